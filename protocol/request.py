@@ -1,0 +1,63 @@
+"""What a host sends to `/completion`, for every generation of hosts."""
+
+from typing import Annotated
+
+import msgspec
+
+from protocol import golang
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampling options. A host leaves out what is zero, so absent means zero and never a default."""
+
+    seed: Int64 | None = None
+    num_predict: Int64 = 0
+    top_k: Int64 = 0
+    top_p: float = 0.0
+    min_p: float = 0.0
+    repeat_last_n: Int64 = 0
+    temperature: float = 0.0
+    repeat_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: list[str] = []
+
+
+class Media(msgspec.Struct, frozen=True, kw_only=True, rename={"kind": "Kind"}):
+    """An attached picture or sound; only its kind is looked at, to refuse it by name."""
+
+    kind: str = ""
+
+
+class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """The body of `POST /completion`. `logprobs` is None when the host is too old to know the key."""
+
+    prompt: str = ""
+    media: list[Media] = []
+    options: Options = Options()
+    logprobs: bool | None = None
+    top_logprobs: Int64 = 0
+    format: msgspec.Raw = msgspec.Raw()
+    include_intermediate_metrics: bool = False
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the draws, None for random ones.
+
+        Hosts that know logprobs (generation E and later) send every seed but 0; older hosts never send one.
+        """
+        if self.options.seed is not None:
+            return self.options.seed if self.options.seed >= 0 else None
+        return None if self.logprobs is None else 0
+
+    @property
+    def wants_format(self) -> bool:
+        """Whether a grammar is asked for: null and the empty string ask for none."""
+        return bytes(self.format) not in (b"", b'""')
+
+
+def decode_completion(body: bytes) -> CompletionRequest:
+    """The request in `body`; golang.BadRequestError when it is none."""
+    return golang.decode(body, CompletionRequest)

@@ -1,0 +1,121 @@
+"""The lines of a completion stream: one JSON object each, in a form that the hosts of every generation can read.
+
+Hosts match keys whatever their case but not without underscores, so the final line carries the five counters in both of
+the spellings that were ever read.
+"""
+
+from enum import IntEnum
+
+import msgspec
+
+LINE_LIMIT_BYTES = 65536
+"""A host gives up on a line that is this long or longer, its newline included."""
+
+
+class DoneReason(IntEnum):
+    """Why a completion ended: the model (or a stop string) ended it, or its length did."""
+
+    STOP = 0
+    LENGTH = 1
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One of the likeliest tokens at a position, its natural-log probability."""
+
+    token: str
+    logprob: float
+
+
+class Logprob(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One generated token, its natural-log probability, and the likeliest tokens at its place."""
+
+    token: str
+    logprob: float
+    top_logprobs: list[TopLogprob] = []
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """The counters of a completion: tokens and nanoseconds."""
+
+    prompt_eval_count: int = 0
+    prompt_eval_cached_count: int = 0
+    prompt_eval_duration: int = 0
+    eval_count: int = 0
+    eval_duration: int = 0
+
+
+class _Content(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=True):
+    content: str
+    done: bool
+    logprobs: list[Logprob] = []
+
+
+class _MeteredContent(Metrics, frozen=True, kw_only=True, rename="pascal"):
+    content: str
+    done: bool = False
+    logprobs: list[Logprob] | None = None
+
+
+class _Final(Metrics, frozen=True, kw_only=True, rename="pascal"):
+    content: str = ""
+    done: bool = True
+    done_reason: int
+    logprobs: None = None
+    error: None = None
+    old_done_reason: int = msgspec.field(name="done_reason")
+    old_prompt_eval_count: int = msgspec.field(name="prompt_eval_count")
+    old_prompt_eval_duration: int = msgspec.field(name="prompt_eval_duration")
+    old_eval_count: int = msgspec.field(name="eval_count")
+    old_eval_duration: int = msgspec.field(name="eval_duration")
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    status_code: int = msgspec.field(name="StatusCode")
+    status: str = msgspec.field(name="Status")
+    error: str
+
+
+class _Failed(msgspec.Struct, frozen=True, rename="pascal"):
+    content: str
+    done: bool
+    error: _Failure
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def content_lines(text: str, logprobs: list[Logprob], metrics: Metrics | None = None) -> list[bytes]:
+    """The lines that deliver `text` and the entries of its tokens; more than one only where one would be too long.
+
+    `metrics` are the counters so far, for hosts that ask for them on every line.
+    """
+    if metrics is None:
+        line = _encode(_Content(text, False, logprobs))
+    else:
+        line = _encode(_MeteredContent(content=text, logprobs=logprobs or None, **msgspec.structs.asdict(metrics)))
+    if len(line) < LINE_LIMIT_BYTES - 1 or len(text) + len(logprobs) < 2:
+        return [line + b"\n"]
+    half, entries = len(text) // 2, len(logprobs) // 2
+    return [
+        *content_lines(text[:half], logprobs[:entries], metrics),
+        *content_lines(text[half:], logprobs[entries:], metrics),
+    ]
+
+
+def final_line(reason: DoneReason, metrics: Metrics) -> bytes:
+    """The line that ends a completion."""
+    final = _Final(
+        done_reason=reason,
+        old_done_reason=reason,
+        old_prompt_eval_count=metrics.prompt_eval_count,
+        old_prompt_eval_duration=metrics.prompt_eval_duration,
+        old_eval_count=metrics.eval_count,
+        old_eval_duration=metrics.eval_duration,
+        **msgspec.structs.asdict(metrics),
+    )
+    return _encode(final) + b"\n"
+
+
+def error_line(text: str, status: int = 500) -> bytes:
+    """The line that ends a completion which failed after its stream had begun."""
+    return _encode(_Failed("", False, _Failure(status, "", text))) + b"\n"

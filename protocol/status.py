@@ -1,0 +1,19 @@
+"""The answers that a host polls."""
+
+import msgspec
+
+
+class _Status(msgspec.Struct, frozen=True, rename="pascal"):
+    status: int
+    progress: int
+    context_length: int
+    memory: int
+
+
+_READY, _COMPLETE = 0, 100
+LOADED = b'{"Success":true}'
+
+
+def status_body(context_length: int, memory_bytes: int) -> bytes:
+    """The body of `GET /v1/status` of a runner that is ready: tokens of context, bytes of device memory."""
+    return msgspec.json.encode(_Status(_READY, _COMPLETE, context_length, memory_bytes))

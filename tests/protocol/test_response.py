@@ -1,0 +1,92 @@
+"""One line serves the hosts of every generation, and none is too long for them."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import (
+    LINE_LIMIT_BYTES,
+    DoneReason,
+    Logprob,
+    Metrics,
+    TopLogprob,
+    content_lines,
+    error_line,
+    final_line,
+    status_body,
+)
+
+METRICS = Metrics(
+    prompt_eval_count=7, prompt_eval_cached_count=5, prompt_eval_duration=11, eval_count=9, eval_duration=13
+)
+
+
+def test_the_final_line_has_every_counter_in_both_spellings() -> None:
+    line = final_line(DoneReason.LENGTH, METRICS)
+    assert line.endswith(b"\n")
+    assert json.loads(line) == {
+        "Content": "",
+        "Done": True,
+        "DoneReason": 1,
+        "done_reason": 1,
+        "PromptEvalCount": 7,
+        "prompt_eval_count": 7,
+        "PromptEvalCachedCount": 5,
+        "PromptEvalDuration": 11,
+        "prompt_eval_duration": 11,
+        "EvalCount": 9,
+        "eval_count": 9,
+        "EvalDuration": 13,
+        "eval_duration": 13,
+        "Logprobs": None,
+        "Error": None,
+    }
+
+
+def test_no_two_keys_of_a_line_differ_only_in_case() -> None:
+    for line in (final_line(DoneReason.STOP, METRICS), *content_lines("x", [], METRICS), error_line("x")):
+        keys = [key.lower() for key in json.loads(line)]
+        assert len(keys) == len(set(keys))
+
+
+def test_a_content_line_has_logprobs_only_where_they_are() -> None:
+    assert content_lines("é", []) == ['{"Content":"é","Done":false}\n'.encode()]
+    [line] = content_lines("a", [Logprob("a", -0.5, [TopLogprob("a", -0.5)]), Logprob("b", -1.0)])
+    assert json.loads(line)["Logprobs"] == [
+        {"token": "a", "logprob": -0.5, "top_logprobs": [{"token": "a", "logprob": -0.5}]},
+        {"token": "b", "logprob": -1.0},
+    ]
+
+
+def test_metered_lines_carry_the_counters_so_far() -> None:
+    [line] = content_lines("a", [], METRICS)
+    decoded = json.loads(line)
+    assert decoded["PromptEvalCachedCount"] == 5
+    assert decoded["EvalCount"] == 9
+    assert decoded["Done"] is False
+
+
+def test_an_error_is_an_object_with_a_real_status() -> None:
+    assert json.loads(error_line("boom")) == {
+        "Content": "",
+        "Done": False,
+        "Error": {"StatusCode": 500, "Status": "", "error": "boom"},
+    }
+
+
+def test_status_has_integers_only() -> None:
+    assert json.loads(status_body(4096, 123)) == {"Status": 0, "Progress": 100, "ContextLength": 4096, "Memory": 123}
+
+
+@given(
+    st.text(alphabet=st.sampled_from('a\x01é😀\n"'), max_size=3).flatmap(lambda s: st.just(s * 20_000)),
+    st.integers(0, 400),
+)
+def test_long_content_is_split_and_nothing_is_lost(text: str, entries: int) -> None:
+    logprobs = [Logprob(f"t{i}", -1.0, [TopLogprob("x" * 40, -1.0)] * 20) for i in range(entries)]
+    lines = content_lines(text, logprobs)
+    assert all(len(line) < LINE_LIMIT_BYTES and line.count(b"\n") == 1 for line in lines)
+    decoded = [json.loads(line) for line in lines]
+    assert "".join(part["Content"] for part in decoded) == text
+    assert [entry["token"] for part in decoded for entry in part.get("Logprobs", ())] == [e.token for e in logprobs]
