@@ -1,0 +1,1 @@
+"""An MLX runner for Ollama hosts."""

@@ -1,0 +1,27 @@
+"""The exceptions of the runner.
+
+RunnerError
+├── UsageError        the command line or an environment variable is wrong: exit status 2
+├── ModelError        the model cannot be opened: `Error: <text>` on stderr, exit status 1
+└── RequestError      one request is refused: `status` and text before the stream, an `Error` line after it began
+"""
+
+
+class RunnerError(Exception):
+    """Anything the runner itself says no to. Its text is written for the person who reads it."""
+
+
+class UsageError(RunnerError):
+    """A flag or an environment variable has a value that cannot be used."""
+
+
+class ModelError(RunnerError):
+    """The model cannot be opened; the text names the file or tensor, what was wanted and what was found."""
+
+
+class RequestError(RunnerError):
+    """One request cannot be served."""
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status

@@ -1,0 +1,24 @@
+"""mlx-lm's model and cache classes without mlx-lm's package `__init__`.
+
+`mlx_lm/__init__.py` imports the conversion and generation tools, and with them transformers: a second of start-up that
+a runner never needs. Importing this module first registers the package under its name without running its `__init__`;
+after that `from mlx_lm.models import llama` imports only that file and what it uses. Where mlx-lm is already imported
+whole, nothing changes.
+"""
+
+import importlib.util
+import sys
+
+from runner.errors import RunnerError
+
+
+def _register() -> None:
+    if "mlx_lm" in sys.modules:
+        return
+    spec = importlib.util.find_spec("mlx_lm")
+    if spec is None:
+        raise RunnerError("mlx-lm is not installed: pip install 'ollama-mlx-runner[cpu]' (or [cuda])")
+    sys.modules["mlx_lm"] = importlib.util.module_from_spec(spec)
+
+
+_register()

@@ -1,0 +1,63 @@
+"""The process among other processes: the libraries its parent forces on it, and the end of that parent."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from runner.logs import Log
+
+log = Log(__name__)
+_LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+_CUDA_HOMES = ("CUDA_PATH", "CUDA_HOME")
+_PARENT_CHECK_S = 0.5
+
+
+def restart_without_host_libraries(environ: Mapping[str, str], command: list[str]) -> None:
+    """Replace this process by one that does not see the host's own MLX and CUDA libraries, if it sees any.
+
+    A host puts its library directories in front of LD_LIBRARY_PATH, and the loader reads that only when a process
+    starts; left there, `import mlx` would load the host's libmlx in place of the one it was built with.
+    """
+    cleaned = without_host_libraries(environ)
+    if cleaned != dict(environ):
+        os.execve(sys.executable, command, cleaned)  # noqa: S606 - our own command line again
+
+
+def without_host_libraries(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment less every library directory that is a host's, and less the CUDA homes inside them."""
+    result = dict(environ)
+    for variable in _LIBRARY_PATHS:
+        if variable in result:
+            kept = [entry for entry in result[variable].split(os.pathsep) if not _is_host_directory(entry)]
+            if kept != result[variable].split(os.pathsep):
+                result[variable] = os.pathsep.join(kept)
+                if not any(kept):
+                    del result[variable]
+    for variable in _CUDA_HOMES:
+        if variable in result and _is_host_directory(result[variable]):
+            del result[variable]
+    return result
+
+
+def _is_host_directory(entry: str) -> bool:
+    """Ollama's `lib/ollama`, or one of the `mlx_*` directories in it."""
+    if not entry:
+        return False
+    path = Path(entry)
+    if path.name.startswith("mlx_") or (path.name == "ollama" and path.parent.name == "lib"):
+        return True
+    try:
+        return any(path.glob("mlx_*/")) or any(path.glob("libmlx*"))
+    except OSError:
+        return False
+
+
+async def exit_with_parent() -> None:
+    """End the process when the one that started it has ended. Never returns."""
+    parent = os.getppid()
+    while os.getppid() == parent:  # noqa: ASYNC110 - no event tells of the end of a parent
+        await asyncio.sleep(_PARENT_CHECK_S)
+    log.info("the host is gone")
+    os._exit(0)

@@ -1,0 +1,105 @@
+"""No line carries a marker of the host's scanner, and none can hold up the process."""
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner import logs
+
+MARKERS = [*logs._MARKERS, *logs._OUT_OF_MEMORY]
+
+
+@given(st.lists(st.sampled_from([*MARKERS, *(m.upper() for m in logs._OUT_OF_MEMORY), " ", ":", "x"]), max_size=6))
+def test_no_text_keeps_a_marker(parts: list[str]) -> None:
+    text = logs.harmless("".join(parts))
+    assert not any(marker in text for marker in logs._MARKERS)
+    assert not any(phrase in text.lower() for phrase in logs._OUT_OF_MEMORY)
+
+
+def test_harmless_text_is_left_alone() -> None:
+    assert logs.harmless("ERROR: level=ERROR memory 3 GiB") == "ERROR: level=ERROR memory 3 GiB"
+
+
+def run(code: str, **kwargs: int) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False, **kwargs)
+
+
+def test_a_line_is_slog_text() -> None:
+    done = run(
+        "from runner import logs; logs.start(20); log = logs.Log('x');"
+        "log.info('model loaded', model='mlx:latest', n=3, x=0.5, empty='', text='a=\"b\"\\n', flag=True);"
+        "log.debug('no')"
+    )
+    assert done.stdout == b""
+    [line] = done.stderr.decode().splitlines()
+    time, level, source, *_ = line.split(" ")
+    assert time.startswith("time=20")
+    assert (level, source) == ("level=INFO", "source=<string>:1")
+    assert line.endswith(r'msg="model loaded" model="mlx :latest" n=3 x=0.5 empty="" text="a=\"b\"\n" flag=true')
+
+
+def test_a_traceback_stays_inside_one_line() -> None:
+    done = run(
+        "from runner import logs; logs.start(20); log = logs.Log('x')\n"
+        "try: raise ValueError('boom')\n"
+        "except ValueError: log.error('a request failed')"
+    )
+    [line] = done.stderr.decode().splitlines()
+    assert "level=ERROR" in line
+    assert "ValueError : boom" in line
+
+
+def test_a_fatal_error_is_one_line_and_a_status() -> None:
+    done = run("from runner import logs; logs.start(20); logs.fatal('no\\nsuch  model')")
+    assert (done.stderr, done.returncode) == (b"Error: no such model\n", 1)
+
+
+def test_a_full_pipe_drops_lines_instead_of_blocking() -> None:
+    read, write = os.pipe()
+    code = (
+        "from runner import logs; logs.start(20); log = logs.Log('x')\n"
+        "for _ in range(100): log.info('x' * 3000)\n"
+        "print('through')"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=write, timeout=30, check=False
+        )
+    finally:
+        os.close(write)
+        os.close(read)
+    assert done.stdout == b"through\n"
+
+
+def test_a_vanished_reader_is_silent() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    code = "from runner import logs; logs.start(20); logs.Log('x').info('hello'); print('through')"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=write, timeout=30, check=False)
+    os.close(write)
+    assert (done.stdout, done.returncode) == (b"through\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "level"),
+    [
+        ("", logging.INFO),
+        ("0", logging.INFO),
+        ("false", logging.INFO),
+        ("1", logging.DEBUG),
+        ("true", logging.DEBUG),
+        ("2", logs.TRACE),
+        ("7", logs.TRACE),
+        ("-1", logging.WARNING),
+        ("-2", logging.ERROR),
+        ("nonsense", logging.INFO),
+        (' "1" ', logging.DEBUG),
+    ],
+)
+def test_ollama_debug_is_read_as_ollama_reads_it(value: str, level: int) -> None:
+    assert logs.level_from_ollama(value) == level

@@ -1,0 +1,33 @@
+"""The host's own libraries are kept away from ours."""
+
+import os
+from pathlib import Path
+
+from runner.process import without_host_libraries
+
+
+def test_the_hosts_library_directories_are_dropped_and_others_stay(tmp_path: Path) -> None:
+    library = tmp_path / "lib" / "ollama"
+    (library / "mlx_cuda_v13" / "include").mkdir(parents=True)
+    other = tmp_path / "mine"
+    other.mkdir()
+    path = os.pathsep.join([str(library), str(library / "mlx_cuda_v13"), str(other)])
+    cuda = str(library / "mlx_cuda_v13")
+    cleaned = without_host_libraries({"LD_LIBRARY_PATH": path, "CUDA_PATH": cuda, "CUDA_HOME": cuda, "HOME": "/h"})
+    assert cleaned == {"LD_LIBRARY_PATH": str(other), "HOME": "/h"}
+
+
+def test_a_directory_with_an_mlx_of_its_own_is_dropped_whatever_its_name(tmp_path: Path) -> None:
+    (tmp_path / "libmlx.so").touch()
+    assert without_host_libraries({"LD_LIBRARY_PATH": str(tmp_path)}) == {}
+
+
+def test_an_environment_without_a_host_is_left_as_it_is(tmp_path: Path) -> None:
+    environ = {"LD_LIBRARY_PATH": f"{tmp_path}{os.pathsep}", "CUDA_HOME": "/usr/local/cuda", "A": "b"}
+    assert without_host_libraries(environ) == environ
+
+
+def test_a_cleaned_environment_needs_no_second_cleaning(tmp_path: Path) -> None:
+    (tmp_path / "mlx_cpu").mkdir()
+    once = without_host_libraries({"LD_LIBRARY_PATH": f"{tmp_path}{os.pathsep}/usr/lib"})
+    assert without_host_libraries(once) == once
