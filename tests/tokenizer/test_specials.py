@@ -1,0 +1,74 @@
+"""BOS and EOS: the first file that names one wins (`protocol.md` section 2.8)."""
+
+import json
+
+import pytest
+
+from runner.errors import ModelError
+from runner.tokenizer.specials import SpecialIds, resolve_special_ids
+
+ADDED = {"<s>": 1, "</s>": 2, "<|end|>": 7}
+
+
+def resolve(generation: object = None, config: object = None, tokenizer: object = None) -> SpecialIds:
+    given = {"generation_config.json": generation, "config.json": config, "tokenizer_config.json": tokenizer}
+    files = {name: json.dumps(value).encode() for name, value in given.items() if value is not None}
+    return resolve_special_ids(files.get, ADDED)
+
+
+def test_no_files_no_special_ids() -> None:
+    assert resolve() == SpecialIds(bos=None, eos=frozenset(), add_bos=False)
+
+
+def test_generation_config_wins_and_nothing_is_merged() -> None:
+    ids = resolve({"eos_token_id": [5, 6], "bos_token_id": 4}, {"eos_token_id": 8, "bos_token_id": 9})
+    assert ids == SpecialIds(bos=4, eos=frozenset({5, 6}), add_bos=False)
+
+
+def test_bos_and_eos_come_from_different_files() -> None:
+    ids = resolve({"eos_token_id": 5}, {"bos_token_id": 9}, {"bos_token": "<s>", "eos_token": "</s>"})
+    assert ids == SpecialIds(bos=9, eos=frozenset({5}), add_bos=False)
+
+
+@pytest.mark.parametrize("nothing", [None, [], "2", -1, [-1], True, {"id": 2}, 2.5, float("inf"), float("nan")])
+def test_what_is_no_id_is_passed_over(nothing: object) -> None:
+    ids = resolve({"eos_token_id": nothing, "bos_token_id": nothing}, {"eos_token_id": 8, "bos_token_id": [9, 3]})
+    assert ids == SpecialIds(bos=9, eos=frozenset({8}), add_bos=False)
+
+
+def test_zero_is_an_id() -> None:
+    assert resolve({"eos_token_id": 0, "bos_token_id": 0}, {"eos_token_id": 8, "bos_token_id": 8}) == SpecialIds(
+        bos=0, eos=frozenset({0}), add_bos=False
+    )
+
+
+def test_the_nested_text_config_is_not_asked() -> None:
+    assert resolve(config={"text_config": {"eos_token_id": 8}}, tokenizer={"eos_token": "</s>"}).eos == {2}
+
+
+def test_token_texts_are_strings_or_objects_and_must_be_added_tokens() -> None:
+    assert resolve(tokenizer={"bos_token": "<s>", "eos_token": {"content": "<|end|>"}}) == SpecialIds(
+        bos=1, eos=frozenset({7}), add_bos=False
+    )
+    assert resolve(tokenizer={"bos_token": "hello", "eos_token": None}) == SpecialIds(None, frozenset(), False)
+
+
+@pytest.mark.parametrize(
+    ("config", "add_bos"),
+    [
+        ({"add_bos_token": True, "bos_token": "<s>"}, True),
+        ({"add_bos_token": False, "bos_token": "<s>"}, False),
+        ({"bos_token": "<s>"}, False),
+        ({"add_bos_token": "true", "bos_token": "<s>"}, False),
+        ({"add_bos_token": True}, False),
+    ],
+)
+def test_bos_is_added_only_where_the_config_says_so_and_it_is_known(config: object, add_bos: bool) -> None:
+    assert resolve(tokenizer=config).add_bos is add_bos
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("data", [b"{", b"[1]", b"\xff"])
+def test_a_broken_file_is_named(name: str, data: bytes) -> None:
+    with pytest.raises(ModelError, match=rf"^parse tokenizer: {name}: "):
+        resolve_special_ids({name: data}.get, ADDED)
