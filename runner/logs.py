@@ -147,7 +147,7 @@ class Log:
     def warning(self, message: str, /, **attributes: Value) -> None:
         self._write(logging.WARNING, message, attributes)
 
-    def error(self, message: str, /, **attributes: Value) -> None:
+    def exception(self, message: str, /, **attributes: Value) -> None:
         """A fault that ended something; the traceback of the exception being handled goes along."""
         self._write(logging.ERROR, message, attributes, trace=True)
 

@@ -1,6 +1,7 @@
 """What holds for every test: MLX without its run-time compiler, and slow tests only on request."""
 
 import pytest
+from hypothesis import settings
 
 from runner import blas
 
@@ -9,6 +10,8 @@ blas.preload()
 import mlx.core as mx  # noqa: E402 - the fast BLAS must be loaded first
 
 mx.disable_compile()
+settings.register_profile("busy machine", deadline=None)
+settings.load_profile("busy machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -25,8 +25,8 @@ def test_harmless_text_is_left_alone() -> None:
     assert logs.harmless("ERROR: level=ERROR memory 3 GiB") == "ERROR: level=ERROR memory 3 GiB"
 
 
-def run(code: str, **kwargs: int) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False, **kwargs)
+def run(code: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
 
 
 def test_a_line_is_slog_text() -> None:
@@ -47,7 +47,7 @@ def test_a_traceback_stays_inside_one_line() -> None:
     done = run(
         "from runner import logs; logs.start(20); log = logs.Log('x')\n"
         "try: raise ValueError('boom')\n"
-        "except ValueError: log.error('a request failed')"
+        "except ValueError: log.exception('a request failed')"
     )
     [line] = done.stderr.decode().splitlines()
     assert "level=ERROR" in line

@@ -1,0 +1,97 @@
+"""The command line as a table: one row a flag, from which the parser, `--help` and the README are made."""
+
+import msgspec
+
+from runner.cache import CACHE_KINDS
+
+
+class Flag(msgspec.Struct, frozen=True, kw_only=True):
+    """One flag. `default` is shown and used as text, as if it had been typed; None means that there is none."""
+
+    name: str
+    metavar: str = ""
+    default: str | None = None
+    choices: tuple[str, ...] = ()
+    help: str
+    group: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets the same thing when the flag is absent."""
+        return "MLX_RUNNER_" + self.name.upper().replace("-", "_")
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the flag takes no value."""
+        return not self.metavar
+
+
+MODEL, CACHE, COMPUTE, PROCESS = "model", "prefix cache", "computing", "process"
+
+FLAGS = (
+    Flag(
+        group=MODEL,
+        name="model",
+        metavar="NAME|DIR",
+        help="a model of the Ollama store (`llama3.2`, `me/mine:q4`) or a Hugging Face style directory",
+    ),
+    Flag(
+        group=MODEL,
+        name="models-dir",
+        metavar="DIR",
+        help="the Ollama store; default: $OLLAMA_MODELS, else ~/.ollama/models, else that of a Linux service",
+    ),
+    Flag(
+        group=PROCESS,
+        name="port",
+        metavar="N",
+        default="0",
+        help="TCP port on 127.0.0.1; 0 takes a free one and logs it",
+    ),
+    Flag(
+        group=PROCESS,
+        name="watch-parent",
+        metavar="on|off",
+        choices=("on", "off"),
+        help="exit when the process that started this one is gone; default: on when started as a host does"
+        " (`mlx-runner runner ...`), else off",
+    ),
+    Flag(
+        group=PROCESS,
+        name="log-level",
+        metavar="trace|debug|info|warn|error",
+        choices=("trace", "debug", "info", "warn", "error"),
+        help="default: info, or what $OLLAMA_DEBUG asks for",
+    ),
+    Flag(group=PROCESS, name="verbose", help="accepted because hosts send it; changes nothing"),
+    Flag(
+        group=CACHE,
+        name="cache",
+        metavar="single|none",
+        default="single",
+        choices=CACHE_KINDS,
+        help="`single` keeps the last conversation and reuses the prefix it shares with the next prompt;"
+        " `none` computes every prompt anew",
+    ),
+    Flag(
+        group=COMPUTE,
+        name="prefill-chunk",
+        metavar="TOKENS",
+        default="2048",
+        help="prompt tokens per forward; a cancelled request is noticed between two of them",
+    ),
+    Flag(
+        group=COMPUTE,
+        name="blas",
+        metavar="auto|off|PATH",
+        default="auto",
+        help="the BLAS in front of MLX's own on Linux CPUs: the fastest one found, none, or a CBLAS library",
+    ),
+    Flag(
+        group=COMPUTE,
+        name="blas-threads",
+        metavar="N",
+        default="1",
+        help="threads of that BLAS; more help only large models on idle machines",
+    ),
+)

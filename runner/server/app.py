@@ -1,0 +1,84 @@
+"""The routes, and what holds for all of them: guards, the words of refusals, the access log."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from time import perf_counter
+
+import msgspec
+from aiohttp import web
+
+from protocol import LOADED, status_body
+from runner.engine.engine import Engine
+from runner.errors import RequestError
+from runner.logs import Log
+from runner.server.completion import CompletionEndpoint
+from runner.server.guards import is_local
+
+log = Log(__name__)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_NO_BODY_LIMIT = 0
+
+
+def make_app(engine: Engine, helper: Executor) -> web.Application:
+    """The runner's endpoints over an engine. `helper` runs what would hold up the event loop."""
+
+    async def status(_: web.Request) -> web.Response:
+        return _json(status_body(engine.context_length, engine.numbers.memory_bytes))
+
+    async def loaded(_: web.Request) -> web.Response:
+        return _json(LOADED)
+
+    async def tokenize(http: web.Request) -> web.Response:
+        text = (await http.read()).decode(errors="replace")
+        ids = await asyncio.get_running_loop().run_in_executor(helper, engine.tokenizer.encode, text)
+        return _json(msgspec.json.encode(ids))
+
+    completion = CompletionEndpoint(engine, helper)
+    app = web.Application(middlewares=[_answer], client_max_size=_NO_BODY_LIMIT)
+    for path in ("/v1/status", "/health"):
+        app.router.add_get(path, status)
+    for path in ("/v1/models", "/load"):
+        app.router.add_get(path, loaded)
+        app.router.add_post(path, loaded)
+    for path in ("/completion", "/v1/completions"):
+        app.router.add_post(path, completion.post)
+    app.router.add_post("/v1/tokenize", tokenize)
+    return app
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
+
+
+@web.middleware
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse strangers, put refusals in the form hosts know, and log the request."""
+    started = perf_counter()
+    try:
+        if is_local(request.headers.get("Host"), request.headers.get("Origin")):
+            response = await handler(request)
+        else:
+            response = _refusal(403, "only programs on this machine may use the runner")
+    except RequestError as error:
+        response = _refusal(error.status, str(error))
+    except web.HTTPMethodNotAllowed as error:
+        response = _refusal(error.status, "Method Not Allowed")
+        response.headers["Allow"] = error.headers["Allow"]
+    except web.HTTPNotFound:
+        response = _refusal(404, "404 page not found")
+    except (ConnectionResetError, BrokenPipeError, asyncio.CancelledError):
+        log.info("the client is gone", path=request.path)
+        raise
+    _log_access(request, response.status, perf_counter() - started)
+    return response
+
+
+def _refusal(status: int, text: str) -> web.Response:
+    """An error as Go's net/http writes it."""
+    return web.Response(status=status, text=f"{text}\n", headers={"X-Content-Type-Options": "nosniff"})
+
+
+def _log_access(http: web.Request, status: int, took_s: float) -> None:
+    write = log.debug if status < 400 else log.warning
+    write("ServeHTTP", method=http.method, path=http.path, took=f"{took_s * 1e3:.3f}ms", status=status)

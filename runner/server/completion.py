@@ -1,0 +1,61 @@
+"""`POST /completion`: one request in, its stream of lines out."""
+
+import asyncio
+from concurrent.futures import Executor
+
+from aiohttp import web
+
+from protocol import BadRequestError, content_lines, decode_completion, error_line, final_line
+from runner.engine.engine import Engine
+from runner.engine.events import Event, Failed, Finished, Started, Text
+from runner.engine.request import Request, prepare
+from runner.errors import RequestError
+
+
+class CompletionEndpoint:
+    """Prepares requests off the event loop, hands them to the engine, and writes what it tells."""
+
+    def __init__(self, engine: Engine, helper: Executor) -> None:
+        self._engine = engine
+        self._helper = helper
+
+    async def post(self, http: web.Request) -> web.StreamResponse:
+        """Answer one completion; cancelled by the server when the client goes away, in every phase."""
+        body = await http.read()
+        try:
+            request = await asyncio.get_running_loop().run_in_executor(self._helper, self._prepare, body)
+        except BadRequestError:
+            raise RequestError("Bad Request") from None
+        self._engine.submit(request)
+        try:
+            return await self._stream(http, request)
+        finally:
+            request.cancel()
+
+    def _prepare(self, body: bytes) -> Request:
+        return prepare(decode_completion(body), self._engine.tokenizer, self._engine.context_length)
+
+    async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
+        ended = False
+        while not ended:
+            events = await request.stream.batch()
+            if not response.prepared:  # only now has the request left the queue
+                await response.prepare(http)
+            if lines := b"".join(line for event in events for line in _lines(event)):
+                await response.write(lines)
+            ended = isinstance(events[-1], Finished | Failed)
+        await response.write_eof()
+        return response
+
+
+def _lines(event: Event) -> list[bytes]:
+    match event:
+        case Text():
+            return content_lines(event.text, event.logprobs, event.metrics)
+        case Finished():
+            return [final_line(event.reason, event.metrics)]
+        case Failed():
+            return [error_line(event.text)]
+        case Started():
+            return []

@@ -1,0 +1,22 @@
+"""Who may talk to the runner: programs on this machine, and no web page in its user's browser."""
+
+from urllib.parse import urlsplit
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def is_local(host: str | None, origin: str | None) -> bool:
+    """Whether a request with these `Host` and `Origin` headers comes from a local program.
+
+    A browser sends the page's own `Origin`, and after DNS rebinding the attacker's name as `Host`; local programs send
+    a loopback `Host` and no `Origin`, or a loopback one.
+    """
+    return (host is None or _is_loopback(f"//{host}")) and (origin is None or _is_loopback(origin))
+
+
+def _is_loopback(url: str) -> bool:
+    try:
+        name = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    return name in _LOOPBACK or name.endswith(".localhost")

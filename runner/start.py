@@ -1,0 +1,78 @@
+"""From the command line to a serving process: who is started when, and how each failure is told."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
+
+from runner import blas, cli, logs, process
+from runner.errors import RunnerError, UsageError
+from runner.logs import Log
+from runner.model import OpenedModel, open_model
+from runner.settings import Settings
+
+log = Log(__name__)
+_HOST = "127.0.0.1"
+_KEEP_ALIVE_S = 600.0  # hosts keep idle connections for 90 s; ours must not be the side that closes first
+_HELPERS = 2  # one prompt of many megabytes must not hold up the tokenizing of the others
+
+
+def start(argv: Sequence[str]) -> NoReturn:
+    """Run the process until a signal ends it. `argv` are the words after the program's name."""
+    try:
+        settings = cli.parse(argv, os.environ)
+        process.restart_without_host_libraries(os.environ, [sys.executable, *sys.orig_argv[1:]])
+        logs.start(settings.log_level)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text at a time: threads of its own would gain nothing
+        _run(settings)
+    except UsageError as error:
+        logs.fatal(str(error), status=2)
+    except RunnerError as error:
+        logs.fatal(str(error))
+    except Exception as error:
+        log.exception("the runner died")
+        logs.fatal(f"{type(error).__name__}: {error}")
+
+
+def _run(settings: Settings) -> NoReturn:
+    listener = _bind(settings.port)
+    model = open_model(settings.model, settings.models_dir)
+    log.info("starting", model=model.name, blas=blas.preload(settings.blas, settings.blas_threads))
+    asyncio.run(_serve(settings, model, listener))
+    raise AssertionError("a server ends only with its process")
+
+
+def _bind(port: int) -> socket.socket:
+    """The port, taken but not yet listening: a taken one is told at once, and nobody gets in before we are ready."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((_HOST, port))
+    except OSError as error:
+        reason = os.strerror(error.errno or 0).lower()
+        raise RunnerError(f"listen tcp {_HOST}:{port}: bind: {reason}") from error
+    return listener
+
+
+async def _serve(settings: Settings, model: OpenedModel, listener: socket.socket) -> None:
+    """Load and serve. Loading runs on the engine thread while this one imports the server, its longest task."""
+    watch = asyncio.create_task(process.exit_with_parent()) if settings.watch_parent else None
+    from runner.engine.engine import Engine
+    from runner.tokenizer import open_tokenizer
+
+    engine = Engine(settings, model, open_tokenizer(model.file))
+    ready = engine.start(asyncio.get_running_loop())
+    from aiohttp import web
+
+    from runner.server.app import make_app
+
+    app = make_app(engine, ThreadPoolExecutor(_HELPERS, "helper"))
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, keepalive_timeout=_KEEP_ALIVE_S)
+    await runner.setup()
+    await ready.wait()
+    await web.SockSite(runner, listener).start()
+    log.info("listening", url=f"http://{_HOST}:{listener.getsockname()[1]}")
+    await (watch or asyncio.Event().wait())

@@ -1,0 +1,211 @@
+"""The endpoints over an engine without a model: what is refused, what is withheld, what a leaving client causes."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.web import Application
+from aiohttp.web import Request as HttpRequest
+
+from protocol import DoneReason, Metrics
+from runner.engine.engine import Engine, Numbers
+from runner.engine.events import Failed, Finished, Started, Text
+from runner.engine.request import Request
+from runner.server.app import make_app
+from runner.tokenizer import open_tokenizer
+from tests.models.tokenizers import byte_level
+
+CONTEXT = 100
+METRICS = Metrics(prompt_eval_count=2, eval_count=1)
+Client = TestClient[HttpRequest, Application]
+
+
+class Script:
+    """Stands in for the engine: keeps what is submitted, and a test tells its streams what it likes."""
+
+    def __init__(self) -> None:
+        files = {"tokenizer.json": json.dumps(byte_level()).encode(), "config.json": b"{}"}
+        self.tokenizer = open_tokenizer(files.get)
+        self.context_length = CONTEXT
+        self.numbers = Numbers(memory_bytes=12345)
+        self.submitted: list[Request] = []
+
+    def submit(self, request: Request) -> None:
+        self.submitted.append(request)
+
+    async def next(self) -> Request:
+        """The next request that arrives."""
+        async with asyncio.timeout(5):
+            while not self.submitted:
+                await asyncio.sleep(0.001)
+        return self.submitted.pop(0)
+
+
+@pytest.fixture
+def engine() -> Script:
+    return Script()
+
+
+@pytest.fixture
+async def client(engine: Script, aiohttp_client: Callable[..., Awaitable[Client]]) -> Client:
+    app = make_app(cast("Engine", engine), ThreadPoolExecutor(1))
+    return await aiohttp_client(TestServer(app), server_kwargs={"handler_cancellation": True})
+
+
+@pytest.mark.parametrize("path", ["/v1/status", "/health"])
+async def test_status_is_answered_from_the_last_published_numbers(client: Client, path: str) -> None:
+    response = await client.get(path)
+    assert (response.status, response.content_type) == (200, "application/json")
+    assert await response.json() == {"Status": 0, "Progress": 100, "ContextLength": CONTEXT, "Memory": 12345}
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/models"), ("POST", "/v1/models"), ("POST", "/load")])
+async def test_a_load_request_is_answered_that_it_is_done(client: Client, method: str, path: str) -> None:
+    response = await client.request(method, path)
+    assert await response.json() == {"Success": True}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("POST", "/v1/status", 405), ("GET", "/completion", 405), ("GET", "/nope", 404)]
+)
+async def test_a_wrong_path_or_method_is_refused_as_go_does(
+    client: Client, method: str, path: str, status: int
+) -> None:
+    response = await client.request(method, path)
+    assert response.status == status
+    assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert await response.text() == {405: "Method Not Allowed\n", 404: "404 page not found\n"}[status]
+    assert ("Allow" in response.headers) == (status == 405)
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}])
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/status"), ("POST", "/completion"), ("POST", "/v1/tokenize")])
+async def test_no_endpoint_answers_a_web_page(
+    client: Client, engine: Script, headers: dict[str, str], method: str, path: str
+) -> None:
+    response = await client.request(method, path, headers=headers, data=b'{"Prompt":"x"}')
+    assert response.status == 403
+    assert not engine.submitted
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"Prompt": 5}, "Bad Request"),
+        ({"Prompt": ""}, "empty prompt"),
+        ({"Prompt": "", "Media": [{"Kind": "image"}]}, "this model does not support image input"),
+        ({"Prompt": "x", "Media": [{"Kind": ""}]}, "this model does not support media input"),
+        (
+            {"Prompt": "x" * CONTEXT},
+            f"input length ({CONTEXT} tokens) exceeds the model's maximum context length ({CONTEXT} tokens)",
+        ),
+        ({"Prompt": "x", "Format": {"type": "object"}}, "Format (structured output) is not supported"),
+    ],
+)
+async def test_a_request_that_cannot_be_served_gets_its_reason_and_never_reaches_the_engine(
+    client: Client, engine: Script, body: dict[str, object], text: str
+) -> None:
+    response = await client.post("/completion", data=json.dumps(body))
+    assert response.status == 400
+    assert (await response.text()).startswith(text)
+    assert not engine.submitted
+
+
+@pytest.mark.parametrize(("wanted", "limit"), [(0, 98), (-1, 98), (5, 5), (98, 98), (1000, 98)])
+async def test_the_limit_is_what_is_wanted_within_the_context(
+    client: Client, engine: Script, wanted: int, limit: int
+) -> None:
+    body = json.dumps({"Prompt": "xy", "Options": {"num_predict": wanted}})
+    posted = asyncio.create_task(client.post("/completion", data=body))
+    request = await engine.next()
+    assert (request.prompt, request.max_tokens) == ([120, 121], limit)
+    posted.cancel()
+
+
+async def test_headers_are_withheld_until_the_request_starts(client: Client, engine: Script) -> None:
+    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
+    request = await engine.next()
+    await asyncio.sleep(0.05)
+    assert not posted.done()
+    request.stream.put(Started())
+    response = await asyncio.wait_for(posted, 5)
+    assert (response.status, response.headers["Content-Type"]) == (200, "application/jsonl")
+    assert response.headers["Transfer-Encoding"] == "chunked"
+    request.stream.put(Finished(DoneReason.STOP, METRICS))
+    assert json.loads(await response.text())["Done"] is True
+
+
+async def test_each_line_is_sent_at_once_and_the_last_one_ends_the_stream(client: Client, engine: Script) -> None:
+    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
+    request = await engine.next()
+    request.stream.put(Started())
+    response = await posted
+    for word in ("a", "b"):
+        request.stream.put(Text(word, [], None))
+        line = await asyncio.wait_for(response.content.readline(), 5)
+        assert json.loads(line) == {"Content": word, "Done": False}
+    request.stream.put(Text("c", [], None))
+    request.stream.put(Finished(DoneReason.LENGTH, METRICS))
+    rest = [json.loads(line) for line in (await response.read()).splitlines()]
+    assert [line["Done"] for line in rest] == [False, True]
+    assert rest[1]["DoneReason"] == 1
+
+
+async def test_a_fault_after_the_start_is_an_error_line(client: Client, engine: Script) -> None:
+    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
+    request = await engine.next()
+    request.stream.put(Started())
+    request.stream.put(Failed("ValueError: boom"))
+    [line] = (await (await posted).read()).splitlines()
+    assert json.loads(line)["Error"] == {"StatusCode": 500, "Status": "", "error": "ValueError: boom"}
+
+
+@pytest.mark.parametrize("started", [False, True])
+async def test_a_client_that_leaves_cancels_its_request(client: Client, engine: Script, started: bool) -> None:
+    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
+    request = await engine.next()
+    if started:
+        request.stream.put(Started())
+        (await posted).close()
+    else:
+        posted.cancel()
+    async with asyncio.timeout(5):
+        while not request.cancelled:
+            await asyncio.sleep(0.001)
+
+
+async def test_tokenize_takes_plain_text_and_answers_while_a_stream_is_open(client: Client, engine: Script) -> None:
+    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
+    request = await engine.next()
+    request.stream.put(Started())
+    response = await posted
+    tokenized = await client.post("/v1/tokenize", data="hé".encode(), headers={"Content-Type": "text/plain"})
+    assert await tokenized.json() == [104, 195, 169]
+    assert await (await client.post("/v1/tokenize", data=b"")).json() == []
+    response.close()
+
+
+async def test_a_body_of_many_megabytes_is_taken(client: Client, engine: Script) -> None:
+    body = json.dumps({"Prompt": "x", "Media": None, "Padding": "y" * (64 << 20)})
+    posted = asyncio.create_task(client.post("/completion", data=body.encode()))
+    request = await engine.next()
+    request.stream.put(Started())
+    request.stream.put(Finished(DoneReason.STOP, METRICS))
+    assert (await posted).status == 200
+
+
+async def test_an_http_1_0_client_is_answered_until_the_connection_closes(client: Client, engine: Script) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    writer.write(b'POST /completion HTTP/1.0\r\nContent-Length: 15\r\n\r\n{"Prompt":"xy"}')
+    request = await engine.next()
+    for event in (Started(), Text("a", [], None), Finished(DoneReason.STOP, METRICS)):
+        request.stream.put(event)
+    head, _, body = (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.0 200")
+    assert [json.loads(line)["Done"] for line in body.splitlines()] == [False, True]
