@@ -1,0 +1,156 @@
+"""`config.json`: read, checked, and mended where mlx-lm would read it differently from what it says (store.md, 3)."""
+
+import copy
+import json
+import re
+from collections.abc import Mapping
+
+from runner.errors import ModelError
+from runner.model.checkpoint import Checkpoint, Tensor
+from runner.model.families import Config, Family
+
+_STALE = ("quantization", "quantization_config", "compression_config")
+"""In a store they describe the source of a conversion; the tensors themselves say what they are."""
+_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
+_ROPE_FIELDS = ("rope_theta", "partial_rotary_factor")
+_LAYER = re.compile(r"(?:.+\.)?layers\.(\d+)\.")
+
+
+def read_config(checkpoint: Checkpoint) -> Config:
+    """The model's `config.json` as it stands. Raises ModelError `failed to read config.json: ...`."""
+    try:
+        config = json.loads(checkpoint.required_file("config.json"), object_hook=_untagged)
+    except ModelError as error:
+        raise ModelError(f"failed to read config.json: {error}") from error
+    except (ValueError, RecursionError) as error:
+        path = checkpoint.files["config.json"].path
+        raise ModelError(f"failed to read config.json: {path}: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"failed to read config.json: want an object, found {type(config).__name__}")
+    return config
+
+
+def _untagged(value: Config) -> Config | float:
+    """transformers writes non-finite numbers as `{"__float__": "Infinity"}`."""
+    tag = value.get("__float__") if len(value) == 1 else None
+    return _FLOATS.get(tag, value) if isinstance(tag, str) else value
+
+
+def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor], *, from_store: bool) -> Config:
+    """A copy of `config` that makes mlx-lm's module mean the same as the file. Raises ModelError for bad fields."""
+    mended = copy.deepcopy(config)
+    mended["model_type"] = family.module if family.has_row else config.get("model_type")
+    text = text_config(mended, family)
+    for part in (mended, text):
+        _lift_rope(part)
+        if from_store or family.has_row:  # a few modules without a row read what their own conversion wrote
+            for key in _STALE:
+                part.pop(key, None)
+    _decide_tying(mended, text, family, tensors)
+    if family.has_row:
+        for key, value in family.defaults.items():
+            text.setdefault(key, value)
+        rows = _vocabulary_rows(tensors)
+        if rows:
+            # The gemma3 module overwrites the text config's size by the top level's, which has a default of its own.
+            mended["vocab_size"] = text.setdefault("vocab_size", rows)
+        if family.adapt is not None:
+            family.adapt(text)
+        _check_fields(text, family)
+        _check_layers(text, tensors)
+    return mended
+
+
+def text_config(config: Config, family: Family) -> Config:
+    """The part of `config` that describes the text model."""
+    if not family.text:
+        return config
+    text = config.get(family.text)
+    if not isinstance(text, dict):
+        raise ModelError(f"config.json: {family.text} must be an object, found {text!r}")
+    return text
+
+
+def context_length(config: Config, family: Family) -> int:
+    """The model's context in tokens: `max_position_embeddings`, else the family's default, 0 if it has none."""
+    found = text_config(config, family).get("max_position_embeddings")
+    return found if type(found) is int and found > 0 else family.context_default
+
+
+def vocabulary_size(config: Config, family: Family, tensors: Mapping[str, Tensor]) -> int:
+    """How many tokens the model scores: the config's word, else the rows of the embedding; 0 if neither tells."""
+    for part in (text_config(config, family), config):
+        found = part.get("vocab_size")
+        if type(found) is int and found > 0:
+            return found
+    return _vocabulary_rows(tensors)
+
+
+def _vocabulary_rows(tensors: Mapping[str, Tensor]) -> int:
+    names = ("embed_tokens.weight", "embeddings.weight", "wte.weight", "word_embeddings.weight")
+    rows = (tensor.weight.shape[0] for name, tensor in tensors.items() if name.endswith(names) and tensor.weight.shape)
+    return next(rows, 0)
+
+
+def _lift_rope(part: Config) -> None:
+    """Moves transformers 5's `rope_parameters` up to where mlx-lm looks; without it theta is silently 10000."""
+    rope = part.get("rope_parameters")
+    if not isinstance(rope, dict):
+        return
+    full, sliding = rope.get("full_attention"), rope.get("sliding_attention")
+    if isinstance(sliding, dict) and "rope_theta" in sliding:
+        part.setdefault("rope_local_base_freq", sliding["rope_theta"])
+    if isinstance(full, dict):
+        rope = full
+    for key in _ROPE_FIELDS:
+        if key in rope and part.get(key) is None:
+            part[key] = rope[key]
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default" and part.get("rope_scaling") is None:
+        part["rope_scaling"] = {key: value for key, value in rope.items() if key not in _ROPE_FIELDS}
+
+
+def _decide_tying(config: Config, text: Config, family: Family, tensors: Mapping[str, Tensor]) -> None:
+    """Sets `tie_word_embeddings`: tied if the file says so or there is no output projection to use.
+
+    Absent means tied to some of mlx-lm's modules, which then throw the projection away: wrong logits, no error.
+    """
+    has_head = any(name.endswith(family.head) for name in tensors)
+    said = [part.get("tie_word_embeddings") for part in (config, text)]
+    if family.has_row:
+        text["tie_word_embeddings"] = True in said or not has_head
+    elif said == [None, None] and has_head:
+        text["tie_word_embeddings"] = False
+
+
+def _check_fields(text: Config, family: Family) -> None:
+    lacking = [key for key in family.required if text.get(key) is None]
+    if lacking:
+        raise ModelError(f"config.json lacks {', '.join(lacking)} (in {family.text or 'its top level'})")
+    sizes = {key: text.get(key) for key in (*family.required, "num_attention_heads", "num_key_value_heads", "head_dim")}
+    for key, value in sizes.items():
+        if key in ("rms_norm_eps", "rope_theta"):
+            if type(value) not in (int, float):
+                raise ModelError(f"config.json: invalid {key}: {value!r}")
+        elif value is not None and (type(value) is not int or value <= 0):
+            raise ModelError(f"config.json: invalid {key}: {value!r}")
+    hidden, heads, groups = (text.get(key) for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    if not isinstance(hidden, int) or not isinstance(heads, int):
+        return
+    if text.get("head_dim") is None and hidden % heads:
+        raise ModelError(f"config.json: hidden_size ({hidden}) must be divisible by num_attention_heads ({heads})")
+    if isinstance(groups, int) and heads % groups:
+        raise ModelError(
+            f"config.json: num_attention_heads ({heads}) must be divisible by num_key_value_heads ({groups})"
+        )
+
+
+def _check_layers(text: Config, tensors: Mapping[str, Tensor]) -> None:
+    """Compares the number of layers before any is built: a hostile number would be a very large module."""
+    found = {int(match[1]) for match in map(_LAYER.match, tensors) if match}
+    wanted = text.get("num_hidden_layers")
+    if isinstance(wanted, int) and wanted > len(found):
+        missing = next(index for index in range(wanted) if index not in found)
+        raise ModelError(
+            f"config.json: num_hidden_layers is {wanted}, the model holds {len(found)}: layer {missing} is missing"
+        )

@@ -1,0 +1,117 @@
+"""The header of a safetensors file, read and checked without touching the data.
+
+A file that passes can be handed to MLX: every tensor lies inside the file, alone, and is as long as its shape says.
+"""
+
+import itertools
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, TypeGuard
+
+from runner.errors import ModelError
+
+_LENGTH_BYTES = 8
+_LONGEST_HEADER_BYTES = 100_000_000
+"""The format's own limit; it also bounds the memory that a hostile file can ask for."""
+
+DTYPE_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
+    "F16": 2, "BF16": 2, "F32": 4, "C64": 8, "F8_E4M3": 1, "F8_E8M0": 1,
+}  # fmt: skip
+"""Bytes per element of every type that MLX can load."""
+
+FLOAT_DTYPES = frozenset({"F16", "BF16", "F32"})
+
+
+class Entry(NamedTuple):
+    """One array of a file. `file` is the path it lies in, `key` its name there, `shape` in elements."""
+
+    file: Path
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+def read_header(path: Path, *, size_bytes: int | None = None) -> dict[str, Entry]:
+    """The arrays of one safetensors file by key.
+
+    `size_bytes` is the size that the manifest promises. Raises ModelError that names the file, the key and the fault.
+    """
+    try:
+        with path.open("rb") as file:
+            found_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes is not None and found_bytes != size_bytes:
+                raise ModelError(f"{path}: size mismatch: want {size_bytes} bytes, found {found_bytes}; pull it again")
+            prefix = file.read(_LENGTH_BYTES)
+            if len(prefix) < _LENGTH_BYTES:
+                raise ModelError(f"{path}: not a safetensors file: {found_bytes} bytes are too few for a header")
+            (length,) = struct.unpack("<Q", prefix)
+            if length > min(found_bytes - _LENGTH_BYTES, _LONGEST_HEADER_BYTES):
+                raise ModelError(f"{path}: header of {length} bytes does not fit a file of {found_bytes} bytes")
+            text = file.read(length)
+    except OSError as error:
+        raise ModelError(f"open {path}: {reason(error)}") from error
+    return _checked(path, _parsed(path, text), found_bytes - _LENGTH_BYTES - length)
+
+
+def reason(error: OSError) -> str:
+    """Why the operating system refused, in Go's spelling: `no such file or directory`."""
+    return (error.strerror or str(error)).lower()
+
+
+def _parsed(path: Path, text: bytes) -> dict[str, object]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        entries = dict(pairs)
+        if len(entries) != len(pairs):
+            raise ModelError(f"{path}: the header names a tensor twice")
+        return entries
+
+    try:
+        header = json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: the header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise ModelError(f"{path}: the header is not a JSON object")
+    header.pop("__metadata__", None)  # an object, or null from MLX's writer; a hint at best, shapes decide
+    return header
+
+
+def _checked(path: Path, header: Mapping[str, object], data_bytes: int) -> dict[str, Entry]:
+    entries: dict[str, Entry] = {}
+    spans: list[tuple[int, int, str]] = []
+    for key, value in header.items():
+        where = f"{path}: tensor {key}"
+        if not isinstance(value, dict):
+            raise ModelError(f"{where}: the header entry is not an object")
+        dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
+        if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+            raise ModelError(f"{where}: dtype {dtype!r} is not supported")
+        if not _are_sizes(shape):
+            raise ModelError(f"{where}: shape {shape!r} is not a list of sizes")
+        if not _are_sizes(offsets) or len(offsets) != 2:
+            raise ModelError(f"{where}: data_offsets {offsets!r} are not two positions")
+        entries[key] = entry = Entry(path, key, dtype, tuple(shape))
+        start, stop = offsets
+        if stop > data_bytes:
+            raise ModelError(f"{where}: data ends at byte {stop}, the file holds {data_bytes}: it is truncated")
+        if stop - start != entry.nbytes:
+            raise ModelError(f"{where}: {dtype} {shape} needs {entry.nbytes} bytes, the header gives {stop - start}")
+        if stop > start:
+            spans.append((start, stop, key))
+    spans.sort()
+    for (_, stop, key), (start, _, other) in itertools.pairwise(spans):
+        if start < stop:
+            raise ModelError(f"{path}: tensors {key} and {other} overlap")
+    return entries
+
+
+def _are_sizes(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)

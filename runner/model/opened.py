@@ -1,0 +1,96 @@
+"""Opening a model: everything about it that can be known, and refused, without MLX and without reading weights."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from runner.errors import ModelError
+from runner.model.checkpoint import Checkpoint, Tensor
+from runner.model.config import context_length, module_config, read_config, vocabulary_size
+from runner.model.directory import open_directory
+from runner.model.families import Config, Family, architecture_of, family_of, select_tensors
+from runner.model.name import find_manifest, parse_name
+from runner.model.quantization import check_companions
+from runner.model.store import open_store
+
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+"""A store holds only the first."""
+
+
+class OpenedModel(NamedTuple):
+    """A model whose files were found and whose headers were checked. Immutable; any thread may read it.
+
+    `config` is `config.json` as it stands, `module_config` what mlx-lm's module is built from. `tensors` are those that
+    will be read, by the names that the module's `sanitize` knows.
+    """
+
+    name: str
+    architecture: str
+    family: Family
+    config: Config
+    module_config: Config
+    tensors: Mapping[str, Tensor]
+    context_length: int
+    """In tokens; 0 if the model does not say."""
+    vocab_size: int
+    checkpoint: Checkpoint
+
+    @property
+    def total_bytes(self) -> int:
+        """What loading will read."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def file(self, name: str) -> bytes | None:
+        """The content of a text file such as `tokenizer.json`; None if the model has none."""
+        return self.checkpoint.file(name)
+
+
+def open_model(model: str, models_dir: Path) -> OpenedModel:
+    """Opens `model`, an Ollama name in the store `models_dir` or the path of a directory.
+
+    Needs no MLX and reads no weights, so it takes milliseconds. Raises ModelError for whatever is missing or broken.
+    """
+    checkpoint = _find(model, models_dir)
+    config = read_config(checkpoint)
+    architecture = architecture_of(config, from_store=checkpoint.from_store)
+    family = family_of(architecture, config)
+    if not any(name in checkpoint.files for name in _TOKENIZERS):
+        raise ModelError(f"load tokenizer config: {checkpoint.missing_file.format(_TOKENIZERS[0])}")
+    tensors = select_tensors(family, checkpoint.tensors)
+    for tensor in tensors.values():
+        check_companions(tensor)
+    mended = module_config(config, family, tensors, from_store=checkpoint.from_store)
+    if family.has_row and _is_tied(mended, family):
+        tensors.pop(family.head, None)
+    return OpenedModel(
+        name=model,
+        architecture=architecture,
+        family=family,
+        config=config,
+        module_config=mended,
+        tensors=tensors,
+        context_length=context_length(config, family),
+        vocab_size=vocabulary_size(mended, family, tensors),
+        checkpoint=checkpoint,
+    )
+
+
+def _find(model: str, models_dir: Path) -> Checkpoint:
+    """A path if it looks like one; else a name; else a directory of that name, if there is one."""
+    if model.startswith(("/", ".", "~")) or Path(model).is_absolute():
+        return open_directory(Path(model).expanduser(), model)
+    if Path(model).is_dir() and not _is_stored(model, models_dir):
+        return open_directory(Path(model), model)
+    return open_store(model, models_dir)
+
+
+def _is_stored(model: str, models_dir: Path) -> bool:
+    try:
+        return find_manifest(models_dir, parse_name(model)) is not None
+    except ModelError:
+        return False
+
+
+def _is_tied(config: Config, family: Family) -> bool:
+    text = config.get(family.text) if family.text else config
+    return isinstance(text, dict) and text.get("tie_word_embeddings") is True

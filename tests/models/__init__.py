@@ -1,0 +1,1 @@
+"""Makers of tiny models: directories, stores, tokenizers. Importable without pytest."""

@@ -1,0 +1,198 @@
+"""Writes a llama whose next token is a known function of the last one.
+
+Attention and MLP are zero, so the residual stream carries the last token's embedding untouched. That embedding is
+one-hot apart from a few filler columns which make the mean of its squares exactly 1: the final RMSNorm then changes
+nothing, and column t of the output head, divided by the one-hot value (a power of two), *is* the row of logits after
+token t, to the last bit. Greedy answers are chains that a test writes down; sampling cases get exact logits.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from tests.models.store import Tensor, safetensors_bytes
+
+BYTES: tuple[bytes, ...] = tuple(bytes([value]) for value in range(256))
+"""The first part of every vocabulary: id n is byte n, so any prompt tokenizes to one token per byte."""
+
+BACKGROUND = -100.0
+"""The logit of every token that a transition does not name: never drawn, yet finite in a log-softmax."""
+
+Transition = int | Mapping[int, float]
+Alphabet = Literal["byte-level", "sentencepiece"]
+
+_ONE_HOT = 8
+_HEAD_DIM = 8
+_INTERMEDIATE = 8
+
+
+def write_scripted(
+    directory: Path,
+    vocabulary: Sequence[bytes],
+    transitions: Mapping[int, Transition],
+    eos: Sequence[int],
+    special: Mapping[int, str] | None = None,
+    *,
+    default: Transition | None = None,
+    context_length: int = 65536,
+    bos: int | None = None,
+    add_bos: bool = False,
+    alphabet: Alphabet = "byte-level",
+) -> Path:
+    """Writes config, tokenizer and weights of a scripted llama into `directory` (made if need be) and returns it.
+
+    `vocabulary[i]` is the byte string of id i and starts with `BYTES`; longer ones are only ever generated, as there
+    are no merges. `special` maps the ids that follow to added tokens. `transitions[t]` is the token after t (logit 0,
+    everything else `BACKGROUND`) or the logits by id; tokens without one go to `default`, or else to the first EOS.
+    `alphabet` is how tokenizer.json spells the bytes; sentencepiece spells a space "▁" and lone bytes "<0xNN>".
+    """
+    special = dict(sorted((special or {}).items()))
+    if tuple(vocabulary[:256]) != BYTES or len(set(vocabulary)) != len(vocabulary):
+        raise ValueError("a vocabulary starts with the 256 bytes in order and has no token twice")
+    if list(special) != list(range(len(vocabulary), len(vocabulary) + len(special))):
+        raise ValueError("special tokens take the ids after the vocabulary")
+    otherwise = default if default is not None else eos[0]
+    size = len(vocabulary) + len(special)
+    logits = np.full((size, size), BACKGROUND, np.float32)
+    for token in range(size):
+        following = transitions.get(token, otherwise)
+        for successor, logit in ({following: 0.0} if isinstance(following, int) else following).items():
+            logits[token, successor] = logit
+
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = _tensors(logits)
+    (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors, {"format": "pt"}))
+    hidden = tensors["model.norm.weight"].shape[0]
+    ids: dict[str, object] = {"eos_token_id": list(eos) if len(eos) != 1 else eos[0]}
+    if bos is not None:
+        ids["bos_token_id"] = bos
+    _write_json(directory / "config.json", _config(size, hidden, context_length) | ids)
+    _write_json(directory / "generation_config.json", ids)
+    _write_json(directory / "tokenizer_config.json", {"add_bos_token": add_bos, "tokenizer_class": "TokenizersBackend"})
+    write = _byte_level if alphabet == "byte-level" else _sentencepiece
+    _write_json(directory / "tokenizer.json", write(vocabulary, special))
+    return directory
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
+
+
+def _config(size: int, hidden: int, context_length: int) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": size,
+        "hidden_size": hidden,
+        "intermediate_size": _INTERMEDIATE,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": _HEAD_DIM,
+        "max_position_embeddings": context_length,
+        "rms_norm_eps": 1e-30,  # vanishes beside a mean square of 1
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+    }
+
+
+def _filler(total: int) -> list[int]:
+    """Whole numbers whose squares sum to `total`, found greedily: a handful, whatever the total."""
+    parts = []
+    while total:
+        parts.append(math.isqrt(total))
+        total -= parts[-1] ** 2
+    return parts
+
+
+def _tensors(logits: "np.ndarray[tuple[int, int], np.dtype[np.float32]]") -> dict[str, Tensor]:
+    size = len(logits)
+    hidden = 512
+    while len(_filler(hidden - _ONE_HOT**2)) + size > hidden:
+        hidden *= 2
+    filler = _filler(hidden - _ONE_HOT**2)
+    embedding = np.zeros((size, hidden), np.float32)
+    embedding[np.arange(size), np.arange(size)] = _ONE_HOT
+    embedding[:, hidden - len(filler) :] = filler
+    head = np.zeros((size, hidden), np.float32)
+    head[:, :size] = logits.T / _ONE_HOT
+    layer = "model.layers.0"
+    arrays = {
+        "lm_head.weight": head,
+        "model.embed_tokens.weight": embedding,
+        "model.norm.weight": np.ones(hidden, np.float32),
+        f"{layer}.input_layernorm.weight": np.ones(hidden, np.float32),
+        f"{layer}.post_attention_layernorm.weight": np.ones(hidden, np.float32),
+        f"{layer}.self_attn.o_proj.weight": np.zeros((hidden, _HEAD_DIM), np.float32),
+        f"{layer}.mlp.down_proj.weight": np.zeros((hidden, _INTERMEDIATE), np.float32),
+    }
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"):
+        arrays[f"{layer}.{name}.weight"] = np.zeros((_HEAD_DIM, hidden), np.float32)
+    return {name: Tensor("F32", array.shape, array.tobytes()) for name, array in arrays.items()}
+
+
+def _added(special: Mapping[int, str]) -> list[dict[str, object]]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return [{"id": token, "content": text, **flags} for token, text in special.items()]
+
+
+def _byte_characters() -> list[str]:
+    """GPT-2's printable stand-in for every byte: itself where it prints in Latin-1, else the next one from U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(0x100, 0x200))
+    return [chr(value if value in printable else next(spare)) for value in range(256)]
+
+
+def _byte_level(vocabulary: Sequence[bytes], special: Mapping[int, str]) -> dict[str, object]:
+    characters = _byte_characters()
+    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {
+        "version": "1.0",
+        "added_tokens": _added(special),
+        "normalizer": None,
+        "pre_tokenizer": step,
+        "post_processor": None,
+        "decoder": step,
+        "model": {
+            "type": "BPE",
+            "vocab": {"".join(characters[byte] for byte in token): i for i, token in enumerate(vocabulary)},
+            "merges": [],
+        },
+    }
+
+
+def _sentencepiece(vocabulary: Sequence[bytes], special: Mapping[int, str]) -> dict[str, object]:
+    def spell(token: bytes) -> str:
+        if len(token) == 1 and not 0x20 <= token[0] < 0x7F:
+            return f"<0x{token[0]:02X}>"
+        try:
+            return token.decode().replace(" ", "▁")
+        except UnicodeDecodeError:
+            raise ValueError(f"sentencepiece cannot spell {token!r}") from None
+
+    return {
+        "version": "1.0",
+        "added_tokens": _added(special),
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "vocab": {spell(token): i for i, token in enumerate(vocabulary)},
+            "merges": [],
+            "byte_fallback": True,
+        },
+    }
