@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from runner.errors import ModelError
+from runner.logs import Log
 from runner.tokenizer import utf8
 from runner.tokenizer.document import (
     FILE,
@@ -22,7 +22,7 @@ from runner.tokenizer.specials import SpecialIds, resolve_special_ids
 if TYPE_CHECKING:
     import tokenizers
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 class Tokenizer:
@@ -110,7 +110,7 @@ def open_tokenizer(files: Files) -> Tokenizer:
             backend = _build(with_vocabulary_ids(data, document.added_tokens))
             moved = _moved(backend, document)
         for token in moved:
-            log.warning("%s: added token %r has id %s but is read as another one", FILE, token.content, token.id)
+            log.warning("an added token is read as another one", file=FILE, token=token.content, id=token.id)
     special = resolve_special_ids(files, {token.content: token.id for token in document.added_tokens})
     return Tokenizer(backend, document, special)
 
