@@ -1,0 +1,65 @@
+"""The adapters for mlx-lm's layer caches, and the table that finds them. Nothing else knows these classes.
+
+The table goes by the exact class: a subclass may behave in its own way, and then only the generic adapter is right.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import runner.mlxlm  # noqa: F401  registers mlx_lm without its package __init__
+
+from mlx_lm.models.cache import (  # isort: skip
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+
+from runner.cache.interface import LayerState
+from runner.cache.layers.arrays import ArraysState
+from runner.cache.layers.chunk import ChunkState
+from runner.cache.layers.generic import GenericState
+from runner.cache.layers.kv import KVState
+from runner.cache.layers.leaf import LeafState
+from runner.cache.layers.window import WindowState
+
+_ADAPTERS: dict[type, Callable[[object], LayerState]] = {
+    KVCache: KVState,
+    QuantizedKVCache: KVState,
+    RotatingKVCache: WindowState,
+    ChunkedKVCache: ChunkState,
+    ArraysCache: ArraysState,
+}
+
+
+def flatten(layers: Iterable[object]) -> Iterator[object]:
+    """The leaves of a model's cache list in order: lists of caches opened, holes (None) left out, every object once."""
+    seen: set[int] = set()
+    for layer in layers:
+        for leaf in _leaves(layer):
+            if id(leaf) not in seen:
+                seen.add(id(leaf))
+                yield leaf
+
+
+def adapt(leaf: object) -> LayerState:
+    """The adapter for a fresh leaf. A leaf that speaks the interface itself is its own."""
+    if isinstance(leaf, LayerState):
+        return leaf
+    return _ADAPTERS.get(type(leaf), GenericState)(leaf)
+
+
+def distrust(state: LayerState, offset: int) -> LayerState:
+    """The generic adapter in place of one that misjudged its leaf, which has seen `offset` tokens."""
+    if not isinstance(state, LeafState):
+        return state
+    return GenericState.taking_over(state.leaf, state.fresh, offset)
+
+
+def _leaves(layer: object) -> Iterator[object]:
+    if type(layer) is CacheList:
+        for child in layer.caches:
+            yield from _leaves(child)
+    elif layer is not None:
+        yield layer

@@ -1,0 +1,26 @@
+"""No cache: every prompt is computed from its first token on."""
+
+from runner.cache.interface import Match, Miss
+from runner.cache.session import LiveSession, OneSessionCache
+from runner.cache.stack import LayerStack
+
+
+class NullCache(OneSessionCache):
+    """Fresh layers for every session, freed at its end."""
+
+    _stack: LayerStack | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._stack is None else self._stack.nbytes
+
+    def _find(self, tokens: list[int], salt: str) -> tuple[LayerStack, Match]:  # noqa: ARG002  nothing to match
+        self._stack = LayerStack(self._make_layers())
+        return self._stack, Match(0, 0, Miss.OFF)
+
+    def _keep(self, session: LiveSession, failed: bool) -> None:  # noqa: ARG002  freed either way
+        session.stack.reset()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._stack = None

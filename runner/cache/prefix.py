@@ -1,0 +1,23 @@
+"""The longest common prefix of two token lists."""
+
+_BLOCK = 2048
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """How many tokens `a` and `b` share from the start on.
+
+    Compares slices, which the interpreter does at about 10 ns a token: blocks from the front, then halves of the
+    first block that differs.
+    """
+    end = min(len(a), len(b))
+    low = 0
+    while low < end and a[low : low + _BLOCK] == b[low : low + _BLOCK]:
+        low += _BLOCK
+    high = min(low + _BLOCK, end)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return min(low, end)

@@ -1,0 +1,79 @@
+"""The single-entry cache: the layers keep the last sequence, and the next prompt takes the prefix they share.
+
+Invariants between sessions: all layers stand at `len(self._tokens)`, and hold exactly these tokens. An empty record
+says nothing about the layers; they are reset before they are used.
+"""
+
+from collections.abc import Callable
+
+from runner.cache.interface import Match, Miss
+from runner.cache.prefix import common_prefix
+from runner.cache.session import LiveSession, OneSessionCache
+from runner.cache.stack import LayerStack
+from runner.logs import Log
+
+log = Log(__name__)
+
+
+class SingleEntryCache(OneSessionCache):
+    """One sequence. Going back to an earlier token works where every layer can; otherwise all is computed again."""
+
+    def __init__(self, make_layers: Callable[[], list[object]]) -> None:
+        super().__init__(make_layers)
+        self._stack: LayerStack | None = None
+        self._tokens: list[int] = []
+        self._salt = ""
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._stack is None else self._stack.nbytes
+
+    def _find(self, tokens: list[int], salt: str) -> tuple[LayerStack, Match]:
+        if self._stack is None:
+            self._stack = LayerStack(self._make_layers())
+        match = self._match(tokens, salt)
+        # The record is the session's until it closes: should anything go wrong in between, it claims nothing.
+        recorded, self._tokens, self._salt = self._tokens, [], salt
+        if match.cached == 0:
+            self._stack.reset()
+        elif match.cached < len(recorded):
+            refusal = self._stack.level(match.cached)
+            if refusal:
+                log.info("cache freed", why=refusal, matched=match.matched, recorded=len(recorded))
+                match = Match(match.matched, 0, refusal)
+        return self._stack, match
+
+    def _match(self, tokens: list[int], salt: str) -> Match:
+        if not self._tokens:
+            return Match(0, 0, Miss.EMPTY)
+        if salt != self._salt:
+            return Match(0, 0, Miss.SALT)
+        matched = common_prefix(tokens, self._tokens)
+        # One token is always evaluated again: the first logits come from it.
+        cached = min(matched, len(tokens) - 1)
+        return Match(matched, cached, Miss.NONE if matched else Miss.NO_COMMON_PREFIX)
+
+    def _keep(self, session: LiveSession, failed: bool) -> None:
+        stack = session.stack
+        if failed:
+            self._free(stack, "a forward failed")
+            return
+        # Ahead of the record by a token that was never read, or behind it by tokens that were never computed.
+        reached = min(stack.offset, len(session.recorded))
+        refusal = stack.level(reached)
+        if refusal:
+            self._free(stack, f"the layers cannot be levelled to {reached} tokens ({refusal})")
+            return
+        try:
+            stack.settle()
+        except Exception as error:
+            self._free(stack, f"its state cannot be computed: {error}")
+            return
+        self._tokens = session.recorded[:reached]
+
+    def _free(self, stack: LayerStack, why: str) -> None:
+        log.warning("cache freed", why=why)
+        stack.reset()
+
+    def _forget(self) -> None:
+        self._stack, self._tokens = None, []
