@@ -1,0 +1,67 @@
+"""Which tokens may be drawn: top-k, top-p, min-p.
+
+Scores and weights are float32 [B, N] in the order of the vocabulary. A weight is a probability times a constant of its
+row, such that the largest is 1; a token that is filtered out has weight 0.
+"""
+
+import mlx.core as mx
+
+from runner.sampling import ranking
+
+_BELOW_ONE = 1 - 2.0**-24
+"""Times this, every float32 above 0 becomes less."""
+
+_SORTED_AT_ONCE = {mx.cpu: 4096, mx.gpu: 1 << 62}
+"""Up to how many tokens a row is sorted whole. A CPU's partition costs a small part of a sort; a GPU's is a sort."""
+
+
+def top_k_ids(scores: mx.array, k: int) -> mx.array:
+    """The ids [B, k] of the k highest scores, ascending. 0 < k < N; ties at the border fall as the device likes."""
+    n = scores.shape[-1]
+    highest = mx.argpartition(scores, n - k, axis=-1)[..., n - k :]
+    return mx.sort(highest, axis=-1)
+
+
+class TopP:
+    """Drops the tokens outside the nucleus. 0 < p < 1.
+
+    A token stays if the tokens more probable than it have a probability of less than p together; among equally
+    probable ones the lower id counts as more probable. So at least one stays.
+    """
+
+    def __init__(self, p: float, n: int) -> None:
+        self._outside = 1 - p
+        self._ids = ranking.descending_ids(n)
+
+    def __call__(self, weights: mx.array) -> mx.array:
+        """`weights` [B, n] of the tokens in the nucleus, 0 for the others."""
+        keys = ranking.keys(weights, self._ids)
+        return weights * (keys >= _first_above(keys, self._outside))
+
+
+def min_p(weights: mx.array, p: float) -> mx.array:
+    """`weights` without the tokens that are less probable than p times the most probable one. 0 < p <= 1."""
+    return weights * (weights >= p)
+
+
+def _first_above(keys: mx.array, share: float) -> mx.array:
+    """Of `keys` [B, N], read upwards, the first one whose value brings the sum above `share` of all: [B, 1].
+
+    A selection by weight: halve by partition and go on with the half in which the sum gets there, until what is left
+    is quickly sorted. The shapes do not depend on the data, so the host need not know which half it was.
+    """
+    at_once = _SORTED_AT_ONCE[mx.default_device().type]
+    below = share * mx.sum(ranking.values_of(keys), axis=-1, keepdims=True)
+    while (n := keys.shape[-1]) > at_once:
+        half = (n + 1) // 2
+        # With n odd the halves share the key in the middle, which partition has put in its place.
+        keys = mx.partition(keys, half - 1, axis=-1)
+        lower = mx.sum(ranking.values_of(keys[..., : n - half]), axis=-1, keepdims=True)
+        above = lower > below
+        keys = mx.where(above, keys[..., :half], keys[..., n - half :])
+        below = mx.where(above, below, below - lower)
+    keys = mx.sort(keys, axis=-1)
+    sums = mx.cumsum(ranking.values_of(keys), axis=-1)
+    # The sums of the parts and of the whole may round differently, but the last key gets there in any case.
+    below = mx.minimum(below, sums[..., -1:] * _BELOW_ONE)
+    return mx.take_along_axis(keys, mx.argmax(sums > below, axis=-1, keepdims=True), axis=-1)

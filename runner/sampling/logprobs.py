@@ -1,0 +1,30 @@
+"""Log-probabilities that a client asked to see: of the model's own logits, before anything changed them."""
+
+import mlx.core as mx
+
+from runner.sampling import ranking
+
+FLOOR = -9999.0
+"""No log-probability is reported below this: JSON has no -Infinity."""
+
+
+def log_probabilities(logits: mx.array) -> mx.array:
+    """float32 log-softmax [B, V] of `logits` (float32 [B, V]): from FLOOR to 0, always finite."""
+    return mx.maximum(logits - mx.logsumexp(logits, axis=-1, keepdims=True), FLOOR)
+
+
+def of_token(log_probs: mx.array, token: mx.array) -> mx.array:
+    """The log-probability [B] of `token` (uint32 [B])."""
+    return mx.take_along_axis(log_probs, token[:, None], axis=-1)[:, 0]
+
+
+def most_probable(log_probs: mx.array, k: int) -> tuple[mx.array, mx.array]:
+    """Ids (uint32 [B, k]) and log-probabilities [B, k] of the k most probable tokens, the most probable first.
+
+    0 < k <= V. Equal ones come in the order of their ids, so the first is the token that greedy decoding takes.
+    """
+    keys = ranking.keys(mx.abs(log_probs), ranking.ascending_ids(log_probs.shape[-1]))
+    if k < keys.shape[-1]:
+        keys = mx.partition(keys, k - 1, axis=-1)[..., :k]
+    ids = ranking.ids_of(mx.sort(keys, axis=-1))
+    return ids, mx.take_along_axis(log_probs, ids, axis=-1)

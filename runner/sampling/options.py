@@ -1,0 +1,50 @@
+"""What one request asks of the sampler."""
+
+import os
+from typing import Self
+
+import msgspec
+
+_SMALLEST_TEMPERATURE = 2.0**-126
+"""The smallest normal float32. Anything below it is zero on some devices, and 0/0 is no score."""
+
+
+class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The sampling options of one request as they are on the wire: a missing one is zero, and zero means off.
+
+    `repeat_last_n` is in tokens; a negative one stands for the context length. A `seed` that is missing or negative
+    stands for a random one.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 0.0
+    min_p: float = 0.0
+    repeat_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_last_n: int = 0
+    seed: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+
+    def normalised(self, vocab_size: int, context_length: int) -> Self:
+        """The same wishes in one spelling each, so that the sampler compares with a single value of off.
+
+        Off is temperature 0 (greedy), top_k 0, top_p 1, min_p 0, repeat_penalty 1, top_logprobs 0 and, for all
+        penalties together, repeat_last_n 0. The seed becomes a number: a fresh one of 64 bits for an unseeded request.
+        """
+        penalised = self.repeat_penalty > 0 and self.repeat_penalty != 1
+        penalised = penalised or self.presence_penalty != 0 or self.frequency_penalty != 0
+        last_n = context_length if self.repeat_last_n < 0 else min(self.repeat_last_n, context_length)
+        return msgspec.structs.replace(
+            self,
+            temperature=self.temperature if self.temperature >= _SMALLEST_TEMPERATURE else 0.0,
+            top_k=self.top_k if 0 < self.top_k < vocab_size else 0,
+            top_p=self.top_p if 0 < self.top_p < 1 else 1.0,
+            min_p=self.min_p if 0 < self.min_p <= 1 else 0.0,
+            repeat_penalty=self.repeat_penalty if self.repeat_penalty > 0 else 1.0,
+            repeat_last_n=last_n if penalised else 0,
+            seed=self.seed if self.seed is not None and self.seed >= 0 else int.from_bytes(os.urandom(8), "little"),
+            top_logprobs=min(max(self.top_logprobs, 0), vocab_size) if self.logprobs else 0,
+        )
