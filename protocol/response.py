@@ -93,8 +93,10 @@ def content_lines(text: str, logprobs: list[Logprob], metrics: Metrics | None = 
         line = _encode(_Content(text, False, logprobs))
     else:
         line = _encode(_MeteredContent(content=text, logprobs=logprobs or None, **msgspec.structs.asdict(metrics)))
-    if len(line) < LINE_LIMIT_BYTES - 1 or len(text) + len(logprobs) < 2:
+    if len(line) < LINE_LIMIT_BYTES - 1:
         return [line + b"\n"]
+    if len(text) < 2 and len(logprobs) < 2:
+        return content_lines(text, [], metrics)  # one entry alone is too long for any host
     half, entries = len(text) // 2, len(logprobs) // 2
     return [
         *content_lines(text[:half], logprobs[:entries], metrics),

@@ -2,16 +2,16 @@
 
 import asyncio
 import os
+import select
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
-from runner.logs import Log
-
-log = Log(__name__)
 _LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _CUDA_HOMES = ("CUDA_PATH", "CUDA_HOME")
-_PARENT_CHECK_S = 0.5
+_HOST_CHECK_S = 0.5
+_STDERR = 2
 
 
 def restart_without_host_libraries(environ: Mapping[str, str], command: list[str]) -> None:
@@ -54,10 +54,17 @@ def _is_host_directory(entry: str) -> bool:
         return False
 
 
-async def exit_with_parent() -> None:
-    """End the process when the one that started it has ended. Never returns."""
-    parent = os.getppid()
-    while os.getppid() == parent:  # noqa: ASYNC110 - no event tells of the end of a parent
-        await asyncio.sleep(_PARENT_CHECK_S)
-    log.info("the host is gone")
+async def exit_with_host(parent: int) -> NoReturn:
+    """End the process when the host that started it has ended.
+
+    Then it has another parent than `parent`, or, if the host died before we could ask, nobody reads its output.
+    """
+    output = select.poll()
+    output.register(_STDERR, 0)  # errors are reported unasked
+    while os.getppid() == parent and not _is_closed(output):  # noqa: ASYNC110 - no event tells of either
+        await asyncio.sleep(_HOST_CHECK_S)
     os._exit(0)
+
+
+def _is_closed(output: select.poll) -> bool:
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0))

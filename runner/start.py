@@ -22,12 +22,14 @@ _HELPERS = 2  # one prompt of many megabytes must not hold up the tokenizing of 
 
 def start(argv: Sequence[str]) -> NoReturn:
     """Run the process until a signal ends it. `argv` are the words after the program's name."""
+    parent = os.getppid()
     try:
         settings = cli.parse(argv, os.environ)
         process.restart_without_host_libraries(os.environ, [sys.executable, *sys.orig_argv[1:]])
         logs.start(settings.log_level)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text at a time: threads of its own would gain nothing
-        _run(settings)
+        os.environ["SSL_CERT_FILE"] = os.devnull  # aiohttp would read every certificate (60 ms) and we never use one
+        _run(settings, parent)
     except UsageError as error:
         logs.fatal(str(error), status=2)
     except RunnerError as error:
@@ -37,11 +39,11 @@ def start(argv: Sequence[str]) -> NoReturn:
         logs.fatal(f"{type(error).__name__}: {error}")
 
 
-def _run(settings: Settings) -> NoReturn:
+def _run(settings: Settings, parent: int) -> NoReturn:
     listener = _bind(settings.port)
     model = open_model(settings.model, settings.models_dir)
     log.info("starting", model=model.name, blas=blas.preload(settings.blas, settings.blas_threads))
-    asyncio.run(_serve(settings, model, listener))
+    asyncio.run(_serve(settings, model, listener, parent))
     raise AssertionError("a server ends only with its process")
 
 
@@ -57,9 +59,9 @@ def _bind(port: int) -> socket.socket:
     return listener
 
 
-async def _serve(settings: Settings, model: OpenedModel, listener: socket.socket) -> None:
+async def _serve(settings: Settings, model: OpenedModel, listener: socket.socket, parent: int) -> None:
     """Load and serve. Loading runs on the engine thread while this one imports the server, its longest task."""
-    watch = asyncio.create_task(process.exit_with_parent()) if settings.watch_parent else None
+    watch = asyncio.create_task(process.exit_with_host(parent)) if settings.watch_parent else None
     from runner.engine.engine import Engine
     from runner.tokenizer import open_tokenizer
 

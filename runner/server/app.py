@@ -18,6 +18,7 @@ from runner.server.guards import is_local
 log = Log(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _NO_BODY_LIMIT = 0
+_STATUS_PATHS = ("/v1/status", "/health")
 
 
 def make_app(engine: Engine, helper: Executor) -> web.Application:
@@ -26,8 +27,8 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     async def status(_: web.Request) -> web.Response:
         return _json(status_body(engine.context_length, engine.numbers.memory_bytes))
 
-    async def loaded(_: web.Request) -> web.Response:
-        return _json(LOADED)
+    async def loaded(http: web.Request) -> web.Response:
+        return _json(LOADED if http.method in ("GET", "POST") else b"")
 
     async def tokenize(http: web.Request) -> web.Response:
         text = (await http.read()).decode(errors="replace")
@@ -36,11 +37,10 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
 
     completion = CompletionEndpoint(engine, helper)
     app = web.Application(middlewares=[_answer], client_max_size=_NO_BODY_LIMIT)
-    for path in ("/v1/status", "/health"):
+    for path in _STATUS_PATHS:
         app.router.add_get(path, status)
     for path in ("/v1/models", "/load"):
-        app.router.add_get(path, loaded)
-        app.router.add_post(path, loaded)
+        app.router.add_route("*", path, loaded)
     for path in ("/completion", "/v1/completions"):
         app.router.add_post(path, completion.post)
     app.router.add_post("/v1/tokenize", tokenize)
@@ -67,7 +67,7 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         response.headers["Allow"] = error.headers["Allow"]
     except web.HTTPNotFound:
         response = _refusal(404, "404 page not found")
-    except (ConnectionResetError, BrokenPipeError, asyncio.CancelledError):
+    except asyncio.CancelledError:
         log.info("the client is gone", path=request.path)
         raise
     _log_access(request, response.status, perf_counter() - started)
@@ -80,5 +80,6 @@ def _refusal(status: int, text: str) -> web.Response:
 
 
 def _log_access(http: web.Request, status: int, took_s: float) -> None:
-    write = log.debug if status < 400 else log.warning
+    polled = http.path in _STATUS_PATHS
+    write = log.warning if status >= 400 else log.trace if polled else log.debug
     write("ServeHTTP", method=http.method, path=http.path, took=f"{took_s * 1e3:.3f}ms", status=status)

@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import Executor
+from contextlib import suppress
 
 from aiohttp import web
 
@@ -37,6 +38,11 @@ class CompletionEndpoint:
 
     async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
+        with suppress(ConnectionError):  # the client is gone; the server finds out too when it ends the response
+            await self._write(http, request, response)
+        return response
+
+    async def _write(self, http: web.Request, request: Request, response: web.StreamResponse) -> None:
         ended = False
         while not ended:
             events = await request.stream.batch()
@@ -46,7 +52,6 @@ class CompletionEndpoint:
                 await response.write(lines)
             ended = isinstance(events[-1], Finished | Failed)
         await response.write_eof()
-        return response
 
 
 def _lines(event: Event) -> list[bytes]:

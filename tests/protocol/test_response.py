@@ -22,6 +22,14 @@ METRICS = Metrics(
 )
 
 
+def test_an_entry_that_no_line_can_hold_is_left_out_and_its_text_is_not() -> None:
+    entry = Logprob("x" * LINE_LIMIT_BYTES, -1.0)
+    for text in ("", "a", "abc"):
+        lines = [json.loads(line) for line in content_lines(text, [entry])]
+        assert "".join(line["Content"] for line in lines) == text
+        assert not any("Logprobs" in line for line in lines)
+
+
 def test_the_final_line_has_every_counter_in_both_spellings() -> None:
     line = final_line(DoneReason.LENGTH, METRICS)
     assert line.endswith(b"\n")

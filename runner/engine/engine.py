@@ -1,0 +1,158 @@
+"""The one thread that owns MLX: it loads the model, then computes requests one slice at a time."""
+
+import asyncio
+import queue
+import threading
+from collections import deque
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from runner.cache import make_cache
+from runner.engine.events import Failed, Outbox, Started
+from runner.engine.request import Request
+from runner.errors import RunnerError
+from runner.logs import Log, fatal
+from runner.model import OpenedModel
+from runner.settings import Settings
+from runner.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from runner.engine.generation import Generation
+
+log = Log(__name__)
+
+
+class Numbers(msgspec.Struct, frozen=True):
+    """What the engine last published about itself: bytes that MLX holds, in use and kept for reuse."""
+
+    memory_bytes: int = 0
+
+
+class Engine:
+    """The engine's face towards the event loop, and the thread behind it.
+
+    `start` and `submit` are the event loop's; `numbers` may be read from anywhere; what begins with an underscore
+    runs on the engine thread. Requests run in the order of their arrival, one at a time.
+    """
+
+    def __init__(self, settings: Settings, model: OpenedModel, tokenizer: Tokenizer) -> None:
+        self.numbers = Numbers()
+        self._settings = settings
+        self._model = model
+        self.tokenizer = tokenizer
+        self.context_length = model.context_length
+        self._mailbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._waiting: deque[Request] = deque()
+        self._running: Generation | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
+        """Begin to load. The event is set when requests can be computed; a fault until then ends the process."""
+        self._ready = asyncio.Event()
+        self._outbox = Outbox(loop)
+        threading.Thread(target=self._live, args=(loop,), name="engine", daemon=True).start()
+        return self._ready
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; its stream tells what becomes of it."""
+        self._mailbox.put(request)
+
+    def _live(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            self._load()
+            loop.call_soon_threadsafe(self._ready.set)
+            while True:
+                self._receive()
+                self._slice()
+                self._publish()
+                self._outbox.send()
+        except RunnerError as error:
+            fatal(str(error))
+        except BaseException as error:  # without its engine the process would be a zombie: end it, and say why
+            log.exception("the engine died")
+            fatal(f"the engine died: {type(error).__name__}: {error}")
+
+    def _load(self) -> None:
+        started = perf_counter()
+        import mlx.core as mx
+
+        from runner.model.load import load
+
+        self._mx = mx
+        on_cpu = mx.default_device() == mx.Device(mx.cpu)
+        if on_cpu:
+            mx.disable_compile()  # every fused kernel would cost a run of g++, and gains nothing on CPUs
+        loaded = load(self._model)
+        self._forward = loaded.logits
+        self._cache = make_cache(self._settings.cache, loaded.make_layers)
+        self._publish()
+        log.info(
+            "model loaded",
+            model=self._model.name,
+            architecture=self._model.architecture,
+            bytes=self._model.total_bytes,
+            seconds=round(perf_counter() - started, 3),
+            device="cpu" if on_cpu else "gpu",
+            context=self.context_length,
+            cache=self._settings.cache,
+        )
+
+    def _receive(self) -> None:
+        """Take what arrived; waits only when there is nothing to do."""
+        if self._running is None and not self._waiting:
+            self._waiting.append(self._mailbox.get())
+        while not self._mailbox.empty():
+            self._waiting.append(self._mailbox.get())
+
+    def _slice(self) -> None:
+        if self._running is None:
+            self._begin(self._waiting.popleft())
+        elif self._running.request.cancelled:
+            self._end(self._running, "cancelled")
+        else:
+            self._advance(self._running)
+
+    def _begin(self, request: Request) -> None:
+        if request.cancelled:
+            return
+        from runner.engine.generation import Generation
+
+        try:
+            self._running = Generation(
+                request,
+                self._forward,
+                self._cache,
+                self.tokenizer,
+                self._settings.prefill_chunk_tokens,
+                self.context_length,
+            )
+        except Exception as error:  # this request ends, the engine goes on
+            self._fail(request, error)
+        else:
+            self._outbox.put(request.stream, Started())
+
+    def _advance(self, generation: "Generation") -> None:
+        try:
+            events = generation.advance()
+        except Exception as error:  # this request ends, the engine goes on
+            self._fail(generation.request, error)
+            self._end(generation, "failed")
+            return
+        for event in events:
+            self._outbox.put(generation.request.stream, event)
+        if generation.done:
+            self._outbox.send()
+            self._end(generation, "done")
+
+    def _end(self, generation: "Generation", outcome: str) -> None:
+        generation.close(failed=outcome == "failed")
+        generation.report(outcome)
+        self._running = None
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        log.exception("a request failed")
+        self._outbox.put(request.stream, Failed(f"{type(error).__name__}: {error}"))
+
+    def _publish(self) -> None:
+        self.numbers = Numbers(memory_bytes=self._mx.get_active_memory() + self._mx.get_cache_memory())

@@ -1,0 +1,179 @@
+"""A generation's tokens to the text that is delivered: whole characters only, and nothing of a stop string.
+
+Invariants:
+
+1. The delivered text is the decoded text up to the earliest place where a stop string begins.
+2. Held back is only what may still become part of a stop string (its longest end that begins one) and an incomplete
+   character, so at most `max(len(stop)) - 1` characters and three bytes.
+3. A token's entry is delivered once, with the last of the characters that the token completed, or never.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from runner.tokenizer import Utf8Stream
+
+Entry = TypeVar("Entry")
+
+
+class Vocabulary(Protocol):
+    """What a text needs of a tokenizer."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that the token adds to the output; may be empty."""
+        ...
+
+
+class Piece(NamedTuple, Generic[Entry]):
+    """Text to deliver now and the entries that ride on it. The text is empty where only entries were left."""
+
+    text: str
+    entries: list[Entry]
+
+
+class _Settled(NamedTuple, Generic[Entry]):
+    """A token whose characters are known: positions in the decoded text."""
+
+    start: int
+    stop: int
+    entry: Entry
+
+
+class StopStrings:
+    """The stop strings as one automaton (Aho and Corasick): one step per character, however many and long they are.
+
+    A state is the longest end of the text so far that begins a stop string. Empty stop strings match
+    nothing. Built in time and space proportional to the characters in all stop strings; unchanged afterwards.
+    """
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        self.depth = [0]
+        """By state: length of the end of the text that may still become a stop string."""
+        self.matched = [0]
+        """By state: length of the longest stop string that ends here, 0 for none."""
+        self._fallback = [0]
+        for stop in stops:
+            self._insert(stop)
+        self._link()
+
+    def _insert(self, stop: str) -> None:
+        state = 0
+        for character in stop:
+            following = self._next[state].get(character)
+            if following is None:
+                following = self._next[state][character] = len(self._next)
+                self._next.append({})
+                self.depth.append(self.depth[state] + 1)
+                self.matched.append(0)
+                self._fallback.append(0)
+            state = following
+        self.matched[state] = self.depth[state]
+
+    def _link(self) -> None:
+        """Give every state the state of its longest proper end, from the shallow ones to the deep ones."""
+        queue = deque(self._next[0].values())
+        while queue:
+            state = queue.popleft()
+            for character, following in self._next[state].items():
+                self._fallback[following] = self.step(self._fallback[state], character)
+                self.matched[following] = self.matched[following] or self.matched[self._fallback[following]]
+                queue.append(following)
+
+    def step(self, state: int, character: str) -> int:
+        """The state after one more character of text."""
+        while state and character not in self._next[state]:
+            state = self._fallback[state]
+        return self._next[state].get(character, 0)
+
+
+class TextStream(Generic[Entry]):
+    """One generation's text. Owned by the request; lives on the thread that pushes.
+
+    Where several stop strings match, the one that begins first wins, even if another one was complete before it: while
+    the earlier one may still come true, the decision waits for more text. So the answer does not depend on how the
+    text falls into tokens. Which of two that begin at one place it was makes no difference.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, stops: StopStrings | None = None) -> None:
+        self._vocabulary = vocabulary
+        self._stops = stops
+        self._state = 0
+        self._match: int | None = None
+        self._utf8 = Utf8Stream()
+        self._held = ""
+        self._delivered = 0
+        self._decoded = 0
+        self._settled: deque[_Settled[Entry]] = deque()
+        self._unsettled: list[tuple[Entry, bool]] = []
+        self.stopped = False
+        """True once a stop string has matched; nothing is delivered any more."""
+
+    def push(self, token_id: int, entry: Entry | None = None) -> Piece[Entry] | None:
+        """Add a token (never EOS) and return what may be delivered now.
+
+        A token that completes no character gives nothing; its entry rides with the next character's.
+        """
+        if self.stopped:
+            return None
+        data = self._vocabulary.token_bytes(token_id)
+        if entry is not None:
+            self._unsettled.append((entry, bool(data)))
+        text = self._utf8.feed(data)
+        return self._deliver(self._advance(text)) if text else None
+
+    def finish(self) -> Piece[Entry] | None:
+        """End the text at EOS or at a limit and return what was held: it was no stop string after all.
+
+        What an incomplete character is worth is said by `Utf8Stream.finish`; where it is dropped, the entries of the
+        tokens that consist of nothing else are dropped with it. All other entries are delivered, if need be without
+        text. A match that had waited for an earlier one counts now: `stopped` may become true here.
+        """
+        if self.stopped:
+            return None
+        if tail := self._utf8.finish():
+            self._advance(tail)
+        if self._match is not None:
+            self.stopped = True
+            return self._deliver(self._match)
+        self._unsettled = [(entry, has_bytes) for entry, has_bytes in self._unsettled if not has_bytes]
+        self._settle(self._decoded)
+        return self._deliver(self._decoded)
+
+    def _advance(self, text: str) -> int:
+        """Take in decoded text; return the position up to which it may be delivered."""
+        start = self._decoded
+        self._decoded += len(text)
+        self._held += text
+        self._settle(start)
+        return self._decoded if self._stops is None else self._search(self._stops, start, text)
+
+    def _settle(self, start: int) -> None:
+        for entry, _ in self._unsettled:
+            self._settled.append(_Settled(start, self._decoded, entry))
+        self._unsettled.clear()
+
+    def _search(self, stops: StopStrings, start: int, text: str) -> int:
+        state = self._state
+        for position, character in enumerate(text, start + 1):
+            state = stops.step(state, character)
+            if stops.matched[state]:
+                found = position - stops.matched[state]
+                self._match = found if self._match is None else min(self._match, found)
+            if self._match is not None and self._match <= position - stops.depth[state]:
+                self.stopped = True
+                return self._match
+        self._state = state
+        return self._decoded - stops.depth[state]
+
+    def _deliver(self, limit: int) -> Piece[Entry] | None:
+        length = limit - self._delivered
+        text, self._held = self._held[:length], self._held[length:]
+        self._delivered = limit
+        entries: list[Entry] = []
+        while self._settled and self._settled[0].stop <= limit:
+            entries.append(self._settled.popleft().entry)
+        if self.stopped:
+            entries.extend(token.entry for token in self._settled if token.start < limit)
+        return Piece(text, entries) if text or entries else None

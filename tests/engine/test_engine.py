@@ -1,0 +1,183 @@
+"""The engine runs requests in order, one slice at a time, and nothing that one of them does disturbs the next."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from protocol import DoneReason
+from runner.engine.engine import Engine
+from runner.engine.events import Event, EventStream, Failed, Finished, Started, Text
+from runner.engine.request import Request
+from runner.model import open_model
+from runner.sampling import SamplingOptions
+from runner.settings import Settings
+from runner.tokenizer import open_tokenizer
+from tests.models.scripted import BYTES, write_scripted
+
+CHUNK = 64
+SUCCESSOR = {byte: (byte + 1) % 256 for byte in range(256)}
+END = ord("z")
+
+
+class Watched:
+    """Stands before the model's forward: counts calls, and can hold or break the next ones."""
+
+    def __init__(self, forward: Callable[[mx.array, list[object]], mx.array]) -> None:
+        self.lengths: list[int] = []
+        self.on_call: Callable[[], None] = lambda: None
+        self._forward = forward
+
+    def __call__(self, tokens: mx.array, layers: list[object]) -> mx.array:
+        self.lengths.append(tokens.shape[1])
+        self.on_call()
+        return self._forward(tokens, layers)
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> Engine:
+    """A loaded engine whose model answers with the bytes that follow the prompt's last one, up to `z`."""
+    directory = write_scripted(tmp_path / "model", BYTES, SUCCESSOR, [END])
+    settings = Settings(
+        model=str(directory),
+        port=0,
+        models_dir=tmp_path,
+        cache="single",
+        prefill_chunk_tokens=CHUNK,
+        blas="auto",
+        blas_threads=1,
+        log_level=20,
+        watch_parent=False,
+    )
+    model = open_model(settings.model, settings.models_dir)
+    engine = Engine(settings, model, open_tokenizer(model.file))
+    await asyncio.wait_for(engine.start(asyncio.get_running_loop()).wait(), 30)
+    return engine
+
+
+@pytest.fixture
+async def watched(engine: Engine) -> Watched:
+    engine._forward = watched = Watched(engine._forward)
+    return watched
+
+
+class Numbered(EventStream):
+    """A stream that notes the order of its events among those of other streams."""
+
+    def __init__(self, number: int, told: list[tuple[int, str]]) -> None:
+        super().__init__()
+        self._number = number
+        self._told = told
+
+    def put(self, event: Event) -> None:
+        self._told.append((self._number, type(event).__name__))
+        super().put(event)
+
+
+def request(prompt: bytes = b"a", max_tokens: int = 100) -> Request:
+    return Request(prompt=list(prompt), max_tokens=max_tokens, sampling=SamplingOptions(), stops=None, metered=False)
+
+
+async def events(request: Request) -> list[Event]:
+    """Everything up to the end of a request."""
+    told: list[Event] = []
+    while not told or not isinstance(told[-1], Finished | Failed):
+        told += await asyncio.wait_for(request.stream.batch(), 30)
+    return told
+
+
+def text(told: list[Event]) -> str:
+    return "".join(event.text for event in told if isinstance(event, Text))
+
+
+async def test_a_request_is_started_told_and_finished(engine: Engine) -> None:
+    asked = request()
+    engine.submit(asked)
+    first, *middle, last = await events(asked)
+    assert isinstance(first, Started)
+    assert text(middle) == "bcdefghijklmnopqrstuvwxy"
+    assert isinstance(last, Finished)
+    assert last.reason is DoneReason.STOP
+
+
+async def test_requests_run_in_the_order_of_their_arrival_and_start_only_then(engine: Engine) -> None:
+    asked = [request(max_tokens=count) for count in (20, 10, 15)]
+    told: list[tuple[int, str]] = []
+    for number, each in enumerate(asked):
+        each.stream = Numbered(number, told)
+        engine.submit(each)
+    for each in asked:
+        await events(each)
+    assert [number for number, _ in told] == sorted(number for number, _ in told)
+    for number in range(3):
+        kinds = [kind for n, kind in told if n == number]
+        assert (kinds[0], kinds[-1]) == ("Started", "Finished")
+
+
+async def test_a_request_cancelled_in_the_queue_is_never_executed(engine: Engine, watched: Watched) -> None:
+    first, dropped, last = request(), request(b"x" * 500), request()
+    for each in (first, dropped, last):
+        engine.submit(each)
+    dropped.cancel()
+    assert text(await events(first)) == text(await events(last))
+    assert max(watched.lengths) == 1
+    assert not dropped.stream._events
+
+
+async def test_a_cancel_in_prefill_costs_at_most_one_chunk(engine: Engine, watched: Watched) -> None:
+    long, short = request(b"x" * (20 * CHUNK)), request()
+    watched.on_call = lambda: long.cancel() if len(watched.lengths) == 3 else None
+    engine.submit(long)
+    engine.submit(short)
+    assert text(await events(short)).startswith("bcd")
+    assert watched.lengths[:4] == [CHUNK, CHUNK, CHUNK, 1]
+
+
+async def test_a_cancelled_prefill_is_continued_by_the_retry(engine: Engine, watched: Watched) -> None:
+    prompt = b"x" * (10 * CHUNK)
+    first, retry = request(prompt), request(prompt)
+    watched.on_call = lambda: first.cancel() if len(watched.lengths) == 4 else None
+    engine.submit(first)
+    engine.submit(retry)
+    end = (await events(retry))[-1]
+    assert isinstance(end, Finished)
+    assert end.metrics.prompt_eval_cached_count == 4 * CHUNK
+
+
+@pytest.mark.parametrize("fail_at", [1, 3, 4, 8])
+async def test_a_fault_ends_its_own_request_and_nothing_else(engine: Engine, watched: Watched, fail_at: int) -> None:
+    def fail() -> None:
+        if len(watched.lengths) == fail_at:
+            raise ValueError("broken on purpose")
+
+    watched.on_call = fail
+    bad, good = request(b"x" * (2 * CHUNK) + b"a"), request(b"x" * (2 * CHUNK) + b"a")
+    engine.submit(bad)
+    engine.submit(good)
+    end = (await events(bad))[-1]
+    assert end == Failed("ValueError: broken on purpose")
+    assert text(await events(good)) == "bcdefghijklmnopqrstuvwxy"
+
+
+async def test_the_events_of_a_slice_wake_the_loop_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    wake_ups = 0
+    call = loop.call_soon_threadsafe
+
+    def count(*args: object, **kwargs: object) -> asyncio.Handle:
+        nonlocal wake_ups
+        wake_ups += 1
+        return call(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they are
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", count)
+    asked = request(max_tokens=20)
+    engine.submit(asked)
+    told = await events(asked)
+    assert len(told) == 22
+    assert wake_ups == 21  # the start, each token; the end comes with the last token
+
+
+async def test_memory_is_published_after_loading_and_holds_at_least_the_weights(engine: Engine) -> None:
+    assert engine.numbers.memory_bytes >= engine._model.total_bytes
