@@ -21,7 +21,7 @@ SPECIAL = {EOS: "<|end|>", 260: "<think>"}
 
 def _load(directory: Path) -> llama.Model:
     config = json.loads((directory / "config.json").read_text())
-    model = llama.Model(llama.ModelArgs.from_dict(config))  # type: ignore[no-untyped-call]  # mlx-lm's is not annotated
+    model = llama.Model(llama.ModelArgs.from_dict(config))
     model.load_weights(str(directory / "model.safetensors"))
     return model
 

@@ -1,0 +1,225 @@
+"""A host's HTTP client: Go's default one as far as a runner can tell (protocol.md 2)."""
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import aiohttp
+
+from tests.host.answers import Answer, Status, decode_answer, decode_ids, decode_status
+from tests.host.generations import F, Generation
+from tests.host.output import OutputScanner
+from tests.host.process import Process
+from tests.host.requests import Request, encode
+
+LINE_LIMIT_BYTES = 65536
+_IDLE_S = 90
+
+
+class StatusError(Exception):
+    """The runner refused a request: an HTTP status before the stream, or an `Error` object in it."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class StreamError(Exception):
+    """Connecting or reading failed. As in the host, captured output takes the place of the reason."""
+
+
+class Reply(NamedTuple):
+    """A whole HTTP answer. `headers` has lower-case names."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+
+@dataclass
+class Completion:
+    """A finished completion: what a host delivers, and what a test wants to know beyond it."""
+
+    text: str = ""
+    answers: list[Answer] = field(default_factory=list)
+    lines: list[bytes] = field(default_factory=list)
+    """The same lines before decoding, without their newline."""
+    arrivals: list[float] = field(default_factory=list)
+    """`time.monotonic()` of each line."""
+    context: list[int] | None = None
+    """The ids of prompt and answer, when tokenize was asked for."""
+    cancelled: bool = False
+
+    @property
+    def final(self) -> Answer:
+        """The line that ended it."""
+        if not self.answers or not self.answers[-1].done:
+            raise AssertionError(f"no final line after {self.text!r}")
+        return self.answers[-1]
+
+    @property
+    def pieces(self) -> list[str]:
+        """The text of every line that has some."""
+        return [answer.content for answer in self.answers if answer.content]
+
+
+class Stream:
+    """One running completion: an async context manager that yields answers until the final one.
+
+    The final answer is yielded while the connection is still open, as a host handles it; then, or when the block is
+    left early (a cancel), the connection is closed.
+    """
+
+    def __init__(self, client: "Client", request: Request) -> None:
+        self._client = client
+        self._request = request
+        self._response: aiohttp.ClientResponse | None = None
+        self.lines: list[bytes] = []
+        self.dropped: list[bytes] = []
+        """Lines that the host's decoder refused."""
+
+    async def __aenter__(self) -> Self:
+        self._response = await self._client.post_completion(self._request)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._response is not None:
+            self._response.close()
+
+    async def __aiter__(self) -> AsyncIterator[Answer]:
+        async for line in self._lines():
+            self.lines.append(line)
+            answer = decode_answer(line, self._client.generation)
+            if answer is None:
+                self.dropped.append(line)
+                continue
+            if answer.error is not None:
+                raise StatusError(answer.error.status_code, answer.error.text)
+            yield answer
+            if answer.done:
+                return
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        """Go's `bufio.Scanner` with a 64 KiB buffer; a rest without newline is a line too."""
+        assert self._response is not None
+        buffer = b""
+        try:
+            async for chunk in self._response.content.iter_any():
+                *complete, buffer = (buffer + chunk).split(b"\n")
+                for line in complete:
+                    self._check(line)
+                    yield line
+                self._check(buffer)
+        except aiohttp.ClientError as error:
+            raise self._client.failure(error) from error
+        if buffer:
+            yield buffer
+
+    def _check(self, line: bytes) -> None:
+        if len(line) + 1 >= LINE_LIMIT_BYTES:
+            raise StreamError("bufio.Scanner: token too long")
+
+
+class Client:
+    """Talks to one runner as one host generation does. Belongs to one event loop; an async context manager."""
+
+    def __init__(self, port: int, generation: Generation = F, output: OutputScanner | None = None) -> None:
+        self.generation = generation
+        self._output = output
+        self._session = aiohttp.ClientSession(
+            f"http://127.0.0.1:{port}",
+            headers={"User-Agent": "Go-http-client/1.1", "Accept-Encoding": "gzip"},
+            skip_auto_headers=["Accept", "Content-Type"],
+            timeout=aiohttp.ClientTimeout(),
+            auto_decompress=False,
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
+            trust_env=False,
+        )
+
+    @classmethod
+    def of(cls, process: Process) -> Self:
+        """The client of that process's generation; its captured output shows in `StreamError`."""
+        return cls(process.port, process.generation, process.output)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    def failure(self, error: Exception) -> StreamError:
+        """The error that the host's user would read."""
+        captured = self._output.captured if self._output is not None else ""
+        return StreamError(f"mlx runner failed: {captured}" if captured else f"{type(error).__name__}: {error}")
+
+    async def send(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        """Any request, its answer read to the end; redirects are not followed."""
+        async with self._session.request(method, path, data=body, headers=headers, allow_redirects=False) as response:
+            content = await response.read()
+            return Reply(response.status, {name.lower(): value for name, value in response.headers.items()}, content)
+
+    async def status(self) -> Status:
+        """The host's health check. Raises `StatusError`, `UndecodableError`."""
+        reply = await self.send("GET", "/v1/status")
+        if reply.status != 200:
+            raise StatusError(reply.status, reply.text.strip())
+        return decode_status(reply.body)
+
+    async def tokenize(self, text: str) -> list[int]:
+        """The ids of `text`; like the host, it looks at the body only."""
+        reply = await self.send("POST", "/v1/tokenize", text.encode(), {"Content-Type": "text/plain"})
+        return decode_ids(reply.body)
+
+    async def post_completion(self, request: Request) -> aiohttp.ClientResponse:
+        """The open response, headers read. Raises `StatusError` for anything but 200, `StreamError`."""
+        try:
+            response = await self._session.post(
+                "/completion",
+                data=encode(request, self.generation),
+                headers={"Content-Type": "application/json"},
+                allow_redirects=True,
+            )
+            if response.status != 200:
+                text = (await response.text()).strip()
+                raise StatusError(response.status, text)
+        except aiohttp.ClientError as error:
+            raise self.failure(error) from error
+        return response
+
+    def stream(self, request: Request) -> Stream:
+        """A running completion, for `async with` and `async for`."""
+        return Stream(self, request)
+
+    async def complete(
+        self, request: Request, *, tokenize: bool = False, cancel_after: int | None = None
+    ) -> Completion:
+        """Reads a completion to its end. `tokenize` asks for the ids of prompt and answer while the final line is
+        handled, as `/api/generate` does; `cancel_after` closes the connection after so many lines."""
+        completion = Completion()
+        async with self.stream(request) as stream:
+            async for answer in stream:
+                completion.arrivals.append(time.monotonic())
+                completion.answers.append(answer)
+                completion.text += answer.content
+                if answer.done and tokenize:
+                    completion.context = await self.tokenize(request.prompt + completion.text)
+                if len(completion.answers) == cancel_after and not answer.done:
+                    completion.cancelled = True
+                    break
+        completion.lines = stream.lines
+        return completion

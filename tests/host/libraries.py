@@ -1,0 +1,37 @@
+"""The library directories that a host puts in front of its runner's own (protocol.md 1.3), with decoys inside."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def write_decoys(directory: Path) -> Path:
+    """Makes `mlx_cuda_v13` with headers and a libmlx.so that has nothing in it, as bad as a host's older one.
+
+    Returns `directory`, for `spawn(libraries=...)`.
+    """
+    backend = directory / "mlx_cuda_v13"
+    (backend / "include").mkdir(parents=True)
+    library = backend / "libmlx.so"
+    compiler = shutil.which("cc")
+    if compiler is None:
+        library.write_bytes(b"not a library")
+    else:
+        source = directory / "empty.c"
+        source.write_text("int mlx_decoy(void) { return 0; }\n")
+        command = [compiler, "-shared", "-fPIC", "-Wl,-soname,libmlx.so", "-o", str(library), str(source)]
+        subprocess.run(command, check=True)
+    return directory
+
+
+def library_environment(directory: Path, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a Linux host sets when `directory` is its `lib/ollama`."""
+    backends = sorted(path for path in directory.glob("mlx_*") if path.is_dir())
+    previous = [inherited["LD_LIBRARY_PATH"]] if inherited.get("LD_LIBRARY_PATH") else []
+    environment = {"LD_LIBRARY_PATH": os.pathsep.join([str(directory), *map(str, backends), *previous])}
+    for backend in backends:
+        if backend.name.startswith("mlx_cuda_") and (backend / "include").is_dir():
+            environment |= {"CUDA_PATH": str(backend), "CUDA_HOME": str(backend)}
+    return environment

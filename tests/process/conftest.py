@@ -1,0 +1,112 @@
+"""The process under test: this repository's runner, spawned by the host of `tests.host` on stores written here."""
+
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.host import Client, Generation, Process, spawn
+from tests.host.generations import F
+from tests.models.checkpoints import write_checkpoint
+from tests.models.store import write_store
+from tests.process import script
+
+RUNNER = (sys.executable, "-m", "runner")
+FAULTY = (sys.executable, str(Path(__file__).with_name("faulty.py")))
+"""The same process with a fault built in, chosen by the environment variable `FAULT`."""
+
+MAIN = "scripted:latest"
+SMALL = "team/small:bos"
+SENTENCEPIECE = "spm:latest"
+RANDOM = "random:latest"
+MARKER = "mlx:latest"
+"""A model whose log lines would contain a marker, were they written as they are."""
+
+CHUNK_TOKENS = 16
+"""Prefill chunk of the shared process: small, so that a long prompt takes thousands of slices."""
+
+SpawnModel = Callable[..., Process]
+
+
+@pytest.fixture(scope="session")
+def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with every model above."""
+    sources = tmp_path_factory.mktemp("sources")
+    store = tmp_path_factory.mktemp("store")
+    main = script.write_main(sources / "main")
+    write_store(store, MAIN, main)
+    write_store(store, MARKER, main)
+    write_store(store, SMALL, script.write_small(sources / "small"))
+    write_store(store, SENTENCEPIECE, script.write_sentencepiece(sources / "sentencepiece"))
+    write_store(store, RANDOM, write_checkpoint(sources / "random", "llama"))
+    return store
+
+
+@pytest.fixture(scope="session")
+def shared(models_dir: Path) -> Iterator[Process]:
+    """One running process of the main model, for every test that leaves it alive."""
+    arguments = ["--prefill-chunk", str(CHUNK_TOKENS)]
+    with spawn(RUNNER, MAIN, models_dir=models_dir, arguments=arguments) as process:
+        process.wait_ready(60)
+        yield process
+    assert not process.output.captured, "a whole session wrote no line that a host would take for an error"
+
+
+@pytest.fixture(scope="session")
+def small(models_dir: Path) -> Iterator[Process]:
+    """One running process of the model with a BOS and 64 tokens of context."""
+    with spawn(RUNNER, SMALL, models_dir=models_dir) as process:
+        process.wait_ready(60)
+        yield process
+
+
+@pytest.fixture
+async def client(shared: Process) -> AsyncIterator[Client]:
+    """A host's client of the shared process."""
+    async with Client.of(shared) as client:
+        yield client
+
+
+@pytest.fixture
+async def small_client(small: Process) -> AsyncIterator[Client]:
+    """A host's client of the small model's process."""
+    async with Client.of(small) as client:
+        yield client
+
+
+@pytest.fixture
+def start(models_dir: Path) -> Iterator[SpawnModel]:
+    """Spawns a process of its own for one test and ends it afterwards."""
+    processes = []
+
+    def start(
+        model: str = MAIN,
+        arguments: Sequence[str] = (),
+        *,
+        executable: Sequence[str] = RUNNER,
+        environment: dict[str, str] | None = None,
+        generation: Generation = F,
+        models_dir: Path | str = models_dir,
+        libraries: Path | None = None,
+        port: int | None = None,
+        ready: bool = True,
+    ) -> Process:
+        process = spawn(
+            executable,
+            model,
+            models_dir=models_dir,
+            generation=generation,
+            arguments=arguments,
+            environment=environment,
+            libraries=libraries,
+            port=port,
+        )
+        processes.append(process)
+        if ready:
+            process.wait_ready(60)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()

@@ -1,0 +1,184 @@
+"""Conformance cases 9-11: how and when the process goes away."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from tests.host import Client, G, Process, Request, StreamError, free_port
+from tests.process.conftest import CHUNK_TOKENS, FAULTY, MAIN, RUNNER, SpawnModel
+from tests.process.script import CONTEXT
+
+Phase = Literal["idle", "prefill", "decode", "queued"]
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+PHASES: tuple[Phase, ...] = ("idle", "prefill", "decode", "queued")
+CHUNKED = ["--prefill-chunk", str(CHUNK_TOKENS)]
+LONG_PROMPT = "y" * (CONTEXT - 10)
+ENDLESS = Request("0")
+
+
+@asynccontextmanager
+async def busy(process: Process, phase: Phase) -> AsyncIterator[None]:
+    """Inside the block the process is in that phase; its end may break the requests that hold it there."""
+    async with Client.of(process) as client:
+        tasks: list[asyncio.Task[object]] = []
+        if phase == "prefill":
+            tasks.append(asyncio.create_task(client.complete(Request(LONG_PROMPT))))
+            await asyncio.sleep(0.4)
+        elif phase in ("decode", "queued"):
+            async with client.stream(ENDLESS) as stream:
+                async for _ in stream:
+                    break
+                if phase == "queued":
+                    tasks.append(asyncio.create_task(client.complete(Request("Hi"))))
+                    await asyncio.sleep(0.1)
+                yield
+        if phase in ("idle", "prefill"):
+            yield
+        for task in tasks:
+            with pytest.raises(StreamError):
+                await asyncio.wait_for(task, 5)
+
+
+def children_of(pid: int) -> str:
+    """The ids of its child processes, as the kernel writes them."""
+    return "".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")).strip()
+
+
+def pids_with_port(port: int) -> list[int]:
+    """The processes that were started with this port."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if f"--port\0{port}\0".encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+def assert_quiet(process: Process) -> None:
+    assert process.output.captured == ""
+    assert "Traceback" not in process.output.text
+    assert "KeyboardInterrupt" not in process.output.text
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+async def test_cases_09_10_a_signal_ends_it_within_a_second_and_quietly(
+    phase: Phase, number: signal.Signals, start: SpawnModel
+) -> None:
+    process = start(arguments=CHUNKED)
+    async with busy(process, phase):
+        process.send_signal(number)
+        assert await asyncio.to_thread(process.wait, 1.0) == -number
+    assert_quiet(process)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.15, 0.3])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_while_starting_ends_it_within_a_second(
+    delay_s: float, number: signal.Signals, start: SpawnModel
+) -> None:
+    process = start(ready=False)
+    time.sleep(delay_s)
+    process.send_signal(number)
+    assert process.wait(1.0) is not None
+    if number is signal.SIGTERM:  # Python itself may tell of an interrupt in its first 50 ms, before any of our code
+        assert_quiet(process)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_while_loading_ends_it_within_a_second_and_quietly(number: signal.Signals, start: SpawnModel) -> None:
+    process = start(executable=FAULTY, environment={"FAULT": "slow-load"}, ready=False)
+    time.sleep(2)
+    assert not process.poll_ready(1), "it still loads"
+    process.send_signal(number)
+    assert process.wait(1.0) == -number
+    assert_quiet(process)
+
+
+def test_generation_g_closes_with_sigkill_and_a_new_one_starts(start: SpawnModel) -> None:
+    for _ in range(2):
+        process = start(generation=G)
+        assert process.close() < 1.0
+        assert process.exit_status == -signal.SIGKILL
+
+
+@linux_only
+@pytest.mark.parametrize("phase", ["idle", "decode"])
+async def test_case_11_nobody_else_holds_the_pipe(phase: Phase, start: SpawnModel) -> None:
+    process = start()
+    async with busy(process, phase):
+        assert not children_of(process.pid)
+        process.kill()
+        assert process.exit_status == -signal.SIGKILL, "the end of the pipe came with the end of the process"
+
+
+STAND_IN_HOST = """
+import os, subprocess, sys
+kept = os.dup(1)
+runner = subprocess.Popen(
+    sys.argv[1:], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[kept]
+)
+os.close(kept)
+os.write(1, b"spawned\\n")
+while chunk := os.read(runner.stdout.fileno(), 65536):
+    os.write(1, chunk)
+"""
+"""Reads the runner's output as a host does and passes it on. The runner also holds a copy of the stand-in's own output,
+which therefore ends when both have gone."""
+
+
+@contextmanager
+def stand_in_host(models_dir: Path, executable: Sequence[str], words: Sequence[str], **env: str) -> Iterator[Process]:
+    """A host that can be killed. The yielded process is the host; it counts as exited when its runner has gone too."""
+    port = free_port()
+    argv = [*executable, *words, "--model", MAIN, "--port", str(port), *CHUNKED]
+    variables = {**os.environ, "OLLAMA_MODELS": str(models_dir), **env}
+    host = Process([sys.executable, "-c", STAND_IN_HOST, *argv], port, environment=variables)
+    while "spawned" not in host.output.text:
+        time.sleep(0.005)
+    try:
+        yield host
+    finally:
+        host.send_signal(signal.SIGKILL)
+        for pid in pids_with_port(port):
+            os.kill(pid, signal.SIGKILL)
+
+
+@linux_only
+@pytest.mark.parametrize("phase", PHASES)
+async def test_the_runner_goes_within_two_seconds_of_its_host(phase: Phase, models_dir: Path) -> None:
+    with stand_in_host(models_dir, RUNNER, ["runner", "--mlx-engine"]) as host:
+        await asyncio.to_thread(host.wait_ready, 60)
+        async with busy(host, phase):
+            host.send_signal(signal.SIGKILL)
+            assert await asyncio.to_thread(host.wait, 2.0) is not None
+        assert_quiet(host)
+
+
+@linux_only
+@pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.3, 1.5])
+def test_the_runner_goes_within_two_seconds_of_its_host_while_it_starts(delay_s: float, models_dir: Path) -> None:
+    """However early: at first the only sign is that nobody reads the pipe."""
+    with stand_in_host(models_dir, FAULTY, ["runner"], FAULT="slow-load") as host:
+        time.sleep(delay_s)
+        host.send_signal(signal.SIGKILL)
+        assert host.wait(2.0 if delay_s else 3.0) is not None, "its own start is not counted"
+        assert_quiet(host)
+
+
+@linux_only
+async def test_started_by_hand_it_outlives_the_shell(models_dir: Path) -> None:
+    with stand_in_host(models_dir, RUNNER, []) as shell:
+        await asyncio.to_thread(shell.wait_ready, 60)
+        shell.send_signal(signal.SIGKILL)
+        assert await asyncio.to_thread(shell.wait, 2.5) is None
+        async with Client(shell.port) as client:
+            assert (await client.complete(Request("x"))).text == "yz"
