@@ -50,7 +50,6 @@ class Generation:
         self._forward = forward
         self._tokenizer = tokenizer
         self._text: TextStream[Logprob] = TextStream(tokenizer, request.stops)
-        self._sampling = request.sampling
         self._context_length = context_length
         self._started_ns = perf_counter_ns()
         self._decode_started_ns = 0
@@ -149,7 +148,7 @@ class Generation:
         with self._session.forward(1):
             logits = self._forward(token[None], self._session.layers)
         if self._sampler is None:
-            self._sampler = Sampler(self._sampling, self.request.prompt, logits.shape[-1], self._context_length)
+            self._sampler = Sampler(self.request.sampling, self.request.prompt, logits.shape[-1], self._context_length)
         sample = self._sampler(logits[:, -1, :])
         mx.async_eval(sample.arrays())
         self._dispatched += 1

@@ -30,7 +30,7 @@ class TopP:
     """
 
     def __init__(self, p: float, n: int) -> None:
-        self._outside = 1 - p
+        self._outside = min(1 - p, _BELOW_ONE)
         self._ids = ranking.descending_ids(n)
 
     def __call__(self, weights: mx.array) -> mx.array:
@@ -51,7 +51,9 @@ def _first_above(keys: mx.array, share: float) -> mx.array:
     is quickly sorted. The shapes do not depend on the data, so the host need not know which half it was.
     """
     at_once = _SORTED_AT_ONCE[mx.default_device().type]
-    below = share * mx.sum(ranking.values_of(keys), axis=-1, keepdims=True)
+    halved = keys.shape[-1] > at_once
+    if halved:
+        below = share * mx.sum(ranking.values_of(keys), axis=-1, keepdims=True)
     while (n := keys.shape[-1]) > at_once:
         half = (n + 1) // 2
         # With n odd the halves share the key in the middle, which partition has put in its place.
@@ -62,6 +64,7 @@ def _first_above(keys: mx.array, share: float) -> mx.array:
         below = mx.where(above, below, below - lower)
     keys = mx.sort(keys, axis=-1)
     sums = mx.cumsum(ranking.values_of(keys), axis=-1)
-    # The sums of the parts and of the whole may round differently, but the last key gets there in any case.
-    below = mx.minimum(below, sums[..., -1:] * _BELOW_ONE)
+    last = sums[..., -1:]
+    # The sums of the halves and of the whole round differently, but the last key gets there in any case.
+    below = mx.minimum(below, last * _BELOW_ONE) if halved else last * share
     return mx.take_along_axis(keys, mx.argmax(sums > below, axis=-1, keepdims=True), axis=-1)

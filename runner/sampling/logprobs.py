@@ -10,7 +10,9 @@ FLOOR = -9999.0
 
 def log_probabilities(logits: mx.array) -> mx.array:
     """float32 log-softmax [B, V] of `logits` (float32 [B, V]): from FLOOR to 0, always finite."""
-    return mx.maximum(logits - mx.logsumexp(logits, axis=-1, keepdims=True), FLOOR)
+    # From the largest one down: logits of 1000 have no digits left for what stands behind the point.
+    shifted = logits - mx.max(logits, axis=-1, keepdims=True)
+    return mx.maximum(shifted - mx.logsumexp(shifted, axis=-1, keepdims=True), FLOOR)
 
 
 def of_token(log_probs: mx.array, token: mx.array) -> mx.array:

@@ -1,0 +1,29 @@
+"""What the README says is what the program does."""
+
+import re
+import subprocess
+import sys
+
+from runner.flags import FLAGS
+from scripts.readme import README, with_table
+
+
+def test_the_table_of_flags_is_todays() -> None:
+    text = README.read_text()
+    assert text == with_table(text), "run: python -m scripts.readme"
+
+
+def test_help_names_every_flag_and_nothing_else() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "runner", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert set(re.findall(r"^ +(?:-h, )?--([a-z-]+)", shown, re.MULTILINE)) == {flag.name for flag in FLAGS} | {
+        "help",
+        "version",
+    }
+
+
+def test_the_readme_names_no_flag_that_does_not_exist() -> None:
+    known = {flag.name for flag in FLAGS} | {"help", "version", "all", "serve", "mlx-engine", "experimental"}
+    text = re.sub(r"curl [^\n]*", "", README.read_text())
+    assert set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", text)) <= known
