@@ -24,15 +24,14 @@ class Sample(NamedTuple):
     """uint32 [1, K], the most probable token first"""
     top_logprobs: mx.array | None = None
     """float32 [1, K]"""
-    penalties: Penalties | None = None
-    """The sampler's state on the device. It belongs to the sampler; here for `arrays` only."""
 
     def arrays(self) -> list[mx.array]:
-        """All there is to evaluate, the sampler's state after this token included: call it before the next sample."""
-        arrays = [array for array in (self.token, self.logprob, self.top_ids, self.top_logprobs) if array is not None]
-        if self.penalties is not None:
-            arrays.append(self.penalties.counts)
-        return arrays
+        """All there is to evaluate.
+
+        The sampler's own state is not among it: each token depends on the state before it, so the evaluation of a token
+        brings the state up to it, and one step is all that is ever pending.
+        """
+        return [array for array in (self.token, self.logprob, self.top_ids, self.top_logprobs) if array is not None]
 
 
 class Sampler:
@@ -62,12 +61,12 @@ class Sampler:
         if self._penalties is not None:
             self._penalties.record(token)
         if not self._options.logprobs:
-            return Sample(token, penalties=self._penalties)
+            return Sample(token)
         log_probs = logprobs.log_probabilities(logits)
         top_ids, top_logprobs = None, None
         if self._options.top_logprobs > 0:
             top_ids, top_logprobs = logprobs.most_probable(log_probs, self._options.top_logprobs)
-        return Sample(token, logprobs.of_token(log_probs, token), top_ids, top_logprobs, self._penalties)
+        return Sample(token, logprobs.of_token(log_probs, token), top_ids, top_logprobs)
 
     def _choose(self, scores: mx.array) -> mx.array:
         if self._options.temperature == 0:

@@ -1,0 +1,50 @@
+"""Section 4 of protocol.md once more, in plain Python and numpy, as slow and as direct as it reads."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+Row = NDArray[np.float32]
+
+
+def only(array: mx.array) -> int:
+    """The one id that `array` holds."""
+    (value,) = np.array(array).reshape(-1).astype(np.int64).tolist()
+    return int(value)
+
+
+def penalised(
+    scores: Row, history: Sequence[int], repeat: float, presence: float, frequency: float, last_n: int
+) -> Row:
+    """`scores` with the penalties for the last `last_n` tokens of `history`; `repeat` and `last_n` are normalised."""
+    result = scores.copy()
+    window = list(history)[-last_n:] if last_n > 0 else []
+    for token in set(window):
+        score = result[token]
+        score = score * np.float32(repeat) if score < 0 else score / np.float32(repeat)
+        score = score - np.float32(presence)
+        result[token] = score - np.float32(window.count(token)) * np.float32(frequency)
+    return result
+
+
+def probabilities(scores: Row, temperature: float) -> NDArray[np.float64]:
+    """Softmax of score/temperature in double precision."""
+    scaled = scores.astype(np.float64) / temperature
+    weights = np.exp(scaled - scaled.max())
+    result: NDArray[np.float64] = weights / weights.sum()
+    return result
+
+
+def nucleus(weights: Sequence[Fraction], p: Fraction) -> set[int]:
+    """The ids that top-p keeps, exactly; equal weights in the order of their ids."""
+    order = sorted(range(len(weights)), key=lambda index: (-weights[index], index))
+    kept, before = set(), Fraction(0)
+    for index in order:
+        if before >= p * sum(weights):
+            break
+        kept.add(index)
+        before += weights[index]
+    return kept
