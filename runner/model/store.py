@@ -17,6 +17,7 @@ _MODEL_FORMAT = "safetensors"
 _DIGEST = re.compile(r"sha256[:-][0-9a-fA-F]{64}")
 _DRAFT = ("draft.", "draft/")
 """How everything of a speculative draft model is named; nothing here runs one."""
+_ADVICE = "`ollama list` names the models that are there, --models-dir another store"
 _COMPANIONS = (".scale", ".bias", ".global_scale")
 
 
@@ -35,7 +36,8 @@ def open_store(name: str, models_dir: Path) -> Checkpoint:
     parsed = parse_name(name)
     path = find_manifest(models_dir, parsed)
     if path is None:
-        raise ModelError(f"read manifest: open {manifest_path(models_dir, parsed)}: no such file or directory")
+        where = manifest_path(models_dir, parsed)
+        raise ModelError(f"read manifest: open {where}: no such file or directory ({_ADVICE})")
     manifest = _read_manifest(path)
     layers = [_layer(path, item, models_dir) for item in _layers(path, manifest)]
     _check_format(name, path, manifest, models_dir)

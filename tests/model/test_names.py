@@ -56,12 +56,12 @@ def test_a_missing_manifest_is_told_in_gos_words(tmp_path: Path) -> None:
     path = tmp_path / "manifests/registry.ollama.ai/library/demo/latest"
     with pytest.raises(ModelError) as caught:
         open_model("demo", tmp_path)
-    assert str(caught.value) == f"read manifest: open {path}: no such file or directory"
+    assert str(caught.value).startswith(f"read manifest: open {path}: no such file or directory (`ollama list` ")
 
 
 def test_a_manifest_must_be_a_file_at_the_right_depth(tmp_path: Path) -> None:
     manifest_path(tmp_path, parse_name("demo")).mkdir(parents=True)
-    with pytest.raises(ModelError, match=r"^read manifest: open .*: no such file or directory$"):
+    with pytest.raises(ModelError, match=r"^read manifest: open .*: no such file or directory \("):
         open_model("demo", tmp_path)
 
 
