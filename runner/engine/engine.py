@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from runner.engine.generation import Generation
 
 log = Log(__name__)
+_INSTALL = "install ollama-mlx-runner[cpu] or, for NVIDIA, ollama-mlx-runner[cuda]"
 
 
 class Numbers(msgspec.Struct, frozen=True):
@@ -75,7 +76,10 @@ class Engine:
 
     def _load(self) -> None:
         started = perf_counter()
-        import mlx.core as mx
+        try:
+            import mlx.core as mx
+        except ImportError as error:
+            raise RunnerError(f"MLX not available: {error}; {_INSTALL}") from error
 
         from runner.model.load import load
 
