@@ -1,5 +1,6 @@
 """`mlx-runner` and `python -m runner`."""
 
+import os
 import signal
 import sys
 
@@ -8,9 +9,23 @@ def main() -> None:
     """Run the process; it ends by a signal, by an error line, or not at all."""
     # A signal ends the process at once and quietly, whatever it is doing: nothing here waits for a graceful end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from runner.start import start
-
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _open_missing_streams()
+    try:
+        from runner.start import start
+    except ImportError as error:
+        os.write(2, f"Error: the installation is broken: {error}\n".encode())
+        os._exit(1)
     start(sys.argv[1:])
+
+
+def _open_missing_streams() -> None:
+    """Were one of them closed, the next socket would get its number, and the log lines."""
+    for stream in (0, 1, 2):
+        try:
+            os.fstat(stream)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 if __name__ == "__main__":

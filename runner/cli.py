@@ -1,4 +1,4 @@
-"""The command line and the environment, made into one frozen Settings. Nothing else reads either of them."""
+"""The command line and the environment, made into one frozen Settings. Nothing else looks into either of them."""
 
 import argparse
 import logging

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 TRACE = 5
 _STDERR = 2
+_FATAL_WAIT_MS = 500
 LINE_LIMIT = 4096  # bytes; what a pipe accepts whole once poll() says that it is writable
 
 _MARKERS = (
@@ -109,7 +110,7 @@ class _Slog(logging.Formatter):
 
 
 class _Pipe(logging.Handler):
-    """Writes each record with one write(2) to stderr; never blocks, never raises."""
+    """Writes each record with one write(2) to stderr; never blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +123,7 @@ class _Pipe(logging.Handler):
             if self._poll.poll(0):
                 os.write(_STDERR, line)
         except OSError:
-            pass  # the host is gone or its pipe is full: there is nobody to tell
+            pass  # the host is gone: there is nobody to tell
 
 
 class Log:
@@ -176,7 +177,10 @@ def fatal(text: str, status: int = 1) -> NoReturn:
     """End the process with the one line that a host reports to its user: `Error: <text>`."""
     line = f"Error: {' '.join(text.split())}".encode(errors="backslashreplace")[: LINE_LIMIT - 1] + b"\n"
     try:
-        os.write(_STDERR, line)
+        output = select.poll()
+        output.register(_STDERR, select.POLLOUT)
+        if output.poll(_FATAL_WAIT_MS):  # a host that reads no more must not keep us
+            os.write(_STDERR, line)
     finally:
         os._exit(status)
 

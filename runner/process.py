@@ -3,6 +3,7 @@
 import asyncio
 import os
 import select
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ def restart_without_host_libraries(environ: Mapping[str, str], command: list[str
     """
     cleaned = without_host_libraries(environ)
     if cleaned != dict(environ):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until main() has taken Python's handler away again
         os.execve(sys.executable, command, cleaned)  # noqa: S606 - our own command line again
 
 
@@ -49,7 +51,7 @@ def _is_host_directory(entry: str) -> bool:
     if path.name.startswith("mlx_") or (path.name == "ollama" and path.parent.name == "lib"):
         return True
     try:
-        return any(path.glob("mlx_*/")) or any(path.glob("libmlx*"))
+        return any(path.glob("mlx_*/")) or any(path.glob("libmlx.*")) or any(path.glob("libmlxc.*"))
     except OSError:
         return False
 
@@ -63,7 +65,7 @@ async def exit_with_host(parent: int) -> NoReturn:
     output.register(_STDERR, 0)  # errors are reported unasked
     while os.getppid() == parent and not _is_closed(output):  # noqa: ASYNC110 - no event tells of either
         await asyncio.sleep(_HOST_CHECK_S)
-    os._exit(0)
+    os._exit(1)
 
 
 def _is_closed(output: select.poll) -> bool:

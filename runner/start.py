@@ -1,11 +1,13 @@
 """From the command line to a serving process: who is started when, and how each failure is told."""
 
 import asyncio
+import logging
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import NoReturn
 
 from runner import blas, cli, logs, process
@@ -51,12 +53,18 @@ def _bind(port: int) -> socket.socket:
     """The port, taken but not yet listening: a taken one is told at once, and nobody gets in before we are ready."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
+    with _telling_the_port(port):
         listener.bind((_HOST, port))
+    return listener
+
+
+@contextmanager
+def _telling_the_port(port: int) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         reason = os.strerror(error.errno or 0).lower()
         raise RunnerError(f"listen tcp {_HOST}:{port}: bind: {reason}") from error
-    return listener
 
 
 async def _serve(settings: Settings, model: OpenedModel, listener: socket.socket, parent: int) -> None:
@@ -71,10 +79,13 @@ async def _serve(settings: Settings, model: OpenedModel, listener: socket.socket
 
     from runner.server.app import make_app
 
+    # Malformed HTTP would fill the log with tracebacks; the app itself tells of every fault of its own.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     app = make_app(engine, ThreadPoolExecutor(_HELPERS, "helper"))
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, keepalive_timeout=_KEEP_ALIVE_S)
     await runner.setup()
     await ready.wait()
-    await web.SockSite(runner, listener).start()
+    with _telling_the_port(settings.port):  # another process may have bound it too, and listened first
+        await web.SockSite(runner, listener).start()
     log.info("listening", url=f"http://{_HOST}:{listener.getsockname()[1]}")
     await (watch or asyncio.Event().wait())

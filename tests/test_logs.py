@@ -43,6 +43,45 @@ def test_a_line_is_slog_text() -> None:
     assert line.endswith(r'msg="model loaded" model="mlx :latest" n=3 x=0.5 empty="" text="a=\"b\"\n" flag=true')
 
 
+def test_a_marker_made_by_two_neighbouring_fields_is_respelled_too() -> None:
+    done = run("from runner import logs; logs.start(20); logs.Log('x').info('hi', device='CUDA', error='none')")
+    assert done.stderr.decode().rstrip().endswith("device=CUDA-error=none")
+
+
+def test_a_long_line_is_cut_to_what_a_pipe_takes_at_once() -> None:
+    done = run("from runner import logs; logs.start(20); logs.Log('x').info('y' * 10000)")
+    assert len(done.stderr) == logs.LINE_LIMIT
+    assert done.stderr.endswith(b"y\n")
+
+
+def test_what_python_would_print_by_itself_is_a_log_line() -> None:
+    done = run(
+        "import warnings; from runner import logs; logs.start(20)\n"
+        "class Bad:\n"
+        "    def __del__(self): raise ValueError('late')\n"
+        "del_me = Bad(); del del_me\n"
+        "warnings.warn('old')"
+    )
+    lines = done.stderr.decode().splitlines()
+    assert [line.split()[1] for line in lines] == ["level=ERROR", "level=WARN"]
+    assert "ValueError : late" in lines[0]
+
+
+def test_a_fatal_error_leaves_even_when_nobody_reads() -> None:
+    read, write = os.pipe()
+    code = (
+        "import os; from runner import logs; os.set_blocking(2, False)\n"
+        "try:\n"
+        "    while True: os.write(2, b'x' * 4096)\n"
+        "except BlockingIOError: os.set_blocking(2, True)\n"
+        "logs.fatal('late')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stderr=write, timeout=30, check=False)
+    os.close(write)
+    os.close(read)
+    assert done.returncode == 1
+
+
 def test_a_traceback_stays_inside_one_line() -> None:
     done = run(
         "from runner import logs; logs.start(20); log = logs.Log('x')\n"

@@ -22,6 +22,11 @@ def test_a_directory_with_an_mlx_of_its_own_is_dropped_whatever_its_name(tmp_pat
     assert without_host_libraries({"LD_LIBRARY_PATH": str(tmp_path)}) == {}
 
 
+def test_another_library_of_a_similar_name_is_no_mlx(tmp_path: Path) -> None:
+    (tmp_path / "libmlx5.so.1").touch()  # a network driver
+    assert without_host_libraries({"LD_LIBRARY_PATH": str(tmp_path)}) == {"LD_LIBRARY_PATH": str(tmp_path)}
+
+
 def test_an_environment_without_a_host_is_left_as_it_is(tmp_path: Path) -> None:
     environ = {"LD_LIBRARY_PATH": f"{tmp_path}{os.pathsep}", "CUDA_HOME": "/usr/local/cuda", "A": "b"}
     assert without_host_libraries(environ) == environ
