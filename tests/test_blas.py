@@ -29,6 +29,27 @@ def run(choice: str) -> tuple[str, float]:
     return name, float(worst)
 
 
+CALLS = """
+import ctypes
+from pathlib import Path
+from runner import blas
+blas.preload()
+import mlx.core as mx
+shim = ctypes.CDLL(str(next(Path(blas.__file__).parent.glob("_shim.*.so"))))
+x = mx.ones((8, 8))
+for product in (x @ x, x[:1] @ x.T):
+    before = shim.shim_calls()
+    mx.eval(product)
+    print(shim.shim_calls() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
+def test_mlx_calls_the_shim_for_its_products() -> None:
+    done = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["1", "1"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
 def test_the_set_up_built_the_shim_and_auto_uses_it() -> None:
     name, worst = run("auto")
