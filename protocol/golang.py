@@ -39,9 +39,13 @@ def _struct(data: bytes | msgspec.Raw, wanted: type[StructT]) -> StructT:
     values: dict[str, object] = {}
     for key, raw in members.items():
         field = fields.get(key.lower())
-        if field is not None and bytes(raw) != _NULL:
+        if field is not None and not _is_null(raw):
             values[field.name] = _value(raw, field.type)
     return wanted(**values)
+
+
+def _is_null(raw: msgspec.Raw) -> bool:
+    return memoryview(raw).nbytes == len(_NULL) and bytes(raw) == _NULL
 
 
 def _value(raw: msgspec.Raw, wanted: type) -> object:

@@ -7,6 +7,8 @@ import msgspec
 from protocol import golang
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_MOST = 3.4028234663852886e38  # of a float32, the type of these options in every host
+Float32 = Annotated[float, msgspec.Meta(ge=-_MOST, le=_MOST)]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,13 +17,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     seed: Int64 | None = None
     num_predict: Int64 = 0
     top_k: Int64 = 0
-    top_p: float = 0.0
-    min_p: float = 0.0
+    top_p: Float32 = 0.0
+    min_p: Float32 = 0.0
     repeat_last_n: Int64 = 0
-    temperature: float = 0.0
-    repeat_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    temperature: Float32 = 0.0
+    repeat_penalty: Float32 = 0.0
+    presence_penalty: Float32 = 0.0
+    frequency_penalty: Float32 = 0.0
     stop: list[str] = []
 
 

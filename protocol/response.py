@@ -12,6 +12,9 @@ LINE_LIMIT_BYTES = 65536
 """A host gives up on a line that is this long or longer, its newline included."""
 
 
+_ERROR_CHARACTERS = 8192
+
+
 class DoneReason(IntEnum):
     """Why a completion ended: the model (or a stop string) ended it, or its length did."""
 
@@ -119,5 +122,5 @@ def final_line(reason: DoneReason, metrics: Metrics) -> bytes:
 
 
 def error_line(text: str, status: int = 500) -> bytes:
-    """The line that ends a completion which failed after its stream had begun."""
-    return _encode(_Failed("", False, _Failure(status, "", text))) + b"\n"
+    """The line that ends a completion which failed after its stream had begun; a very long text is cut."""
+    return _encode(_Failed("", False, _Failure(status, "", text[:_ERROR_CHARACTERS]))) + b"\n"

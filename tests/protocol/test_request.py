@@ -74,6 +74,8 @@ def test_keys_match_in_any_case_and_strangers_are_ignored(body: bytes) -> None:
         b'{"Options":{"temperature":"0.5"}}',
         b'{"Options":{"temperature":NaN}}',
         b'{"Options":{"temperature":1e999}}',
+        b'{"Options":{"presence_penalty":1e39}}',
+        b'{"Options":{"frequency_penalty":-1e39}}',
         b'{"Options":{"num_predict":9223372036854775808}}',
         b'{"Options":[]}',
         b'{"Options":{"stop":"x"}}',

@@ -75,6 +75,16 @@ def test_metered_lines_carry_the_counters_so_far() -> None:
     assert decoded["Done"] is False
 
 
+def test_a_line_uses_the_room_there_is_and_no_more() -> None:
+    room = LINE_LIMIT_BYTES - 1 - len(content_lines("", [])[0])
+    assert [len(line) for line in content_lines("x" * room, [])] == [LINE_LIMIT_BYTES - 1]
+    assert len(content_lines("x" * (room + 1), [])) == 2
+
+
+def test_an_error_too_long_for_a_line_is_cut() -> None:
+    assert len(error_line("é" * LINE_LIMIT_BYTES)) < LINE_LIMIT_BYTES
+
+
 def test_an_error_is_an_object_with_a_real_status() -> None:
     assert json.loads(error_line("boom")) == {
         "Content": "",
