@@ -89,7 +89,8 @@ class Engine:
             mx.disable_compile()  # every fused kernel would cost a run of g++, and gains nothing on CPUs
         loaded = load(self._model)
         self._forward = loaded.logits
-        self._cache = make_cache(self._settings.cache, loaded.make_layers)
+        self._make_layers = loaded.make_layers
+        self._cache = make_cache(self._settings.cache, self._make_layers)
         self._publish()
         log.info(
             "model loaded",
@@ -150,9 +151,13 @@ class Engine:
             self._end(generation, "done")
 
     def _end(self, generation: "Generation", outcome: str) -> None:
-        generation.close(failed=outcome == "failed")
-        generation.report(outcome)
         self._running = None
+        try:
+            generation.close(failed=outcome == "failed")
+        except Exception:  # the next request must not meet what this one left behind
+            log.exception("the cache is dropped")
+            self._cache = make_cache(self._settings.cache, self._make_layers)
+        generation.report(outcome)
 
     def _fail(self, request: Request, error: Exception) -> None:
         log.exception("a request failed")

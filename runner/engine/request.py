@@ -11,6 +11,9 @@ from runner.sampling import SamplingOptions
 from runner.tokenizer import Tokenizer
 
 _MOST_LOGPROBS = 20  # hosts let nobody ask for more
+_MOST_STOP_CHARACTERS = 65536
+_CHARACTERS_PER_TOKEN = 8  # twice what prose has; a prompt with more of them per token of context is looked at in parts
+_SLICE_CHARACTERS = 1 << 18
 
 
 @dataclass(eq=False, kw_only=True)
@@ -35,22 +38,47 @@ def prepare(wire: CompletionRequest, tokenizer: Tokenizer, context_length: int) 
     _refuse_media(wire.media)
     if wire.wants_format:
         raise RequestError("Format (structured output) is not supported by this runner version; leave it out")
+    _refuse_hopeless(wire.prompt, tokenizer, context_length)
     prompt = tokenizer.encode(wire.prompt)
     if not prompt:
         raise RequestError("empty prompt")
-    if len(prompt) >= context_length:
-        raise RequestError(
-            f"input length ({len(prompt)} tokens) exceeds the model's maximum context length ({context_length} tokens)"
-        )
+    _refuse_beyond(context_length, len(prompt))
     room = context_length - len(prompt)
     wanted = wire.options.num_predict
     return Request(
         prompt=prompt,
         max_tokens=min(wanted, room) if wanted > 0 else room,
         sampling=_sampling(wire),
-        stops=StopStrings(wire.options.stop) if any(wire.options.stop) else None,
+        stops=_stops(wire.options.stop),
         metered=wire.include_intermediate_metrics,
     )
+
+
+def _refuse_hopeless(text: str, tokenizer: Tokenizer, context_length: int) -> None:
+    """Refuse a prompt that is far too long without tokenizing all of it, which takes 100 times its memory.
+
+    The count that the client reads is then that of the part which was looked at.
+    """
+    if len(text) <= max(_SLICE_CHARACTERS, context_length * _CHARACTERS_PER_TOKEN):
+        return
+    count = 0
+    for start in range(0, len(text), _SLICE_CHARACTERS):
+        count += len(tokenizer.encode(text[start : start + _SLICE_CHARACTERS]))
+        _refuse_beyond(context_length, count)
+
+
+def _refuse_beyond(context_length: int, count: int) -> None:
+    if count >= context_length:
+        raise RequestError(
+            f"input length ({count} tokens) exceeds the model's maximum context length ({context_length} tokens)"
+        )
+
+
+def _stops(wanted: Sequence[str]) -> StopStrings | None:
+    characters = sum(map(len, wanted))
+    if characters > _MOST_STOP_CHARACTERS:
+        raise RequestError(f"the stop strings have {characters} characters, at most {_MOST_STOP_CHARACTERS} are taken")
+    return StopStrings(wanted) if characters else None
 
 
 def _refuse_media(media: Sequence[Media]) -> None:

@@ -31,9 +31,11 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
         return _json(LOADED if http.method in ("GET", "POST") else b"")
 
     async def tokenize(http: web.Request) -> web.Response:
-        text = (await http.read()).decode(errors="replace")
-        ids = await asyncio.get_running_loop().run_in_executor(helper, engine.tokenizer.encode, text)
-        return _json(msgspec.json.encode(ids))
+        body = await http.read()
+        return _json(await asyncio.get_running_loop().run_in_executor(helper, ids_of, body))
+
+    def ids_of(text: bytes) -> bytes:
+        return msgspec.json.encode(engine.tokenizer.encode(text.decode(errors="replace")))
 
     completion = CompletionEndpoint(engine, helper)
     app = web.Application(middlewares=[_answer], client_max_size=_NO_BODY_LIMIT)
@@ -67,9 +69,16 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         response.headers["Allow"] = error.headers["Allow"]
     except web.HTTPNotFound:
         response = _refusal(404, "404 page not found")
+    except web.RequestPayloadError:
+        response = _refusal(400, "Bad Request")
     except asyncio.CancelledError:
         log.info("the client is gone", path=request.path)
         raise
+    except web.HTTPException as error:
+        response = _refusal(error.status, error.reason)
+    except Exception:
+        log.exception("a request failed", path=request.path)
+        raise  # the server answers 500, or breaks off a stream that has begun
     _log_access(request, response.status, perf_counter() - started)
     return response
 

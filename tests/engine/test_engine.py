@@ -10,6 +10,7 @@ import pytest
 from protocol import DoneReason
 from runner.engine.engine import Engine
 from runner.engine.events import Event, EventStream, Failed, Finished, Started, Text
+from runner.engine.generation import Generation
 from runner.engine.request import Request
 from runner.model import open_model
 from runner.sampling import SamplingOptions
@@ -177,6 +178,54 @@ async def test_the_events_of_a_slice_wake_the_loop_once(engine: Engine, monkeypa
     told = await events(asked)
     assert len(told) == 22
     assert wake_ups == 21  # the start, each token; the end comes with the last token
+
+
+async def test_a_client_is_told_of_the_end_before_the_cache_waits_for_the_last_forward(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[int] = []
+    close = Generation.close
+
+    def closing(generation: Generation, failed: bool = False) -> None:
+        waiting.append(len(engine._outbox._pending))
+        close(generation, failed)
+
+    monkeypatch.setattr(Generation, "close", closing)
+    asked = request()
+    engine.submit(asked)
+    await events(asked)
+    while not waiting:
+        await asyncio.sleep(0.001)
+    assert waiting == [0]
+
+
+async def test_a_fault_while_a_session_closes_costs_the_cache_and_nothing_else(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = Generation.close
+
+    def fail_once(generation: Generation, failed: bool = False) -> None:
+        monkeypatch.setattr(Generation, "close", close)
+        raise ValueError("broken on purpose")
+
+    monkeypatch.setattr(Generation, "close", fail_once)
+    prompt = b"x" * CHUNK + b"a"
+    for _ in range(2):
+        asked = request(prompt)
+        engine.submit(asked)
+        told = await events(asked)
+        assert text(told) == "bcdefghijklmnopqrstuvwxy"
+    end = told[-1]
+    assert isinstance(end, Finished)
+    assert end.metrics.prompt_eval_cached_count == 0
+
+
+async def test_memory_is_published_again_with_every_slice(engine: Engine) -> None:
+    before = engine.numbers.memory_bytes
+    asked = request(b"x" * (40 * CHUNK))
+    engine.submit(asked)
+    await events(asked)
+    assert engine.numbers.memory_bytes > before
 
 
 async def test_memory_is_published_after_loading_and_holds_at_least_the_weights(engine: Engine) -> None:

@@ -74,6 +74,18 @@ class Watched:
         return self._model(tokens, cache=layers)
 
 
+class Counted:
+    """An evaluation of MLX that notes how many arrays each call is given."""
+
+    def __init__(self, evaluate: Callable[[list[mx.array]], None]) -> None:
+        self.sizes: list[int] = []
+        self._evaluate = evaluate
+
+    def __call__(self, arrays: list[mx.array]) -> None:
+        self.sizes.append(len(arrays))
+        self._evaluate(arrays)
+
+
 def generation(
     kind: Tiny,
     request: Request,
@@ -146,6 +158,24 @@ async def test_the_next_forward_is_dispatched_before_a_token_is_read(request_of:
     seen = [len(forward.lengths) for events in slices(running) if any(isinstance(e, Text) for e in events)]
     # prefill and the first decode step are two forwards; each token is told after one more, the last after none.
     assert seen == [3, 4, 5, 6, 6]
+
+
+async def test_every_step_is_started_before_it_is_read_and_every_chunk_is_computed(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = tiny("llama")
+    cache = make_cache("single", kind.make_layers)
+    started = Counted(mx.async_eval)
+    computed = Counted(mx.eval)
+    monkeypatch.setattr(mx, "async_eval", started)
+    monkeypatch.setattr(mx, "eval", computed)
+    running = generation(kind, request_of(max_tokens=5), cache, chunk=20)
+    assert [len(started.sizes) for _ in slices(running)] == [0, 0, 0, 2, 3, 4, 5, 5]
+    assert computed.sizes == [
+        4,
+        4,
+        4,
+    ]  # keys and values of two layers after each chunk; decode never waits for the cache
 
 
 async def test_a_slice_is_one_chunk_or_one_token(request_of: Callable[..., Request]) -> None:

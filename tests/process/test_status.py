@@ -52,7 +52,7 @@ async def test_case_17_status_is_quick_during_a_long_prefill(client: Client) -> 
         prefill.cancel()
     assert len(taken) > 20
     assert max(taken) < 1.0
-    assert statistics.median(taken) < 0.02
+    assert statistics.median(taken) < 0.01
 
 
 async def test_case_18_parallel_status_calls_are_quick_during_decode(client: Client) -> None:

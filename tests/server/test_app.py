@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
@@ -116,6 +117,38 @@ async def test_a_request_that_cannot_be_served_gets_its_reason_and_never_reaches
     assert not engine.submitted
 
 
+async def test_a_hopeless_prompt_is_refused_without_tokenizing_all_of_it(client: Client, engine: Script) -> None:
+    response = await client.post("/completion", data=json.dumps({"Prompt": "x" * (8 << 20)}))
+    assert response.status == 400
+    assert await response.text() == (
+        "input length (262144 tokens) exceeds the model's maximum context length (100 tokens)\n"
+    )
+
+
+async def test_stop_strings_have_a_limit_that_nobody_meets_by_accident(client: Client, engine: Script) -> None:
+    body = json.dumps({"Prompt": "xy", "Options": {"stop": ["s" * 1000] * 1000}})
+    response = await client.post("/completion", data=body)
+    assert (response.status, engine.submitted) == (400, [])
+    assert "1000000 characters, at most 65536" in await response.text()
+
+
+async def test_more_logprobs_than_a_host_asks_for_are_not_made(client: Client, engine: Script) -> None:
+    body = json.dumps({"Prompt": "xy", "Logprobs": True, "TopLogprobs": 1000})
+    posted = asyncio.create_task(client.post("/completion", data=body))
+    assert (await engine.next()).sampling.top_logprobs == 20
+    posted.cancel()
+
+
+async def test_a_body_in_an_encoding_that_it_is_not_in_is_a_bad_request(client: Client) -> None:
+    headers = {"Content-Encoding": "gzip", "Host": "localhost"}
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    lines = [f"{name}: {value}" for name, value in {**headers, "Content-Length": "4"}.items()]
+    writer.write("\r\n".join(["POST /completion HTTP/1.1", *lines, "", "abcd"]).encode())
+    head = await asyncio.wait_for(reader.readline(), 5)
+    writer.close()
+    assert head.split()[1] == b"400"
+
+
 @pytest.mark.parametrize(("wanted", "limit"), [(0, 98), (-1, 98), (5, 5), (98, 98), (1000, 98)])
 async def test_the_limit_is_what_is_wanted_within_the_context(
     client: Client, engine: Script, wanted: int, limit: int
@@ -166,7 +199,10 @@ async def test_a_fault_after_the_start_is_an_error_line(client: Client, engine: 
 
 
 @pytest.mark.parametrize("started", [False, True])
-async def test_a_client_that_leaves_cancels_its_request(client: Client, engine: Script, started: bool) -> None:
+async def test_a_client_that_leaves_cancels_its_request(
+    client: Client, engine: Script, started: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "runner.server")
     posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
     request = await engine.next()
     if started:
@@ -175,8 +211,9 @@ async def test_a_client_that_leaves_cancels_its_request(client: Client, engine: 
     else:
         posted.cancel()
     async with asyncio.timeout(5):
-        while not request.cancelled:
+        while not request.cancelled or not caplog.records:
             await asyncio.sleep(0.001)
+    assert caplog.messages == ["the client is gone"]
 
 
 async def test_tokenize_takes_plain_text_and_answers_while_a_stream_is_open(client: Client, engine: Script) -> None:
