@@ -68,12 +68,13 @@ def _telling_the_port(port: int) -> Iterator[None]:
 
 
 async def _serve(settings: Settings, model: OpenedModel, listener: socket.socket, parent: int) -> None:
-    """Load and serve. Loading runs on the engine thread while this one imports the server, its longest task."""
+    """Load and serve: the model on the engine thread, the tokenizer on a helper, while this one imports the server."""
     watch = asyncio.create_task(process.exit_with_host(parent)) if settings.watch_parent else None
     from runner.engine.engine import Engine
     from runner.tokenizer import open_tokenizer
 
-    engine = Engine(settings, model, open_tokenizer(model.file))
+    helper = ThreadPoolExecutor(_HELPERS, "helper")
+    engine = Engine(settings, model, helper.submit(open_tokenizer, model.file))
     ready = engine.start(asyncio.get_running_loop())
     from aiohttp import web
 
@@ -81,7 +82,7 @@ async def _serve(settings: Settings, model: OpenedModel, listener: socket.socket
 
     # Malformed HTTP would fill the log with tracebacks; the app itself tells of every fault of its own.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-    app = make_app(engine, ThreadPoolExecutor(_HELPERS, "helper"))
+    app = make_app(engine, helper)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, keepalive_timeout=_KEEP_ALIVE_S)
     await runner.setup()
     await ready.wait()

@@ -4,6 +4,7 @@ import asyncio
 import queue
 import threading
 from collections import deque
+from concurrent.futures import Future
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -38,11 +39,15 @@ class Engine:
     runs on the engine thread. Requests run in the order of their arrival, one at a time.
     """
 
-    def __init__(self, settings: Settings, model: OpenedModel, tokenizer: Tokenizer) -> None:
+    tokenizer: Tokenizer
+    """There once requests can be computed."""
+
+    def __init__(self, settings: Settings, model: OpenedModel, tokenizer: Future[Tokenizer]) -> None:
+        """`tokenizer` may still be on its way: a large one takes as long to open as many weights to read."""
         self.numbers = Numbers()
         self._settings = settings
         self._model = model
-        self.tokenizer = tokenizer
+        self._opening = tokenizer
         self.context_length = model.context_length
         self._mailbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._waiting: deque[Request] = deque()
@@ -89,6 +94,7 @@ class Engine:
             mx.disable_compile()  # every fused kernel would cost a run of g++, and gains nothing on CPUs
         loaded = load(self._model)
         self._forward = loaded.logits
+        self.tokenizer = self._opening.result()
         self._make_layers = loaded.make_layers
         self._cache = make_cache(self._settings.cache, self._make_layers)
         self._publish()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,7 +16,7 @@ from runner.engine.request import Request
 from runner.model import open_model
 from runner.sampling import SamplingOptions
 from runner.settings import Settings
-from runner.tokenizer import open_tokenizer
+from runner.tokenizer import Tokenizer, open_tokenizer
 from tests.models.scripted import BYTES, write_scripted
 
 CHUNK = 64
@@ -53,7 +54,9 @@ async def engine(tmp_path: Path) -> Engine:
         watch_parent=False,
     )
     model = open_model(settings.model, settings.models_dir)
-    engine = Engine(settings, model, open_tokenizer(model.file))
+    tokenizer: Future[Tokenizer] = Future()
+    tokenizer.set_result(open_tokenizer(model.file))
+    engine = Engine(settings, model, tokenizer)
     await asyncio.wait_for(engine.start(asyncio.get_running_loop()).wait(), 30)
     return engine
 
