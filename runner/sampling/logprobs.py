@@ -9,7 +9,7 @@ FLOOR = -9999.0
 
 
 def log_probabilities(logits: mx.array) -> mx.array:
-    """float32 log-softmax [B, V] of `logits` (float32 [B, V]): from FLOOR to 0, always finite."""
+    """float32 log-softmax [B, V] of `logits` (float32 [B, V]): from FLOOR to 0 for finite logits."""
     # From the largest one down: logits of 1000 have no digits left for what stands behind the point.
     shifted = logits - mx.max(logits, axis=-1, keepdims=True)
     return mx.maximum(shifted - mx.logsumexp(shifted, axis=-1, keepdims=True), FLOOR)
