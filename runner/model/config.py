@@ -13,6 +13,7 @@ _STALE = ("quantization", "quantization_config", "compression_config")
 """In a store they describe the source of a conversion; the tensors themselves say what they are."""
 _FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 _ROPE_FIELDS = ("rope_theta", "partial_rotary_factor")
+_CHECKED_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "sliding_window")
 _LAYER = re.compile(r"(?:.+\.)?layers\.(\d+)\.")
 
 
@@ -100,9 +101,10 @@ def _lift_rope(part: Config) -> None:
     full, sliding = rope.get("full_attention"), rope.get("sliding_attention")
     if isinstance(sliding, dict) and "rope_theta" in sliding:
         part.setdefault("rope_local_base_freq", sliding["rope_theta"])
+    fields: tuple[str, ...] = _ROPE_FIELDS
     if isinstance(full, dict):
-        rope = full
-    for key in _ROPE_FIELDS:
+        rope, fields = full, _ROPE_FIELDS[:1]  # the rest is of the full layers alone, and would be read as everyone's
+    for key in fields:
         if key in rope and part.get(key) is None:
             part[key] = rope[key]
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -127,12 +129,10 @@ def _check_fields(text: Config, family: Family) -> None:
     lacking = [key for key in family.required if text.get(key) is None]
     if lacking:
         raise ModelError(f"config.json lacks {', '.join(lacking)} (in {family.text or 'its top level'})")
-    sizes = {key: text.get(key) for key in (*family.required, "num_attention_heads", "num_key_value_heads", "head_dim")}
-    for key, value in sizes.items():
-        if key in ("rms_norm_eps", "rope_theta"):
-            if type(value) not in (int, float):
-                raise ModelError(f"config.json: invalid {key}: {value!r}")
-        elif value is not None and (type(value) is not int or value <= 0):
+    for key in (*family.required, *_CHECKED_FIELDS):
+        value = text.get(key)
+        number = type(value) is float if key in ("rms_norm_eps", "rope_theta") else False
+        if value is not None and not number and (type(value) is not int or value <= 0):
             raise ModelError(f"config.json: invalid {key}: {value!r}")
     hidden, heads, groups = (text.get(key) for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     if not isinstance(hidden, int) or not isinstance(heads, int):

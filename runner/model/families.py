@@ -47,12 +47,14 @@ class Family(NamedTuple):
 
 def _adapt_gemma3(text: Config) -> None:
     """transformers 5 lists `layer_types` where mlx-lm wants the period of the full-attention layers."""
+    if text.get("sliding_window", 1) is None:
+        raise ModelError("config.json: sliding_window is null, want a number of tokens")
     types = text.get("layer_types")
     if "sliding_window_pattern" in text or not isinstance(types, list):
         return
     full = [index for index, kind in enumerate(types) if kind == "full_attention"]
-    period = full[0] + 1 if full else len(types) + 1
-    if full != list(range(period - 1, len(types), period)):
+    period = full[0] + 1 if full else 0
+    if not full or full != list(range(period - 1, len(types), period)):
         raise ModelError(f"config.json: layer_types must have full attention at a fixed period, found {types}")
     text["sliding_window_pattern"] = period
 

@@ -1,5 +1,6 @@
 """Ollama's model names and where a store keeps their manifests (store.md, sections 1.1 to 1.3)."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,9 +61,14 @@ def manifest_path(models_dir: Path, name: ModelName) -> Path:
 def find_manifest(models_dir: Path, name: ModelName) -> Path | None:
     """The manifest of `name`: the exact spelling first, then any spelling that differs in case only."""
     exact = manifest_path(models_dir, name)
-    if exact.is_file():
-        return exact
-    return next((path for path in _manifests(models_dir) if ModelName(*path.parts[-4:]).folded == name.folded), None)
+    try:
+        if exact.is_file():
+            return exact
+        return next(
+            (path for path in _manifests(models_dir) if ModelName(*path.parts[-4:]).folded == name.folded), None
+        )
+    except OSError as error:
+        raise ModelError(f"read manifest: open {exact}: {os.strerror(error.errno or 0).lower()}") from error
 
 
 def _manifests(models_dir: Path) -> Iterator[Path]:

@@ -1,5 +1,6 @@
 """Opening a model: everything about it that can be known, and refused, without MLX and without reading weights."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -13,8 +14,7 @@ from runner.model.name import find_manifest, parse_name
 from runner.model.quantization import check_companions
 from runner.model.store import open_store
 
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model")
-"""A store holds only the first."""
+_TOKENIZER = "tokenizer.json"
 
 
 class OpenedModel(NamedTuple):
@@ -54,8 +54,8 @@ def open_model(model: str, models_dir: Path) -> OpenedModel:
     config = read_config(checkpoint)
     architecture = architecture_of(config, from_store=checkpoint.from_store)
     family = family_of(architecture, config)
-    if not any(name in checkpoint.files for name in _TOKENIZERS):
-        raise ModelError(f"load tokenizer config: {checkpoint.missing_file.format(_TOKENIZERS[0])}")
+    if _TOKENIZER not in checkpoint.files:
+        raise ModelError(f"load tokenizer config: {checkpoint.missing_file.format(_TOKENIZER)}")
     tensors = select_tensors(family, checkpoint.tensors)
     for tensor in tensors.values():
         check_companions(tensor)
@@ -79,7 +79,7 @@ def _find(model: str, models_dir: Path) -> Checkpoint:
     """A path if it looks like one; else a name; else a directory of that name, if there is one."""
     if model.startswith(("/", ".", "~")) or Path(model).is_absolute():
         return open_directory(Path(model).expanduser(), model)
-    if Path(model).is_dir() and not _is_stored(model, models_dir):
+    if os.path.isdir(model) and not _is_stored(model, models_dir):  # noqa: PTH112 - Path.is_dir raises for long names
         return open_directory(Path(model), model)
     return open_store(model, models_dir)
 

@@ -42,7 +42,7 @@ def _read_object(files: Files, name: str) -> JsonObject:
         return {}
     try:
         value: object = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"parse tokenizer: {name}: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"parse tokenizer: {name}: expected an object, found {type(value).__name__}")

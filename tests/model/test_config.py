@@ -340,3 +340,37 @@ def test_the_same_tensor_under_two_names_is_refused(store: Store) -> None:
     store.put_tensors("again", {"language_model.model.norm.weight": tensors["model.norm.weight"]})
     with pytest.raises(ModelError, match=r"tensor model\.norm\.weight is in the model twice: .*sha256-.*sha256-"):
         open_model("tiny", store.models_dir)
+
+
+def test_what_only_full_layers_have_is_not_lifted_for_all(tmp_path: Path) -> None:
+    fields: Config = {"rope_theta": 5.0, "partial_rotary_factor": 0.5}
+    nested: Config = {"full_attention": fields, "sliding_attention": {}}
+    found = []
+    for name, rope in (("nested", nested), ("flat", fields)):
+        (tmp_path / name).mkdir()
+        opened = opened_with(tmp_path / name, "llama", rope_theta=None, rope_scaling=None, rope_parameters=rope)
+        found.append((opened.module_config["rope_theta"], opened.module_config.get("partial_rotary_factor")))
+    assert found == [(5.0, None), (5.0, 0.5)]
+
+
+def test_a_mistral_is_read_by_the_rules_of_a_llama(tmp_path: Path) -> None:
+    opened = opened_with(tmp_path, "llama", architectures=["MistralForCausalLM"], model_type="mistral")
+    assert opened.family.has_row
+    assert opened.module_config["model_type"] == "llama"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("sliding_window", None, "sliding_window is null"),
+        ("rms_norm_eps", "small", "invalid rms_norm_eps: 'small'"),
+        ("layer_types", ["sliding_attention"] * 4, "full attention at a fixed period"),
+    ],
+)
+def test_a_gemma_that_would_fail_at_its_first_forward_is_refused(
+    field: str, value: object, said: str, tmp_path: Path
+) -> None:
+    source = write_checkpoint(tmp_path / "source", "gemma3_text")
+    config = config_of("gemma3_text", {"sliding_window_pattern": None}) | {field: value}
+    with pytest.raises(ModelError, match=said):
+        open_model(str(rewritten(source, tmp_path / "changed", config)), tmp_path)

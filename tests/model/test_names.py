@@ -1,5 +1,6 @@
 """Names and paths: what `--model` means (protocol.md 1.10, store.md 1.2)."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -115,3 +116,17 @@ def test_a_missing_directory_is_named(text: str, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=r"^open .*nowhere.*: no such file or directory$"):
         open_model(text, tmp_path)
+
+
+def test_a_very_long_word_is_no_directory_and_no_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="read manifest: invalid model name"):
+        open_model("x" * 300, tmp_path)
+
+
+def test_a_store_that_is_closed_to_us_is_told_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(ModelError, match=r"^read manifest: open .*latest: permission denied$"):
+        open_model("demo", tmp_path)
