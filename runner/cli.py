@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -131,4 +132,5 @@ def _models_dir(given: str | None, environ: Mapping[str, str]) -> Path:
     if named:
         return Path(named)
     home = Path(environ.get("HOME") or Path.home()) / ".ollama" / "models"
-    return _SERVICE_STORE if not home.is_dir() and _SERVICE_STORE.is_dir() else home
+    # Path.is_dir would raise where the store of a service is closed to other users.
+    return _SERVICE_STORE if not os.path.isdir(home) and os.path.isdir(_SERVICE_STORE) else home  # noqa: PTH112
