@@ -12,7 +12,7 @@ import msgspec
 
 from runner.cache import make_cache
 from runner.engine.events import Failed, Outbox, Started
-from runner.engine.request import Request
+from runner.engine.request import Limits, Request
 from runner.errors import RunnerError
 from runner.logs import Log, fatal
 from runner.model import OpenedModel
@@ -48,7 +48,7 @@ class Engine:
         self._settings = settings
         self._model = model
         self._opening = tokenizer
-        self.context_length = model.context_length
+        self.limits = Limits(model.context_length, model.vocab_size)
         self._mailbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._waiting: deque[Request] = deque()
         self._running: Generation | None = None
@@ -57,6 +57,7 @@ class Engine:
         """Begin to load. The event is set when requests can be computed; a fault until then ends the process."""
         self._ready = asyncio.Event()
         self._outbox = Outbox(loop)
+        self._opening.add_done_callback(_die_of_a_fault)
         threading.Thread(target=self._live, args=(loop,), name="engine", daemon=True).start()
         return self._ready
 
@@ -92,6 +93,8 @@ class Engine:
         on_cpu = mx.default_device() == mx.Device(mx.cpu)
         if on_cpu:
             mx.disable_compile()  # every fused kernel would cost a run of g++, and gains nothing on CPUs
+        elif limit := mx.device_info().get("max_recommended_working_set_size"):
+            mx.set_wired_limit(int(limit))  # Metal would page a large model's weights out between two requests
         loaded = load(self._model)
         self._forward = loaded.logits
         self.tokenizer = self._opening.result()
@@ -105,7 +108,7 @@ class Engine:
             bytes=self._model.total_bytes,
             seconds=round(perf_counter() - started, 3),
             device="cpu" if on_cpu else "gpu",
-            context=self.context_length,
+            context=self.limits.context_length,
             cache=self._settings.cache,
         )
 
@@ -136,7 +139,7 @@ class Engine:
                 self._cache,
                 self.tokenizer,
                 self._settings.prefill_chunk_tokens,
-                self.context_length,
+                self.limits.context_length,
             )
         except Exception as error:  # this request ends, the engine goes on
             self._fail(request, error)
@@ -171,3 +174,10 @@ class Engine:
 
     def _publish(self) -> None:
         self.numbers = Numbers(memory_bytes=self._mx.get_active_memory() + self._mx.get_cache_memory())
+
+
+def _die_of_a_fault(opening: Future[Tokenizer]) -> None:
+    """A broken tokenizer is told at once, not when gigabytes have been read."""
+    error = opening.exception()
+    if error is not None:
+        fatal(str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}")

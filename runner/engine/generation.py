@@ -19,6 +19,7 @@ from runner.tokenizer import Tokenizer
 log = Log(__name__)
 Forward = Callable[[mx.array, list[object]], mx.array]
 """Tokens [1, L] and the layers' caches to logits [1, L, V]."""
+_CLEAR_TOKENS = 256  # mlx-lm's caches grow in steps of as many, each time into new buffers
 
 
 class Phase(Enum):
@@ -136,6 +137,8 @@ class Generation:
         if token in self._tokenizer.eos:
             return self._finish(DoneReason.STOP)
         self._count += 1
+        if self._count % _CLEAR_TOKENS == 0:
+            mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
         piece = self._text.push(token, self._entry(token, current))
         if self._text.stopped:
             return [*self._tell(piece), *self._finish(DoneReason.STOP)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from protocol import CompletionRequest, Media
 from runner.engine.events import EventStream
@@ -14,6 +15,13 @@ _MOST_LOGPROBS = 20  # hosts let nobody ask for more
 _MOST_STOP_CHARACTERS = 65536
 _CHARACTERS_PER_TOKEN = 8  # twice what prose has; a prompt with more of them per token of context is looked at in parts
 _SLICE_CHARACTERS = 1 << 18
+
+
+class Limits(NamedTuple):
+    """What a model can take, in tokens."""
+
+    context_length: int
+    vocab_size: int
 
 
 @dataclass(eq=False, kw_only=True)
@@ -33,17 +41,18 @@ class Request:
         self.cancelled = True
 
 
-def prepare(wire: CompletionRequest, tokenizer: Tokenizer, context_length: int) -> Request:
+def prepare(wire: CompletionRequest, tokenizer: Tokenizer, limits: Limits) -> Request:
     """The request to compute for what came over the wire. RequestError, in the words hosts know, if it cannot be."""
     _refuse_media(wire.media)
     if wire.wants_format:
         raise RequestError("Format (structured output) is not supported by this runner version; leave it out")
-    _refuse_hopeless(wire.prompt, tokenizer, context_length)
+    _refuse_hopeless(wire.prompt, tokenizer, limits.context_length)
     prompt = tokenizer.encode(wire.prompt)
     if not prompt:
         raise RequestError("empty prompt")
-    _refuse_beyond(context_length, len(prompt))
-    room = context_length - len(prompt)
+    _refuse_beyond(limits.context_length, len(prompt))
+    _refuse_strangers(prompt, tokenizer, limits.vocab_size)
+    room = limits.context_length - len(prompt)
     wanted = wire.options.num_predict
     return Request(
         prompt=prompt,
@@ -72,6 +81,14 @@ def _refuse_beyond(context_length: int, count: int) -> None:
         raise RequestError(
             f"input length ({count} tokens) exceeds the model's maximum context length ({context_length} tokens)"
         )
+
+
+def _refuse_strangers(prompt: Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> None:
+    """A tokenizer may know tokens (of pictures, say) that the model has no row for; MLX would read foreign memory."""
+    token = max(prompt)
+    if token >= vocab_size > 0:
+        text = tokenizer.token_text(token)
+        raise RequestError(f"the model has no token {token} ({text!r}): its vocabulary has {vocab_size}")
 
 
 def _stops(wanted: Sequence[str]) -> StopStrings | None:

@@ -25,7 +25,7 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     """The runner's endpoints over an engine. `helper` runs what would hold up the event loop."""
 
     async def status(_: web.Request) -> web.Response:
-        return _json(status_body(engine.context_length, engine.numbers.memory_bytes))
+        return _json(status_body(engine.limits.context_length, engine.numbers.memory_bytes))
 
     async def loaded(http: web.Request) -> web.Response:
         return _json(LOADED if http.method in ("GET", "POST") else b"")

@@ -34,7 +34,7 @@ class CompletionEndpoint:
             request.cancel()
 
     def _prepare(self, body: bytes) -> Request:
-        return prepare(decode_completion(body), self._engine.tokenizer, self._engine.context_length)
+        return prepare(decode_completion(body), self._engine.tokenizer, self._engine.limits)
 
     async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})

@@ -178,6 +178,21 @@ async def test_every_step_is_started_before_it_is_read_and_every_chunk_is_comput
     ]  # keys and values of two layers after each chunk; decode never waits for the cache
 
 
+async def test_buffers_that_the_layers_outgrew_are_given_back_while_a_long_answer_runs(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = tiny("llama")
+    clears = 0
+
+    def clear() -> None:
+        nonlocal clears
+        clears += 1
+
+    monkeypatch.setattr(mx, "clear_cache", clear)
+    answer(generation(kind, request_of([1], max_tokens=600)))
+    assert clears == 2
+
+
 async def test_a_slice_is_one_chunk_or_one_token(request_of: Callable[..., Request]) -> None:
     kind = tiny("llama")
     running = generation(kind, request_of(max_tokens=4), chunk=20)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.host import Client, F, G, LoadError, Process, Request, capture, free_port, write_decoys
 from tests.models.store import Store, manifest_path
-from tests.process.conftest import MAIN, RUNNER, SENTENCEPIECE, SpawnModel
+from tests.process.conftest import FAULTY, MAIN, RUNNER, SENTENCEPIECE, SpawnModel
 
 ALPHABET = "jklmnopqrstuvwxyz"
 
@@ -234,3 +234,10 @@ async def test_a_directory_serves_like_a_store(tmp_path: Path, start: SpawnModel
 
     process = start(str(script.write_main(tmp_path / "model")), generation=F)
     assert await answer(process) == ALPHABET
+
+
+def test_a_broken_tokenizer_is_told_before_the_weights_are_read(broken: Store, start: SpawnModel) -> None:
+    broken.put_json("tokenizer.json", {"model": {"type": "BPE"}})
+    process = start(name_of(broken), executable=FAULTY, environment={"FAULT": "slow-load"}, ready=False)
+    assert process.wait(8) == 1, "reading takes ten seconds"
+    assert process.output.captured.startswith("Error: parse tokenizer: tokenizer.json: ")

@@ -15,12 +15,13 @@ from aiohttp.web import Request as HttpRequest
 from protocol import DoneReason, Metrics
 from runner.engine.engine import Engine, Numbers
 from runner.engine.events import Failed, Finished, Started, Text
-from runner.engine.request import Request
+from runner.engine.request import Limits, Request
 from runner.server.app import make_app
 from runner.tokenizer import open_tokenizer
 from tests.models.tokenizers import byte_level
 
 CONTEXT = 100
+VOCABULARY = 200  # fewer than the tokenizer has, as in real models with tokens for pictures
 METRICS = Metrics(prompt_eval_count=2, eval_count=1)
 Client = TestClient[HttpRequest, Application]
 
@@ -31,7 +32,7 @@ class Script:
     def __init__(self) -> None:
         files = {"tokenizer.json": json.dumps(byte_level()).encode(), "config.json": b"{}"}
         self.tokenizer = open_tokenizer(files.get)
-        self.context_length = CONTEXT
+        self.limits = Limits(CONTEXT, VOCABULARY)
         self.numbers = Numbers(memory_bytes=12345)
         self.submitted: list[Request] = []
 
@@ -105,6 +106,7 @@ async def test_no_endpoint_answers_a_web_page(
             {"Prompt": "x" * CONTEXT},
             f"input length ({CONTEXT} tokens) exceeds the model's maximum context length ({CONTEXT} tokens)",
         ),
+        ({"Prompt": "ж"}, "the model has no token 208"),
         ({"Prompt": "x", "Format": {"type": "object"}}, "Format (structured output) is not supported"),
     ],
 )
