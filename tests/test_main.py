@@ -1,0 +1,30 @@
+"""The first lines of the process: what can go wrong before anything else is there."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_a_broken_installation_is_one_error_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "runner", "--help"], cwd=ROOT, capture_output=True, timeout=30, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"Error: the installation is broken: No module named ")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_streams_that_are_closed_are_not_left_to_the_next_socket() -> None:
+    code = (
+        "import os, socket; from runner import __main__\n"
+        "__main__._open_missing_streams()\n"
+        "taken = socket.socket().fileno()\n"
+        "os.write(1, b'%d %d' % (taken, os.fstat(2).st_rdev == os.stat(os.devnull).st_rdev))"
+    )
+    command = f'exec {sys.executable} -c "$0" 2>&- <&-'
+    done = subprocess.run(["sh", "-c", command, code], cwd=ROOT, stdout=subprocess.PIPE, timeout=30, check=False)
+    taken, is_null = done.stdout.split()
+    assert int(taken) > 2
+    assert is_null == b"1"
