@@ -21,7 +21,8 @@ import mlx.core as mx  # noqa: E402 - the fast BLAS must be loaded first
 from mlx.utils import tree_reduce  # noqa: E402
 
 import runner.mlxlm  # noqa: E402, F401 - registers mlx_lm without its package __init__
-from runner.sampling import Sampler, SamplingOptions  # noqa: E402
+from runner.sampling import SamplingOptions  # noqa: E402
+from runner.sampling.sampler import Sampler  # noqa: E402
 
 # isort: split
 from mlx_lm.models import llama  # noqa: E402

@@ -1,8 +1,11 @@
 """The first lines of the process: what can go wrong before anything else is there."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.models.scripted import BYTES, write_scripted
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,3 +31,20 @@ def test_streams_that_are_closed_are_not_left_to_the_next_socket() -> None:
     taken, is_null = done.stdout.split()
     assert int(taken) > 2
     assert is_null == b"1"
+
+
+def test_a_missing_mlx_is_told_with_what_to_install(tmp_path: Path) -> None:
+    model = write_scripted(tmp_path / "model", BYTES, {}, [0])
+    (tmp_path / "mlx").mkdir()  # stands before the real one, and has no core
+    (tmp_path / "mlx" / "__init__.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "runner", "--model", str(model), "--log-level", "error"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"Error: MLX not available: No module named 'mlx.core'; install ")
+    assert done.stderr.count(b"\n") == 1

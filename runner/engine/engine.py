@@ -87,9 +87,11 @@ class Engine:
         except ImportError as error:
             raise RunnerError(f"MLX not available: {error}; {_INSTALL}") from error
 
+        from runner.engine.generation import Generation
         from runner.model.load import load
 
         self._mx = mx
+        self._generation = Generation
         on_cpu = mx.default_device() == mx.Device(mx.cpu)
         if on_cpu:
             mx.disable_compile()  # every fused kernel would cost a run of g++, and gains nothing on CPUs
@@ -130,10 +132,8 @@ class Engine:
     def _begin(self, request: Request) -> None:
         if request.cancelled:
             return
-        from runner.engine.generation import Generation
-
         try:
-            self._running = Generation(
+            self._running = self._generation(
                 request,
                 self._forward,
                 self._cache,

@@ -13,7 +13,7 @@ from runner.engine.events import Event, Finished, Text
 from runner.engine.request import Request
 from runner.engine.text import Piece, TextStream
 from runner.logs import Log
-from runner.sampling import Sample, Sampler
+from runner.sampling.sampler import Sample, Sampler
 from runner.tokenizer import Tokenizer
 
 log = Log(__name__)

@@ -1,6 +1,8 @@
-"""Logits to tokens: penalties, filters, seeded draws, log-probabilities."""
+"""Logits to tokens: penalties, filters, seeded draws, log-probabilities.
+
+What a request asks for needs no MLX and is made off the engine thread; `runner.sampling.sampler` does.
+"""
 
 from runner.sampling.options import SamplingOptions
-from runner.sampling.sampler import Sample, Sampler
 
-__all__ = ["Sample", "Sampler", "SamplingOptions"]
+__all__ = ["SamplingOptions"]

@@ -2,8 +2,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from runner.sampling import Sampler, SamplingOptions
+from runner.sampling import SamplingOptions
 from runner.sampling.logprobs import FLOOR, log_probabilities, most_probable
+from runner.sampling.sampler import Sampler
 from tests.sampling import reference
 
 

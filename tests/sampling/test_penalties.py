@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.sampling import Sampler, SamplingOptions
+from runner.sampling import SamplingOptions
 from runner.sampling.penalties import Penalties
+from runner.sampling.sampler import Sampler
 from tests.sampling import reference
 
 

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runner.sampling
-from runner.sampling import Sample, Sampler, SamplingOptions, filters
+from runner.sampling import SamplingOptions, filters
 from runner.sampling.draw import draw
+from runner.sampling.sampler import Sample, Sampler
 from runner.sampling.seeds import splitmix64
 from tests.sampling import reference
 
@@ -34,7 +37,12 @@ def tokens(options: SamplingOptions, logits: mx.array, count: int) -> list[int]:
 
 
 def test_the_public_names() -> None:
-    assert runner.sampling.__all__ == ["Sample", "Sampler", "SamplingOptions"]
+    assert runner.sampling.__all__ == ["SamplingOptions"]
+
+
+def test_what_a_request_asks_for_needs_no_mlx() -> None:
+    code = "import sys, runner.sampling, runner.engine.engine; sys.exit('mlx.core' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
 
 
 def test_equal_maxima_give_the_lowest_id() -> None:
