@@ -17,7 +17,7 @@ LAYERS = (
     ("engine",),
     ("cache", "model", "tokenizer", "sampling"),
     ("logs", "settings", "mlxlm"),
-    ("errors", "__version__"),
+    ("errors", "sizes", "__version__"),
 )
 """From top to bottom: a part imports only from the rows below its own, and within itself."""
 
