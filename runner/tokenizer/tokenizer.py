@@ -40,6 +40,8 @@ class Tokenizer:
         self.bos = special.bos
         self.eos = special.eos
         self.add_bos = special.add_bos
+        self.special = frozenset(token.id for token in document.added_tokens if token.special)
+        """The added special tokens, which chat templates set around messages."""
         self.vocab_size = max([backend.get_vocab_size(), *(token_id + 1 for token_id in self._added)])
         """Number of ids, gaps that added tokens leave included."""
 
