@@ -9,15 +9,27 @@ from runner.cache.interface import PrefixCache, Session
 
 __all__ = ["CACHE_KINDS", "PrefixCache", "Session", "make_cache"]
 
-CACHE_KINDS = ("single", "none")
+CACHE_KINDS = ("trie", "single", "none")
 
 
-def make_cache(kind: str, make_layers: Callable[[], list[object]]) -> PrefixCache:
+def make_cache(
+    kind: str,
+    make_layers: Callable[[], list[object]],
+    *,
+    budget_bytes: int | None = None,
+    turn_tokens: frozenset[int] = frozenset(),
+) -> PrefixCache:
     """The cache of a kind out of CACHE_KINDS, over the layers of one model.
 
-    `make_layers` returns a fresh cache list of that model, as its forward takes it. Raises ValueError for a kind that
-    does not exist.
+    `make_layers` returns a fresh cache list of that model, as its forward takes it. `budget_bytes` bounds what the trie
+    holds between requests, and `turn_tokens`, the special tokens around messages, tell it where prompts often part.
+    Raises ValueError for a kind that does not exist.
     """
+    if kind == "trie":
+        from runner.cache.points import RestorePoints
+        from runner.cache.trie_cache import TrieCache
+
+        return TrieCache(make_layers, budget_bytes, RestorePoints(turn_tokens))
     if kind == "single":
         from runner.cache.single import SingleEntryCache
 

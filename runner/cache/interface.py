@@ -3,7 +3,7 @@
     cache.begin(tokens) -> Session      which part of the prompt the layers hold already, and what is left
     Session                             the only way to advance the layers of the model
     LayerState                          one layer cache of mlx-lm behind verbs that mean the same for every class
-    Snapshot                            a copy of what a layer held for the tokens [start, stop)
+    Snapshot                            what a layer held for the tokens [start, stop)
 
 What holds between two sessions, whatever happened in them:
 
@@ -15,7 +15,7 @@ Everything here belongs to the engine thread.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
@@ -112,29 +112,60 @@ class PrefixCache(ABC):
 
 
 class Snapshot(ABC):
-    """What one layer held for the tokens [start, stop): its own bytes, shared with nobody.
+    """What one layer held for the tokens [start, stop).
 
-    Whoever holds it closes it, once; closing again raises RuntimeError. For a layer that has only its last state
-    `start` is mere bookkeeping.
+    It is *live* as long as the layer's own buffers hold these tokens unchanged, and costs nothing then. The layer
+    copies it out before a write that would destroy it (`LayerState.page_out`); from then on it owns its bytes, shared
+    with nobody.
+
+    Whoever holds it closes it, once; closing again raises RuntimeError.
     """
 
     start: int
     stop: int
-    nbytes: int
+
+    @property
+    @abstractmethod
+    def live(self) -> bool:
+        """Whether the bytes are in the buffers of a layer."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of its own: 0 while it is live."""
+
+    @abstractmethod
+    def split(self, at: int) -> tuple["Snapshot | None", "Snapshot"]:
+        """Cuts at `at`, before `stop`, and consumes itself. The first half is None where nothing was held of it.
+        Raises ValueError where there is nothing to cut."""
+
+    @abstractmethod
+    def after(self, first: "Snapshot | None") -> "Snapshot | None":
+        """One snapshot for `first`, or a hole, and this one, which follows it; consumes both. None where what is left
+        would be good for nothing. Raises ValueError where they do not meet."""
 
     @abstractmethod
     def close(self) -> None:
         """Frees the bytes."""
 
 
+class Copy(NamedTuple):
+    """A copy under way: the arrays to evaluate, and what to call once that went well."""
+
+    arrays: "list[mx.array]"
+    done: "Callable[[], None]"
+
+
 class LayerState(ABC):
     """One layer cache of a model.
 
-    A layer is either *sliceable* (keys and values per token, every range means something) or *whole-state* (only the
-    state at one offset means something: a filled window, a recurrent state, a class that we do not know).
+    A layer is *sliceable* (keys and values per token, and it can go back to any of them), or it has a *tail* (keys and
+    values of the last tokens: a window, a chunk), or a *state* that means something at one offset only (recurrent, or
+    a class that we do not know). The last two are told apart by `needs` alone.
     """
 
-    refusal: Miss = Miss.NON_TRIMMABLE  # why `rewind` says no, for the log
+    sliceable = False
+    refusal: Miss = Miss.NON_TRIMMABLE  # why it cannot go back, for the log
 
     @property
     @abstractmethod
@@ -147,39 +178,52 @@ class LayerState(ABC):
         return not self.arrays()
 
     @abstractmethod
+    def needs(self, at: int) -> int:
+        """The first token that must be held to stand at `at` tokens, less than `at`: the last one for a state."""
+
+    @abstractmethod
     def advance(self, count: int) -> None:
         """A forward over `count` tokens went by. Layers without a clock of their own count here."""
 
     @abstractmethod
-    def rewind(self, to: int) -> bool:
-        """Goes back to `to` tokens using only what the layer holds. False, and unchanged, if it cannot."""
+    def can_rewind(self, to: int) -> bool:
+        """Whether the layer can go back to `to` tokens using only what it holds."""
+
+    @abstractmethod
+    def rewind(self, to: int) -> None:
+        """Goes back to `to` tokens. Raises ValueError if it cannot. A layer that is not sliceable, and really moves,
+        must have paged out what was live in it."""
 
     @abstractmethod
     def reset(self) -> None:
-        """As fresh as on the first day, in the same object: a model may hold a reference to it."""
+        """As fresh as on the first day, in the same object: a model may hold a reference to it. No snapshot may be live
+        any more."""
 
     @abstractmethod
-    def snapshot(self, start: int) -> Snapshot | None:
-        """A copy of the tokens [start, offset), evaluated; None where there are none."""
+    def snapshot(self, start: int, stop: int) -> Snapshot | None:
+        """What it holds of the tokens [start, stop), from `needs(stop)` on, as a live snapshot. None if that is
+        nothing, and for a layer that is not sliceable and does not stand at `stop`."""
 
     @abstractmethod
-    def restore(self, snapshot: Snapshot, to: int) -> bool:
-        """Stands at `to` tokens afterwards, with a copy of the content of `snapshot`. False, and unchanged, if the
-        snapshot cannot give that state. A sliceable layer must hold the tokens before `snapshot.start` already."""
+    def restore(self, snapshots: Sequence[Snapshot]) -> None:
+        """Stands at the end of the last snapshot afterwards.
+
+        A sliceable layer goes on from where it stands with spans that follow each other, and they are live then, their
+        bytes moved into the layer. Any other layer must have paged out what was live in it. One with a tail copies what
+        it needs; a state moves. Raises ValueError where they do not fit.
+        """
 
     @abstractmethod
-    def split(self, snapshot: Snapshot, at: int) -> tuple[Snapshot | None, Snapshot]:
-        """Cuts [start, stop) at `at`, strictly between the two, and consumes the snapshot. The first half is None for
-        a whole-state layer. Raises ValueError where there is nothing to cut."""
+    def page_out(self) -> list[Copy]:
+        """Copies of all live snapshots that a write at the present offset would destroy, to be completed before it."""
 
     @abstractmethod
-    def merge(self, first: Snapshot | None, second: Snapshot | None) -> Snapshot | None:
-        """One snapshot for two that follow each other; consumes both. With a hole on either side a sliceable layer
-        keeps nothing; a whole-state layer keeps the second. Raises ValueError where they do not meet."""
-
-    @abstractmethod
-    def arrays(self) -> list["mx.array"]:
+    def arrays(self) -> "list[mx.array]":
         """The live arrays."""
+
+    def trim(self, room: int) -> None:  # noqa: B027  most layers have no room to give back
+        """Gives back what is allocated for more than `room` tokens to come (lazy). No snapshot beyond the offset may
+        be live."""
 
     @property
     def nbytes(self) -> int:

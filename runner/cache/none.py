@@ -14,9 +14,9 @@ class NullCache(OneSessionCache):
     def nbytes(self) -> int:
         return 0 if self._stack is None else self._stack.nbytes
 
-    def _find(self, tokens: list[int], salt: str) -> tuple[LayerStack, Match]:  # noqa: ARG002  nothing to match
+    def _start(self, prompt: list[int], salt: str) -> LiveSession:  # noqa: ARG002  nothing is shared
         self._stack = LayerStack(self._make_layers())
-        return self._stack, Match(0, 0, Miss.OFF)
+        return LiveSession(self._stack, prompt, Match(0, 0, Miss.OFF), self._close)
 
     def _keep(self, session: LiveSession, failed: bool) -> None:  # noqa: ARG002  freed either way
         session.stack.reset()

@@ -1,9 +1,14 @@
 """The longest common prefix of two token lists."""
 
+from array import array
+from typing import TypeVar
+
+Tokens = TypeVar("Tokens", list[int], "array[int]")
+
 _BLOCK = 2048
 
 
-def common_prefix(a: list[int], b: list[int]) -> int:
+def common_prefix(a: Tokens, b: Tokens) -> int:
     """How many tokens `a` and `b` share from the start on.
 
     Compares slices, which the interpreter does at about 10 ns a token: blocks from the front, then halves of the

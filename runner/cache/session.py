@@ -1,7 +1,7 @@
 """Sessions over live layers, one at a time."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import mlx.core as mx
@@ -32,17 +32,32 @@ class LiveSession(Session):
     def forward_plan(self, chunk: int) -> Iterator[int]:
         if chunk < 1:
             raise ValueError(f"a prefill chunk of {chunk} tokens")
-        prefill = len(self.remaining) - 1
-        return (min(chunk, prefill - done) for done in range(0, prefill, chunk))
+        return self._lengths(chunk)
+
+    def _lengths(self, chunk: int) -> Iterator[int]:
+        at = self.cached
+        for stop in (*self._stops(), self.total - 1):
+            while at < stop:
+                count = min(chunk, stop - at)
+                yield count
+                at += count
+
+    def _stops(self) -> Iterable[int]:
+        """Offsets at which a prefill forward has to end, in order."""
+        return ()
 
     @contextmanager
     def forward(self, count: int) -> Iterator[None]:
         if self._end is None or self._failed:
             raise RuntimeError("a forward in a session that is closed or failed")
         self._failed = True
-        yield
-        self.stack.advance(count)
+        with self.stack.forward(count):
+            yield
+        self._passed(count)
         self._failed = False
+
+    def _passed(self, count: int) -> None:
+        """The layers have just seen `count` tokens more."""
 
     def record(self, token: int) -> None:
         self.recorded.append(token)
@@ -69,17 +84,17 @@ class OneSessionCache(PrefixCache):
             raise ValueError("a session needs a prompt of at least one token")
         self._refuse_while_open()
         prompt = list(tokens)
-        stack, match = self._find(prompt, salt)
+        session = self._start(prompt, salt)
         self._open = True
-        return LiveSession(stack, prompt, match, self._close)
+        return session
 
     def clear(self) -> None:
         self._refuse_while_open()
         self._forget()
 
     @abstractmethod
-    def _find(self, tokens: list[int], salt: str) -> tuple[LayerStack, Match]:
-        """The layers, standing at the cached prefix."""
+    def _start(self, prompt: list[int], salt: str) -> LiveSession:
+        """A session over layers that stand at the cached prefix; it ends with `_close`."""
 
     @abstractmethod
     def _keep(self, session: LiveSession, failed: bool) -> None:

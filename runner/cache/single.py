@@ -28,10 +28,10 @@ class SingleEntryCache(OneSessionCache):
     def nbytes(self) -> int:
         return 0 if self._stack is None else self._stack.nbytes
 
-    def _find(self, tokens: list[int], salt: str) -> tuple[LayerStack, Match]:
+    def _start(self, prompt: list[int], salt: str) -> LiveSession:
         if self._stack is None:
             self._stack = LayerStack(self._make_layers())
-        match = self._match(tokens, salt)
+        match = self._match(prompt, salt)
         # The record is the session's until it closes: should anything go wrong in between, it claims nothing.
         recorded, self._tokens, self._salt = self._tokens, [], salt
         if match.cached == 0:
@@ -39,9 +39,10 @@ class SingleEntryCache(OneSessionCache):
         elif match.cached < len(recorded):
             refusal = self._stack.level(match.cached)
             if refusal:
+                self._stack.reset()
                 log.info("cache freed", why=refusal, matched=match.matched, recorded=len(recorded))
                 match = Match(match.matched, 0, refusal)
-        return self._stack, match
+        return LiveSession(self._stack, prompt, match, self._close)
 
     def _match(self, tokens: list[int], salt: str) -> Match:
         if not self._tokens:

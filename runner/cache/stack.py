@@ -1,12 +1,17 @@
 """All layers of one model, moved together."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import mlx.core as mx
 
 from runner.cache.interface import LayerState, Miss
 from runner.cache.layers import adapt, distrust, flatten
+from runner.cache.layers.snapshot import Ledger, complete
 from runner.logs import Log
 
 log = Log(__name__)
+_ROOM_TOKENS = 256
 
 
 class LayerStack:
@@ -19,48 +24,71 @@ class LayerStack:
     def __init__(self, layers: list[object]) -> None:
         """`layers` is a fresh cache list."""
         self.layers = layers
-        self._states = [adapt(leaf) for leaf in flatten(layers)]
-        self._position = 0
+        self.ledger = Ledger()
+        self.states = [adapt(leaf, self.ledger) for leaf in flatten(layers)]
+        self.used: list[tuple[int, LayerState]] = []
+        """Index and adapter of every layer that a forward has filled so far, whether or not it was reset since."""
+        self.position = 0
+        """How many tokens the forwards so far have shown to the layers."""
 
     @property
-    def states(self) -> list[LayerState]:
-        """The adapters of the layers in use."""
-        return [state for state in self._states if not state.empty]
+    def sliceable(self) -> bool:
+        """Whether every layer is. Before the first forward those that may turn out to be unused count too."""
+        return all(state.sliceable for _, state in self.used or enumerate(self.states))
 
     @property
     def offset(self) -> int:
         """How many tokens every layer has surely seen: the least of all offsets."""
-        return min((state.offset for state in self.states), default=0)
+        return min((state.offset for _, state in self.used), default=0)
 
-    def advance(self, count: int) -> None:
-        """A forward over `count` tokens was built, without an error."""
-        self._position += count
-        for index, state in enumerate(self._states):
-            state.advance(count)
-            if state.offset != self._position and not state.empty:
-                # Its clock counts something else (groups of tokens, say): rewinding by it would be wrong.
-                log.info(
-                    "a layer has a clock of its own: kept whole", layer=index, at=state.offset, tokens=self._position
-                )
-                self._states[index] = distrust(state, self._position)
+    @contextmanager
+    def forward(self, count: int) -> Iterator[None]:
+        """Surrounds a forward over `count` tokens: what it would overwrite is copied out before."""
+        self.leave()
+        for state in self.states:  # one after the other: together they would need room for the conversation again
+            copies = state.page_out()
+            if copies:
+                complete(copies)
+                # The buffers may be those of a much longer conversation, which now has its own bytes.
+                state.trim(max(_ROOM_TOKENS, self.offset // 10))
+                mx.eval(state.arrays())
+        yield
+        self._advance(count)
 
     def level(self, to: int) -> Miss:
-        """Takes every layer back to `to`; if one cannot, resets them all and says why."""
-        for state in self.states:
-            if not state.rewind(to):
-                self.reset()
+        """Takes every layer back to `to`; if one cannot, leaves all where they are and says why."""
+        for _, state in self.used:
+            if not state.can_rewind(to):
                 return state.refusal
-        self._position = to
+        if any(state.offset != to for _, state in self.used):
+            self.leave()
+        for _, state in self.used:
+            state.rewind(to)
+        self.position = to
         return Miss.NONE
 
+    def leave(self) -> None:
+        """Copies out what is live in the whole-state layers, which are about to stand elsewhere."""
+        complete([copy for _, state in self.used if not state.sliceable for copy in state.page_out()])
+
     def reset(self) -> None:
-        """Every layer empty, in the same objects."""
-        for state in self._states:
+        """Every layer empty, in the same objects. What is live in them is copied out before."""
+        self.leave()
+        for state in self.states:
+            if state.sliceable and not state.empty:
+                state.rewind(0)
+                complete(state.page_out())
             state.reset()
-        self._position = 0
+        self.position = 0
+
+    def trim(self, room: int) -> None:
+        """Gives back what is allocated for more than `room` tokens to come."""
+        for state in self.states:
+            state.trim(room)
+        self.settle()
 
     def arrays(self) -> list[mx.array]:
-        return [array for state in self._states for array in state.arrays()]
+        return [array for state in self.states for array in state.arrays()]
 
     def settle(self) -> None:
         """Computes what the layers hold. Raises what MLX raises."""
@@ -68,4 +96,30 @@ class LayerStack:
 
     @property
     def nbytes(self) -> int:
-        return sum(state.nbytes for state in self._states)
+        """Bytes of the layers, room for tokens to come included; those of snapshots are the ledger's."""
+        return sum(state.nbytes for state in self.states)
+
+    def fitting(self, budget_bytes: int) -> int:
+        """How many of the tokens that the layers hold would fit into so many bytes."""
+        whole = sum(state.nbytes for _, state in self.used if not state.sliceable)
+        return max(0, budget_bytes - whole) * self.offset // max(1, self.nbytes - whole)
+
+    def _advance(self, count: int) -> None:
+        """A forward over `count` tokens was built, without an error."""
+        self.position += count
+        for state in self.states:
+            state.advance(count)
+        if len(self.used) < len(self.states):
+            self.used = [(index, state) for index, state in enumerate(self.states) if self._is_used(index, state)]
+        for index, state in self.used:
+            if state.offset != self.position and not state.empty:
+                self._distrust(index, state)
+
+    def _is_used(self, index: int, state: LayerState) -> bool:
+        return not state.empty or any(index == used for used, _ in self.used)
+
+    def _distrust(self, index: int, state: LayerState) -> None:
+        """Its clock counts something else (groups of tokens, say): rewinding by it would be wrong."""
+        log.info("a layer has a clock of its own: kept whole", layer=index, at=state.offset, tokens=self.position)
+        self.states[index] = whole = distrust(state, self.position)
+        self.used = [(other, whole if other == index else each) for other, each in self.used]

@@ -10,6 +10,7 @@ import mlx.core as mx
 from runner.cache.interface import PrefixCache, Session
 from runner.cache.none import NullCache
 from runner.cache.single import SingleEntryCache
+from runner.cache.trie_cache import TrieCache
 from tests.cache.tiny import Tiny
 
 
@@ -123,11 +124,30 @@ def largest(x: mx.array) -> float:
     return cast("float", mx.abs(x).max().item())
 
 
+def check_trie(cache: TrieCache) -> None:
+    """Between sessions: edges, snapshots, bytes and layers of a trie cache agree with each other."""
+    stack, end = cache._stack, cache._end
+    assert {state.offset for _, state in stack.used if not state.empty} <= {end.end if end else 0}
+    count = nbytes = 0
+    for node in cache._trie.nodes():
+        assert node.parent is not None
+        assert node.parent.children[node.tokens[0]] is node
+        assert node.start == node.parent.end < node.end
+        assert node.locks == 0
+        for slot, snapshot in enumerate(node.slots):
+            if snapshot is not None:
+                count, nbytes = count + 1, nbytes + snapshot.nbytes
+                assert snapshot.stop == node.end
+                assert snapshot.start == node.start or not stack.states[slot].sliceable
+                assert not snapshot.live or snapshot.nbytes == 0
+    assert (count, nbytes) == (stack.ledger.count, stack.ledger.nbytes)
+
+
 def check_level(cache: SingleEntryCache) -> None:
     """Between sessions all layers stand at the end of the record, and what they hold is evaluated."""
     stack = cache._stack
     assert stack is not None
-    offsets = {state.offset for state in stack.states}
+    offsets = {state.offset for state in stack.states if not state.empty}
     assert offsets == ({len(cache._tokens)} if cache._tokens else set()), f"record {len(cache._tokens)}"
 
 

@@ -1,227 +1,306 @@
-"""Layers that remember what they saw, and a small language for telling what happens to a cache.
+"""Layers that remember what they saw, in place of mlx-lm's classes: a token is a byte, and nothing is computed.
 
-A `Conversation` drives a cache in the order of the engine: prefill in chunks, one token kept for decode, and the
-forward of every sampled token dispatched before that token is read and recorded. After every forward it compares what
-the layers show with what fresh layers show that saw the same tokens at once; after every request, that all layers
-stand at the end of the record. No model, no arrays: the stories run in microseconds.
+Three stand-ins for its classes, and an adapter for each on the same base classes as the real adapters, with which they
+are found in the same table. So ledger, live snapshots and the rules of whole states are the real ones; buffers,
+contents and sizes are made of plain integers, and exact.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import mlx.core as mx
 
-from runner.cache.interface import LayerState, Miss, Session, Snapshot
-from runner.cache.single import SingleEntryCache
+from runner.cache.interface import Miss, Snapshot
+from runner.cache.layers import _ADAPTERS
+from runner.cache.layers.leaf import CountedState, LeafState, MovedState
+from runner.cache.layers.snapshot import LayerSnapshot, Owned, StateSnapshot, complete
 
 WINDOW = 4
-CHUNK = 5
+STATE_BYTES = 16
+
+Content: TypeAlias = tuple[int, ...]
 
 
-class FakeLayer(LayerState):
-    """A layer whose content is the tokens it saw."""
-
-    def __init__(self) -> None:
-        self.seen: list[int] = []
+class FakeLayer:
+    """What stands for a cache object of mlx-lm: the model writes to it, and reads it."""
 
     def see(self, tokens: Sequence[int]) -> None:
         """The forward."""
-        self.seen.extend(tokens)
+        raise NotImplementedError
 
-    def view(self) -> object:
-        """What attention would find."""
-        return tuple(self.seen)
+    def view(self) -> Content:
+        """What attention finds."""
+        raise NotImplementedError
+
+    def held(self, start: int, stop: int) -> Content:
+        """What it has of these tokens; that is all it shows where it can only be taken whole."""
+        return self.view()
 
     @property
-    def offset(self) -> int:
-        return len(self.seen)
+    def nbytes(self) -> int:
+        raise NotImplementedError
+
+
+class FakeKV(FakeLayer):
+    """Shows every token. Its buffer is overwritten from the offset on; what lies behind that is stale, but there."""
+
+    def __init__(self) -> None:
+        self.buffer: list[int] = []
+        self.offset = 0
+
+    def see(self, tokens: Sequence[int]) -> None:
+        end = self.offset + len(tokens)
+        self.buffer[self.offset : end] = tokens
+        self.offset = end
+
+    def view(self) -> Content:
+        return tuple(self.buffer[: self.offset])
+
+    def held(self, start: int, stop: int) -> Content:
+        return tuple(self.buffer[start:stop])
 
     @property
-    def empty(self) -> bool:
-        return not self.seen
-
-    def advance(self, count: int) -> None: ...
-
-    def rewind(self, to: int) -> bool:
-        del self.seen[to:]
-        return True
-
-    def reset(self) -> None:
-        self.seen.clear()
-
-    def snapshot(self, start: int) -> Snapshot | None:
-        raise NotImplementedError
-
-    def restore(self, snapshot: Snapshot, to: int) -> bool:
-        raise NotImplementedError
-
-    def split(self, snapshot: Snapshot, at: int) -> tuple[Snapshot | None, Snapshot]:
-        raise NotImplementedError
-
-    def merge(self, first: Snapshot | None, second: Snapshot | None) -> Snapshot | None:
-        raise NotImplementedError
-
-    def arrays(self) -> list[mx.array]:
-        return []
+    def nbytes(self) -> int:
+        return len(self.buffer)
 
 
 class FakeWindow(FakeLayer):
     """Shows the last WINDOW tokens, and has forgotten the others for good."""
 
-    refusal = Miss.WINDOW_PASSED
+    def __init__(self) -> None:
+        self.buffer: list[int] = []
+        self.offset = 0
 
-    def view(self) -> object:
-        return tuple(self.seen[-WINDOW:])
+    def see(self, tokens: Sequence[int]) -> None:
+        self.buffer = [*self.buffer, *tokens][-WINDOW:]
+        self.offset += len(tokens)
 
-    def rewind(self, to: int) -> bool:
-        return to == self.offset or (self.offset <= WINDOW and super().rewind(to))
+    def view(self) -> Content:
+        return tuple(self.buffer)
+
+    def held(self, start: int, stop: int) -> Content:
+        first = self.offset - len(self.buffer)
+        return tuple(self.buffer[start - first : stop - first])
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.buffer)
 
 
 class FakeRecurrent(FakeLayer):
-    """Shows one number made of everything it saw, and counts nothing: told by `advance` alone."""
+    """Shows one number made of everything it saw, and counts nothing."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.counted = 0
+        self.state: Content = ()
 
-    def view(self) -> object:
-        return hash(tuple(self.seen))
+    def see(self, tokens: Sequence[int]) -> None:
+        state = sum(self.state)
+        for token in tokens:
+            state = hash((state, token))
+        self.state = (state,)
+
+    def view(self) -> Content:
+        return self.state
+
+    @property
+    def nbytes(self) -> int:
+        return STATE_BYTES * len(self.state)
+
+
+class FakeSlice(LayerSnapshot[Content]):
+    """Some tokens of a FakeKV."""
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._owned.content) if self._owned else 0
+
+    def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
+        if not self.start < at < self.stop:
+            raise ValueError(f"cannot cut {self.start}..{self.stop} at {at}")
+        halves = self._part(self.start, at), self._part(at, self.stop)
+        self.close()
+        return halves
+
+    def after(self, first: Snapshot | None) -> Snapshot | None:
+        if first is None:
+            self.close()
+            return None
+        return self._joined(first, first.start)
+
+    def _joined(self, first: Snapshot, start: int) -> Snapshot:
+        assert isinstance(first, type(self))
+        assert first.stop == self.start
+        if self._home is not None and self._home is first._home:
+            joined = type(self)(start, self.stop, self._home, self._ledger)
+        else:
+            both = (*content_of(first)[start - first.start :], *content_of(self))
+            joined = type(self)(start, self.stop, None, self._ledger, Owned(both, []))
+        first.close()
+        self.close()
+        return joined
+
+    def _part(self, start: int, stop: int) -> "FakeSlice":
+        if self._home is not None:
+            return type(self)(start, stop, self._home, self._ledger)
+        part = self.content[start - self.start : stop - self.start]
+        return type(self)(start, stop, None, self._ledger, Owned(part, []))
+
+
+class FakeTail(FakeSlice):
+    """The last tokens of an edge, as many as a FakeWindow shows."""
+
+    def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
+        return (None, self) if at <= self.start else super().split(at)
+
+    def after(self, first: Snapshot | None) -> Snapshot | None:
+        if first is None:
+            return self
+        start = max(first.start, self.stop - WINDOW)
+        if first.stop < self.start or start >= self.start:
+            first.close()
+            return self
+        return self._joined(first, start)
+
+
+class FakeState(StateSnapshot[Content]):
+    """The number of a FakeRecurrent."""
+
+    @property
+    def nbytes(self) -> int:
+        return STATE_BYTES if self._owned else 0
+
+
+class Sized(LeafState[Content]):
+    """What the adapters share: no arrays, and the bytes that their layer says it has."""
+
+    leaf: FakeLayer
+
+    def copy(self, start: int, stop: int) -> Owned[Content]:
+        return Owned(self.leaf.held(start, stop), [])
+
+    def arrays(self) -> list[mx.array]:
+        return []
+
+    @property
+    def empty(self) -> bool:
+        return self.leaf.nbytes == 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.leaf.nbytes
+
+
+class FakeKVState(Sized):
+    sliceable = True
+    leaf: FakeKV
+
+    def needs(self, at: int) -> int:
+        return 0
 
     @property
     def offset(self) -> int:
-        return self.counted
+        return self.leaf.offset
 
-    def advance(self, count: int) -> None:
-        self.counted += count
+    def can_rewind(self, to: int) -> bool:
+        return 0 <= to <= self.offset
 
-    def rewind(self, to: int) -> bool:
-        return to == self.counted
+    def snapshot(self, start: int, stop: int) -> Snapshot | None:
+        return FakeSlice(start, stop, self, self.ledger) if start < stop <= self.offset else None
 
-    def reset(self) -> None:
-        super().reset()
-        self.counted = 0
+    def restore(self, snapshots: Sequence[Snapshot]) -> None:
+        for snapshot in snapshots:
+            assert isinstance(snapshot, FakeSlice)
+            if snapshot.start != self.offset:
+                raise ValueError(f"a layer at {self.offset} cannot go on with {snapshot.start}..{snapshot.stop}")
+            if snapshot in self.live:
+                self.leaf.offset = snapshot.stop
+            else:
+                complete(self.page_out())
+                self.leaf.see(snapshot.content)
+                snapshot.page_in(self)
+
+    def trim(self, room: int) -> None:
+        if len(self.leaf.buffer) - self.offset > room:
+            del self.leaf.buffer[self.offset :]
+
+    def _rewind(self, to: int) -> None:
+        self.leaf.offset = to
+
+    def _endangered(self, snapshot: Snapshot) -> bool:
+        return snapshot.stop > self.offset
 
 
-class CancelledError(Exception):
-    """The client went away."""
+class FakeWindowState(Sized, MovedState[Content]):
+    refusal = Miss.WINDOW_PASSED
+    leaf: FakeWindow
 
+    @property
+    def offset(self) -> int:
+        return self.leaf.offset
+
+    def needs(self, at: int) -> int:
+        return max(0, at - WINDOW)
+
+    def can_rewind(self, to: int) -> bool:
+        return to == self.offset or 0 <= to < self.offset <= WINDOW
+
+    def snapshot(self, start: int, stop: int) -> Snapshot | None:
+        if not start < stop == self.offset:
+            return None
+        return FakeTail(max(start, self.needs(stop)), stop, self, self.ledger)
+
+    def restore(self, snapshots: Sequence[Snapshot]) -> None:
+        self._check_left()
+        at = stop = snapshots[-1].stop
+        window: Content = ()
+        for snapshot in reversed(snapshots):
+            start = max(snapshot.start, self.needs(stop))
+            if snapshot.stop >= at > start:
+                window = (*content_of(snapshot)[start - snapshot.start : at - snapshot.start], *window)
+                at = start
+        if at != self.needs(stop):
+            raise ValueError(f"tokens {self.needs(stop)}..{at} are missing to stand at {stop}")
+        self.leaf.buffer, self.leaf.offset = list(window), stop
+
+    def _go_back(self, to: int) -> None:
+        self.leaf.buffer, self.leaf.offset = self.leaf.buffer[:to], to
+
+
+class FakeRecurrentState(Sized, CountedState[Content]):
+    leaf: FakeRecurrent
+
+    def snapshot(self, start: int, stop: int) -> Snapshot | None:
+        return FakeState(stop - 1, stop, self, self.ledger) if start < stop == self.offset else None
+
+    def _set(self, content: Content) -> None:
+        self.leaf.state = content
+
+
+_ADAPTERS.update({FakeKV: FakeKVState, FakeWindow: FakeWindowState, FakeRecurrent: FakeRecurrentState})
 
 # K: keys and values only. S: with a window. R: with a recurrent layer. P: nothing but recurrent layers, no clock at all
 FAMILIES: dict[str, tuple[type[FakeLayer], ...]] = {
-    "K": (FakeLayer, FakeLayer),
-    "S": (FakeLayer, FakeWindow),
-    "R": (FakeLayer, FakeRecurrent),
+    "K": (FakeKV, FakeKV),
+    "S": (FakeKV, FakeWindow),
+    "R": (FakeKV, FakeRecurrent),
     "P": (FakeRecurrent, FakeRecurrent),
 }
 
 
-class Hook(Protocol):
-    """Called between two steps of a request; what it raises is what went wrong there."""
+def content_of(snapshot: Snapshot) -> Content:
+    """What a restore of it would bring back, wherever that is now."""
+    assert isinstance(snapshot, LayerSnapshot)
+    home = snapshot._home
+    if home is None:
+        owned: Content = snapshot.content
+        return owned
+    assert isinstance(home, Sized)
+    assert home.sliceable or home.offset == snapshot.stop, "live in a layer that stands elsewhere"
+    return home.leaf.held(snapshot.start, snapshot.stop)
 
-    def __call__(self, layers: list[FakeLayer]) -> None: ...
 
-
-class Conversation:
-    """One user, one cache."""
-
-    def __init__(self, family: str, chunk: int = CHUNK) -> None:
-        self.kinds = FAMILIES[family]
-        self.chunk = chunk
-        self.layers: list[FakeLayer] = [kind() for kind in self.kinds]
-        self.cache = SingleEntryCache(lambda: list(self.layers))
-
-    @property
-    def record(self) -> list[int]:
-        """What the cache claims to hold."""
-        return self.cache._tokens
-
-    @property
-    def offsets(self) -> set[int]:
-        return {layer.offset for layer in self.layers}
-
-    def turn(
-        self,
-        prompt: Sequence[int],
-        answer: Sequence[int] = (20, 21),
-        *,
-        salt: str = "",
-        before_record: Callable[[int], None] = lambda _: None,
-        before_close: Hook = lambda _: None,
-    ) -> Session:
-        """A request served to its end; the model says `answer`.
-
-        `before_record(k)` runs after the forward of the k-th sampled token was dispatched, before it is recorded.
-        """
-        session = self.cache.begin(prompt, salt)
-        try:
-            self._check_begin(session, prompt)
-            self._prefill(session, prompt)
-            self._forward(session, prompt[-1:], prompt)
-            for k, token in enumerate(answer):
-                self._forward(session, [token], [*prompt, *answer[: k + 1]])
-                before_record(k)
-                session.record(token)
-            before_close(self.layers)
-        except CancelledError:
-            pass
-        finally:
-            session.close()
-            self._check_closed()
-        return session
-
-    def cancelled_prefill(self, prompt: Sequence[int], after_chunks: int) -> Session:
-        """The client goes away after so many chunks."""
-        session = self.cache.begin(prompt)
-        self._check_begin(session, prompt)
-        self._prefill(session, prompt, after_chunks)
-        session.close()
-        self._check_closed()
-        return session
-
-    def failed_forward(self, prompt: Sequence[int], after_chunks: int) -> Session:
-        """The next forward breaks between two layers."""
-        session = self.cache.begin(prompt)
-        self._prefill(session, prompt, after_chunks)
-        try:
-            with session.forward(1):
-                self.layers[0].see(prompt[:1])
-                self._break()
-        except MemoryError:
-            session.close()
-        self._check_closed()
-        return session
-
-    def _break(self) -> None:
-        raise MemoryError
-
-    def _prefill(self, session: Session, prompt: Sequence[int], after_chunks: int | None = None) -> None:
-        at = session.cached
-        for done, count in enumerate(session.forward_plan(self.chunk)):
-            if done == after_chunks:
-                return
-            self._forward(session, prompt[at : at + count], prompt[: at + count])
-            at += count
-
-    def _forward(self, session: Session, tokens: Sequence[int], all_of_it: Sequence[int]) -> None:
-        with session.forward(len(tokens)):
-            for layer in self.layers:
-                layer.see(tokens)
-        self._check_content(all_of_it)
-
-    def _check_content(self, tokens: Sequence[int]) -> None:
-        fresh = [kind() for kind in self.kinds]
-        for layer in fresh:
-            layer.see(tokens)
-        assert [layer.view() for layer in self.layers] == [layer.view() for layer in fresh]
-
-    def _check_begin(self, session: Session, prompt: Sequence[int]) -> None:
-        assert session.total == len(prompt)
-        assert session.cached <= session.matched <= session.total
-        assert session.cached < session.total
-        assert session.remaining == list(prompt[session.cached :])
-        assert self.offsets == {session.cached}
-
-    def _check_closed(self) -> None:
-        assert self.offsets == {len(self.record)}
-        if self.record:
-            self._check_content(self.record)
+def shown(kind: type[FakeLayer], tokens: Sequence[int]) -> Content:
+    """What a fresh layer shows after these tokens."""
+    fresh = kind()
+    fresh.see(tokens)
+    return fresh.view()

@@ -13,22 +13,23 @@ from runner.cache.interface import Miss
 from runner.cache.none import NullCache
 from runner.cache.prefix import common_prefix
 from runner.cache.single import SingleEntryCache
-from tests.cache.fakes import FakeLayer
+from runner.cache.trie_cache import TrieCache
+from tests.cache.fakes import FakeKV, FakeLayer
 
 every_cache = pytest.mark.parametrize("kind", CACHE_KINDS)
 
 
 def _layers() -> list[object]:
-    return [FakeLayer(), FakeLayer()]
+    return [FakeKV(), FakeKV()]
 
 
 def test_every_kind_of_the_registry_can_be_made() -> None:
     made = [type(make_cache(kind, _layers)) for kind in CACHE_KINDS]
-    assert made == [SingleEntryCache, NullCache]
+    assert made == [TrieCache, SingleEntryCache, NullCache]
 
 
 def test_an_unknown_kind_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="'tree': it is one of single, none"):
+    with pytest.raises(ValueError, match="'tree': it is one of trie, single, none"):
         make_cache("tree", _layers)
 
 
@@ -111,11 +112,11 @@ def test_no_cache_keeps_nothing() -> None:
         assert session.remaining == [1, 2, 3]
         for layer in session.layers:
             assert isinstance(layer, FakeLayer)
-            assert layer.empty
+            assert not layer.nbytes
             layer.see([1, 2])
         session.close()
         # Freed now, although somebody may hold the session for longer.
-        assert all(layer.empty for layer in session.layers if isinstance(layer, FakeLayer))
+        assert not any(layer.nbytes for layer in session.layers if isinstance(layer, FakeLayer))
     assert cache.nbytes == 0
 
 

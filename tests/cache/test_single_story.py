@@ -7,7 +7,7 @@ Guards, the mutation each is there for, and the test that kills it:
 
 * keep one token            cached = matched                          test_the_same_prompt_again_computes_one_token
 * absolute rewind           level() left out on divergence            test_a_divergence_keeps_the_common_prefix
-* whole-state refusal       FakeRecurrent.rewind always true          test_a_recurrent_layer_forgets_everything_...
+* whole-state refusal       CountedState.can_rewind always true        test_a_recurrent_layer_forgets_everything_...
 * level at close            no level() in _keep                       test_a_layer_ahead_at_close_is_levelled
 * record up to the offset   record not cut to the offset              test_a_cancelled_prefill_is_continued
 * offset up to the record   offset not cut to the record              test_a_token_that_was_never_recorded_is...
@@ -23,7 +23,8 @@ import pytest
 
 from runner.cache.interface import Miss
 from runner.cache.stack import LayerStack
-from tests.cache.fakes import CHUNK, FAMILIES, CancelledError, Conversation, FakeLayer
+from tests.cache.fakes import FAMILIES, FakeKV
+from tests.cache.story import CHUNK, CancelledError, Conversation
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
 ANSWER = [20, 21]
@@ -193,8 +194,8 @@ def test_a_token_that_was_never_recorded_is_not_claimed(family: str, stop: int) 
 def test_a_layer_ahead_at_close_is_levelled() -> None:  # A12
     conversation = Conversation("K")
 
-    def ahead(layers: list[FakeLayer]) -> None:
-        layers[0].see([99])
+    def ahead(stack: LayerStack) -> None:
+        conversation.layers[0].see([99])
 
     conversation.turn(PROMPT, ANSWER, before_close=ahead)
     assert conversation.record == PROMPT + ANSWER
@@ -207,9 +208,9 @@ def test_a_layer_ahead_at_close_that_cannot_go_back_frees_all(
 ) -> None:  # A12
     conversation = Conversation(family)
 
-    def ahead(layers: list[FakeLayer]) -> None:
-        layers[1].see([99])
-        layers[1].advance(1)
+    def ahead(stack: LayerStack) -> None:
+        conversation.layers[1].see([99])
+        stack.states[1].advance(1)
 
     with caplog.at_level(logging.WARNING):
         conversation.turn(PROMPT, ANSWER, before_close=ahead)
@@ -237,7 +238,7 @@ def test_a_failed_evaluation_frees_all(family: str) -> None:
     """The forwards were built; that what they should compute never was, only the engine knows."""
     conversation = Conversation(family)
     session = conversation.cache.begin(PROMPT)
-    conversation._prefill(session, PROMPT)
+    conversation.prefill(session, PROMPT)
     session.close(failed=True)
     assert conversation.record == []
     assert conversation.turn(PROMPT).cached == 0
@@ -276,16 +277,14 @@ def test_clearing_forgets_everything(family: str) -> None:  # A15
     conversation = Conversation(family)
     conversation.turn(PROMPT, ANSWER)
     conversation.cache.clear()
-    conversation.layers[:] = [kind() for kind in conversation.kinds]
     assert conversation.turn([*PROMPT, *ANSWER, 9]).miss == Miss.EMPTY
 
 
 @everyone
 def test_a_layer_that_the_model_does_not_use_changes_nothing(family: str) -> None:
     conversation = Conversation(family)
-    unused = FakeLayer()
-    in_use = list(conversation.layers)
-    conversation.cache._make_layers = lambda: [unused, None, *in_use]
+    make_layers = conversation.make_layers
+    conversation.cache._make_layers = lambda: [FakeKV(), None, *make_layers()]
     conversation.turn(PROMPT, ANSWER)
     assert conversation.record == PROMPT + ANSWER
     assert conversation.turn([*PROMPT, *ANSWER, 9]).cached == 10

@@ -16,6 +16,7 @@ import runner.mlxlm  # noqa: F401
 
 from mlx_lm.models import (  # isort: skip
     deepseek_v3,
+    deepseek_v32,
     deepseek_v41,
     falcon_h1,
     gemma3_text,
@@ -24,10 +25,11 @@ from mlx_lm.models import (  # isort: skip
     mamba2,
     qwen3_next,
 )
-from mlx_lm.models.cache import KVCache  # isort: skip
+from mlx_lm.models.cache import KVCache, QuantizedKVCache  # isort: skip
 
 VOCAB = 64
 WINDOW = 32  # gemma3: RotatingKVCache of this size in two of three layers
+GROUP = 32  # quantized: head width, and entries that share a scale
 CHUNK = 16  # llama4: ChunkedKVCache of this size in three of four layers
 
 
@@ -48,7 +50,7 @@ class Tiny(NamedTuple):
     tolerance: float  # of logits against a prefill with other boundaries, which is the noise of the model itself
 
 
-def _llama() -> Module:
+def _llama(head_dim: int = 8) -> Module:
     args = llama.ModelArgs(
         model_type="llama",
         hidden_size=32,
@@ -56,10 +58,17 @@ def _llama() -> Module:
         intermediate_size=64,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=head_dim,
         rms_norm_eps=1e-5,
         vocab_size=VOCAB,
     )
     return llama.Model(args)
+
+
+def _quantized() -> Module:
+    model = _llama(head_dim=GROUP)
+    model.make_cache = lambda: [QuantizedKVCache(GROUP, bits=8) for _ in model.layers]
+    return model
 
 
 def _gemma3() -> Module:
@@ -172,6 +181,28 @@ def _deepseek_v3() -> Module:
     return deepseek_v3.Model(args)
 
 
+def _deepseek_v32() -> Module:
+    args = deepseek_v32.ModelArgs(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        n_routed_experts=None,
+        index_n_heads=2,
+        index_head_dim=16,
+        index_topk=24,
+        kv_lora_rank=16,
+        q_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        max_position_embeddings=1024,
+    )
+    return deepseek_v32.Model(args)
+
+
 def _llama4() -> Module:
     text = {
         "attention_bias": False,
@@ -233,6 +264,8 @@ _MAKERS: dict[str, tuple[Callable[[], Module], float]] = {
     "qwen3_next": (_qwen3_next, 1e-4),  # KVCache and ArraysCache
     "falcon_h1": (_falcon_h1, 1e-4),  # CacheList(ArraysCache, KVCache)
     "deepseek_v3": (_deepseek_v3, 1e-4),  # KVCache of one head, keys and values of different widths
+    "deepseek_v32": (_deepseek_v32, 1e-4),  # CacheList(KVCache, KVCache), one of them of an indexer
+    "quantized": (_quantized, 5e-2),  # QuantizedKVCache: noise tips roundings to 8 bits, 0.02 without a cache
     "llama4": (_llama4, 1e-4),  # ChunkedKVCache and KVCache
     "deepseek_v41": (_deepseek_v41, 1e-2),  # a class of its own; rounds to 8 and 4 bits
 }

@@ -11,6 +11,7 @@ from mlx_lm.models.cache import (  # isort: skip
     ArraysCache,
     CacheList,
     ChunkedKVCache,
+    ConcatenateKVCache,
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
@@ -20,14 +21,22 @@ from runner.cache.interface import LayerState
 from runner.cache.layers.arrays import ArraysState
 from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.generic import GenericState
-from runner.cache.layers.kv import KVState
+from runner.cache.layers.kv import ExactKVState, KVState
 from runner.cache.layers.leaf import LeafState
+from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.window import WindowState
 
-_ADAPTERS: dict[type, Callable[[object], LayerState]] = {
+
+def _window(leaf: RotatingKVCache, ledger: Ledger) -> LayerState:
+    """No model asks for a window that keeps its first tokens for good; what it holds cannot be told by positions."""
+    return GenericState(leaf, ledger) if leaf.keep else WindowState(leaf, ledger)
+
+
+_ADAPTERS: dict[type, Callable[..., LayerState]] = {
     KVCache: KVState,
     QuantizedKVCache: KVState,
-    RotatingKVCache: WindowState,
+    ConcatenateKVCache: ExactKVState,
+    RotatingKVCache: _window,
     ChunkedKVCache: ChunkState,
     ArraysCache: ArraysState,
 }
@@ -43,18 +52,18 @@ def flatten(layers: Iterable[object]) -> Iterator[object]:
                 yield leaf
 
 
-def adapt(leaf: object) -> LayerState:
-    """The adapter for a fresh leaf. A leaf that speaks the interface itself is its own."""
+def adapt(leaf: object, ledger: Ledger) -> LayerState:
+    """The adapter for a fresh leaf, whose snapshots `ledger` counts. A leaf that speaks the interface is its own."""
     if isinstance(leaf, LayerState):
         return leaf
-    return _ADAPTERS.get(type(leaf), GenericState)(leaf)
+    return _ADAPTERS.get(type(leaf), GenericState)(leaf, ledger)
 
 
 def distrust(state: LayerState, offset: int) -> LayerState:
     """The generic adapter in place of one that misjudged its leaf, which has seen `offset` tokens."""
     if not isinstance(state, LeafState):
         return state
-    return GenericState.taking_over(state.leaf, state.fresh, offset)
+    return GenericState.taking_over(state.leaf, state.ledger, state.fresh, offset)
 
 
 def _leaves(layer: object) -> Iterator[object]:

@@ -1,7 +1,7 @@
 """ArraysCache: the states of recurrent and convolution layers (Mamba, linear attention, short convolutions).
 
 It has no clock, and a state can neither be cut nor taken back. Convolution states are often slices that keep the
-whole forward alive; a snapshot copies them.
+whole forward alive; a copy does not.
 """
 
 from typing import Protocol
@@ -9,7 +9,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from runner.cache.layers.leaf import CountedState
-from runner.cache.layers.snapshot import own
+from runner.cache.layers.snapshot import Owned, own
 
 States = list[mx.array | None]
 
@@ -27,17 +27,19 @@ class ArraysState(CountedState[States]):
 
     leaf: Recurrent
 
+    def advance(self, count: int) -> None:
+        super().advance(count)
+        if count > 1:
+            # A convolution state is often a slice of what the forward made, and would keep all of that alive.
+            self.leaf.cache = [None if x is None else own(x) for x in self.leaf.cache]
+
     def arrays(self) -> list[mx.array]:
         return [x for x in (*self.leaf.cache, self.leaf.left_padding, self.leaf.lengths) if x is not None]
 
-    def _copy(self) -> tuple[States, list[mx.array]]:
-        states = _owned(self.leaf.cache)
-        return states, [x for x in states if x is not None]
+    def copy(self, start: int, stop: int) -> Owned[States]:  # noqa: ARG002  there is only the one state
+        states = [None if x is None else own(x) for x in self.leaf.cache]
+        return Owned(states, [x for x in states if x is not None])
 
-    def _put(self, content: States) -> None:
-        self.leaf.cache = _owned(content)
+    def _set(self, content: States) -> None:
+        self.leaf.cache = content
         self.leaf.left_padding = self.leaf.lengths = None
-
-
-def _owned(states: States) -> States:
-    return [None if x is None else own(x) for x in states]

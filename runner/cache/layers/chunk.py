@@ -8,11 +8,9 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from runner.cache.interface import Miss, Snapshot
-from runner.cache.layers.leaf import WholeState
-from runner.cache.layers.snapshot import OwnedSnapshot, own
-
-Chunk = list[mx.array]  # keys and values of the last tokens up to the offset, at most chunk_size
+from runner.cache.interface import Miss
+from runner.cache.layers.leaf import TailState
+from runner.cache.layers.snapshot import Buffers, Owned, own
 
 
 class Chunked(Protocol):
@@ -25,7 +23,7 @@ class Chunked(Protocol):
     start_position: int
 
 
-class ChunkState(WholeState[Chunk]):
+class ChunkState(TailState):
     """The chunk: goes back as long as the tokens from the start of the chunk on are still there."""
 
     leaf: Chunked
@@ -35,34 +33,24 @@ class ChunkState(WholeState[Chunk]):
     def offset(self) -> int:
         return self.leaf.offset
 
-    def rewind(self, to: int) -> bool:
-        if to == self.offset:
-            return True
-        if not 0 <= to < self.offset or self._chunk_start(to) < self.leaf.start_position:
-            return False
-        self.leaf.offset = to
-        return True
+    def needs(self, at: int) -> int:
+        # At the start of a chunk nothing is needed; one token keeps the buffers there.
+        return min(at // self.leaf.chunk_size * self.leaf.chunk_size, at - 1)
 
-    def snapshot(self, start: int) -> Snapshot | None:
-        stop = self.offset
-        if stop <= start:
-            return None
-        leaf = self.leaf
-        low, high = max(0, stop - leaf.chunk_size - leaf.start_position), stop - leaf.start_position
-        chunk = [own(x[..., low:high, :]) for x in self.arrays()]
-        return OwnedSnapshot(start, stop, chunk, chunk)
+    def can_rewind(self, to: int) -> bool:
+        return to == self.offset or (0 <= to < self.offset and max(0, self.needs(to)) >= self.leaf.start_position)
 
-    def restore(self, snapshot: Snapshot, to: int) -> bool:
-        chunk, stop = self._opened(snapshot), snapshot.stop
-        front = stop - chunk[0].shape[-2]
-        if to != stop and not (to < stop and self._chunk_start(to) >= front):
-            return False
-        self.leaf.keys, self.leaf.values = (own(x) for x in chunk)
-        self.leaf.offset, self.leaf.start_position = to, front
-        return True
+    def copy(self, start: int, stop: int) -> Owned[Buffers]:
+        low, high = start - self.leaf.start_position, stop - self.leaf.start_position
+        entries = [own(x[..., low:high, :]) for x in self.arrays()]
+        return Owned(entries, entries)
 
     def arrays(self) -> list[mx.array]:
         return [x for x in (self.leaf.keys, self.leaf.values) if x is not None]
 
-    def _chunk_start(self, offset: int) -> int:
-        return offset // self.leaf.chunk_size * self.leaf.chunk_size
+    def _go_back(self, to: int) -> None:
+        self.leaf.offset = to
+
+    def _put(self, buffers: Buffers, offset: int) -> None:
+        self.leaf.keys, self.leaf.values = buffers
+        self.leaf.offset, self.leaf.start_position = offset, offset - buffers[0].shape[-2]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 
 from runner.cache.layers.leaf import CountedState
-from runner.cache.layers.snapshot import own
+from runner.cache.layers.snapshot import Ledger, Owned, own
 
 Attributes = dict[str, object]
 
@@ -18,9 +18,9 @@ class GenericState(CountedState[Attributes]):
     """The attributes of an object, with all arrays in them."""
 
     @classmethod
-    def taking_over(cls, leaf: object, fresh: Attributes, offset: int) -> "GenericState":
+    def taking_over(cls, leaf: object, ledger: Ledger, fresh: Attributes, offset: int) -> "GenericState":
         """For an object in use: how it was when fresh, and how many tokens it has seen."""
-        state = cls(leaf)
+        state = cls(leaf, ledger)
         state.fresh = fresh
         state._offset = offset
         return state
@@ -28,18 +28,15 @@ class GenericState(CountedState[Attributes]):
     def arrays(self) -> list[mx.array]:
         return list(_gather(vars(self.leaf), set()))
 
-    def _copy(self) -> tuple[Attributes, list[mx.array]]:
-        return _copied(vars(self.leaf))
+    def copy(self, start: int, stop: int) -> Owned[Attributes]:  # noqa: ARG002  there is only the one state
+        """A deep copy whose arrays own their bytes: `copy.deepcopy` alone shares the buffers."""
+        attributes = vars(self.leaf)
+        owned = {id(array): own(array) for array in _gather(attributes, set())}
+        arrays = list(owned.values())
+        return Owned(copy.deepcopy(attributes, {**owned}), arrays)
 
-    def _put(self, content: Attributes) -> None:
-        self._transplant(_copied(content)[0])
-
-
-def _copied(attributes: Attributes) -> tuple[Attributes, list[mx.array]]:
-    """A deep copy whose arrays own their bytes (`copy.deepcopy` alone shares the buffers), and these arrays."""
-    owned = {id(array): own(array) for array in _gather(attributes, set())}
-    arrays = list(owned.values())
-    return copy.deepcopy(attributes, {**owned}), arrays
+    def _set(self, content: Attributes) -> None:
+        self._transplant(content)
 
 
 def _gather(value: object, seen: set[int]) -> Iterator[mx.array]:

@@ -1,6 +1,6 @@
-"""KVCache and QuantizedKVCache: keys and values per token, in buffers that are only ever appended to.
+"""KVCache, QuantizedKVCache and ConcatenateKVCache: keys and values per token, in buffers that are only appended to.
 
-Multi-head latent attention uses the same class with other widths.
+Multi-head latent attention uses the same classes with other widths.
 """
 
 from collections.abc import Sequence
@@ -9,95 +9,122 @@ from typing import Protocol
 import mlx.core as mx
 
 from runner.cache.interface import Snapshot
-from runner.cache.layers.leaf import LeafState, check_cut, check_meet
-from runner.cache.layers.snapshot import OwnedSnapshot, own
-
-Buffers = list[mx.array]  # keys then values, [B, H, L, D] each; a quantized cache has three of both
+from runner.cache.layers.leaf import LeafState
+from runner.cache.layers.snapshot import Buffers, Owned, SliceSnapshot, complete, own
 
 
 class Appended(Protocol):
-    """What the two classes have in common."""
+    """What the classes have in common."""
 
     keys: mx.array | Sequence[mx.array] | None
     values: mx.array | Sequence[mx.array] | None
     offset: int
-    step: int
 
 
 class KVState(LeafState[Buffers]):
-    """The sliceable layer. Buffers have room behind `offset`, full of stale tokens or zeros."""
+    """The sliceable layer. Buffers have room behind `offset`, full of stale tokens or zeros: a rewind moves the offset
+    only, and what was there beyond it stays readable until the next write."""
 
+    sliceable = True
     leaf: Appended
+    _step = 256  # mlx-lm's own classes grow by as many tokens
 
     @property
     def offset(self) -> int:
         return self.leaf.offset
 
-    def rewind(self, to: int) -> bool:
-        if not 0 <= to <= self.offset:
-            return False
-        self.leaf.offset = to
-        return True
+    def needs(self, at: int) -> int:  # noqa: ARG002
+        return 0
 
-    def snapshot(self, start: int) -> Snapshot | None:
-        stop = self.offset
-        if stop <= start:
-            return None
-        return _owned(start, stop, [own(x[..., start:stop, :]) for x in self.arrays()])
+    def can_rewind(self, to: int) -> bool:
+        return 0 <= to <= self.offset
 
-    def restore(self, snapshot: Snapshot, to: int) -> bool:
-        parts = self._opened(snapshot)
-        start = snapshot.start
-        if not start <= to <= snapshot.stop or self.offset < start:
-            return False
-        live: list[mx.array | None] = [*self.arrays()] or [None] * len(parts)
-        self._put([self._store(x, part[..., : to - start, :], start) for x, part in zip(live, parts, strict=True)])
-        self.leaf.offset = to
-        return True
+    def snapshot(self, start: int, stop: int) -> Snapshot | None:
+        return SliceSnapshot(start, stop, self, self.ledger) if start < stop <= self.offset else None
 
-    def split(self, snapshot: Snapshot, at: int) -> tuple[Snapshot | None, Snapshot]:
-        check_cut(snapshot, at)
-        parts, cut = self._opened(snapshot), at - snapshot.start
-        first = _owned(snapshot.start, at, [own(x[..., :cut, :]) for x in parts])
-        second = _owned(at, snapshot.stop, [own(x[..., cut:, :]) for x in parts])
-        snapshot.close()
-        return first, second
+    def restore(self, snapshots: Sequence[Snapshot]) -> None:
+        at = self.offset
+        missing: list[SliceSnapshot] = []
+        for snapshot in snapshots:
+            if not isinstance(snapshot, SliceSnapshot):
+                raise TypeError(f"{type(self).__name__} made no {type(snapshot).__name__}")
+            if snapshot.start != at:
+                raise ValueError(f"a layer at {at} tokens cannot go on with {snapshot.start}..{snapshot.stop}")
+            at = snapshot.stop
+            if missing or snapshot not in self.live:
+                missing.append(snapshot)
+            else:
+                self.leaf.offset = at  # still there, behind the offset
+        if missing:
+            self._write(missing)
+            self.leaf.offset = at
 
-    def merge(self, first: Snapshot | None, second: Snapshot | None) -> Snapshot | None:
-        check_meet(first, second)
-        merged = None
-        if first is not None and second is not None:
-            pairs = zip(self._opened(first), self._opened(second), strict=True)
-            merged = _owned(first.start, second.stop, [mx.concatenate([a, b], axis=-2) for a, b in pairs])
-        for snapshot in (first, second):
-            if snapshot is not None:
-                snapshot.close()
-        return merged
+    def copy(self, start: int, stop: int) -> Owned[Buffers]:
+        buffers = [own(x[..., start:stop, :]) for x in self.arrays()]
+        return Owned(buffers, buffers)
+
+    def trim(self, room: int) -> None:
+        buffers, used = self.arrays(), self.offset
+        if buffers and buffers[0].shape[-2] - used > room:
+            # Up to the next step some room stays, or the next write would copy it all again.
+            stop = used + min(room, -used % self._step)
+            self._put([own(x[..., :stop, :]) for x in buffers])
 
     def arrays(self) -> list[mx.array]:
         return [*_flat(self.leaf.keys), *_flat(self.leaf.values)]
+
+    def _rewind(self, to: int) -> None:
+        self.leaf.offset = to
+
+    def _endangered(self, snapshot: Snapshot) -> bool:
+        return snapshot.stop > self.offset
+
+    def _write(self, snapshots: list[SliceSnapshot]) -> None:
+        """Moves what these own into the buffers, from the offset on."""
+        complete(self.page_out())
+        at = self.offset
+        parts = [list(same) for same in zip(*(snapshot.content for snapshot in snapshots), strict=True)]
+        to = snapshots[-1].stop
+        buffers = self.arrays()
+        if buffers and to <= buffers[0].shape[-2] <= to + max(self._step, to // 10):
+            for buffer, pieces in zip(buffers, parts, strict=True):
+                buffer[..., at:to, :] = pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=-2)
+        else:  # a larger buffer, or a smaller one than that of a much longer conversation
+            before = [[x[..., :at, :]] if at else [] for x in buffers] or [[] for _ in parts]
+            buffers = [
+                mx.concatenate([*old, *pieces, self._room(pieces[0], to)], axis=-2)
+                for old, pieces in zip(before, parts, strict=True)
+            ]
+        mx.eval(buffers)
+        self._put(buffers)
+        for snapshot in snapshots:
+            snapshot.page_in(self)
+
+    def _room(self, like: mx.array, used: int) -> mx.array:
+        """Empty entries up to the next multiple of the step."""
+        return mx.zeros((*like.shape[:-2], -used % self._step, like.shape[-1]), like.dtype)
 
     def _put(self, buffers: Buffers) -> None:
         half = len(buffers) // 2
         keys, values = buffers[:half], buffers[half:]
         self.leaf.keys, self.leaf.values = (keys[0], values[0]) if half == 1 else (keys, values)
 
-    def _store(self, live: mx.array | None, part: mx.array, start: int) -> mx.array:
-        """The live buffer with `part` written at `start`: in place where it fits, else a larger one."""
-        to = start + part.shape[-2]
-        if live is not None and to <= live.shape[-2]:
-            live[..., start:to, :] = part
-            return live
-        room = mx.zeros((*part.shape[:-2], self.leaf.step - to % self.leaf.step, part.shape[-1]), part.dtype)
-        before = [live[..., :start, :]] if live is not None else []
-        return mx.concatenate([*before, part, room], axis=-2)
+
+class ExactKVState(KVState):
+    """ConcatenateKVCache: buffers without room, replaced by every append; what lies behind a rewound offset would come
+    back with the next one."""
+
+    _step = 1
+
+    def _rewind(self, to: int) -> None:
+        if to == self.offset:
+            return
+        self.leaf.offset = to
+        complete(self.page_out())
+        self._put([own(x[..., :to, :]) for x in self.arrays()])
 
 
 def _flat(buffers: mx.array | Sequence[mx.array] | None) -> Buffers:
     if buffers is None:
         return []
     return [buffers] if isinstance(buffers, mx.array) else list(buffers)
-
-
-def _owned(start: int, stop: int, buffers: Buffers) -> Snapshot:
-    return OwnedSnapshot(start, stop, buffers, buffers)

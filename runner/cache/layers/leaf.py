@@ -1,13 +1,22 @@
-"""What all adapters share: the object of mlx-lm that they adapt, and how a snapshot of a whole state behaves."""
+"""What all adapters share: the object of mlx-lm that they adapt, and its snapshots."""
 
 import copy
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import mlx.core as mx
 
-from runner.cache.interface import LayerState, Snapshot
-from runner.cache.layers.snapshot import OwnedSnapshot
+from runner.cache.interface import Copy, LayerState, Snapshot
+from runner.cache.layers.snapshot import (
+    Buffers,
+    LayerSnapshot,
+    Ledger,
+    Owned,
+    StateSnapshot,
+    TailSnapshot,
+    own,
+)
 
 Content = TypeVar("Content")
 
@@ -15,96 +24,135 @@ Content = TypeVar("Content")
 class LeafState(LayerState, Generic[Content]):
     """Adapts one object of mlx-lm, given fresh."""
 
-    def __init__(self, leaf: object) -> None:
+    def __init__(self, leaf: object, ledger: Ledger) -> None:
+        """`ledger` counts the snapshots."""
         self.leaf = leaf
+        self.ledger = ledger
+        self.live: list[LayerSnapshot[Content]] = []
         self.fresh = copy.deepcopy(vars(leaf))
+
+    @abstractmethod
+    def copy(self, start: int, stop: int) -> Owned[Content]:
+        """A copy of what it holds of the tokens [start, stop), not evaluated."""
 
     def advance(self, count: int) -> None:
         """Nothing: the object counts by itself."""
 
+    def rewind(self, to: int) -> None:
+        if not self.can_rewind(to):
+            raise ValueError(f"{type(self).__name__} at {self.offset} tokens cannot go back to {to}")
+        self._rewind(to)
+
     def reset(self) -> None:
         self._transplant(copy.deepcopy(self.fresh))
+
+    def page_out(self) -> list[Copy]:
+        return [self._copied(snapshot) for snapshot in self.live if self._endangered(snapshot)] if self.live else []
+
+    @abstractmethod
+    def _rewind(self, to: int) -> None: ...
+
+    def _endangered(self, snapshot: Snapshot) -> bool:  # noqa: ARG002
+        """Whether a write at the present offset would destroy it."""
+        return True
+
+    def _copied(self, snapshot: LayerSnapshot[Content]) -> Copy:
+        owned = self.copy(snapshot.start, snapshot.stop)
+        return Copy(owned.arrays, lambda: snapshot.page_out(owned))
 
     def _transplant(self, attributes: dict[str, object]) -> None:
         own = vars(self.leaf)
         own.clear()
         own.update(attributes)
 
-    def _opened(self, snapshot: Snapshot) -> Content:
-        if not isinstance(snapshot, OwnedSnapshot):
-            raise TypeError(f"{type(self).__name__} made no {type(snapshot).__name__}")
-        content: Content = snapshot.content
-        return content
+
+class MovedState(LeafState[Content]):
+    """A layer whose live snapshots a move destroys."""
+
+    def _rewind(self, to: int) -> None:
+        if to != self.offset:
+            self._check_left()
+            self._go_back(to)
+
+    def _go_back(self, to: int) -> None:
+        """Moves to an earlier offset, which `can_rewind` allowed."""
+        raise NotImplementedError
+
+    def _check_left(self) -> None:
+        if self.live:
+            raise RuntimeError(f"{type(self).__name__} would destroy {len(self.live)} snapshots that are live in it")
 
 
-class WholeState(LeafState[Content]):
-    """A layer of which only the state at one offset means something."""
+class TailState(MovedState[Buffers]):
+    """A layer that holds keys and values of the last tokens, as many as it may look back to."""
 
-    def split(self, snapshot: Snapshot, at: int) -> tuple[Snapshot | None, Snapshot]:
-        check_cut(snapshot, at)
-        snapshot.start = at
-        return None, snapshot
+    def snapshot(self, start: int, stop: int) -> Snapshot | None:
+        if not start < stop == self.offset:
+            return None
+        return TailSnapshot(max(start, self.needs(stop)), stop, self, self.ledger, needs=self.needs)
 
-    def merge(self, first: Snapshot | None, second: Snapshot | None) -> Snapshot | None:
-        check_meet(first, second)
-        if first is not None:
-            if second is not None:
-                second.start = first.start
-            first.close()
-        return second
+    def restore(self, snapshots: Sequence[Snapshot]) -> None:
+        self._check_left()
+        at = stop = snapshots[-1].stop
+        needed = self.needs(stop)
+        pieces: list[Buffers] = []
+        for snapshot in reversed(snapshots):
+            if not isinstance(snapshot, TailSnapshot):
+                raise TypeError(f"{type(self).__name__} made no {type(snapshot).__name__}")
+            if snapshot.stop < at:
+                break
+            start = max(snapshot.start, needed)
+            if start < at:
+                pieces.insert(0, snapshot.parts(start, at))
+                at = start
+        if at != needed:
+            raise ValueError(f"tokens {needed}..{at} are missing to stand at {stop}")
+        # A copy, even of a single piece, and even without a gap: the snapshots stay as they are.
+        buffers = [own(mx.concatenate([*same], axis=-2)) for same in zip(*pieces, strict=True)]
+        mx.eval(buffers)
+        self._put(buffers, stop)
+
+    @abstractmethod
+    def _put(self, buffers: Buffers, offset: int) -> None:
+        """Makes these the live buffers; nobody else holds them."""
 
 
-class CountedState(WholeState[Content]):
-    """A whole state without a clock of its own: the tokens are counted here, and it stands where it stands."""
+class CountedState(MovedState[Content]):
+    """A state without a clock of its own: the tokens are counted here, and it stands where it stands."""
 
-    def __init__(self, leaf: object) -> None:
-        super().__init__(leaf)
+    def __init__(self, leaf: object, ledger: Ledger) -> None:
+        super().__init__(leaf, ledger)
         self._offset = 0
 
     @property
     def offset(self) -> int:
         return self._offset
 
+    def needs(self, at: int) -> int:
+        return at - 1
+
     def advance(self, count: int) -> None:
         self._offset += count
 
-    def rewind(self, to: int) -> bool:
+    def can_rewind(self, to: int) -> bool:
         return to == self._offset
 
     def reset(self) -> None:
         super().reset()
         self._offset = 0
 
-    def snapshot(self, start: int) -> Snapshot | None:
-        if self._offset <= start:
-            return None
-        content, arrays = self._copy()
-        return OwnedSnapshot(start, self._offset, content, arrays)
+    def snapshot(self, start: int, stop: int) -> Snapshot | None:
+        return StateSnapshot(stop - 1, stop, self, self.ledger) if start < stop == self._offset else None
 
-    def restore(self, snapshot: Snapshot, to: int) -> bool:
-        content = self._opened(snapshot)
-        if to != snapshot.stop:
-            return False
-        self._put(content)
-        self._offset = to
-        return True
+    def restore(self, snapshots: Sequence[Snapshot]) -> None:
+        snapshot = snapshots[-1]
+        if not isinstance(snapshot, StateSnapshot):
+            raise TypeError(f"{type(self).__name__} made no {type(snapshot).__name__}")
+        self._check_left()
+        self._set(snapshot.content)
+        self._offset = snapshot.stop
+        snapshot.page_in(self)
 
     @abstractmethod
-    def _copy(self) -> tuple[Content, list[mx.array]]:
-        """An owned copy of the state, and the arrays within it."""
-
-    @abstractmethod
-    def _put(self, content: Content) -> None:
-        """Makes a copy of `content` the live state."""
-
-
-def check_cut(snapshot: Snapshot, at: int) -> None:
-    """Raises ValueError unless `at` lies strictly within the snapshot."""
-    if not snapshot.start < at < snapshot.stop:
-        raise ValueError(f"cannot cut tokens {snapshot.start}..{snapshot.stop} at {at}")
-
-
-def check_meet(first: Snapshot | None, second: Snapshot | None) -> None:
-    """Raises ValueError unless the second snapshot, if both are there, begins where the first one ends."""
-    if first is not None and second is not None and first.stop != second.start:
-        raise ValueError(f"tokens {first.start}..{first.stop} and {second.start}..{second.stop} do not meet")
+    def _set(self, content: Content) -> None:
+        """Makes `content` what the object holds; nobody else holds it any more."""

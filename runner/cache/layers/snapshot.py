@@ -1,13 +1,15 @@
-"""Copies that own their bytes."""
+"""Snapshots of the layers: live in the buffers of their layer, or paged out into bytes of their own."""
 
-from collections.abc import Iterable
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import mlx.core as mx
 
-from runner.cache.interface import Snapshot
+from runner.cache.interface import Copy, Snapshot
 
 Content = TypeVar("Content")
+Buffers = list[mx.array]
+"""Keys then values, [B, H, L, D] each, L counting tokens; three of both where they are quantized."""
 
 
 def own(x: mx.array) -> mx.array:
@@ -19,28 +21,191 @@ def own(x: mx.array) -> mx.array:
     return mx.array(mx.contiguous(x))
 
 
-class OwnedSnapshot(Snapshot, Generic[Content]):
-    """Some content that owns its bytes, evaluated: an unevaluated copy would hold the live buffer and make the next
-    write into that copy all of it."""
+class Ledger:
+    """Counts the snapshots that are open and the bytes that they own."""
 
-    def __init__(self, start: int, stop: int, content: Content, arrays: Iterable[mx.array]) -> None:
-        """`arrays` are those within `content`."""
-        held = list(arrays)
-        mx.eval(held)
+    def __init__(self) -> None:
+        self.count = 0
+        self.nbytes = 0
+
+
+class Owned(NamedTuple, Generic[Content]):
+    """Some content that owns its bytes, and the arrays within it."""
+
+    content: Content
+    arrays: list[mx.array]
+
+
+class Home(Protocol[Content]):
+    """The layer in whose buffers snapshots live."""
+
+    ledger: Ledger
+    live: "list[LayerSnapshot[Content]]"
+
+    def copy(self, start: int, stop: int) -> Owned[Content]:
+        """A copy of what it holds of the tokens [start, stop), not evaluated."""
+
+
+class LayerSnapshot(Snapshot, Generic[Content]):
+    """A snapshot, live or owned. What it owns is evaluated: an unevaluated copy would hold the live buffer and make the
+    next write into that copy all of it."""
+
+    def __init__(
+        self, start: int, stop: int, home: Home[Content] | None, ledger: Ledger, owned: Owned[Content] | None = None
+    ) -> None:
+        """Live in `home`, or, without it, what is `owned`."""
         self.start = start
         self.stop = stop
-        self.nbytes = sum(array.nbytes for array in held)
-        self._content: Content | None = content
+        self._home: Home[Content] | None = None
+        self._owned: Owned[Content] | None = None
+        self._ledger = ledger
+        ledger.count += 1
+        if home is not None:
+            self.page_in(home)
+        elif owned is not None:
+            self.page_out(owned)
+
+    @property
+    def live(self) -> bool:
+        return self._home is not None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self._owned.arrays) if self._owned else 0
 
     @property
     def content(self) -> Content:
-        """What was copied. Raises RuntimeError when closed."""
-        if self._content is None:
-            raise RuntimeError(f"the snapshot of tokens {self.start}..{self.stop} is closed")
-        return self._content
+        """What it owns. Raises RuntimeError when it is live or closed."""
+        if self._owned is None:
+            raise RuntimeError(f"the snapshot of tokens {self.start}..{self.stop} owns nothing")
+        return self._owned.content
+
+    def page_out(self, owned: Owned[Content]) -> None:
+        """Its bytes are these from now on; they are evaluated."""
+        self._leave()
+        self._owned = owned
+        self._ledger.nbytes += self.nbytes
+
+    def page_in(self, home: Home[Content]) -> None:
+        """Its bytes are in the buffers of `home` from now on."""
+        self._leave()
+        self._home = home
+        home.live.append(self)
 
     def close(self) -> None:
-        if self._content is None:
+        if self._home is None and self._owned is None:
             raise RuntimeError(f"the snapshot of tokens {self.start}..{self.stop} was closed before")
-        self._content = None
-        self.nbytes = 0
+        self._leave()
+        self._ledger.count -= 1
+
+    def _leave(self) -> None:
+        if self._home is not None:
+            self._home.live.remove(self)
+        self._ledger.nbytes -= self.nbytes
+        self._home = self._owned = None
+
+
+class SliceSnapshot(LayerSnapshot[Buffers]):
+    """Entries [..., start:stop, D] of a layer's buffers."""
+
+    def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
+        if not self.start < at < self.stop:
+            raise ValueError(f"cannot cut tokens {self.start}..{self.stop} at {at}")
+        halves = self._part(self.start, at), self._part(at, self.stop)
+        self.close()
+        return halves
+
+    def after(self, first: Snapshot | None) -> Snapshot | None:
+        if first is None:
+            self.close()
+            return None
+        return self._joined(first, first.start)
+
+    def parts(self, start: int, stop: int) -> list[mx.array]:
+        """Its entries for the tokens [start, stop) (lazy)."""
+        if self._home is not None:
+            return self._home.copy(start, stop).content
+        low, high = start - self.start, stop - self.start
+        return [x[..., low:high, :] for x in self.content]
+
+    def _like(self, start: int, stop: int, owned: Owned[Buffers] | None) -> "SliceSnapshot":
+        """Another one of its kind: `owned`, or live in the same place."""
+        return SliceSnapshot(start, stop, None if owned else self._home, self._ledger, owned)
+
+    def _part(self, start: int, stop: int) -> "SliceSnapshot":
+        owned = None if self.live else evaluated([own(x) for x in self.parts(start, stop)])
+        return self._like(start, stop, owned)
+
+    def _joined(self, first: Snapshot, start: int) -> Snapshot:
+        """From `start` on, within `first`, which may reach into this one."""
+        if not isinstance(first, type(self)) or not start < self.start <= first.stop:
+            raise ValueError(f"tokens {first.start}..{first.stop} and {self.start}..{self.stop} do not meet")
+        owned = None
+        if not self.live or first._home is not self._home:
+            pairs = zip(first.parts(start, self.start), self.parts(self.start, self.stop), strict=True)
+            owned = evaluated([mx.concatenate([*pair], axis=-2) for pair in pairs])
+        joined = self._like(start, self.stop, owned)
+        first.close()
+        self.close()
+        return joined
+
+
+class TailSnapshot(SliceSnapshot):
+    """The last entries of an edge, as far as a layer that looks back only so far can need them."""
+
+    def __init__(
+        self,
+        start: int,
+        stop: int,
+        home: Home[Buffers] | None,
+        ledger: Ledger,
+        owned: Owned[Buffers] | None = None,
+        *,
+        needs: Callable[[int], int],
+    ) -> None:
+        """`needs(at)`: the first token that a layer standing at `at` must hold."""
+        super().__init__(start, stop, home, ledger, owned)
+        self._needs = needs
+
+    def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
+        return (None, self) if at <= self.start else super().split(at)
+
+    def after(self, first: Snapshot | None) -> Snapshot | None:
+        if first is None:
+            return self
+        start = max(first.start, self._needs(self.stop))
+        if first.stop < self.start or start >= self.start:  # a gap, or there is enough without it
+            first.close()
+            return self
+        return self._joined(first, start)
+
+    def _like(self, start: int, stop: int, owned: Owned[Buffers] | None) -> SliceSnapshot:
+        return TailSnapshot(start, stop, None if owned else self._home, self._ledger, owned, needs=self._needs)
+
+
+class StateSnapshot(LayerSnapshot[Content]):
+    """The state of a layer at `stop`: as if it were that of the last token alone, which nothing can be cut off."""
+
+    def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
+        if at >= self.stop:
+            raise ValueError(f"cannot cut the state at {self.stop} tokens at {at}")
+        return None, self
+
+    def after(self, first: Snapshot | None) -> Snapshot | None:
+        if first is not None:
+            first.close()
+        return self
+
+
+def complete(copies: list[Copy]) -> None:
+    """Evaluates copies under way, all at once, and tells them so."""
+    if copies:
+        mx.eval([copy.arrays for copy in copies])
+        for copy in copies:
+            copy.done()
+
+
+def evaluated(arrays: list[mx.array]) -> Owned[Buffers]:
+    """Some arrays as what a snapshot owns."""
+    mx.eval(arrays)
+    return Owned(arrays, arrays)

@@ -13,11 +13,9 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from runner.cache.interface import Miss, Snapshot
-from runner.cache.layers.leaf import WholeState
-from runner.cache.layers.snapshot import OwnedSnapshot, own
-
-Window = list[mx.array]  # keys and values of the last min(offset, max_size) tokens in temporal order
+from runner.cache.interface import Miss
+from runner.cache.layers.leaf import TailState
+from runner.cache.layers.snapshot import Buffers, Owned, own
 
 
 class Rotating(Protocol):
@@ -27,12 +25,11 @@ class Rotating(Protocol):
     values: mx.array | None
     offset: int
     max_size: int
-    keep: int
     _idx: int
 
 
-class WindowState(WholeState[Window]):
-    """The window; its `keep` first tokens, if any, stay for good."""
+class WindowState(TailState):
+    """The window, of a cache that keeps none of its first tokens for good (`keep` is 0)."""
 
     leaf: Rotating
     refusal = Miss.WINDOW_PASSED
@@ -41,44 +38,35 @@ class WindowState(WholeState[Window]):
     def offset(self) -> int:
         return self.leaf.offset
 
-    def rewind(self, to: int) -> bool:
-        if to == self.offset:
-            return True
-        if not 0 <= to < self.offset or self.offset > self.leaf.max_size:
-            return False
-        self._put([x[..., :to, :] for x in self.arrays()], to)
-        return True
+    def needs(self, at: int) -> int:
+        return max(0, at - self.leaf.max_size)
 
-    def snapshot(self, start: int) -> Snapshot | None:
-        stop = self.offset
-        if stop <= start:
-            return None
-        window = [own(self._last(x)) for x in self.arrays()]
-        return OwnedSnapshot(start, stop, window, window)
+    def can_rewind(self, to: int) -> bool:
+        return to == self.offset or 0 <= to < self.offset <= self.leaf.max_size
 
-    def restore(self, snapshot: Snapshot, to: int) -> bool:
-        window, stop = self._opened(snapshot), snapshot.stop
-        if to != stop and not 0 <= to < stop <= self.leaf.max_size:
-            return False
-        self._put([own(x[..., :to, :]) for x in window], to)
-        return True
+    def copy(self, start: int, stop: int) -> Owned[Buffers]:
+        entries = [own(self._between(x, start, stop)) for x in self.arrays()]
+        return Owned(entries, entries)
 
     def arrays(self) -> list[mx.array]:
         return [x for x in (self.leaf.keys, self.leaf.values) if x is not None]
 
-    def _put(self, window: Window, offset: int) -> None:
-        self.leaf.keys, self.leaf.values = window if offset else (None, None)
-        self.leaf.offset = offset
-        self.leaf._idx = window[0].shape[-2] if offset else 0
+    def _go_back(self, to: int) -> None:
+        self._put([x[..., :to, :] for x in self.arrays()], to)
 
-    def _last(self, x: mx.array) -> mx.array:
-        """The tokens of the window, oldest first."""
-        leaf, idx = self.leaf, self.leaf._idx
-        if idx < x.shape[-2]:
-            wrapped = idx < leaf.offset
-            kept, newer = x[..., : leaf.keep, :], x[..., leaf.keep : idx, :]
-            x = mx.concatenate([kept, x[..., idx:, :], newer], axis=-2) if wrapped else x[..., :idx, :]
-        surplus = x.shape[-2] - leaf.max_size
-        if surplus > 0:
-            x = mx.concatenate([x[..., : leaf.keep, :], x[..., leaf.keep + surplus :, :]], axis=-2)
-        return x
+    def _put(self, buffers: Buffers, offset: int) -> None:
+        self.leaf.keys, self.leaf.values = buffers if offset else (None, None)
+        self.leaf.offset = offset
+        self.leaf._idx = buffers[0].shape[-2] if offset else 0
+
+    def _between(self, x: mx.array, start: int, stop: int) -> mx.array:
+        """The entries of the tokens [start, stop), oldest first."""
+        idx, offset = self.leaf._idx, self.leaf.offset
+        turn = offset - idx  # the token at the start of the buffer; older ones lie behind `_idx`
+        newer = x[..., max(start, turn) - turn : max(stop, turn) - turn, :]
+        if start >= turn:
+            return newer
+        # Cut before joining, so that nothing larger is ever made.
+        oldest = offset - x.shape[-2]
+        older = x[..., idx + start - oldest : idx + min(stop, turn) - oldest, :]
+        return mx.concatenate([older, newer], axis=-2)

@@ -1,0 +1,292 @@
+"""A small language for telling what happens to a cache, and what must hold at every step of it.
+
+A `Conversation` drives a cache over fake layers in the order of the engine: prefill in chunks, one token kept for
+decode, and the forward of every sampled token dispatched before that token is read and recorded. Several users are
+several prompts of one `Conversation`. It compares
+
+* after every step what the layers show with what fresh layers show that saw the same tokens at once;
+* after begin and close, that all layers stand at one offset;
+* for the trie, after every step: its structure, its locks, its bytes, and the content of every snapshot in it.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from runner.cache.interface import Session, Snapshot
+from runner.cache.points import Point, Points
+from runner.cache.single import SingleEntryCache
+from runner.cache.stack import LayerStack
+from runner.cache.trie import Node, spelled
+from runner.cache.trie_cache import TrieCache
+from runner.cache.trie_session import TrieSession
+from tests.cache.fakes import FAMILIES, FakeKV, FakeLayer, content_of, shown
+
+CHUNK = 5
+
+
+class CancelledError(Exception):
+    """The client went away."""
+
+
+class Hook(Protocol):
+    """Called between two steps of a request; what it raises is what went wrong there."""
+
+    def __call__(self, stack: LayerStack) -> None: ...
+
+
+class Conversation:
+    """Users of one cache. `kind` is "single" or "trie"; `budget` and `points` are the trie's."""
+
+    def __init__(
+        self,
+        family: str,
+        kind: str = "single",
+        *,
+        chunk: int = CHUNK,
+        budget: int | None = None,
+        points: Points | None = None,
+    ) -> None:
+        self.kinds = FAMILIES[family]
+        self.chunk = chunk
+        self.budget = budget
+        self.layers: list[FakeLayer] = []
+        self.seen: list[list[tuple[int, ...]]] = []  # what the layers showed after every forward
+        self.cache: SingleEntryCache | TrieCache = (
+            SingleEntryCache(self.make_layers)
+            if kind == "single"
+            else TrieCache(self.make_layers, budget, points or BranchOnly())
+        )
+
+    def make_layers(self) -> list[object]:
+        self.layers = [kind() for kind in self.kinds]
+        return list(self.layers)
+
+    @property
+    def trie(self) -> TrieCache:
+        assert isinstance(self.cache, TrieCache)
+        return self.cache
+
+    @property
+    def stack(self) -> LayerStack:
+        assert self.cache._stack is not None
+        return self.cache._stack
+
+    @property
+    def record(self) -> list[int]:
+        """The tokens that the layers hold, as the cache believes."""
+        if isinstance(self.cache, SingleEntryCache):
+            return self.cache._tokens
+        return list(spelled(self.cache._end.path())) if self.cache._end else []
+
+    @property
+    def offsets(self) -> set[int]:
+        return {state.offset for _, state in self.stack.used} or {0}
+
+    @property
+    def shape(self) -> str:
+        """The trie, as "0-5 [5-8* 5-9]": edges, restore points with a star, children in brackets."""
+        return " ".join(sorted(_shape(node) for node in self.nodes if node.parent and not node.parent.parent))
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes of the trie, parents before their children."""
+        return list(self.trie._trie.nodes())
+
+    def node(self, tokens: Sequence[int]) -> Node:
+        """The node that ends exactly with these tokens."""
+        (node,) = (node for node in self.nodes if list(spelled(node.path())) == list(tokens))
+        return node
+
+    def turn(
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int] = (20, 21),
+        *,
+        salt: str = "",
+        before_record: Callable[[int], None] = lambda _: None,
+        before_close: Hook = lambda _: None,
+    ) -> Session:
+        """A request served to its end; the model says `answer`.
+
+        `before_record(k)` runs after the forward of the k-th sampled token was dispatched, before it is recorded.
+        """
+        session = self._begin(prompt, salt)
+        try:
+            self.prefill(session, prompt)
+            self.forward(session, prompt[-1:], prompt)
+            for k, token in enumerate(answer):
+                self.forward(session, [token], [*prompt, *answer[: k + 1]])
+                before_record(k)
+                session.record(token)
+            before_close(self.stack)
+        except CancelledError:
+            pass
+        finally:
+            session.close()
+            self.check_closed()
+        return session
+
+    def told(self, prompt: Sequence[int], answer: Sequence[int] = (), *, salt: str = "") -> tuple[int, int]:
+        """A request as the tables of the scenarios count: the last token of the answer is recorded but not seen by
+        the layers, and without an answer neither is the last token of the prompt. Returns cached and remaining."""
+        session = self._begin(prompt, salt)
+        self.prefill(session, prompt)
+        for k, token in enumerate(answer):
+            said = [*prompt, *answer[:k]]
+            self.forward(session, said[-1:], said)
+            session.record(token)
+        session.close()
+        self.check_closed()
+        return session.cached, len(session.remaining)
+
+    def cancelled_prefill(
+        self, prompt: Sequence[int], after_chunks: int | None = None, *, until: int | None = None, salt: str = ""
+    ) -> Session:
+        """The client goes away after so many chunks, or as soon as `until` tokens are reached."""
+        session = self._begin(prompt, salt)
+        self.prefill(session, prompt, after_chunks, until)
+        session.close()
+        self.check_closed()
+        return session
+
+    def failed_forward(self, prompt: Sequence[int], after_chunks: int) -> Session:
+        """The next forward breaks between two layers."""
+        session = self._begin(prompt)
+        self.prefill(session, prompt, after_chunks)
+        try:
+            with session.forward(1):
+                self.layers[0].see(prompt[:1])
+                self._break()
+        except MemoryError:
+            session.close()
+        self.check_closed()
+        return session
+
+    def forward(self, session: Session, tokens: Sequence[int], all_of_it: Sequence[int]) -> None:
+        """A forward over `tokens`, the last of `all_of_it`."""
+        with session.forward(len(tokens)):
+            for layer in self.layers:
+                layer.see(tokens)
+        self._check_content(all_of_it)
+        self.seen.append([layer.view() for layer in self.layers])
+        assert self.offsets == {len(all_of_it)}
+        if isinstance(session, TrieSession):
+            self.check_trie(session.node)
+
+    def check_closed(self) -> None:
+        """Between two sessions."""
+        assert self.offsets == {len(self.record)}
+        if self.record:
+            self._check_content(self.record)
+        if isinstance(self.cache, TrieCache):
+            self.check_trie(None)
+            assert self.budget is None or self.cache.nbytes <= self.budget
+
+    def check_trie(self, in_use: Node | None) -> None:
+        """Edges, locks and snapshots, when a session uses this node, or none does."""
+        locked = set(in_use.path()) if in_use else set()
+        held: list[Snapshot] = []
+        for root in self.trie._trie._roots.values():
+            assert not root.tokens
+            assert not root.slots
+            self._check_below(root, {kind: kind() for kind in self.kinds if kind is not FakeKV}, locked, held)
+        assert not locked, "used nodes that are not in the trie, or roots"
+        nbytes = sum(snapshot.nbytes for snapshot in held)
+        assert (len(held), nbytes) == (self.stack.ledger.count, self.stack.ledger.nbytes)
+        assert self.cache.nbytes == nbytes + sum(layer.nbytes for layer in self.layers)
+
+    def _check_below(
+        self, node: Node, at_end: dict[type[FakeLayer], FakeLayer], locked: set[Node], held: list[Snapshot]
+    ) -> None:
+        """This node and those below it. `at_end`: whole-state layers that saw the tokens up to its end."""
+        assert node.locks == (node in locked)
+        locked.discard(node)
+        for kind, snapshot in zip(self.kinds, node.slots, strict=False):
+            if snapshot is None:
+                continue
+            held.append(snapshot)
+            assert snapshot.stop == node.end
+            assert kind is not FakeKV or snapshot.start == node.start
+            expected = tuple(node.tokens) if kind is FakeKV else at_end[kind].view()[snapshot.start - snapshot.stop :]
+            assert content_of(snapshot) == expected, f"{kind.__name__} in {node!r}"
+        for first, child in node.children.items():
+            assert child.parent is node
+            assert child.tokens[0] == first  # so no sibling has the same
+            assert child.start == node.end
+            below = {kind: copy.copy(layer) for kind, layer in at_end.items()}  # they replace what they hold
+            for layer in below.values():
+                layer.see(child.tokens)
+            self._check_below(child, below, locked, held)
+
+    def _begin(self, prompt: Sequence[int], salt: str = "") -> Session:
+        session = self.cache.begin(prompt, salt)
+        assert [layer for layer in session.layers if layer in self.layers] == self.layers
+        assert session.total == len(prompt)
+        assert session.cached <= session.matched <= session.total
+        assert session.cached < session.total
+        assert session.remaining == list(prompt[session.cached :])
+        assert self.offsets == {session.cached}
+        if session.cached:
+            self._check_content(prompt[: session.cached])
+        if isinstance(session, TrieSession):
+            self.check_trie(session.node)
+        return session
+
+    def prefill(
+        self, session: Session, prompt: Sequence[int], after_chunks: int | None = None, until: int | None = None
+    ) -> None:
+        at = session.cached
+        for done, count in enumerate(session.forward_plan(self.chunk)):
+            if done == after_chunks or (until is not None and at >= until):
+                return
+            self.forward(session, prompt[at : at + count], prompt[: at + count])
+            at += count
+
+    def _break(self) -> None:
+        raise MemoryError
+
+    def _check_content(self, tokens: Sequence[int]) -> None:
+        assert [layer.view() for layer in self.layers] == [shown(kind, tokens) for kind in self.kinds]
+
+
+class BranchOnly:
+    """Stops where prompts were seen to part, and nowhere else; nothing is surplus."""
+
+    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Point]:
+        wanted = {branch: False, **dict.fromkeys(self.wanted(len(tokens)), True)}
+        ahead = [Point(at, wanted[at]) for at in sorted(wanted) if cached < at < len(tokens)][:most]
+        return [Point(cached, True), *ahead] if wanted.get(cached) else ahead
+
+    def wanted(self, end: int) -> Sequence[int]:
+        """The restore points of a prompt of so many tokens."""
+        return ()
+
+    def surplus(self, points: Sequence[int], end: int) -> list[int]:
+        return []
+
+
+class At(BranchOnly):
+    """Restore points at these offsets."""
+
+    def __init__(self, *offsets: int) -> None:
+        self.offsets = offsets
+
+    def wanted(self, end: int) -> Sequence[int]:
+        return self.offsets
+
+
+class Every(BranchOnly):
+    """Restore points at multiples of an interval, and some tokens before the end."""
+
+    def __init__(self, interval: int = 8, before_end: int = 4) -> None:
+        self.interval = interval
+        self.before_end = before_end
+
+    def wanted(self, end: int) -> Sequence[int]:
+        return (*range(self.interval, end, self.interval), end - self.before_end)
+
+
+def _shape(node: Node) -> str:
+    below = " ".join(sorted(_shape(child) for child in node.children.values()))
+    return f"{node.start}-{node.end}{'*' if node.restore_point else ''}{f' [{below}]' if below else ''}"

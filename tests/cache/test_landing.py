@@ -1,0 +1,395 @@
+"""Where on a path of the trie all layers can stand, told before anything moves; and how they get there.
+
+The paths are made by hand, over fake layers that note what is asked of them. Nodes are written as the offsets where
+they end; each layer's pieces as the ends of the nodes that have one.
+
+Mutations of runner/cache/landing.py, each of which the test named beside it notices:
+
+    a hole in the slices is stepped over            test_slices_reach_as_far_as_they_follow_each_other
+    the slice that reaches beyond is not asked for  test_a_slice_that_reaches_beyond_the_match_is_needed
+    slices before what is live are asked for        test_slices_behind_what_is_live_are_not_needed
+    a state at an earlier node will do              test_a_state_is_where_it_stands_only
+    covers: a node's piece stands for its whole edge test_tokens_before_a_piece_are_not_covered_by_its_node
+    covers: nodes above a whole window are asked    test_a_piece_that_begins_before_its_node_covers_for_those_above
+    covers: a state stands for the tokens before it test_a_state_covers_its_last_token
+    covers: begin after end is a gap                test_nothing_is_always_covered
+    all tokens of a window, or its last are needed  test_a_window_is_made_of_the_nodes_that_it_reaches_back_to
+    live rewinds beyond what is shared              test_going_back_counts_only_as_far_as_the_layers_hold_this_path
+    one layer's answer taken for all                test_all_layers_have_to_stand_there
+    the last refusal told, not the first            test_the_reason_is_why_not_the_whole_match
+    a refusal told though nothing is lost           test_a_whole_match_has_no_reason
+    go: all snapshots restored, or those behind     test_only_what_is_missing_moves_in, test_a_state_moves_in_alone
+    go: rewinds left out, or to the wrong place     test_slices_go_back_to_where_the_paths_part
+    go: all, or too few, for a window               test_a_window_moves_in_from_the_nodes_that_it_reaches_back_to
+    go: stands there, though elsewhere              test_a_window_that_stands_at_the_place_on_another_path_moves_in
+    go: moves though it stands there                test_nothing_moves_where_nothing_has_to
+    go: layers not left before they move            test_what_is_live_is_left_before_anything_moves
+"""
+
+from collections.abc import Sequence
+
+import pytest
+
+from runner.cache import landing
+from runner.cache.interface import Copy, LayerState, Miss, Snapshot
+from runner.cache.stack import LayerStack
+from runner.cache.trie import Node, keys
+
+
+class Held(Snapshot):
+    """What a layer holds of the tokens [start, stop)."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+
+    @property
+    def live(self) -> bool:
+        return False
+
+    @property
+    def nbytes(self) -> int:
+        return 1
+
+    def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
+        raise NotImplementedError
+
+    def after(self, first: Snapshot | None) -> Snapshot | None:
+        raise NotImplementedError
+
+    def close(self) -> None: ...
+
+
+class Noted(LayerState):
+    """A layer that stands somewhere and notes what it is told. It can go back to `back`, by itself."""
+
+    def __init__(self, notes: list[str], offset: int, back: int | None) -> None:
+        self.notes = notes
+        self.at = offset
+        self.back = offset if back is None else back
+
+    @property
+    def offset(self) -> int:
+        return self.at
+
+    @property
+    def empty(self) -> bool:
+        return False
+
+    def needs(self, at: int) -> int:
+        return at - 1
+
+    def advance(self, count: int) -> None: ...
+
+    def can_rewind(self, to: int) -> bool:
+        return self.back <= to <= self.at
+
+    def rewind(self, to: int) -> None:
+        assert self.can_rewind(to)
+        if to != self.at:
+            self.notes.append(f"back to {to}")
+        self.at = to
+
+    def reset(self) -> None:
+        self.notes.append("reset")
+        self.at = 0
+
+    def snapshot(self, start: int, stop: int) -> Snapshot | None:
+        raise NotImplementedError
+
+    def restore(self, snapshots: Sequence[Snapshot]) -> None:
+        self.check(snapshots)
+        if snapshots:
+            self.notes.append(f"in {' '.join(str(piece.stop) for piece in snapshots)}")
+            self.at = snapshots[-1].stop
+
+    def check(self, snapshots: Sequence[Snapshot]) -> None:
+        """They have all that is needed at the end of the last, and none is of no use."""
+        at = snapshots[-1].stop
+        needed = self.needs(at)
+        held = [token for piece in snapshots for token in range(piece.start, piece.stop)]
+        assert set(held) >= set(range(needed, at))
+        assert all(piece.stop > needed for piece in snapshots)
+
+    def page_out(self) -> list[Copy]:
+        self.notes.append("left")
+        return []
+
+    def arrays(self) -> list[object]:  # type: ignore[override]
+        return []
+
+
+class Slices(Noted):
+    """Goes back anywhere."""
+
+    sliceable = True
+
+    def __init__(self, notes: list[str], offset: int, back: int | None) -> None:
+        super().__init__(notes, offset, 0)
+
+    def needs(self, at: int) -> int:
+        return 0
+
+    def check(self, snapshots: Sequence[Snapshot]) -> None:
+        assert [piece.start for piece in snapshots] == [self.at, *(piece.stop for piece in snapshots)][: len(snapshots)]
+
+
+class State(Noted):
+    """Stands where it stands."""
+
+
+class Window(Noted):
+    """Looks back to the last 15 tokens. Goes back as long as nothing has left it."""
+
+    refusal = Miss.WINDOW_PASSED
+
+    def needs(self, at: int) -> int:
+        return max(0, at - 15)
+
+
+class Scene:
+    """Layers that stand somewhere, and a path whose nodes end at some offsets."""
+
+    def __init__(
+        self, *kinds: type[Noted], offset: int = 0, ends: Sequence[int] = (10, 20, 30), back: int | None = None
+    ) -> None:
+        self.notes: list[str] = []
+        self.stack = LayerStack([])
+        self.stack.states = [kind(self.notes, offset, back) for kind in kinds]
+        self.stack.used = list(enumerate(self.stack.states))
+        self.path = [Node(keys(()), None)]
+        for start, stop in zip((0, *ends), ends, strict=False):
+            node = Node(keys(range(start, stop)), self.path[-1])
+            node.slots = [None] * len(kinds)
+            self.path.append(node)
+
+    def hold(self, slot: int, *ends: int, start: int | None = None) -> "Scene":
+        """The nodes that end there have what this layer holds of them, or from `start` on."""
+        state = self.stack.states[slot]
+        for node in self.path:
+            if node.end in ends:
+                node.slots[slot] = Held(max(node.start, state.needs(node.end)) if start is None else start, node.end)
+        return self
+
+    def covers(self, begin: int, end: int, slot: int = 0) -> bool:
+        return landing.covers(self.path, slot, begin, end)
+
+    def find(self, matched: int, common: int = 0) -> tuple[int, Miss]:
+        found = landing.find(self.stack, self.path, matched, common)
+        assert self.notes == []
+        return found
+
+    def go(self, at: int, common: int = 0) -> list[str]:
+        landing.go(self.stack, self.path, at, common)
+        assert {state.offset for state in self.stack.states} == {at}
+        assert self.stack.position == at
+        return self.notes
+
+
+# --- covers
+
+
+def test_nothing_is_always_covered() -> None:
+    scene = Scene(Slices)
+    assert scene.covers(0, 0)
+    assert scene.covers(15, 15)
+    assert scene.covers(20, 15)
+    assert landing.covers([], 0, 15, 15)
+    assert not landing.covers([], 0, 14, 15)
+
+
+def test_tokens_are_covered_by_nodes_without_a_gap() -> None:
+    scene = Scene(Slices).hold(0, 10, 20, 30)
+    assert all(scene.covers(begin, end) for end in range(31) for begin in range(end))
+    scene.path[2].slots = [None]
+    assert {(begin, end) for end in range(31) for begin in range(end) if scene.covers(begin, end)} == {
+        (begin, end) for end in range(31) for begin in range(end) if end <= 10 or begin >= 20
+    }
+
+
+def test_tokens_before_a_piece_are_not_covered_by_its_node() -> None:
+    scene = Scene(Window, ends=(10, 30)).hold(0, 10).hold(0, 30)
+    assert not scene.covers(14, 30)
+    assert scene.covers(15, 30)
+    assert scene.covers(17, 25)
+    assert not scene.covers(9, 15)
+
+
+def test_a_piece_that_begins_before_its_node_covers_for_those_above() -> None:
+    """Whatever they hold: nothing, or less."""
+    scene = Scene(Window).hold(0, 30, start=5)
+    assert not scene.covers(4, 30)
+    assert scene.covers(5, 30)
+    assert not scene.covers(5, 20)
+    assert not scene.hold(0, 10, start=2).covers(1, 30)
+    assert scene.covers(2, 30)
+
+
+def test_a_state_covers_its_last_token() -> None:
+    scene = Scene(State).hold(0, 20)
+    assert scene.covers(19, 20)
+    assert not scene.covers(18, 20)
+    assert not scene.covers(18, 19)
+
+
+# --- find
+
+
+def test_layers_that_were_never_used_stand_anywhere() -> None:
+    assert Scene().find(25) == (25, Miss.NONE)
+
+
+def test_a_whole_match_has_no_reason() -> None:
+    assert Scene(Slices, State).hold(0, 10, 20, 30).hold(1, 30).find(30) == (30, Miss.NONE)
+    assert Scene(Slices).hold(0, 10, 20, 30).find(25) == (25, Miss.NONE)
+    assert Scene(Slices).find(0) == (0, Miss.NONE)
+
+
+@pytest.mark.parametrize(("held", "reached"), [((), 0), ((10,), 10), ((10, 30), 10), ((20, 30), 0), ((10, 20), 20)])
+def test_slices_reach_as_far_as_they_follow_each_other(held: tuple[int, ...], reached: int) -> None:
+    assert Scene(Slices).hold(0, *held).find(30) == (reached, Miss.NON_TRIMMABLE)
+
+
+def test_a_slice_that_reaches_beyond_the_match_is_needed() -> None:
+    assert Scene(Slices).hold(0, 10, 20).find(25) == (20, Miss.NON_TRIMMABLE)
+
+
+def test_slices_behind_what_is_live_are_not_needed() -> None:
+    """The layers hold the first 15 tokens of this path themselves; the node around it is needed for the rest."""
+    scene = Scene(Slices, offset=40)
+    assert scene.find(15, common=15) == (15, Miss.NONE)
+    assert scene.find(30, common=15) == (10, Miss.NON_TRIMMABLE)
+    assert scene.hold(0, 20, 30).find(30, common=15) == (30, Miss.NONE)
+    assert Scene(Slices, offset=40).hold(0, 30).find(30, common=20) == (30, Miss.NONE)
+
+
+def test_a_state_is_where_it_stands_only() -> None:
+    assert Scene(State).hold(0, 10).find(30) == (10, Miss.NON_TRIMMABLE)
+    assert Scene(State).hold(0, 10, 30).find(29) == (10, Miss.NON_TRIMMABLE)
+    assert Scene(State).hold(0, 20, 30).find(30) == (30, Miss.NONE)
+    assert Scene(State).find(30) == (0, Miss.NON_TRIMMABLE)
+
+
+def test_a_node_without_any_slot_holds_nothing() -> None:
+    scene = Scene(Slices, State).hold(0, 10, 20, 30)
+    scene.path[3].slots = []
+    assert scene.find(30) == (0, Miss.NON_TRIMMABLE)
+    assert scene.hold(1, 20).find(30) == (20, Miss.NON_TRIMMABLE)
+
+
+def test_within_an_edge_a_window_stands_where_its_tokens_are() -> None:
+    """The node holds tokens 20 to 30, those above the others."""
+    assert Scene(Window).hold(0, 10, 20, 30).find(25) == (25, Miss.NONE)
+    assert Scene(Window).hold(0, 30).find(25) == (0, Miss.WINDOW_PASSED)
+    assert Scene(Window, ends=(30,)).hold(0, 30).find(25) == (0, Miss.WINDOW_PASSED)
+    assert Scene(Window, ends=(12,)).hold(0, 12).find(7) == (7, Miss.NONE)
+
+
+def test_within_an_edge_a_window_that_begins_behind_what_is_needed_is_of_no_use() -> None:
+    """It was the whole of a window once: from 15 on, while 10 is where it would have to begin."""
+    scene = Scene(Window, ends=(10, 30)).hold(0, 10)
+    assert scene.hold(0, 30).find(25) == (10, Miss.WINDOW_PASSED)
+    assert scene.hold(0, 30, start=10).find(25) == (25, Miss.NONE)
+
+
+def test_a_window_is_made_of_the_nodes_that_it_reaches_back_to() -> None:
+    assert Scene(Window).hold(0, 20, 30).find(30) == (30, Miss.NONE)
+    assert Scene(Window).hold(0, 10, 30).find(30) == (10, Miss.WINDOW_PASSED)
+    assert Scene(Window).hold(0, 20, 30).find(25) == (25, Miss.NONE)
+    assert Scene(Window).hold(0, 20, 30).find(24) == (0, Miss.WINDOW_PASSED)
+    assert Scene(Window).hold(0, 10).hold(0, 30, start=15).find(30) == (30, Miss.NONE)
+
+
+@pytest.mark.parametrize(("back", "reached"), [(0, 15), (15, 15), (16, 0)])
+def test_a_layer_that_can_go_back_by_itself_needs_no_piece(back: int, reached: int) -> None:
+    found, why = Scene(Window, offset=18, back=back).find(15, common=15)
+    assert (found, why) == (reached, Miss.NONE if reached else Miss.WINDOW_PASSED)
+
+
+def test_going_back_counts_only_as_far_as_the_layers_hold_this_path() -> None:
+    """At 12 tokens of something else, of which the first 5 are the same."""
+    assert Scene(Window, offset=12, back=0).find(10, common=5) == (0, Miss.WINDOW_PASSED)
+    assert Scene(Window, offset=12, back=0, ends=(5, 10)).find(10, common=5) == (5, Miss.WINDOW_PASSED)
+
+
+def test_all_layers_have_to_stand_there() -> None:
+    """Slices everywhere, one state at 10 and 20, another at 10 and 30: they meet at 10."""
+    scene = Scene(Slices, State, State).hold(0, 10, 20, 30).hold(1, 10, 20).hold(2, 10, 30)
+    assert scene.find(30) == (10, Miss.NON_TRIMMABLE)
+
+
+def test_the_reason_is_why_not_the_whole_match() -> None:
+    """The window fails at 30, the state at 20; at 10 both stand."""
+    scene = Scene(Slices, State, Window).hold(0, 10, 20, 30).hold(1, 10, 30).hold(2, 10, 20)
+    assert scene.find(30) == (10, Miss.WINDOW_PASSED)
+    assert scene.find(20) == (10, Miss.NON_TRIMMABLE)
+
+
+def test_where_layers_stand_already_is_found() -> None:
+    assert Scene(Slices, State, offset=30).find(30, common=30) == (30, Miss.NONE)
+
+
+# --- go
+
+
+def test_nothing_moves_where_nothing_has_to() -> None:
+    scene = Scene(Slices, State, offset=30).hold(0, 10, 20, 30).hold(1, 30)
+    assert scene.go(30, common=30) == []
+
+
+def test_the_beginning_is_a_reset() -> None:
+    scene = Scene(Slices, State, offset=30).hold(0, 10).hold(1, 10)
+    scene.go(0, common=10)
+    assert scene.notes.count("reset") == 2
+    assert not any(note.startswith("in") for note in scene.notes)
+
+
+def test_only_what_is_missing_moves_in() -> None:
+    assert Scene(Slices, offset=10).hold(0, 10, 20, 30).go(30, common=10) == ["in 20 30"]
+    assert Scene(Slices, offset=10).hold(0, 10, 20, 30).go(20, common=10) == ["in 20"]
+    assert Scene(Slices).hold(0, 10, 20, 30).go(20) == ["in 10 20"]
+
+
+def test_slices_go_back_to_where_the_paths_part() -> None:
+    assert Scene(Slices, offset=40).hold(0, 10, 20, 30).go(30, common=10) == ["back to 10", "in 20 30"]
+    assert Scene(Slices, offset=40).go(20, common=30) == ["back to 20"]
+
+
+def test_a_state_moves_in_alone() -> None:
+    assert Scene(State, offset=40).hold(0, 10, 20, 30).go(20) == ["left", "in 20"]
+
+
+def test_a_window_moves_in_from_the_nodes_that_it_reaches_back_to() -> None:
+    ends = (10, 12, 20, 30)
+    assert Scene(Window, offset=40, ends=ends).hold(0, *ends).go(30) == ["left", "in 20 30"]
+    assert Scene(Window, offset=40, ends=ends).hold(0, *ends).go(20) == ["left", "in 10 12 20"]
+    assert Scene(Window, offset=40).hold(0, 10).hold(0, 30, start=15).go(30) == ["left", "in 30"]
+
+
+def test_a_window_goes_back_by_itself_if_it_can() -> None:
+    assert Scene(Window, offset=12, back=0).hold(0, 10).go(10, common=10) == ["left", "back to 10"]
+    assert Scene(Window, offset=12, back=0).hold(0, 10).go(10, common=5) == ["left", "in 10"]
+
+
+def test_a_window_that_stands_at_the_place_on_another_path_moves_in() -> None:
+    """At 10 tokens, of which the first 5 are those of this path."""
+    assert Scene(Window, offset=10, back=0).hold(0, 10).go(10, common=5) == ["left", "in 10"]
+
+
+def test_what_is_live_is_left_before_anything_moves() -> None:
+    """Slices look after themselves."""
+    scene = Scene(Slices, State, offset=40).hold(0, 10, 20).hold(1, 20)
+    assert scene.go(20, common=10) == ["left", "back to 10", "in 20", "in 20"]
+
+
+def test_find_and_go_agree_on_every_scene() -> None:
+    """Wherever `find` says that layers can stand, `go` takes them."""
+    for kind in (State, Window):
+        for held in range(8):
+            for stood in range(8):
+                for common in (0, 10, 20):
+                    ends = [10, 20, 30]
+                    slices = [end for bit, end in enumerate(ends) if held >> bit & 1]
+                    others = [end for bit, end in enumerate(ends) if stood >> bit & 1]
+                    scene = Scene(Slices, kind, offset=40).hold(0, *slices).hold(1, *others)
+                    at, _ = scene.find(30, common)
+                    scene.go(at, common)

@@ -1,0 +1,691 @@
+"""The trie by itself: what is where, what may be cut, joined and removed, and what it costs (scenarios B16 to B25, 75).
+
+Its snapshots are pieces that know which tokens they stand for and count what happens to them; nothing here needs MLX.
+
+Mutations of runner/cache/trie.py, each of which at least the test named beside it notices:
+
+    merge: the restore point of the parent counts         test_a_merged_node_is_a_restore_point_only_if_the_child_was
+    merge: used is the parent's, or the earlier           test_a_merged_node_is_as_lately_used_as_the_later_of_the_two
+    merge: locked nodes too                               test_a_node_that_is_used_itself_is_not_merged_away
+    merge: edge, links to and from the parent             test_split_halves_merge_to_what_they_were
+    merge: a lone snapshot of the parent kept, left open  test_merging_into_a_hole_keeps_nothing
+    split: halves exchanged, the state goes up            test_siblings_never_share_their_first_token (its last check)
+    split: locks not copied                               test_a_split_keeps_locks_and_age_on_both_halves
+    split: the upper half is the restore point            test_a_split_cuts_slices_and_leaves_states_below
+    compact: does nothing                                 test_compaction_merges_what_nothing_branches_off
+    compact: restore points too, locked ones too          test_compaction_spares_what_has_a_reason
+    advance: a new node beside one with its first token   test_siblings_never_share_their_first_token
+    match: goes on after a partial edge, or leaves it out test_a_match_ends_within_an_edge
+    match: the whole rest of the prompt is cut at a node  test_a_match_copies_each_token_of_the_prompt_once
+    remove: snapshots stay open                           test_removing_a_leaf_closes_its_snapshots_and_nothing_else
+    remove: inner nodes, locked ones                      test_roots_inner_and_locked_nodes_are_not_removed
+    lock, unlock: only the node itself                    test_locks_count_along_the_way_to_the_root
+    unlock: what is not locked                            test_unlocking_what_is_not_locked_is_refused
+    touch: the clock stands, or ticks for each node       test_a_touch_counts_once_for_all_that_it_names
+    root: one for all salts                               test_salts_share_nothing
+"""
+
+import random
+import subprocess
+import sys
+import tracemalloc
+from array import array
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from runner.cache.interface import Snapshot
+from runner.cache.trie import Found, Node, PrefixTrie, Tokens, keys, spelled
+
+
+class Pieces:
+    """How many pieces are open."""
+
+    def __init__(self) -> None:
+        self.open = 0
+
+
+class Piece(Snapshot):
+    """A snapshot that knows the tokens it stands for: those of its edge if it is a slice, all up to its end if it is a
+    state. One byte a token, none while it is live."""
+
+    def __init__(self, pieces: Pieces, start: int, content: Sequence[int], *, live: bool = False) -> None:
+        self.start = start
+        self.stop = start + len(content)
+        self.content = list(content)
+        self.closed = False
+        self._live = live
+        self._pieces = pieces
+        pieces.open += 1
+
+    @property
+    def live(self) -> bool:
+        return self._live
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._live else len(self.content)
+
+    def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
+        cut = at - self.start
+        assert 0 < cut < len(self.content)
+        self.close()
+        return self._made(self.start, self.content[:cut]), self._made(at, self.content[cut:])
+
+    def after(self, first: Snapshot | None) -> Snapshot | None:
+        self.close()
+        if first is None:
+            return None
+        assert isinstance(first, Piece)
+        assert first.stop == self.start
+        first.close()
+        return self._made(first.start, first.content + self.content)
+
+    def page_out(self) -> None:
+        self._live = False
+
+    def close(self) -> None:
+        if self.closed:
+            raise RuntimeError("closed twice")
+        self.closed = True
+        self._pieces.open -= 1
+
+    def _made(self, start: int, content: Sequence[int]) -> Snapshot:
+        return Piece(self._pieces, start, content, live=self._live)
+
+
+class State(Piece):
+    """A state: nothing can be cut off it."""
+
+    def __init__(self, pieces: Pieces, content: Sequence[int]) -> None:
+        super().__init__(pieces, 0, content)
+        self.start = self.stop - 1
+
+    def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
+        return None, self
+
+    def after(self, first: Snapshot | None) -> Snapshot | None:
+        if first is not None:
+            first.close()
+        return self
+
+
+class Grove:
+    """A trie whose nodes are filled as the cache fills them: a slice of each edge, an empty slot, and a state where
+    something stopped."""
+
+    def __init__(self) -> None:
+        self.trie = PrefixTrie()
+        self.pieces = Pieces()
+
+    def put(self, *tokens: int, salt: str = "") -> Node:
+        """A conversation from its beginning; returns its last node."""
+        return self.go_on(self.trie.root(salt), *tokens)
+
+    def go_on(self, node: Node, *tokens: int) -> Node:
+        """Tokens after `node`; returns the last node."""
+        for passed in self.trie.advance(node, keys(tokens)):
+            passed.slots = passed.slots or [Piece(self.pieces, passed.start, passed.tokens), None, None]
+            node = passed
+        if node.slots[2] is None:
+            node.slots[2] = State(self.pieces, spelled(node.path()))
+        return node
+
+    def find(self, *tokens: int, salt: str = "") -> Found:
+        return self.trie.match(self.trie.root(salt), keys(tokens))
+
+    def check(self) -> None:
+        """What holds at any time."""
+        pieces = 0
+        for node in self.trie.nodes():
+            whole = list(spelled(node.path()))
+            assert node.parent is not None
+            assert node.parent.children[node.tokens[0]] is node
+            assert node.start == node.parent.end < node.end == len(whole)
+            assert node.locks <= node.parent.locks
+            kept, unused, state = node.slots
+            assert isinstance(kept, Piece)
+            assert (kept.start, kept.stop, kept.content) == (node.start, node.end, list(node.tokens))
+            assert unused is None
+            assert state is None or (isinstance(state, State) and state.content == whole)
+            assert not kept.closed
+            assert state is None or not state.closed
+            pieces += 1 + (state is not None)
+        assert pieces == self.pieces.open
+
+
+def ends(found: Found) -> list[int]:
+    """Where the nodes of a path end, the root left out."""
+    return [node.end for node in found.path[1:]]
+
+
+def contents(node: Node) -> list[list[int] | None]:
+    """What its snapshots stand for."""
+    return [held.content if isinstance(held, Piece) else None for held in node.slots]
+
+
+def test_importing_the_trie_loads_no_mlx() -> None:
+    modules = "runner.cache.trie, runner.cache.eviction, runner.cache.points"
+    code = f"import sys, {modules}; print([m for m in sys.modules if m[:3] == 'mlx'])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+# --- finding
+
+
+def test_a_match_finds_the_right_branch() -> None:
+    """B16."""
+    grove = Grove()
+    one, two = grove.put(1, 2, 3), grove.put(4, 5, 6)
+    assert grove.find(1, 2, 3, 9) == Found([grove.trie.root(), one], 3)
+    assert grove.find(4, 5, 6) == Found([grove.trie.root(), two], 3)
+    assert grove.find(7, 1, 2) == Found([grove.trie.root()], 0)
+    assert grove.find() == Found([grove.trie.root()], 0)
+
+
+def test_a_match_ends_within_an_edge() -> None:
+    grove = Grove()
+    node = grove.put(1, 2, 3, 4)
+    assert grove.find(1, 2, 9, 4) == Found([grove.trie.root(), node], 2)
+    assert grove.find(1, 2) == Found([grove.trie.root(), node], 2)
+
+
+def test_a_match_may_begin_at_any_node() -> None:
+    grove = Grove()
+    first = grove.put(1, 2)
+    second = grove.go_on(first, 3, 4)
+    assert grove.trie.match(first, keys([3, 9])) == Found([first, second], 1)
+
+
+def test_siblings_never_share_their_first_token() -> None:
+    """B17: by construction; a second node with the same first token is refused."""
+    grove = Grove()
+    grove.put(1, 2, 3)
+    grove.put(1, 5)
+    grove.put(1)
+    assert [sorted(node.children) for node in grove.find(1, 2, 3).path] == [[1], [2, 5], []]
+    with pytest.raises(ValueError, match="child with this first token"):
+        grove.trie._append(grove.trie.root(), keys([1, 7]))
+    grove.check()
+
+
+def test_three_conversations_that_branch_twice_are_all_found() -> None:
+    """B23."""
+    grove = Grove()
+    every = [(1, 2, 3, 4, 5), (1, 2, 3, 9), (1, 2, 8)]
+    for tokens in every:
+        grove.put(*tokens)
+    assert [grove.find(*tokens).matched for tokens in every] == [5, 4, 3]
+    assert [ends(grove.find(*tokens)) for tokens in every] == [[2, 3, 5], [2, 3, 4], [2, 3]]
+    grove.check()
+
+
+def test_salts_share_nothing() -> None:
+    grove = Grove()
+    grove.put(1, 2, 3)
+    other = grove.put(1, 2, 4, salt="adapter")
+    assert grove.find(1, 2, 3).matched == 3
+    assert grove.find(1, 2, 3, salt="adapter").matched == 2
+    assert grove.find(1, 2, 3, salt="third").matched == 0
+    assert set(grove.trie.nodes()) == {grove.find(1, 2, 3).path[-1], other}
+
+
+def test_a_path_spells_its_tokens() -> None:
+    grove = Grove()
+    grove.put(1, 2, 3)
+    assert spelled(grove.put(1, 2, 5, 6).path()) == keys([1, 2, 5, 6])
+    assert spelled(grove.trie.root().path()) == keys([])
+
+
+def test_tokens_take_four_bytes_each() -> None:
+    assert keys([1, 2]).itemsize == 4
+    with pytest.raises(OverflowError):
+        keys([1 << 31])
+
+
+# --- growing
+
+
+def test_going_on_makes_a_node_of_its_own() -> None:
+    grove = Grove()
+    node = grove.put(1, 2)
+    assert grove.trie.advance(node, keys([3])) == [node.children[3]]
+    assert (node.end, node.tokens, node.children[3].end) == (2, keys([1, 2]), 3)
+
+
+def test_going_where_something_is_makes_nothing() -> None:
+    grove = Grove()
+    first = grove.put(1, 2)
+    second = grove.go_on(first, 3, 4)
+    assert grove.trie.advance(grove.trie.root(), keys([1, 2, 3, 4])) == [first, second]
+    assert grove.trie.advance(first, keys([])) == []
+
+
+def test_going_half_an_edge_ends_with_the_last_token() -> None:
+    grove = Grove()
+    node = grove.put(1, 2, 3, 4)
+    (upper,) = grove.trie.advance(grove.trie.root(), keys([1, 2]))
+    assert (upper.end, upper.only_child()) == (2, node)
+    grove.check()
+
+
+# --- cutting
+
+
+def test_a_split_cuts_slices_and_leaves_states_below() -> None:
+    """B18."""
+    grove = Grove()
+    below = grove.go_on(node := grove.put(1, 2, 3, 4, 5), 6)
+    node.restore_point = True
+    upper = grove.trie.split(node, 3)
+    assert (upper.tokens, upper.end, node.tokens, node.end) == (keys([1, 2, 3]), 3, keys([4, 5]), 5)
+    assert contents(upper) == [[1, 2, 3], None, None]
+    assert contents(node) == [[4, 5], None, [1, 2, 3, 4, 5]]
+    assert (upper.restore_point, node.restore_point) == (False, True)
+    assert (upper.children, node.children) == ({4: node}, {6: below})
+    assert (upper.parent, node.parent, below.parent) == (grove.trie.root(), upper, node)
+    grove.check()
+
+
+def test_a_split_keeps_locks_and_age_on_both_halves() -> None:
+    grove = Grove()
+    node = grove.put(1, 2, 3)
+    grove.trie.touch([node])
+    grove.trie.lock(node)
+    upper = grove.trie.split(node, 1)
+    assert (upper.used, upper.locks) == (node.used, node.locks) == (1, 1)
+    grove.trie.unlock(node)
+    assert [each.locks for each in node.path()] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("at", [-1, 0, 3, 4])
+def test_a_cut_outside_the_edge_is_refused(at: int) -> None:
+    grove = Grove()
+    node = grove.put(1, 2, 3)
+    with pytest.raises(ValueError, match=r"cannot cut <0\.\.3>"):
+        grove.trie.split(node, at)
+    with pytest.raises(ValueError, match=r"cannot cut <0\.\.0>"):
+        grove.trie.split(grove.trie.root(), at)
+    grove.check()
+
+
+# --- joining
+
+
+def test_split_halves_merge_to_what_they_were() -> None:
+    """B19, B20: tokens, end, snapshot; the grandchildren move, the merged node is no part of the tree any more."""
+    grove = Grove()
+    node = grove.put(1, 2, 3, 4, 5)
+    left, right = grove.go_on(node, 6), grove.go_on(node, 7, 8)
+    before = contents(node)
+    upper = grove.trie.split(node, 2)
+    assert grove.trie.merge(upper) is node
+    assert (node.tokens, node.end, node.start, contents(node)) == (keys([1, 2, 3, 4, 5]), 5, 0, before)
+    assert (node.parent, node.children, grove.trie.root().children) == (
+        grove.trie.root(),
+        {6: left, 7: right},
+        {1: node},
+    )
+    assert left.parent is right.parent is node
+    assert (upper.parent, upper.children, upper.slots) == (None, {}, [])
+    grove.check()
+
+
+@pytest.mark.parametrize("parent", [False, True])
+@pytest.mark.parametrize("child", [False, True])
+def test_a_merged_node_is_a_restore_point_only_if_the_child_was(parent: bool, child: bool) -> None:
+    """B21."""
+    grove = Grove()
+    above = grove.put(1, 2)
+    below = grove.go_on(above, 3)
+    above.restore_point, below.restore_point = parent, child
+    assert grove.trie.merge(above).restore_point is child
+
+
+@pytest.mark.parametrize("lately", ["above", "below"])
+def test_a_merged_node_is_as_lately_used_as_the_later_of_the_two(lately: str) -> None:
+    """B21."""
+    grove = Grove()
+    above = grove.put(1, 2)
+    below = grove.go_on(above, 3)
+    grove.trie.touch([above, below])
+    grove.trie.touch([above if lately == "above" else below])
+    assert grove.trie.merge(above).used == 2
+
+
+def test_a_merge_needs_exactly_one_child() -> None:
+    """B21."""
+    grove = Grove()
+    node = grove.put(1, 2)
+    for refused in (grove.trie.root(), node):
+        with pytest.raises(ValueError, match="cannot merge"):
+            grove.trie.merge(refused)
+    grove.go_on(node, 3)
+    grove.go_on(node, 4)
+    with pytest.raises(ValueError, match="cannot merge"):
+        grove.trie.merge(node)
+    grove.check()
+
+
+def test_a_node_that_is_used_itself_is_not_merged_away() -> None:
+    grove = Grove()
+    above = grove.put(1, 2)
+    below = grove.go_on(above, 3)
+    grove.trie.lock(above)
+    with pytest.raises(ValueError, match="cannot merge"):
+        grove.trie.merge(above)
+    grove.trie.lock(below)
+    grove.trie.unlock(above)
+    assert grove.trie.merge(above) is below  # whoever uses what follows keeps it
+    assert (below.locks, grove.trie.root().locks) == (1, 1)
+
+
+def test_merging_a_hole_keeps_states_only() -> None:
+    """B25."""
+    grove = Grove()
+    above = grove.put(1, 2)
+    below = grove.go_on(above, 3)
+    assert above.slots[0] is not None
+    above.slots[0].close()
+    above.slots[0] = None
+    grove.trie.merge(above)
+    assert contents(below) == [None, None, [1, 2, 3]]
+    assert grove.pieces.open == 1
+
+
+def test_merging_into_a_hole_keeps_nothing() -> None:
+    """B25, the other way round: what is lost is closed. Slots that neither node has stay empty (B21)."""
+    grove = Grove()
+    above = grove.put(1, 2)
+    (below,) = grove.trie.advance(above, keys([3]))
+    grove.trie.merge(above)
+    assert (contents(below), grove.pieces.open) == ([None, None, None], 0)
+
+
+# --- what goes
+
+
+def test_compaction_merges_what_nothing_branches_off() -> None:
+    grove = Grove()
+    end = grove.go_on(grove.go_on(grove.put(1, 2), 3), 4)
+    grove.trie.compact(end)
+    assert ends(grove.find(1, 2, 3, 4)) == [4]
+    assert contents(end) == [[1, 2, 3, 4], None, [1, 2, 3, 4]]
+    grove.check()
+
+
+def test_compaction_spares_what_has_a_reason() -> None:
+    """Restore points, branches, and what somebody uses."""
+    grove = Grove()
+    point = grove.put(1)
+    point.restore_point = True
+    branch = grove.go_on(point, 2)
+    grove.go_on(branch, 9)
+    used = grove.go_on(branch, 3)
+    grove.trie.lock(used)
+    end = grove.go_on(grove.go_on(used, 4), 5)
+    grove.trie.compact(end)
+    assert ends(grove.find(1, 2, 3, 4, 5)) == [1, 2, 3, 5]
+    grove.check()
+
+
+def test_removing_a_leaf_closes_its_snapshots_and_nothing_else() -> None:
+    """B22."""
+    grove = Grove()
+    grove.put(1, 2, 3)
+    leaf = grove.put(1, 2, 4)
+    grove.trie.remove(leaf)
+    assert (grove.find(1, 2, 3).matched, grove.find(1, 2, 4).matched) == (3, 2)
+    assert (leaf.parent, leaf.slots) == (None, [])
+    grove.check()
+
+
+def test_roots_inner_and_locked_nodes_are_not_removed() -> None:
+    """B22."""
+    grove = Grove()
+    inner = grove.put(1, 2)
+    leaf = grove.go_on(inner, 3)
+    locked = grove.put(4)
+    grove.trie.lock(locked)
+    for refused in (grove.trie.root(), grove.trie.root("empty"), inner, locked):
+        with pytest.raises(ValueError, match="cannot remove"):
+            grove.trie.remove(refused)
+    grove.trie.unlock(locked)
+    for node in (locked, leaf, inner):
+        grove.trie.remove(node)
+    grove.check()
+
+
+def test_locks_count_along_the_way_to_the_root() -> None:
+    grove = Grove()
+    inner = grove.put(1, 2)
+    left, right = grove.go_on(inner, 3), grove.go_on(inner, 4)
+    for node in (left, right, left):
+        grove.trie.lock(node)
+    assert [node.locks for node in (grove.trie.root(), inner, left, right)] == [3, 3, 2, 1]
+    grove.trie.unlock(left)
+    assert [node.locks for node in (grove.trie.root(), inner, left, right)] == [2, 2, 1, 1]
+
+
+def test_unlocking_what_is_not_locked_is_refused() -> None:
+    grove = Grove()
+    leaf = grove.go_on(inner := grove.put(1, 2), 3)
+    grove.trie.lock(inner)
+    with pytest.raises(ValueError, match=r"<2\.\.3> is not locked"):
+        grove.trie.unlock(leaf)
+    assert [node.locks for node in leaf.path()] == [1, 1, 0]
+
+
+def test_a_touch_counts_once_for_all_that_it_names() -> None:
+    grove = Grove()
+    one, two, three = grove.put(1), grove.put(2), grove.put(3)
+    grove.trie.touch([one])
+    grove.trie.touch([two, three])
+    assert (one.used, two.used, three.used) == (1, 2, 2)
+
+
+def test_bytes_are_those_that_snapshots_own_now() -> None:
+    """B24: live ones own nothing; what was exchanged for others does not count any more."""
+    pieces = Pieces()
+    node = Node(keys([1, 2, 3]), None)
+    live = Piece(pieces, 0, [1, 2, 3], live=True)
+    node.slots = [live, None]
+    assert node.nbytes == 0
+    live.page_out()
+    assert node.nbytes == 3
+    node.slots = [None, None]
+    live.close()
+    assert node.nbytes == 0
+
+
+# --- whatever is done to it
+
+words = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+
+
+class Work(RuleBasedStateMachine):
+    """Random work on a trie, beside a plain list of what was put in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grove = Grove()
+        self.known: list[list[int]] = [[]]
+        self.locked: list[Node] = []
+
+    @rule(tokens=words, point=st.booleans())
+    def put(self, tokens: list[int], point: bool) -> None:
+        self.grove.put(*tokens).restore_point |= point
+        self.known.append(tokens)
+
+    @precondition(lambda self: self._nodes())
+    @rule(which=st.integers(0), tokens=words)
+    def go_on(self, which: int, tokens: list[int]) -> None:
+        node = self._node(which)
+        self.known.append([*spelled(node.path()), *tokens])
+        self.grove.go_on(node, *tokens)
+
+    @precondition(lambda self: any(len(node.tokens) > 1 for node in self._nodes()))
+    @rule(which=st.integers(0), at=st.integers(0))
+    def split(self, which: int, at: int) -> None:
+        long = [node for node in self._nodes() if len(node.tokens) > 1]
+        node = long[which % len(long)]
+        self.grove.trie.split(node, 1 + at % (len(node.tokens) - 1))
+
+    @precondition(lambda self: any(map(self._mergeable, self._nodes())))
+    @rule(which=st.integers(0))
+    def merge(self, which: int) -> None:
+        some = [node for node in self._nodes() if self._mergeable(node)]
+        self.grove.trie.merge(some[which % len(some)])
+
+    @precondition(lambda self: self._nodes())
+    @rule(which=st.integers(0))
+    def compact(self, which: int) -> None:
+        end = self._node(which)
+        kept = [
+            node for node in end.path()[1:] if node is end or not (self._mergeable(node) and not node.restore_point)
+        ]
+        self.grove.trie.compact(end)
+        assert end.path()[1:] == kept
+
+    @precondition(lambda self: any(map(self._removable, self._nodes())))
+    @rule(which=st.integers(0))
+    def remove(self, which: int) -> None:
+        some = [node for node in self._nodes() if self._removable(node)]
+        node = some[which % len(some)]
+        gone = list(spelled(node.path()))[: node.start + 1]
+        self.known = [seen[: node.start] if seen[: len(gone)] == gone else seen for seen in self.known]
+        self.grove.trie.remove(node)
+
+    @precondition(lambda self: self._nodes())
+    @rule(which=st.integers(0))
+    def lock(self, which: int) -> None:
+        self.locked.append(self._node(which))
+        self.grove.trie.lock(self.locked[-1])
+
+    @precondition(lambda self: self.locked)
+    @rule(which=st.integers(0))
+    def unlock(self, which: int) -> None:
+        self.grove.trie.unlock(self.locked.pop(which % len(self.locked)))
+
+    @rule(probe=words)
+    def match(self, probe: list[int]) -> None:
+        path, matched = self.grove.find(*probe)
+        assert matched == max(_common(probe, seen) for seen in self.known)
+        assert list(spelled(path)[:matched]) == probe[:matched]
+        assert matched == 0 or path[-1].start < matched <= path[-1].end
+
+    @invariant()
+    def everything_put_in_is_found(self) -> None:
+        for seen in self.known:
+            assert self.grove.find(*seen).matched == len(seen)
+
+    @invariant()
+    def the_structure_holds(self) -> None:
+        self.grove.check()
+        for node in [self.grove.trie.root(), *self._nodes()]:
+            assert node.locks == sum(node in locked.path() for locked in self.locked)
+        for locked in self.locked:
+            assert locked.path()[0] is self.grove.trie.root()
+
+    def _nodes(self) -> list[Node]:
+        return list(self.grove.trie.nodes())
+
+    def _node(self, which: int) -> Node:
+        nodes = self._nodes()
+        return nodes[which % len(nodes)]
+
+    @staticmethod
+    def _mergeable(node: Node) -> bool:
+        child = node.only_child()
+        return child is not None and node.locks == child.locks
+
+    @staticmethod
+    def _removable(node: Node) -> bool:
+        return not node.children and not node.locks
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences share, the slow way."""
+    count = 0
+    while count < min(len(one), len(other)) and one[count] == other[count]:
+        count += 1
+    return count
+
+
+def test_any_work_on_the_trie_keeps_what_was_put_in() -> None:
+    limits = settings(
+        max_examples=60,
+        stateful_step_count=30,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(Work, settings=limits)
+
+
+# --- what it costs (75)
+
+NODES, PROMPT = 10_000, 100_000
+
+
+class Watched(array):  # type: ignore[type-arg]  # array is not generic at run time before 3.12
+    """Tokens that count how many of them are read."""
+
+    read = 0
+
+    def __getitem__(self, index: int | slice) -> "int | Tokens":  # type: ignore[override]
+        found: int | Tokens = super().__getitem__(index)
+        self.read += 1 if isinstance(found, int) else len(found)
+        return found
+
+
+def _chain(tokens: Tokens, edge: int) -> PrefixTrie:
+    trie = PrefixTrie()
+    node = trie.root()
+    for at in range(0, len(tokens), edge):
+        (node,) = trie.advance(node, tokens[at : at + edge])
+    return trie
+
+
+@pytest.mark.parametrize("edge", [PROMPT // NODES, 1000, PROMPT])
+def test_a_match_copies_each_token_of_the_prompt_once(edge: int) -> None:
+    """Long or short edges: each token is copied once to be compared, and each node looks at one more."""
+    prompt = Watched("i", random.Random(0).choices(range(1 << 17), k=PROMPT))
+    trie = _chain(keys(prompt), edge)
+    prompt.read = 0
+    path, matched = trie.match(trie.root(), prompt)
+    assert (matched, len(path)) == (PROMPT, PROMPT // edge + 1)
+    assert prompt.read == PROMPT + PROMPT // edge
+
+
+def test_a_match_looks_at_no_other_conversation() -> None:
+    """10,000 of them, each with a first token of its own or with one in common."""
+    trie = PrefixTrie()
+    for number in range(NODES // 2):
+        trie.advance(trie.root(), keys([number, 1, 2, 3]))
+        trie.advance(trie.root(), keys([0, number + 1, 5, 6]))
+    prompt = Watched("i", [0, 4000, 5, 7])
+    path, matched = trie.match(trie.root(), prompt)
+    assert (matched, len(path)) == (3, 3)
+    assert prompt.read == 5 + 1  # one and one copied, then one and three; the first node ends after its first token
+
+
+@pytest.mark.parametrize(("layers", "edge"), [(0, 100), (48, 160)])
+def test_the_index_takes_less_than_ten_bytes_a_token(layers: int, edge: int) -> None:
+    """Four for the token. A node takes about 520 bytes and 8 for each layer, so edges have to be 87 tokens long on
+    average, 151 for 48 layers; a message of a conversation is."""
+    tokens = keys(range(1000 * edge))
+    tracemalloc.start()
+    try:
+        trie = _chain(tokens, edge)
+        for node in trie.nodes():
+            node.slots = [None] * layers
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held / len(tokens) < 10
