@@ -10,6 +10,7 @@ from runner import __version__, logs
 from runner.errors import UsageError
 from runner.flags import FLAGS, Flag
 from runner.settings import Settings
+from runner.sizes import Bound, parse_bound
 
 _ENGINE = "--mlx-engine"
 _LEVELS = {
@@ -19,6 +20,7 @@ _LEVELS = {
     "warn": logging.WARNING,
     "error": logging.ERROR,
 }
+_OLLAMA_KV_BITS = {"q8_0": 8, "q4_0": 4, "f16": None, "bf16": None, "f32": None, "": None}
 _SERVICE_STORE = Path("/usr/share/ollama/.ollama/models")  # where Ollama's Linux installer puts it
 
 
@@ -36,11 +38,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
                 values[flag.name] = _checked(flag, from_environment)
     if not values.get("model"):
         raise UsageError("--model is missing: name a model of the Ollama store or a directory")
+    kv_bits, remarks = _kv_bits(values.get("kv-bits"), environ)
     return Settings(
         model=values["model"],
         port=_whole(values, "port", 0, 65535),
         models_dir=_models_dir(values.get("models-dir"), environ),
         cache=values["cache"],
+        cache_memory=_bound(values, "cache-memory"),
+        kv_bits=kv_bits,
         prefill_chunk_tokens=_whole(values, "prefill-chunk", 1, 1 << 20),
         blas=values["blas"],
         blas_threads=_whole(values, "blas-threads", 1, 1024),
@@ -48,6 +53,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         if "log-level" in values
         else logs.level_from_ollama(environ.get("OLLAMA_DEBUG", "")),
         watch_parent=values.get("watch-parent", "on" if hosted else "off") == "on",
+        remarks=remarks,
     )
 
 
@@ -103,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
     shown = f"{flag.help} (default: {flag.default})" if flag.default else flag.help
+    shown = shown.replace("%", "%%")  # argparse formats it
     if flag.is_switch:
         group.add_argument(f"--{flag.name}", dest=flag.name, action="store_const", const="on", help=shown)
     else:
@@ -125,6 +132,27 @@ def _whole(values: Mapping[str, str], name: str, least: int, most: int) -> int:
     if not least <= number <= most:
         raise UsageError(f"--{name} {values[name]}: a whole number from {least} to {most} is wanted")
     return number
+
+
+def _bound(values: Mapping[str, str], name: str) -> Bound:
+    try:
+        return parse_bound(values[name])
+    except ValueError as error:
+        raise UsageError(
+            f"--{name} {values[name]}: bytes (123456, 512MiB, 8G) or a share (25%) are wanted, or both, as 8G,25%"
+        ) from error
+
+
+def _kv_bits(given: str | None, environ: Mapping[str, str]) -> tuple[int | None, tuple[str, ...]]:
+    """The bits, and what is to be said about them."""
+    if given:
+        return (None if given == "off" else int(given)), ()
+    kind = environ.get("OLLAMA_KV_CACHE_TYPE", "").strip(" \t\"'").lower()
+    if kind in _OLLAMA_KV_BITS:
+        return _OLLAMA_KV_BITS[kind], ()
+    # Not refused: the variable speaks to every runner of the host, and Ollama goes on unquantized too.
+    known = ", ".join(filter(None, _OLLAMA_KV_BITS))
+    return None, (f"OLLAMA_KV_CACHE_TYPE={kind} is none of {known}: keys and values stay unquantized",)
 
 
 def _models_dir(given: str | None, environ: Mapping[str, str]) -> Path:

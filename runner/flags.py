@@ -67,11 +67,29 @@ FLAGS = (
     Flag(
         group=CACHE,
         name="cache",
-        metavar="single|none",
-        default="single",
+        metavar="trie|single|none",
+        default="trie",
         choices=CACHE_KINDS,
-        help="`single` keeps the last conversation and reuses the prefix it shares with the next prompt;"
-        " `none` computes every prompt anew",
+        help="`trie` keeps many conversations, what they have in common once, and reuses the longest prefix that the"
+        " next prompt shares with any of them; `single` keeps the last conversation only; `none` computes every prompt"
+        " anew",
+    ),
+    Flag(
+        group=CACHE,
+        name="cache-memory",
+        metavar="BYTES|N%",
+        default="8GiB,25%",
+        help="the most that the trie holds, conversations in use included: `512MiB`, `8G` (K, M, G, T count in 1024) or"
+        " a share of the memory that the device lends; of both, the smaller counts; 0 keeps nothing between requests",
+    ),
+    Flag(
+        group=CACHE,
+        name="kv-bits",
+        metavar="8|4|off",
+        choices=("8", "4", "off"),
+        help="quantize keys and values from the first token on: about half or a quarter of their memory; layers that"
+        " cannot stay as they are, and the log says why; default: what $OLLAMA_KV_CACHE_TYPE (`q8_0`, `q4_0`) asks for,"
+        " else off",
     ),
     Flag(
         group=COMPUTE,

@@ -29,6 +29,8 @@ def start(argv: Sequence[str]) -> NoReturn:
         settings = cli.parse(argv, os.environ)
         process.restart_without_host_libraries(os.environ, [sys.executable, *sys.orig_argv[1:]])
         logs.start(settings.log_level)
+        for remark in settings.remarks:
+            log.warning(remark)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text at a time: threads of its own would gain nothing
         os.environ["SSL_CERT_FILE"] = os.devnull  # aiohttp would read every certificate (60 ms) and we never use one
         _run(settings, parent)

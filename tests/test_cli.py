@@ -1,6 +1,7 @@
 """Flags, environment and defaults, in the spellings of hosts and of people."""
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from runner import logs
 from runner.cli import parse
 from runner.errors import UsageError
 from runner.flags import FLAGS
+from runner.sizes import Bound
 
 HOST_CALL = ["runner", "--mlx-engine", "--model", "m:latest", "--port", "41000"]
 
@@ -59,6 +61,8 @@ def test_every_flag_has_its_variable() -> None:
         "watch-parent": "on",
         "log-level": "debug",
         "cache": "none",
+        "cache-memory": "3MiB",
+        "kv-bits": "4",
         "prefill-chunk": "8",
         "blas": "off",
         "blas-threads": "2",
@@ -92,6 +96,56 @@ def test_the_log_level_is_ollamas_unless_it_is_given() -> None:
     assert parse([*argv, "--log-level", "warn"], {"OLLAMA_DEBUG": "2"}).log_level == logging.WARNING
 
 
+def test_the_cache_holds_at_most_8_gib_or_a_quarter_of_the_memory() -> None:
+    argv = ["--model", "m"]
+    assert parse(argv, {}).cache_memory == Bound(8 << 30, 25)
+    assert parse(argv, {"MLX_RUNNER_CACHE_MEMORY": "1G"}).cache_memory == Bound(1 << 30)
+    assert parse([*argv, "--cache-memory", "0"], {"MLX_RUNNER_CACHE_MEMORY": "1G"}).cache_memory == Bound(0)
+
+
+@pytest.mark.parametrize(
+    ("flag", "environ", "bits"),
+    [
+        ([], {}, None),
+        (["--kv-bits", "8"], {}, 8),
+        (["--kv-bits", "4"], {}, 4),
+        (["--kv-bits", "off"], {}, None),
+        ([], {"MLX_RUNNER_KV_BITS": "4"}, 4),
+        ([], {"OLLAMA_KV_CACHE_TYPE": "q8_0"}, 8),
+        ([], {"OLLAMA_KV_CACHE_TYPE": "q4_0"}, 4),
+        ([], {"OLLAMA_KV_CACHE_TYPE": ' "Q8_0" '}, 8),
+        ([], {"OLLAMA_KV_CACHE_TYPE": "f16"}, None),
+        ([], {"OLLAMA_KV_CACHE_TYPE": ""}, None),
+        (["--kv-bits", "off"], {"OLLAMA_KV_CACHE_TYPE": "q8_0"}, None),
+        (["--kv-bits", "off"], {"MLX_RUNNER_KV_BITS": "8", "OLLAMA_KV_CACHE_TYPE": "q8_0"}, None),
+        ([], {"MLX_RUNNER_KV_BITS": "off", "OLLAMA_KV_CACHE_TYPE": "q8_0"}, None),
+        ([], {"MLX_RUNNER_KV_BITS": "4", "OLLAMA_KV_CACHE_TYPE": "q8_0"}, 4),
+        ([], {"MLX_RUNNER_KV_BITS": " ", "OLLAMA_KV_CACHE_TYPE": "q8_0"}, 8),
+        (["--kv-bits", "8"], {"OLLAMA_KV_CACHE_TYPE": "nonsense"}, 8),
+    ],
+)
+def test_the_bits_of_keys_and_values_are_ollamas_unless_they_are_given(
+    flag: list[str], environ: dict[str, str], bits: int | None
+) -> None:
+    settings = parse(["--model", "m", *flag], environ)
+    assert (settings.kv_bits, settings.remarks) == (bits, ())
+
+
+def test_a_kind_of_cache_that_only_ollama_may_know_is_passed_over_and_told() -> None:
+    settings = parse(["--model", "m"], {"OLLAMA_KV_CACHE_TYPE": "q5_1"})
+    assert settings.kv_bits is None
+    assert settings.remarks == (
+        "OLLAMA_KV_CACHE_TYPE=q5_1 is none of q8_0, q4_0, f16, bf16, f32: keys and values stay unquantized",
+    )
+
+
+def test_a_share_of_the_memory_stands_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """argparse would take the sign of percent for its own."""
+    with pytest.raises(SystemExit):
+        parse(["--help"], {})
+    assert "(default: 8GiB,25%)" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("argv", "environ", "said"),
     [
@@ -103,8 +157,12 @@ def test_the_log_level_is_ollamas_unless_it_is_given() -> None:
         (["--model", "m", "--cache", "huge"], {}, "invalid choice: 'huge'"),
         (["--model", "m"], {"MLX_RUNNER_CACHE": "huge"}, "MLX_RUNNER_CACHE=huge: choose one of"),
         (["--model", "m", "--prefill-chunk", "0"], {}, "--prefill-chunk 0"),
+        (["--model", "m", "--cache-memory", "8Q"], {}, "--cache-memory 8Q: bytes (123456, 512MiB, 8G) or a share"),
+        (["--model", "m"], {"MLX_RUNNER_CACHE_MEMORY": "much"}, "--cache-memory much: bytes"),
+        (["--model", "m", "--kv-bits", "6"], {}, "invalid choice: '6'"),
+        (["--model", "m"], {"MLX_RUNNER_KV_BITS": "q8_0"}, "MLX_RUNNER_KV_BITS=q8_0: choose one of 8, 4, off"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(argv: list[str], environ: dict[str, str], said: str) -> None:
-    with pytest.raises(UsageError, match=said.replace("(", r"\(")):
+    with pytest.raises(UsageError, match=re.escape(said)):
         parse(argv, environ)

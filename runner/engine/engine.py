@@ -4,13 +4,14 @@ import asyncio
 import queue
 import threading
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from runner.cache import make_cache
+from runner.cache import PrefixCache, make_cache
 from runner.engine.events import Failed, Outbox, Started
 from runner.engine.request import Limits, Request
 from runner.errors import RunnerError
@@ -100,8 +101,15 @@ class Engine:
         loaded = load(self._model)
         self._forward = loaded.logits
         self.tokenizer = self._opening.result()
-        self._make_layers = loaded.make_layers
-        self._cache = make_cache(self._settings.cache, self._make_layers)
+        self._make_layers, self._salt = loaded.make_layers, ""
+        if self._settings.kv_bits is not None:
+            from runner.cache.layers.quantized import find_format
+
+            self._make_layers, self._salt = find_format(
+                loaded.make_layers, loaded.logits, self.limits.vocab_size, self._settings.kv_bits
+            )
+        self._cache_bytes = self._settings.cache_memory.bytes_of(_device_bytes(mx.device_info(), mx.get_memory_limit()))
+        self._cache = self._make_cache()
         self._publish()
         log.info(
             "model loaded",
@@ -112,6 +120,15 @@ class Engine:
             device="cpu" if on_cpu else "gpu",
             context=self.limits.context_length,
             cache=self._settings.cache,
+            cache_bytes=self._cache_bytes,
+        )
+
+    def _make_cache(self) -> PrefixCache:
+        return make_cache(
+            self._settings.cache,
+            self._make_layers,
+            budget_bytes=self._cache_bytes,
+            turn_tokens=self.tokenizer.special,
         )
 
     def _receive(self) -> None:
@@ -140,6 +157,7 @@ class Engine:
                 self.tokenizer,
                 self._settings.prefill_chunk_tokens,
                 self.limits.context_length,
+                self._salt,
             )
         except Exception as error:  # this request ends, the engine goes on
             self._fail(request, error)
@@ -165,7 +183,7 @@ class Engine:
             generation.close(failed=outcome == "failed")
         except Exception:  # the next request must not meet what this one left behind
             log.exception("the cache is dropped")
-            self._cache = make_cache(self._settings.cache, self._make_layers)
+            self._cache = self._make_cache()
         generation.report(outcome)
 
     def _fail(self, request: Request, error: Exception) -> None:
@@ -174,6 +192,11 @@ class Engine:
 
     def _publish(self) -> None:
         self.numbers = Numbers(memory_bytes=self._mx.get_active_memory() + self._mx.get_cache_memory())
+
+
+def _device_bytes(info: Mapping[str, str | int], limit_bytes: int) -> int:
+    """The memory that the device lends: what Metal recommends, what a GPU has, else MLX's own limit."""
+    return int(info.get("max_recommended_working_set_size") or info.get("total_memory") or limit_bytes)
 
 
 def _die_of_a_fault(opening: Future[Tokenizer]) -> None:

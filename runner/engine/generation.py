@@ -45,7 +45,9 @@ class Generation:
         tokenizer: Tokenizer,
         chunk_tokens: int,
         context_length: int,
+        salt: str = "",
     ) -> None:
+        """`salt` names what changes the meaning of what the cache keeps: prompts of different salts share nothing."""
         self.request = request
         self.phase = Phase.PREFILL
         self._forward = forward
@@ -58,7 +60,7 @@ class Generation:
         self._ended_ns = 0
         self._count = 0  # tokens generated, the end-of-sequence token excluded
         self._dispatched = 0  # samples whose forward has been dispatched
-        self._session = cache.begin(request.prompt)
+        self._session = cache.begin(request.prompt, salt)
         self._plan = self._session.forward_plan(chunk_tokens)
         self._position = 0  # in session.remaining
         self._sampler: Sampler | None = None

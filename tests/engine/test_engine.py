@@ -46,7 +46,7 @@ async def engine(tmp_path: Path) -> Engine:
         model=str(directory),
         port=0,
         models_dir=tmp_path,
-        cache="single",
+        cache="trie",
         prefill_chunk_tokens=CHUNK,
         blas="auto",
         blas_threads=1,

@@ -23,7 +23,7 @@ async def test_case_36_greedy_answers_of_a_random_model_repeat(start: SpawnModel
     """The same with a model whose layers matter, against a process that computes every prompt anew."""
     prompts = ["the cat and the ring", "the cat and the", "the cat and the ring, then", "another one", "the cat and"]
     texts = []
-    for kind in ("single", "none"):
+    for kind in ("trie", "single", "none"):
         process = start(RANDOM, ["--cache", kind, "--prefill-chunk", "5"])
         async with Client.of(process) as client:
             texts.append([(await client.complete(Request(prompt, {"num_predict": 24}))).text for prompt in prompts])
