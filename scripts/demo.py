@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -24,8 +24,8 @@ from tests.models.store import write_store
 
 MODEL = "demo:latest"
 WEIGHTS = Path(__file__).parent / "demo_model"
-TURNS = ((CONVERSATIONS[0], 3), (CONVERSATIONS[1], 1))
-"""Which conversations are held, and how many turns of each."""
+TURNS = ((CONVERSATIONS[0], (0, 1)), (CONVERSATIONS[1], (0,)), (CONVERSATIONS[0], (2,)), (CONVERSATIONS[1], (1,)))
+"""Which conversations are held one after the other, and which turns of each."""
 GREEDY = {"num_predict": 200, "temperature": 0}
 INDENT = "    "
 
@@ -71,11 +71,12 @@ def runner(models: Path, cache: str, port: int) -> Iterator[Process]:
         print("\n  ended by SIGINT")
 
 
-async def hold(client: Client, conversation: Conversation, turns: int) -> bool:
-    """Stream the first turns of a conversation; whether every answer was the expected one."""
-    print(f"\n  {conversation.title}")
+async def hold(client: Client, conversation: Conversation, turns: Sequence[int]) -> bool:
+    """Stream some turns of a conversation; whether every answer was the expected one."""
+    print(f"\n  {conversation.title}{', continued' if turns[0] else ''}")
     right = True
-    for number, turn in enumerate(conversation.turns[:turns]):
+    for number in turns:
+        turn = conversation.turns[number]
         print(f"{INDENT}> {turn.user}\n{INDENT}", end="", flush=True)
         answer = await ask(client, conversation.prompt(number))
         correct = answer.text == turn.answer
@@ -108,14 +109,14 @@ def figures(measured: Measured) -> str:
 
 
 async def converse(process: Process) -> bool:
-    """All conversations, one after the other."""
+    """All conversations, taking turns."""
     async with Client.of(process) as client:
         return all([await hold(client, conversation, turns) for conversation, turns in TURNS])
 
 
 def serve(models: Path, port: int) -> None:
     """Leave the runner running until it or this program is ended."""
-    with runner(models, "single", port) as process:
+    with runner(models, "trie", port) as process:
         url = f"http://127.0.0.1:{process.port}"
         conversation = CONVERSATIONS[2]
         prompt = conversation.prompt(0).replace("\n", "\\n")
@@ -145,7 +146,7 @@ def main() -> None:
             serve(models, port)
             return
         right = True
-        for cache in ("single", "none"):
+        for cache in ("trie", "none"):
             with runner(models, cache, port) as process:
                 right &= asyncio.run(converse(process))
     print("\nEvery answer was the expected one." if right else "\nSome answers were WRONG.")
