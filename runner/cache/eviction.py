@@ -21,7 +21,7 @@ class Eviction(ABC):
 
     def victims(self, nodes: Iterable[Node]) -> Iterator[Node]:
         """One of these after the other, in the order in which they go. Each is removed or merged before the next is
-        asked for, which its parent may be then. Costs O(log n) a victim after the first."""
+        asked for, which those above it may be then. Costs O(log n) a victim after the first."""
         among = list(nodes)
         known = set(among)
         now = max((node.used for node in among), default=0)
@@ -34,7 +34,7 @@ class Eviction(ABC):
                 continue
             if self._rank(node, now) > before:
                 continue  # it was ranked anew since
-            near = [node.parent, *node.children.values()]
+            near = [*node.path()[:-1], *node.children.values()]
             yield node
             for other in near:
                 if other in known and self._may_go(other):

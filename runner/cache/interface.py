@@ -32,6 +32,7 @@ class Miss(StrEnum):
     EMPTY = "empty"  # nothing is recorded
     SALT = "salt"  # recorded under another salt: another adapter, KV format, tenant
     NO_COMMON_PREFIX = "no_common_prefix"
+    LOST = "lost"  # the tokens are known, but what was computed of them is gone: a failed forward, say
     NON_TRIMMABLE = "non_trimmable_divergence"  # a layer has only its last state and cannot go back
     WINDOW_PASSED = "window_passed"  # a layer has dropped tokens that going back would need
 
@@ -161,10 +162,11 @@ class LayerState(ABC):
 
     A layer is *sliceable* (keys and values per token, and it can go back to any of them), or it has a *tail* (keys and
     values of the last tokens: a window, a chunk), or a *state* that means something at one offset only (recurrent, or
-    a class that we do not know). The last two are told apart by `needs` alone.
+    a class that we do not know).
     """
 
     sliceable = False
+    whole = False  # it has a state, whose bytes do not grow with the tokens
     refusal: Miss = Miss.NON_TRIMMABLE  # why it cannot go back, for the log
 
     @property
@@ -198,6 +200,10 @@ class LayerState(ABC):
     def reset(self) -> None:
         """As fresh as on the first day, in the same object: a model may hold a reference to it. No snapshot may be live
         any more."""
+
+    def abandon(self) -> None:
+        """Reset, letting go of whatever is live in it, whoever still holds that."""
+        self.reset()
 
     @abstractmethod
     def snapshot(self, start: int, stop: int) -> Snapshot | None:

@@ -19,9 +19,10 @@ def find(stack: LayerStack, path: Sequence[Node], matched: int, common: int) -> 
     `common` tokens already.
     """
     why = Miss.NONE
-    for at in (matched, *(node.end for node in reversed(path) if node.end < matched)):
+    for count in range(len(path), 0, -1):
+        way, at = path[:count], min(matched, path[count - 1].end)
         refusal = next(
-            (state.refusal for slot, state in stack.used if not _reaches(state, slot, path, at, common)), None
+            (state.refusal for slot, state in stack.used if not _reaches(state, slot, way, at, common)), None
         )
         if at == 0 or refusal is None:
             return at, why

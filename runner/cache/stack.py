@@ -1,6 +1,6 @@
 """All layers of one model, moved together."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import mlx.core as mx
@@ -21,11 +21,13 @@ class LayerStack:
     does not use; it has no say.
     """
 
-    def __init__(self, layers: list[object]) -> None:
-        """`layers` is a fresh cache list."""
+    def __init__(self, layers: list[object], distrusted: Collection[int] = ()) -> None:
+        """`layers` is a fresh cache list; the clocks of the leaves `distrusted` have been found to be wrong."""
         self.layers = layers
         self.ledger = Ledger()
-        self.states = [adapt(leaf, self.ledger) for leaf in flatten(layers)]
+        leaves = enumerate(flatten(layers))
+        self.states = [adapt(leaf, self.ledger, trusted=index not in distrusted) for index, leaf in leaves]
+        self.distrusted = set(distrusted)
         self.used: list[tuple[int, LayerState]] = []
         """Index and adapter of every layer that a forward has filled so far, whether or not it was reset since."""
         self.position = 0
@@ -81,6 +83,11 @@ class LayerStack:
             state.reset()
         self.position = 0
 
+    def abandon(self) -> None:
+        """Every layer empty, and what was live in them lost."""
+        for state in self.states:
+            state.abandon()
+
     def trim(self, room: int) -> None:
         """Gives back what is allocated for more than `room` tokens to come."""
         for state in self.states:
@@ -122,4 +129,5 @@ class LayerStack:
         """Its clock counts something else (groups of tokens, say): rewinding by it would be wrong."""
         log.info("a layer has a clock of its own: kept whole", layer=index, at=state.offset, tokens=self.position)
         self.states[index] = whole = distrust(state, self.position)
+        self.distrusted.add(index)
         self.used = [(other, whole if other == index else each) for other, each in self.used]

@@ -12,6 +12,7 @@ path, and that an edge never grows in place.
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
 from runner.cache.interface import Snapshot
@@ -172,12 +173,26 @@ class PrefixTrie:
                 self.merge(node)
 
     def remove(self, node: Node) -> None:
-        """Removes a leaf and closes its snapshots. Raises ValueError for a root, an inner node and a locked one."""
-        if node.parent is None or node.children or node.locks:
+        """Removes a leaf and closes its snapshots; with it goes what above it neither holds nor leads to anything then.
+        Raises ValueError for a root, an inner node and a locked one."""
+        parent = node.parent
+        if parent is None or node.children or node.locks:
             raise ValueError(f"cannot remove {node!r}")
         node.clear()
-        del node.parent.children[node.tokens[0]]
+        del parent.children[node.tokens[0]]
         _unlink(node)
+        if parent.parent is not None and not (parent.children or parent.locks or any(parent.slots)):
+            self.remove(parent)
+
+    def clear(self) -> None:
+        """Takes everything apart, so that its memory is free at once, whatever state it is in."""
+        for node in list(self.nodes()):
+            for held in node.slots:
+                with suppress(RuntimeError):  # a split or a merge that failed half-way has closed some
+                    if held is not None:
+                        held.close()
+            _unlink(node)
+        self._roots.clear()
 
     def drop_live(self) -> None:
         """Closes all snapshots that are live, and removes the nodes of which nothing is left then."""
@@ -187,8 +202,8 @@ class PrefixTrie:
                 if held is not None and held.live:
                     held.close()
                     node.slots[slot] = None
-        for node in reversed(nodes):
-            if not node.children and not any(node.slots):
+        for node in nodes:
+            if node.parent is not None and not node.children and not any(node.slots):
                 self.remove(node)
 
     def lock(self, node: Node) -> None:

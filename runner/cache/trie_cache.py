@@ -39,16 +39,21 @@ class TrieCache(OneSessionCache):
         self._points = points or RestorePoints()
         self._said: set[str] = set()
         self._state_bytes = 0  # of all layers with a state, the most that was seen
-        self._forget()
+        self._trie = PrefixTrie()
+        self._stack = LayerStack(make_layers())
+        self._distrusted = 0
+        self._end: Node | None = None
 
     @property
     def nbytes(self) -> int:
         return self._stack.nbytes + self._stack.ledger.nbytes
 
     def _forget(self) -> None:
-        self._trie = PrefixTrie()
-        self._stack = LayerStack(self._make_layers())
-        self._end: Node | None = None
+        # Taken apart: nodes and live snapshots hold each other, and would wait for Python's collector.
+        self._trie.clear()
+        self._stack.abandon()
+        self._stack = LayerStack(self._make_layers(), self._stack.distrusted)
+        self._end = None
 
     # --- a session begins
 
@@ -58,9 +63,10 @@ class TrieCache(OneSessionCache):
             self._evict()
         except Exception:
             log.exception("cache freed: a conversation could not be resumed")
-            self._forget()
-            session = self._open_session(prompt, self._trie.root(salt))
-        return session
+        else:
+            return session
+        self._forget()  # not before the error and what it holds are gone
+        return self._open_session(prompt, self._trie.root(salt))
 
     def _open_session(self, prompt: list[int], root: Node) -> TrieSession:
         tokens = keys(prompt)
@@ -91,17 +97,17 @@ class TrieCache(OneSessionCache):
         why no further."""
         common = self._common(path, matched)
         at, refusal = landing.find(self._stack, path, matched, common)
-        path = self._cut(path, matched)
+        path = self._cut(path, at)
         landing.go(self._stack, path, at, common)
         node = next(node for node in path if node.end == at)
         landing.fill(self._stack, node)
         self._trie.touch(self._eviction.used(node))
         return node, refusal
 
-    def _cut(self, path: list[Node], matched: int) -> list[Node]:
-        """The path with a node that ends where the match does."""
+    def _cut(self, path: list[Node], at: int) -> list[Node]:
+        """The path with a node that ends there, if it did not have one."""
         last = path[-1]
-        return [*path[:-1], self._trie.split(last, matched - last.start)] if matched < last.end else path
+        return [*path[:-1], self._trie.split(last, at - last.start)] if last.start < at < last.end else path
 
     def _common(self, path: list[Node], matched: int) -> int:
         """How many of the matched tokens the layers hold already."""
@@ -119,13 +125,26 @@ class TrieCache(OneSessionCache):
 
     def _passed(self, session: TrieSession, count: int) -> None:
         try:
+            self._heed_distrust()
             self._keep_points(session)
             if count > 1 or self._stack.position % _CHECK_TOKENS == 0:
-                self._evict()
+                # Further than needed: looking at all nodes again after each few tokens would hold up a decode.
+                self._evict(spare=(self._budget or 0) // 32)
         except Exception:
-            log.exception("cache freed: a restore point could not be kept")
+            log.exception("cache freed: it could not follow a request")
             self._forget()  # a node may have been left half cut or half joined
             raise
+
+    def _heed_distrust(self) -> None:
+        """What was kept of a layer whose clock turned out to be another one is good for nothing."""
+        if len(self._stack.distrusted) == self._distrusted:
+            return
+        self._distrusted = len(self._stack.distrusted)
+        for node in self._trie.nodes():
+            for slot in self._stack.distrusted:
+                if slot < len(node.slots) and (held := node.slots[slot]) is not None:
+                    held.close()
+                    node.slots[slot] = None
 
     def _keep_points(self, session: TrieSession) -> None:
         position = self._stack.position
@@ -174,7 +193,7 @@ class TrieCache(OneSessionCache):
             session.node = node
             reached = node.end
         stack.settle()
-        states = sum(state.nbytes for _, state in stack.used if state.needs(reached) == reached - 1)
+        states = sum(state.nbytes for _, state in stack.used if state.whole)
         self._state_bytes = max(self._state_bytes, states)
         self._follow(session, reached)
         self._trie.unlock(session.node)
@@ -205,14 +224,17 @@ class TrieCache(OneSessionCache):
         whole = [slot for slot, state in self._stack.used if not state.sliceable]
         return LeastWorth(whole) if whole else LeastRecentLeaf()
 
-    def _evict(self) -> None:
-        """Makes what is held fit the budget, but for what a running session uses."""
+    def _evict(self, spare: int = 0) -> None:
+        """Makes what is held fit the budget, but for what a running session uses; if it does not fit, with so many
+        bytes to spare."""
         if self._budget is None or self.nbytes <= self._budget:
             return
         if self._end is not None and self._stack.nbytes > self._budget:
-            self._shorten(self._end, self._budget)
+            self._stack.trim(0)
+            if self._stack.nbytes > self._budget:
+                self._shorten(self._end, self._budget)
         for victim in self._eviction.victims(node for node in self._trie.nodes() if node is not self._end):
-            if self.nbytes <= self._budget:
+            if self.nbytes <= self._budget - spare:
                 return
             if victim.children:
                 self._trie.merge(victim)
@@ -229,9 +251,9 @@ class TrieCache(OneSessionCache):
         path, matched = self._trie.match(end.path()[0], spelled(end.path())[: self._stack.fitting(budget)])
         common = self._common(path, matched)
         at, _ = landing.find(self._stack, path, matched, common)
-        path = self._cut(path, matched)
+        path = self._cut(path, at)
         for node in reversed(list(self._trie.nodes())):
-            if node.end > at or node not in path:
+            if node.parent is not None and (node.end > at or node not in path):
                 self._trie.remove(node)
         landing.go(self._stack, path, at, common)
         self._stack.trim(0)

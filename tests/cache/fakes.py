@@ -129,11 +129,11 @@ class FakeSlice(LayerSnapshot[Content]):
 
     def _joined(self, first: Snapshot, start: int) -> Snapshot:
         assert isinstance(first, type(self))
-        assert first.stop == self.start
-        if self._home is not None and self._home is first._home:
+        assert start < self.start <= first.stop
+        if self._stays_live(first):
             joined = type(self)(start, self.stop, self._home, self._ledger)
         else:
-            both = (*content_of(first)[start - first.start :], *content_of(self))
+            both = (*content_of(first)[start - first.start : self.start - first.start], *content_of(self))
             joined = type(self)(start, self.stop, None, self._ledger, Owned(both, []))
         first.close()
         self.close()
@@ -145,9 +145,15 @@ class FakeSlice(LayerSnapshot[Content]):
         part = self.content[start - self.start : stop - self.start]
         return type(self)(start, stop, None, self._ledger, Owned(part, []))
 
+    def _stays_live(self, first: "FakeSlice") -> bool:
+        return self._home is not None and self._home is first._home
+
 
 class FakeTail(FakeSlice):
     """The last tokens of an edge, as many as a FakeWindow shows."""
+
+    def _stays_live(self, first: FakeSlice) -> bool:
+        return self._home is not None and self._home.offset == self.stop
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
         return (None, self) if at <= self.start else super().split(at)

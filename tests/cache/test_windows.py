@@ -453,8 +453,9 @@ def test_two_tails_join_into_what_the_later_end_needs(where: str) -> None:  # B1
         first, second = (part for part in taken(state).split(6) if part is not None)
     joined = second.after(first)
     assert joined is not None
-    assert (joined.start, joined.stop, joined.live) == (3, 11, where == "live")
-    assert ledger(state) == (1, 0 if where == "live" else 8 * ENTRY)
+    live = where != "owned"  # the layer stands at the end of both, and holds all that is needed there
+    assert (joined.start, joined.stop, joined.live) == (3, 11, live)
+    assert ledger(state) == (1, 0 if live else 8 * ENTRY)
     for part in (first, second):
         with pytest.raises(RuntimeError, match="closed before"):
             part.close()

@@ -52,10 +52,15 @@ def flatten(layers: Iterable[object]) -> Iterator[object]:
                 yield leaf
 
 
-def adapt(leaf: object, ledger: Ledger) -> LayerState:
-    """The adapter for a fresh leaf, whose snapshots `ledger` counts. A leaf that speaks the interface is its own."""
+def adapt(leaf: object, ledger: Ledger, trusted: bool = True) -> LayerState:
+    """The adapter for a fresh leaf, whose snapshots `ledger` counts. A leaf that speaks the interface is its own.
+
+    Without trust it is the generic adapter, whatever the class.
+    """
     if isinstance(leaf, LayerState):
         return leaf
+    if not trusted:
+        return GenericState(leaf, ledger)
     return _ADAPTERS.get(type(leaf), GenericState)(leaf, ledger)
 
 

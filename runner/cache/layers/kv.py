@@ -8,7 +8,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from runner.cache.interface import Snapshot
+from runner.cache.interface import Miss, Snapshot
 from runner.cache.layers.leaf import LeafState
 from runner.cache.layers.snapshot import Buffers, Owned, SliceSnapshot, complete, own
 
@@ -26,6 +26,7 @@ class KVState(LeafState[Buffers]):
     only, and what was there beyond it stays readable until the next write."""
 
     sliceable = True
+    refusal = Miss.LOST
     leaf: Appended
     _step = 256  # mlx-lm's own classes grow by as many tokens
 

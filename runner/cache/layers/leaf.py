@@ -46,6 +46,10 @@ class LeafState(LayerState, Generic[Content]):
     def reset(self) -> None:
         self._transplant(copy.deepcopy(self.fresh))
 
+    def abandon(self) -> None:
+        self.live.clear()
+        self.reset()
+
     def page_out(self) -> list[Copy]:
         return [self._copied(snapshot) for snapshot in self.live if self._endangered(snapshot)] if self.live else []
 
@@ -119,6 +123,8 @@ class TailState(MovedState[Buffers]):
 
 class CountedState(MovedState[Content]):
     """A state without a clock of its own: the tokens are counted here, and it stands where it stands."""
+
+    whole = True
 
     def __init__(self, leaf: object, ledger: Ledger) -> None:
         super().__init__(leaf, ledger)

@@ -42,6 +42,10 @@ class Home(Protocol[Content]):
     ledger: Ledger
     live: "list[LayerSnapshot[Content]]"
 
+    @property
+    def offset(self) -> int:
+        """How many tokens it has seen."""
+
     def copy(self, start: int, stop: int) -> Owned[Content]:
         """A copy of what it holds of the tokens [start, stop), not evaluated."""
 
@@ -141,13 +145,17 @@ class SliceSnapshot(LayerSnapshot[Buffers]):
         if not isinstance(first, type(self)) or not start < self.start <= first.stop:
             raise ValueError(f"tokens {first.start}..{first.stop} and {self.start}..{self.stop} do not meet")
         owned = None
-        if not self.live or first._home is not self._home:
+        if not self._stays_live(first):
             pairs = zip(first.parts(start, self.start), self.parts(self.start, self.stop), strict=True)
             owned = evaluated([mx.concatenate([*pair], axis=-2) for pair in pairs])
         joined = self._like(start, self.stop, owned)
         first.close()
         self.close()
         return joined
+
+    def _stays_live(self, first: "SliceSnapshot") -> bool:
+        """Whether the layer holds all of both."""
+        return self._home is not None and first._home is self._home
 
 
 class TailSnapshot(SliceSnapshot):
@@ -178,6 +186,10 @@ class TailSnapshot(SliceSnapshot):
             first.close()
             return self
         return self._joined(first, start)
+
+    def _stays_live(self, first: SliceSnapshot) -> bool:  # noqa: ARG002
+        # A layer that stands where this one ends holds all that is needed there, whatever else was copied.
+        return self._home is not None and self._home.offset == self.stop
 
     def _like(self, start: int, stop: int, owned: Owned[Buffers] | None) -> SliceSnapshot:
         return TailSnapshot(start, stop, None if owned else self._home, self._ledger, owned, needs=self._needs)

@@ -1,0 +1,198 @@
+"""What a trie cache must not pile up in the long run, and what it lets go of at once.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* free at once        _forget() drops the trie without clear()         test_what_is_forgotten_is_free_at_once
+* free before anew    _start() opens anew within the except block      test_a_failed_resume_frees_before_it_starts_...
+* another clock       _heed_distrust() does nothing                    test_a_layer_that_gets_out_of_step_late_...
+* and for good        _forget() makes a stack that trusts again        test_a_layer_out_of_step_stays_known_...
+* no empty leaves     remove() leaves what is above alone              test_nodes_without_content_do_not_pile_up
+* no cut in vain      _land() cuts at what matched                     test_a_prompt_that_is_left_at_once_cuts_nothing
+* room is no content  _evict() shortens without trim()                 test_room_for_tokens_to_come_costs_no_tokens
+* states are states   `whole` is what needs(at) says at one offset     test_windows_and_chunks_do_not_count_as_states
+* the reason          KVState.refusal is that of a state               test_what_a_failure_took_is_told_as_lost
+"""
+
+import gc
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import mlx.core as mx
+import pytest
+
+import runner.mlxlm  # noqa: F401
+from runner.cache import landing
+from runner.cache.interface import Miss
+from runner.cache.trie_cache import TrieCache
+
+from mlx_lm.models.cache import KVCache  # isort: skip
+
+from tests.cache.driver import Accident, ask, ask_uncached, check_equal, check_trie
+from tests.cache.tiny import VOCAB, tiny
+
+some_kinds = pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next", "deepseek_v41"])
+
+
+def words(count: int, seed: int = 1) -> list[int]:
+    """Some tokens."""
+    return [(seed * 31 + i * i * 7 + i * 13) % VOCAB for i in range(count)]
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Python's own collector of cycles does nothing meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@some_kinds
+def test_what_is_forgotten_is_free_at_once(kind: str) -> None:
+    """Not when Python happens to collect its garbage: nodes and their parents hold each other."""
+    model = tiny(kind)
+    ask_uncached(model, words(90))
+    with without_collector():
+        before = mx.get_active_memory()
+        cache = TrieCache(model.make_layers)
+        for seed in range(3):
+            ask(model, cache, [*words(30), *words(60, seed)])
+        assert mx.get_active_memory() > before + 10_000
+        cache.clear()
+        assert mx.get_active_memory() <= before + 4096
+
+
+def test_a_failed_resume_frees_before_it_starts_anew() -> None:
+    """It may have failed for want of memory."""
+    model = tiny("llama")
+    ask_uncached(model, words(90))
+    free: list[int] = []
+    open_session = TrieCache._open_session
+
+    def watched(self: TrieCache, prompt: list[int], *rest: object) -> object:
+        free.append(mx.get_active_memory())
+        return open_session(self, prompt, *rest)  # type: ignore[arg-type]
+
+    with without_collector():
+        before = mx.get_active_memory()
+        cache = TrieCache(model.make_layers)
+        for seed in range(3):
+            ask(model, cache, words(90, seed))
+        failing = patch.object(landing, "go", side_effect=MemoryError)
+        with patch.object(TrieCache, "_open_session", watched), failing, pytest.raises(MemoryError):
+            cache.begin(words(90))
+        assert free[0] > before + 10_000
+        assert free[1] <= before + 4096
+    check_equal(model, ask(model, cache, words(90)), ask_uncached(model, words(90)))
+
+
+class Clocks:
+    """Two layers, of which the second skips every token from some offset on, over a trie cache."""
+
+    def __init__(self, in_step: int) -> None:
+        self.cache = TrieCache(lambda: [KVCache(), KVCache()])
+        self._in_step = in_step
+
+    def ask(self, prompt: Sequence[int]) -> int:
+        """How much of the prompt came from the cache."""
+        session = self.cache.begin(prompt)
+        at = session.cached
+        for count in (*session.forward_plan(4), 1):
+            with session.forward(count):
+                for layer, least in zip(session.layers, (10**9, self._in_step), strict=True):
+                    assert isinstance(layer, KVCache)
+                    entries = max(0, min(at + count, least) - min(at, least))
+                    if entries:
+                        layer.update_and_fetch(mx.ones((1, 1, entries, 4)), mx.ones((1, 1, entries, 4)))
+            at += count
+        session.close()
+        check_trie(self.cache)
+        return session.cached
+
+
+def test_a_layer_that_gets_out_of_step_late_costs_nothing_that_lasts(caplog: pytest.LogCaptureFixture) -> None:
+    clocks = Clocks(in_step=12)
+    with caplog.at_level(logging.WARNING):
+        assert clocks.ask(words(10)) == 0
+        clocks.ask(words(20, seed=2))  # from here on the second layer is known for what it is
+        for seed in (3, 4):
+            clocks.ask([*words(10), *words(8, seed)])
+            assert clocks.ask([*words(10), *words(8, seed), *words(4)]) == 18
+    assert not caplog.records
+
+
+def test_a_layer_out_of_step_stays_known_when_all_is_forgotten() -> None:
+    clocks = Clocks(in_step=2)
+    clocks.ask(words(10))
+    assert clocks.cache._stack.distrusted == {1}
+    clocks.cache.clear()
+    assert clocks.cache._stack.distrusted == {1}
+    assert not clocks.cache._stack.sliceable
+
+
+@pytest.mark.parametrize("kind", ["mamba2", "qwen3_next"])
+def test_nodes_without_content_do_not_pile_up(kind: str) -> None:
+    """Under a bound of memory that they do not count for."""
+    model = tiny(kind)
+    cache = TrieCache(model.make_layers, 60_000)
+    counts = []
+    for seed in range(60):
+        shared = words(30, seed)
+        ask(model, cache, [*shared, *words(40, seed + 100)], say=1, chunk=100)
+        ask(model, cache, [*shared, *words(40, seed + 200)], say=1, chunk=100)
+        nodes = list(cache._trie.nodes())
+        assert all(any(node.slots) for node in nodes if not node.children)
+        counts.append(len(nodes))
+    assert max(counts[30:]) <= max(counts[:30])
+
+
+@pytest.mark.parametrize("kind", ["llama", "mamba2", "qwen3_next", "gemma3"])
+def test_a_prompt_that_is_left_at_once_cuts_nothing(kind: str) -> None:
+    model = tiny(kind)
+    cache = TrieCache(model.make_layers)
+    prompt = words(80)
+    ask(model, cache, prompt, say=0, chunk=100)
+    before = len(list(cache._trie.nodes()))
+    for at in range(40, 70):
+        cache.begin([*prompt[:at], (prompt[at] + 1) % VOCAB]).close()
+    assert len(list(cache._trie.nodes())) <= before + 1
+    check_equal(model, ask(model, cache, prompt), ask_uncached(model, prompt))
+
+
+def test_room_for_tokens_to_come_costs_no_tokens() -> None:
+    """Buffers have room for up to 256 tokens more; a conversation that exceeds the bound only with it is kept."""
+    model = tiny("llama")
+    bytes_per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, width, float32
+    cache = TrieCache(model.make_layers, 400 * bytes_per_token)
+    prompt = words(290)
+    ask(model, cache, prompt, say=0)
+    assert cache.nbytes <= 400 * bytes_per_token
+    assert cache.begin([*prompt, 1]).cached == 290
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt", "limited"), [("llama4", 32, False), ("gemma3", 1, False), ("mamba2", 32, True)]
+)
+def test_windows_and_chunks_do_not_count_as_states(kind: str, prompt: int, limited: bool) -> None:
+    """A point costs them the tokens it adds, wherever it is; only states limit how many points a prompt may have."""
+    model = tiny(kind)
+    cache = TrieCache(model.make_layers, 100_000)
+    ask(model, cache, words(prompt), say=0)
+    assert (cache._most_points() is not None) == limited
+
+
+def test_what_a_failure_took_is_told_as_lost() -> None:
+    """Keys and values can go back; that they are not there is another reason than that of a state."""
+    model = tiny("llama")
+    cache = TrieCache(model.make_layers)
+    ask(model, cache, [*words(40), *words(20, seed=2)], say=0)
+    ask(model, cache, [*words(40), *words(20, seed=3)], say=0)  # what the two share is live, the first end is not
+    ask(model, cache, [*words(40), *words(20, seed=4)], accident=Accident("break", 0))
+    check_trie(cache)
+    session = cache.begin([*words(40), *words(20, seed=2), 1])
+    assert (session.matched, session.cached, session.miss) == (60, 0, Miss.LOST)
+    session.close()
