@@ -19,7 +19,8 @@ from runner.cache import CACHE_KINDS
 from runner.sizes import parse_bound
 from scripts.agent_trace import AgentTrace, Ask, Workload
 from scripts.bench_cache_figures import Costs, Losses
-from scripts.bench_cache_report import BEST, CacheReport, ModelReport, Row
+from scripts.bench_cache_report import CacheReport
+from scripts.bench_cache_rows import BEST, ModelReport, Row
 from scripts.bench_contender import Contender, LayerBytes, Served
 from scripts.bench_models import KINDS, Size, Subject, make_subject
 from scripts.bench_prefixes import Anywhere, FixedPoints, Reuse, Shown

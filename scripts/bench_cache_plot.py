@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from scripts.bench_cache_report import BEST, ModelReport, Row, cumulative
+from scripts.bench_cache_rows import BEST, ModelReport, Row, cumulative
 
 _COLOURS = ("#9aa0a6", "#e8a33d", "#2b6cb0", "#7b4fa3", "#3c8d5a")
 _ROOM = 4  # a bar of this height, in either chart, has room for its figure
