@@ -27,6 +27,8 @@ Guards, the mutation each is there for, and the test that kills it:
 * enough               after() joins what is needless               test_a_tail_that_has_enough_needs_nothing_above
 * across a gap         after() closes both, or joins them           test_across_a_gap_the_later_tail_stays
 * overlap              after() takes all of the first               test_tails_that_overlap_are_joined_once
+* still live           after() copies what the layer holds          test_two_tails_join_into_what_the_later_end_needs
+* live no more         after() leaves it to a layer gone further    test_a_live_tail_that_the_layer_has_gone_beyond_...
 * start of the chunk   can_rewind from start_position on            test_a_chunk_goes_back_while_its_start_is_there
 * something to hold    a chunk's needs() up to `at`                 test_a_chunk_needs_the_tokens_from_its_start_on
 * where it lies        copy() of a chunk from the buffer's start    test_any_tokens_of_a_chunk_are_read_where_they_lie
@@ -436,6 +438,26 @@ def test_an_unfilled_layer_is_brought_back_to_any_of_its_tokens(make: Callable[[
         first.close()
         second.close()
     assert ledger(state) == (0, 0)
+
+
+def test_a_live_tail_that_the_layer_has_gone_beyond_is_joined_by_copy() -> None:
+    """The layer does not hold any more what was needed at its end."""
+    state = window(8)
+    write(state, 6)
+    first = taken(state)
+    complete(state.page_out())
+    write(state, 5)
+    upper, lower = taken(state, 6).split(9)
+    assert upper is not None
+    assert upper.live
+    joined = upper.after(first)
+    assert joined is not None
+    assert (joined.start, joined.stop, joined.live) == (1, 9, False)
+    assert edges([joined]) == [[1, 9]]
+    complete(state.page_out())
+    bring_back(state, joined)
+    assert held(state) == list(range(1, 9))
+    lower.close()
 
 
 @pytest.mark.parametrize("where", ["live", "owned", "owned, then live"])
