@@ -67,8 +67,10 @@ class LeastRecentLeaf(Eviction):
 
 
 class LeastRecentPoint(Eviction):
-    """For models with states: Ollama's order. Leaves and nodes with one child, oldest first, then deepest, then
-    largest; each node ages by its own use, so that a point which nobody came back to goes before its neighbours.
+    """Ollama's order for models with states, on which `LeastWorth` builds.
+
+    Leaves and nodes with one child, oldest first, then deepest, then largest; each node ages by its own use, so that a
+    point which nobody came back to goes before its neighbours.
 
     A node with one child that goes gives its state back; where several conversations part it stays.
     """
@@ -84,8 +86,8 @@ class LeastRecentPoint(Eviction):
 
 
 class LeastWorth(LeastRecentPoint):
-    """For models with states: what has been idle for longest, for the bytes it frees and the tokens it takes to have it
-    again.
+    """For models with states or windows: what has been idle for longest, for the bytes it frees and the tokens it takes
+    to have it again.
 
     A state after a long system prompt saves thousands of tokens, one between two messages a few dozen, for the same
     bytes: by age alone the first goes as easily as the second. Ages count as in Ollama's order.
@@ -93,9 +95,9 @@ class LeastWorth(LeastRecentPoint):
 
     _FORWARD = 16  # tokens: what a forward costs however short it is
 
-    def __init__(self, states: Collection[int]) -> None:
-        """`states`: the slots of whole-state layers, which a merge frees."""
-        self._states = frozenset(states)
+    def __init__(self, slots: Collection[int]) -> None:
+        """`slots`: those of the layers that are not sliceable, of which a merge frees something."""
+        self._slots = frozenset(slots)
 
     def _may_go(self, node: Node) -> bool:
         return super()._may_go(node) and (not node.children or self._freed(node) > 0)
@@ -107,4 +109,4 @@ class LeastWorth(LeastRecentPoint):
     def _freed(self, node: Node) -> int:
         if not node.children:
             return node.nbytes
-        return sum(held.nbytes for slot, held in enumerate(node.slots) if held is not None and slot in self._states)
+        return sum(held.nbytes for slot, held in enumerate(node.slots) if held is not None and slot in self._slots)

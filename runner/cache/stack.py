@@ -7,11 +7,11 @@ import mlx.core as mx
 
 from runner.cache.interface import LayerState, Miss
 from runner.cache.layers import adapt, distrust, flatten
+from runner.cache.layers.kv import spare_room
 from runner.cache.layers.snapshot import Ledger, complete
 from runner.logs import Log
 
 log = Log(__name__)
-_ROOM_TOKENS = 256
 
 
 class LayerStack:
@@ -52,7 +52,7 @@ class LayerStack:
             if copies:
                 complete(copies)
                 # The buffers may be those of a much longer conversation, which now has its own bytes.
-                state.trim(max(_ROOM_TOKENS, self.offset // 10))
+                state.trim(spare_room(self.offset))
                 mx.eval(state.arrays())
         yield
         self._advance(count)
@@ -70,7 +70,7 @@ class LayerStack:
         return Miss.NONE
 
     def leave(self) -> None:
-        """Copies out what is live in the whole-state layers, which are about to stand elsewhere."""
+        """Copies out what is live in the layers that are not sliceable, which are about to stand elsewhere."""
         complete([copy for _, state in self.used if not state.sliceable for copy in state.page_out()])
 
     def reset(self) -> None:
@@ -108,8 +108,8 @@ class LayerStack:
 
     def fitting(self, budget_bytes: int) -> int:
         """How many of the tokens that the layers hold would fit into so many bytes."""
-        whole = sum(state.nbytes for _, state in self.used if not state.sliceable)
-        return max(0, budget_bytes - whole) * self.offset // max(1, self.nbytes - whole)
+        other = sum(state.nbytes for _, state in self.used if not state.sliceable)
+        return max(0, budget_bytes - other) * self.offset // max(1, self.nbytes - other)
 
     def _advance(self, count: int) -> None:
         """A forward over `count` tokens was built, without an error."""

@@ -160,10 +160,14 @@ class TrieCache(OneSessionCache):
         for passed in self._trie.advance(node, keys(session.recorded[node.end : to])):
             landing.fill(self._stack, passed)
             node = passed
+        self._use(session, node)
+        self._trie.touch(self._eviction.used(node))
+
+    def _use(self, session: TrieSession, node: Node) -> None:
+        """The session has got to this node."""
         self._trie.lock(node)
         self._trie.unlock(session.node)
         session.node = node
-        self._trie.touch(self._eviction.used(node))
 
     # --- it ends
 
@@ -188,9 +192,7 @@ class TrieCache(OneSessionCache):
         if stack.level(reached):
             # Ahead of the record by a token that was never read, in a layer that cannot go back.
             node, _ = self._back(session.node)
-            self._trie.lock(node)
-            self._trie.unlock(session.node)
-            session.node = node
+            self._use(session, node)
             reached = node.end
         stack.settle()
         states = sum(state.nbytes for _, state in stack.used if state.whole)
@@ -221,8 +223,8 @@ class TrieCache(OneSessionCache):
 
     @property
     def _eviction(self) -> Eviction:
-        whole = [slot for slot, state in self._stack.used if not state.sliceable]
-        return LeastWorth(whole) if whole else LeastRecentLeaf()
+        slots = [slot for slot, state in self._stack.used if not state.sliceable]
+        return LeastWorth(slots) if slots else LeastRecentLeaf()
 
     def _evict(self, spare: int = 0) -> None:
         """Makes what is held fit the budget, but for what a running session uses; if it does not fit, with so many

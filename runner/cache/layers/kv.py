@@ -12,6 +12,13 @@ from runner.cache.interface import Miss, Snapshot
 from runner.cache.layers.leaf import LeafState
 from runner.cache.layers.snapshot import Buffers, Owned, SliceSnapshot, complete, own
 
+_STEP = 256  # mlx-lm's own classes grow by as many tokens
+
+
+def spare_room(tokens: int) -> int:
+    """How many tokens to come a buffer of so many may have room for, before it counts as that of a longer one."""
+    return max(_STEP, tokens // 10)
+
 
 class Appended(Protocol):
     """What the classes have in common."""
@@ -28,7 +35,7 @@ class KVState(LeafState[Buffers]):
     sliceable = True
     refusal = Miss.LOST
     leaf: Appended
-    _step = 256  # mlx-lm's own classes grow by as many tokens
+    _step = _STEP
 
     @property
     def offset(self) -> int:
@@ -87,7 +94,7 @@ class KVState(LeafState[Buffers]):
         parts = [list(same) for same in zip(*(snapshot.content for snapshot in snapshots), strict=True)]
         to = snapshots[-1].stop
         buffers = self.arrays()
-        if buffers and to <= buffers[0].shape[-2] <= to + max(self._step, to // 10):
+        if buffers and to <= buffers[0].shape[-2] <= to + spare_room(to):
             for buffer, pieces in zip(buffers, parts, strict=True):
                 buffer[..., at:to, :] = pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=-2)
         else:  # a larger buffer, or a smaller one than that of a much longer conversation
