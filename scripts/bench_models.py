@@ -14,7 +14,7 @@ import runner.mlxlm  # noqa: F401  registers mlx_lm without its package __init__
 
 # isort: split
 from mlx_lm.models import deepseek_v3, gemma3_text, llama, llama4, mamba2, qwen3_next
-from mlx_lm.models.cache import KVCache, QuantizedKVCache
+from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 
 HEAD = 64
 WINDOW = 512
@@ -209,7 +209,7 @@ def make_subject(kind: str, size: Size, seed: int = 0) -> Subject:
     def make_layers() -> list[object]:
         if kind == "quantized":
             return [QuantizedKVCache(group_size=HEAD, bits=KV_BITS) for _ in model.layers]
-        return list(model.make_cache()) if hasattr(model, "make_cache") else [KVCache() for _ in model.layers]
+        return list(make_prompt_cache(model))
 
     return Subject(kind, model, parameters, make_layers)
 

@@ -20,16 +20,11 @@ import mlx_lm.models  # isort: skip
 from runner.cache import make_cache
 from runner.cache.interface import PrefixCache
 from tests.cache.driver import ask, ask_uncached, check_equal, forwards_at_once, largest
-from tests.cache.tiny import VOCAB, Tiny
+from tests.cache.tiny import VOCAB, Tiny, words
 from tests.models.architectures import BOUNDARY_DEPENDENT, architectures, build, unserved
 
 SERVED = tuple(name for name in architectures() if name not in unserved())
 every_architecture = pytest.mark.parametrize("name", SERVED)
-
-
-def words(count: int, seed: int) -> list[int]:
-    """Some tokens; another first one for every seed."""
-    return [(seed * 31 + i * i * 7 + i * 13) % VOCAB for i in range(count)]
 
 
 PROMPT = words(41, seed=1)  # longer than the windows and chunks of all models

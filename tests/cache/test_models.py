@@ -22,16 +22,11 @@ from runner.cache.single import SingleEntryCache
 from mlx_lm.models.cache import KVCache  # isort: skip
 
 from tests.cache.driver import Accident, ask, ask_uncached, check_equal, check_level, forwards_at_once, largest
-from tests.cache.tiny import CHUNK, KINDS, VOCAB, WINDOW, tiny
+from tests.cache.tiny import CHUNK, KINDS, VOCAB, WINDOW, tiny, words
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 SLICEABLE = ("llama", "deepseek_v3")
 RECURRENT = ("mamba2", "qwen3_next", "falcon_h1", "deepseek_v41")  # the last is unknown, and treated alike
-
-
-def words(count: int, seed: int = 1) -> list[int]:
-    """Some tokens."""
-    return [(seed * 31 + i * i * 7 + i * 13) % VOCAB for i in range(count)]
 
 
 @every_kind

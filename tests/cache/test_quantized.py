@@ -31,10 +31,17 @@ from mlx.nn.layers.base import Module
 import runner.mlxlm  # noqa: F401
 from runner.cache.layers import flatten
 from runner.cache.layers.quantized import Format, find_format, quantized
-from tests.cache.tiny import KINDS, VOCAB, tiny
+from tests.cache.tiny import KINDS, LATENT, VOCAB, tiny
 
 from mlx_lm.models import base, deepseek_v3, gpt_oss, llama  # isort: skip
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache  # isort: skip
+from mlx_lm.models.cache import (  # isort: skip
+    ArraysCache,
+    CacheList,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
 PROMPT = [5, 9, 2, 60, 33, 17, 8, 41, 7, 3, 22, 50]
 
@@ -47,9 +54,7 @@ class Model:
         self.module = module
 
     def make_layers(self) -> list[object]:
-        if hasattr(self.module, "make_cache"):
-            return list(self.module.make_cache())
-        return [KVCache() for _ in self.module.layers]
+        return list(make_prompt_cache(self.module))
 
     def forward(self, tokens: mx.array, layers: list[object]) -> mx.array:
         logits: mx.array = self.module(tokens, cache=layers)
@@ -87,22 +92,8 @@ def a_llama(head_dim: int = 64, layers: int = 2) -> Model:
 def a_latent_model(rope_width: int = 32) -> Model:
     """Keys 64 wide, values (the keys' positions) 32."""
     mx.random.seed(1)
-    args = deepseek_v3.ModelArgs(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
-        moe_intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        n_routed_experts=None,
-        kv_lora_rank=64,
-        q_lora_rank=16,
-        qk_rope_head_dim=rope_width,
-        qk_nope_head_dim=8,
-        v_head_dim=8,
-        max_position_embeddings=1024,
-    )
+    widths = {"kv_lora_rank": 64, "qk_rope_head_dim": rope_width}
+    args = deepseek_v3.ModelArgs(**{**LATENT, **widths})
     return Model(deepseek_v3.Model(args))
 
 

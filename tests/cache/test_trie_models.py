@@ -19,7 +19,7 @@ import pytest
 from runner.cache.points import Point
 from runner.cache.trie_cache import TrieCache
 from tests.cache.driver import Accident, ask, ask_uncached, check_equal, check_trie, forwards_at_once, largest
-from tests.cache.tiny import KINDS, VOCAB, WINDOW, tiny
+from tests.cache.tiny import KINDS, WINDOW, tiny, words
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -32,11 +32,6 @@ class NoPoints:
 
     def surplus(self, points: object, end: int) -> list[int]:
         return []
-
-
-def words(count: int, seed: int = 1) -> list[int]:
-    """Some tokens."""
-    return [(seed * 31 + i * i * 7 + i * 13) % VOCAB for i in range(count)]
 
 
 @every_kind

@@ -30,14 +30,9 @@ from runner.cache.trie_cache import TrieCache
 from mlx_lm.models.cache import KVCache  # isort: skip
 
 from tests.cache.driver import Accident, ask, ask_uncached, check_equal, check_trie
-from tests.cache.tiny import VOCAB, tiny
+from tests.cache.tiny import VOCAB, tiny, words
 
 some_kinds = pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next", "deepseek_v41"])
-
-
-def words(count: int, seed: int = 1) -> list[int]:
-    """Some tokens."""
-    return [(seed * 31 + i * i * 7 + i * 13) % VOCAB for i in range(count)]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ token changes the logits by far more than the tolerances of these tests.
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -25,7 +25,7 @@ from mlx_lm.models import (  # isort: skip
     mamba2,
     qwen3_next,
 )
-from mlx_lm.models.cache import KVCache, QuantizedKVCache  # isort: skip
+from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache  # isort: skip
 
 VOCAB = 64
 WINDOW = 32  # gemma3: RotatingKVCache of this size in two of three layers
@@ -161,46 +161,32 @@ def _falcon_h1() -> Module:
     return falcon_h1.Model(args)
 
 
+LATENT: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "n_routed_experts": None,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "max_position_embeddings": 1024,
+}
+"""A model of multi-head latent attention."""
+
+
 def _deepseek_v3() -> Module:
-    args = deepseek_v3.ModelArgs(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
-        moe_intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        n_routed_experts=None,
-        kv_lora_rank=16,
-        q_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=8,
-        max_position_embeddings=1024,
-    )
-    return deepseek_v3.Model(args)
+    return deepseek_v3.Model(deepseek_v3.ModelArgs(**LATENT))
 
 
 def _deepseek_v32() -> Module:
-    args = deepseek_v32.ModelArgs(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        n_routed_experts=None,
-        index_n_heads=2,
-        index_head_dim=16,
-        index_topk=24,
-        kv_lora_rank=16,
-        q_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=8,
-        max_position_embeddings=1024,
-    )
-    return deepseek_v32.Model(args)
+    indexer: dict[str, Any] = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 24}
+    return deepseek_v32.Model(deepseek_v32.ModelArgs(**LATENT, **indexer))
 
 
 def _llama4() -> Module:
@@ -273,6 +259,11 @@ _MAKERS: dict[str, tuple[Callable[[], Module], float]] = {
 KINDS = tuple(_MAKERS)
 
 
+def words(count: int, seed: int = 1) -> list[int]:
+    """Some tokens, the same every time; another first one for every seed."""
+    return [(seed * 31 + i * i * 7 + i * 13) % VOCAB for i in range(count)]
+
+
 @cache
 def tiny(kind: str) -> Tiny:
     """The model of a kind out of KINDS, the same weights every time."""
@@ -285,9 +276,7 @@ def tiny(kind: str) -> Tiny:
     mx.eval(model.parameters())
 
     def make_layers() -> list[object]:
-        if hasattr(model, "make_cache"):
-            return list(model.make_cache())
-        return [KVCache() for _ in model.layers]
+        return list(make_prompt_cache(model))
 
     return Tiny(kind, model, make_layers, tolerance)
 
