@@ -1,19 +1,25 @@
-"""From an entry of the vocabulary to the bytes it stands for.
+"""From an entry of a `tokenizer.json` vocabulary to the bytes it stands for.
 
-Three ways of writing are in use: *byte-level* (GPT-2: every byte has a printable character), *SentencePiece* (`▁` is a
-space, `<0x0A>` a byte), and *plain* (the entry is the text).
+Two ways of writing bytes are in use: *byte-level* (GPT-2: every byte has a printable character) and *byte fallback*
+(`<0x0A>` is one byte). What else there is to an entry (`▁` for a space, `##`, `</w>`) the file's own decoder knows.
 """
 
-import re
-from collections.abc import Callable, Iterator
-from typing import Final
+from __future__ import annotations
 
-from runner.tokenizer.document import Component, Document
+import json
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import tokenizers
+    from tokenizers.decoders import Decoder
+    from tokenizers.pre_tokenizers import PreTokenizer
 
 PieceDecoder = Callable[[str], bytes]
 
-_SPACE_MARK: Final = "▁"
 _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_NEIGHBOUR: Final = "x"
 
 
 def _byte_table() -> dict[int, int | None]:
@@ -45,44 +51,63 @@ def byte_level_piece(piece: str) -> bytes:
     return piece.translate(_BYTES).encode("latin-1")
 
 
-def sentencepiece_piece(replacements: tuple[tuple[str, str], ...]) -> PieceDecoder:
-    """Make the decoder that applies `replacements`, in order, and reads `<0xNN>` as one byte."""
+def spaced_piece(piece: str) -> bytes:
+    """A word of a vocabulary of words."""
+    return plain_piece(f" {piece}")
+
+
+def byte_piece(piece: str) -> bytes | None:
+    """The byte that `<0xNN>` stands for; None for another text."""
+    match = _BYTE_PIECE.fullmatch(piece)
+    return bytes.fromhex(match[1]) if match else None
+
+
+def decoded_piece(decoder: Decoder, *, byte_fallback: bool) -> PieceDecoder:
+    """Let `decoder` read each piece between two neighbours; what it does at the ends of a text is left out.
+
+    So a token's bytes do not depend on where it stands: the space before the first word belongs to the answer, and a
+    word that ends (`</w>`) is followed by a space.
+    """
+    pair = decoder.decode([_NEIGHBOUR] * 2)
+    after = len(pair) - len(_NEIGHBOUR)  # WordPiece sets a space before a neighbour
 
     def decode(piece: str) -> bytes:
-        if byte := _BYTE_PIECE.fullmatch(piece):
-            return bytes.fromhex(byte[1])
-        for old, new in replacements:
-            piece = piece.replace(old, new)
-        return plain_piece(piece)
+        if byte_fallback and (byte := byte_piece(piece)) is not None:
+            return byte
+        return plain_piece(decoder.decode([_NEIGHBOUR, piece, _NEIGHBOUR])[len(_NEIGHBOUR) : -after])
 
     return decode
 
 
-def _replacements(component: Component) -> Iterator[tuple[str, str]]:
-    for part in component.flat():
-        if part.type == "Replace" and part.pattern and part.pattern.string:
-            yield part.pattern.string, part.content or ""
-        elif part.type == "Metaspace":
-            yield part.replacement or _SPACE_MARK, " "
+def piece_decoder(backend: tokenizers.Tokenizer, *, byte_fallback: bool) -> PieceDecoder:
+    """Choose by the file's decoder; without one, by its pre-tokenizer and the kind of its model."""
+    from tokenizers import decoders, models
 
-
-def _types(component: Component | None) -> set[str]:
-    return {part.type for part in component.flat()} if component else set()
-
-
-def piece_decoder(document: Document) -> PieceDecoder:
-    """Choose by the decoder; without one, by the pre-tokenizer and the kind of the model.
-
-    Steps that look at the whole text (`Strip` of the first space, clean-up) are left out: a token's bytes do not depend
-    on its neighbours, and the space before the first word belongs to the answer.
-    """
-    decoders = _types(document.decoder)
-    if "ByteLevel" in decoders:
+    decoder, model = backend.decoder, backend.model
+    if decoder is not None:
+        types = _types(decoder)
+        if "ByteLevel" in types:
+            return byte_level_piece
+        return decoded_piece(decoder, byte_fallback=byte_fallback or "ByteFallback" in types)
+    types = _types(backend.pre_tokenizer)
+    if "ByteLevel" in types:
         return byte_level_piece
-    if document.decoder and decoders & {"Replace", "Metaspace", "ByteFallback"}:
-        return sentencepiece_piece(tuple(_replacements(document.decoder)))
-    if decoders:
-        return plain_piece
-    if "Metaspace" in _types(document.pre_tokenizer):
-        return sentencepiece_piece(((_SPACE_MARK, " "),))
-    return byte_level_piece if document.model.type == "BPE" else plain_piece
+    if isinstance(model, models.Unigram) or "Metaspace" in types or byte_fallback:
+        return decoded_piece(decoders.Metaspace(), byte_fallback=byte_fallback)
+    if isinstance(model, models.WordPiece):
+        return decoded_piece(decoders.WordPiece(model.continuing_subword_prefix, cleanup=False), byte_fallback=False)
+    if isinstance(model, models.BPE):
+        suffix = model.end_of_word_suffix
+        return decoded_piece(decoders.BPEDecoder(suffix), byte_fallback=False) if suffix else byte_level_piece
+    return spaced_piece
+
+
+def _types(component: Decoder | PreTokenizer | None) -> set[str]:
+    """The types of a component and of those inside it, by the library's own account of it."""
+    types: set[str] = set()
+    parts = [json.loads(component.__getstate__())] if component is not None else []
+    while parts:
+        part = parts.pop()
+        types.add(part["type"])
+        parts += [*part.get("decoders", ()), *part.get("pretokenizers", ())]
+    return types

@@ -1,13 +1,11 @@
 """Which ids begin and end a text: three files have a say, the first that names one wins (`protocol.md` section 2.8)."""
 
-import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from runner.errors import ModelError
-from runner.tokenizer.files import Files
+from runner.tokenizer.files import Files, JsonObject, read_object, token_text
 
-JsonObject = Mapping[str, object]
+_NOTHING: JsonObject = {}
 
 
 class SpecialIds(NamedTuple):
@@ -18,35 +16,31 @@ class SpecialIds(NamedTuple):
     add_bos: bool
 
 
-def resolve_special_ids(files: Files, added: Mapping[str, int]) -> SpecialIds:
+def resolve_special_ids(
+    files: Files, added: Mapping[str, int], *, own: JsonObject = _NOTHING, merge_eos: bool = False
+) -> SpecialIds:
     """Read BOS and EOS; `added` maps the text of every added token to its id.
 
     Ids come from `generation_config.json`, else `config.json` (top level), else the token texts of
-    `tokenizer_config.json`. BOS and EOS are looked up apart from each other, and lists are never merged. A negative id
-    means none.
+    `tokenizer_config.json`, else those in `own`, which the vocabulary itself names. BOS and EOS are looked up apart
+    from each other, and lists are never merged. A negative id means none.
+
+    With `merge_eos` the text that `tokenizer_config.json`, or else `special_tokens_map.json`, calls `eos_token` is an
+    end too, whatever the ids are: mlx-lm stops at both.
 
     Raises:
         ModelError: one of the files is not a JSON object.
     """
-    numbered = [_read_object(files, "generation_config.json"), _read_object(files, "config.json")]
-    named = _read_object(files, "tokenizer_config.json")
-    bos = _first_ids(numbered, "bos_token_id") or _named_id(named.get("bos_token"), added)
-    eos = _first_ids(numbered, "eos_token_id") or _named_id(named.get("eos_token"), added)
-    return SpecialIds(bos[0] if bos else None, frozenset(eos), bool(bos) and named.get("add_bos_token") is True)
-
-
-def _read_object(files: Files, name: str) -> JsonObject:
-    """Read an optional file. The standard parser, because configs written by Python hold `Infinity`."""
-    data = files(name)
-    if not data:
-        return {}
-    try:
-        value: object = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"parse tokenizer: {name}: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"parse tokenizer: {name}: expected an object, found {type(value).__name__}")
-    return value
+    numbered = [read_object(files, "generation_config.json"), read_object(files, "config.json")]
+    config = read_object(files, "tokenizer_config.json")
+    named = [config, read_object(files, "special_tokens_map.json"), own] if merge_eos else [config, own]
+    bos = _first_ids(numbered, "bos_token_id") or _first_named(named, "bos_token", added)
+    eos, ends = _first_ids(numbered, "eos_token_id"), _first_named(named, "eos_token", added)
+    return SpecialIds(
+        bos=bos[0] if bos else None,
+        eos=frozenset([*eos, *ends] if merge_eos else eos or ends),
+        add_bos=bool(bos) and config.get("add_bos_token") is True,
+    )
 
 
 def _first_ids(sources: list[JsonObject], key: str) -> list[int]:
@@ -60,7 +54,7 @@ def _ids(value: object) -> list[int]:
     return [int(number) for number in numbers if number >= 0]
 
 
-def _named_id(value: object, added: Mapping[str, int]) -> list[int]:
-    """A token's text, or an object with the text as `content`; it must be an added token."""
-    text = value.get("content") if isinstance(value, dict) else value
-    return [added[text]] if isinstance(text, str) and text in added else []
+def _first_named(sources: list[JsonObject], key: str, added: Mapping[str, int]) -> list[int]:
+    """The id of the first token text that is an added token."""
+    texts = (token_text(source.get(key)) for source in sources)
+    return next(([added[text]] for text in texts if text is not None and text in added), [])

@@ -15,15 +15,16 @@ from typing import Literal
 import numpy as np
 
 from tests.models.store import Tensor, safetensors_bytes
+from tests.models.tokenizers import ALL_BYTES, byte_level, model_of_bytes, sentencepiece_bytes, write_tokenizer
 
-BYTES: tuple[bytes, ...] = tuple(bytes([value]) for value in range(256))
+BYTES = ALL_BYTES
 """The first part of every vocabulary: id n is byte n, so any prompt tokenizes to one token per byte."""
 
 BACKGROUND = -100.0
 """The logit of every token that a transition does not name: never drawn, yet finite in a log-softmax."""
 
 Transition = int | Mapping[int, float]
-Alphabet = Literal["byte-level", "sentencepiece"]
+Alphabet = Literal["byte-level", "sentencepiece", "tokenizer.model"]
 
 _ONE_HOT = 8
 _HEAD_DIM = 8
@@ -48,7 +49,8 @@ def write_scripted(
     `vocabulary[i]` is the byte string of id i and starts with `BYTES`; longer ones are only ever generated, as there
     are no merges. `special` maps the ids that follow to added tokens. `transitions[t]` is the token after t (logit 0,
     everything else `BACKGROUND`) or the logits by id; tokens without one go to `default`, or else to the first EOS.
-    `alphabet` is how tokenizer.json spells the bytes; sentencepiece spells a space "▁" and lone bytes "<0xNN>".
+    `alphabet` is how tokenizer.json spells the bytes; sentencepiece spells a space "▁" and lone bytes "<0xNN>", and
+    "tokenizer.model" stands for that file in the place of tokenizer.json, with one id more than the model has.
     """
     special = dict(sorted((special or {}).items()))
     if tuple(vocabulary[:256]) != BYTES or len(set(vocabulary)) != len(vocabulary):
@@ -73,8 +75,13 @@ def write_scripted(
     _write_json(directory / "config.json", _config(size, hidden, context_length) | ids)
     _write_json(directory / "generation_config.json", ids)
     _write_json(directory / "tokenizer_config.json", {"add_bos_token": add_bos, "tokenizer_class": "TokenizersBackend"})
-    write = _byte_level if alphabet == "byte-level" else _sentencepiece
-    _write_json(directory / "tokenizer.json", write(vocabulary, special))
+    texts = list(special.values())
+    if alphabet == "byte-level":
+        write_tokenizer(directory, byte_level(vocabulary, texts, merge=False))
+    elif alphabet == "sentencepiece":
+        write_tokenizer(directory, sentencepiece_bytes(vocabulary, texts))
+    else:
+        (directory / "tokenizer.model").write_bytes(model_of_bytes(vocabulary, texts))
     return directory
 
 
@@ -134,65 +141,3 @@ def _tensors(logits: "np.ndarray[tuple[int, int], np.dtype[np.float32]]") -> dic
     for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"):
         arrays[f"{layer}.{name}.weight"] = np.zeros((_HEAD_DIM, hidden), np.float32)
     return {name: Tensor("F32", array.shape, array.tobytes()) for name, array in arrays.items()}
-
-
-def _added(special: Mapping[int, str]) -> list[dict[str, object]]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return [{"id": token, "content": text, **flags} for token, text in special.items()]
-
-
-def _byte_characters() -> list[str]:
-    """GPT-2's printable stand-in for every byte: itself where it prints in Latin-1, else the next one from U+0100."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    spare = iter(range(0x100, 0x200))
-    return [chr(value if value in printable else next(spare)) for value in range(256)]
-
-
-def _byte_level(vocabulary: Sequence[bytes], special: Mapping[int, str]) -> dict[str, object]:
-    characters = _byte_characters()
-    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    return {
-        "version": "1.0",
-        "added_tokens": _added(special),
-        "normalizer": None,
-        "pre_tokenizer": step,
-        "post_processor": None,
-        "decoder": step,
-        "model": {
-            "type": "BPE",
-            "vocab": {"".join(characters[byte] for byte in token): i for i, token in enumerate(vocabulary)},
-            "merges": [],
-        },
-    }
-
-
-def _sentencepiece(vocabulary: Sequence[bytes], special: Mapping[int, str]) -> dict[str, object]:
-    def spell(token: bytes) -> str:
-        if len(token) == 1 and not 0x20 <= token[0] < 0x7F:
-            return f"<0x{token[0]:02X}>"
-        try:
-            return token.decode().replace(" ", "▁")
-        except UnicodeDecodeError:
-            raise ValueError(f"sentencepiece cannot spell {token!r}") from None
-
-    return {
-        "version": "1.0",
-        "added_tokens": _added(special),
-        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-            ],
-        },
-        "model": {
-            "type": "BPE",
-            "vocab": {spell(token): i for i, token in enumerate(vocabulary)},
-            "merges": [],
-            "byte_fallback": True,
-        },
-    }

@@ -59,6 +59,23 @@ def test_every_prompt_is_one_token_per_byte_and_special_texts_are_one_id(tmp_pat
     assert tokenizer.decode([ord(" "), ord("H"), 256, 258], skip_special_tokens=False) == " Hこ word"
 
 
+def test_a_tokenizer_model_has_the_same_ids_and_one_more_for_the_unknown(tmp_path: Path) -> None:
+    from sentencepiece import SentencePieceProcessor
+
+    write_scripted(tmp_path, VOCABULARY, {}, [EOS], SPECIAL, alphabet="tokenizer.model")
+    assert not (tmp_path / "tokenizer.json").exists()
+    processor = SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    text = "Hi there\n\ta é 😀 word"
+    assert processor.encode(text) == [*text.encode()]
+    assert [processor.id_to_piece(i) for i in (256, 258, 259, 260, 261)] == [
+        "こ",
+        "▁word",
+        "<|end|>",
+        "<think>",
+        "<unk>",
+    ]
+
+
 def test_a_vocabulary_that_cannot_spell_every_prompt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="256 bytes"):
         write_scripted(tmp_path, VOCABULARY[1:], {}, [0])

@@ -72,3 +72,38 @@ def test_bos_is_added_only_where_the_config_says_so_and_it_is_known(config: obje
 def test_a_broken_file_is_named(name: str, data: bytes) -> None:
     with pytest.raises(ModelError, match=rf"^parse tokenizer: {name}: "):
         resolve_special_ids({name: data}.get, ADDED)
+
+
+def merged(**files: object) -> SpecialIds:
+    given = {f"{name}.json": json.dumps(value).encode() for name, value in files.items()}
+    return resolve_special_ids(given.get, ADDED, own={"bos_token": "<s>", "eos_token": "</s>"}, merge_eos=True)
+
+
+def test_a_directory_ends_at_the_ids_and_at_the_token_that_the_tokenizer_calls_eos() -> None:
+    config = {"eos_token": "<|end|>"}
+    assert merged(generation_config={"eos_token_id": [5, 6]}, tokenizer_config=config).eos == {5, 6, 7}
+    assert merged(config={"eos_token_id": 5}, tokenizer_config=config).eos == {5, 7}
+    assert merged(tokenizer_config=config).eos == {7}
+
+
+def test_a_directory_reads_the_special_tokens_map_where_the_tokenizer_config_has_none() -> None:
+    token_map = {"eos_token": {"content": "<|end|>"}, "bos_token": "<|end|>"}
+    assert merged(special_tokens_map=token_map) == SpecialIds(7, frozenset({7}), False)
+    assert merged(special_tokens_map=token_map, tokenizer_config={"eos_token": "</s>"}).eos == {2}
+    assert merged(special_tokens_map=token_map, config={"eos_token_id": 5}).eos == {5, 7}
+
+
+def test_what_the_vocabulary_itself_names_comes_last() -> None:
+    assert merged() == SpecialIds(1, frozenset({2}), False)
+    assert merged(tokenizer_config={"eos_token": "<|end|>", "bos_token": "<|end|>"}) == SpecialIds(
+        7, frozenset({7}), False
+    )
+    assert merged(config={"bos_token_id": 4, "eos_token_id": 5}) == SpecialIds(4, frozenset({2, 5}), False)
+
+
+def test_a_store_has_ollamas_rule_whatever_the_special_tokens_map_says() -> None:
+    files = {"special_tokens_map.json": b'{"eos_token": "<|end|>"}', "config.json": b'{"eos_token_id": 5}'}
+    assert resolve_special_ids(files.get, ADDED).eos == {5}
+    del files["config.json"]
+    assert resolve_special_ids(files.get, ADDED).eos == frozenset()
+    assert resolve(config={"eos_token_id": 5}, tokenizer={"eos_token": "</s>"}).eos == {5}

@@ -174,20 +174,6 @@ def test_literal_matching_keeps_the_rest_of_the_file() -> None:
     assert load(flagged).encode(text) == load(plain).encode(text)
 
 
-@pytest.mark.parametrize("ids", [(300, 301), (268, 267), (267, 300)])
-def test_the_ids_of_added_tokens_are_those_of_the_file(ids: tuple[int, int]) -> None:
-    tokenizer = load(with_added(llama3(), added(ids[0], "<a>"), added(ids[1], "<b>")))
-    assert tokenizer.encode("<a>hello<b>") == [ids[0], 256 + WORDS.index(b"hello"), ids[1]]
-    assert [tokenizer.token_text(token_id) for token_id in ids] == ["<a>", "<b>"]
-    assert tokenizer.vocab_size == max(ids) + 1
-    assert [tokenizer.token_bytes(gap) for gap in range(267, 303) if gap not in ids] == [b""] * (36 - len(ids))
-
-
-def test_ids_with_a_gap_where_the_vocabulary_is_empty() -> None:
-    document = byte_level([])
-    assert load(with_added(document, added(5, "<a>"))).encode("<a>") == [5]
-
-
 def test_an_added_token_that_cannot_have_its_id_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = load(with_added(llama3(), added(300, "a")))
     assert tokenizer.encode("a") == [97]
@@ -322,48 +308,9 @@ def test_a_token_alone_shows_one_replacement_per_byte() -> None:
     assert tokenizer.token_text(256 + WORDS.index(b" world")) == " world"
 
 
-def test_unigram_with_metaspace() -> None:
-    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
-    vocab = [["<unk>", 0.0], ["▁hi", -1.0], ["▁", -2.0], ["h", -3.0], ["i", -3.0]]
-    document: Json = {
-        "version": "1.0",
-        "added_tokens": [added(0, "<unk>", special=True)],
-        "normalizer": None,
-        "pre_tokenizer": metaspace,
-        "post_processor": None,
-        "decoder": metaspace,
-        "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab, "byte_fallback": False},
-    }
-    tokenizer = load(document)
-    assert tokenizer.encode("hi hi") == [1, 1]
-    assert text_of(tokenizer, [1, 1]) == " hi hi"
-    assert load({**document, "decoder": None}).token_bytes(1) == b" hi"
-
-
 def test_without_a_decoder_the_pre_tokenizer_says_how_bytes_are_written() -> None:
     tokenizer = load({**llama3(), "decoder": None})
     assert tokenizer.token_bytes(256 + WORDS.index(b" world")) == b" world"
-
-
-def test_word_models_are_plain_text() -> None:
-    document: Json = {
-        "version": "1.0",
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": {"Ġa": 0, "<0x41>": 1, "<unk>": 2}, "unk_token": "<unk>"},
-    }
-    tokenizer = load(document)
-    assert [tokenizer.token_bytes(token_id) for token_id in range(2)] == ["Ġa".encode(), b"<0x41>"]
-    word_piece: Json = {"type": "WordPiece", "prefix": "##", "cleanup": True}
-    assert load({**document, "decoder": word_piece}).token_bytes(0) == "Ġa".encode()
-
-
-def test_a_decoder_without_a_byte_alphabet_is_plain_text() -> None:
-    document: Json = {**byte_level([b"a", b"\xe9"]), "decoder": {"type": "BPEDecoder", "suffix": "</w>"}}
-    assert load(document).token_bytes(1) == "é".encode()
 
 
 # Errors

@@ -1,0 +1,83 @@
+"""Added tokens: texts that become one id wherever they stand, beside or on top of the ordinary vocabulary."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from runner.errors import ModelError
+from runner.tokenizer.files import Files, JsonObject, read_object, token_text
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LISTED = ("additional_special_tokens", "extra_special_tokens")
+
+
+class AddedToken(NamedTuple):
+    """`special` tokens are the marks that chat templates set, the others are text that happens to be one token."""
+
+    id: int
+    content: str
+    special: bool
+
+
+def configured_tokens(files: Files, piece_id: Callable[[str], int | None], size: int) -> list[AddedToken]:
+    """What the files beside a `tokenizer.model` add to it; `size` is its number of pieces, `piece_id` finds one.
+
+    Ids come from `added_tokens_decoder` of `tokenizer_config.json`, then from `added_tokens.json`. A token that these
+    do not have, but `tokenizer_config.json` or `special_tokens_map.json` names as special, has the id of the piece that
+    is spelled like it, or else the next free one, as transformers gives it.
+
+    Raises:
+        ModelError: one of the files has no such shape; the text names it.
+    """
+    config = read_object(files, "tokenizer_config.json")
+    named = dict.fromkeys(_special_texts(config, read_object(files, "special_tokens_map.json")))
+    tokens = {token.content: token for token in _decoder_entries(config.get("added_tokens_decoder"))}
+    taken = {token.id for token in tokens.values()}
+    for text, value in read_object(files, "added_tokens.json").items():
+        token_id = _token_id(value, "added_tokens.json")
+        if text and text not in tokens and token_id not in taken:
+            tokens[text] = AddedToken(token_id, text, special=False)
+    free = max([size, *(token.id + 1 for token in tokens.values())])
+    for text in named:
+        if text in tokens:
+            tokens[text] = tokens[text]._replace(special=True)
+            continue
+        known = piece_id(text)
+        tokens[text] = AddedToken(free if known is None else known, text, special=True)
+        free += known is None
+    return list(tokens.values())
+
+
+def _decoder_entries(entries: object) -> Iterator[AddedToken]:
+    """`added_tokens_decoder`: {id: {content, special, ...}}; the flags that say how to match are not asked."""
+    if entries is None:
+        return
+    place = "tokenizer_config.json: added_tokens_decoder"
+    if not isinstance(entries, dict):
+        raise ModelError(f"parse tokenizer: {place}: expected an object, found {type(entries).__name__}")
+    for key, entry in entries.items():
+        text = token_text(entry)
+        if text is not None:
+            yield AddedToken(_token_id(key, place), text, isinstance(entry, dict) and entry.get("special") is True)
+
+
+def _token_id(value: object, place: str) -> int:
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    if type(value) is int and value >= 0:
+        return value
+    raise ModelError(f"parse tokenizer: {place}: {value!r} is no token id")
+
+
+def _special_texts(*sources: JsonObject) -> Iterator[str]:
+    """The texts of the special tokens, those with a role first."""
+    values = [source.get(key) for key in _NAMED for source in sources]
+    for source in sources:
+        for key in _LISTED:
+            listed = source.get(key)
+            if isinstance(listed, dict):  # transformers 5 names them by what they are for
+                listed = list(listed.values())
+            values += listed if isinstance(listed, list) else []
+    for value in values:
+        text = token_text(value)
+        if text is not None:
+            yield text

@@ -1,0 +1,136 @@
+"""A `tokenizer.model`, read by sentencepiece."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from runner.errors import ModelError
+from runner.logs import Log
+from runner.tokenizer.added import AddedToken, configured_tokens
+from runner.tokenizer.files import Files, JsonObject, read_object
+from runner.tokenizer.literals import literal_pattern
+from runner.tokenizer.model_proto import FILE, ModelProto, PieceType, parse_model, without_dummy_prefix
+from runner.tokenizer.pieces import byte_piece, plain_piece
+
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
+
+log = Log(__name__)
+
+CONVERT: Final = "transformers' AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes a tokenizer.json"
+_TIKTOKEN: Final = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+_SPACE_MARK: Final = "▁"
+
+
+class TokenizerModel:
+    """The backend for sentencepiece's own files, with the tokens that the configs beside them add.
+
+    Text is cut at every added token and control symbol. What lies between goes to sentencepiece, user-defined symbols
+    included: these are the model's own, and normalizing, prefix and bytes are as it was trained.
+
+    Many models put a space before a text (`add_dummy_prefix`). Where added tokens cut the text, Hugging Face's
+    tokenizers do that before every part, or, with `"legacy": false` in `tokenizer_config.json`, only at the very
+    beginning; with `"add_prefix_space": false` nowhere.
+    """
+
+    file = FILE
+
+    def __init__(self, data: bytes, files: Files) -> None:
+        """Raises ModelError for a broken file, also one of the configs."""
+        if _TIKTOKEN.match(data):
+            raise ModelError(f"parse tokenizer: {FILE}: a tiktoken file; {CONVERT}")
+        proto = parse_model(data)
+        self.kind = f"sentencepiece {proto.algorithm}"
+        self._first = self._later = _load(data)
+        config = read_object(files, "tokenizer_config.json")
+        if proto.dummy_prefix and (config.get("legacy") is False or config.get("add_prefix_space") is False):
+            self._later = _load(without_dummy_prefix(data))
+            if config.get("add_prefix_space") is False:
+                self._first = self._later
+        self._pieces = _pieces(self._first)
+        self.own: JsonObject = {
+            "bos_token": self._piece(self._first.bos_id()),
+            "eos_token": self._piece(self._first.eos_id()),
+        }
+        self.added = self._added_tokens(proto, files)
+        self.size = max([len(self._pieces), *(token.id + 1 for token in self.added)])
+        self._by_id = {token.id: token for token in self.added}
+        self._ids = {token.content: token.id for token in self.added}
+        symbols = [text for kind, text in proto.marked.values() if kind == PieceType.USER_DEFINED]
+        self._pattern = literal_pattern([*self._ids, *symbols])
+
+    def _added_tokens(self, proto: ModelProto, files: Files) -> list[AddedToken]:
+        """Control symbols and the unknown, then the configured tokens, which take an id or a text from these."""
+        configured = configured_tokens(files, self._piece_id, len(self._pieces))
+        ids, texts = {token.id for token in configured}, {token.content for token in configured}
+        replaced = [token for token in configured if self._piece(token.id) not in (None, token.content)]
+        if replaced:
+            log.warning(
+                "added tokens take the place of other pieces",
+                file=FILE,
+                count=len(replaced),
+                id=replaced[0].id,
+                token=replaced[0].content,
+                piece=self._piece(replaced[0].id) or "",
+            )
+        marks = [
+            AddedToken(piece_id, text, special=True)
+            for piece_id, (kind, text) in proto.marked.items()
+            if kind in (PieceType.CONTROL, PieceType.UNKNOWN) and piece_id not in ids and text not in texts
+        ]
+        return [*marks, *configured]
+
+    def _piece(self, piece_id: int) -> str | None:
+        return self._pieces[piece_id] if 0 <= piece_id < len(self._pieces) else None
+
+    def _piece_id(self, text: str) -> int | None:
+        piece_id: int = self._first.piece_to_id(text)  # the unknown's, where there is no such piece
+        return piece_id if self._piece(piece_id) == text else None
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        start = 0
+        for match in self._pattern.finditer(text):
+            token_id = self._ids.get(match[0])
+            if token_id is not None:  # else a user-defined symbol
+                ids += self._encode_plain(text[start : match.start()], at=start)
+                ids.append(token_id)
+                start = match.end()
+        return ids + self._encode_plain(text[start:], at=start)
+
+    def _encode_plain(self, text: str, *, at: int) -> list[int]:
+        """Encode what lies between two added tokens; `at` is where it begins in the whole text."""
+        if not text:
+            return []
+        ids: list[int] = (self._later if at else self._first).encode(text)  # gives up the GIL
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        added = self._by_id.get(token_id)
+        if added is not None and added.special:
+            return plain_piece(added.content)
+        piece = added.content if added is not None else self._piece(token_id)
+        if piece is None:
+            return b""
+        if added is None and self._first.is_byte(token_id):
+            return byte_piece(piece) or b""
+        return plain_piece(piece.replace(_SPACE_MARK, " "))
+
+
+def _load(data: bytes) -> SentencePieceProcessor:
+    from sentencepiece import SentencePieceProcessor  # 20 ms, and only few models have such a file
+
+    processor = SentencePieceProcessor()
+    try:
+        processor.load_from_serialized_proto(data)
+    except (RuntimeError, OSError) as error:
+        raise ModelError(f"parse tokenizer: {FILE}: {error}") from error
+    return processor
+
+
+def _pieces(processor: SentencePieceProcessor) -> list[str]:
+    try:
+        return processor.id_to_piece(list(range(processor.get_piece_size())))
+    except UnicodeDecodeError as error:
+        raise ModelError(f"parse tokenizer: {FILE}: a piece is not UTF-8: {error}") from error

@@ -1,0 +1,63 @@
+"""One expression for many texts: the leftmost match, the longest there, at a price that does not grow with them."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.tokenizer.literals import literal_pattern
+
+
+def matches(texts: list[str], text: str) -> list[str]:
+    return [match[0] for match in literal_pattern(texts).finditer(text)]
+
+
+def slow_matches(texts: list[str], text: str) -> list[str]:
+    found, at = [], 0
+    while at < len(text):
+        longest = max((t for t in texts if text.startswith(t, at)), key=len, default="")
+        at += len(longest) or 1
+        found += [longest] if longest else []
+    return found
+
+
+def test_the_leftmost_wins_and_there_the_longest() -> None:
+    assert matches(["<a", "<a>", "a>b"], "<a>b<aa>b") == ["<a>", "<a", "a>b"]
+    assert matches(["a", "ab", "abcd"], "abcabcdab") == ["ab", "abcd", "ab"]
+
+
+def test_characters_that_mean_something_in_expressions_are_themselves() -> None:
+    texts = ["<|a|>", "[b]", "c*", "(d)", "e.f", "\\", "^", "$"]
+    assert matches(texts, "<|a|>[b]c*(d)e.f\\^$ a b cc d exf") == texts
+
+
+def test_the_order_of_the_texts_does_not_matter() -> None:
+    texts = ["<x>", "<x", "<", "<x>y"]
+    assert matches(texts, "<x>y<x><x<") == matches(texts[::-1], "<x>y<x><x<") == ["<x>y", "<x>", "<x", "<"]
+
+
+@given(
+    texts=st.lists(st.text("ab<>", min_size=1, max_size=5), min_size=1, max_size=12),
+    text=st.text("ab<>c", max_size=40),
+)
+def test_it_finds_what_trying_every_text_at_every_place_finds(texts: list[str], text: str) -> None:
+    assert matches(texts, text) == slow_matches(texts, text)
+
+
+@pytest.mark.parametrize("text", ["<" * 300_000, "<unused599" * 30_000, "a" * 300_000], ids=["<", "beginnings", "a"])
+def test_thousands_of_texts_with_one_beginning_are_not_tried_one_by_one(text: str) -> None:
+    def seconds(count: int) -> float:
+        pattern = literal_pattern(f"<unused{number}>" for number in range(count))
+        started = time.perf_counter()
+        assert pattern.search(text) is None
+        return time.perf_counter() - started
+
+    few = min(seconds(10) for _ in range(3))
+    assert min(seconds(6000) for _ in range(3)) < 30 * few + 0.05
+
+
+def test_long_texts_and_runs_of_every_length_can_be_compiled() -> None:
+    runs = ["\n" * length for length in range(1, 129)]
+    texts = ["x" * 5000, "x" * 5000 + "y", *runs]
+    assert matches(texts, "x" * 5001 + "y" + "\n" * 130) == ["x" * 5000, "\n" * 128, "\n\n"]
