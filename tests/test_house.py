@@ -13,7 +13,7 @@ LAYERS = (
     ("start",),
     ("cli",),
     ("flags", "process", "blas"),
-    ("server",),
+    ("server", "check"),
     ("engine",),
     ("cache", "model", "tokenizer", "sampling"),
     ("logs", "settings", "mlxlm"),

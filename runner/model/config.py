@@ -14,6 +14,13 @@ _STALE = ("quantization", "quantization_config", "compression_config")
 _FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 _ROPE_FIELDS = ("rope_theta", "partial_rotary_factor")
 _CHECKED_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "sliding_window")
+_REAL_FIELDS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "routed_scaling_factor")
+_CONTEXT_FIELDS = (
+    *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length"),
+    *("seq_length", "model_max_length"),
+)
+_LAYER_FIELDS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_PHI3_SMALL_ROWS = 100352
 _LAYER = re.compile(r"(?:.+\.)?layers\.(\d+)\.")
 
 
@@ -37,14 +44,14 @@ def _untagged(value: Config) -> Config | float:
     return _FLOATS.get(tag, value) if isinstance(tag, str) else value
 
 
-def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor], *, from_store: bool) -> Config:
+def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor]) -> Config:
     """A copy of `config` that makes mlx-lm's module mean the same as the file. Raises ModelError for bad fields."""
     mended = copy.deepcopy(config)
     mended["model_type"] = family.module if family.has_row else config.get("model_type")
     text = text_config(mended, family)
     for part in (mended, text):
         _lift_rope(part)
-        if from_store or family.has_row:  # a few modules without a row read what their own conversion wrote
+        if family.has_row:  # a few modules without one read what their own conversion wrote
             for key in _STALE:
                 part.pop(key, None)
     _decide_tying(mended, text, family, tensors)
@@ -58,8 +65,15 @@ def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor],
         if family.adapt is not None:
             family.adapt(text)
         _check_fields(text, family)
-        _check_layers(text, tensors)
-    return mended
+    elif family.module == "phi3small":
+        found = text.get("vocab_size", _PHI3_SMALL_ROWS)
+        if not isinstance(found, int) or found < _PHI3_SMALL_ROWS:  # its forward writes there in any case
+            raise ModelError(f"config.json: phi3small needs a vocab_size of {_PHI3_SMALL_ROWS}, found {found!r}")
+    _check_layers(text, family, tensors)
+    if not family.unwrapped:
+        return mended
+    text["model_type"] = family.module
+    return text
 
 
 def text_config(config: Config, family: Family) -> Config:
@@ -73,14 +87,25 @@ def text_config(config: Config, family: Family) -> Config:
 
 
 def context_length(config: Config, family: Family) -> int:
-    """The model's context in tokens: `max_position_embeddings`, else the family's default, 0 if it has none."""
-    found = text_config(config, family).get("max_position_embeddings")
-    return found if type(found) is int and found > 0 else family.context_default
+    """The model's context in tokens, by the field of its config that tells it; 0 if none does."""
+    parts = (text_config(config, family), config)
+    told = (part.get(field) for part in parts for field in _CONTEXT_FIELDS)
+    return next((length for length in told if type(length) is int and length > 0), family.context_default)
+
+
+def is_tied(config: Config, family: Family) -> bool:
+    """Whether the module made from the mended `config` projects with its embedding."""
+    return _mended_text(config, family).get("tie_word_embeddings") is True
+
+
+def _mended_text(config: Config, family: Family) -> Config:
+    """The text model's part of what `module_config` returned."""
+    return config if family.unwrapped else text_config(config, family)
 
 
 def vocabulary_size(config: Config, family: Family, tensors: Mapping[str, Tensor]) -> int:
-    """How many tokens the model scores: the config's word, else the rows of the embedding; 0 if neither tells."""
-    for part in (text_config(config, family), config):
+    """How many tokens the model scores: the mended config's word, else the embedding's rows; 0 if neither tells."""
+    for part in (_mended_text(config, family), config):
         found = part.get("vocab_size")
         if type(found) is int and found > 0:
             return found
@@ -131,13 +156,13 @@ def _check_fields(text: Config, family: Family) -> None:
         raise ModelError(f"config.json lacks {', '.join(lacking)} (in {family.text or 'its top level'})")
     for key in (*family.required, *_CHECKED_FIELDS):
         value = text.get(key)
-        number = type(value) is float if key in ("rms_norm_eps", "rope_theta") else False
+        number = type(value) is float and key in _REAL_FIELDS
         if value is not None and not number and (type(value) is not int or value <= 0):
             raise ModelError(f"config.json: invalid {key}: {value!r}")
     hidden, heads, groups = (text.get(key) for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     if not isinstance(hidden, int) or not isinstance(heads, int):
         return
-    if text.get("head_dim") is None and hidden % heads:
+    if text.get("head_dim", text.get("kv_lora_rank")) is None and hidden % heads:
         raise ModelError(f"config.json: hidden_size ({hidden}) must be divisible by num_attention_heads ({heads})")
     if isinstance(groups, int) and heads % groups:
         raise ModelError(
@@ -145,12 +170,13 @@ def _check_fields(text: Config, family: Family) -> None:
         )
 
 
-def _check_layers(text: Config, tensors: Mapping[str, Tensor]) -> None:
+def _check_layers(text: Config, family: Family, tensors: Mapping[str, Tensor]) -> None:
     """Compares the number of layers before any is built: a hostile number would be a very large module."""
     found = {int(match[1]) for match in map(_LAYER.match, tensors) if match}
-    wanted = text.get("num_hidden_layers")
-    if isinstance(wanted, int) and wanted > len(found):
+    for field in _LAYER_FIELDS:
+        wanted = text.get(field)
+        # Elsewhere layers may be called otherwise, or have no tensors at all; but not most of them.
+        if not isinstance(wanted, int) or wanted <= (len(found) if family.has_row else len(tensors)):
+            continue
         missing = next(index for index in range(wanted) if index not in found)
-        raise ModelError(
-            f"config.json: num_hidden_layers is {wanted}, the model holds {len(found)}: layer {missing} is missing"
-        )
+        raise ModelError(f"config.json: {field} is {wanted}, the model holds {len(found)}: layer {missing} is missing")

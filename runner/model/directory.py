@@ -1,55 +1,83 @@
 """A Hugging Face style directory: `config.json`, `model*.safetensors`, tokenizer files."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from runner.errors import ModelError
-from runner.model.checkpoint import Checkpoint, File, Tensor, merge
+from runner.model.checkpoint import Checkpoint, File, Report, Tensor, merge, refuse, stand_in
 from runner.model.header import Entry, read_header, reason
 
 _WEIGHTS = "model*.safetensors"
 _INDEX = "model.safetensors.index.json"
+_OTHER_WEIGHTS = (".safetensors", ".bin", ".pth", ".gguf", ".npz")
 
 
-def open_directory(directory: Path, name: str) -> Checkpoint:
-    """Reads the header of every weight file. Raises ModelError that names what is missing or broken."""
+def open_directory(directory: Path, name: str, report: Report = refuse) -> Checkpoint:
+    """Reads the header of every weight file.
+
+    Raises ModelError that names what is missing or broken. What is wrong with single files goes to `report`; the
+    tensors that the index places there count as lost.
+    """
     try:
-        paths = [path for path in sorted(directory.iterdir()) if path.is_file()]
+        # A link that leads nowhere stays, to be told: it is what an interrupted download leaves behind.
+        paths = [path for path in sorted(directory.iterdir()) if not path.is_dir()]
+    except NotADirectoryError as error:
+        raise ModelError(f"open {directory}: not a directory; name the one that holds config.json") from error
     except OSError as error:
         raise ModelError(f"open {directory}: {reason(error)}") from error
     files = {path.name: File(path) for path in paths if path.suffix != ".safetensors"}
     weights = [path for path in paths if path.match(_WEIGHTS)]
     if "config.json" in files and not weights:
-        raise ModelError(f"no {_WEIGHTS} in {directory}")
+        others = ", ".join(path.name for path in paths if path.suffix in _OTHER_WEIGHTS)
+        raise ModelError(f"no {_WEIGHTS} in {directory}{f', only {others}' if others else ''}")
+    places = _places(files.get(_INDEX), report)
     entries: dict[str, Entry] = {}
+    lost: dict[str, Tensor] = {}
+
+    def lose(path: Path, fault: ModelError) -> None:
+        report(fault)
+        names = [key for key, shard in places.items() if shard == path.name]
+        lost.update((key, stand_in(key, path)) for key in names or [path.name])
+
     for path in weights:
-        for key, entry in read_header(path).items():
+        try:
+            header = read_header(path)
+        except ModelError as error:
+            lose(path, error)
+            continue
+        for key, entry in header.items():
             other = entries.setdefault(key, entry)
             if other is not entry:
-                raise ModelError(f"tensor {key} is in two files: {other.file} and {path}")
-    _check_shards(directory, files.get(_INDEX), entries)
+                report(ModelError(f"tensor {key} is in two files: {other.file} and {path}"))
+    # A merely stale index is ignored, as mlx-lm does: only shards of tensors that are nowhere else count.
+    shards = {shard for key, shard in places.items() if key not in entries}
+    for path in sorted(directory / shard for shard in shards):
+        if path not in weights and not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for long names
+            lose(path, ModelError(f"open {path}: no such file or directory (named by {_INDEX})"))
     return Checkpoint(
         name=name,
+        path=directory,
         files=files,
         tensors=merge([_tensors(entries)]),
         from_store=False,
         missing_file=f"open {directory}/{{}}: no such file or directory",
+        lost={key: tensor for key, tensor in lost.items() if key not in entries},
     )
 
 
-def _check_shards(directory: Path, index: File | None, entries: Mapping[str, Entry]) -> None:
-    """Names the shard that an interrupted download left out; a merely stale index is ignored, as mlx-lm does."""
+def _places(index: File | None, report: Report) -> dict[str, str]:
+    """Which tensor lies in which file, as the index says; nothing without one."""
     if index is None:
-        return
+        return {}
     try:
-        places = json.loads(index.read())["weight_map"]
-        shards = {str(shard) for key, shard in places.items() if key not in entries}
+        return {str(key): str(shard) for key, shard in json.loads(index.read())["weight_map"].items()}
+    except ModelError as error:
+        report(error)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{index.path}: want a weight_map of tensor to file: {error}") from error
-    missing = sorted(shard for shard in shards if "/" not in shard and not (directory / shard).exists())
-    if missing:
-        raise ModelError(f"open {directory / missing[0]}: no such file or directory (named by {_INDEX})")
+        report(ModelError(f"{index.path}: want a weight_map of tensor to file: {error}"))
+    return {}
 
 
 def _tensors(entries: Mapping[str, Entry]) -> Iterator[Tensor]:

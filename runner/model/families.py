@@ -14,30 +14,43 @@ from runner.model.checkpoint import Tensor
 
 Config = dict[str, object]
 
-_DROPPED = re.compile(
-    r"(model\.)?(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|embed_vision|embed_audio)\."
+_UNNEEDED = re.compile(
+    r"(model\.|language_model\.)?(vision_tower|vision_model|vision_embedder|vision_adapter|vision_projection|visual|mlp1"
+    r"|multi_modal_projector|audio_tower|sound_encoder|sound_projection|embed_vision|embed_audio)\."
     r"|(.+\.)?mtp\."
     r"|.+\.rotary_emb\.inv_freq$"
 )
 """Tensors that no text model needs: vision, audio, multi-token prediction, precomputed rotary frequencies."""
+_LAYER = re.compile(r"(?:(?:model|language_model|backbone)\.)*layers\.(\d+)\.")
+
+Rename = tuple[str, str]
 
 
 class Family(NamedTuple):
     """How one architecture maps to mlx-lm.
 
-    `text` is the key of the config object that describes the text model, "" for the top level. `required` are fields
-    that mlx-lm cannot do without, or has a wrong default for. `renames` turn a prefix of a tensor name into another
-    (the first that fits). `head` is the output projection, after renaming. `adapt` mends the text config for mlx-lm.
+    `text` is the key of the config object that describes the text model, "" for the top level; `flat` is the family of
+    a config without that object, and `unwrapped` tells that the module is made from that object alone. `required` are
+    fields that mlx-lm cannot do without, or has a wrong default for. `renames` are (pattern, replacement) for tensor
+    names, applied in their order. `head` is the output projection, after renaming. `adapt` mends the text config.
     """
 
     module: str
     text: str = ""
+    flat: "Family | None" = None
+    unwrapped: bool = False
     required: tuple[str, ...] = ()
     defaults: Mapping[str, object] = {}
-    renames: tuple[tuple[str, str], ...] = ()
+    renames: tuple[Rename, ...] = ()
     head: str = "lm_head.weight"
     context_default: int = 0
     adapt: Callable[[Config], None] | None = None
+
+    def renamed(self, name: str) -> str:
+        """The name of a tensor that the module's `sanitize` understands; such a name stays as it is."""
+        for pattern, replacement in self.renames:
+            name = re.sub(pattern, replacement, name)
+        return name
 
     @property
     def has_row(self) -> bool:
@@ -59,12 +72,82 @@ def _adapt_gemma3(text: Config) -> None:
     text["sliding_window_pattern"] = period
 
 
+def _adapt_qwen3_5(text: Config) -> None:
+    """mlx-lm reads the rotary fields from `rope_parameters` alone, which older configs do not have."""
+    if text.get("rope_parameters") is None and "rope_theta" in text:
+        fields = ("rope_theta", "partial_rotary_factor", "mrope_section")
+        text["rope_parameters"] = {"type": "default"} | {key: text[key] for key in fields if key in text}
+
+
 _SIZES = ("hidden_size", "num_hidden_layers", "intermediate_size")
 _HEADS = (*_SIZES, "num_attention_heads", "rms_norm_eps")
-_UNWRAPPED = (("language_model.", ""),)
-_GEMMA3_WRAPPED = (("model.language_model.", "language_model.model."), ("lm_head.", "language_model.lm_head."))
+_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+_LINEAR = tuple(
+    f"linear_{part}"
+    for part in ("num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+)
+_MAMBA = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "conv_kernel", "n_groups", "layer_norm_epsilon")
+
+_UNWRAPPED: tuple[Rename, ...] = (
+    (r"^(model\.language_model\.|language_model\.model\.)", "model."),
+    (r"^language_model\.", ""),
+)
+_WRAPPED: tuple[Rename, ...] = (
+    (r"^model\.language_model\.", "language_model.model."),
+    (r"^lm_head\.", "language_model.lm_head."),
+)
+_WRAPPED_HEAD = "language_model.lm_head.weight"
 
 _LLAMA = Family("llama", required=_HEADS, renames=_UNWRAPPED)
+_GEMMA4_EXPERTS: tuple[Rename, ...] = (
+    (r"\.moe\.(?:switch_mlp\.)?(gate_up_proj|down_proj)(?:\.weight)?$", r".experts.\1"),
+    (r"\.moe\.(?:switch_mlp\.)?(gate_proj|up_proj)(?:\.weight)?$", r".experts.switch_glu.\1.weight"),
+)
+_GEMMA4_TEXT = Family(
+    "gemma4_text", required=_SIZES, defaults={"head_dim": 256}, renames=(*_UNWRAPPED, *_GEMMA4_EXPERTS)
+)
+_GEMMA4 = _GEMMA4_TEXT._replace(
+    module="gemma4",
+    text="text_config",
+    flat=_GEMMA4_TEXT,
+    renames=(*_WRAPPED, *_GEMMA4_EXPERTS),
+    head=_WRAPPED_HEAD,
+)
+_QWEN3_5_TEXT = Family(
+    "qwen3_5",
+    required=(*_HEADS, "num_key_value_heads", "head_dim", *_LINEAR),
+    renames=((r"^(?!language_model\.|model\.language_model\.)", "language_model."), *_WRAPPED),
+    head=_WRAPPED_HEAD,
+    adapt=_adapt_qwen3_5,
+)
+_QWEN3_5 = _QWEN3_5_TEXT._replace(text="text_config", flat=_QWEN3_5_TEXT)
+_QWEN3_5_MOE_TEXT = _QWEN3_5_TEXT._replace(
+    module="qwen3_5_moe",
+    required=(*(field for field in _QWEN3_5_TEXT.required if field != "intermediate_size"), *_EXPERTS),
+)
+_QWEN3_5_MOE = _QWEN3_5_MOE_TEXT._replace(text="text_config", flat=_QWEN3_5_MOE_TEXT)
+_QWEN3_NEXT = Family(
+    "qwen3_next",
+    required=(*_HEADS, "num_key_value_heads", "head_dim", "rope_theta", *_LINEAR, *_EXPERTS),
+    defaults={"mlp_only_layers": [], "decoder_sparse_step": 1, "max_position_embeddings": 0},
+    renames=_UNWRAPPED,
+)
+_QWEN3_NEXT_WRAPPED = _QWEN3_NEXT._replace(text="text_config", flat=_QWEN3_NEXT, unwrapped=True)
+_GLM4_MOE_LITE = Family(
+    "glm4_moe_lite",
+    required=(
+        *_HEADS, "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "n_routed_experts",
+        "num_experts_per_tok", "moe_intermediate_size", "routed_scaling_factor",
+    ),
+    renames=_UNWRAPPED,
+)  # fmt: skip
+_NEMOTRON_H = Family(
+    "nemotron_h",
+    required=("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", *_MAMBA),
+    renames=((r"^(model\.)?language_model\.", ""),),
+)
+_NEMOTRON_H_WRAPPED = _NEMOTRON_H._replace(text="llm_config", flat=_NEMOTRON_H, unwrapped=True)
+_GLIMMER = Family("muse_glimmer", required=(*_HEADS, "num_key_value_heads", "head_dim"), renames=_UNWRAPPED)
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": _LLAMA,
@@ -81,19 +164,44 @@ FAMILIES: dict[str, Family] = {
         "gemma3",
         text="text_config",
         required=_SIZES,
-        renames=_GEMMA3_WRAPPED,
-        head="language_model.lm_head.weight",
+        renames=_WRAPPED,
+        head=_WRAPPED_HEAD,
         context_default=131072,
         adapt=_adapt_gemma3,
     ),
+    "Gemma4ForCausalLM": _GEMMA4,
+    "Gemma4ForConditionalGeneration": _GEMMA4,
+    "Gemma4UnifiedForCausalLM": _GEMMA4,
+    "Gemma4UnifiedForConditionalGeneration": _GEMMA4,
+    "gemma4_unified": _GEMMA4,
+    "Qwen3_5ForCausalLM": _QWEN3_5,
+    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "Qwen3_5MoeForCausalLM": _QWEN3_5_MOE,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5_MOE,
+    "Qwen3NextForCausalLM": _QWEN3_NEXT,
+    "Qwen3NextForConditionalGeneration": _QWEN3_NEXT_WRAPPED,
+    "Qwen3NextMoeForCausalLM": _QWEN3_NEXT,
+    "Qwen3NextMoeForConditionalGeneration": _QWEN3_NEXT_WRAPPED,
+    "Glm4MoeLiteForCausalLM": _GLM4_MOE_LITE,
+    "GLM4MoeLite": _GLM4_MOE_LITE,
+    "LagunaForCausalLM": Family(
+        "laguna", required=(*_HEADS, *_EXPERTS), defaults={"head_dim": 128}, renames=_UNWRAPPED
+    ),
+    "NemotronHForCausalLM": _NEMOTRON_H,
+    "NemotronH_Nano_VL_V2": _NEMOTRON_H_WRAPPED,
+    "NemotronH_Nano_Omni_Reasoning_V3": _NEMOTRON_H_WRAPPED,
+    "MuseGlimmerForConditionalGeneration": _GLIMMER._replace(text="text_config", flat=_GLIMMER, unwrapped=True),
 }
 
-_MODULES = {
+MODULES = {
     "mistral": "llama", "xverse": "llama", "iquestcoder": "llama", "llava": "mistral3", "phi-msft": "phixtral",
     "falcon_mamba": "mamba", "joyai_llm_flash": "deepseek_v3", "kimi_k2": "deepseek_v3", "qwen2_5_vl": "qwen2_vl",
     "minimax_m2": "minimax", "gemma4_unified": "gemma4", "deepseek_v41_text": "deepseek_v41",
 }  # fmt: skip
 """`model_type` -> mlx-lm module, where the names differ."""
+
+METAL_ONLY = frozenset({"bitnet", "muse_spark"})
+"""Modules whose kernels exist for Metal alone."""
 
 
 def architecture_of(config: Config, *, from_store: bool) -> str:
@@ -106,7 +214,7 @@ def architecture_of(config: Config, *, from_store: bool) -> str:
     model_type = config.get("model_type")
     if from_store or not isinstance(model_type, str):
         raise ModelError("no architectures found in config.json")
-    module = _MODULES.get(model_type, model_type)
+    module = MODULES.get(model_type, model_type)
     return next((name for name, family in FAMILIES.items() if family.module == module), model_type)
 
 
@@ -114,9 +222,9 @@ def family_of(architecture: str, config: Config) -> Family:
     """The row of `architecture`, else the general one for `model_type`. Raises ModelError if mlx-lm has no module."""
     family = FAMILIES.get(architecture)
     if family is not None:
-        return family
+        return family.flat if family.flat is not None and family.text not in config else family
     model_type = config.get("model_type")
-    module = _MODULES.get(model_type, model_type) if isinstance(model_type, str) else ""
+    module = MODULES.get(model_type, model_type) if isinstance(model_type, str) else ""
     if architecture == "BailingMoeV3ForCausalLM" and module == "bailing_hybrid":
         module = "bailing_moe_v3"
     # The name comes from a file: one plain component, so that nothing but a module of mlx_lm.models is ever imported.
@@ -126,23 +234,17 @@ def family_of(architecture: str, config: Config) -> Family:
     return Family(module, text=text)
 
 
-def select_tensors(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def select_tensors(family: Family, config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors that the text model needs, under the names that its module's `sanitize` understands."""
-    if not family.has_row:
-        return dict(tensors)
+    layers = config.get("num_hidden_layers")
     chosen: dict[str, Tensor] = {}
     for tensor in tensors.values():
-        if _DROPPED.match(tensor.name):
+        layer = _LAYER.match(tensor.name)
+        beyond = layer is not None and type(layers) is int and int(layer[1]) >= layers  # multi-token prediction
+        if beyond or _UNNEEDED.match(tensor.name):
             continue
-        name = _renamed(family, tensor.name)
+        name = family.renamed(tensor.name)
         if name in chosen:
             raise ModelError(f"tensor {name} is in the model twice: {chosen[name].weight.file}, {tensor.weight.file}")
         chosen[name] = tensor._replace(name=name)
     return chosen
-
-
-def _renamed(family: Family, name: str) -> str:
-    for old, new in family.renames:
-        if name.startswith(old):
-            return new + name.removeprefix(old)
-    return name

@@ -7,8 +7,11 @@ import itertools
 import json
 import math
 import os
+import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
@@ -17,6 +20,8 @@ from runner.errors import ModelError
 _LENGTH_BYTES = 8
 _LONGEST_HEADER_BYTES = 100_000_000
 """The format's own limit; it also bounds the memory that a hostile file can ask for."""
+_LARGEST_SIZE = 2**31 - 1
+"""Of one dimension, to MLX."""
 
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
@@ -45,11 +50,8 @@ def read_header(path: Path, *, size_bytes: int | None = None) -> dict[str, Entry
 
     `size_bytes` is the size that the manifest promises. Raises ModelError that names the file, the key and the fault.
     """
-    try:
-        with path.open("rb") as file:
-            found_bytes = os.fstat(file.fileno()).st_size
-            if size_bytes is not None and found_bytes != size_bytes:
-                raise ModelError(f"{path}: size mismatch: want {size_bytes} bytes, found {found_bytes}; pull it again")
+    with open_file(path, size_bytes) as (file, found_bytes):
+        try:
             prefix = file.read(_LENGTH_BYTES)
             if len(prefix) < _LENGTH_BYTES:
                 raise ModelError(f"{path}: not a safetensors file: {found_bytes} bytes are too few for a header")
@@ -57,9 +59,32 @@ def read_header(path: Path, *, size_bytes: int | None = None) -> dict[str, Entry
             if length > min(found_bytes - _LENGTH_BYTES, _LONGEST_HEADER_BYTES):
                 raise ModelError(f"{path}: header of {length} bytes does not fit a file of {found_bytes} bytes")
             text = file.read(length)
-    except OSError as error:
-        raise ModelError(f"open {path}: {reason(error)}") from error
+        except OSError as error:
+            raise ModelError(f"read {path}: {reason(error)}") from error
     return _checked(path, _parsed(path, text), found_bytes - _LENGTH_BYTES - length)
+
+
+@contextmanager
+def open_file(path: Path, size_bytes: int | None = None) -> Iterator[tuple[BufferedReader, int]]:
+    """The file and its size in bytes, which must be `size_bytes` where a manifest promises that.
+
+    Raises ModelError for what cannot be opened, and for pipes and devices, which would be waited for.
+    """
+    advice = "" if size_bytes is None else "; pull or create the model again"
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise ModelError(f"open {path}: not a regular file{advice}")
+        file = path.open("rb")
+    except OSError as error:
+        raise ModelError(
+            f"open {path}: {reason(error)}{'' if isinstance(error, PermissionError) else advice}"
+        ) from error
+    with file:
+        found_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes is not None and found_bytes != size_bytes:
+            raise ModelError(f"{path}: size mismatch: want {size_bytes} bytes, found {found_bytes}{advice}")
+        yield file, found_bytes
 
 
 def reason(error: OSError) -> str:
@@ -94,9 +119,9 @@ def _checked(path: Path, header: Mapping[str, object], data_bytes: int) -> dict[
         dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
         if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
             raise ModelError(f"{where}: dtype {dtype!r} is not supported")
-        if not _are_sizes(shape):
+        if not _are_sizes(shape, _LARGEST_SIZE):
             raise ModelError(f"{where}: shape {shape!r} is not a list of sizes")
-        if not _are_sizes(offsets) or len(offsets) != 2:
+        if not _are_sizes(offsets, 2**63 - 1) or len(offsets) != 2:
             raise ModelError(f"{where}: data_offsets {offsets!r} are not two positions")
         entries[key] = entry = Entry(path, key, dtype, tuple(shape))
         start, stop = offsets
@@ -113,5 +138,5 @@ def _checked(path: Path, header: Mapping[str, object], data_bytes: int) -> dict[
     return entries
 
 
-def _are_sizes(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
+def _are_sizes(value: object, most: int) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item <= most for item in value)

@@ -2,11 +2,13 @@
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import ModelError
+from runner.model.header import reason
 
 DEFAULT_HOST = "registry.ollama.ai"
 DEFAULT_NAMESPACE = "library"
@@ -59,20 +61,36 @@ def manifest_path(models_dir: Path, name: ModelName) -> Path:
 
 
 def find_manifest(models_dir: Path, name: ModelName) -> Path | None:
-    """The manifest of `name`: the exact spelling first, then any spelling that differs in case only."""
+    """The manifest of `name`: the exact spelling first, then any spelling that differs in case only.
+
+    Raises ModelError if it is closed to this user.
+    """
     exact = manifest_path(models_dir, name)
     try:
-        if exact.is_file():
+        if stat.S_ISREG(exact.stat().st_mode):
             return exact
-        return next(
-            (path for path in _manifests(models_dir) if ModelName(*path.parts[-4:]).folded == name.folded), None
-        )
+    except (FileNotFoundError, NotADirectoryError):
+        pass
     except OSError as error:
-        raise ModelError(f"read manifest: open {exact}: {os.strerror(error.errno or 0).lower()}") from error
+        raise ModelError(f"read manifest: open {exact}: {reason(error)}") from error
+    return next((path for found, path in _manifests(models_dir) if found.folded == name.folded), None)
 
 
-def _manifests(models_dir: Path) -> Iterator[Path]:
-    """Every manifest at the right depth under a name that is one; `.DS_Store` and stray files are neither."""
+def no_manifest(models_dir: Path, name: ModelName) -> ModelError:
+    """What to say of a model that is not there: Go's words, then what may help."""
+    tags = [found.tag for found, _ in _manifests(models_dir) if found.folded[:-1] == name.folded[:-1]]
+    if tags:
+        advice = f"its tags are {', '.join(tags)}"
+    elif os.path.isdir(models_dir / "manifests"):  # noqa: PTH112 - Path.is_dir raises for a closed directory
+        advice = "`ollama list` names the models that are there, --models-dir another store"
+    else:
+        advice = f"{models_dir} holds no models: --models-dir names the store"
+    return ModelError(f"read manifest: open {manifest_path(models_dir, name)}: no such file or directory ({advice})")
+
+
+def _manifests(models_dir: Path) -> Iterator[tuple[ModelName, Path]]:
+    """Every manifest at the right depth under a name that is one; `.DS_Store`, stray and closed files are not."""
     for path in sorted((models_dir / "manifests").glob("*/*/*/*")):
-        if ModelName(*path.parts[-4:]).is_valid() and path.is_file():
-            yield path
+        name = ModelName(*path.parts[-4:])
+        if name.is_valid() and os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a closed directory
+            yield name, path

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import ModelError
-from runner.model.checkpoint import Checkpoint, Tensor
-from runner.model.config import context_length, module_config, read_config, vocabulary_size
+from runner.model.checkpoint import Checkpoint, Report, Tensor, refuse
+from runner.model.config import context_length, is_tied, module_config, read_config, text_config, vocabulary_size
 from runner.model.directory import open_directory
 from runner.model.families import Config, Family, architecture_of, family_of, select_tensors
 from runner.model.name import find_manifest, parse_name
 from runner.model.quantization import check_companions
 from runner.model.store import open_store
 
-_TOKENIZER = "tokenizer.json"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
 
 class OpenedModel(NamedTuple):
@@ -34,6 +34,8 @@ class OpenedModel(NamedTuple):
     """In tokens; 0 if the model does not say."""
     vocab_size: int
     checkpoint: Checkpoint
+    lost: frozenset[str] = frozenset()
+    """Tensors that belong to the model and were reported as unreadable, by the names of `tensors`."""
 
     @property
     def total_bytes(self) -> int:
@@ -50,20 +52,29 @@ def open_model(model: str, models_dir: Path) -> OpenedModel:
 
     Needs no MLX and reads no weights, so it takes milliseconds. Raises ModelError for whatever is missing or broken.
     """
-    checkpoint = _find(model, models_dir)
+    return open_checkpoint(find_checkpoint(model, models_dir))
+
+
+def open_checkpoint(checkpoint: Checkpoint, report: Report = refuse) -> OpenedModel:
+    """What a checkpoint means. Raises ModelError; faults that leave something to go on with are reported."""
     config = read_config(checkpoint)
     architecture = architecture_of(config, from_store=checkpoint.from_store)
     family = family_of(architecture, config)
-    if _TOKENIZER not in checkpoint.files:
-        raise ModelError(f"load tokenizer config: {checkpoint.missing_file.format(_TOKENIZER)}")
-    tensors = select_tensors(family, checkpoint.tensors)
-    for tensor in tensors.values():
-        check_companions(tensor)
-    mended = module_config(config, family, tensors, from_store=checkpoint.from_store)
-    if family.has_row and _is_tied(mended, family):
+    if checkpoint.from_store and checkpoint.files.keys().isdisjoint(_TOKENIZERS):
+        report(ModelError(f"load tokenizer config: {checkpoint.missing_file.format(_TOKENIZERS[0])}"))
+    tensors = select_tensors(family, text_config(config, family), checkpoint.tensors)
+    lost = select_tensors(family, text_config(config, family), checkpoint.lost)
+    for name, tensor in list(tensors.items()):
+        try:
+            check_companions(tensor)
+        except ModelError as error:
+            report(error)
+            lost[name] = tensors.pop(name)
+    mended = module_config(config, family, {**lost, **tensors})
+    if family.has_row and is_tied(mended, family):
         tensors.pop(family.head, None)
     return OpenedModel(
-        name=model,
+        name=checkpoint.name,
         architecture=architecture,
         family=family,
         config=config,
@@ -72,16 +83,18 @@ def open_model(model: str, models_dir: Path) -> OpenedModel:
         context_length=context_length(config, family),
         vocab_size=vocabulary_size(mended, family, tensors),
         checkpoint=checkpoint,
+        lost=frozenset(lost),
     )
 
 
-def _find(model: str, models_dir: Path) -> Checkpoint:
+def find_checkpoint(model: str, models_dir: Path, report: Report = refuse) -> Checkpoint:
     """A path if it looks like one; else a name; else a directory of that name, if there is one."""
     if model.startswith(("/", ".", "~")) or Path(model).is_absolute():
-        return open_directory(Path(model).expanduser(), model)
+        # Path.expanduser raises where there is no such user.
+        return open_directory(Path(os.path.expanduser(model)), model, report)  # noqa: PTH111
     if os.path.isdir(model) and not _is_stored(model, models_dir):  # noqa: PTH112 - Path.is_dir raises for long names
-        return open_directory(Path(model), model)
-    return open_store(model, models_dir)
+        return open_directory(Path(model), model, report)
+    return open_store(model, models_dir, report)
 
 
 def _is_stored(model: str, models_dir: Path) -> bool:
@@ -89,8 +102,3 @@ def _is_stored(model: str, models_dir: Path) -> bool:
         return find_manifest(models_dir, parse_name(model)) is not None
     except ModelError:
         return False
-
-
-def _is_tied(config: Config, family: Family) -> bool:
-    text = config.get(family.text) if family.text else config
-    return isinstance(text, dict) and text.get("tie_word_embeddings") is True

@@ -3,6 +3,7 @@
 Metadata is wrong or absent in real stores (store.md, 2.4); the shapes cannot be: the module knows its input width.
 """
 
+import math
 from typing import NamedTuple
 
 from runner.errors import ModelError
@@ -36,6 +37,13 @@ def packing(in_dims: int, words: int, groups: int, *, byte_scales: bool) -> Pack
     return Packing(bits, group_size, "affine") if legal else None
 
 
+def packings(words: int, groups: int, *, byte_scales: bool) -> list[Packing]:
+    """Every packing that a row of so many words and scales may have, whatever its width."""
+    widths = {words * WORD_BITS // bits for bits in AFFINE_BITS}
+    found = (packing(width, words, groups, byte_scales=byte_scales) for width in sorted(widths))
+    return [one for one in found if one is not None]
+
+
 def check_companions(tensor: Tensor) -> None:
     """Raises ModelError unless words, scales and biases can belong together for at least one input width."""
     words, scale, bias = tensor.weight, tensor.scale, tensor.bias
@@ -48,9 +56,8 @@ def check_companions(tensor: Tensor) -> None:
         raise ModelError(f"{where}: scales of dtype {scale.dtype}, want U8, F16, BF16 or F32")
     if scale.shape[:-1] != words.shape[:-1]:
         raise ModelError(f"{where}: want scales {[*words.shape[:-1], 'groups']}, found {list(scale.shape)}")
-    widths = {words.shape[-1] * WORD_BITS // bits for bits in AFFINE_BITS}
     byte_scales = scale.dtype == "U8"
-    if not any(packing(width, words.shape[-1], scale.shape[-1], byte_scales=byte_scales) for width in widths):
+    if not packings(words.shape[-1], scale.shape[-1], byte_scales=byte_scales):
         raise ModelError(
             f"{where}: {words.shape[-1]} words and {scale.shape[-1]} {scale.dtype} scales a row fit no quantization"
         )
@@ -59,5 +66,7 @@ def check_companions(tensor: Tensor) -> None:
     if not byte_scales and (bias is None or (bias.dtype, bias.shape) != (scale.dtype, scale.shape)):
         found = f"{bias.dtype} {list(bias.shape)}" if bias else "none"
         raise ModelError(f"{where}: want quantization biases {scale.dtype} {list(scale.shape)}, found {found}")
-    if tensor.global_scale is not None and tensor.global_scale.shape not in ((), (1,)):
-        raise ModelError(f"{where}: want one global scale, found shape {list(tensor.global_scale.shape)}")
+    factor = tensor.global_scale
+    counts = {1, words.shape[0]} if len(words.shape) > 2 else {1}
+    if factor is not None and (factor.dtype != "F32" or math.prod(factor.shape) not in counts or not byte_scales):
+        raise ModelError(f"{where}: want one F32 global scale, found {factor.dtype} {list(factor.shape)}")

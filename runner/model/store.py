@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import ModelError
-from runner.model.checkpoint import Checkpoint, File, Tensor, merge
-from runner.model.header import Entry, read_header, reason
-from runner.model.name import find_manifest, manifest_path, parse_name
+from runner.model.checkpoint import Checkpoint, File, Report, Tensor, merge, refuse, stand_in
+from runner.model.header import Entry, read_header
+from runner.model.name import find_manifest, no_manifest, parse_name
 
 _TENSOR = "application/vnd.ollama.image.tensor"
 _JSON = "application/vnd.ollama.image.json"
@@ -17,7 +17,6 @@ _MODEL_FORMAT = "safetensors"
 _DIGEST = re.compile(r"sha256[:-][0-9a-fA-F]{64}")
 _DRAFT = ("draft.", "draft/")
 """How everything of a speculative draft model is named; nothing here runs one."""
-_ADVICE = "`ollama list` names the models that are there, --models-dir another store"
 _COMPANIONS = (".scale", ".bias", ".global_scale")
 
 
@@ -27,41 +26,55 @@ class _Layer(NamedTuple):
     blob: Path
     size_bytes: int
 
+    @property
+    def file(self) -> File:
+        return File(self.blob, self.size_bytes)
 
-def open_store(name: str, models_dir: Path) -> Checkpoint:
+    @property
+    def is_draft(self) -> bool:
+        return self.name.startswith(_DRAFT)
+
+
+def open_store(name: str, models_dir: Path, report: Report = refuse) -> Checkpoint:
     """Reads the manifest of `name` and the header of every tensor blob that can matter.
 
-    Raises ModelError: a missing manifest in Go's words, anything else with the path and what is wrong there.
+    Raises ModelError: a missing manifest in Go's words, anything else with the path and what is wrong there. What is
+    wrong with single layers goes to `report`, and they count as lost.
     """
     parsed = parse_name(name)
     path = find_manifest(models_dir, parsed)
     if path is None:
-        where = manifest_path(models_dir, parsed)
-        raise ModelError(f"read manifest: open {where}: no such file or directory ({_ADVICE})")
+        raise no_manifest(models_dir, parsed)
     manifest = _read_manifest(path)
-    layers = [_layer(path, item, models_dir) for item in _layers(path, manifest)]
-    _check_format(name, path, manifest, models_dir)
-    blobs = {layer.blob: layer for layer in layers if layer.media_type == _TENSOR and not layer.name.startswith(_DRAFT)}
-    if not blobs:
+    config = _config_blob(name, path, manifest, models_dir, report)
+    lost: dict[str, Tensor] = {}
+    layers = list(_layers(path, manifest, models_dir, lost, report))
+    tensor_layers = [layer for layer in layers if layer.media_type == _TENSOR]
+    blobs = {layer.blob: layer for layer in tensor_layers if not layer.is_draft}
+    if not blobs and not lost:
         raise ModelError(f"model {name} has no tensor layers (a GGUF model?): {path}")
     files: dict[str, File] = {}
     for layer in layers:
         if layer.media_type == _JSON:
-            files.setdefault(layer.name, File(layer.blob, layer.size_bytes))
+            files.setdefault(layer.name, layer.file)
     return Checkpoint(
         name=name,
+        path=path,
         files=files,
-        tensors=merge(_tensors(layer) for layer in blobs.values()),
+        tensors=merge((_tensors(layer, lost, report) for layer in blobs.values()), report),
         from_store=True,
         missing_file='config "{}" not found in manifest',
+        lost=lost,
+        draft_bytes={layer.name: layer.size_bytes for layer in tensor_layers if layer.is_draft},
+        text_blobs=(*config, *(file for key, file in files.items() if not key.startswith(_DRAFT))),
     )
 
 
 def _read_manifest(path: Path) -> Mapping[str, object]:
     try:
-        manifest = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelError(f"read manifest: open {path}: {reason(error)}") from error
+        manifest = json.loads(File(path).read())
+    except ModelError as error:
+        raise ModelError(f"read manifest: {error}") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"parse manifest: {path}: {error}") from error
     if not isinstance(manifest, dict):
@@ -69,11 +82,21 @@ def _read_manifest(path: Path) -> Mapping[str, object]:
     return manifest
 
 
-def _layers(path: Path, manifest: Mapping[str, object]) -> list[object]:
+def _layers(
+    path: Path, manifest: Mapping[str, object], models_dir: Path, lost: dict[str, Tensor], report: Report
+) -> Iterator[_Layer]:
     layers = manifest.get("layers")
     if not isinstance(layers, list):
         raise ModelError(f"parse manifest: {path}: want a list of layers, found {layers!r}")
-    return layers
+    for item in layers:
+        try:
+            yield _layer(path, item, models_dir)
+        except ModelError as error:
+            if not isinstance(item, dict) or item.get("mediaType") != _TENSOR:
+                raise
+            report(error)
+            name = str(item.get("name"))
+            lost[name] = stand_in(name, path)
 
 
 def _layer(path: Path, item: object, models_dir: Path) -> _Layer:
@@ -89,27 +112,47 @@ def _layer(path: Path, item: object, models_dir: Path) -> _Layer:
     return _Layer(media_type if isinstance(media_type, str) else "", name if isinstance(name, str) else "", blob, size)
 
 
-def _check_format(name: str, path: Path, manifest: Mapping[str, object], models_dir: Path) -> None:
-    """Refuses what the config blob, if there is one, says is no safetensors model."""
+def _config_blob(
+    name: str, path: Path, manifest: Mapping[str, object], models_dir: Path, report: Report
+) -> tuple[File, ...]:
+    """The blob that describes the model to Ollama, if there is one. Refuses what it says is no safetensors model."""
     item = manifest.get("config")
     if item is None:
-        return
-    layer = _layer(path, item, models_dir)
+        return ()
     try:
-        config = json.loads(File(layer.blob, layer.size_bytes).read())
+        layer = _layer(path, item, models_dir)
+        config = _parsed(layer)
+    except ModelError as error:
+        report(error)
+        return ()
+    if config.get("model_format") != _MODEL_FORMAT:
+        raise ModelError(
+            f"model {name} has the format {config.get('model_format')!r}, want {_MODEL_FORMAT!r}"
+            f" (`ollama create --experimental` makes such models): {layer.blob}"
+        )
+    return (layer.file,)
+
+
+def _parsed(layer: _Layer) -> Mapping[str, object]:
+    try:
+        config = json.loads(layer.file.read())
+    except ModelError as error:
+        raise ModelError(f"model config: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"model config {layer.blob}: {error}") from error
-    found = config.get("model_format") if isinstance(config, dict) else None
-    if found != _MODEL_FORMAT:
-        raise ModelError(f"model {name} has the format {found!r}, want {_MODEL_FORMAT!r}: {layer.blob}")
+        raise ModelError(f"model config: {layer.blob}: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"model config: {layer.blob}: want a JSON object, found {type(config).__name__}")
+    return config
 
 
-def _tensors(layer: _Layer) -> Iterator[Tensor]:
+def _tensors(layer: _Layer, lost: dict[str, Tensor], report: Report) -> Iterator[Tensor]:
     """The logical tensors of one blob, found by the names inside it; the layer's own name serves messages only."""
     try:
         entries = read_header(layer.blob, size_bytes=layer.size_bytes)
     except ModelError as error:
-        raise ModelError(f"layer {layer.name}: {error}") from error
+        report(ModelError(f"layer {layer.name}: {error}"))
+        lost[layer.name] = stand_in(layer.name, layer.blob)
+        return
     if "data" in entries:
         raise ModelError(f"layer {layer.name}: {layer.blob}: layout of before Ollama 0.16; create or pull it again")
     for key, entry in entries.items():

@@ -57,7 +57,7 @@ def test_a_missing_manifest_is_told_in_gos_words(tmp_path: Path) -> None:
     path = tmp_path / "manifests/registry.ollama.ai/library/demo/latest"
     with pytest.raises(ModelError) as caught:
         open_model("demo", tmp_path)
-    assert str(caught.value).startswith(f"read manifest: open {path}: no such file or directory (`ollama list` ")
+    assert str(caught.value).startswith(f"read manifest: open {path}: no such file or directory (")
 
 
 def test_a_manifest_must_be_a_file_at_the_right_depth(tmp_path: Path) -> None:
@@ -118,15 +118,64 @@ def test_a_missing_directory_is_named(text: str, tmp_path: Path, monkeypatch: py
         open_model(text, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("stored", "asked"),
+    [
+        ("tiny:latest", "tiny"),
+        ("tiny:latest", "tiny:latest"),
+        ("tiny:latest", "TINY:Latest"),
+        ("tiny:latest", "library/tiny"),
+        ("tiny:latest", "registry.ollama.ai/library/tiny:latest"),
+        ("tiny:latest", "https://registry.ollama.ai/library/tiny"),
+        ("Team/Tiny:Q4_K", "team/tiny:q4_k"),
+        ("hf.co/org/repo-GGUF:Q8_0", "hf.co/org/repo-gguf:q8_0"),
+        ("localhost:5000/team/tiny:latest", "localhost:5000/team/tiny"),
+        ("localhost:5000/team/tiny:v1", "http://localhost:5000/team/tiny:v1"),
+    ],
+)
+def test_a_stored_model_is_found_by_every_spelling_of_its_name(
+    stored: str, asked: str, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    write_store(tmp_path / "my models", stored, checkpoint("llama"))
+    opened = open_model(asked, tmp_path / "my models")
+    assert (opened.name, opened.architecture) == (asked, "LlamaForCausalLM")
+
+
+@pytest.mark.parametrize("asked", ["tiny@sha256:" + "0" * 64, "tiny/", "a/b/c/tiny", "tiny:", "sha256:" + "0" * 64])
+def test_what_is_not_the_name_of_a_stored_model_finds_none(asked: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
+    write_store(tmp_path, "tiny", checkpoint("llama"))
+    with pytest.raises(ModelError, match=r"^read manifest: "):
+        open_model(asked, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["models/mine", "models/mine/", "models//mine", "../here/models/mine"])
+def test_a_relative_path_opens_the_directory_that_is_there(
+    text: str, checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "models").mkdir(parents=True)
+    (tmp_path / "here" / "models" / "mine").symlink_to(checkpoint("llama"))
+    monkeypatch.chdir(tmp_path / "here")
+    assert not open_model(text, tmp_path).checkpoint.from_store
+
+
+def test_the_home_of_a_user_who_does_not_exist_is_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"^open ~nobody-of-this-name/model: no such file or directory$"):
+        open_model("~nobody-of-this-name/model", tmp_path)
+
+
 def test_a_very_long_word_is_no_directory_and_no_name(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="read manifest: invalid model name"):
         open_model("x" * 300, tmp_path)
 
 
 def test_a_store_that_is_closed_to_us_is_told_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> bool:
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+    stat = Path.stat
 
-    monkeypatch.setattr(Path, "is_file", refuse)
+    def refuse(path: Path, **options: bool) -> os.stat_result:
+        if path.name == "latest":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
     with pytest.raises(ModelError, match=r"^read manifest: open .*latest: permission denied$"):
         open_model("demo", tmp_path)

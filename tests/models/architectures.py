@@ -79,10 +79,18 @@ def config(name: str) -> Values:
 
 
 def build(name: str) -> Tiny:
-    """The model of an architecture, the same weights every time, scaled so that the context decides the next token.
+    """The model of an architecture with its layer caches, its logits cut to the vocabulary of the others.
 
-    Raises ValueError for a model that is not tiny, and whatever the architecture itself raises. Two of those in
-    `unserved` are built, and raise in their forward.
+    Raises what `make_module` does. Two of those in `unserved` are built, and raise in their forward.
+    """
+    model = make_module(name)
+    return Tiny(name, _Cut(model), lambda: list(make_prompt_cache(model)), _TOLERANCES.get(name, _TOLERANCE))
+
+
+def make_module(name: str) -> Module:
+    """mlx-lm's module, the same weights every time, scaled so that the context decides the next token.
+
+    Raises ValueError for a model that is not tiny, and whatever the architecture itself raises.
     """
     module = _module(name)
     model = module.Model(module.ModelArgs.from_dict(config(name)))
@@ -94,7 +102,7 @@ def build(name: str) -> Tiny:
     model.update(tree_map_with_path(_weight, model.parameters()))
     model.eval()
     mx.eval(model.parameters())
-    return Tiny(name, _Cut(model), lambda: list(make_prompt_cache(model)), _TOLERANCES.get(name, _TOLERANCE))
+    return cast("Module", model)
 
 
 class _Cut:

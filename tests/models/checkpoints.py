@@ -35,7 +35,7 @@ GEMMA_WINDOW = 32
 CHUNK = 32
 """Attention chunk of the Llama 4 model, in tokens."""
 
-_COMMON: dict[str, object] = {
+COMMON: dict[str, object] = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -47,8 +47,10 @@ _COMMON: dict[str, object] = {
     "max_position_embeddings": 4096,
     "rope_theta": 10000.0,
 }
+"""What the config of a small decoder says."""
+
 _GEMMA3: dict[str, object] = {
-    **_COMMON,
+    **COMMON,
     "model_type": "gemma3_text",
     "num_hidden_layers": 4,
     "rms_norm_eps": 1e-6,
@@ -61,7 +63,7 @@ _GEMMA3: dict[str, object] = {
 
 CONFIGS: dict[Kind, dict[str, object]] = {
     "llama": {
-        **_COMMON,
+        **COMMON,
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "tie_word_embeddings": False,
@@ -71,7 +73,7 @@ CONFIGS: dict[Kind, dict[str, object]] = {
         },
     },
     "qwen3": {
-        **_COMMON,
+        **COMMON,
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "tie_word_embeddings": True,
@@ -106,7 +108,7 @@ CONFIGS: dict[Kind, dict[str, object]] = {
         "max_position_embeddings": 4096,
     },
     "qwen3_next": {
-        **_COMMON,
+        **COMMON,
         "architectures": ["Qwen3NextForCausalLM"],
         "model_type": "qwen3_next",
         "num_hidden_layers": 4,
@@ -127,7 +129,7 @@ CONFIGS: dict[Kind, dict[str, object]] = {
         "tie_word_embeddings": False,
     },
     "falcon_h1": {
-        **_COMMON,
+        **COMMON,
         "architectures": ["FalconH1ForCausalLM"],
         "model_type": "falcon_h1",
         "mamba_d_head": 16,
@@ -138,7 +140,7 @@ CONFIGS: dict[Kind, dict[str, object]] = {
         "tie_word_embeddings": False,
     },
     "deepseek_v3": {
-        **_COMMON,
+        **COMMON,
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
         "num_key_value_heads": 4,
@@ -159,7 +161,7 @@ CONFIGS: dict[Kind, dict[str, object]] = {
         "architectures": ["Llama4ForConditionalGeneration"],
         "model_type": "llama4",
         "text_config": {
-            **_COMMON,
+            **COMMON,
             "model_type": "llama4_text",
             "num_hidden_layers": 4,
             "attention_bias": False,
@@ -236,7 +238,8 @@ def make_weights(config: Mapping[str, object], seed: int, dtype: Dtype) -> dict[
     module = classes.Model(classes.ModelArgs.from_dict(_with_tagged_floats(copy.deepcopy(dict(config)))))
     weights = {}
     for name, array in cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())):
-        noisy = array + 0.1 * mx.random.normal(array.shape) if array.ndim == 1 else array
+        flat = array.ndim == 1 or (array == array.flatten()[0]).all()
+        noisy = array + 0.1 * mx.random.normal(array.shape) if flat else array
         weights[name] = noisy.astype(getattr(mx, dtype)) if mx.issubdtype(array.dtype, mx.floating) else array
     mx.eval(weights)
     return weights
@@ -256,16 +259,23 @@ def write_checkpoint(
     `overrides` change top-level config entries before the weights are made. Experts run on the CPU in float32 only, so
     leave `dtype` for models that have them. `shards` > 1 writes `model-00001-of-..` files and their index.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     config = config_of(kind, overrides)
     config["torch_dtype"] = dtype
+    return write_directory(directory, config, make_weights(config, seed, dtype), shards)
+
+
+def write_directory(
+    directory: Path, config: Mapping[str, object], weights: Mapping[str, mx.array], shards: int = 1
+) -> Path:
+    """Writes a model with `TOKENIZER` into `directory` (made if absent) and returns it."""
+    directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     (directory / "generation_config.json").write_text(json.dumps({"bos_token_id": BOS, "eos_token_id": [EOS]}))
     (directory / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|bos|>", "eos_token": "<|eos|>"})
     )
     write_tokenizer(directory, TOKENIZER)
-    write_weights(directory, make_weights(config, seed, dtype), shards)
+    write_weights(directory, weights, shards)
     return directory
 
 

@@ -1,0 +1,77 @@
+"""A check of every parameter: what a module wants against what a model holds."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+import mlx.core as mx
+
+from runner.errors import ModelError
+from runner.model.checkpoint import FaultsError
+from runner.model.opened import OpenedModel
+
+_LISTED = 6
+"""How many tensors a message names before it only counts them."""
+_BLOCK = re.compile(r"(?:.+\.)?layers\.\d+\.")
+
+
+def check_parameters(opened: OpenedModel, wanted: Mapping[str, mx.array], found: Mapping[str, mx.array]) -> None:
+    """Compares names, shapes and kinds of type. Raises FaultsError: what is missing, then what else differs."""
+    faults = []
+    missing = _unexplained(wanted.keys() - found.keys(), opened.lost)
+    if missing:
+        faults.append(f"{opened.name} lacks {len(missing)} tensors: {_listed(missing)}{_advice(opened)}")
+    extra = sorted(found.keys() - wanted.keys())
+    if extra:
+        faults.append(
+            f"{opened.name} holds {len(extra)} tensors that mlx_lm.models.{opened.family.module} does not know: "
+            f"{_listed(extra)}{_advice(opened)}"
+        )
+    told: set[str] = set()
+    for name, want in wanted.items():
+        have, path = found.get(name, want), name.rpartition(".")[0]
+        if have.shape != want.shape:
+            if path in told and name.endswith((".scales", ".biases")):
+                continue  # they belong to words of the wrong shape
+            told.add(path)
+            faults.append(f"{place(opened, name)}: want shape {list(want.shape)}, found {list(have.shape)}")
+        elif _is_float(have) != _is_float(want):
+            what = "a floating-point type" if _is_float(want) else str(want.dtype).removeprefix("mlx.core.")
+            faults.append(f"{place(opened, name)}: want {what}, found {str(have.dtype).removeprefix('mlx.core.')}")
+    if faults:
+        raise FaultsError([ModelError(fault) for fault in faults])
+
+
+def _unexplained(missing: Iterable[str], lost: Iterable[str]) -> list[str]:
+    """Those of the missing parameters that no lost tensor stands for, whatever `sanitize` would have called it."""
+    left = set(missing)
+    for name in lost:
+        stem = name.removesuffix(".weight")
+        explained = {each for each in left if each == name or each.startswith(f"{stem}.")}
+        if not explained:
+            match = _BLOCK.match(name)
+            explained = {each for each in left if each.startswith(match[0] if match else "")}
+        left -= explained
+    return sorted(left)
+
+
+def _advice(opened: OpenedModel) -> str:
+    """What to do about a directory in a packing that is neither MLX's nor one that its module unpacks."""
+    declared = opened.config.get("quantization_config")
+    method = declared.get("quant_method") if isinstance(declared, dict) else None
+    return f" (its packing is {method!r}: convert it with mlx_lm.convert)" if method else ""
+
+
+def _is_float(array: mx.array) -> bool:
+    return bool(mx.issubdtype(array.dtype, mx.floating))
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:_LISTED])
+    return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED} more"
+
+
+def place(opened: OpenedModel, name: str) -> str:
+    """The tensor called `name` with its file, where `sanitize` left the name alone."""
+    stem, _, last = name.rpartition(".")
+    tensor = opened.tensors.get(name) or opened.tensors.get(f"{stem}.weight" if last in ("scales", "biases") else "")
+    return f"tensor {name}" if tensor is None else f"{tensor.weight.file}: tensor {name}"

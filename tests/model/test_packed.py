@@ -1,0 +1,129 @@
+"""Packed tensors through `sanitize` methods that rename, stack and split, and through some that do more."""
+
+from collections.abc import Callable, Mapping
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.base import Module
+
+from runner.errors import ModelError
+from runner.model.experts import View, Weights
+from runner.model.packed import Arrays, Recipe, find_recipe, through
+from runner.model.quantization import Packing
+
+Change = Callable[[Weights], Weights]
+SHAPES = {"int4": (64, 4, "affine"), "int8": (32, 8, "affine"), "nvfp4": (16, 4, "nvfp4"), "mxfp8": (32, 8, "mxfp8")}
+
+
+def packed(rows: int, columns: int, kind: str, seed: int = 0) -> Arrays:
+    group_size, bits, mode = SHAPES[kind]
+    weight = mx.random.normal((rows, columns), key=mx.random.key(seed))
+    return Arrays(*mx.quantize(weight, group_size, bits, mode=mode))
+
+
+def found(
+    arrays: dict[str, Arrays], change: Change, parameters: Mapping[str, tuple[int, ...]]
+) -> tuple[Recipe, Weights]:
+    """The recipe for a module of `parameters`, and what it makes."""
+
+    def sanitize(weights: Weights, view: View) -> tuple[Module, Weights]:
+        return Module(), change(dict(weights))
+
+    recipe = find_recipe(sanitize, arrays, ["as stored"], lambda _: {k: mx.zeros(s) for k, s in parameters.items()})
+    return recipe, through(sanitize, arrays, recipe)[1]
+
+
+def dense(arrays: Arrays, kind: str) -> mx.array:
+    return arrays.unpacked(Packing(SHAPES[kind][1], SHAPES[kind][0], SHAPES[kind][2]))
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_what_is_renamed_stacked_and_split_stays_packed(kind: str) -> None:
+    """Like HunYuan's fused projections and everyone's experts."""
+
+    def change(weights: Weights) -> Weights:
+        first, second = mx.split(weights["fused.weight"], 2, axis=0)
+        return {"a.weight": first, "b.weight": mx.stack([second, second + 0 if second.ndim == 1 else second])}
+
+    item = packed(64, 128, kind)
+    recipe, weights = found({"fused.weight": item}, change, {"a.weight": (32, 128), "b.weight": (2, 32, 128)})
+    assert recipe.unpacked == {}
+    assert item.scale is not None
+    assert mx.array_equal(weights["a.weight"], item.weight[:32])
+    assert mx.array_equal(weights["a.scales"], item.scale[:32])
+    assert mx.array_equal(weights["b.scales"][1], item.scale[32:])
+    assert ("a.biases" in weights) == ("b.biases" in weights) == (kind in ("int4", "int8"))
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize(
+    ("change", "shape"),
+    [
+        (lambda w: {"k.weight": w["kv.weight"].reshape(4, 16, -1).swapaxes(-1, -2)}, (4, 128, 16)),
+        (lambda w: {"k.weight": w["kv.weight"].T}, (128, 64)),
+        (lambda w: {"k.weight": w["kv.weight"] * mx.array(0.5)}, (64, 128)),
+    ],
+)
+def test_what_changes_the_packed_axis_is_unpacked_before(kind: str, change: Change, shape: tuple[int, ...]) -> None:
+    """Multi-head latent attention, GPT-2 and Falcon-H1. `4 bits, 64` and `8 bits, 32` have the same columns."""
+    item = packed(64, 128, kind)
+    recipe, weights = found({"kv.weight": item}, change, {"k.weight": shape})
+    assert list(recipe.unpacked) == ["kv.weight"]
+    assert weights.keys() == {"k.weight"}
+    assert mx.array_equal(weights["k.weight"], change({"kv.weight": dense(item, kind)})["k.weight"])
+
+
+def test_only_what_must_be_is_unpacked_and_each_as_it_was_packed() -> None:
+    kinds = {"layers.0": "int4", "layers.1": "int8", "layers.2": "mxfp8"}
+    arrays = {f"{layer}.kv.weight": packed(64, 128, kind) for layer, kind in kinds.items()}
+    arrays |= {f"{layer}.o.weight": packed(64, 128, kind, 1) for layer, kind in kinds.items()}
+
+    def change(weights: Weights) -> Weights:
+        return {name: array.T if ".kv." in name else array for name, array in weights.items()}
+
+    wanted = {name: (128, 64) if ".kv." in name else (64, 128) for name in arrays}
+    recipe, weights = found(arrays, change, wanted)
+    assert {name: packing.bits for name, packing in recipe.unpacked.items()} == {
+        "layers.0.kv.weight": 4, "layers.1.kv.weight": 8, "layers.2.kv.weight": 8,
+    }  # fmt: skip
+    for layer, kind in kinds.items():
+        assert mx.array_equal(weights[f"{layer}.kv.weight"], dense(arrays[f"{layer}.kv.weight"], kind).T)
+        assert f"{layer}.o.scales" in weights
+
+
+def test_the_global_scale_follows_its_rows() -> None:
+    """Two experts, each with its own; a projection without one has none afterwards."""
+    items = [packed(32, 64, "nvfp4", seed)._replace(global_scale=mx.array(2.0**seed)) for seed in (1, 2)]
+    arrays = {"e.0.weight": items[0], "e.1.weight": items[1], "o.weight": packed(32, 64, "nvfp4")}
+
+    def change(weights: Weights) -> Weights:
+        return {"e.weight": mx.stack([weights["e.0.weight"], weights["e.1.weight"]]), "o.weight": weights["o.weight"]}
+
+    _, weights = found(arrays, change, {"e.weight": (2, 32, 64), "o.weight": (32, 64)})
+    assert weights["e.global_scale"].tolist() == [[2.0] * 32, [4.0] * 32]
+    assert "o.global_scale" not in weights
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 1), (2, 1, 1), (2, 32)])
+def test_a_stack_has_a_global_scale_for_each_expert_or_row(shape: tuple[int, ...]) -> None:
+    """Ollama stacked the factors too, before 0.31."""
+    parts = mx.quantize(mx.random.normal((2, 32, 64)), mode="nvfp4")
+    factors = mx.broadcast_to(mx.array([2.0, 4.0]).reshape(2, *[1] * (len(shape) - 1)), shape)
+    _, weights = found({"e.weight": Arrays(*parts, global_scale=factors)}, dict, {"e.weight": (2, 32, 64)})
+    assert weights["e.global_scale"].tolist() == [[2.0] * 32, [4.0] * 32]
+
+
+def test_an_unpacked_tensor_takes_its_global_scale_along() -> None:
+    item = packed(32, 64, "nvfp4")
+    arrays = {"w.weight": item._replace(global_scale=mx.array([3.0]))}
+    _, weights = found(arrays, lambda w: {"w.weight": w["w.weight"].T}, {"w.weight": (64, 32)})
+    expected = (dense(item, "nvfp4").astype(mx.float32) * 3).astype(mx.bfloat16)
+    assert mx.array_equal(weights["w.weight"], expected.T)
+
+
+def test_a_method_that_takes_words_but_not_their_scales_is_told() -> None:
+    def change(weights: Weights) -> Weights:
+        return weights if weights["w.weight"].dtype == mx.uint32 else {}
+
+    with pytest.raises(ModelError, match=r"packed tensors cannot be taken: w\.weight"):
+        found({"w.weight": packed(32, 64, "mxfp8")}, change, {"w.weight": (32, 64)})
