@@ -3,6 +3,7 @@
 import msgspec
 
 from runner.cache import CACHE_KINDS
+from runner.settings import DEFAULT_CONTEXT_TOKENS
 
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
@@ -12,6 +13,8 @@ class Flag(msgspec.Struct, frozen=True, kw_only=True):
     metavar: str = ""
     default: str | None = None
     choices: tuple[str, ...] = ()
+    is_switch: bool = False
+    """Whether the flag alone means `on`."""
     help: str
     group: str
 
@@ -20,12 +23,12 @@ class Flag(msgspec.Struct, frozen=True, kw_only=True):
         """The environment variable that sets the same thing when the flag is absent."""
         return "MLX_RUNNER_" + self.name.upper().replace("-", "_")
 
-    @property
-    def is_switch(self) -> bool:
-        """Whether the flag takes no value."""
-        return not self.metavar
+
+def _switch(group: str, name: str, meaning: str) -> Flag:
+    return Flag(group=group, name=name, metavar="on|off", default="off", choices=ON_OFF, is_switch=True, help=meaning)
 
 
+ON_OFF = ("on", "off")
 MODEL, CACHE, COMPUTE, PROCESS = "model", "prefix cache", "computing", "process"
 
 FLAGS = (
@@ -42,6 +45,19 @@ FLAGS = (
         help="the Ollama store; default: $OLLAMA_MODELS, else ~/.ollama/models, else that of a Linux service",
     ),
     Flag(
+        group=MODEL,
+        name="context",
+        metavar="TOKENS",
+        help="the most that prompt and answer may have together, and the length that hosts are told; default: the"
+        f" model's own length, which cannot be exceeded, or {DEFAULT_CONTEXT_TOKENS} where its config.json names none",
+    ),
+    _switch(
+        MODEL,
+        "verify",
+        "compare the SHA-256 of every blob of the store with its name before loading: a second or two a gigabyte; sizes"
+        " are always compared",
+    ),
+    Flag(
         group=PROCESS,
         name="port",
         metavar="N",
@@ -52,7 +68,7 @@ FLAGS = (
         group=PROCESS,
         name="watch-parent",
         metavar="on|off",
-        choices=("on", "off"),
+        choices=ON_OFF,
         help="exit when the process that started this one is gone; default: on when started as a host does"
         " (`mlx-runner runner ...`), else off",
     ),
@@ -63,7 +79,7 @@ FLAGS = (
         choices=("trace", "debug", "info", "warn", "error"),
         help="default: info, or what $OLLAMA_DEBUG asks for",
     ),
-    Flag(group=PROCESS, name="verbose", help="accepted because hosts send it; changes nothing"),
+    _switch(PROCESS, "verbose", "accepted because hosts send it; changes nothing"),
     Flag(
         group=CACHE,
         name="cache",
@@ -113,3 +129,11 @@ FLAGS = (
         help="threads of that BLAS; more help only large models on idle machines",
     ),
 )
+
+_CHECKED = ("models-dir", "context", "verify", "log-level")
+
+CHECK_FLAGS = (
+    *(flag for flag in FLAGS if flag.name in _CHECKED),
+    _switch("output", "json", "print one JSON object in place of the table; sizes in bytes"),
+)
+"""The flags of `mlx-runner check`."""

@@ -6,6 +6,9 @@ import msgspec
 
 from runner.sizes import Bound
 
+DEFAULT_CONTEXT_TOKENS = 32768
+"""The context of a model that does not tell its own."""
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """One runner's settings. Units stand in the names."""
@@ -13,6 +16,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     port: int
     models_dir: Path
+    context_tokens: int | None = None
+    """The most that a context may hold; None: as much as the model says."""
+    verify: bool = False
     cache: str
     cache_memory: Bound = Bound()
     """Of everything the prefix cache holds, live and paged out; of the memory that the device lends."""
@@ -25,3 +31,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     watch_parent: bool
     remarks: tuple[str, ...] = ()
     """What was passed over in the environment, for the log."""
+
+
+def context_limit(own_tokens: int, wanted_tokens: int | None) -> int:
+    """How many tokens a context may hold: `own_tokens` is what the model says (0: nothing), never exceeded."""
+    if own_tokens <= 0:
+        return wanted_tokens or DEFAULT_CONTEXT_TOKENS
+    return min(own_tokens, wanted_tokens or own_tokens)
+
+
+class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What `mlx-runner check` was asked for."""
+
+    model: str
+    models_dir: Path
+    context_tokens: int | None = None
+    verify: bool = False
+    json: bool = False
+    log_level: int

@@ -14,7 +14,7 @@ from runner import blas, cli, logs, process
 from runner.errors import RunnerError, UsageError
 from runner.logs import Log
 from runner.model import OpenedModel, open_model
-from runner.settings import Settings
+from runner.settings import CheckSettings, Settings, context_limit
 
 log = Log(__name__)
 _HOST = "127.0.0.1"
@@ -23,15 +23,17 @@ _HELPERS = 2  # one prompt of many megabytes must not hold up the tokenizing of 
 
 
 def start(argv: Sequence[str]) -> NoReturn:
-    """Run the process until a signal ends it. `argv` are the words after the program's name."""
+    """Serve until a signal ends the process, or check a model. `argv` are the words after the program's name."""
     parent = os.getppid()
     try:
-        settings = cli.parse(argv, os.environ)
+        settings = _settings(argv)
         process.restart_without_host_libraries(os.environ, [sys.executable, *sys.orig_argv[1:]])
         logs.start(settings.log_level)
-        for remark in settings.remarks:
-            log.warning(remark)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text at a time: threads of its own would gain nothing
+        if isinstance(settings, CheckSettings):
+            from runner.check import check
+
+            sys.exit(check(settings))
         os.environ["SSL_CERT_FILE"] = os.devnull  # aiohttp would read every certificate (60 ms) and we never use one
         _run(settings, parent)
     except UsageError as error:
@@ -43,12 +45,29 @@ def start(argv: Sequence[str]) -> NoReturn:
         logs.fatal(f"{type(error).__name__}: {error}")
 
 
+def _settings(argv: Sequence[str]) -> Settings | CheckSettings:
+    if argv[:1] == [cli.CHECK]:
+        return cli.parse_check(argv[1:], os.environ)
+    return cli.parse(argv, os.environ)
+
+
 def _run(settings: Settings, parent: int) -> NoReturn:
+    for remark in settings.remarks:
+        log.warning(remark)
     listener = _bind(settings.port)
-    model = open_model(settings.model, settings.models_dir)
+    model = _open(settings)
     log.info("starting", model=model.name, blas=blas.preload(settings.blas, settings.blas_threads))
     asyncio.run(_serve(settings, model, listener, parent))
     raise AssertionError("a server ends only with its process")
+
+
+def _open(settings: Settings) -> OpenedModel:
+    """The model, with the context length that holds here."""
+    model = open_model(settings.model, settings.models_dir)
+    limit = context_limit(model.context_length, settings.context_tokens)
+    if settings.context_tokens and settings.context_tokens > limit:
+        log.warning("the model's context is shorter than --context", wanted=settings.context_tokens, context=limit)
+    return model._replace(context_length=limit)
 
 
 def _bind(port: int) -> socket.socket:
@@ -73,10 +92,14 @@ async def _serve(settings: Settings, model: OpenedModel, listener: socket.socket
     """Load and serve: the model on the engine thread, the tokenizer on a helper, while this one imports the server."""
     watch = asyncio.create_task(process.exit_with_host(parent)) if settings.watch_parent else None
     from runner.engine.engine import Engine
+    from runner.model.digests import verify
     from runner.tokenizer import open_tokenizer
 
     helper = ThreadPoolExecutor(_HELPERS, "helper")
-    engine = Engine(settings, model, helper.submit(open_tokenizer, model.file))
+    if settings.verify:
+        await asyncio.get_running_loop().run_in_executor(helper, verify, model.checkpoint, model.tensors.values())
+    tokenizer = helper.submit(open_tokenizer, model.file, merge_eos=not model.checkpoint.from_store)
+    engine = Engine(settings, model, tokenizer)
     ready = engine.start(asyncio.get_running_loop())
     from aiohttp import web
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from runner import logs
-from runner.cli import parse
+from runner.cli import parse, parse_check
 from runner.errors import UsageError
-from runner.flags import FLAGS
+from runner.flags import CHECK_FLAGS, FLAGS
+from runner.settings import DEFAULT_CONTEXT_TOKENS, context_limit
 from runner.sizes import Bound
 
 HOST_CALL = ["runner", "--mlx-engine", "--model", "m:latest", "--port", "41000"]
@@ -57,9 +58,12 @@ def test_every_flag_has_its_variable() -> None:
     examples = {
         "model": "x",
         "models-dir": "/m",
+        "context": "4096",
+        "verify": "on",
         "port": "9",
         "watch-parent": "on",
         "log-level": "debug",
+        "verbose": "on",
         "cache": "none",
         "cache-memory": "3MiB",
         "kv-bits": "4",
@@ -67,10 +71,89 @@ def test_every_flag_has_its_variable() -> None:
         "blas": "off",
         "blas-threads": "2",
     }
-    assert set(examples) == {flag.name for flag in FLAGS if not flag.is_switch}
-    by_variable = parse([], {flag.variable: examples[flag.name] for flag in FLAGS if not flag.is_switch})
+    assert set(examples) == {flag.name for flag in FLAGS}
+    by_variable = parse([], {flag.variable: examples[flag.name] for flag in FLAGS})
     by_flag = parse([word for name, value in examples.items() for word in (f"--{name}", value)], {})
     assert by_variable == by_flag
+    assert (by_flag.context_tokens, by_flag.verify) == (4096, True)
+
+
+def test_every_flag_of_check_has_its_variable() -> None:
+    examples = {"models-dir": "/m", "context": "4096", "verify": "on", "log-level": "debug", "json": "on"}
+    assert set(examples) == {flag.name for flag in CHECK_FLAGS}
+    variables = {flag.variable: examples[flag.name] for flag in CHECK_FLAGS}
+    by_variable = parse_check([], {**variables, "MLX_RUNNER_MODEL": "m"})
+    by_flag = parse_check(["m", *(word for name, value in examples.items() for word in (f"--{name}", value))], {})
+    assert by_variable == by_flag
+    assert (by_flag.model, by_flag.models_dir, by_flag.context_tokens) == ("m", Path("/m"), 4096)
+    assert (by_flag.verify, by_flag.json, by_flag.log_level) == (True, True, logging.DEBUG)
+
+
+def test_check_takes_its_model_before_or_after_its_flags() -> None:
+    for words in (["m", "--verify", "--json"], ["--verify", "m", "--json"], ["--json=on", "-verify=true", "m"]):
+        settings = parse_check(words, {"MLX_RUNNER_MODEL": "another"})
+        assert (settings.model, settings.verify, settings.json) == ("m", True, True)
+    settings = parse_check(["m"], {})
+    assert (settings.verify, settings.json, settings.context_tokens) == (False, False, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "on"),
+    [
+        ([], {}, False),
+        (["--verify"], {}, True),
+        (["--verify=on"], {}, True),
+        (["--verify", "on"], {}, True),
+        (["-verify"], {}, True),
+        (["--verify=true"], {}, True),
+        (["-verify=1"], {}, True),
+        (["--verify", "off"], {}, False),
+        (["--verify=false"], {}, False),
+        ([], {"MLX_RUNNER_VERIFY": "on"}, True),
+        ([], {"MLX_RUNNER_VERIFY": "true"}, True),
+        ([], {"MLX_RUNNER_VERIFY": " 1 "}, True),
+        ([], {"MLX_RUNNER_VERIFY": "off"}, False),
+        ([], {"MLX_RUNNER_VERIFY": "0"}, False),
+        ([], {"MLX_RUNNER_VERIFY": ""}, False),
+        (["--verify"], {"MLX_RUNNER_VERIFY": "off"}, True),
+        (["--verify=off"], {"MLX_RUNNER_VERIFY": "on"}, False),
+    ],
+)
+def test_a_switch_is_on_alone_and_takes_a_value(words: list[str], environ: dict[str, str], on: bool) -> None:
+    assert parse(["--model", "m", *words], environ).verify is on
+    assert parse([*words, "--model", "m"], environ).verify is on
+    assert parse_check([*words, "m"], environ).verify is on
+
+
+def test_the_context_has_no_limit_of_ours_unless_one_is_given() -> None:
+    argv = ["--model", "m"]
+    assert parse(argv, {}).context_tokens is None
+    assert parse(argv, {"OLLAMA_CONTEXT_LENGTH": "4096"}).context_tokens is None, "the host's default for num_ctx"
+    assert parse(argv, {"MLX_RUNNER_CONTEXT": "4096"}).context_tokens == 4096
+    assert parse([*argv, "--context", "2"], {"MLX_RUNNER_CONTEXT": "4096"}).context_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "limit"),
+    [
+        (4096, None, 4096),
+        (4096, 512, 512),
+        (4096, 4096, 4096),
+        (4096, 131072, 4096),
+        (0, None, DEFAULT_CONTEXT_TOKENS),
+        (0, 512, 512),
+        (0, 131072, 131072),
+    ],
+)
+def test_the_context_is_the_models_own_or_less(own: int, wanted: int | None, limit: int) -> None:
+    assert context_limit(own, wanted) == limit
+
+
+def test_a_tilde_in_models_dir_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell leaves it in `--models-dir=~/m`. Ollama takes it literally in OLLAMA_MODELS, so do we."""
+    monkeypatch.setenv("HOME", "/home/u")
+    assert parse(["--model", "m", "--models-dir=~/m"], {}).models_dir == Path("/home/u/m")
+    assert parse(["--model", "m"], {"OLLAMA_MODELS": "~/m"}).models_dir == Path("~/m")
 
 
 @pytest.mark.parametrize(
@@ -81,11 +164,13 @@ def test_every_flag_has_its_variable() -> None:
         ("'/x/models'", "/x/models"),
         ("", "/home/u/.ollama/models"),
         ("  ", "/home/u/.ollama/models"),
+        ("'/x/my models '", "/x/my models "),
     ],
 )
 def test_ollama_models_is_stripped_of_blanks_and_quotes(value: str, directory: str) -> None:
     settings = parse(["--model", "m"], {"OLLAMA_MODELS": value, "HOME": "/home/u"})
     assert settings.models_dir == Path(directory)
+    assert parse_check(["m"], {"OLLAMA_MODELS": value, "HOME": "/home/u"}).models_dir == Path(directory)
 
 
 def test_the_log_level_is_ollamas_unless_it_is_given() -> None:
@@ -146,6 +231,24 @@ def test_a_share_of_the_memory_stands_in_the_help(capsys: pytest.CaptureFixture[
     assert "(default: 8GiB,25%)" in capsys.readouterr().out
 
 
+def test_the_help_tells_of_check_and_check_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--help"], ["-h"]):
+        with pytest.raises(SystemExit, match=r"^0$"):
+            parse(argv, {})
+        assert "mlx-runner check NAME|DIR" in capsys.readouterr().out
+        with pytest.raises(SystemExit, match=r"^0$"):
+            parse_check(argv, {})
+        shown = capsys.readouterr().out
+        assert shown.startswith("usage: mlx-runner check NAME|DIR [flags]\n")
+        assert set(re.findall(r"^ +(?:-h, )?--([a-z-]+)", shown, re.MULTILINE)) == {
+            "help",
+            "version",
+            *(flag.name for flag in CHECK_FLAGS),
+        }
+        assert max(map(len, shown.splitlines())) <= 100
+    assert str(DEFAULT_CONTEXT_TOKENS) in shown
+
+
 @pytest.mark.parametrize(
     ("argv", "environ", "said"),
     [
@@ -156,6 +259,12 @@ def test_a_share_of_the_memory_stands_in_the_help(capsys: pytest.CaptureFixture[
         (["--model", "m", "--cach", "none"], {}, "unrecognized arguments"),
         (["--model", "m", "--cache", "huge"], {}, "invalid choice: 'huge'"),
         (["--model", "m"], {"MLX_RUNNER_CACHE": "huge"}, "MLX_RUNNER_CACHE=huge: choose one of"),
+        (["--model", "m", "--context", "1"], {}, "--context 1: a whole number from 2 to"),
+        (["--model", "m", "--context", "8k"], {}, "--context 8k: a whole number from 2 to"),
+        (["--model", "m"], {"MLX_RUNNER_CONTEXT": "-1"}, "--context -1"),
+        (["--model", "m", "--verify=maybe"], {}, "invalid choice: 'maybe'"),
+        (["--model", "m"], {"MLX_RUNNER_VERIFY": "maybe"}, "MLX_RUNNER_VERIFY=maybe: choose one of on, off"),
+        (["--model", "m", "--json"], {}, "unrecognized arguments: --json"),
         (["--model", "m", "--prefill-chunk", "0"], {}, "--prefill-chunk 0"),
         (["--model", "m", "--cache-memory", "8Q"], {}, "--cache-memory 8Q: bytes (123456, 512MiB, 8G) or a share"),
         (["--model", "m"], {"MLX_RUNNER_CACHE_MEMORY": "much"}, "--cache-memory much: bytes"),
@@ -166,3 +275,19 @@ def test_a_share_of_the_memory_stands_in_the_help(capsys: pytest.CaptureFixture[
 def test_a_wrong_value_is_refused_by_name(argv: list[str], environ: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         parse(argv, environ)
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "said"),
+    [
+        ([], {}, "name a model of the Ollama store or a directory: mlx-runner check NAME|DIR"),
+        ([""], {}, "name a model of the Ollama store or a directory"),
+        (["m", "n"], {}, "unrecognized arguments: n; see mlx-runner check --help"),
+        (["m", "--port", "1"], {}, "unrecognized arguments: --port 1"),
+        (["m", "--context", "1"], {}, "--context 1: a whole number from 2 to"),
+        (["m"], {"MLX_RUNNER_JSON": "yes"}, "MLX_RUNNER_JSON=yes: choose one of on, off"),
+    ],
+)
+def test_wrong_usage_of_check_is_refused_by_name(words: list[str], environ: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        parse_check(words, environ)

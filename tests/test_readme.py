@@ -4,13 +4,13 @@ import re
 import subprocess
 import sys
 
-from runner.flags import FLAGS
-from scripts.readme import README, with_table
+from runner.flags import CHECK_FLAGS, FLAGS
+from scripts.readme import README, with_parts
 
 
-def test_the_table_of_flags_is_todays() -> None:
+def test_the_flags_and_the_architectures_are_todays() -> None:
     text = README.read_text()
-    assert text == with_table(text), "run: python -m scripts.readme"
+    assert text == with_parts(text), "run: python -m scripts.readme"
 
 
 def test_help_names_every_flag_and_nothing_else() -> None:
@@ -24,6 +24,13 @@ def test_help_names_every_flag_and_nothing_else() -> None:
 
 
 def test_the_readme_names_no_flag_that_does_not_exist() -> None:
-    known = {flag.name for flag in FLAGS} | {"help", "version", "all", "serve", "mlx-engine", "experimental"}
+    known = {flag.name for flag in (*FLAGS, *CHECK_FLAGS)} | {
+        "help",
+        "version",
+        "all",
+        "serve",
+        "mlx-engine",
+        "experimental",
+    }
     text = re.sub(r"curl [^\n]*", "", README.read_text())
     assert set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", text)) <= known

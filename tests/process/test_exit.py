@@ -14,6 +14,9 @@ from typing import Literal
 import pytest
 
 from tests.host import Client, G, Process, Request, StreamError, free_port
+from tests.model.malformed import entry, file_start, sparse, with_config
+from tests.models.checkpoints import write_checkpoint
+from tests.models.store import write_store
 from tests.process.conftest import CHUNK_TOKENS, FAULTY, MAIN, RUNNER, SpawnModel
 from tests.process.script import CONTEXT
 
@@ -194,6 +197,24 @@ def test_the_runner_goes_within_two_seconds_of_its_host_while_it_starts(delay_s:
         time.sleep(delay_s)
         host.send_signal(signal.SIGKILL)
         assert host.wait(2.0 if delay_s else 3.0) is not None, "its own start is not counted"
+        assert_quiet(host)
+
+
+@linux_only
+def test_the_runner_goes_within_two_seconds_of_its_host_while_it_verifies(tmp_path: Path) -> None:
+    """An embedding of 32 GiB, none of which is on the disk: to hash it takes much longer than that."""
+    store = write_store(tmp_path / "models", MAIN, write_checkpoint(tmp_path / "source", "llama"))
+    store.drop("lm_head.weight")
+    with_config(vocab_size=1 << 27, tie_word_embeddings=True)(store)
+    name, size_bytes = "model.embed_tokens.weight", 1 << 35
+    start = file_start({name: entry(shape=(1 << 27, 64), offsets=(0, size_bytes))})
+    sparse(name, len(start) + size_bytes, start)(store)
+    with stand_in_host(store.models_dir, RUNNER, ["runner"], MLX_RUNNER_VERIFY="on") as host:
+        while "msg=verifying" not in host.output.text:
+            assert host.exit_status is None, host.output.text
+            time.sleep(0.05)
+        host.send_signal(signal.SIGKILL)
+        assert host.wait(2.0) is not None
         assert_quiet(host)
 
 

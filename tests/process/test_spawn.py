@@ -236,6 +236,21 @@ async def test_a_directory_serves_like_a_store(tmp_path: Path, start: SpawnModel
     assert await answer(process) == ALPHABET
 
 
+async def test_a_directory_also_ends_at_the_token_that_its_tokenizer_calls_the_end(
+    tmp_path: Path, start: SpawnModel
+) -> None:
+    """As mlx-lm has it. From a store that token would be text, as Ollama has it."""
+    from tests.process import script
+
+    directory = script.write_main(tmp_path / "model")
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((directory / name).read_text())
+        (directory / name).write_text(json.dumps({**config, "eos_token_id": [script.token("<|stop|>")]}))
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<|end|>"}))
+    assert await answer(start(str(directory))) == ALPHABET
+
+
 def test_a_broken_tokenizer_is_told_before_the_weights_are_read(broken: Store, start: SpawnModel) -> None:
     broken.put_json("tokenizer.json", {"model": {"type": "BPE"}})
     process = start(name_of(broken), executable=FAULTY, environment={"FAULT": "slow-load"}, ready=False)

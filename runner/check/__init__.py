@@ -1,0 +1,30 @@
+"""`mlx-runner check`: what a model is, and everything that would keep it from being served."""
+
+import sys
+from typing import NoReturn
+
+import msgspec
+
+from runner.errors import RunnerError
+from runner.settings import CheckSettings
+
+_INSTALL = "install ollama-mlx-runner[cpu] or, for NVIDIA, ollama-mlx-runner[cuda]"
+
+
+def check(settings: CheckSettings) -> NoReturn:
+    """Prints what there is to say and ends the process: status 0 if the model would load, else 1."""
+    try:
+        from runner.check.facts import inspect
+    except ImportError as error:
+        raise RunnerError(f"MLX not available: {error}; {_INSTALL}") from error
+    from runner.check.text import as_text
+
+    found = inspect(settings)
+    text = msgspec.json.format(msgspec.json.encode(found)).decode() + "\n" if settings.json else as_text(found)
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a text file, as Python makes it
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass  # whoever read it has seen enough
+    sys.exit(0 if found.loads else 1)

@@ -1,0 +1,104 @@
+"""What `mlx-runner check` prints for a person."""
+
+import json
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from runner.check.facts import (
+    Context,
+    Inspection,
+    LayerKind,
+    Token,
+    TokenizerFacts,
+    counted,
+    plain,
+    shown_amounts,
+    shown_bytes,
+)
+
+_WIDTH = 100
+_LABEL = 14
+_SHOWN = 30
+"""A wrong size in config.json is a problem of every tensor."""
+
+
+def as_text(found: Inspection) -> str:
+    """Aligned lines of label and value; then verdict, warnings and problems, one line each however long."""
+    problems = found.problems[:_SHOWN]
+    if len(found.problems) > len(problems):
+        problems.append(f"and {len(found.problems) - len(problems)} more, which --json lists")
+    verdict = "would load" if found.loads else f"would not load: {counted(len(found.problems), 'problem')}"
+    lines = [
+        *(line for label, value in _facts(found) for line in _wrapped(label, value)),
+        _line("verdict", verdict),
+        *(_line("warning", text) for text in found.warnings),
+        *(_line("PROBLEM", text) for text in problems),
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
+    yield "model", found.model
+    if found.path:
+        yield found.source or "path", found.path
+    if found.architecture:
+        yield "architecture", f"{found.architecture}, run by {found.module}"
+    if found.layers is not None and found.caches is not None:
+        yield "layers", f"{found.layers}: {_kinds(found.caches)}"
+    if found.parameters is not None:
+        yield "parameters", _short(found.parameters)
+    if found.weights is not None:
+        yield "weights", shown_amounts(found.weights)
+    if found.read_bytes is not None and found.files is not None:
+        yield "reads", f"{shown_bytes(found.read_bytes)} from {counted(found.files, 'file')}"
+    if found.skipped:
+        yield "skips", shown_amounts(found.skipped)
+    if found.context:
+        yield "context", _context(found.context)
+    if found.tokenizer:
+        yield from _tokenizer(found.tokenizer)
+
+
+def _tokenizer(facts: TokenizerFacts) -> Iterator[tuple[str, str]]:
+    rows = "" if facts.scored is None else f" (the model scores {facts.scored})"
+    added = f"{facts.added} added, {facts.special} of them special"
+    yield "tokenizer", f"{facts.kind} of {facts.file}: {facts.vocabulary} tokens{rows}, {added}"
+    yield "BOS", _token(facts.bos) + (", put in front of prompts" if facts.add_bos else "") if facts.bos else "none"
+    yield "EOS", ", ".join(map(_token, facts.eos)) or "none"
+
+
+def _context(context: Context) -> str:
+    source = {"model": "the model's own", "--context": "by --context", "default": "a default"}[context.source]
+    return f"{context.tokens} tokens ({source})"
+
+
+def _kinds(kinds: Iterable[LayerKind]) -> str:
+    return ", ".join(f"{kind.count} {kind.name} ({kind.cache})" for kind in kinds)
+
+
+def _token(token: Token) -> str:
+    return f"{token.id} {plain(json.dumps(token.text, ensure_ascii=False))}"
+
+
+def _short(number: int) -> str:
+    """`8.03 B`: parameters as models are called by them."""
+    for power, unit in ((12, "T"), (9, "B"), (6, "M"), (3, "K")):
+        if number >= 10**power:
+            return f"{number / 10**power:.2f} {unit}"
+    return str(number)
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:<{_LABEL}}{text}"
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    indent = " " * _LABEL
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=f"{label:<{_LABEL}}",
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [label]

@@ -1,0 +1,117 @@
+"""`mlx-runner check` as a process: what it prints where, its exit status, and what it leaves alone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.model.test_check_text import KEYS
+from tests.models.store import Store, manifest_path
+from tests.process.conftest import MAIN, RANDOM, RUNNER, SENTENCEPIECE
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def check(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*RUNNER, "check", *words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("model", [MAIN, RANDOM, SENTENCEPIECE])
+def test_a_good_model_is_status_0_and_nothing_on_stderr(model: str, models_dir: Path) -> None:
+    done = check(model, OLLAMA_MODELS=str(models_dir))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"model         {model}\n")
+    assert done.stdout.endswith("verdict       would load\n")
+
+
+def test_a_model_that_is_not_there_is_status_1(tmp_path: Path) -> None:
+    done = check("nothing", "--models-dir", str(tmp_path))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines()[-1].startswith("PROBLEM       read manifest: open ")
+
+
+@pytest.mark.parametrize("words", [[], ["m", "--nonsense"], ["m", "--port", "1"], ["m", "--context", "0"]])
+def test_wrong_usage_is_one_line_and_status_2(words: list[str]) -> None:
+    done = check(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_json_is_one_object_and_the_variables_hold(models_dir: Path) -> None:
+    variables = {"MLX_RUNNER_MODEL": MAIN, "MLX_RUNNER_JSON": "on", "MLX_RUNNER_CONTEXT": "64"}
+    done = check(MLX_RUNNER_MODELS_DIR=str(models_dir), **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert tuple(found) == KEYS
+    assert found["context"] == {"tokens": 64, "source": "--context"}
+
+
+def test_verifying_is_told_in_the_log_and_not_in_the_result(models_dir: Path) -> None:
+    done = check(MAIN, "--json", "--verify", OLLAMA_MODELS=str(models_dir))
+    assert json.loads(done.stdout)["loads"] is True
+    assert "msg=verified" in done.stderr
+    quiet = check(MAIN, "--verify", "--log-level", "warn", OLLAMA_MODELS=str(models_dir))
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+
+
+def test_neither_the_server_nor_transformers_is_imported(models_dir: Path) -> None:
+    code = (
+        "import sys\n"
+        "from runner.start import start\n"
+        "try: start(['check', *sys.argv[1:]])\n"
+        "finally: sys.stderr.write(' '.join({name.partition('.')[0] for name in sys.modules}))"
+    )
+    words = [sys.executable, "-c", code, MAIN, "--models-dir", str(models_dir)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    imported = set(done.stderr.split())
+    assert {"runner", "mlx", "tokenizers"} <= imported
+    assert not imported & {"aiohttp", "transformers", "numpy", "huggingface_hub"}
+
+
+def test_a_terminal_that_knows_no_unicode_gets_escapes(models_dir: Path, tmp_path: Path) -> None:
+    store = Store(models_dir, manifest_path(models_dir, f"{tmp_path.name}:unicode"))
+    store.manifest = Store(models_dir, manifest_path(models_dir, MAIN)).manifest
+    store.put_json("config.json", {"architectures": ["Ünbekannt"]})
+    done = check(f"{tmp_path.name}:unicode", OLLAMA_MODELS=str(models_dir), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.returncode == 1
+    assert r"unsupported architecture: \xdcnbekannt" in done.stdout
+
+
+def test_whoever_reads_a_part_of_it_only_hears_no_complaint(models_dir: Path) -> None:
+    environment = {**os.environ, "OLLAMA_MODELS": str(models_dir)}
+    command = f"{' '.join(RUNNER)} check {MAIN} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_without_mlx_it_ends_as_serving_does(models_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "mlx").mkdir()  # stands before the real one, and has no core
+    (tmp_path / "mlx" / "__init__.py").touch()
+    environment = {**os.environ, "OLLAMA_MODELS": str(models_dir), "PYTHONPATH": str(tmp_path)}
+    said = [
+        subprocess.run(
+            [*RUNNER, *words, "--log-level", "error"],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        for words in (["check", MAIN], ["--model", MAIN])
+    ]
+    assert said[0].returncode == said[1].returncode == 1
+    assert said[0].stderr == said[1].stderr
+    assert said[0].stderr.startswith(b"Error: MLX not available: ")

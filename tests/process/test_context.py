@@ -1,0 +1,61 @@
+"""`--context`: what hosts are told and what requests may have."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runner.settings import DEFAULT_CONTEXT_TOKENS
+from tests.host import Client, Process, Request, StatusError
+from tests.models.store import Store, manifest_path
+from tests.process import script
+from tests.process.conftest import MAIN, SpawnModel
+
+
+async def assert_context(process: Process, tokens: int) -> None:
+    """The status tells it, a prompt that fills it is refused, one a token shorter gets one token."""
+    async with Client.of(process) as client:
+        assert (await client.status()).context_length == tokens
+        with pytest.raises(StatusError, match=rf"\({tokens} tokens\) exceeds .* context length \({tokens} tokens\)"):
+            await client.complete(Request("p" * tokens))
+        completion = await client.complete(Request("0" * (tokens - 1)))
+        assert completion.text == "1"
+
+
+async def test_a_shorter_context_is_told_and_holds(start: SpawnModel) -> None:
+    process = start(arguments=["--context", "100"])
+    assert "level=WARN" not in process.output.text
+    await assert_context(process, 100)
+    await assert_context(start(environment={"MLX_RUNNER_CONTEXT": "50"}), 50)
+
+
+async def test_the_models_own_length_is_not_exceeded_and_the_log_says_so_once(start: SpawnModel) -> None:
+    process = start(arguments=["--context", "100000"])
+    async with Client.of(process) as client:
+        assert (await client.status()).context_length == script.CONTEXT
+    (warning,) = (line for line in process.output.lines if "level=WARN" in line)
+    assert f'msg="the model\'s context is shorter than --context" wanted=100000 context={script.CONTEXT}' in warning
+
+
+@pytest.fixture
+def silent(models_dir: Path, tmp_path: Path) -> Store:
+    """The main model, whose config does not tell its length. Blobs are shared with the others."""
+    store = Store(models_dir, manifest_path(models_dir, f"{tmp_path.name}:silent"))
+    store.manifest = Store(models_dir, manifest_path(models_dir, MAIN)).manifest
+    config = json.loads(store.blob_of("config.json").read_text())
+    store.put_json("config.json", {**config, "max_position_embeddings": None})
+    return store
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tokens"),
+    [([], DEFAULT_CONTEXT_TOKENS), (["--context", "64"], 64), (["--context", "131072"], 131072)],
+)
+async def test_a_model_without_a_length_takes_the_documented_or_any_other(
+    arguments: list[str], tokens: int, silent: Store, start: SpawnModel
+) -> None:
+    process = start(f"{silent.manifest_path.parent.name}:silent", arguments)
+    async with Client.of(process) as client:
+        assert (await client.status()).context_length == tokens
+        assert (await client.complete(Request("Hi"))).text == "jklmnopqrstuvwxyz"
+    assert "level=WARN" not in process.output.text

@@ -1,0 +1,94 @@
+"""A model that cannot be served ends the process at once and with one line, to a host as to a person who checks it."""
+
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.host import capture
+from tests.model.malformed import CASES, WEIGHT, flip
+from tests.models.checkpoints import write_checkpoint
+from tests.models.store import Store, write_store
+from tests.process.conftest import RUNNER, SpawnModel
+
+MOST_CPU_S = 8.0
+"""A start that imports MLX takes less than one; to read 64 GiB takes many more."""
+
+CHOSEN = (
+    *("manifest of gigabytes", "digest out of the store", "format gguf", "blob missing", "blob a pipe"),
+    *("blob of gigabytes", "config.json of gigabytes", "architecture unknown", "tokenizer not json"),
+    *("tensor missing", "shape of gigabytes"),
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A random llama, to be broken."""
+    return write_store(tmp_path / "models", "tiny", write_checkpoint(tmp_path / "source", "llama"))
+
+
+@pytest.fixture
+def cheap() -> Iterator[None]:
+    """What the test started and waited for took little time to compute."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    yield
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < MOST_CPU_S
+
+
+def refusal(store: Store, start: SpawnModel, *arguments: str) -> str:
+    """The one line with which the process ends, without `Error: `."""
+    process = start("tiny", arguments, models_dir=store.models_dir, ready=False)
+    assert process.wait(60) == 1
+    assert "Traceback" not in process.output.text
+    (line,) = (line for line in process.output.lines if capture(line))
+    assert line == process.output.lines[-1] == process.output.captured
+    assert line.startswith("Error: ")
+    return line.removeprefix("Error: ")
+
+
+def check(store: Store, *arguments: str) -> subprocess.CompletedProcess[str]:
+    words = [*RUNNER, "check", "tiny", "--models-dir", str(store.models_dir), *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.usefixtures("cheap")
+def test_a_broken_store_is_one_line_and_exit_status_1(name: str, store: Store, start: SpawnModel) -> None:
+    """In tests/model the same stores, and many more, are opened in process, where the whole line is compared."""
+    CASES[name].spoil(store)
+    line = refusal(store, start)
+    assert CASES[name].matches(line), line
+
+
+@pytest.mark.parametrize("name", ["blob missing", "tokenizer not json", "shape of gigabytes"])
+@pytest.mark.usefixtures("cheap")
+def test_check_prints_the_line_that_serving_ends_with(name: str, store: Store, start: SpawnModel) -> None:
+    CASES[name].spoil(store)
+    done = check(store)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == f"PROBLEM       {refusal(store, start)}"
+    assert done.stderr == ""
+
+
+def test_a_changed_blob_is_refused_before_loading_only_with_verify(store: Store, start: SpawnModel) -> None:
+    flip(WEIGHT)(store)
+    start("tiny", models_dir=store.models_dir)  # serves
+    line = refusal(store, start, "--verify")
+    assert line.startswith(
+        f"digest mismatch, file must be downloaded again: want {store.layer(WEIGHT)['digest']}, got "
+    )
+    assert line.endswith(str(store.blob_of(WEIGHT)))
+    assert check(store).returncode == 0
+    done = check(store, "--verify")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == f"PROBLEM       {line}"
+
+
+def test_a_sound_store_is_verified_by_the_environment_too(store: Store, start: SpawnModel) -> None:
+    process = start("tiny", models_dir=store.models_dir, environment={"MLX_RUNNER_VERIFY": "on"})
+    assert "msg=verified" in process.output.text
+    assert process.output.text.index("msg=verified") < process.output.text.index('msg="model loaded"')
+    assert not process.output.captured
