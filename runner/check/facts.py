@@ -1,7 +1,7 @@
 """The facts of a model for `mlx-runner check`, gathered from the parts that would serve it."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -114,7 +114,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         context=context,
         tokenizer=_tokenizer_facts(tokenizer, opened) if tokenizer else None,
         warnings=[
-            *_tensor_warnings(found, skips or []),
+            *_tensor_warnings(found),
             *_context_warnings(context, settings.context_tokens),
             *(_tokenizer_warnings(tokenizer, found) if tokenizer else ()),
         ],
@@ -126,24 +126,6 @@ def plain(text: str) -> str:
     """One line without anything that a terminal would obey, or that has no UTF-8."""
     line = " ".join(text.split())
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
-
-
-def shown_bytes(size: int) -> str:
-    """`1.1 GB`, counted in 1000 as disks are."""
-    for power, unit in ((12, "TB"), (9, "GB"), (6, "MB"), (3, "KB")):
-        if size >= 10**power:
-            return f"{size / 10**power:.1f} {unit}"
-    return f"{size} B"
-
-
-def shown_amounts(amounts: Iterable[Amount]) -> str:
-    """`f32 21 tensors 436.5 KB, int4 g64 1 tensor 2.1 KB`."""
-    return ", ".join(f"{item.name} {counted(item.tensors, 'tensor')} {shown_bytes(item.bytes)}" for item in amounts)
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 file`, `2 files`."""
-    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def _kinds(layers: list[object]) -> list[LayerKind]:
@@ -187,9 +169,7 @@ def _tokenizer_facts(tokenizer: Tokenizer, opened: OpenedModel | None) -> Tokeni
     )
 
 
-def _tensor_warnings(found: Examined, skips: list[Amount]) -> Iterator[str]:
-    if skips:
-        yield f"not read, being of no use to the text model: {shown_amounts(skips)}"
+def _tensor_warnings(found: Examined) -> Iterator[str]:
     if not found.compared and found.family is not None:
         yield f"the tensors were not compared with mlx_lm.models.{found.family.module}: the problems stand in the way"
 

@@ -10,11 +10,9 @@ from runner.check.facts import (
     LayerKind,
     Token,
     TokenizerFacts,
-    counted,
     plain,
-    shown_amounts,
-    shown_bytes,
 )
+from runner.model.inspect import Amount
 
 _WIDTH = 100
 _LABEL = 14
@@ -27,7 +25,7 @@ def as_text(found: Inspection) -> str:
     problems = found.problems[:_SHOWN]
     if len(found.problems) > len(problems):
         problems.append(f"and {len(found.problems) - len(problems)} more, which --json lists")
-    verdict = "would load" if found.loads else f"would not load: {counted(len(found.problems), 'problem')}"
+    verdict = "would load" if found.loads else f"would not load: {_counted(len(found.problems), 'problem')}"
     lines = [
         *(line for label, value in _facts(found) for line in _wrapped(label, value)),
         _line("verdict", verdict),
@@ -48,11 +46,11 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
     if found.parameters is not None:
         yield "parameters", _short(found.parameters)
     if found.weights is not None:
-        yield "weights", shown_amounts(found.weights)
+        yield "weights", _amounts(found.weights)
     if found.read_bytes is not None and found.files is not None:
-        yield "reads", f"{shown_bytes(found.read_bytes)} from {counted(found.files, 'file')}"
+        yield "reads", f"{_bytes(found.read_bytes)} from {_counted(found.files, 'file')}"
     if found.skipped:
-        yield "skips", shown_amounts(found.skipped)
+        yield "skips", _amounts(found.skipped)
     if found.context:
         yield "context", _context(found.context)
     if found.tokenizer:
@@ -102,3 +100,21 @@ def _wrapped(label: str, text: str) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     ) or [label]
+
+
+def _bytes(size: int) -> str:
+    """`1.1 GB`, counted in 1000 as disks are."""
+    for power, unit in ((12, "TB"), (9, "GB"), (6, "MB"), (3, "KB")):
+        if size >= 10**power:
+            return f"{size / 10**power:.1f} {unit}"
+    return f"{size} B"
+
+
+def _amounts(amounts: Iterable[Amount]) -> str:
+    """`f32 21 tensors 436.5 KB, int4 g64 1 tensor 2.1 KB`."""
+    return ", ".join(f"{item.name} {_counted(item.tensors, 'tensor')} {_bytes(item.bytes)}" for item in amounts)
+
+
+def _counted(number: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} {noun}{'s' if number != 1 else ''}"
