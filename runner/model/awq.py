@@ -30,10 +30,13 @@ def to_mlx(weights: dict[str, mx.array]) -> dict[str, mx.array]:
     for stem in stems:
         parts = [weights.get(f"{stem}.{part}") for part in ("qweight", "scales", "qzeros")]
         words, scales, zeros = parts
-        if f"{stem}.g_idx" in weights or words is None or scales is None or words.ndim != 2 or scales.ndim != 2:
+        integers = [part for part in (words, zeros) if part is not None]
+        odd = any(part.ndim != 2 or part.dtype not in (mx.int32, mx.uint32) for part in integers)
+        if f"{stem}.g_idx" in weights or words is None or scales is None or scales.ndim != 2 or odd:
             raise ModelError(f"tensor {stem}.qweight: no 4-bit AWQ layer; convert the model with mlx_lm.convert")
         in_dims, out_dims = words.shape[0], words.shape[1] * _PER_WORD
-        if scales.shape[1] != out_dims or in_dims % _PER_WORD or (zeros is not None and zeros.ndim != 2):
+        fits = zeros is None or zeros.shape == (scales.shape[0], words.shape[1])
+        if scales.shape[1] != out_dims or in_dims % _PER_WORD or not fits:
             raise ModelError(f"tensor {stem}.qweight {list(words.shape)} does not fit scales {list(scales.shape)}")
         values = _unpacked(words).T.reshape(out_dims, in_dims // _PER_WORD, _PER_WORD).astype(mx.uint32)
         shifts = mx.arange(_PER_WORD, dtype=mx.uint32) * _BITS

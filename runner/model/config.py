@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 from collections.abc import Mapping
 
@@ -51,6 +52,7 @@ def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor])
     text = text_config(mended, family)
     for part in (mended, text):
         _lift_rope(part)
+        _name_rope_type(part)
         if family.has_row:  # a few modules without one read what their own conversion wrote
             for key in _STALE:
                 part.pop(key, None)
@@ -69,6 +71,8 @@ def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor])
         found = text.get("vocab_size", _PHI3_SMALL_ROWS)
         if not isinstance(found, int) or found < _PHI3_SMALL_ROWS:  # its forward writes there in any case
             raise ModelError(f"config.json: phi3small needs a vocab_size of {_PHI3_SMALL_ROWS}, found {found!r}")
+    elif family.module == "muse_spark":
+        mended.pop("vision_config", None)  # it would build the tower, of which nothing is read
     _check_layers(text, family, tensors)
     if not family.unwrapped:
         return mended
@@ -137,6 +141,14 @@ def _lift_rope(part: Config) -> None:
         part["rope_scaling"] = {key: value for key, value in rope.items() if key not in _ROPE_FIELDS}
 
 
+def _name_rope_type(part: Config) -> None:
+    """Gives `rope_scaling` both names of its type: mlx-lm's modules differ in which they ask for."""
+    scaling = part.get("rope_scaling")
+    kind = scaling.get("type", scaling.get("rope_type")) if isinstance(scaling, dict) else None
+    if isinstance(scaling, dict) and kind is not None:
+        part["rope_scaling"] = {"type": kind, "rope_type": kind, **scaling}
+
+
 def _decide_tying(config: Config, text: Config, family: Family, tensors: Mapping[str, Tensor]) -> None:
     """Sets `tie_word_embeddings`: tied if the file says so or there is no output projection to use.
 
@@ -146,8 +158,8 @@ def _decide_tying(config: Config, text: Config, family: Family, tensors: Mapping
     said = [part.get("tie_word_embeddings") for part in (config, text)]
     if family.has_row:
         text["tie_word_embeddings"] = True in said or not has_head
-    elif said == [None, None] and has_head:
-        text["tie_word_embeddings"] = False
+    elif said[1] is None and (said[0] is not None or has_head):
+        text["tie_word_embeddings"] = False if said[0] is None else said[0]
 
 
 def _check_fields(text: Config, family: Family) -> None:
@@ -156,9 +168,10 @@ def _check_fields(text: Config, family: Family) -> None:
         raise ModelError(f"config.json lacks {', '.join(lacking)} (in {family.text or 'its top level'})")
     for key in (*family.required, *_CHECKED_FIELDS):
         value = text.get(key)
-        number = type(value) is float and key in _REAL_FIELDS
-        if value is not None and not number and (type(value) is not int or value <= 0):
-            raise ModelError(f"config.json: invalid {key}: {value!r}")
+        legal = (int, float) if key in _REAL_FIELDS else int
+        if value is None or (isinstance(value, legal) and not isinstance(value, bool) and 0 < value < math.inf):
+            continue
+        raise ModelError(f"config.json: invalid {key}: {value!r}")
     hidden, heads, groups = (text.get(key) for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     if not isinstance(hidden, int) or not isinstance(heads, int):
         return
@@ -175,6 +188,8 @@ def _check_layers(text: Config, family: Family, tensors: Mapping[str, Tensor]) -
     found = {int(match[1]) for match in map(_LAYER.match, tensors) if match}
     for field in _LAYER_FIELDS:
         wanted = text.get(field)
+        if type(wanted) is int and wanted <= 0:
+            raise ModelError(f"config.json: invalid {field}: {wanted}")
         # Elsewhere layers may be called otherwise, or have no tensors at all; but not most of them.
         if not isinstance(wanted, int) or wanted <= (len(found) if family.has_row else len(tensors)):
             continue

@@ -15,19 +15,19 @@ from runner.errors import ModelError
 Weights = dict[str, mx.array]
 View = Literal["as stored", "apart", "stacked"]
 
-_STACKED = re.compile(r"(.+\.(?:mlp|moe|mixer))\.(experts|shared_experts|switch_mlp)\.(\w+)\.weight")
-_APART = re.compile(r"(.+\.(?:mlp|moe|mixer))\.(experts|shared_experts|switch_mlp)\.(\d+)\.(\w+)\.weight")
+_STACKED = re.compile(r"(.+)\.(experts|shared_experts|switch_mlp)\.(\w+)\.weight")
+_APART = re.compile(r"(.+)\.(experts|shared_experts|switch_mlp)\.(\d+)\.(\w+)\.weight")
 
 
 def views(module: str, weights: Weights) -> list[View]:
-    """The forms in which `sanitize` may know these tensors, the likeliest first."""
+    """The forms in which `sanitize` may know these tensors, the one that costs least first."""
     if not any(_is_stack(name, array) or _APART.fullmatch(name) for name, array in weights.items()):
         return ["as stored"]
     if module == "qwen3_next":
         # Its sanitize converts norms and convolutions where it sees experts apart, else nothing. Old imports did it.
         raw = any("conv1d.weight" in name and array.shape[-1] != 1 for name, array in weights.items())
         return ["apart" if raw else "stacked"]
-    return ["apart", "stacked", "as stored"]
+    return ["stacked", "apart", "as stored"]
 
 
 @contextmanager
@@ -48,7 +48,10 @@ def presented(weights: Weights, view: View, rename: Callable[[str], str] = str) 
 
 
 class _Cuts:
-    """Slices of stacks, and the `mx.stack` that makes the whole of them again: the whole itself, without a copy."""
+    """Slices of stacks, and the `mx.stack` that makes the whole of them again: the whole itself, without a copy.
+
+    A slice is known by its identity, so no `sanitize` may change one in place. None does.
+    """
 
     def __init__(self) -> None:
         self._stack = mx.stack

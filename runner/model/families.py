@@ -15,9 +15,9 @@ from runner.model.checkpoint import Tensor
 Config = dict[str, object]
 
 _UNNEEDED = re.compile(
-    r"(model\.|language_model\.)?(vision_tower|vision_model|vision_embedder|vision_adapter|vision_projection|visual|mlp1"
-    r"|multi_modal_projector|audio_tower|sound_encoder|sound_projection|embed_vision|embed_audio)\."
-    r"|(.+\.)?mtp\."
+    r"(model\.|language_model\.)?(vision(_tower|_model|_embedder|_adapter|_projection)?|visual|mlp1|multi_modal_projector"
+    r"|mm_projector|patch_merge_mlp|aligner|audio_tower|sound_encoder|sound_projection|embed_vision|embed_audio)\."
+    r"|(.+\.)?mtp(_\w+)?\."
     r"|.+\.rotary_emb\.inv_freq$"
 )
 """Tensors that no text model needs: vision, audio, multi-token prediction, precomputed rotary frequencies."""
@@ -200,6 +200,16 @@ MODULES = {
 }  # fmt: skip
 """`model_type` -> mlx-lm module, where the names differ."""
 
+COMPUTED = {
+    "baichuan_m1": (r"lm_head\.weight", ""),
+    "bailing_moe": (r"lm_head\.weight", "norm_head"),
+    "bailing_moe_linear": (r"lm_head\.weight", "norm_head"),
+    "kimi_k3": (r".+\.self_attn\.[qkv]_proj\.weight", ""),
+    "muse_spark": (r".+\.self_attn\.(q|k|v|g|gate)_proj\.weight", ""),
+}
+"""Tensors that a module's `sanitize` computes with in a way that packed words do not show: it casts the result back, or
+joins tensors that Ollama packs differently. Pattern, and the field of the config that asks for it."""
+
 METAL_ONLY = frozenset({"bitnet", "muse_spark"})
 """Modules whose kernels exist for Metal alone."""
 
@@ -218,20 +228,36 @@ def architecture_of(config: Config, *, from_store: bool) -> str:
     return next((name for name, family in FAMILIES.items() if family.module == module), model_type)
 
 
-def family_of(architecture: str, config: Config) -> Family:
-    """The row of `architecture`, else the general one for `model_type`. Raises ModelError if mlx-lm has no module."""
-    family = FAMILIES.get(architecture)
-    if family is not None:
-        return family.flat if family.flat is not None and family.text not in config else family
+def family_of(architecture: str, config: Config, *, from_store: bool = True) -> Family:
+    """The row of `architecture`, else the general one for `model_type`. Raises ModelError if mlx-lm has no module.
+
+    In a directory, a `model_type` with a module that is not the row's counts more: that is what mlx-lm goes by.
+    """
     model_type = config.get("model_type")
     module = MODULES.get(model_type, model_type) if isinstance(model_type, str) else ""
+    family = FAMILIES.get(architecture)
+    if family is not None and family.flat is not None and family.text not in config:
+        family = family.flat
+    if family is not None and (from_store or not _is_module(module) or module in _modules(architecture)):
+        return family
     if architecture == "BailingMoeV3ForCausalLM" and module == "bailing_hybrid":
         module = "bailing_moe_v3"
-    # The name comes from a file: one plain component, so that nothing but a module of mlx_lm.models is ever imported.
-    if not re.fullmatch(r"[A-Za-z0-9][\w-]*", module) or importlib.util.find_spec(f"mlx_lm.models.{module}") is None:
+    if not _is_module(module):
         raise ModelError(f"unsupported architecture: {architecture}")
     text = next((key for key in ("text_config", "llm_config") if isinstance(config.get(key), dict)), "")
     return Family(module, text=text)
+
+
+def _is_module(name: str) -> bool:
+    """Whether mlx-lm has it. The name comes from a file: one plain component, so that nothing else is ever imported."""
+    plain = re.fullmatch(r"[A-Za-z0-9][\w-]*", name)
+    return plain is not None and importlib.util.find_spec(f"mlx_lm.models.{name}") is not None
+
+
+def _modules(architecture: str) -> set[str]:
+    """The modules of a row, with its text config and without."""
+    family = FAMILIES[architecture]
+    return {family.module, family.flat.module if family.flat else family.module}
 
 
 def select_tensors(family: Family, config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

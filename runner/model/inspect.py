@@ -79,7 +79,7 @@ def examine(model: str, models_dir: Path, *, digests: bool) -> Examined:
     with noting(problems):
         config = read_config(checkpoint)
         architecture = architecture_of(config, from_store=checkpoint.from_store)
-        family = family_of(architecture, config)
+        family = family_of(architecture, config, from_store=checkpoint.from_store)
     if family is not None and (checkpoint.tensors or not checkpoint.lost):
         with noting(problems):
             opened = open_checkpoint(checkpoint, problems.append)

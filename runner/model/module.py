@@ -7,6 +7,7 @@ weights is read, and then on the real arrays (store.md, section 0, steps 6 to 10
 import copy
 import dataclasses
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -19,6 +20,7 @@ from runner.errors import ModelError
 from runner.model import awq
 from runner.model.checkpoint import Tensor
 from runner.model.experts import View, Weights, presented, views
+from runner.model.families import COMPUTED
 from runner.model.header import Entry
 from runner.model.opened import OpenedModel
 from runner.model.packed import Arrays, Recipe, find_recipe, through
@@ -54,13 +56,14 @@ def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
     check_device(opened)
     arrays = placeholders(opened)
     recipe = Recipe("as stored")
-    if _is_plain(opened):
+    if is_plain(opened):
         possible = views(opened.family.module, {name: item.weight for name, item in arrays.items()})
         recipe = find_recipe(
             lambda weights, view: _sanitized(opened, weights, view),
             arrays,
             possible if opened.checkpoint.from_store else possible[::-1],
             lambda module: dict(_flat(module.parameters())),
+            lambda name: _is_computed(opened, name),
         )
     return assemble(opened, arrays, recipe), recipe
 
@@ -68,7 +71,7 @@ def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
 def assemble(opened: OpenedModel, arrays: Mapping[str, Arrays], recipe: Recipe | None = None) -> Module:
     """The module that `opened` describes, holding `arrays` (still lazy). Raises ModelError if anything does not fit."""
     recipe = rehearse(opened)[1] if recipe is None else recipe
-    if _is_plain(opened):
+    if is_plain(opened):
         module, weights = through(lambda weights, view: _sanitized(opened, weights, view), arrays, recipe)
     else:
         module, weights = _from_packed_directory(opened, arrays)
@@ -79,7 +82,12 @@ def assemble(opened: OpenedModel, arrays: Mapping[str, Arrays], recipe: Recipe |
     return module
 
 
-def _is_plain(opened: OpenedModel) -> bool:
+def _is_computed(opened: OpenedModel, name: str) -> bool:
+    pattern, field = COMPUTED.get(opened.family.module, ("", ""))
+    return re.fullmatch(pattern, name) is not None and (not field or opened.module_config.get(field) is True)
+
+
+def is_plain(opened: OpenedModel) -> bool:
     """Whether the names are a source's. Those of a packed directory are mlx-lm's own, which its modules know."""
     packed = any(tensor.scale is not None or name.endswith(".qweight") for name, tensor in opened.tensors.items())
     return opened.checkpoint.from_store or not packed
@@ -118,7 +126,7 @@ def _sanitized(opened: OpenedModel, weights: Weights, view: View) -> tuple[Modul
     try:
         with presented(weights, view, opened.family.renamed) as named:
             sanitize = getattr(module, "sanitize", None)
-            return module, named if sanitize is None else dict(sanitize(named))
+            return module, _with_factors(named if sanitize is None else dict(sanitize(named)))
     except ModelError:
         raise
     except KeyError as error:
@@ -130,17 +138,18 @@ def _sanitized(opened: OpenedModel, weights: Weights, view: View) -> tuple[Modul
         ) from error
 
 
-def _from_packed_directory(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> tuple[Module, Weights]:
-    weights = {key: array for name, item in arrays.items() for key, array in _mlx_names(name, item)}
-    module, weights = _sanitized(opened, awq.to_mlx(weights) if awq.is_awq(weights) else weights, "as stored")
+def _with_factors(weights: Weights) -> Weights:
+    """`weights` with MLX's global scales, one for a tensor or an expert, as factors for each row."""
     for name in [name for name in weights if name.endswith(".global_scale")]:
         words = weights.get(f"{name.removesuffix('.global_scale')}.weight")
         if words is not None and words.dtype == mx.uint32:
-            factors = weights[name].astype(mx.float32) / MLX_UNIT
-            weights[name] = mx.broadcast_to(
-                factors.reshape(*factors.shape, *[1] * (words.ndim - 1 - factors.ndim)), words.shape[:-1]
-            )
-    return module, weights
+            weights[name] = Arrays(words, global_scale=weights[name] / MLX_UNIT).factors.squeeze(-1)
+    return weights
+
+
+def _from_packed_directory(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> tuple[Module, Weights]:
+    weights = {key: array for name, item in arrays.items() for key, array in _mlx_names(name, item)}
+    return _sanitized(opened, awq.to_mlx(weights) if awq.is_awq(weights) else weights, "as stored")
 
 
 def _mlx_names(name: str, item: Arrays) -> list[tuple[str, mx.array]]:

@@ -5,6 +5,7 @@ own, under the plain names (store.md, section 0, step 7). What a method does to 
 it, multiplies it) has no such form: these tensors are unpacked first. Which ones is found by trial, on placeholders.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from runner.model.quantization import Packing, packings
 Sanitize = Callable[[Weights, View], tuple[Module, Weights]]
 """A fresh module, and what its `sanitize` makes of weights in the form of the view."""
 
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 class Arrays(NamedTuple):
@@ -63,10 +64,7 @@ def through(sanitize: Sanitize, arrays: Mapping[str, Arrays], recipe: Recipe) ->
     A result is packed if words and scales came out in different shapes; no legal packing has them equal. The global
     scale is [..., out], one number a row.
     """
-    arrays = {
-        name: Arrays(item.unpacked(recipe.unpacked[name])) if name in recipe.unpacked else item
-        for name, item in arrays.items()
-    }
+    arrays = _with_unpacked(arrays, recipe.unpacked)
     module, weights = sanitize(_words(arrays), recipe.view)
     if all(item.scale is None for item in arrays.values()):
         return module, weights
@@ -93,37 +91,51 @@ def through(sanitize: Sanitize, arrays: Mapping[str, Arrays], recipe: Recipe) ->
 
 
 def find_recipe(
-    sanitize: Sanitize, arrays: Mapping[str, Arrays], views: list[View], wanted: Callable[[Module], Weights]
+    sanitize: Sanitize,
+    arrays: Mapping[str, Arrays],
+    views: list[View],
+    wanted: Callable[[Module], Weights],
+    computed: Callable[[str], bool],
 ) -> Recipe:
     """The recipe by which `arrays` (placeholders) become the parameters that `wanted` reads from a module.
 
-    Of several views the one that gives the right names wins, else the one that comes nearest, whose faults the caller
-    will tell. Raises what `sanitize` raises if no view gets through it.
+    Of several views the one that gives the right names and shapes wins, else the one that comes nearest, whose faults
+    the caller will tell. `computed` names tensors that must be unpacked though nothing shows it. Raises what `sanitize`
+    raises if no view gets through it.
     """
-    view, module, weights = _choose(sanitize, _words(arrays), views, wanted)
     packed = {name for name, item in arrays.items() if item.scale is not None}
+    unpacked: dict[str, Packing] = {}
+    forced = {name for name in packed if computed(name)}
+    if forced:
+        unpacked = _packings(sanitize, arrays, forced, views, wanted)
+        arrays = _with_unpacked(arrays, unpacked)
+    view, _, weights = _choose(sanitize, _words(arrays), views, wanted)
+    packed -= forced
     if not packed:
-        return Recipe(view)
+        return Recipe(view, unpacked)
     _, scales = sanitize(_scales(arrays), view)
     _check_names(weights, scales)
-    parameters = wanted(module)
-    unpacked: dict[str, Packing] = {}
     spoiled = set(_spoiled(weights, scales))
-    for names in _alike(packed) if spoiled else ():
+    changed = {name for name in packed if not _is_as_it_was(arrays[name].weight, weights.get(name))}
+    for names in _alike(changed) if spoiled else ():
         # With the scales of these alone in the shape of their words, what comes of them looks plain.
-        _, trial = sanitize(
-            _scales({name: _plain(arrays[name]) if name in names else arrays[name] for name in arrays}), view
-        )
+        plain = {name: Arrays(item.weight) if name in names else item for name, item in arrays.items()}
+        _, trial = sanitize(_scales(plain), view)
         touched = {name for name in weights if trial[name].shape != scales[name].shape}
         if touched & spoiled:
-            unpacked |= _packings(sanitize, arrays, names, view, parameters)
+            unpacked |= _packings(sanitize, arrays, names, [view], wanted)
     return Recipe(view, unpacked)
+
+
+def _is_as_it_was(words: mx.array, result: mx.array | None) -> bool:
+    return result is not None and (result.shape, result.dtype) == (words.shape, words.dtype)
 
 
 def _choose(
     sanitize: Sanitize, words: Weights, views: list[View], wanted: Callable[[Module], Weights]
-) -> tuple[View, Module, Weights]:
-    best: tuple[int, View, Module, Weights] | None = None
+) -> tuple[View, int, Weights]:
+    """The view that fits best, how many names or shapes do not, and what comes of it."""
+    best: tuple[View, int, Weights] | None = None
     fault: ModelError | None = None
     for view in views:
         try:
@@ -131,15 +143,26 @@ def _choose(
         except ModelError as error:
             fault = fault or error
             continue
-        wrong = len(wanted(module).keys() ^ weights.keys())
-        if best is None or wrong < best[0]:
-            best = (wrong, view, module, weights)
-        if not wrong:
+        misfits = _misfits(wanted(module), weights)
+        if best is None or misfits < best[1]:
+            best = (view, misfits, weights)
+        if not misfits:
             break
     if best is None:
         assert fault
         raise fault
-    return best[1:]
+    return best
+
+
+def _misfits(parameters: Weights, weights: Weights) -> int:
+    """How many names or shapes differ. The last axis of packed words says nothing, but there is one at least."""
+    shapes = {name: array.shape for name, array in weights.items()}
+    count = len(parameters.keys() ^ shapes.keys())
+    for name in parameters.keys() & shapes.keys():
+        want, have = parameters[name].shape, shapes[name]
+        packed = weights[name].dtype == mx.uint32 and parameters[name].dtype != mx.uint32
+        count += want[:-1] != have[:-1] if packed else want != have
+    return count
 
 
 def _check_names(*roles: Weights) -> None:
@@ -165,39 +188,33 @@ def _alike(names: set[str]) -> list[set[str]]:
 
 
 def _packings(
-    sanitize: Sanitize, arrays: Mapping[str, Arrays], names: set[str], view: View, parameters: Weights
+    sanitize: Sanitize,
+    arrays: Mapping[str, Arrays],
+    names: set[str],
+    views: list[View],
+    wanted: Callable[[Module], Weights],
 ) -> dict[str, Packing]:
     """The packing of each of `names`: of those that its shapes allow, the one whose values fit the module best."""
-    shapes: dict[tuple[object, ...], list[str]] = {}
+    forms: dict[tuple[int, int, bool], list[str]] = {}
     for name in sorted(names):
-        item = arrays[name]
-        assert item.scale is not None
-        shapes.setdefault((item.weight.shape[-1], item.scale.shape[-1], item.scale.dtype), []).append(name)
-    found: dict[str, Packing] = {}
-    for members in shapes.values():
-        words, scale = arrays[members[0]].weight, arrays[members[0]].scale
+        words, scale = arrays[name].weight, arrays[name].scale
         assert scale is not None
-        candidates = packings(words.shape[-1], scale.shape[-1], byte_scales=scale.dtype == mx.uint8)
-        best = min(candidates, key=lambda packing: _misfits(sanitize, arrays, members, packing, view, parameters))
-        found |= dict.fromkeys(members, best)
+        forms.setdefault((words.shape[-1], scale.shape[-1], scale.dtype == mx.uint8), []).append(name)
+    found: dict[str, Packing] = {}
+    fewest: int | None = None
+    for choice in itertools.product(*(packings(*form[:2], byte_scales=form[2]) for form in forms)):
+        trial = {name: one for one, members in zip(choice, forms.values(), strict=True) for name in members}
+        try:
+            _, misfits, _ = _choose(sanitize, _words(_with_unpacked(arrays, trial)), views, wanted)
+        except ModelError:
+            continue
+        if fewest is None or misfits < fewest:
+            found, fewest = trial, misfits
     return found
 
 
-def _misfits(
-    sanitize: Sanitize,
-    arrays: Mapping[str, Arrays],
-    names: list[str],
-    packing: Packing,
-    view: View,
-    parameters: Weights,
-) -> int:
-    """How many parameters have another shape than wanted with `names` unpacked so."""
-    trial = {name: Arrays(arrays[name].unpacked(packing)) if name in names else item for name, item in arrays.items()}
-    try:
-        _, weights = sanitize(_words(trial), view)
-    except ModelError:
-        return len(parameters) + 1
-    return sum(name not in weights or weights[name].shape != array.shape for name, array in parameters.items())
+def _with_unpacked(arrays: Mapping[str, Arrays], packings: Mapping[str, Packing]) -> dict[str, Arrays]:
+    return {name: Arrays(item.unpacked(packings[name])) if name in packings else item for name, item in arrays.items()}
 
 
 def _words(arrays: Mapping[str, Arrays]) -> Weights:
@@ -206,10 +223,6 @@ def _words(arrays: Mapping[str, Arrays]) -> Weights:
 
 def _scales(arrays: Mapping[str, Arrays]) -> Weights:
     return {name: _first(item.scale, item.weight) for name, item in arrays.items()}
-
-
-def _plain(item: Arrays) -> Arrays:
-    return Arrays(item.weight)
 
 
 def _first(array: mx.array | None, default: mx.array) -> mx.array:

@@ -5,8 +5,10 @@ quantized by MLX, or with the unpacked values where a layer has no packed class.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 import pytest
@@ -20,6 +22,8 @@ from runner.model.load import load
 from tests.models.architectures import architectures, config, make_module, unserved
 from tests.models.checkpoints import TOKENIZER, write_weights
 from tests.models.store import PACKINGS, Quantization, Store, write_store
+from tests.models.store import quantize as quantize_tensor
+from tests.models.tensors import Packing, rounded
 
 SERVED = [name for name in architectures() if name not in unserved()]
 TOKENS = [(7 * index + index * index) % 64 for index in range(44)]
@@ -28,7 +32,7 @@ TOKENS = [(7 * index + index * index) % 64 for index in range(44)]
 # What the oracle itself cannot do, not the loader.
 NOT_COMPARED = {
     "afm7": "its layers know affine packings only",
-    "baichuan_m1": "its sanitize normalizes the rows of lm_head, which the oracle does before it packs them",
+    "baichuan_m1": "its sanitize normalizes lm_head, before the oracle packs it; see the test below",
     "prism_hadamard_qwen35": "its layers are packed from the start",
 }
 
@@ -122,6 +126,45 @@ def packed(store: Store) -> Mapping[str, str]:
             header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
             found[name.removesuffix(".weight")] = header["__metadata__"]["quant_type"]
     return found
+
+
+@pytest.mark.parametrize(("name", "axis", "fields"), [("baichuan_m1", 1, {}), ("bailing_moe", 0, {"norm_head": True})])
+def test_a_packed_head_that_its_module_normalizes_has_the_length_1(
+    name: str, axis: int, fields: Mapping[str, object], directory: Path, tmp_path: Path
+) -> None:
+    """Their sanitize divides and casts back: of packed words, zeros would be left."""
+    (directory / "config.json").write_text(
+        json.dumps({**json.loads((directory / "config.json").read_text()), **fields})
+    )
+    store = write_store(tmp_path, "m", directory, "mxfp8")
+    assert "lm_head" in packed(store)
+    head = load(open_model("m", tmp_path)).module.lm_head.weight.astype(mx.float32)
+    assert mx.allclose(mx.linalg.norm(head, axis=axis), mx.ones(head.shape[1 - axis]), atol=0.01)
+
+
+@pytest.mark.parametrize("name", ["kimi_k3"])
+def test_projections_of_different_packings_that_a_module_joins_are_unpacked(
+    name: str, directory: Path, tmp_path: Path
+) -> None:
+    """Ollama gives k and v more bits than q."""
+    plain: dict[str, mx.array] = {}
+    for path, array in cast("list[tuple[str, mx.array]]", tree_flatten(make_module(name).parameters())):
+        joined = path.endswith("self_attn.qkv_proj.weight")
+        parts = cast("list[mx.array]", mx.split(array, 3)) if joined else [array]
+        names = [path.replace("qkv_proj", f"{part}_proj") for part in "qkv"] if len(parts) > 1 else [path]
+        plain |= dict(zip(names, parts, strict=True))
+    write_weights(directory, plain)
+    store = write_store(tmp_path, "m", directory)
+    count = 0
+    for path, bits in [(path, 4 if ".q_proj" in path else 8) for path in plain if re.search(r"\.[qkv]_proj\.", path)]:
+        if f"{path.rpartition('.self_attn')[0]}.self_attn.k_proj.weight" in plain and path.endswith("weight"):
+            packing = Packing(32, bits, "affine")
+            store.put_tensors(path, quantize_tensor(store.tensors(path)[path], path, packing))
+            plain[path] = rounded(plain[path], packing)
+            count += 1
+    assert count >= 3
+    write_weights(directory, plain)
+    assert mx.allclose(loaded("m", tmp_path), run(oracle(directory)), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", sorted(unserved()))

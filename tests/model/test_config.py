@@ -100,7 +100,8 @@ def test_rope_parameters_are_lifted(kind: Kind, scaling: dict[str, object], tmp_
 def test_what_stands_at_the_top_beats_rope_parameters(tmp_path: Path) -> None:
     opened = opened_with(tmp_path, "llama", rope_theta=5.0, rope_parameters={"rope_theta": 7.0, **LLAMA3_ROPE})
     assert opened.module_config["rope_theta"] == 5.0
-    assert opened.module_config["rope_scaling"] == config_of("llama")["rope_scaling"]
+    scaling = cast("Config", config_of("llama")["rope_scaling"])
+    assert opened.module_config["rope_scaling"] == {"type": "llama3", **scaling}
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "gemma3"])

@@ -95,6 +95,12 @@ def test_a_config_without_a_text_config_is_that_of_the_text_model_alone() -> Non
         "model.embed_vision.x.weight",
         "multi_modal_projector.x.weight",
         "model.vision_projection.x.weight",
+        "mm_projector.x.weight",
+        "patch_merge_mlp.x.weight",
+        "vision.x.weight",
+        "aligner.x.weight",
+        "language_model.visual.x.weight",
+        "model.mtp_block.0.x.weight",
         "mtp.layers.0.norm.weight",
         "language_model.mtp.fc.weight",
         "model.layers.0.self_attn.rotary_emb.inv_freq",
@@ -166,3 +172,64 @@ def test_more_layers_than_tensors_are_refused_before_any_is_built(field: str) ->
     with pytest.raises(ModelError, match=f"{field} is {10**12}, the model holds 1: layer 1 is missing"):
         module_config({field: 10**12}, GENERAL, tensors("model.layers.0.x.weight"))
     assert module_config({field: 2}, GENERAL, tensors("h.0.a.weight", "h.1.a.weight"))[field] == 2
+
+
+@pytest.mark.parametrize("wanted", [0, -1])
+@pytest.mark.parametrize("family", [GENERAL, FAMILIES["LlamaForCausalLM"]])
+def test_a_model_without_layers_is_refused(family: Family, wanted: int) -> None:
+    text: Config = {**dict.fromkeys(family.required, 4), "num_hidden_layers": wanted}
+    with pytest.raises(ModelError, match=f"invalid num_hidden_layers: {wanted}"):
+        module_config(text, family, tensors("model.layers.0.x.weight"))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, True, "1e-5"])
+def test_a_number_must_be_one(value: object) -> None:
+    family = FAMILIES["LlamaForCausalLM"]
+    text: Config = {**dict.fromkeys(family.required, 1), "rms_norm_eps": value}
+    with pytest.raises(ModelError, match="invalid rms_norm_eps"):
+        module_config(text, family, tensors("model.layers.0.x.weight"))
+
+
+@pytest.mark.parametrize(
+    ("top", "text", "names", "tied"),
+    [
+        (True, None, ["lm_head.weight"], True),
+        (False, None, [], False),
+        (None, None, ["lm_head.weight"], False),
+        (None, None, [], None),
+        (False, True, [], True),
+    ],
+)
+def test_what_the_top_of_a_config_says_of_tying_counts_for_its_text(
+    top: bool | None, text: bool | None, names: list[str], tied: bool | None
+) -> None:
+    """transformers writes the flag beside `text_config`; mlx-lm looks inside."""
+    family = Family("qwen3_vl", text="text_config")
+    config: Config = {"text_config": {} if text is None else {"tie_word_embeddings": text}}
+    if top is not None:
+        config["tie_word_embeddings"] = top
+    mended = module_config(config, family, tensors(*names))
+    assert isinstance(mended["text_config"], dict)
+    assert mended["text_config"].get("tie_word_embeddings") is tied
+
+
+@pytest.mark.parametrize("scaling", [{"rope_type": "longrope"}, {"type": "longrope"}])
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+def test_the_type_of_a_rope_has_both_its_names(scaling: Config, place: str) -> None:
+    mended = module_config({place: {**scaling, "factor": 2.0}}, Family("phi3"), {})
+    assert mended["rope_scaling"] == {"type": "longrope", "rope_type": "longrope", "factor": 2.0}
+
+
+def test_a_directory_goes_by_its_model_type_where_that_is_a_module_of_its_own() -> None:
+    """mlx-lm does; Ollama goes by the architecture."""
+    config: Config = {"model_type": "nanbeige"}
+    assert family_of("LlamaForCausalLM", config).module == "llama"
+    assert family_of("LlamaForCausalLM", config, from_store=False).module == "nanbeige"
+    for model_type in ("llama", "mistral", "unknown", "../x", None):
+        assert family_of("LlamaForCausalLM", {"model_type": model_type}, from_store=False).has_row
+    for model_type in ("gemma4", "gemma4_text", "gemma4_unified"):
+        assert family_of("Gemma4ForCausalLM", {"model_type": model_type}, from_store=False).has_row
+
+
+def test_a_module_that_would_build_its_vision_tower_does_not() -> None:
+    assert "vision_config" not in module_config({"vision_config": {}}, Family("muse_spark"), {})

@@ -22,14 +22,20 @@ def packed(rows: int, columns: int, kind: str, seed: int = 0) -> Arrays:
 
 
 def found(
-    arrays: dict[str, Arrays], change: Change, parameters: Mapping[str, tuple[int, ...]]
+    arrays: dict[str, Arrays], change: Change, parameters: Mapping[str, tuple[int, ...]], computed: str = ""
 ) -> tuple[Recipe, Weights]:
     """The recipe for a module of `parameters`, and what it makes."""
 
     def sanitize(weights: Weights, view: View) -> tuple[Module, Weights]:
-        return Module(), change(dict(weights))
+        try:
+            return Module(), change(dict(weights))
+        except ValueError as error:
+            raise ModelError(str(error)) from error
 
-    recipe = find_recipe(sanitize, arrays, ["as stored"], lambda _: {k: mx.zeros(s) for k, s in parameters.items()})
+    def wanted(module: Module) -> Weights:
+        return {name: mx.zeros(shape) for name, shape in parameters.items()}
+
+    recipe = find_recipe(sanitize, arrays, ["as stored"], wanted, lambda name: name in computed)
     return recipe, through(sanitize, arrays, recipe)[1]
 
 
@@ -89,6 +95,35 @@ def test_only_what_must_be_is_unpacked_and_each_as_it_was_packed() -> None:
     for layer, kind in kinds.items():
         assert mx.array_equal(weights[f"{layer}.kv.weight"], dense(arrays[f"{layer}.kv.weight"], kind).T)
         assert f"{layer}.o.scales" in weights
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_what_is_computed_with_and_cast_back_is_unpacked_where_a_table_says_so(kind: str) -> None:
+    """Baichuan normalizes `lm_head` and keeps its type: of packed words only zeros would be left."""
+
+    def change(weights: Weights) -> Weights:
+        head = weights["lm_head.weight"]
+        return {"lm_head.weight": (head / 100).astype(head.dtype)}
+
+    item = packed(64, 128, kind)
+    _, weights = found({"lm_head.weight": item}, change, {"lm_head.weight": (64, 128)}, computed="lm_head.weight")
+    assert weights.keys() == {"lm_head.weight"}
+    assert mx.array_equal(weights["lm_head.weight"], change({"lm_head.weight": dense(item, kind)})["lm_head.weight"])
+
+
+def test_tensors_that_are_joined_though_they_are_packed_differently_are_unpacked_together() -> None:
+    """Kimi K3 joins q, k and v; Ollama gives k and v twice the bits. None of them fits alone."""
+    kinds = {"q": "int4", "k": "int8", "v": "int8"}
+    arrays = {f"{part}.weight": packed(64, 128, kind) for part, kind in kinds.items()}
+    _, weights = found(
+        arrays,
+        lambda w: {"qkv.weight": mx.concatenate([w[name] for name in arrays])},
+        {"qkv.weight": (192, 128)},
+        computed=" ".join(arrays),
+    )
+    assert mx.array_equal(
+        weights["qkv.weight"], mx.concatenate([dense(arrays[f"{part}.weight"], kind) for part, kind in kinds.items()])
+    )
 
 
 def test_the_global_scale_follows_its_rows() -> None:
