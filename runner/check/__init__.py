@@ -1,5 +1,6 @@
 """`mlx-runner check`: what a model is, and everything that would keep it from being served."""
 
+import os
 import sys
 from typing import NoReturn
 
@@ -8,6 +9,7 @@ import msgspec
 from runner.errors import RunnerError
 from runner.settings import CheckSettings
 
+_STDOUT = 1
 _INSTALL = "install ollama-mlx-runner[cpu] or, for NVIDIA, ollama-mlx-runner[cuda]"
 
 
@@ -21,10 +23,12 @@ def check(settings: CheckSettings) -> NoReturn:
 
     found = inspect(settings)
     text = msgspec.json.format(msgspec.json.encode(found)).decode() + "\n" if settings.json else as_text(found)
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a text file, as Python makes it
+    data = text.encode(sys.stdout.encoding if sys.stdout else "utf-8", "backslashreplace")
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        while data:
+            data = data[os.write(_STDOUT, data) :]
     except BrokenPipeError:
         pass  # whoever read it has seen enough
+    except OSError as error:
+        raise RunnerError(f"write to standard output: {(error.strerror or str(error)).lower()}") from error
     sys.exit(0 if found.loads else 1)

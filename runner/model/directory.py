@@ -22,7 +22,7 @@ def open_directory(directory: Path, name: str, report: Report = refuse) -> Check
     """
     try:
         # A link that leads nowhere stays, to be told: it is what an interrupted download leaves behind.
-        paths = [path for path in sorted(directory.iterdir()) if not path.is_dir()]
+        paths = [path for path in sorted(directory.iterdir()) if not os.path.isdir(path)]  # noqa: PTH112 - Path.is_dir raises for links to closed places
     except NotADirectoryError as error:
         raise ModelError(f"open {directory}: not a directory; name the one that holds config.json") from error
     except OSError as error:
@@ -51,8 +51,10 @@ def open_directory(directory: Path, name: str, report: Report = refuse) -> Check
             other = entries.setdefault(key, entry)
             if other is not entry:
                 report(ModelError(f"tensor {key} is in two files: {other.file} and {path}"))
-    # A merely stale index is ignored, as mlx-lm does: only shards of tensors that are nowhere else count.
-    shards = {shard for key, shard in places.items() if key not in entries}
+    # A stale index, of which no file is there, is ignored, as mlx-lm ignores all; else a download was interrupted.
+    known = {path.name for path in weights}
+    stale = known.isdisjoint(places.values())
+    shards = {shard for key, shard in places.items() if key not in entries and "/" not in shard and not stale}
     for path in sorted(directory / shard for shard in shards):
         if path not in weights and not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for long names
             lose(path, ModelError(f"open {path}: no such file or directory (named by {_INDEX})"))

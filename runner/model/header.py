@@ -29,6 +29,10 @@ DTYPE_BYTES = {
 }  # fmt: skip
 """Bytes per element of every type that MLX can load."""
 
+_MOST_DIMENSIONS = 16
+"""No tensor of a model has more; the product of a million sizes would take hours."""
+_SHOWN = 100
+
 FLOAT_DTYPES = frozenset({"F16", "BF16", "F32"})
 
 
@@ -118,11 +122,11 @@ def _checked(path: Path, header: Mapping[str, object], data_bytes: int) -> dict[
             raise ModelError(f"{where}: the header entry is not an object")
         dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
         if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-            raise ModelError(f"{where}: dtype {dtype!r} is not supported")
+            raise ModelError(f"{where}: dtype {_clipped(dtype)} is not supported")
         if not _are_sizes(shape, _LARGEST_SIZE):
-            raise ModelError(f"{where}: shape {shape!r} is not a list of sizes")
+            raise ModelError(f"{where}: shape {_clipped(shape)} is not a list of sizes")
         if not _are_sizes(offsets, 2**63 - 1) or len(offsets) != 2:
-            raise ModelError(f"{where}: data_offsets {offsets!r} are not two positions")
+            raise ModelError(f"{where}: data_offsets {_clipped(offsets)} are not two positions")
         entries[key] = entry = Entry(path, key, dtype, tuple(shape))
         start, stop = offsets
         if stop > data_bytes:
@@ -139,4 +143,12 @@ def _checked(path: Path, header: Mapping[str, object], data_bytes: int) -> dict[
 
 
 def _are_sizes(value: object, most: int) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item <= most for item in value)
+    if not isinstance(value, list) or len(value) > _MOST_DIMENSIONS:
+        return False
+    return all(type(item) is int and 0 <= item <= most for item in value)
+
+
+def _clipped(value: object) -> str:
+    """A piece of a hostile file, for one line of text."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

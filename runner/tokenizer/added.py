@@ -6,6 +6,7 @@ from typing import NamedTuple
 from runner.errors import ModelError
 from runner.tokenizer.files import Files, JsonObject, read_object, token_text
 
+_LARGEST_ID = 2**31 - 1
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
 
@@ -61,11 +62,11 @@ def _decoder_entries(entries: object) -> Iterator[AddedToken]:
 
 
 def _token_id(value: object, place: str) -> int:
-    if isinstance(value, str) and value.isdecimal():
-        return int(value)
-    if type(value) is int and value >= 0:
+    if isinstance(value, str) and value.isdecimal() and len(value) <= len(str(_LARGEST_ID)):
+        value = int(value)
+    if type(value) is int and 0 <= value <= _LARGEST_ID:
         return value
-    raise ModelError(f"parse tokenizer: {place}: {value!r} is no token id")
+    raise ModelError(f"parse tokenizer: {place}: {repr(value)[:40]} is no token id")
 
 
 def _special_texts(*sources: JsonObject) -> Iterator[str]:

@@ -11,6 +11,8 @@ from runner.errors import ModelError
 from runner.tokenizer.added import AddedToken
 
 FILE = "tokenizer.json"
+_WIDEST_GAP = 1 << 17
+"""Between the vocabulary and the last added token, where each id in between takes an entry."""
 _MODELS = frozenset({None, "BPE", "Unigram", "WordLevel", "WordPiece"})
 _LITERAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
@@ -41,7 +43,7 @@ class _Model(msgspec.Struct, frozen=True):
 class Document(msgspec.Struct, frozen=True):
     """The parts of `tokenizer.json` that are needed beside the file itself."""
 
-    model: _Model = _Model()
+    model: _Model
     added_tokens: list[_Entry] | None = []
 
     @property
@@ -63,7 +65,7 @@ def parse_document(data: bytes) -> Document:
     """
     try:
         document = msgspec.json.decode(data, type=Document)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"parse tokenizer: {FILE}: {error}") from error
     kind = document.model.type
     if kind is not msgspec.UNSET and kind not in _MODELS:
@@ -114,4 +116,9 @@ def _continuation(size: int, ids: Mapping[str, int]) -> bytes:
     Scores do not matter: no ordinary text holds these, and 0 leaves the lowest one, which weighs the unknown, as it is.
     """
     texts = {token_id: text for text, token_id in ids.items()}
-    return msgspec.json.encode([(texts.get(token_id, ""), 0.0) for token_id in range(size, max(texts) + 1)])
+    last = max(texts)
+    if last > size + _WIDEST_GAP:
+        raise ModelError(
+            f"parse tokenizer: {FILE}: added token {texts[last]!r} has the id {last}, want one near {size}"
+        )
+    return msgspec.json.encode([(texts.get(token_id, ""), 0.0) for token_id in range(size, last + 1)])

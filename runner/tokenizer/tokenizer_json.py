@@ -33,8 +33,11 @@ class TokenizerJson:
         self._backend = _build(data)
         if self._moved():
             self._backend = _build(with_vocabulary_ids(data, self.added))
-        for token in self._moved():
-            log.warning("an added token is read as another one", file=FILE, token=token.content, id=token.id)
+        if moved := self._moved():
+            first = moved[0]
+            log.warning(
+                "added tokens are read as other ones", file=FILE, count=len(moved), token=first.content, id=first.id
+            )
         self.kind = type(self._backend.model).__name__
         self._added = {token.id: token for token in self.added}
         self._decode_piece = piece_decoder(self._backend, byte_fallback=document.model.byte_fallback is True)
@@ -74,7 +77,9 @@ def _build(data: bytes) -> tokenizers.Tokenizer:
 
     try:
         backend = tokenizers.Tokenizer.from_buffer(data)
-    except ValueError as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
         raise ModelError(f"parse tokenizer: {FILE}: {error}") from error
     backend.no_truncation()
     backend.no_padding()

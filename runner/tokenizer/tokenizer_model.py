@@ -58,7 +58,10 @@ class TokenizerModel:
         self._by_id = {token.id: token for token in self.added}
         self._ids = {token.content: token.id for token in self.added}
         symbols = [text for kind, text in proto.marked.values() if kind == PieceType.USER_DEFINED]
-        self._pattern = literal_pattern([*self._ids, *symbols])
+        try:
+            self._pattern = literal_pattern([*self._ids, *symbols])
+        except RecursionError as error:
+            raise ModelError(f"parse tokenizer: {FILE}: too many added tokens that begin with one another") from error
 
     def _added_tokens(self, proto: ModelProto, files: Files) -> list[AddedToken]:
         """Control symbols and the unknown, then the configured tokens, which take an id or a text from these."""

@@ -339,6 +339,10 @@ BLOBS: dict[str, Case] = {
     "shape negative": Case(
         with_header({WEIGHT: entry(shape=(-64, -64))}), rf"{_TENSOR_AT}shape \[-64, -64\] is not a list of sizes"
     ),
+    "shape of a million sizes": Case(
+        with_header({WEIGHT: entry(shape=(2147483647,) * 1_000_000)}),
+        rf"{_TENSOR_AT}shape \[(2147483647, ){{8}}214\.\.\. is not a list of sizes",
+    ),
     "shape of floats": Case(
         with_header({WEIGHT: entry(shape=(64.0, 64))}), rf"{_TENSOR_AT}shape \[64\.0, 64\] is not a list of sizes"
     ),

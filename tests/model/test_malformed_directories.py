@@ -154,7 +154,7 @@ def test_a_file_of_the_directory_is_not_the_directory(name: str, directory: Path
 def test_a_stale_index_is_no_obstacle(tmp_path: Path) -> None:
     """mlx-lm ignores the index; conversions have been published with that of their source."""
     directory = write_checkpoint(tmp_path / "d", "llama")
-    index = {"weight_map": {WEIGHT: "model-00001-of-00009.safetensors"}}
+    index = {"weight_map": {WEIGHT: "model-00001-of-00009.safetensors", "visual.x": "model-00002-of-00009.safetensors"}}
     (directory / INDEX).write_text(json.dumps(index))
     assert open_model(str(directory), tmp_path).total_bytes > 0
 
@@ -203,3 +203,12 @@ def test_what_only_looks_like_awq_is_refused(tensors: dict[str, Tensor], text: s
     (directory / "model.safetensors").write_bytes(safetensors_bytes(changed))
     with pytest.raises(ModelError, match=rf"tensor {stem}\.qweight:? .*{text}|tensor {stem}\.qweight {text}"):
         load(open_model(str(directory), tmp_path))
+
+
+def test_an_index_leads_nowhere_outside(tmp_path: Path) -> None:
+    """Nor does it tell what is there."""
+    directory = write_checkpoint(tmp_path / "d", "llama", shards=2)
+    index = json.loads((directory / INDEX).read_text())
+    index["weight_map"] |= {"x": "../absent.safetensors", "y": str(tmp_path / "absent.safetensors")}
+    (directory / INDEX).write_text(json.dumps(index))
+    assert open_model(str(directory), tmp_path).total_bytes > 0

@@ -115,3 +115,14 @@ def test_without_mlx_it_ends_as_serving_does(models_dir: Path, tmp_path: Path) -
     assert said[0].returncode == said[1].returncode == 1
     assert said[0].stderr == said[1].stderr
     assert said[0].stderr.startswith(b"Error: MLX not available: ")
+
+
+def test_it_says_when_what_it_found_cannot_be_written(models_dir: Path) -> None:
+    environment = {**os.environ, "OLLAMA_MODELS": str(models_dir)}
+    with Path(os.devnull).open() as unwritable:
+        done = subprocess.run(
+            [*RUNNER, "check", MAIN], env=environment, stdout=unwritable, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: write to standard output: ")
+    assert done.stderr.count("\n") == 1

@@ -157,7 +157,7 @@ def test_an_entry_of_a_unigram_keeps_its_id_before_an_added_token(caplog: pytest
     tokenizer = load(document(unigram(), [{"id": 2, "content": "<a>"}, {"id": 9, "content": "<b>"}]))
     assert tokenizer.encode("h<b>") == [2, 9]
     [record] = caplog.records
-    assert record.__dict__["attributes"] == {"file": "tokenizer.json", "token": "<a>", "id": 2}
+    assert record.__dict__["attributes"] == {"file": "tokenizer.json", "count": 1, "token": "<a>", "id": 2}
 
 
 # Errors
@@ -175,3 +175,33 @@ def test_an_entry_of_a_unigram_keeps_its_id_before_an_added_token(caplog: pytest
 def test_a_broken_model_is_refused(model: Json) -> None:
     with pytest.raises(ModelError, match=r"^parse tokenizer: tokenizer\.json: "):
         load(document(model))
+
+
+def added(token_id: int) -> Json:
+    return {"id": token_id, "content": "<a>", "special": True}
+
+
+HOSTILE: dict[str, tuple[Json, str]] = {
+    "no model": ({"added_tokens": [added(1)]}, "missing required field `model`"),
+    "a panic in the library": (
+        {**with_model(), "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        "tokenizer.json: ",
+    ),
+    "an id that would take gigabytes": (
+        {"model": {"type": "Unigram", "vocab": [["<unk>", 0.0]], "unk_id": 0}, "added_tokens": [added(2**32 - 1)]},
+        "added token '<a>' has the id 4294967295, want one near 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("made", "text"), HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_file_is_refused_by_its_name(made: Json, text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError, match=f"parse tokenizer: .*{text}"):
+        load(made)
+    capfd.readouterr()  # the library tells of its panics itself
+
+
+def test_a_file_that_is_nested_beyond_measure_is_refused() -> None:
+    data = b'{"model":{"type":"BPE"},"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    with pytest.raises(ModelError, match=r"parse tokenizer: tokenizer\.json: "):
+        open_tokenizer({"tokenizer.json": data}.get)

@@ -177,7 +177,7 @@ def test_literal_matching_keeps_the_rest_of_the_file() -> None:
 def test_an_added_token_that_cannot_have_its_id_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = load(with_added(llama3(), added(300, "a")))
     assert tokenizer.encode("a") == [97]
-    assert caplog.records[0].__dict__["attributes"] == {"file": "tokenizer.json", "token": "a", "id": 300}
+    assert caplog.records[0].__dict__["attributes"] == {"file": "tokenizer.json", "count": 1, "token": "a", "id": 300}
 
 
 @pytest.mark.parametrize("text", ["a\ud800b", "\udc80", "\ud83d\ude00"])
