@@ -4,8 +4,10 @@ Owner: the engine thread. Every array is made, read and evaluated on the thread 
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, TypeVar, cast
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -18,32 +20,29 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from runner.errors import ModelError
 from runner.logs import Log
-from runner.model.checkpoint import Tensor
 from runner.model.header import Entry, read_header
-from runner.model.module import Arrays, assemble
+from runner.model.module import arrays_of, assemble, rehearse
 from runner.model.opened import OpenedModel
+from runner.model.packed import Arrays, Recipe
+from runner.model.stacks import StackReader, find_stacks, others
 
 log = Log(__name__)
 
-_Sized = TypeVar("_Sized", Entry, mx.array)
-
-_GROUP_TENSORS = 64
+_READ_FILES = 64
 """A lazy array keeps its file open, and macOS allows 256 open files."""
-_GROUP_BYTES = 256 << 20
+_READ_BYTES = 512 << 20
+"""All readers wait for the last one of a group: few groups, but the log wants some."""
+_MADE_BYTES = 64 << 20
+"""What is made of arrays takes room beside them until its group is done."""
 _LOG_EVERY_S = 1.0
-
-_DTYPES = {
-    "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16, "U32": mx.uint32,
-    "I32": mx.int32, "U64": mx.uint64, "I64": mx.int64, "F16": mx.float16, "BF16": mx.bfloat16, "F32": mx.float32,
-    "C64": mx.complex64, "F8_E4M3": mx.uint8, "F8_E8M0": mx.uint8,
-}  # fmt: skip
-"""How MLX represents the types of a file."""
 
 
 class LoadedModel(NamedTuple):
     """A model ready to run, on the thread that loaded it."""
 
     module: Module
+    suppressed: tuple[int, ...] = ()
+    """Tokens that are never to be chosen."""
 
     def make_layers(self) -> list[object]:
         """Fresh layer caches for one sequence, one per layer that has a state."""
@@ -51,7 +50,8 @@ class LoadedModel(NamedTuple):
 
     def logits(self, tokens: mx.array, layers: list[object]) -> mx.array:
         """Runs `tokens` [B, L] after what `layers` hold, and advances them. Returns scores [B, L, V], not evaluated."""
-        return cast("mx.array", self.module(tokens, cache=layers))
+        scores = cast("mx.array", self.module(tokens, cache=layers))
+        return scores.at[..., mx.array(self.suppressed)].minimum(-mx.inf) if self.suppressed else scores
 
 
 def load(opened: OpenedModel) -> LoadedModel:
@@ -59,54 +59,77 @@ def load(opened: OpenedModel) -> LoadedModel:
 
     Shapes, names and types are checked against the module before the first byte is read.
     """
-    assemble(opened, _each(opened, lambda entry: mx.zeros(entry.shape, _DTYPES[entry.dtype])))
-    module = assemble(opened, _read(opened))
-    # What sanitize made of the arrays is lazy still. `assemble` kept none of its inputs, so each group that is
-    # evaluated lets go of what it was made from.
-    for group in _grouped(array for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))):
-        mx.eval(group)
-    mx.eval(module.state)
-    return LoadedModel(module)
-
-
-def _each(opened: OpenedModel, make: Callable[[Entry], mx.array]) -> dict[str, Arrays]:
-    return {name: _arrays(tensor, make) for name, tensor in opened.tensors.items()}
-
-
-def _arrays(tensor: Tensor, make: Callable[[Entry], mx.array]) -> Arrays:
-    _, weight, *companions = tensor
-    return Arrays(make(weight), *(make(part) if part is not None else None for part in companions))
-
-
-def _grouped(items: Iterable[_Sized]) -> Iterator[list[_Sized]]:
-    """Cuts a list so that no part has more items or (but for a single large one) bytes than allowed."""
-    group: list[_Sized] = []
+    _, recipe = rehearse(opened)
+    module = _filled(opened, recipe)
+    # What sanitize made of the arrays is lazy still. Nothing else holds what was read, so each group that is evaluated
+    # lets go of what it was made from.
+    group: list[mx.array] = []
     group_bytes = 0
-    for item in items:
-        if group and (len(group) == _GROUP_TENSORS or group_bytes + item.nbytes > _GROUP_BYTES):
-            yield group
+    for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())):
+        group.append(array)
+        group_bytes += array.nbytes
+        if group_bytes >= _MADE_BYTES:
+            mx.eval(group)
             group, group_bytes = [], 0
-        group.append(item)
-        group_bytes += item.nbytes
+    mx.eval(module.state)
+    return LoadedModel(module, tuple(opened.suppressed_tokens))
+
+
+def _filled(opened: OpenedModel, recipe: Recipe) -> Module:
+    """The module with every byte read, but not everything evaluated that is made of them."""
+    progress = _Progress(opened.total_bytes)
+    stacks, recipe = find_stacks(opened, recipe)
+    arrays: dict[str, Arrays] = {}
+    with closing(StackReader()) as reader:
+        for name, experts in stacks.items():
+            arrays[name] = reader.read(experts)
+            progress.add(part for tensor in experts for part in tensor.parts)
+    rest = opened._replace(tensors=others(opened.tensors, stacks))
+    loaded: dict[Entry, mx.array] = {}
+    for group in _groups(part for tensor in rest.tensors.values() for part in tensor.parts):
+        loaded |= _read_group(group)
+        progress.add(group)
+    arrays |= arrays_of(rest, loaded.__getitem__)
+    return assemble(opened, arrays, recipe)
+
+
+class _Progress:
+    """Says in the log, now and then, how far reading is."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total_bytes = total_bytes
+        self._done_bytes = 0
+        self._started = self._logged = time.monotonic()
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        self._done_bytes += sum(entry.nbytes for entry in entries)
+        now = time.monotonic()
+        if now - self._logged < _LOG_EVERY_S:
+            return
+        self._logged = now
+        log.info(
+            "loading",
+            percent=100 * self._done_bytes // self._total_bytes,
+            bytes=self._done_bytes,
+            total=self._total_bytes,
+            seconds=round(now - self._started, 1),
+        )
+
+
+def _groups(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Cuts what has to be read: no part is in too many files, or has (but for one large array) too many bytes."""
+    group: list[Entry] = []
+    files: set[Path] = set()
+    group_bytes = 0
+    for entry in entries:
+        if group and (len(files | {entry.file}) > _READ_FILES or group_bytes + entry.nbytes > _READ_BYTES):
+            yield group
+            group, files, group_bytes = [], set(), 0
+        group.append(entry)
+        files.add(entry.file)
+        group_bytes += entry.nbytes
     if group:
         yield group
-
-
-def _read(opened: OpenedModel) -> dict[str, Arrays]:
-    """The arrays of every tensor, evaluated group by group; says in the log how far it is."""
-    entries = sorted(part for tensor in opened.tensors.values() for part in tensor.parts)  # file by file
-    loaded: dict[Entry, mx.array] = {}
-    done_bytes, total_bytes = 0, opened.total_bytes
-    started = logged = time.monotonic()
-    for group in _grouped(entries):
-        loaded |= _read_group(group)
-        done_bytes += sum(entry.nbytes for entry in group)
-        now = time.monotonic()
-        if now - logged >= _LOG_EVERY_S:
-            logged = now
-            percent = 100 * done_bytes // max(1, total_bytes)
-            log.info("loading", percent=percent, bytes=done_bytes, total=total_bytes, seconds=round(now - started, 1))
-    return _each(opened, loaded.__getitem__)
 
 
 def _read_group(group: list[Entry]) -> dict[Entry, mx.array]:
@@ -116,7 +139,9 @@ def _read_group(group: list[Entry]) -> dict[Entry, mx.array]:
         arrays = {entry: cast("dict[str, mx.array]", files[entry.file])[entry.key] for entry in group}
         mx.eval(list(arrays.values()))
     except (RuntimeError, KeyError, OSError) as error:
-        for path in {entry.file for entry in group}:
-            read_header(path)  # names the file if it was cut or taken away since it was opened
-        raise ModelError(f"read {group[0].file} (or a file after it): {error}") from error
+        if len(group) > 1:  # once more, one by one, to tell which one it is
+            return {entry: array for single in group for entry, array in _read_group([single]).items()}
+        path = group[0].file
+        read_header(path)  # says what became of the file, if it was cut or taken away since it was opened
+        raise ModelError(f"read {path}: {error}") from error
     return arrays

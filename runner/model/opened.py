@@ -1,5 +1,6 @@
 """Opening a model: everything about it that can be known, and refused, without MLX and without reading weights."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +43,17 @@ class OpenedModel(NamedTuple):
         """What loading will read."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
+    @property
+    def suppressed_tokens(self) -> list[int]:
+        """The ids that `generation_config.json` keeps out of every answer."""
+        try:
+            config = json.loads(self.file("generation_config.json") or b"{}")
+        except (ValueError, RecursionError):
+            return []  # the tokenizer, which reads it too, refuses it
+        listed = config.get("suppress_tokens") if isinstance(config, dict) else None
+        tokens = listed if isinstance(listed, list) else []
+        return [token for token in tokens if type(token) is int and 0 <= token < self.vocab_size]
+
     def file(self, name: str) -> bytes | None:
         """The content of a text file such as `tokenizer.json`; None if the model has none."""
         return self.checkpoint.file(name)
@@ -59,7 +71,7 @@ def open_checkpoint(checkpoint: Checkpoint, report: Report = refuse) -> OpenedMo
     """What a checkpoint means. Raises ModelError; faults that leave something to go on with are reported."""
     config = read_config(checkpoint)
     architecture = architecture_of(config, from_store=checkpoint.from_store)
-    family = family_of(architecture, config)
+    family = family_of(architecture, config, from_store=checkpoint.from_store)
     if checkpoint.from_store and checkpoint.files.keys().isdisjoint(_TOKENIZERS):
         report(ModelError(f"load tokenizer config: {checkpoint.missing_file.format(_TOKENIZERS[0])}"))
     tensors = select_tensors(family, text_config(config, family), checkpoint.tensors)
