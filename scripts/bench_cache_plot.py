@@ -1,16 +1,15 @@
 """The picture of `scripts/bench cache`: how much was reused, how long the first token took, how the work adds up."""
 
 from collections.abc import Callable, Sequence
-from itertools import cycle
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from scripts.bench_bars import COLOURS, Bars, bar_places, draw_bars, tidy
 from scripts.bench_cache_rows import BEST, ModelReport, Row, cumulative
 
-_COLOURS = ("#9aa0a6", "#e8a33d", "#2b6cb0", "#7b4fa3", "#3c8d5a")
 _ROOM = 4  # a bar of this height, in either chart, has room for its figure
 
 
@@ -49,49 +48,24 @@ def _draw_first_tokens(axes: Axes, models: Sequence[ModelReport]) -> None:
     axes.set_yscale("log")
     _draw_bars(axes, models, lambda row: row.costs.ttft_ms_median if row.costs else 0.0)
     for place, model in enumerate(models):
-        for middle, row in zip(_places(len(model.contenders)), model.contenders, strict=True):
+        for middle, row in zip(bar_places(len(model.contenders)), model.contenders, strict=True):
             if row.costs is not None:
                 axes.vlines(place + middle, row.costs.ttft_ms_median, row.costs.ttft_ms_p95, colors="black", lw=1)
     axes.set_ylim(bottom=1)
 
 
 def _draw_work(axes: Axes, model: ModelReport) -> None:
-    for colour, row in zip(_COLOURS, model.contenders, strict=False):
+    for colour, row in zip(COLOURS, model.contenders, strict=False):
         axes.plot([tokens / 1e3 for tokens in cumulative(row)], color=colour, label=row.name, lw=2)
     axes.set_title(model.kind, fontsize=10)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _tidy(axes)
+    tidy(axes)
 
 
 def _draw_bars(axes: Axes, models: Sequence[ModelReport], value: Callable[[Row], float]) -> None:
-    """One group of bars per model; the figures stand within them, above where there is no room."""
-    count = len(models[0].contenders)
-    for index, (middle, colour) in enumerate(zip(_places(count), cycle(_COLOURS), strict=False)):
-        heights = [value(model.contenders[index]) for model in models]
-        places = [place + middle for place in range(len(models))]
-        axes.bar(places, heights, 0.84 / count, color=colour, label=models[0].contenders[index].name)
-        for place, height in zip(places, heights, strict=True):
-            up, alignment, ink = (-3, "top", "white") if height >= _ROOM else (2, "bottom", "black")
-            axes.annotate(
-                f"{height:.0f}",
-                (place, height),
-                xytext=(0, up),
-                textcoords="offset points",
-                va=alignment,
-                ha="center",
-                color=ink,
-                fontsize=7,
-            )
-    axes.set_xticks(range(len(models)), [model.kind for model in models])
-    _tidy(axes)
-
-
-def _places(contenders: int) -> list[float]:
-    """Where the bars of one model stand, around 0."""
-    return [0.84 / contenders * (index - (contenders - 1) / 2) for index in range(contenders)]
-
-
-def _tidy(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
+    """One group of bars per model."""
+    series = [
+        Bars(row.name, [value(model.contenders[index]) for model in models])
+        for index, row in enumerate(models[0].contenders)
+    ]
+    draw_bars(axes, [model.kind for model in models], series, room=_ROOM)

@@ -76,7 +76,7 @@ class StackReader:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "reader")
-        self._starts: dict[Path, dict[str, int]] = {}
+        self._starts: dict[Path, dict[Entry, int]] = {}
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -97,15 +97,18 @@ class StackReader:
         """Where the data of `part` begins in its file."""
         if part.file not in self._starts:
             self._starts[part.file] = _starts(part.file)
-        return self._starts[part.file][part.key]
+        start = self._starts[part.file].get(part)
+        if start is None:
+            raise ModelError(f"{part.file}: tensor {part.key} is not what it was when the model was opened")
+        return start
 
 
-def _starts(path: Path) -> dict[str, int]:
-    read_header(path)  # which says what is wrong, if the file was changed since it was opened
+def _starts(path: Path) -> dict[Entry, int]:
+    entries = read_header(path)  # which says what is wrong, if the file was changed since it was opened
     with open_file(path) as (file, _):
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
-    return {key: 8 + length + value["data_offsets"][0] for key, value in header.items() if key != "__metadata__"}
+    return {entry: 8 + length + header[key]["data_offsets"][0] for key, entry in entries.items()}
 
 
 class _Gathered:

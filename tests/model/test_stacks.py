@@ -26,7 +26,16 @@ from tests.models.sources import Published
 from tests.models.store import Quantization
 from tests.models.tensors import from_mlx, mlx_style_bytes
 
-NAMES = ["qwen3-moe", "qwen3-next", "qwen3.5-moe-separate", "deepseek-v3", "glm4-moe-lite", "nemotron-h", "laguna"]
+NAMES = [
+    "qwen3-moe",
+    "mixtral",
+    "qwen3-next",
+    "qwen3.5-moe-separate",
+    "deepseek-v3",
+    "glm4-moe-lite",
+    "nemotron-h",
+    "laguna",
+]
 STACK = "model.layers.1.mlp.experts.up_proj.weight"
 """Of qwen3-moe: twelve experts, a layer with stacks and one without."""
 EXPERT = "model.layers.1.mlp.experts.{}.up_proj.weight"
@@ -207,10 +216,10 @@ def test_a_file_cut_while_it_is_read_is_named(
     opened = changed(opened, EXPERT.format(7), lambda entry: entry._replace(file=copy))
     genuine = stacks._starts
 
-    def cut(path: Path) -> dict[str, int]:
+    def cut(path: Path) -> dict[Entry, int]:
         starts = genuine(path)
         if path == copy:
-            os.truncate(path, starts[EXPERT.format(7)] + 10)
+            os.truncate(path, starts[opened.tensors[EXPERT.format(7)].weight] + 10)
         return starts
 
     monkeypatch.setattr(stacks, "_starts", cut)
@@ -223,17 +232,23 @@ def test_a_file_gone_while_it_is_read_is_named(
     opened: OpenedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tmp_path / "gone.safetensors"
-    starts = dict.fromkeys(opened.tensors, 0)
+    lost = changed(opened, EXPERT.format(7), lambda entry: entry._replace(file=gone))
+    starts = {tensor.weight: 0 for tensor in lost.tensors.values()}
     monkeypatch.setattr(stacks, "_starts", lambda _: starts)
     with pytest.raises(ModelError, match=rf"^read {gone}: no such file or directory$"):
-        load(changed(opened, EXPERT.format(7), lambda entry: entry._replace(file=gone)))
+        load(lost)
 
 
 def test_a_file_changed_since_it_was_opened_is_named(opened: OpenedModel, tmp_path: Path) -> None:
+    name = EXPERT.format(7)
     other = tmp_path / "other.safetensors"
+    model = changed(opened, name, lambda entry: entry._replace(file=other))
     other.write_bytes(bytes(100))
-    with pytest.raises(ModelError, match=rf"^{other}: "):
-        load(changed(opened, EXPERT.format(7), lambda entry: entry._replace(file=other)))
+    with pytest.raises(ModelError, match=rf"^{other}: the header is not JSON"):
+        load(model)
+    other.write_bytes(mlx_style_bytes(from_mlx({name: mx.zeros((2, 2))})))
+    with pytest.raises(ModelError, match=rf"^{other}: tensor {name} is not what it was when the model was opened$"):
+        load(model)
 
 
 def test_reading_leaves_no_threads(opened: OpenedModel, monkeypatch: pytest.MonkeyPatch) -> None:
