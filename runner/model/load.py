@@ -28,8 +28,8 @@ from runner.model.stacks import StackReader, find_stacks, others
 
 log = Log(__name__)
 
-_READ_FILES = 64
-"""A lazy array keeps its file open, and macOS allows 256 open files."""
+_READ_FILES = 60
+"""A lazy array keeps its file open, MLX's four readers a moment longer, and macOS allows 256 open files."""
 _READ_BYTES = 512 << 20
 """All readers wait for the last one of a group: few groups, but the log wants some."""
 _MADE_BYTES = 64 << 20

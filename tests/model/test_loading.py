@@ -88,8 +88,11 @@ def test_open_files_are_bounded(name: str, deep: Store, apart: Path, monkeypatch
     gc.collect()  # what other tests left open would close in between
     before = open_files()
     load(opened)
-    assert open_files() == before
     assert max(found) <= before + 64
+    deadline = time.monotonic() + 10
+    while open_files() > before and time.monotonic() < deadline:
+        time.sleep(0.01)  # MLX's threads close what they have read a moment after the arrays are there
+    assert open_files() <= before
 
 
 def test_few_files_that_may_be_open_are_enough(deep: Store, apart: Path) -> None:
@@ -222,7 +225,7 @@ def test_weights_are_read_in_few_groups(
     with caplog.at_level(logging.INFO, "runner.model.load"):
         load(opened)
     files = len({tensor.weight.file for tensor in opened.tensors.values()})
-    assert len(caplog.records) == -(-files // 64) if name == "deep" else 3 <= len(caplog.records) <= 5
+    assert len(caplog.records) == -(-files // 60) if name == "deep" else 3 <= len(caplog.records) <= 5
 
 
 def python(code: str, *arguments: str) -> str:

@@ -263,4 +263,4 @@ def test_reading_leaves_no_threads(opened: OpenedModel, monkeypatch: pytest.Monk
     before = threading.active_count()
     load(opened)
     assert len(readers) == 1
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
