@@ -3,8 +3,11 @@
 RunnerError
 ├── UsageError        the command line or an environment variable is wrong: exit status 2
 ├── ModelError        the model cannot be opened: `Error: <text>` on stderr, exit status 1
+│   └── FaultsError   for several reasons at once
 └── RequestError      one request is refused: `status` and text before the stream, an `Error` line after it began
 """
+
+from collections.abc import Sequence
 
 
 class RunnerError(Exception):
@@ -17,6 +20,21 @@ class UsageError(RunnerError):
 
 class ModelError(RunnerError):
     """The model cannot be opened; the text names the file or tensor, what was wanted and what was found."""
+
+
+class FaultsError(ModelError):
+    """Several faults at once; its text is that of the first."""
+
+    def __init__(self, faults: Sequence[ModelError]) -> None:
+        super().__init__(str(faults[0]))
+        self.faults = tuple(faults)
+
+
+def no_mlx(error: ImportError) -> RunnerError:
+    """What to say where MLX cannot be imported."""
+    return RunnerError(
+        f"MLX not available: {error}; install ollama-mlx-runner[cpu] or, for NVIDIA, ollama-mlx-runner[cuda]"
+    )
 
 
 class RequestError(RunnerError):

@@ -6,11 +6,10 @@ from typing import NoReturn
 
 import msgspec
 
-from runner.errors import RunnerError
+from runner.errors import RunnerError, no_mlx
 from runner.settings import CheckSettings
 
 _STDOUT = 1
-_INSTALL = "install ollama-mlx-runner[cpu] or, for NVIDIA, ollama-mlx-runner[cuda]"
 
 
 def check(settings: CheckSettings) -> NoReturn:
@@ -18,7 +17,7 @@ def check(settings: CheckSettings) -> NoReturn:
     try:
         from runner.check.facts import inspect
     except ImportError as error:
-        raise RunnerError(f"MLX not available: {error}; {_INSTALL}") from error
+        raise no_mlx(error) from error
     from runner.check.text import as_text
 
     found = inspect(settings)

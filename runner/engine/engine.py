@@ -14,7 +14,7 @@ import msgspec
 from runner.cache import PrefixCache, make_cache
 from runner.engine.events import Failed, Outbox, Started
 from runner.engine.request import Limits, Request
-from runner.errors import RunnerError
+from runner.errors import RunnerError, no_mlx
 from runner.logs import Log, fatal
 from runner.model import OpenedModel
 from runner.settings import Settings
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from runner.engine.generation import Generation
 
 log = Log(__name__)
-_INSTALL = "install ollama-mlx-runner[cpu] or, for NVIDIA, ollama-mlx-runner[cuda]"
 
 
 class Numbers(msgspec.Struct, frozen=True):
@@ -86,7 +85,7 @@ class Engine:
         try:
             import mlx.core as mx
         except ImportError as error:
-            raise RunnerError(f"MLX not available: {error}; {_INSTALL}") from error
+            raise no_mlx(error) from error
 
         from runner.engine.generation import Generation
         from runner.model.load import load

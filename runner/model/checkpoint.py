@@ -1,6 +1,6 @@
 """A model on disk, whatever its form: text files by name and logical tensors, as the headers describe them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,14 +12,6 @@ _LONGEST_TEXT_BYTES = 1 << 28
 
 Report = Callable[[ModelError], None]
 """What becomes of a fault that leaves something to go on with."""
-
-
-class FaultsError(ModelError):
-    """Several faults at once; its text is that of the first."""
-
-    def __init__(self, faults: Sequence[ModelError]) -> None:
-        super().__init__(str(faults[0]))
-        self.faults = tuple(faults)
 
 
 def refuse(error: ModelError) -> None:

@@ -21,7 +21,7 @@ _APART = re.compile(r"(.+)\.(experts|shared_experts|switch_mlp)\.(\d+)\.(\w+)\.w
 
 def views(module: str, weights: Weights) -> list[View]:
     """The forms in which `sanitize` may know these tensors, the one that costs least first."""
-    if not any(_is_stack(name, array) or _APART.fullmatch(name) for name, array in weights.items()):
+    if not any(_stack(name, array) or _APART.fullmatch(name) for name, array in weights.items()):
         return ["as stored"]
     if module == "qwen3_next":
         # Its sanitize converts norms and convolutions where it sees experts apart, else nothing. Old imports did it.
@@ -61,10 +61,11 @@ class _Cuts:
         """Every stack [E, ...] as E slices, named as their source named them."""
         result: Weights = {}
         for name, array in weights.items():
-            if not _is_stack(name, array):
+            stack = _stack(name, array)
+            if stack is None:
                 result[name] = array
                 continue
-            head, group, projection = _match(_STACKED, name)
+            head, group, projection = stack.groups()
             group = "experts" if group == "switch_mlp" else group
             for index in range(array.shape[0]):
                 result[f"{head}.{group}.{index}.{projection}.weight"] = part = array[index]
@@ -86,10 +87,10 @@ def _stacked(weights: Weights, rename: Callable[[str], str]) -> Weights:
     parts: dict[str, dict[int, mx.array]] = {}
     for name, array in weights.items():
         index = None
-        if _is_stack(name, array):
-            head, group, projection = _match(_STACKED, name)
-        elif _APART.fullmatch(name):
-            head, group, index, projection = _match(_APART, name)
+        if match := _stack(name, array):
+            head, group, projection = match.groups()
+        elif match := _APART.fullmatch(name):
+            head, group, index, projection = match.groups()
         else:
             result[name] = array
             continue
@@ -107,11 +108,5 @@ def _stacked(weights: Weights, rename: Callable[[str], str]) -> Weights:
     return result
 
 
-def _is_stack(name: str, array: mx.array) -> bool:
-    return array.ndim == 3 and _STACKED.fullmatch(name) is not None
-
-
-def _match(pattern: re.Pattern[str], name: str) -> tuple[str, ...]:
-    match = pattern.fullmatch(name)
-    assert match
-    return match.groups()
+def _stack(name: str, array: mx.array) -> re.Match[str] | None:
+    return _STACKED.fullmatch(name) if array.ndim == 3 else None

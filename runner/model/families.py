@@ -14,13 +14,17 @@ from runner.model.checkpoint import Tensor
 
 Config = dict[str, object]
 
-_UNNEEDED = re.compile(
-    r"(model\.|language_model\.)?(vision(_tower|_model|_embedder|_adapter|_projection)?|visual|mlp1|multi_modal_projector"
-    r"|mm_projector|patch_merge_mlp|aligner|audio_tower|sound_encoder|sound_projection|embed_vision|embed_audio)\."
-    r"|(.+\.)?mtp(_\w+)?\."
-    r"|.+\.rotary_emb\.inv_freq$"
-)
-"""Tensors that no text model needs: vision, audio, multi-token prediction, precomputed rotary frequencies."""
+_PREFIX = r"(?:model\.|language_model\.)?"
+UNNEEDED = {
+    "vision": re.compile(
+        rf"{_PREFIX}(?:vision(?:_tower|_model|_embedder|_adapter|_projection)?|visual|embed_vision|mlp1|aligner"
+        r"|multi_modal_projector|mm_projector|patch_merge_mlp)\."
+    ),
+    "audio": re.compile(rf"{_PREFIX}(?:audio_tower|embed_audio|sound_encoder|sound_projection)\."),
+    "mtp": re.compile(r"(?:.+\.)?mtp(?:_\w+)?\."),
+    "rotary tables": re.compile(r".+\.rotary_emb\.inv_freq$"),
+}
+"""Tensors that no text model needs, by what they belong to; `mtp` is multi-token prediction."""
 _LAYER = re.compile(r"(?:(?:model|language_model|backbone)\.)*layers\.(\d+)\.")
 
 Rename = tuple[str, str]
@@ -267,7 +271,7 @@ def select_tensors(family: Family, config: Config, tensors: Mapping[str, Tensor]
     for tensor in tensors.values():
         layer = _LAYER.match(tensor.name)
         beyond = layer is not None and type(layers) is int and int(layer[1]) >= layers  # multi-token prediction
-        if beyond or _UNNEEDED.match(tensor.name):
+        if beyond or any(pattern.match(tensor.name) for pattern in UNNEEDED.values()):
             continue
         name = family.renamed(tensor.name)
         if name in chosen:

@@ -16,24 +16,21 @@ import msgspec
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
-from runner.errors import ModelError
-from runner.model.checkpoint import Checkpoint, FaultsError, Tensor
+from runner.errors import FaultsError, ModelError
+from runner.model.checkpoint import Checkpoint, Tensor
 from runner.model.config import read_config
 from runner.model.digests import verify
-from runner.model.families import Config, Family, architecture_of, family_of
+from runner.model.families import UNNEEDED, Config, Family, architecture_of, family_of
 from runner.model.module import rehearse
 from runner.model.opened import OpenedModel, find_checkpoint, open_checkpoint
 from runner.model.quantization import WORD_BITS
 
-_PARTS = (
-    ("draft", re.compile(r"draft[./]")),
-    ("mtp", re.compile(r"(.+\.)?mtp\.")),
-    ("audio", re.compile(r".*(audio|sound)")),
-    ("vision", re.compile(r".*(vision|visual|image|multi_modal_projector|mlp1\.)")),
-    ("rotary tables", re.compile(r".+\.rotary_emb\.inv_freq$")),
-    ("tied head", re.compile(r"(.+\.)?lm_head\.")),
-    ("layers beyond the last", re.compile(r"(.+\.)?layers\.\d+\.")),
-)
+_PARTS = {
+    "draft": re.compile(r"draft[./]"),
+    **UNNEEDED,
+    "tied head": re.compile(r"(.+\.)?lm_head\."),
+    "layers beyond the last": re.compile(r"(.+\.)?layers\.\d+\."),
+}
 OTHER = "other"
 """Tensors that belong to no part of a model that is known here."""
 _COMPANIONS = ("scales", "biases", "global_scale")
@@ -121,7 +118,7 @@ def skipped(checkpoint: Checkpoint, opened: OpenedModel) -> list[Amount]:
 
 
 def _part(name: str) -> str:
-    return next((part for part, pattern in _PARTS if pattern.match(name)), OTHER)
+    return next((part for part, pattern in _PARTS.items() if pattern.match(name)), OTHER)
 
 
 def files(tensors: Iterable[Tensor]) -> set[Path]:

@@ -3,7 +3,6 @@
 Owner: the engine thread. Every array is made, read and evaluated on the thread that calls `load`.
 """
 
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +23,7 @@ from runner.model.header import Entry, read_header
 from runner.model.module import arrays_of, assemble, rehearse
 from runner.model.opened import OpenedModel
 from runner.model.packed import Arrays, Recipe
+from runner.model.progress import Progress
 from runner.model.stacks import StackReader, find_stacks, others
 
 log = Log(__name__)
@@ -34,7 +34,6 @@ _READ_BYTES = 512 << 20
 """All readers wait for the last one of a group: few groups, but the log wants some."""
 _MADE_BYTES = 64 << 20
 """What is made of arrays takes room beside them until its group is done."""
-_LOG_EVERY_S = 1.0
 
 
 class LoadedModel(NamedTuple):
@@ -77,43 +76,20 @@ def load(opened: OpenedModel) -> LoadedModel:
 
 def _filled(opened: OpenedModel, recipe: Recipe) -> Module:
     """The module with every byte read, but not everything evaluated that is made of them."""
-    progress = _Progress(opened.total_bytes)
+    progress = Progress(log, "loading", opened.total_bytes)
     stacks, recipe = find_stacks(opened, recipe)
     arrays: dict[str, Arrays] = {}
     with closing(StackReader()) as reader:
         for name, experts in stacks.items():
             arrays[name] = reader.read(experts)
-            progress.add(part for tensor in experts for part in tensor.parts)
+            progress.add(sum(tensor.nbytes for tensor in experts))
     rest = opened._replace(tensors=others(opened.tensors, stacks))
     loaded: dict[Entry, mx.array] = {}
     for group in _groups(part for tensor in rest.tensors.values() for part in tensor.parts):
         loaded |= _read_group(group)
-        progress.add(group)
+        progress.add(sum(entry.nbytes for entry in group))
     arrays |= arrays_of(rest, loaded.__getitem__)
     return assemble(opened, arrays, recipe)
-
-
-class _Progress:
-    """Says in the log, now and then, how far reading is."""
-
-    def __init__(self, total_bytes: int) -> None:
-        self._total_bytes = total_bytes
-        self._done_bytes = 0
-        self._started = self._logged = time.monotonic()
-
-    def add(self, entries: Iterable[Entry]) -> None:
-        self._done_bytes += sum(entry.nbytes for entry in entries)
-        now = time.monotonic()
-        if now - self._logged < _LOG_EVERY_S:
-            return
-        self._logged = now
-        log.info(
-            "loading",
-            percent=100 * self._done_bytes // self._total_bytes,
-            bytes=self._done_bytes,
-            total=self._total_bytes,
-            seconds=round(now - self._started, 1),
-        )
 
 
 def _groups(entries: Iterable[Entry]) -> Iterator[list[Entry]]:

@@ -68,9 +68,8 @@ def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
     return assemble(opened, arrays, recipe), recipe
 
 
-def assemble(opened: OpenedModel, arrays: Mapping[str, Arrays], recipe: Recipe | None = None) -> Module:
+def assemble(opened: OpenedModel, arrays: Mapping[str, Arrays], recipe: Recipe) -> Module:
     """The module that `opened` describes, holding `arrays` (still lazy). Raises ModelError if anything does not fit."""
-    recipe = rehearse(opened)[1] if recipe is None else recipe
     if is_plain(opened):
         module, weights = through(lambda weights, view: _sanitized(opened, weights, view), arrays, recipe)
     else:

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import mlx.core as mx
 
-from runner.errors import ModelError
-from runner.model.checkpoint import FaultsError
+from runner.errors import FaultsError, ModelError
 from runner.model.opened import OpenedModel
 
 _LISTED = 6

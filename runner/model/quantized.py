@@ -14,8 +14,7 @@ import runner.mlxlm  # noqa: F401  # registers mlx_lm without its __init__
 # isort: split
 from mlx_lm.models.bitlinear_layers import bitnet_quantize
 
-from runner.errors import ModelError
-from runner.model.checkpoint import FaultsError
+from runner.errors import FaultsError, ModelError
 from runner.model.experts import Weights
 from runner.model.families import METAL_ONLY
 from runner.model.opened import OpenedModel

@@ -133,7 +133,7 @@ def test_a_directory_has_nothing_to_verify_and_the_log_says_so(
 def test_long_work_is_told_in_percent(
     store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "_LOG_EVERY_S", 0.0)
+    monkeypatch.setattr("runner.model.progress._LOG_EVERY_S", 0.0)
     monkeypatch.setattr(digests, "_CHUNK_BYTES", 4096)
     opened = open_stored(store)
     with caplog.at_level(logging.INFO, digests.__name__):

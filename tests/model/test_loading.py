@@ -183,7 +183,7 @@ def test_the_log_tells_how_far_loading_is_and_counts_every_byte_once(
     opened: OpenedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("runner.model.load._READ_BYTES", 1)  # every array is one large array
-    monkeypatch.setattr("runner.model.load._LOG_EVERY_S", 0.0)
+    monkeypatch.setattr("runner.model.progress._LOG_EVERY_S", 0.0)
     with caplog.at_level(logging.INFO, "runner.model.load"):
         load(opened)
     told = [record.__dict__["attributes"] for record in caplog.records]
@@ -204,7 +204,7 @@ def test_the_log_is_told_now_and_then(
     """Here every group takes 0.4 seconds: one more than a second is over at every third."""
     ticks = itertools.count()
     monkeypatch.setattr("runner.model.load._READ_BYTES", 1)
-    monkeypatch.setattr("runner.model.load.time", SimpleNamespace(monotonic=lambda: 0.4 * next(ticks)))
+    monkeypatch.setattr("runner.model.progress.time", SimpleNamespace(monotonic=lambda: 0.4 * next(ticks)))
     with caplog.at_level(logging.INFO, "runner.model.load"):
         load(opened)
     groups = next(ticks) - 1
@@ -219,7 +219,7 @@ def test_weights_are_read_in_few_groups(
     """Each is as large as may be: by bytes, or by the number of its files."""
     models_dir = deep.models_dir if name == "deep" else blobs.models_dir
     opened = open_model(str(models_dir.parent / "source") if name == "file" else name, models_dir)
-    monkeypatch.setattr("runner.model.load._LOG_EVERY_S", 0.0)
+    monkeypatch.setattr("runner.model.progress._LOG_EVERY_S", 0.0)
     if name != "deep":
         monkeypatch.setattr("runner.model.load._READ_BYTES", opened.total_bytes // 3)
     with caplog.at_level(logging.INFO, "runner.model.load"):

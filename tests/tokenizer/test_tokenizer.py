@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from runner.errors import ModelError
 from runner.tokenizer import Tokenizer, open_tokenizer, utf8
 from tests.models.tokenizers import ALL_BYTES, byte_level, sentencepiece
+from tests.tokenizer.threads import beats_during
 
 Json = dict[str, object]
 
@@ -191,21 +192,7 @@ def test_encoding_lets_other_threads_run() -> None:
     """With the GIL held, this thread would see nothing happen during the whole encoding."""
     tokenizer = load(llama3())
     text = "hello world, " * 40_000
-    going, beats = threading.Event(), [0]
-
-    def beat() -> None:
-        while not going.wait(0.001):
-            beats[0] += 1
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        before = beats[0]
-        ids = tokenizer.encode(text)
-        during = beats[0] - before
-    finally:
-        going.set()
-        thread.join()
+    ids, during = beats_during(lambda: tokenizer.encode(text))
     assert len(ids) > 40_000
     assert during >= 5
 

@@ -1,7 +1,6 @@
 """A `tokenizer.model` opened through sentencepiece: the same text handling as with a tokenizer.json."""
 
 import json
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -13,6 +12,7 @@ from sentencepiece import SentencePieceProcessor
 
 from runner.tokenizer import Tokenizer, open_tokenizer, utf8
 from tests.models.tokenizers import ALL_BYTES, byte_piece, model_of_bytes, trained_model, written_model
+from tests.tokenizer.threads import beats_during
 
 Json = dict[str, object]
 Algorithm = Literal["bpe", "unigram"]
@@ -173,21 +173,7 @@ def test_encoding_lets_other_threads_run() -> None:
     """With the GIL held, this thread would see nothing happen during the whole encoding."""
     tokenizer = load(trained_model())
     text = "hello world, " * 100_000
-    going, beats = threading.Event(), [0]
-
-    def beat() -> None:
-        while not going.wait(0.001):
-            beats[0] += 1
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        before = beats[0]
-        ids = tokenizer.encode(text)
-        during = beats[0] - before
-    finally:
-        going.set()
-        thread.join()
+    ids, during = beats_during(lambda: tokenizer.encode(text))
     assert len(ids) > 200_000
     assert during >= 5
 
