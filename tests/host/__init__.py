@@ -8,21 +8,47 @@ A small library without pytest in it, usable for any executable that speaks the 
             async with client.stream(Request("Hello", {"num_predict": 20})) as stream:
                 async for answer in stream:
                     print(answer.content, end="", flush=True)
+
+`Host` does what a host's scheduler does beyond that: it loads on demand, shares, keeps, evicts and reloads.
+
+    async with Host([sys.executable, "-m", "runner"], models_dir=store) as host:
+        completion = await host.complete("demo:latest", Request("Hello"), keep_alive_s=0)
 """
 
 from tests.host.answers import Answer, Logprob, Status, TokenLogprob, UndecodableError
 from tests.host.client import Client, Completion, Reply, StatusError, Stream, StreamError
-from tests.host.generations import B_PRIME, GENERATIONS, A, B, C, D, E, F, G, Generation
+from tests.host.generations import (
+    B_PRIME,
+    F_PRIME,
+    F_SECOND,
+    G_PRIME,
+    GENERATIONS,
+    A,
+    B,
+    C,
+    D,
+    E,
+    F,
+    G,
+    Generation,
+)
 from tests.host.libraries import write_decoys
-from tests.host.output import MARKERS, OUT_OF_MEMORY, OutputScanner, capture
+from tests.host.output import MARKERS, OUT_OF_MEMORY, RULES, OutputScanner, Rule, capture, is_out_of_memory
 from tests.host.process import LoadError, Process, free_port, spawn
-from tests.host.requests import Medium, Request
+from tests.host.requests import Medium, Request, wire_format
+from tests.host.scheduler import Host, Loaded
+from tests.host.structured import Part, Thinking, parts
+from tests.host.thinking import ThinkingParser
 
 __all__ = [
     "B_PRIME",
+    "F_PRIME",
+    "F_SECOND",
     "GENERATIONS",
+    "G_PRIME",
     "MARKERS",
     "OUT_OF_MEMORY",
+    "RULES",
     "A",
     "Answer",
     "B",
@@ -34,21 +60,30 @@ __all__ = [
     "F",
     "G",
     "Generation",
+    "Host",
     "LoadError",
+    "Loaded",
     "Logprob",
     "Medium",
     "OutputScanner",
+    "Part",
     "Process",
     "Reply",
     "Request",
+    "Rule",
     "Status",
     "StatusError",
     "Stream",
     "StreamError",
+    "Thinking",
+    "ThinkingParser",
     "TokenLogprob",
     "UndecodableError",
     "capture",
     "free_port",
+    "is_out_of_memory",
+    "parts",
     "spawn",
+    "wire_format",
     "write_decoys",
 ]

@@ -1,6 +1,7 @@
 """One line of a completion stream as a host's Go code reads it (protocol.md 2.4): case-insensitive keys whose
 underscores count, unknown keys ignored, null is zero, and a line with one wrong type is no line at all."""
 
+import codecs
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -78,30 +79,51 @@ def decode_answer(line: bytes, generation: Generation) -> Answer | None:
 
 
 def decode_status(body: bytes) -> Status:
-    """A status body. Raises `UndecodableError`: the host calls that unhealthy."""
+    """A status body, of which only the first JSON value counts. Raises `UndecodableError`: the host calls that
+    unhealthy."""
     readers = {"Status": _int, "Progress": _int, "ContextLength": _int, "Memory": _unsigned}
-    fields = _struct(_parse(body), readers)
+    fields = _struct(_parse(body, whole=False), readers)
     return Status(*(_int(fields.get(key, 0)) for key in readers))
 
 
 def decode_ids(body: bytes) -> list[int]:
-    """A tokenize body; `null` is an empty list. Raises `UndecodableError`."""
-    value = _parse(body)
+    """A tokenize body, of which only the first JSON value counts; `null` is an empty list.
+
+    Raises `UndecodableError`.
+    """
+    value = _parse(body, whole=False)
     return [] if value is None else [_int(item) for item in _list(value)]
 
 
-def _parse(raw: bytes) -> object:
-    def refuse(constant: str) -> NoReturn:
-        raise UndecodableError(constant)
+def _refuse(constant: str) -> NoReturn:
+    raise UndecodableError(constant)
 
+
+def _one_for_each_byte(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+codecs.register_error("go", _one_for_each_byte)
+
+
+def _parse(raw: bytes, *, whole: bool = True) -> object:
+    """The JSON value in `raw`; with `whole` false the first one, whatever follows."""
+    text = raw.decode(errors="go").lstrip(" \t\r\n")
     try:
-        return json.loads(raw.decode(errors="replace"), parse_constant=refuse, object_pairs_hook=_Pairs)
-    except (json.JSONDecodeError, RecursionError) as error:
+        value, end = _DECODER.raw_decode(text)
+    except (ValueError, RecursionError) as error:
         raise UndecodableError(str(error)) from error
+    if whole and text[end:].strip(" \t\r\n"):
+        raise UndecodableError(f"something follows: {text[end:]!r}")
+    return value
 
 
 class _Pairs(list[tuple[str, object]]):
     """A JSON object with its duplicates, in order."""
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_Pairs)
 
 
 def _struct(value: object, readers: Mapping[str, Reader]) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """A host's HTTP client: Go's default one as far as a runner can tell (protocol.md 2)."""
 
 import time
+import zlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -10,20 +11,24 @@ import aiohttp
 
 from tests.host.answers import Answer, Status, decode_answer, decode_ids, decode_status
 from tests.host.generations import F, Generation
+from tests.host.golang import body_error, request_error
 from tests.host.output import OutputScanner
 from tests.host.process import Process
 from tests.host.requests import Request, encode
 
 LINE_LIMIT_BYTES = 65536
+"""The longest line that a host reads, its newline included; without one it is one byte less."""
 _IDLE_S = 90
+_BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 class StatusError(Exception):
-    """The runner refused a request: an HTTP status before the stream, or an `Error` object in it."""
+    """The runner refused a request: an HTTP status before the stream, or an `Error` object in it (`streamed`)."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, *, streamed: bool = False) -> None:
         super().__init__(text)
         self.status = status
+        self.streamed = streamed
 
 
 class StreamError(Exception):
@@ -102,30 +107,37 @@ class Stream:
                 self.dropped.append(line)
                 continue
             if answer.error is not None:
-                raise StatusError(answer.error.status_code, answer.error.text)
+                raise StatusError(answer.error.status_code, answer.error.text, streamed=True)
             yield answer
             if answer.done:
                 return
 
     async def _lines(self) -> AsyncIterator[bytes]:
         """Go's `bufio.Scanner` with a 64 KiB buffer; a rest without newline is a line too."""
-        assert self._response is not None
         buffer = b""
-        try:
-            async for chunk in self._response.content.iter_any():
-                *complete, buffer = (buffer + chunk).split(b"\n")
-                for line in complete:
-                    self._check(line)
-                    yield line
-                self._check(buffer)
-        except aiohttp.ClientError as error:
-            raise self._client.failure(error) from error
+        async for chunk in self._chunks():
+            *complete, buffer = (buffer + chunk).split(b"\n")
+            for line in complete:
+                self._check(line)
+                yield line
+            self._check(buffer)
         if buffer:
             yield buffer
 
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes; a host undoes gzip, the only coding that it asks for."""
+        assert self._response is not None
+        zipped = self._response.headers.get("Content-Encoding", "").lower() == "gzip"
+        inflate = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress if zipped else None
+        try:
+            async for chunk in self._response.content.iter_any():
+                yield inflate(chunk) if inflate else chunk
+        except _BROKEN as error:
+            raise self._client.failure(error, reading=True) from error
+
     def _check(self, line: bytes) -> None:
-        if len(line) + 1 >= LINE_LIMIT_BYTES:
-            raise StreamError("bufio.Scanner: token too long")
+        if len(line) >= LINE_LIMIT_BYTES:
+            raise self._client.captured_or("bufio.Scanner: token too long")
 
 
 class Client:
@@ -133,12 +145,13 @@ class Client:
 
     def __init__(self, port: int, generation: Generation = F, output: OutputScanner | None = None) -> None:
         self.generation = generation
+        self._url = f"http://127.0.0.1:{port}/completion"
         self._output = output
         self._session = aiohttp.ClientSession(
             f"http://127.0.0.1:{port}",
             headers={"User-Agent": "Go-http-client/1.1", "Accept-Encoding": "gzip"},
             skip_auto_headers=["Accept", "Content-Type"],
-            timeout=aiohttp.ClientTimeout(),
+            timeout=aiohttp.ClientTimeout(total=generation.request_timeout_s),
             auto_decompress=False,
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
             trust_env=False,
@@ -160,10 +173,15 @@ class Client:
     async def close(self) -> None:
         await self._session.close()
 
-    def failure(self, error: Exception) -> StreamError:
-        """The error that the host's user would read."""
-        captured = self._output.captured if self._output is not None else ""
-        return StreamError(f"mlx runner failed: {captured}" if captured else f"{type(error).__name__}: {error}")
+    def failure(self, error: Exception, *, reading: bool = False) -> StreamError:
+        """The error that the host's user would read; `reading` when the body had begun."""
+        return self.captured_or(body_error(error) if reading else request_error(error, self._url))
+
+    def captured_or(self, text: str) -> StreamError:
+        """What was captured of the runner's output takes the place of `text`, if this host does that for requests."""
+        output = self._output
+        captured = output.captured if output is not None and output.rule.in_requests else ""
+        return StreamError(f"mlx runner failed: {captured}" if captured else text)
 
     async def send(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
@@ -180,6 +198,17 @@ class Client:
             raise StatusError(reply.status, reply.text.strip())
         return decode_status(reply.body)
 
+    async def ping(self) -> Status | None:
+        """What a host asks before each request to a loaded model: the generation's readiness path, redirects followed.
+
+        None for the generation that looks at the HTTP status alone. Raises `StatusError`, `UndecodableError`, and
+        what the HTTP client raises.
+        """
+        async with self._session.get(self.generation.ready_path) as response:
+            if response.status != 200:
+                raise StatusError(response.status, f"health check failed: {response.status}")
+            return decode_status(await response.read()) if self.generation.ready_decodes else None
+
     async def tokenize(self, text: str) -> list[int]:
         """The ids of `text`; like the host, it looks at the body only."""
         reply = await self.send("POST", "/v1/tokenize", text.encode(), {"Content-Type": "text/plain"})
@@ -194,12 +223,15 @@ class Client:
                 headers={"Content-Type": "application/json"},
                 allow_redirects=True,
             )
-            if response.status != 200:
-                text = (await response.text()).strip()
-                raise StatusError(response.status, text)
-        except aiohttp.ClientError as error:
+        except _BROKEN as error:
             raise self.failure(error) from error
-        return response
+        if response.status == 200:
+            return response
+        try:
+            text = await response.text(errors="replace")
+        except _BROKEN:
+            text = ""  # a host reads what it can and looks at no error
+        raise StatusError(response.status, text.strip())
 
     def stream(self, request: Request) -> Stream:
         """A running completion, for `async with` and `async for`."""

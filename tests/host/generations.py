@@ -1,7 +1,14 @@
-"""The generations A..G of Ollama hosts as a table: argv, keys sent, keys read, readiness, close (protocol.md 6, 11)."""
+"""The generations A..G of Ollama hosts as a table: argv, keys sent, keys read, readiness, close (protocol.md 6, 11).
+
+Where the releases of one generation differ in something but the wire, the table shows the newest of them; what they
+make of the runner's output is a table of its own, `output.RULES`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from tests.host.output import EVERY_LINE, FIRST_MARKER, LAST_OF_BOTH, LAST_STDERR, SCANNED, SCANNED_BOTH, Rule
 
 OPTIONS = (
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "draft_num_predict", "num_keep", "seed"),
@@ -49,6 +56,29 @@ class Generation:
     """Seconds between SIGINT and SIGKILL; 0 sends SIGKILL at once."""
     repeat_penalty: float = 1.1
     """The default that the host puts into every request."""
+    rules: tuple[Rule, ...] = (EVERY_LINE,)
+    """How its releases read the runner's output, the oldest first."""
+    load_timeout_s: float = 300.0
+    """Seconds from the start until the runner must be ready."""
+    request_timeout_s: float | None = None
+    """Seconds for a whole request, its stream included; None is for ever."""
+    waits_with_request: bool = True
+    """Whether a load ends when the request that triggered it is cancelled."""
+    cuda_headers: bool = True
+    """Whether CUDA_PATH and CUDA_HOME name the host's own headers."""
+    keeps_status: bool = True
+    """Whether a refusal before the stream reaches the user with its status; else its text comes with a 500."""
+    expires_on_oom: bool = True
+    """Whether an error text that speaks of memory unloads every model."""
+    format: Literal["none", "raw", "tag"] = "none"
+    """How `format` travels: not at all, as the user gave it, or wrapped into a structural tag."""
+    two_passes: bool = True
+    """Whether a thinking model's structured output takes a second request (protocol.md 8.4)."""
+
+    @property
+    def rule(self) -> Rule:
+        """The newest of its rules."""
+        return self.rules[-1]
 
     def argv(self, model: str, port: int) -> list[str]:
         """What follows the executable."""
@@ -83,6 +113,13 @@ A = Generation(
     answer_keys=_SNAKE_ANSWER,
     ready_path="/health",
     ready_decodes=False,
+    rules=(SCANNED_BOTH, SCANNED),
+    load_timeout_s=120.0,
+    request_timeout_s=600.0,
+    waits_with_request=False,
+    cuda_headers=False,
+    keeps_status=False,
+    expires_on_oom=False,
 )
 B = replace(
     A,
@@ -91,6 +128,7 @@ B = replace(
     answer_keys={**_CAMEL_ANSWER, "PeakMemory": "peak_memory"},
     ready_path="/v1/status",
     ready_decodes=True,
+    rules=(SCANNED,),
 )
 B_PRIME = replace(B, letter="B'", releases="v0.17.6-v0.17.7", answer_keys=_CAMEL_ANSWER)
 C = replace(
@@ -98,12 +136,17 @@ C = replace(
     letter="C",
     releases="v0.17.8-rc0-v0.21.0",
     option_keys=(*_EARLY_OPTIONS, "repeat_last_n", "presence_penalty"),
+    rules=(SCANNED, LAST_STDERR),
+    request_timeout_s=None,  # 10 minutes before v0.20.4
+    waits_with_request=True,
+    cuda_headers=True,
 )
 D = replace(
     C,
     letter="D",
     releases="v0.21.1-rc0",
     option_keys=(*C.option_keys, "repeat_penalty", "frequency_penalty"),
+    rules=(LAST_STDERR,),
 )
 E = replace(
     D,
@@ -112,21 +155,34 @@ E = replace(
     request_keys=("Prompt", "Options", "Logprobs", "TopLogprobs"),
     option_keys=OPTIONS,
     answer_keys={**_CAMEL_ANSWER, "Logprobs": "logprobs"},
+    rules=(LAST_STDERR, LAST_OF_BOTH, FIRST_MARKER, EVERY_LINE),
+    load_timeout_s=300.0,  # 2 minutes before v0.32.1
+    keeps_status=True,
+    expires_on_oom=True,  # since v0.30.0
 )
 F = replace(
     E,
     letter="F",
-    releases="v0.32.7-v0.33.0-rc2",
+    releases="v0.32.7-v0.33.0",
     request_keys=("Prompt", "Media", "Options", "Logprobs", "TopLogprobs"),
     repeat_penalty=1.0,
+    rules=(EVERY_LINE,),
 )
-G = replace(
+F_PRIME = replace(
     F,
-    letter="G",
-    releases="after August 2026",
-    request_keys=(*F.request_keys, "Format", "IncludeIntermediateMetrics"),
-    answer_keys={**F.answer_keys, "PromptEvalCachedCount": "prompt_eval_cached_count"},
-    engine_flag=False,
-    close_grace_s=0.0,
+    letter="F'",
+    releases="v0.33.1",
+    request_keys=("Prompt", "Media", "Format", "Options", "Logprobs", "TopLogprobs"),
+    format="raw",
 )
-GENERATIONS: Sequence[Generation] = (A, B, B_PRIME, C, D, E, F, G)
+F_SECOND = replace(
+    F_PRIME,
+    letter="F''",
+    releases="v0.34.0",
+    request_keys=(*F_PRIME.request_keys, "IncludeIntermediateMetrics"),
+    answer_keys={**F.answer_keys, "PromptEvalCachedCount": "prompt_eval_cached_count"},
+    format="tag",
+)
+G_PRIME = replace(F_SECOND, letter="G'", releases="v0.34.1", close_grace_s=0.0)
+G = replace(G_PRIME, letter="G", releases="after v0.34.1", engine_flag=False, two_passes=False)
+GENERATIONS: Sequence[Generation] = (A, B, B_PRIME, C, D, E, F, F_PRIME, F_SECOND, G_PRIME, G)

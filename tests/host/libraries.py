@@ -26,12 +26,15 @@ def write_decoys(directory: Path) -> Path:
     return directory
 
 
-def library_environment(directory: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a Linux host sets when `directory` is its `lib/ollama`."""
-    backends = sorted(path for path in directory.glob("mlx_*") if path.is_dir())
+def library_environment(directory: Path, inherited: Mapping[str, str], *, cuda_headers: bool = True) -> dict[str, str]:
+    """The variables that a Linux host sets when `directory` is its `lib/ollama`.
+
+    `cuda_headers` is false for hosts before v0.19.0.
+    """
+    backends = sorted(directory.glob("mlx_*"))
     previous = [inherited["LD_LIBRARY_PATH"]] if inherited.get("LD_LIBRARY_PATH") else []
     environment = {"LD_LIBRARY_PATH": os.pathsep.join([str(directory), *map(str, backends), *previous])}
-    for backend in backends:
-        if backend.name.startswith("mlx_cuda_") and (backend / "include").is_dir():
-            environment |= {"CUDA_PATH": str(backend), "CUDA_HOME": str(backend)}
+    with_headers = (path for path in backends if path.name.startswith("mlx_cuda_") and (path / "include").exists())
+    if cuda_headers and (first := next(with_headers, None)):
+        environment |= {"CUDA_PATH": str(first), "CUDA_HOME": str(first)}
     return environment

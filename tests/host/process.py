@@ -1,26 +1,37 @@
-"""A runner process as a host starts, watches and ends it (protocol.md 1.2-1.7). No asyncio in here: the process
-outlives any event loop, and hosts watch it from a thread of its own as well."""
+"""A runner process as a host starts, watches and ends it (protocol.md 1.2-1.7).
+
+No asyncio in here: the process outlives any event loop, and hosts watch it from a thread of its own as well.
+"""
 
 import contextlib
+import gzip
 import http.client
+import math
 import os
+import select
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
+from urllib.parse import urlsplit
 
-from tests.host.answers import UndecodableError, decode_status
+from tests.host.answers import Status, UndecodableError, decode_status
 from tests.host.generations import F, Generation
+from tests.host.golang import signal_name
 from tests.host.libraries import library_environment
-from tests.host.output import OutputScanner
+from tests.host.output import LastScannedLine, OutputScanner, Rule
 
 POLL_S = 0.1
 _READ_BYTES = 32768
+_DRAIN_S = 0.05
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+Copy = Callable[[bytes], object]
 
 
 class LoadError(Exception):
@@ -45,27 +56,32 @@ def spawn(
     environment: Mapping[str, str] | None = None,
     libraries: Path | None = None,
     cwd: Path | None = None,
+    rule: Rule | None = None,
+    copy_to: Copy | None = None,
 ) -> "Process":
     """Starts `executable` (one or more words) for `model` with the argv of `generation`, plus our own `arguments`.
 
     The environment is a full copy of ours, plus `OLLAMA_MODELS`, the variables for the host's library directory
-    `libraries`, and `environment`. Both outputs go into one pipe, stdin is the null device.
+    `libraries`, and `environment`. Stdin is the null device. The outputs are read by `rule`, by default the newest of
+    the generation; `copy_to` gets all that was read, as the host's own stderr does.
     """
     port = free_port() if port is None else port
     variables = dict(os.environ)
     if models_dir is not None:
         variables["OLLAMA_MODELS"] = str(models_dir)
     if libraries is not None:
-        variables |= library_environment(libraries, variables)
+        variables |= library_environment(libraries, variables, cuda_headers=generation.cuda_headers)
     variables |= environment or {}
-    return Process([*executable, *generation.argv(model, port), *arguments], port, generation, variables, cwd)
+    argv = [*executable, *generation.argv(model, port), *arguments]
+    return Process(argv, port, generation, variables, cwd, rule, copy_to)
 
 
 class Process:
-    """One spawned runner and the thread that reads its output.
+    """One spawned runner and the threads that read its output.
 
-    Like a host, it takes the process for exited once the pipe has reached its end *and* the child is reaped; a
-    grandchild that keeps the pipe open therefore keeps it alive.
+    Like a host with one pipe for both outputs, it takes the process for exited once the pipe has reached its end *and*
+    the child is reaped; a grandchild that keeps the pipe open therefore keeps it alive. A host with two pipes closes
+    them as soon as the child is reaped. What lies in them then is lost to such a host now and then; here it is read.
     """
 
     def __init__(
@@ -75,24 +91,31 @@ class Process:
         generation: Generation = F,
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        rule: Rule | None = None,
+        copy_to: Copy | None = None,
     ) -> None:
         self.argv = list(argv)
         self.port = port
         self.generation = generation
-        self.output = OutputScanner()
+        self.output = OutputScanner(rule or generation.rule)
         self.started = time.monotonic()
+        self.status: Status | None = None
+        """What the last poll that decoded one said."""
+        self._copy = copy_to or (lambda _: None)
+        separate = self.output.rule.separate
         self._popen = subprocess.Popen(
             self.argv,
             env=None if environment is None else dict(environment),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE if separate else subprocess.STDOUT,
             bufsize=0,
         )
         self._exited = threading.Event()
-        self._reader = threading.Thread(target=self._read, daemon=True, name=f"output of {self.pid}")
-        self._reader.start()
+        self._reaped = threading.Event()
+        watch = self._watch_two if separate else self._watch_one
+        threading.Thread(target=watch, daemon=True, name=f"output of {self.pid}").start()
 
     @property
     def pid(self) -> int:
@@ -103,59 +126,105 @@ class Process:
         """None until exited; negative for a signal."""
         return self._popen.returncode if self._exited.is_set() else None
 
-    def _read(self) -> None:
+    def _watch_one(self) -> None:
         pipe = self._popen.stdout
         assert pipe is not None
         with pipe:
             while chunk := os.read(pipe.fileno(), _READ_BYTES):
+                self._copy(chunk)
                 self.output.feed(chunk)
+        self.output.end()
         self._popen.wait()
         self._exited.set()
 
+    def _watch_two(self) -> None:
+        stdout, stderr = self._popen.stdout, self._popen.stderr
+        assert stdout is not None
+        assert stderr is not None
+        lines = LastScannedLine() if self.output.rule.scans_stdout else None
+
+        def pass_through(chunk: bytes) -> bool:
+            self.output.pass_through(chunk)
+            return lines is None or lines.feed(chunk)
+
+        with stdout, stderr:
+            reader = threading.Thread(target=self._read, args=(stdout, pass_through), daemon=True)
+            remembering = threading.Thread(target=self._read, args=(stderr, self.output.feed), daemon=True)
+            reader.start()
+            remembering.start()
+            self._popen.wait()
+            self._reaped.set()
+            reader.join()
+            remembering.join()
+        self.output.end()
+        self._exited.set()
+
+    def _read(self, pipe: IO[bytes], take: Callable[[bytes], bool]) -> None:
+        """Until the end of the pipe, the end of the process, or the end of this host's patience."""
+        while True:
+            readable, _, _ = select.select([pipe], [], [], _DRAIN_S)
+            if not readable:
+                if self._reaped.is_set():
+                    return
+                continue
+            chunk = os.read(pipe.fileno(), _READ_BYTES)
+            self._copy(chunk)
+            if not chunk or not take(chunk):
+                return
+
     def poll_ready(self, timeout_s: float | None = None) -> bool:
-        """One poll: did the generation's readiness path answer 200 with a body that decodes?"""
+        """One poll: did the generation's readiness path answer 200 with a body that decodes?
+
+        A host has no timeout here: a runner that accepts and never answers holds it for ever.
+        """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        headers = {"User-Agent": "Go-http-client/1.1", "Accept-Encoding": "gzip"}
+        path = self.generation.ready_path
         try:
-            connection.request("GET", self.generation.ready_path, headers={"User-Agent": "Go-http-client/1.1"})
-            response = connection.getresponse()
-            body = response.read()
-            if response.status == 308:
-                connection.request("GET", response.headers["Location"])
+            for _ in range(10):
+                connection.request("GET", path, headers=headers)
                 response = connection.getresponse()
                 body = response.read()
+                if response.status not in _REDIRECTS:
+                    break
+                path = urlsplit(response.headers.get("Location", "")).path
             if response.status != 200:
                 return False
             if self.generation.ready_decodes:
-                decode_status(body)
-        except (OSError, http.client.HTTPException, UndecodableError):
+                self.status = decode_status(
+                    gzip.decompress(body) if response.headers.get("Content-Encoding") == "gzip" else body
+                )
+        except (OSError, EOFError, http.client.HTTPException, UndecodableError):
             return False
         finally:
             connection.close()
         return True
 
-    def wait_ready(self, timeout_s: float = 300.0) -> float:
+    def try_ready(self, timeout_s: float | None = None) -> bool:
+        """One turn of the host's loop, `POLL_S` after the last; `timeout_s` is that of the whole load, by default the
+        generation's. Raises `LoadError` when the process is gone or the time is up."""
+        timeout_s = self.generation.load_timeout_s if timeout_s is None else timeout_s
+        remaining = self.started + timeout_s - time.monotonic()
+        captured = self.output.captured
+        if self._exited.is_set():
+            raise LoadError(self._exit_text())
+        if remaining <= 0:
+            suffix = f": {captured}" if captured else " to start"
+            raise LoadError(f"timeout waiting for mlx runner{suffix}")
+        return self.poll_ready(remaining if remaining < math.inf else None)
+
+    def wait_ready(self, timeout_s: float | None = None) -> float:
         """Polls every 100 ms until ready and returns the seconds since the start. Raises `LoadError`."""
-        deadline = self.started + timeout_s
         while True:
             time.sleep(POLL_S)
-            remaining = deadline - time.monotonic()
-            if self._exited.is_set():
-                raise LoadError(self._exit_text())
-            if remaining <= 0:
-                captured = self.output.captured
-                raise LoadError(
-                    f"timeout waiting for mlx runner: {captured}"
-                    if captured
-                    else "timeout waiting for mlx runner to start"
-                )
-            if self.poll_ready(remaining):
+            if self.try_ready(timeout_s):
                 return time.monotonic() - self.started
 
     def _exit_text(self) -> str:
         status = self._popen.returncode
-        how = f"signal: {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        if self.output.captured:
-            return f"mlx runner failed: {self.output.captured} (exit: {how})"
+        how = f"signal: {signal_name(-status)}" if status < 0 else f"exit status {status}"
+        if captured := self.output.captured:
+            return f"mlx runner failed: {captured} (exit: {'<nil>' if status == 0 else how})"
         return f"mlx runner exited unexpectedly: {'%!w(<nil>)' if status == 0 else how}"
 
     def send_signal(self, number: int) -> None:

@@ -59,6 +59,25 @@ def encode(request: Request, generation: Generation) -> bytes:
     return go_json(body).encode()
 
 
+def wire_format(value: object, generation: Generation, closings: Sequence[str] = ()) -> object:
+    """`Request.format` for the `format` that a user gave: "json" or a JSON schema.
+
+    A thinking model's `closings` let free text come first in the generation that does it in one pass.
+    """
+    if generation.format == "none" or value in (None, ""):
+        return None
+    if generation.format == "raw":
+        return value
+    schema = {"type": "json_schema", "json_schema": {"type": "object"} if value == "json" else value}
+    if not closings or generation.two_passes:
+        return {"type": "structural_tag", "format": schema}
+    strings = [{"type": "const_string", "value": closing} for closing in closings]
+    closing = strings[0] if len(strings) == 1 else {"type": "or", "elements": strings}
+    tail = {"type": "optional", "content": {"type": "sequence", "elements": [closing, schema]}}
+    free = {"type": "any_text", "excludes": list(closings)}
+    return {"type": "structural_tag", "format": {"type": "sequence", "elements": [free, tail]}}
+
+
 def _options(options: Mapping[str, object], generation: Generation) -> dict[str, object]:
     """The options that this generation knows, in its order, without those that are zero."""
     return {key: options[key] for key in generation.option_keys if options.get(key)}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.host import GENERATIONS, A, B, E, F, G, Logprob, TokenLogprob, UndecodableError
+from tests.host import GENERATIONS, A, B, E, F, Logprob, TokenLogprob, UndecodableError
 from tests.host.answers import decode_answer, decode_ids, decode_status
 
 SUPERSET = (
@@ -21,7 +21,7 @@ def test_the_superset_reads_the_same_in_every_generation(generation: object) -> 
     assert (answer.content, answer.done, answer.done_reason) == ("x", True, 1)
     assert (answer.prompt_eval_count, answer.prompt_eval_duration) == (7, 11)
     assert (answer.eval_count, answer.eval_duration) == (9, 13)
-    assert answer.prompt_eval_cached_count == (3 if generation is G else None)
+    assert answer.prompt_eval_cached_count == (3 if generation in GENERATIONS[-3:] else None)
 
 
 def test_case_is_folded_but_underscores_count() -> None:
@@ -94,3 +94,20 @@ def test_status_and_ids() -> None:
     for body in (b"[1.5]", b'{"tokens":[]}', b"404 page not found"):
         with pytest.raises(UndecodableError):
             decode_ids(body)
+
+
+def test_of_a_status_and_of_ids_only_the_first_value_counts_and_of_a_line_nothing_may_follow() -> None:
+    assert decode_status(b' {"Memory":7} trailing').memory == 7
+    assert decode_ids(b"[1,2]}") == [1, 2]
+    assert decode_answer(b'{"Content":"x"} ', F) is not None
+    assert decode_answer(b'{"Content":"x"}}', F) is None
+
+
+def test_each_invalid_byte_is_one_replacement_character() -> None:
+    answer = decode_answer(b'{"Content":"\xe2\x82A\xf0\x9f\x98"}', F)
+    assert answer is not None
+    assert answer.content == "\ufffd\ufffdA\ufffd\ufffd\ufffd"
+
+
+def test_a_number_of_any_length_is_no_fault_of_ours() -> None:
+    assert decode_answer(b'{"EvalCount":' + b"9" * 5000 + b"}", F) is None

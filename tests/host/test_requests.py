@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.host import GENERATIONS, A, C, D, E, F, G, Medium, Request
+from tests.host import F_PRIME, F_SECOND, G_PRIME, GENERATIONS, A, C, D, E, F, G, Medium, Request, wire_format
 from tests.host.requests import encode, go_float32
 
 
@@ -79,3 +79,39 @@ def test_every_generation_encodes_to_json() -> None:
     for generation in GENERATIONS:
         body = json.loads(encode(Request('a"\u2028\n\x01é', generation.default_options), generation))
         assert body[generation.request_keys[0]] == 'a"\u2028\n\x01é'
+
+
+SCHEMA = {"type": "object", "properties": {}}
+TAG = {"type": "json_schema", "json_schema": SCHEMA}
+
+
+def test_a_format_travels_raw_or_in_a_structural_tag() -> None:
+    assert wire_format("json", F) is None
+    assert wire_format(SCHEMA, F_PRIME) is SCHEMA
+    assert wire_format("json", F_PRIME) == "json"
+    for generation in (F_SECOND, G_PRIME, G):
+        assert wire_format(SCHEMA, generation) == {"type": "structural_tag", "format": TAG}
+        assert wire_format("json", generation) == {
+            "type": "structural_tag",
+            "format": {"type": "json_schema", "json_schema": {"type": "object"}},
+        }
+        assert wire_format(None, generation) is wire_format("", generation) is None
+
+
+def test_behind_thinking_the_newest_generation_alone_lets_free_text_come_first() -> None:
+    assert wire_format(SCHEMA, G_PRIME, ["</think>"]) == {"type": "structural_tag", "format": TAG}
+    one, two = ({"type": "const_string", "value": value} for value in ("</think>", "</thought>"))
+    for closings, closing in (
+        (["</think>"], one),
+        (["</think>", "</thought>"], {"type": "or", "elements": [one, two]}),
+    ):
+        assert wire_format(SCHEMA, G, closings) == {
+            "type": "structural_tag",
+            "format": {
+                "type": "sequence",
+                "elements": [
+                    {"type": "any_text", "excludes": closings},
+                    {"type": "optional", "content": {"type": "sequence", "elements": [closing, TAG]}},
+                ],
+            },
+        }
