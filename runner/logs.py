@@ -6,6 +6,7 @@ leaves here with a marker in it, except the one that ends the process (`fatal`).
 `LINE_LIMIT` bytes, and is dropped rather than waited for when the host does not read.
 """
 
+import faulthandler
 import logging
 import os
 import re
@@ -50,7 +51,10 @@ _OUT_OF_MEMORY = (
     "vk_error_out_of_device_memory",
     "erroroutofmemory",
 )
-_ANY_MARKER = re.compile(f"{'|'.join(map(re.escape, _MARKERS))}|(?i:{'|'.join(map(re.escape, _OUT_OF_MEMORY))})")
+_ANY_PHRASE = re.compile(f"(?i:{'|'.join(map(re.escape, _OUT_OF_MEMORY))})")
+_ANY_MARKER = re.compile(f"{'|'.join(map(re.escape, _MARKERS))}|{_ANY_PHRASE.pattern}")
+_NO_MEMORY = re.compile(r"\[(metal::)?malloc\]|Insufficient Memory|OutOfMemory|out of memory")
+"""How MLX says in a RuntimeError that there is no memory, on Metal or CUDA."""
 _LEVELS = {TRACE: "TRACE", logging.WARNING: "WARN"}  # where slog's names differ from Python's
 _PLAIN_VALUE = re.compile(r'[^\s="\x00-\x1f\x7f]+')
 
@@ -59,8 +63,25 @@ Value = str | int | float | bool
 
 def harmless(text: str) -> str:
     """The same text with every marker of the host's scanner spelled so that the scanner does not see it."""
-    while _ANY_MARKER.search(text):
-        text = _ANY_MARKER.sub(_respell, text)
+    return _respelled(_ANY_MARKER, text)
+
+
+def told(error: BaseException) -> str:
+    """An exception in a line for the host, with a phrase for want of memory if, and only if, that is the reason: a host
+    that reads one unloads every model it has. Never raises."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be told)"
+    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, MemoryError) or (type(error) is RuntimeError and _NO_MEMORY.search(text)):
+        return f"out of memory: {line}"
+    return _respelled(_ANY_PHRASE, line)
+
+
+def _respelled(marker: re.Pattern[str], text: str) -> str:
+    while marker.search(text):
+        text = marker.sub(_respell, text)
     return text
 
 
@@ -122,8 +143,8 @@ class _Pipe(logging.Handler):
             line = self.format(record).encode(errors="backslashreplace")[: LINE_LIMIT - 1] + b"\n"
             if self._poll.poll(0):
                 os.write(_STDERR, line)
-        except OSError:
-            pass  # the host is gone: there is nobody to tell
+        except Exception:  # noqa: S110 - the host is gone, or the line cannot be made: nothing that ran must end by it
+            pass
 
 
 class Log:
@@ -161,6 +182,18 @@ def start(level: int) -> None:
     logging.captureWarnings(True)
     logging.getLogger("asyncio").setLevel(max(level, logging.INFO))
     sys.unraisablehook = _unraisable
+    _tell_of_crashes()
+
+
+def _tell_of_crashes() -> None:
+    """Where MLX cannot allocate on a CPU, or breaks, there is no exception: the host then reads `error: Segmentation
+    fault`, and the log says what each thread was at."""
+    try:
+        # The same pipe opened once more, as one that does not block: a full one must not hold up the end.
+        crashes = os.open(f"/proc/self/fd/{_STDERR}", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:  # another system, a socket, a terminal of somebody else
+        crashes = _STDERR
+    faulthandler.enable(crashes)
 
 
 def _unraisable(unraisable: "sys.UnraisableHookArgs") -> None:

@@ -42,7 +42,7 @@ def start(argv: Sequence[str]) -> NoReturn:
         logs.fatal(str(error))
     except Exception as error:
         log.exception("the runner died")
-        logs.fatal(f"{type(error).__name__}: {error}")
+        logs.fatal(logs.told(error))
 
 
 def _settings(argv: Sequence[str]) -> Settings | CheckSettings:

@@ -26,6 +26,8 @@ class LiveSession(Session):
         self.layers = stack.layers
         self.stack = stack
         self.recorded = prompt
+        self.torn = False
+        """Whether the cache's own part of a forward broke off: nothing that it holds can be trusted then."""
         self._end: Callable[[LiveSession, bool], None] | None = end
         self._failed = False
 
@@ -50,11 +52,13 @@ class LiveSession(Session):
     def forward(self, count: int) -> Iterator[None]:
         if self._end is None or self._failed:
             raise RuntimeError("a forward in a session that is closed or failed")
-        self._failed = True
+        self._failed = self.torn = True
         with self.stack.forward(count):
+            self.torn = False
             yield
+            self.torn = True
         self._passed(count)
-        self._failed = False
+        self._failed = self.torn = False
 
     def _passed(self, count: int) -> None:
         """The layers have just seen `count` tokens more."""

@@ -124,16 +124,11 @@ class TrieCache(OneSessionCache):
     # --- while it runs
 
     def _passed(self, session: TrieSession, count: int) -> None:
-        try:
-            self._heed_distrust()
-            self._keep_points(session)
-            if count > 1 or self._stack.position % _CHECK_TOKENS == 0:
-                # Further than needed: looking at all nodes again after each few tokens would hold up a decode.
-                self._evict(spare=(self._budget or 0) // 32)
-        except Exception:
-            log.exception("cache freed: it could not follow a request")
-            self._forget()  # a node may have been left half cut or half joined
-            raise
+        self._heed_distrust()
+        self._keep_points(session)
+        if count > 1 or self._stack.position % _CHECK_TOKENS == 0:
+            # Further than needed: looking at all nodes again after each few tokens would hold up a decode.
+            self._evict(spare=(self._budget or 0) // 32)
 
     def _heed_distrust(self) -> None:
         """What was kept of a layer whose clock turned out to be another one is good for nothing."""
@@ -174,7 +169,10 @@ class TrieCache(OneSessionCache):
     def _keep(self, session: LiveSession, failed: bool) -> None:
         assert isinstance(session, TrieSession)
         try:
-            if failed:
+            if session.torn:
+                log.warning("cache freed", why="it could not follow a request")
+                self._forget()  # a node may have been left half cut, half joined or half copied
+            elif failed:
                 log.warning("what was live in the cache is freed", why="a forward failed")
                 self._trie.unlock(session.node)
                 self._trie.drop_live()

@@ -1,6 +1,7 @@
 """The one thread that owns MLX: it loads the model, then computes requests one slice at a time."""
 
 import asyncio
+import gc
 import queue
 import threading
 from collections import deque
@@ -15,7 +16,7 @@ from runner.cache import PrefixCache, make_cache
 from runner.engine.events import Failed, Outbox, Started
 from runner.engine.request import Limits, Request
 from runner.errors import RunnerError, no_mlx
-from runner.logs import Log, fatal
+from runner.logs import Log, fatal, told
 from runner.model import OpenedModel
 from runner.settings import Settings
 from runner.tokenizer import Tokenizer
@@ -52,6 +53,7 @@ class Engine:
         self._mailbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._waiting: deque[Request] = deque()
         self._running: Generation | None = None
+        self._spoiled = False  # the next request must not meet what the last one left behind in the cache
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
         """Begin to load. The event is set when requests can be computed; a fault until then ends the process."""
@@ -70,15 +72,21 @@ class Engine:
             self._load()
             loop.call_soon_threadsafe(self._ready.set)
             while True:
-                self._receive()
-                self._slice()
-                self._publish()
-                self._outbox.send()
+                self._step()
         except RunnerError as error:
             fatal(str(error))
         except BaseException as error:  # without its engine the process would be a zombie: end it, and say why
             log.exception("the engine died")
-            fatal(f"the engine died: {type(error).__name__}: {error}")
+            fatal(f"the engine died: {told(error)}")
+
+    def _step(self) -> None:
+        """One slice, and what the others want to know of it."""
+        self._receive()
+        self._slice()
+        if self._spoiled:
+            self._renew_cache()
+        self._publish()
+        self._outbox.send()
 
     def _load(self) -> None:
         started = perf_counter()
@@ -160,6 +168,7 @@ class Engine:
             )
         except Exception as error:  # this request ends, the engine goes on
             self._fail(request, error)
+            self._spoiled = True
         else:
             self._outbox.put(request.stream, Started())
 
@@ -180,14 +189,20 @@ class Engine:
         self._running = None
         try:
             generation.close(failed=outcome == "failed")
-        except Exception:  # the next request must not meet what this one left behind
-            log.exception("the cache is dropped")
-            self._cache = self._make_cache()
+        except Exception:
+            log.exception("a session could not be closed")
+            self._spoiled = True
         generation.report(outcome)
+
+    def _renew_cache(self) -> None:
+        log.warning("the cache is dropped", why="a session in it could not be opened or closed")
+        self._cache = self._make_cache()
+        self._spoiled = False
+        gc.collect()  # the pieces of the old one hold each other, and gigabytes
 
     def _fail(self, request: Request, error: Exception) -> None:
         log.exception("a request failed")
-        self._outbox.put(request.stream, Failed(f"{type(error).__name__}: {error}"))
+        self._outbox.put(request.stream, Failed(told(error)))
 
     def _publish(self) -> None:
         self.numbers = Numbers(memory_bytes=self._mx.get_active_memory() + self._mx.get_cache_memory())
@@ -202,4 +217,4 @@ def _die_of_a_fault(opening: Future[Tokenizer]) -> None:
     """A broken tokenizer is told at once, not when gigabytes have been read."""
     error = opening.exception()
     if error is not None:
-        fatal(str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}")
+        fatal(str(error) if isinstance(error, RunnerError) else told(error))
