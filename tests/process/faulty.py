@@ -1,15 +1,52 @@
-"""The runner with a fault in it, as a script: `FAULT` names what goes wrong. Only mlx-lm and MLX are touched.
+"""The runner with a fault in it, as a script: `FAULT` names what goes wrong.
 
 * `slow-load`  reading a tensor file takes ten seconds
 * `forward`    a forward over the id in `FAULT_TOKEN` raises
+* `clock`      the wall clock jumps by decades, forward and backward, whenever somebody looks at it
+* `on-demand`  whatever a test asks for while the process runs, by files in the directory `FAULT_DIR`: see `OnDemand`
 """
 
+import contextlib
+import itertools
 import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-from runner import blas
+sys.path[0] = str(Path(__file__).parents[2])  # not this folder: its modules are no top-level ones
+
+from runner import blas  # noqa: E402
+from tests.faults.points import FAULTS, LOADING, POINTS, watching  # noqa: E402
+
+WAIT = "wait"
+for_good = contextlib.ExitStack()
+
+
+class OnDemand:
+    """A fault at one of the points of `tests.faults.points`.
+
+    A file with the name of the point asks for it, and is gone when that has come true, once: the name of a fault in it
+    is raised there. With `wait` in it the process stops there until the file is gone; its other name `NAME reached`
+    tells that it has got there.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __call__(self, point: str) -> None:
+        asked = self._directory / point
+        try:
+            fault = asked.read_text()
+        except FileNotFoundError:
+            return
+        if fault == WAIT:
+            (self._directory / f"{point} reached").touch()
+            while asked.exists():
+                time.sleep(0.005)
+            return
+        asked.unlink()
+        raise FAULTS[fault]()
 
 
 def slow_load() -> None:
@@ -45,14 +82,26 @@ def forward() -> None:
     setattr(llama.Model, "__call__", faulty)  # noqa: B010  (a checked assignment to a method is not possible)
 
 
+def clock() -> None:
+    """From 1972 to the year 2200 and back; the other clocks go on as they do."""
+    jumps = itertools.cycle((0.0, 5e9, -1.7e9, 3e3, -3e3))
+    now = time.time
+    time.time = lambda: now() + next(jumps)
+
+
+def on_demand() -> None:
+    """In place before the runner's own first line."""
+    hook = OnDemand(Path(os.environ["FAULT_DIR"]))
+    for_good.enter_context(watching(hook, *POINTS, *(LOADING.keys() - POINTS.keys())))
+
+
 def main() -> None:
     blas.preload()
-    {"slow-load": slow_load, "forward": forward}[os.environ["FAULT"]]()
+    {"slow-load": slow_load, "forward": forward, "clock": clock, "on-demand": on_demand}[os.environ["FAULT"]]()
     from runner.__main__ import main as run
 
     run()
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder: its modules are not top-level ones
     main()

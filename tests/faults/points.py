@@ -1,0 +1,177 @@
+"""The places in the runner at which a test can make something go wrong, by name, and how to do it there.
+
+A point stands for one thing that can fail; the functions behind it are those that do it for one kind of layer or cache
+or another. Used inside a test and, by `tests/process/faulty.py`, inside a spawned process.
+"""
+
+import errno
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Hook = Callable[[str], BaseException | None]
+"""Called with the name of the point before every call. What it raises goes wrong before anything was done; what it
+returns is raised when the call has done its work."""
+
+_LAYERS = "runner.cache.layers"
+
+POINTS: dict[str, tuple[str, ...]] = {
+    "forward": ("runner.model.load:LoadedModel.logits",),
+    "evaluate": ("mlx.core:eval",),
+    "start evaluation": ("mlx.core:async_eval",),
+    "clear MLX's cache": ("mlx.core:clear_cache",),
+    "make sampler": ("runner.sampling.sampler:Sampler.__init__",),
+    "sample": ("runner.sampling.sampler:Sampler.__call__",),
+    "logprobs": ("runner.sampling.logprobs:log_probabilities",),
+    "begin": ("runner.cache.session:OneSessionCache.begin",),
+    "open session": (
+        "runner.cache.single:SingleEntryCache._start",
+        "runner.cache.none:NullCache._start",
+        "runner.cache.trie_cache:TrieCache._open_session",
+    ),
+    "plan": ("runner.cache.session:LiveSession.forward_plan",),
+    "record": ("runner.cache.session:LiveSession.record",),
+    "close session": ("runner.cache.session:LiveSession.close",),
+    "keep": (
+        "runner.cache.single:SingleEntryCache._keep",
+        "runner.cache.none:NullCache._keep",
+        "runner.cache.trie_cache:TrieCache._keep",
+    ),
+    "surround forward": ("runner.cache.stack:LayerStack.forward",),
+    "count forward": ("runner.cache.stack:LayerStack._advance",),
+    "level": ("runner.cache.stack:LayerStack.level",),
+    "leave": ("runner.cache.stack:LayerStack.leave",),
+    "reset": ("runner.cache.stack:LayerStack.reset",),
+    "settle": ("runner.cache.stack:LayerStack.settle",),
+    "trim": ("runner.cache.stack:LayerStack.trim",),
+    "land": ("runner.cache.landing:find", "runner.cache.landing:go"),
+    "capture": ("runner.cache.landing:fill", "runner.cache.landing:lend"),
+    "snapshot": (
+        f"{_LAYERS}.kv:KVState.snapshot",
+        f"{_LAYERS}.leaf:TailState.snapshot",
+        f"{_LAYERS}.leaf:CountedState.snapshot",
+    ),
+    "restore": (
+        f"{_LAYERS}.kv:KVState.restore",
+        f"{_LAYERS}.leaf:TailState.restore",
+        f"{_LAYERS}.leaf:CountedState.restore",
+    ),
+    "rewind": (f"{_LAYERS}.leaf:LeafState.rewind",),
+    "copy": (
+        f"{_LAYERS}.kv:KVState.copy",
+        f"{_LAYERS}.window:WindowState.copy",
+        f"{_LAYERS}.chunk:ChunkState.copy",
+        f"{_LAYERS}.arrays:ArraysState.copy",
+        f"{_LAYERS}.generic:GenericState.copy",
+    ),
+    "page out": (f"{_LAYERS}.snapshot:LayerSnapshot.page_out",),
+    "page in": (f"{_LAYERS}.snapshot:LayerSnapshot.page_in",),
+    "split snapshot": (
+        f"{_LAYERS}.snapshot:SliceSnapshot.split",
+        f"{_LAYERS}.snapshot:StateSnapshot.split",
+    ),
+    "merge snapshots": (
+        f"{_LAYERS}.snapshot:SliceSnapshot.after",
+        f"{_LAYERS}.snapshot:TailSnapshot.after",
+        f"{_LAYERS}.snapshot:StateSnapshot.after",
+    ),
+    "let go": (f"{_LAYERS}.snapshot:LayerSnapshot._leave",),
+    "close snapshot": (f"{_LAYERS}.snapshot:LayerSnapshot.close",),
+    "match": ("runner.cache.trie:PrefixTrie.match",),
+    "advance": ("runner.cache.trie:PrefixTrie.advance",),
+    "split": ("runner.cache.trie:PrefixTrie.split",),
+    "merge": ("runner.cache.trie:PrefixTrie.merge",),
+    "remove": ("runner.cache.trie:PrefixTrie.remove",),
+    "drop live": ("runner.cache.trie:PrefixTrie.drop_live",),
+    "lock": ("runner.cache.trie:PrefixTrie.lock",),
+    "unlock": ("runner.cache.trie:PrefixTrie.unlock",),
+    "evict": ("runner.cache.trie_cache:TrieCache._evict",),
+    "choose victim": ("runner.cache.eviction:Eviction.victims",),
+    "shorten": ("runner.cache.trie_cache:TrieCache._shorten",),
+    "thin": ("runner.cache.trie_cache:TrieCache._thin",),
+    "decode text": ("runner.engine.text:TextStream.push", "runner.engine.text:TextStream.finish"),
+    "spell token": ("runner.tokenizer.tokenizer:Tokenizer.token_text",),
+    "count": ("runner.engine.generation:Generation.metrics",),
+    "close generation": ("runner.engine.generation:Generation.close",),
+    "hand over": ("runner.engine.events:Outbox.put", "runner.engine.events:Outbox.send"),
+    "report": ("runner.engine.generation:Generation.report",),
+}
+
+LOADING: dict[str, tuple[str, ...]] = {
+    "open model": ("runner.start:open_model",),
+    "open tokenizer": ("runner.tokenizer:open_tokenizer",),
+    "load": ("runner.model.load:load",),
+    "read tensors": ("runner.model.load:_read_group",),
+    "evaluate": POINTS["evaluate"],
+}
+"""Those before the first request; the last one comes when a file is open and its arrays are not read yet."""
+
+FATAL = ("hand over", "report")
+"""A fault at these is one of the engine itself, and ends the process."""
+
+TRIE_ONLY = frozenset(
+    {
+        "land",
+        "capture",
+        "snapshot",
+        "restore",
+        "copy",
+        "page out",
+        "page in",
+        "let go",
+        "close snapshot",
+        "match",
+        "advance",
+    }
+    | {"split", "merge", "split snapshot", "merge snapshots", "remove", "drop live", "lock", "unlock"}
+    | {"evict", "choose victim", "shorten", "thin", "trim", "leave"}
+)
+"""What only the trie does, or can need."""
+
+
+@contextmanager
+def watching(hook: Hook, *names: str) -> Iterator[None]:
+    """Inside the block `hook` is called before every call at these points. A model must be loaded
+    inside it for its forward to count."""
+    undo: list[Callable[[], None]] = []
+    try:
+        for name in names:
+            undo.extend(_watch(place, name, hook) for place in (POINTS | LOADING)[name])
+        yield
+    finally:
+        for each in reversed(undo):
+            each()
+
+
+def _watch(place: str, name: str, hook: Hook) -> Callable[[], None]:
+    module, _, path = place.partition(":")
+    *owners, attribute = path.split(".")
+    owner: object = importlib.import_module(module)
+    for each in owners:
+        owner = getattr(owner, each)
+    original: Callable[..., object] = getattr(owner, attribute)
+
+    def watched(*arguments: object, **named: object) -> object:
+        late = hook(name)
+        result = original(*arguments, **named)
+        if late is not None:
+            raise late
+        return result
+
+    setattr(owner, attribute, watched)
+    return lambda: setattr(owner, attribute, original)
+
+
+NO_MEMORY = "[malloc] Unable to allocate 123456789 bytes."
+"""How MLX says it, on Metal."""
+
+FAULTS: dict[str, Callable[[], BaseException]] = {
+    "fault": lambda: RuntimeError("Error: mlx: panic: CUDA error, allocation failed in a place that has no memory"),
+    "python memory": MemoryError,
+    "mlx memory": lambda: RuntimeError(NO_MEMORY),
+    "disk": lambda: OSError(errno.EIO, os.strerror(errno.EIO), "/models/blobs/sha256-7f"),
+    "exit": lambda: SystemExit("Error: mlx: enough"),
+}
+"""What is raised, by name. The first has the markers of a host's scanner in it, and a phrase about memory that is not
+true; the last one nobody may hold up."""
