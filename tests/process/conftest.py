@@ -6,40 +6,33 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.models import MAIN, SENTENCEPIECE, SMALL, write_models
+from tests.conformance.stage import CHUNK_TOKENS, caught
 from tests.host import Client, Generation, Process, spawn
 from tests.host.generations import F
 from tests.models.checkpoints import write_checkpoint
 from tests.models.store import write_store
-from tests.process import script
+
+__all__ = ["CHUNK_TOKENS", "FAULTY", "MAIN", "MARKER", "RANDOM", "RUNNER", "SENTENCEPIECE", "SMALL", "SpawnModel"]
 
 RUNNER = (sys.executable, "-m", "runner")
 FAULTY = (sys.executable, str(Path(__file__).with_name("faulty.py")))
 """The same process with a fault built in, chosen by the environment variable `FAULT`."""
 
-MAIN = "scripted:latest"
-SMALL = "team/small:bos"
-SENTENCEPIECE = "spm:latest"
 RANDOM = "random:latest"
 MARKER = "mlx:latest"
 """A model whose log lines would contain a marker, were they written as they are."""
-
-CHUNK_TOKENS = 16
-"""Prefill chunk of the shared process: small, so that a long prompt takes thousands of slices."""
 
 SpawnModel = Callable[..., Process]
 
 
 @pytest.fixture(scope="session")
 def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with every model above."""
-    sources = tmp_path_factory.mktemp("sources")
-    store = tmp_path_factory.mktemp("store")
-    main = script.write_main(sources / "main")
-    write_store(store, MAIN, main)
-    write_store(store, MARKER, main)
-    write_store(store, SMALL, script.write_small(sources / "small"))
-    write_store(store, SENTENCEPIECE, script.write_sentencepiece(sources / "sentencepiece"))
-    write_store(store, RANDOM, write_checkpoint(sources / "random", "llama"))
+    """A store with the models of the conformance suite and those above."""
+    directory = tmp_path_factory.mktemp("models")
+    store = write_models(directory)
+    write_store(store, MARKER, directory / "sources" / "main")
+    write_store(store, RANDOM, write_checkpoint(directory / "random", "llama"))
     return store
 
 
@@ -50,7 +43,7 @@ def shared(models_dir: Path) -> Iterator[Process]:
     with spawn(RUNNER, MAIN, models_dir=models_dir, arguments=arguments) as process:
         process.wait_ready(60)
         yield process
-    assert not process.output.captured, "a whole session wrote no line that a host would take for an error"
+    assert not caught(process), "a whole session wrote no line that a host would take for an error"
 
 
 @pytest.fixture(scope="session")

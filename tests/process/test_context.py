@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from runner.settings import DEFAULT_CONTEXT_TOKENS
+from tests.conformance import script
+from tests.conformance.assertions import ALPHABET
 from tests.host import Client, Process, Request, StatusError
 from tests.models.store import Store, manifest_path
-from tests.process import script
 from tests.process.conftest import MAIN, SpawnModel
 
 
@@ -57,5 +58,5 @@ async def test_a_model_without_a_length_takes_the_documented_or_any_other(
     process = start(f"{silent.manifest_path.parent.name}:silent", arguments)
     async with Client.of(process) as client:
         assert (await client.status()).context_length == tokens
-        assert (await client.complete(Request("Hi"))).text == "jklmnopqrstuvwxyz"
+        assert (await client.complete(Request("Hi"))).text == ALPHABET
     assert "level=WARN" not in process.output.text

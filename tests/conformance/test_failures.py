@@ -1,0 +1,95 @@
+"""The suite notices runners that do one thing wrong, and says in one line what it was."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import CASES, Case, Stage, run
+from tests.conformance.breakages import BROKEN
+from tests.conformance.conftest import RUNNER
+from tests.conformance.proxy import Behind, Breakage
+from tests.host import GENERATIONS, G, Generation
+
+SPOILED = Path(__file__).with_name("spoiled.py")
+MANNERS = {
+    "strict": {
+        "G':2-verbose": "LoadError: mlx runner exited unexpectedly",
+        "G':3-spelled-with-equals": "LoadError: mlx runner exited unexpectedly",
+        "11.1-without-engine-flag": "LoadError: mlx runner exited unexpectedly",
+    },
+    "lenient": {"4-another-engine": "it became ready"},
+    "silent": {
+        "5-missing-model": "the user reads 'mlx runner exited unexpectedly: %!w(<nil>)'",
+        "6-unsupported-architecture": "what the user reads: 'mlx runner exited unexpectedly: %!w(<nil>)'",
+        "7-port-taken": "exit status 0",
+    },
+    "noisy": {
+        "12-session-without-marker": "hosts take for an error: ['note: mlx: using device gpu']",
+        "79-left-at-the-end": "hosts take for an error: ['note: mlx: using device gpu']",
+    },
+    "chatty": {"14-log-level": "OLLAMA_DEBUG=0: {'"},
+    "literal": {"13-quoted-models-dir": "Error: no models"},
+    "open": {"1-loopback-only": "it listens on 127.0.0.2 too"},
+    "mute": {"8-not-ready-early": "accepted and not answered"},
+    "tracing": {
+        "9-sigint-idle": "it wrote 'Traceback'",
+        "10-sigint-prefill": "it wrote 'Traceback'",
+        "10-sigint-decode": "it wrote 'Traceback'",
+    },
+    "stubborn": {"9-sigint-idle": "it did not exit"},
+    "parent": {"11-pipe-let-go": "somebody held its output", "11.7-sigkill": "somebody held its output"},
+}
+"""What tests/conformance/spoiled.py does, the cases that fail with it, and a part of the reason."""
+
+
+def of(name: str) -> tuple[Case, Generation]:
+    """`A:40-eos`, or `40-eos` for the newest generation that has a run of its own."""
+    letter, _, id_ = name.rpartition(":")
+    (case,) = (case for case in CASES if case.id == id_)
+    runs = [generation for generation, part in case.parts(GENERATIONS).items() if part is generation]
+    generation = next((one for one in GENERATIONS if one.letter == letter), runs[-1])
+    assert generation in runs
+    return case, generation
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_a_breakage_fails_its_cases(name: str, stage: Stage) -> None:
+    for case, generation in map(of, BROKEN[name].fails):
+        outcome = await run(case, stage, generation, Behind(stage, generation, BROKEN[name].breakage))
+        assert outcome.mark == "fail", f"{case.id} {generation.letter}: {outcome}"
+        assert outcome.reason.isprintable()
+
+
+@pytest.mark.slow
+async def test_an_honest_proxy_fails_none_of_them(stage: Stage) -> None:
+    """Else the tests above would prove nothing."""
+    for case, generation in sorted({of(name) for broken in BROKEN.values() for name in broken.fails}, key=str):
+        outcome = await run(case, stage, generation, Behind(stage, generation, Breakage()))
+        assert outcome.mark == "pass", f"{case.id} {generation.letter}: {outcome}"
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+async def test_bad_manners_fail_their_cases(manner: str) -> None:
+    with Stage([sys.executable, "-P", str(SPOILED), manner]) as stage:
+        for name, reason in MANNERS[manner].items():
+            outcome = await run(of(name)[0], stage, of(name)[1])
+            assert outcome.mark == "fail", f"{name}: {outcome}"
+            assert reason in outcome.reason
+            assert outcome.reason.isprintable()
+
+
+async def test_a_runner_without_a_fault_fails_the_case_that_asks_for_one() -> None:
+    case, generation = of("51-failure")
+    with Stage(RUNNER, faulty=RUNNER) as stage:
+        assert "no error after" in (await run(case, stage, generation)).reason
+    with Stage(RUNNER) as stage:
+        outcome = await run(case, stage, G)
+    assert outcome.mark == "not run"
+    assert "--faulty" in outcome.reason
+
+
+def test_every_case_is_failed_by_something() -> None:
+    failed = {name.rpartition(":")[2] for broken in BROKEN.values() for name in broken.fails}
+    failed |= {name.rpartition(":")[2] for names in MANNERS.values() for name in names} | {"51-failure"}
+    assert {case.id for case in CASES} - failed == {"80-idle-connection"}, "which is 80-keep-alive with 95 s in between"

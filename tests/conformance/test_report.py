@@ -1,0 +1,137 @@
+"""The table and scripts/conformance: marks, reasons, exit statuses, and whose directory words are looked up in."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.conformance import OWN, OWN_FAULTY, main
+from tests.conformance import CASES, Case, Outcome
+from tests.conformance.conftest import FAULTY, RUNNER
+from tests.conformance.report import Report, as_json, as_markdown, as_text
+from tests.conformance.test_failures import SPOILED
+from tests.host import A, E, F, G, Generation
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = ROOT / "scripts" / "conformance"
+COLUMNS = (A, E, F, G)
+
+
+@pytest.fixture
+def report() -> Report:
+    """Greedy failed for generation A, keep-alive could not be tried, the others passed."""
+    cases = [case for case in CASES if case.number in ("33", "36", "54", "80")]
+    outcomes = {run: Outcome("pass") for run in runs(cases)}
+    outcomes |= {run: Outcome("fail", "too warm") for run in outcomes if run[0].number == "36" and run[1] is A}
+    outcomes |= {run: Outcome("not run", "no time") for run in outcomes if run[0].number == "80"}
+    return Report(["./mine", "a b"], cases, COLUMNS, outcomes)
+
+
+def runs(cases: list[Case]) -> list[tuple[Case, Generation]]:
+    return [(case, part) for case in cases for part in case.parts(COLUMNS).values() if isinstance(part, Generation)]
+
+
+def test_a_cell_says_how_it_went_or_why_not(report: Report) -> None:
+    marks = {case.id: [cell.mark for cell in report.cells(case).values()] for case in report.cases}
+    assert marks == {
+        "33-image-tags": ["n/a"] * 4,
+        "36-greedy": ["fail", "pass", "pass", "pass"],
+        "54-absent-seed-is-zero": ["n/a", "pass", "pass", "pass"],
+        "80-keep-alive": ["not run"] * 4,
+        "80-idle-connection": ["not run"] * 4,
+    }
+    reasons = [report.cells(case)["A"].reason for case in report.cases]
+    assert reasons[0] == "the host sends no Media"
+    assert reasons[1:] == ["too warm", "the host sends no seed", "no time", "no time"]
+    assert report.cells(report.cases[0])["G"].reason.startswith("no image model in this suite; asserted instead: ")
+
+
+def test_one_run_speaks_for_generations_that_are_alike() -> None:
+    case = next(case for case in CASES if case.number == "25")
+    report = Report((), [case], COLUMNS, {(case, G): Outcome("pass")})
+    assert [cell.mark for cell in report.cells(case).values()] == ["same", "same", "same", "pass"]
+    report = Report((), [case], COLUMNS, {(case, G): Outcome("fail", "no")})
+    assert [cell.mark for cell in report.cells(case).values()] == ["fail"] * 4
+
+
+def test_the_text_has_a_table_and_a_line_for_each_failure(report: Report) -> None:
+    lines = as_text(report).splitlines()
+    assert lines[0].split() == ["A", "E", "F", "G"]
+    assert lines[2].split() == ["36-greedy", "FAIL", "ok", "ok", "ok"]
+    assert lines[-4:] == [
+        "? 80-keep-alive: no time",
+        "? 80-idle-connection: no time",
+        "FAIL 36-greedy A: too warm",
+        "cases: 5; runs: 11; passed: 8; failed: 1; could not be tried: 2",
+    ]
+
+
+def test_the_document_has_a_note_for_each_reason(report: Report) -> None:
+    text = as_markdown(report, "`./mine`", "./mine")
+    assert "Whether `./mine` does what" in text
+    row = next(line for line in text.splitlines() if line.startswith("| 36 |"))
+    assert row.endswith("| ✗[^3] | ✓ | ✓ | ✓ |")
+    assert "[^3]: Too warm." in text
+    assert text.count("\n[^") == 5
+
+
+def test_the_data_have_it_all(report: Report) -> None:
+    data = json.loads(json.dumps(as_json(report)))
+    assert data["command"] == ["./mine", "a b"]
+    assert data["failures"] == ["36-greedy A: too warm"]
+    assert data["cases"][1]["generations"]["A"] == {"mark": "fail", "reason": "too warm"}
+
+
+def test_the_script_runs_what_the_tests_run() -> None:
+    assert (OWN, OWN_FAULTY) == (RUNNER, FAULTY)
+
+
+def test_an_executable_that_does_not_start_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--case", "36", sys.executable, "-c", "raise SystemExit('Error: not today')"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "does not start: mlx runner failed: Error: not today (exit: exit status 1)\n"
+    )
+    assert main(["./not-there"]) == 2
+    assert "./not-there does not start: [Errno 2]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--case", "81"], ["--case", "36-gready"], ["--generation", "H"], ["--nonsense"]])
+def test_wrong_usage_is_exit_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert words[1 if len(words) > 1 else 0] in capsys.readouterr().err
+
+
+def test_a_failure_is_exit_status_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = [
+        "--case",
+        "12",
+        "--case",
+        "51",
+        "--generation",
+        "G",
+        "--json",
+        "--cwd",
+        str(tmp_path),
+        "--markdown",
+        "t.md",
+    ]
+    assert main([*words, sys.executable, "-P", str(SPOILED), "noisy"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert [case["generations"]["G"]["mark"] for case in data["cases"]] == ["fail", "not run"]
+    assert data["failures"][0].startswith("12-session-without-marker G: what hosts take for an error")
+    assert "| ✗[^1] |" in (tmp_path / "t.md").read_text(encoding="utf-8")
+
+
+def test_words_are_looked_up_where_the_caller_is(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m runner "$@"\n')
+    mine.chmod(0o755)
+    words = [str(SCRIPT), "--case", "40", "--generation", "A", "--markdown", "table.md", "./mine"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("cases: 1; runs: 1; passed: 1\n")
+    assert "| 40 |" in (tmp_path / "table.md").read_text(encoding="utf-8")
