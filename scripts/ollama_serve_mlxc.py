@@ -1,0 +1,60 @@
+"""An empty MLX library, for hosts on machines where they can load none.
+
+Hosts since v0.34.1 load an MLX model, and since v0.32.10 pull one, only if they themselves could load `libmlxc`, though
+only their runners compute with it. Where there is no NVIDIA GPU, they cannot. This library has every function that a
+host looks up, and computes nothing: reading tensors, with which all computing begins, fails with a clear text, and
+everything else does nothing. Hosts look for it last, so that a library of their own that can be loaded is preferred.
+"""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+NAME = "libmlxc.so"
+_CHECKED = b"MLX runtime is not available"
+"""In the executables of all hosts that do so."""
+_FUNCTION = re.compile(rb"mlx_[a-z0-9_]*[a-z0-9](?=\0)")
+_COMPILE_S = 60
+
+_SOURCE = """\
+typedef void report(const char *, void *);
+static report *reported;
+static void *data;
+void mlx_set_error_handler(report *handler, void *its, void (*end)(void *)) { reported = handler; data = its; }
+static long nothing(void) { return 0; }
+static long failure(void) {
+  if (reported) reported("Ollama has no MLX library that works here; scripts/ollama-serve gave it an empty one", data);
+  return 1;
+}
+"""
+
+
+def functions(executable: Path) -> list[str]:
+    """The names that a host looks up in its MLX library; none if it can do without."""
+    content = executable.read_bytes()
+    if _CHECKED not in content:
+        return []
+    starts = ((found.start(), found.end()) for found in _FUNCTION.finditer(content))
+    return sorted({content[start - content.startswith(b"_", start - 1) : end].decode() for start, end in starts})
+
+
+def write_library(executable: Path, directory: Path) -> bool:
+    """Writes the library for a host into `directory`, if it needs one. False if there is no compiler that could."""
+    names = functions(executable)
+    if not names:
+        return True
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return False
+    source = _SOURCE + "".join(
+        f'long {name}(void) __attribute__((alias("{"failure" if name.startswith("mlx_load") else "nothing"}")));\n'
+        for name in names
+        if name != "mlx_set_error_handler"
+    )
+    command = [compiler, "-x", "c", "-w", "-shared", "-fPIC", "-o", str(directory / NAME), "-"]
+    try:
+        done = subprocess.run(command, input=source.encode(), capture_output=True, check=False, timeout=_COMPILE_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0

@@ -1,0 +1,92 @@
+"""What `scripts/ollama-serve` is asked to start, found and checked before anything is made."""
+
+import errno
+import re
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+Start = Literal["descriptor", "symlink"]
+"""How the host is started, so that it finds the shim afterwards (scripts/ollama_serve.py)."""
+START: Start = "symlink" if sys.platform == "darwin" else "descriptor"
+RUNNER = (sys.executable, "-I", "-m", "runner")
+SERVE = ("serve", "start")
+"""The words with which Ollama serves; with all others it is a client, or ends at once."""
+_DEFAULT_PORT = 11434
+_ADDRESS = re.compile(r"(?:(https?)://)?(\[[^\]]*\]|[^:/]*)(?::(\d{1,5}))?(?:/.*)?")
+_PROGRAMS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # Linux, macOS, macOS for several processors
+
+
+class LaunchError(Exception):
+    """Ollama cannot be started. The text is for a person: what failed, and what to do."""
+
+
+class Plan(NamedTuple):
+    """What is to be started: Ollama's executable (no symbolic link), its arguments, and the runner's command."""
+
+    ollama: Path
+    words: Sequence[str]
+    runner: Sequence[str]
+    start: Start = START
+
+    @property
+    def serves(self) -> bool:
+        """Whether Ollama will listen."""
+        return self.words[0] in SERVE
+
+
+def find_ollama(name: str | None) -> Path:
+    """The executable that a path, or a name on PATH, leads to. Raises LaunchError."""
+    found = shutil.which(name or "ollama")
+    if found is None:
+        if name is None:
+            raise LaunchError("there is no `ollama` on PATH; name its executable: scripts/ollama-serve PATH")
+        raise LaunchError(f"{name} is no program (the first word is Ollama's executable, then come its arguments)")
+    path = Path(found).resolve()
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+    except OSError as error:
+        raise LaunchError(f"{path}: {error.strerror}") from error
+    if head not in _PROGRAMS:
+        raise LaunchError(f"{path} is a script or something else, not Ollama itself; name the program that it starts")
+    return path
+
+
+def find_runner(command: str | None) -> list[str]:
+    """The words of a runner's command, the first one as an absolute path; of ours without `command`."""
+    if command is None:
+        return list(RUNNER)
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise LaunchError(f"--runner {command}: {error}") from error
+    found = shutil.which(words[0]) if words else None
+    if found is None:
+        raise LaunchError(f"--runner {command}: its first word is no program")
+    return [str(Path(found).absolute()), *words[1:]]
+
+
+def refuse_taken_address(setting: str) -> None:
+    """Raises LaunchError if something listens on `setting`, an OLLAMA_HOST. What else is wrong with it, Ollama says."""
+    match = _ADDRESS.fullmatch(setting.strip().strip("\"'"))
+    if match is None:
+        return
+    scheme, host, port = match.groups()
+    number = int(port or {"http": 80, "https": 443}.get(scheme, _DEFAULT_PORT))
+    try:
+        found = socket.getaddrinfo(host.strip("[]") or "127.0.0.1", number, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in found[:1]:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except (OSError, OverflowError, UnicodeError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise LaunchError(
+                f"port {number} is taken: is another Ollama running? Stop it (`systemctl stop ollama`, or quit the "
+                "Ollama app), or choose another port: OLLAMA_HOST=127.0.0.1:11435 scripts/ollama-serve ..."
+            ) from error

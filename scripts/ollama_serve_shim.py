@@ -1,0 +1,66 @@
+"""The script that a host finds in place of its own executable (protocol.md 1.2, 1.3, 11)."""
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from scripts.ollama_serve_plan import Plan
+
+LAUNCHER = Path(__file__).resolve().with_name("ollama-serve")
+FORCED = ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME")
+"""What a host sets for its MLX runners, to libraries of its own; ours get what the host itself was started with."""
+
+_SHIM = """\
+#!/bin/sh
+# Ollama finds this in place of its own executable. Its MLX runners are ours, everything else is its own.
+
+mlx_runner() {{
+{restore}
+  exec {runner} "$@"
+}}
+
+# `--mlx-engine`, or no engine and a model with a tag. GGUF runners are told another engine, a file, or nothing.
+is_mlx() (
+  engine= model= expected=
+  for word do
+    case $expected in
+      model) model=$word expected= ; continue ;;
+      port) expected= ; continue ;;
+    esac
+    case $word in
+      --model=* | -model=*) model=${{word#*=}} ;;
+      --model | -model) expected=model ;;
+      --port | -port) expected=port ;;
+      --mlx-engine) engine=mlx ;;
+      --*-engine) exit 1 ;;
+    esac
+  done
+  [ "$engine" = mlx ] && exit 0
+  case $model in /*) exit 1 ;; esac
+  case ${{model##*/}} in *:*) exit 0 ;; esac
+  exit 1
+)
+
+case ${{1-}} in
+  runner) if is_mlx "$@"; then mlx_runner "$@"; fi ;;
+  serve | start) exec {launcher} "$@" ;; # clients of some releases start a server when there is none
+esac
+exec {ollama} "$@"
+"""
+
+
+def shim(plan: Plan, environ: Mapping[str, str]) -> bytes:
+    """The script's bytes. `environ` has what is given back to runners."""
+    restore = [
+        f"  export {name}={shlex.quote(environ[name])}" if name in environ else f"  unset {name}" for name in FORCED
+    ]
+    runner = shlex.join(plan.runner)
+    launcher = [str(LAUNCHER), "--start", plan.start, "--runner", runner, str(plan.ollama)]
+    text = _SHIM.format(
+        restore="\n".join(restore),
+        runner=runner,
+        launcher=shlex.join(launcher),
+        ollama=shlex.quote(str(plan.ollama)),
+    )
+    return os.fsencode(text)
