@@ -13,24 +13,21 @@ def test_the_flags_and_the_architectures_are_todays() -> None:
     assert text == with_parts(text), "run: python -m scripts.readme"
 
 
+def options_of(module: str) -> set[str]:
+    """What its --help lists."""
+    command = [sys.executable, "-m", module, "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r"^ +(?:-h, )?--([a-z-]+)", shown, re.MULTILINE))
+
+
 def test_help_names_every_flag_and_nothing_else() -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "runner", "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    assert set(re.findall(r"^ +(?:-h, )?--([a-z-]+)", shown, re.MULTILINE)) == {flag.name for flag in FLAGS} | {
-        "help",
-        "version",
-    }
+    assert options_of("runner") == {flag.name for flag in FLAGS} | {"help", "version"}
 
 
 def test_the_readme_names_no_flag_that_does_not_exist() -> None:
-    known = {flag.name for flag in (*FLAGS, *CHECK_FLAGS)} | {
-        "help",
-        "version",
-        "all",
-        "serve",
-        "mlx-engine",
-        "experimental",
-    }
+    known = {flag.name for flag in (*FLAGS, *CHECK_FLAGS)} | {"help", "version"}
+    known |= {"all", "mlx-engine", "experimental"}  # of scripts/test, of hosts, of `ollama create`
+    for script in ("demo", "host", "conformance"):
+        known |= options_of(f"scripts.{script}")
     text = re.sub(r"curl [^\n]*", "", README.read_text())
     assert set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", text)) <= known
