@@ -196,8 +196,9 @@ def usage(wanted: Wanted, model: Model, port: int) -> str:
     """What a person may try."""
     name = model.name.removesuffix(":latest")
     address = f"127.0.0.1:{port}"
-    chat = dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
-    generate = dumps({"model": name, "prompt": "Hello", "stream": False, "options": {"temperature": 0}})
+    greedy = {"temperature": 0}
+    chat = dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}], "options": greedy})
+    generate = dumps({"model": name, "prompt": "Hello", "stream": False, "options": greedy})
     return f"""
 Serving {model.name} on http://{address} as Ollama {wanted.generation.releases} does. From another terminal:
 
