@@ -1,74 +1,160 @@
 """JSON decoded with the tolerance of Go's encoding/json, which every host relies on.
 
-Keys match whatever their case, unknown keys are ignored, null leaves the zero value, only the first JSON value of a
-body is read, and a value of the wrong type refuses the whole body.
+The first JSON value of a body is read, whatever follows it. Its members are taken in their order: a key matches
+whatever its case, so of several the last one wins, and an object that comes twice adds to the first; unknown keys are
+ignored; null changes nothing, or empties a list or a Raw. A value of the wrong type refuses the whole body. Bytes that
+are no UTF-8 and halves of surrogate pairs become U+FFFD, one each.
+
+Three things differ from Go. Values nested deeper than Python's recursion limit (about 1000, in Go 10000) and bodies
+with millions of values are refused, and a list that comes twice is read anew.
 """
 
 import json
 import re
+from collections.abc import Iterable, Iterator
+from ctypes import c_float
 from functools import cache
-from typing import TypeVar, get_args, get_origin
+from json.decoder import scanstring  # type: ignore[attr-defined]  # typeshed leaves it out
+from typing import Annotated, TypeVar, get_args, get_origin
 
 import msgspec
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
-_NULL = b"null"
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_MOST = 3.4028234663852886e38
+Float32 = Annotated[float, msgspec.Meta(ge=-_MOST, le=_MOST)]
+
+_MARKS = (b",", b":", b"[", b"{")
+_MOST_MARKS = 1 << 20  # as many as bytes in the largest schema that a host takes; each may cost 100 bytes of memory
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_SPACE = re.compile(r"[ \t\r\n]*+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MOST_DIGITS = 40  # more than a float32 has
 
 
 class BadRequestError(ValueError):
     """The body is not what the endpoint takes; hosts know the text `Bad Request`."""
 
 
+class _Object:
+    """A JSON object: its members in their order, duplicates included."""
+
+    def __init__(self, members: list[tuple[str, object]]) -> None:
+        self.members = members
+
+
 def decode(body: bytes, wanted: type[StructT]) -> StructT:
     """The first JSON value of `body` as a `wanted`; BadRequestError when it is not one."""
     try:
+        _refuse_vast(body)
+        text = body.decode(errors="surrogateescape")
+        return msgspec.convert(_merged({}, _top_level(text, wanted), wanted), wanted)
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        reason = str(error)
+    raise BadRequestError(reason)  # out here, for a JSONDecodeError keeps the whole text
+
+
+def _refuse_vast(body: bytes) -> None:
+    """A prompt may have any length; millions of keys or list entries would take gigabytes and minutes."""
+    if sum(map(body.count, _MARKS)) <= _MOST_MARKS:  # inside of strings too, which is quicker than to leave them out
+        return
+    marks = end = 0
+    for string in _STRING.finditer(body):
+        marks += string.start() - end
+        end = string.end()
+        if marks > _MOST_MARKS:
+            break
+    if marks + len(body) - end > _MOST_MARKS:
+        raise ValueError("too much outside of strings")
+
+
+def _top_level(text: str, wanted: type[msgspec.Struct]) -> Iterator[tuple[str, object]]:
+    """The members of the object that `text` begins with; what `wanted` keeps as Raw is its own text."""
+    at = _after_space(text, 0)
+    if text.startswith("null", at):
+        return
+    at, comma = _after_space(text, _expect("{", text, at)), False
+    while comma or text[at : at + 1] != "}":
+        key, at = scanstring(text, _expect('"', text, at))
+        at = _after_space(text, _expect(":", text, _after_space(text, at)))
+        value, end = _parser.raw_decode(text, at)
+        field = _fields(wanted).get(_folded(key))
+        if field is not None and field.type is msgspec.Raw and value is not None:
+            value = msgspec.Raw(_clean(text[at:end]).encode())
+        yield key, value
+        at = _after_space(text, end)
+        comma = text[at : at + 1] == ","
+        at = _after_space(text, at + 1) if comma else _expect("}", text, at) - 1
+
+
+def _after_space(text: str, at: int) -> int:
+    space = _SPACE.match(text, at)
+    assert space is not None
+    return space.end()
+
+
+def _expect(wanted: str, text: str, at: int) -> int:
+    if text[at : at + 1] != wanted:
+        raise ValueError(f"{wanted} is missing (char {at})")
+    return at + 1
+
+
+def _merged(
+    into: dict[str, object], members: Iterable[tuple[str, object]], wanted: type[msgspec.Struct]
+) -> dict[str, object]:
+    """`into`, which has values by the names of `wanted`, after each of the members has set its own."""
+    for key, value in members:
+        field = _fields(wanted).get(_folded(key))
+        if field is None:
+            continue
+        name = field.encode_name
+        if value is not None:
+            into[name] = _stored(value, field.type, into.get(name))
+        elif field.type is msgspec.Raw or get_origin(field.type) is list:
+            into.pop(name, None)
+    return into
+
+
+def _stored(value: object, wanted: type, before: object) -> object:
+    """`value` as a `wanted`, or refused; an object adds its members to `before`."""
+    if isinstance(value, _Object) and isinstance(wanted, type) and issubclass(wanted, msgspec.Struct):
+        return _merged(before if isinstance(before, dict) else {}, value.members, wanted)
+    if isinstance(value, str):
+        value = _clean(value)
+    elif wanted is Float32 and type(value) in (int, float):
+        value = c_float(value).value  # type: ignore[arg-type]  # a number, then
+    elif isinstance(value, list) and get_origin(wanted) is list:
+        (item,) = get_args(wanted)
+        value = [item() if element is None else _stored(element, item, None) for element in value]
+    return msgspec.convert(value, wanted)
+
+
+def _clean(text: str) -> str:
+    """Without halves of surrogate pairs, which is also what bytes that are no UTF-8 have become so far."""
+    if not text.isascii():
         try:
-            return _struct(body, wanted)
-        except msgspec.ValidationError:
-            raise
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return _struct(_first_value(body), wanted)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise BadRequestError(str(error)) from error
-
-
-def _struct(data: bytes | msgspec.Raw, wanted: type[StructT]) -> StructT:
-    members = msgspec.json.decode(data, type=dict[str, msgspec.Raw] | None) or {}
-    fields = _fields(wanted)
-    values: dict[str, object] = {}
-    for key, raw in members.items():
-        field = fields.get(key.lower())
-        if field is not None and not _is_null(raw):
-            values[field.name] = _value(raw, field.type)
-    return wanted(**values)
-
-
-def _is_null(raw: msgspec.Raw) -> bool:
-    return memoryview(raw).nbytes == len(_NULL) and bytes(raw) == _NULL
-
-
-def _value(raw: msgspec.Raw, wanted: type) -> object:
-    if wanted is msgspec.Raw:
-        return raw.copy()
-    if isinstance(wanted, type) and issubclass(wanted, msgspec.Struct):
-        return _struct(raw, wanted)
-    if get_origin(wanted) is list and issubclass(item := get_args(wanted)[0], msgspec.Struct):
-        return [_struct(element, item) for element in msgspec.json.decode(raw, type=list[msgspec.Raw])]
-    return msgspec.json.decode(raw, type=wanted)
+            text.encode()
+        except UnicodeEncodeError:
+            return _SURROGATE.sub("\ufffd", text)
+    return text
 
 
 @cache
 def _fields(wanted: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
-    return {field.encode_name.lower(): field for field in msgspec.structs.fields(wanted)}
+    return {_folded(field.encode_name): field for field in msgspec.structs.fields(wanted)}
 
 
-def _first_value(body: bytes) -> bytes:
-    """What strict JSON refuses and Go takes: text after the first value, invalid UTF-8, halves of surrogate pairs."""
-    text = body.decode(errors="replace").lstrip(" \t\r\n")
-    value, _ = json.JSONDecoder(parse_constant=_refuse).raw_decode(text)
-    return _LONE_SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False)).encode()
+def _folded(key: str) -> str:
+    """Go folds the long s too; the Kelvin sign is a `k` to Python as well."""
+    return key.lower().replace("\u017f", "s")
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _MOST_DIGITS else float(digits)
 
 
 def _refuse(constant: str) -> float:
     raise ValueError(f"{constant} is not JSON")
+
+
+_parser = json.JSONDecoder(object_pairs_hook=_Object, parse_int=_integer, parse_constant=_refuse)

@@ -1,14 +1,9 @@
 """What a host sends to `/completion`, for every generation of hosts."""
 
-from typing import Annotated
-
 import msgspec
 
 from protocol import golang
-
-Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-_MOST = 3.4028234663852886e38  # of a float32, the type of these options in every host
-Float32 = Annotated[float, msgspec.Meta(ge=-_MOST, le=_MOST)]
+from protocol.golang import Float32, Int64
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

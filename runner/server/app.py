@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from time import perf_counter
 
-import msgspec
 from aiohttp import web
 
 from protocol import LOADED, status_body
@@ -13,11 +12,12 @@ from runner.engine.engine import Engine
 from runner.errors import RequestError
 from runner.logs import Log
 from runner.server.completion import CompletionEndpoint
+from runner.server.descriptors import Shortage, raise_limit
 from runner.server.guards import is_local
+from runner.server.tokenize import TokenizeEndpoint
 
 log = Log(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_NO_BODY_LIMIT = 0
 _STATUS_PATHS = ("/v1/status", "/health")
 
 
@@ -30,23 +30,22 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     async def loaded(http: web.Request) -> web.Response:
         return _json(LOADED if http.method in ("GET", "POST") else b"")
 
-    async def tokenize(http: web.Request) -> web.Response:
-        body = await http.read()
-        return _json(await asyncio.get_running_loop().run_in_executor(helper, ids_of, body))
-
-    def ids_of(text: bytes) -> bytes:
-        return msgspec.json.encode(engine.tokenizer.encode(text.decode(errors="replace")))
-
-    completion = CompletionEndpoint(engine, helper)
-    app = web.Application(middlewares=[_answer], client_max_size=_NO_BODY_LIMIT)
+    completion, tokenize = CompletionEndpoint(engine, helper), TokenizeEndpoint(engine, helper)
+    app = web.Application(middlewares=[_answer], handler_args={"auto_decompress": False})
+    app.on_startup.append(_prepare_process)
     for path in _STATUS_PATHS:
         app.router.add_get(path, status)
     for path in ("/v1/models", "/load"):
         app.router.add_route("*", path, loaded)
     for path in ("/completion", "/v1/completions"):
         app.router.add_post(path, completion.post)
-    app.router.add_post("/v1/tokenize", tokenize)
+    app.router.add_post("/v1/tokenize", tokenize.post)
     return app
+
+
+async def _prepare_process(_: web.Application) -> None:
+    raise_limit()
+    asyncio.get_running_loop().set_exception_handler(Shortage().handle)
 
 
 def _json(body: bytes) -> web.Response:
@@ -71,7 +70,7 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = _refusal(404, "404 page not found")
     except web.RequestPayloadError:
         response = _refusal(400, "Bad Request")
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, ConnectionResetError):  # while waiting, or while writing
         log.info("the client is gone", path=request.path)
         raise
     except web.HTTPException as error:

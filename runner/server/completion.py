@@ -11,6 +11,7 @@ from runner.engine.engine import Engine
 from runner.engine.events import Event, Failed, Finished, Started, Text
 from runner.engine.request import Request, prepare
 from runner.errors import RequestError
+from runner.server.bodies import read_body
 
 
 class CompletionEndpoint:
@@ -22,7 +23,7 @@ class CompletionEndpoint:
 
     async def post(self, http: web.Request) -> web.StreamResponse:
         """Answer one completion; cancelled by the server when the client goes away, in every phase."""
-        body = await http.read()
+        body = await read_body(http)
         try:
             request = await asyncio.get_running_loop().run_in_executor(self._helper, self._prepare, body)
         except BadRequestError:

@@ -1,5 +1,8 @@
 """Text to ids, ids to bytes."""
 
+from collections.abc import Iterator
+from functools import cached_property
+
 from runner.errors import ModelError
 from runner.tokenizer import document, model_proto, utf8
 from runner.tokenizer.backend import Backend
@@ -8,6 +11,8 @@ from runner.tokenizer.specials import SpecialIds, resolve_special_ids
 from runner.tokenizer.tokenizer_json import TokenizerJson
 from runner.tokenizer.tokenizer_model import CONVERT, TokenizerModel
 
+PART_CHARACTERS = 1 << 18
+"""Tokenized in some tenths of a second, at the cost of some ten megabytes."""
 _OTHER_FORMS = (
     ("vocab.json", "merges.txt"),
     ("vocab.txt",),
@@ -55,6 +60,31 @@ class Tokenizer:
         ids = self._backend.encode(_without_surrogates(text))
         return [self.bos, *ids] if self.add_bos and self.bos is not None else ids
 
+    def encode_parts(self, text: str) -> Iterator[list[int]]:
+        """`encode` for a text of any length: its ids part by part, of `PART_CHARACTERS` at most.
+
+        The whole at once would take a hundred times its memory, and keep a thread for as long as it takes. Parts end
+        behind a line where they can; an id that would span two parts comes out as others. A tokenizer that marks where
+        a text begins gets the whole.
+        """
+        if len(text) > PART_CHARACTERS and not self._is_divisible:
+            yield self.encode(text)
+            return
+        start = 0
+        while True:
+            stop = _end_of_part(text, start)
+            ids = self.encode(text[start:stop])
+            yield ids[1:] if start > 0 and self.add_bos and self.bos is not None else ids
+            if stop == len(text):
+                return
+            start = stop
+
+    @cached_property
+    def _is_divisible(self) -> bool:
+        """Whether the ids of a text are those of its lines."""
+        lines = ("one line\n", "and another")
+        return self._backend.encode("".join(lines)) == [token for line in lines for token in self._backend.encode(line)]
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token adds to the output, often part of a character; empty for an id outside the table."""
         data = self._bytes.get(token_id)
@@ -95,6 +125,17 @@ def _open_backend(files: Files, *, is_directory: bool) -> Backend:
     found = next((form for form in _OTHER_FORMS if all(files(name) is not None for name in form)), None)
     advice = f"; there is {' and '.join(found)}: {CONVERT}" if found else ""
     raise ModelError(f"load tokenizer config: no {document.FILE} and no {model_proto.FILE} in the directory{advice}")
+
+
+def _end_of_part(text: str, start: int) -> int:
+    """Where the part that begins at `start` ends: behind a line break that no more space follows, if there is one."""
+    end = start + PART_CHARACTERS
+    if end >= len(text):
+        return len(text)
+    at = text.rfind("\n", start, end)
+    while at >= 0 and text[at + 1].isspace():
+        at = text.rfind("\n", start, at)
+    return at + 1 if at >= 0 else end
 
 
 def _without_surrogates(text: str) -> str:

@@ -1,6 +1,7 @@
 """Requests are decoded with Go's tolerance, and absent options mean zero."""
 
 import contextlib
+from ctypes import c_float
 
 import msgspec
 import pytest
@@ -16,10 +17,15 @@ HEAD_REQUEST = (
 )
 
 
+def single(value: float) -> float:
+    """The float32 nearest to it, which is what a host means."""
+    return c_float(value).value
+
+
 def test_a_host_request_with_default_options_is_read_whole() -> None:
     request = decode_completion(HEAD_REQUEST)
     assert request.prompt == "hi <a>&"
-    assert (request.options.top_k, request.options.top_p, request.options.temperature) == (40, 0.9, 0.8)
+    assert (request.options.top_k, request.options.top_p, request.options.temperature) == (40, single(0.9), single(0.8))
     assert request.options.num_predict == -1
     assert request.seed is None
     assert request.logprobs is False

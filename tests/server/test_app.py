@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
@@ -141,14 +142,14 @@ async def test_more_logprobs_than_a_host_asks_for_are_not_made(client: Client, e
     posted.cancel()
 
 
-async def test_a_body_in_an_encoding_that_it_is_not_in_is_a_bad_request(client: Client) -> None:
-    headers = {"Content-Encoding": "gzip", "Host": "localhost"}
+async def test_a_compressed_body_is_a_bad_request_and_nobody_tries_to_unpack_it(client: Client) -> None:
+    """It is not even in the encoding that it claims to be in, and the connection goes on."""
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-    lines = [f"{name}: {value}" for name, value in {**headers, "Content-Length": "4"}.items()]
-    writer.write("\r\n".join(["POST /completion HTTP/1.1", *lines, "", "abcd"]).encode())
-    head = await asyncio.wait_for(reader.readline(), 5)
+    head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\n"
+    writer.write((head + b"abcd") * 2 + b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    answers = await asyncio.wait_for(reader.read(), 5)
     writer.close()
-    assert head.split()[1] == b"400"
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"400", b"400", b"200"]
 
 
 @pytest.mark.parametrize(("wanted", "limit"), [(0, 98), (-1, 98), (5, 5), (98, 98), (1000, 98)])
@@ -227,6 +228,44 @@ async def test_tokenize_takes_plain_text_and_answers_while_a_stream_is_open(clie
     assert await tokenized.json() == [104, 195, 169]
     assert await (await client.post("/v1/tokenize", data=b"")).json() == []
     response.close()
+
+
+async def test_behind_a_long_text_nobody_waits_longer_than_for_a_part(
+    client: Client, engine: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is one helper thread here, and the text has 2000 parts."""
+    monkeypatch.setattr("runner.tokenizer.tokenizer.PART_CHARACTERS", 100)
+    text = b"x" * 200_000
+    response = await client.post("/v1/tokenize", data=text)
+    tokenized = asyncio.create_task(response.json())
+    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
+    await engine.next()
+    assert not tokenized.done()
+    assert await tokenized == list(text)
+    posted.cancel()
+
+
+@pytest.mark.parametrize("size", [0, 50, 100, 250])
+async def test_the_end_of_an_array_of_ids_comes_with_the_end_of_the_answer(
+    size: int, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host reads as far as the bracket, and then closes what has not ended by then."""
+    monkeypatch.setattr("runner.tokenizer.tokenizer.PART_CHARACTERS", 100)
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    head = f"POST /v1/tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
+    writer.write(head.encode() + b"x" * size)
+    async with asyncio.timeout(10):
+        received = await reader.readuntil(b"]")
+    rest = bytes(reader._buffer)  # type: ignore[attr-defined]  # what arrived together with the bracket
+    assert rest == (b"\r\n0\r\n\r\n" if b"chunked" in received else b"")
+    assert (b"chunked" in received) == (size > 100)
+    writer.close()
+
+
+async def test_bytes_that_are_no_text_are_tokenized_as_one_replacement_each(client: Client) -> None:
+    replacement = list("\ufffd".encode())
+    response = await client.post("/v1/tokenize", data=b"a\xe2\x82b\xff")
+    assert await response.json() == [97, *replacement * 2, 98, *replacement]
 
 
 async def test_a_body_of_many_megabytes_is_taken(client: Client, engine: Script) -> None:

@@ -1,0 +1,28 @@
+"""One process for all of the hostile tests: what one of them leaves behind, the next ones meet."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.host import spawn
+from tests.hostile.victim import MODEL, Victim, write_victim
+from tests.models.store import write_store
+
+RUNNER: Sequence[str] = (sys.executable, "-m", "runner")
+
+
+@pytest.fixture(scope="session")
+def victim_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("victim")
+    write_store(directory / "store", MODEL, write_victim(directory / "model"))
+    return directory / "store"
+
+
+@pytest.fixture(scope="session")
+def victim(victim_store: Path) -> Iterator[Victim]:
+    with spawn(RUNNER, MODEL, models_dir=victim_store) as process:
+        process.wait_ready(60)
+        yield Victim(process)
+        assert process.exit_status is None, "it outlived everything"

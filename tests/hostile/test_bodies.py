@@ -1,0 +1,133 @@
+"""Bodies that are large, deep, compressed or beside the point, several at once."""
+
+import asyncio
+import gzip
+import json
+import zlib
+from functools import cache
+
+import pytest
+
+from tests.hostile.victim import CONTEXT, Victim, completion, post, status_of
+
+MEGABYTE = 1 << 20
+BIG = 64 * MEGABYTE
+SLACK_BYTES = 160 * MEGABYTE
+"""What malloc may keep after the storms: each of the two helper threads has its arena, which stays as large as the
+tokenizing of one part (some ten megabytes for each quarter) has made it, and there are pieces of one body."""
+
+
+def prompt(piece: str, size: int = BIG) -> bytes:
+    return completion(f'{{"Prompt":"{piece * (size // len(piece.encode()))}"}}')
+
+
+TOO_LONG = f"exceeds the model's maximum context length ({CONTEXT} tokens)".encode()
+
+
+async def test_prompts_of_64_mib_are_refused_and_their_memory_returns(victim: Victim) -> None:
+    bodies = [prompt("the quick brown fox "), prompt("\\n")]
+    async with victim.storm(SLACK_BYTES):
+        answers = await asyncio.gather(*[victim.exchange(body, timeout_s=120) for body in bodies])
+    assert all(TOO_LONG in answer for answer in answers)
+
+
+@pytest.mark.slow
+async def test_prompts_of_64_mib_again_and_again_add_nothing(victim: Victim) -> None:
+    for slack_bytes in (SLACK_BYTES, SLACK_BYTES // 2, SLACK_BYTES // 2):
+        for piece in ("the quick brown fox ", "\\n", "\\u003c", "\N{GRINNING FACE}"):
+            body = prompt(piece)
+            async with victim.storm(slack_bytes):
+                answers = await asyncio.gather(*[victim.exchange(body, timeout_s=300) for _ in range(2)])
+            assert all(TOO_LONG in answer for answer in answers)
+
+
+@pytest.mark.slow
+async def test_64_mib_are_tokenized(victim: Victim) -> None:
+    text = b"the quick brown fox\n" * (BIG // 20)
+    async with victim.storm(SLACK_BYTES):
+        answer = await victim.exchange(post("/v1/tokenize", text), timeout_s=600)
+    _, _, body = answer.partition(b"\r\n\r\n")
+    assert body.count(b",") == len(text) - 1
+
+
+async def test_a_valid_body_of_20_mb_is_answered(victim: Victim) -> None:
+    body = json.dumps({"Prompt": "Hi", "Media": None, "Padding": "x" * 20_000_000})
+    async with victim.storm(SLACK_BYTES):
+        answer = await victim.exchange(completion(body), timeout_s=60)
+    assert status_of(answer) == 200
+    assert b'"Done":true' in answer
+
+
+async def test_texts_of_megabytes_are_tokenized_whole_while_others_are_served(victim: Victim) -> None:
+    text = "the quick brown fox\n" * (MEGABYTE // 20)
+    async with victim.storm(SLACK_BYTES):
+        answers = await asyncio.gather(
+            *[victim.exchange(post("/v1/tokenize", text.encode()), timeout_s=120) for _ in range(3)]
+        )
+    for answer in answers:
+        head, _, chunks = answer.partition(b"\r\n\r\n")
+        assert b"chunked" in head
+        assert json.loads(_unchunked(chunks)) == list(text.encode())
+
+
+def _unchunked(chunks: bytes) -> bytes:
+    body, at = b"", 0
+    while size := int(chunks[at : (end := chunks.index(b"\r\n", at))], 16):
+        body += chunks[end + 2 : end + 2 + size]
+        at = end + 2 + size + 2
+    return body
+
+
+@cache
+def bomb(wbits: int) -> bytes:
+    """Some megabytes that stand for a gigabyte."""
+    squeeze = zlib.compressobj(1, wbits=wbits)
+    return b"".join(squeeze.compress(bytes(MEGABYTE)) for _ in range(1024)) + squeeze.flush()
+
+
+@pytest.mark.parametrize(
+    ("path", "encoding"),
+    [
+        *(
+            ("/completion", "gzip"),
+            ("/v1/tokenize", "gzip"),
+            ("/completion", "deflate"),
+            ("/v1/tokenize", "gzip, gzip"),
+        ),
+        *(("/completion", "br"), ("/completion", "zstd"), ("/completion", "nonsense")),
+    ],
+)
+async def test_a_bomb_is_not_unpacked(path: str, encoding: str, victim: Victim) -> None:
+    body = bomb(zlib.MAX_WBITS if encoding == "deflate" else zlib.MAX_WBITS + 16)
+    async with victim.storm(16 * MEGABYTE):
+        answer = await victim.exchange(post(path, body, f"Content-Encoding: {encoding}\r\n".encode()))
+    assert status_of(answer) == 400
+
+
+async def test_a_body_that_calls_itself_identical_is_taken(victim: Victim) -> None:
+    answer = await victim.exchange(post("/completion", b'{"Prompt":"Hi"}', b"Content-Encoding: Identity\r\n"))
+    assert status_of(answer) == 200
+
+
+DEEP = 100_000
+MALFORMED = {
+    "deep lists": b'{"Format":' + b"[" * DEEP + b"]" * DEEP + b"}",
+    "deep objects": b'{"a":' * DEEP + b"1" + b"}" * DEEP,
+    "deep and broken off": b'{"Options":' + b'{"a":[' * DEEP,
+    "gzip without saying so": gzip.compress(b'{"Prompt":"Hi"}'),
+    "UTF-16": '{"Prompt":"Hi"}'.encode("utf-16"),
+    "a million keys": b"{" + b'"":0,' * 1_500_000 + b'"":0}',
+    "a million media": b'{"Media":[' + b"{}," * 1_500_000 + b"{}]}",
+    "NaN": b'{"Prompt":"Hi","Options":{"temperature":NaN}}',
+    "infinity": b'{"Prompt":"Hi","Options":{"temperature":1e999}}',
+    "a number of a million digits": b'{"Prompt":"Hi","Options":{"seed":' + b"9" * MEGABYTE + b"}}",
+    "a million stop strings": json.dumps({"Prompt": "Hi", "Options": {"stop": ["x"] * 1_000_000}}).encode(),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+async def test_what_is_no_request_is_a_400_in_good_time(name: str, victim: Victim) -> None:
+    async with victim.storm(SLACK_BYTES):
+        answers = await asyncio.gather(*[victim.exchange(post("/completion", MALFORMED[name])) for _ in range(3)])
+    assert [status_of(answer) for answer in answers] == [400] * 3
