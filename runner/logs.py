@@ -11,8 +11,10 @@ import logging
 import os
 import re
 import select
+import signal
 import sys
 import traceback
+from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 from typing import NoReturn
@@ -53,8 +55,9 @@ _OUT_OF_MEMORY = (
 )
 _ANY_PHRASE = re.compile(f"(?i:{'|'.join(map(re.escape, _OUT_OF_MEMORY))})")
 _ANY_MARKER = re.compile(f"{'|'.join(map(re.escape, _MARKERS))}|{_ANY_PHRASE.pattern}")
-_NO_MEMORY = re.compile(r"\[(metal::)?malloc\]|Insufficient Memory|OutOfMemory|out of memory")
-"""How MLX says in a RuntimeError that there is no memory, on Metal or CUDA."""
+_NO_MEMORY = re.compile(r"Unable to allocate|Insufficient Memory|OutOfMemory|out of memory")
+"""How MLX says in a RuntimeError that there is no memory, on Metal or CUDA. An array larger than any may be, or too
+many of them, are something else: nothing gets better when the host unloads its other models."""
 _LEVELS = {TRACE: "TRACE", logging.WARNING: "WARN"}  # where slog's names differ from Python's
 _PLAIN_VALUE = re.compile(r'[^\s="\x00-\x1f\x7f]+')
 
@@ -140,11 +143,13 @@ class _Pipe(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line = self.format(record).encode(errors="backslashreplace")[: LINE_LIMIT - 1] + b"\n"
+            text = self.format(record)
+        except Exception:  # whoever logs must not end by it
+            text = f'level=ERROR source={record.filename}:{record.lineno} msg="a line that could not be made"'
+        line = text.encode(errors="backslashreplace")[: LINE_LIMIT - 1] + b"\n"
+        with suppress(OSError):  # the host is gone: there is nobody to tell
             if self._poll.poll(0):
                 os.write(_STDERR, line)
-        except Exception:  # noqa: S110 - the host is gone, or the line cannot be made: nothing that ran must end by it
-            pass
 
 
 class Log:
@@ -189,11 +194,12 @@ def _tell_of_crashes() -> None:
     """Where MLX cannot allocate on a CPU, or breaks, there is no exception: the host then reads `error: Segmentation
     fault`, and the log says what each thread was at."""
     try:
-        # The same pipe opened once more, as one that does not block: a full one must not hold up the end.
+        # The same pipe opened once more, as one that does not block: on Linux a full one must not hold up the end.
         crashes = os.open(f"/proc/self/fd/{_STDERR}", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:  # another system, a socket, a terminal of somebody else
         crashes = _STDERR
     faulthandler.enable(crashes)
+    signal.signal(signal.SIGABRT, signal.SIG_DFL)  # who aborts has said why, and older hosts keep only the last line
 
 
 def _unraisable(unraisable: "sys.UnraisableHookArgs") -> None:

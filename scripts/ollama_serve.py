@@ -14,6 +14,7 @@ The process that was this launcher becomes Ollama: its process id, output, exit 
 
 import argparse
 import contextlib
+import fcntl
 import os
 import shlex
 import shutil
@@ -52,7 +53,11 @@ def parse(argv: Sequence[str]) -> Plan:
 
 def execute(plan: Plan, directory: PrivateDirectory, environ: Mapping[str, str]) -> NoReturn:
     """Become Ollama. Raises LaunchError."""
-    started = watch(directory, replace=plan.start == "symlink")
+    try:
+        started = watch(directory, replace=plan.start == "symlink")
+    except OSError as error:
+        shutil.rmtree(directory.path, ignore_errors=True)
+        raise LaunchError(f"cannot start a process: {error.strerror}") from error
     try:
         path = _replaced(directory) if plan.start == "descriptor" else directory.executable
         os.set_inheritable(directory.lock, True)
@@ -85,7 +90,7 @@ def watch(directory: PrivateDirectory, *, replace: bool) -> int:
     It is nobody's child, and waits until the returned descriptor is closed, by an exec; with `replace` it then puts the
     shim into its place.
     """
-    waiting, started = os.pipe()
+    waiting, started = (_beyond_streams(descriptor) for descriptor in os.pipe())
     if child := os.fork():
         os.waitpid(child, 0)
         os.close(waiting)
@@ -103,6 +108,13 @@ def watch(directory: PrivateDirectory, *, replace: bool) -> int:
             shutil.rmtree(directory.path, ignore_errors=True)
     finally:
         os._exit(0)
+
+
+def _beyond_streams(descriptor: int) -> int:
+    """The same with a number that is none of the standard streams', which the caller may have closed."""
+    other = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return other
 
 
 def _detach(kept: int) -> None:
@@ -141,5 +153,3 @@ def main(locale: str, *argv: str) -> None:
         execute(plan, directory, environ)
     except LaunchError as error:
         sys.exit(f"ollama-serve: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)

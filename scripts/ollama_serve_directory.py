@@ -97,7 +97,8 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def _own(place: Path) -> Path:
-    """`place`, made if need be, without symbolic links in its path. PermissionError if others could write there."""
+    """`place`, made if need be, without symbolic links in its path. PermissionError if others could write there, or
+    put something else into its place."""
     if not place.is_absolute():
         raise FileNotFoundError(errno.ENOENT, "you have no home directory")
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -105,7 +106,12 @@ def _own(place: Path) -> Path:
     status = place.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise PermissionError(errno.EPERM, "is not a directory in which only you can write")
-    return place.resolve()
+    found = place.resolve()
+    for above in found.parents:
+        mode = above.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise PermissionError(errno.EPERM, f"lies in {above}, where everybody can rename it")
+    return found
 
 
 def _make(place: Path, name: str) -> PrivateDirectory:
@@ -143,20 +149,20 @@ def _fill(directory: PrivateDirectory, plan: Plan, environ: Mapping[str, str]) -
         _link_all(plan.ollama.parents[1] / "lib", directory.path / "lib")
         directory.executable.symlink_to(plan.ollama)
     else:
-        _add_libraries(directory, plan.ollama)
         link_or_copy(plan.ollama, directory.executable)
+        _add_libraries(directory, plan)
 
 
-def _add_libraries(directory: PrivateDirectory, ollama: Path) -> None:
+def _add_libraries(directory: PrivateDirectory, plan: Plan) -> None:
     """`../lib/ollama`, where all hosts on Linux look first: what they would find for themselves, and an MLX library."""
-    home = ollama.parent
+    home = plan.ollama.parent
     candidates = [home.parent / "lib", *(home / name for name in ("lib", "build/lib"))]
     found = next((place / "ollama" for place in candidates if (place / "ollama").is_dir()), None)
     own = directory.path / "lib" / "ollama"
     own.mkdir(parents=True)
     if found is not None:
         _link_all(found, own)
-    if not (own / mlxc.NAME).exists() and not mlxc.write_library(ollama, own):
+    if not (own / mlxc.NAME).exists() and not mlxc.write_library(plan.ollama, own) and plan.serves:
         print(
             "ollama-serve: there is no C compiler (cc) that works. This release of Ollama refuses MLX models where it "
             "can load no MLX library, as without an NVIDIA GPU; with a compiler it would get an empty one",

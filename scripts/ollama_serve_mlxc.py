@@ -54,7 +54,8 @@ def write_library(executable: Path, directory: Path) -> bool:
     )
     command = [compiler, "-x", "c", "-w", "-shared", "-fPIC", "-o", str(directory / NAME), "-"]
     try:
-        done = subprocess.run(command, input=source.encode(), capture_output=True, check=False, timeout=_COMPILE_S)
-    except subprocess.TimeoutExpired:
+        subprocess.run(command, input=source.encode(), capture_output=True, check=True, timeout=_COMPILE_S)
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
+        (directory / NAME).unlink(missing_ok=True)
         return False
-    return done.returncode == 0
+    return True

@@ -18,6 +18,8 @@ SERVE = ("serve", "start")
 """The words with which Ollama serves; with all others it is a client, or ends at once."""
 _DEFAULT_PORT = 11434
 _ADDRESS = re.compile(r"(?:(https?)://)?(\[[^\]]*\]|[^:/]*)(?::(\d{1,5}))?(?:/.*)?")
+_OWN_RUNNER = b"mlxrunner"
+"""In the executables of all hosts that have one: the folder of its sources."""
 _PROGRAMS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # Linux, macOS, macOS for several processors
 
 
@@ -48,12 +50,15 @@ def find_ollama(name: str | None) -> Path:
         raise LaunchError(f"{name} is no program (the first word is Ollama's executable, then come its arguments)")
     path = Path(found).resolve()
     try:
-        with path.open("rb") as file:
-            head = file.read(4)
+        content = path.read_bytes()
     except OSError as error:
         raise LaunchError(f"{path}: {error.strerror}") from error
-    if head not in _PROGRAMS:
+    if content[:4] not in _PROGRAMS:
         raise LaunchError(f"{path} is a script or something else, not Ollama itself; name the program that it starts")
+    if _OWN_RUNNER not in content:
+        raise LaunchError(
+            f"{path} is no Ollama that has MLX models (0.16.2 or newer); of a snap, name the program in it"
+        )
     return path
 
 
@@ -80,6 +85,7 @@ def refuse_taken_address(setting: str) -> None:
     number = int(port or {"http": 80, "https": 443}.get(scheme, _DEFAULT_PORT))
     try:
         found = socket.getaddrinfo(host.strip("[]") or "127.0.0.1", number, type=socket.SOCK_STREAM)
+        found.sort(key=lambda each: each[0] != socket.AF_INET)  # as Go, which takes the first one
         for family, kind, protocol, _, address in found[:1]:
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -195,10 +195,12 @@ class Engine:
         generation.report(outcome)
 
     def _renew_cache(self) -> None:
+        self._outbox.send()
         log.warning("the cache is dropped", why="a session in it could not be opened or closed")
         self._cache = self._make_cache()
         self._spoiled = False
         gc.collect()  # the pieces of the old one hold each other, and gigabytes
+        self._mx.clear_cache()
 
     def _fail(self, request: Request, error: Exception) -> None:
         log.exception("a request failed")

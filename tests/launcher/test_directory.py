@@ -110,10 +110,12 @@ def test_nobody_sweeps_between_making_and_locking(installation: Installation, tm
     held = lock(first.path.parent)
     with ThreadPoolExecutor() as pool:
         second = pool.submit(make_directory, plan(installation), environ)
-        with pytest.raises(TimeoutError):
-            second.result(0.3)
-        assert set(first.path.parent.iterdir()) == {first.path}
-        os.close(held)
+        try:
+            with pytest.raises(TimeoutError):
+                second.result(0.3)
+            assert set(first.path.parent.iterdir()) == {first.path}
+        finally:
+            os.close(held)
         assert second.result(WAIT_S).path.exists()
 
 
@@ -164,6 +166,7 @@ def test_where_no_place_will_do_each_is_told(
     bad = [Path("/proc/none/below"), Path("~/.cache/x"), tmp_path / "open"]
     bad[-1].mkdir()
     bad[-1].chmod(0o777)
+    bad.append(tmp_path / "open" / "mine")
     monkeypatch.setattr(ollama_serve_directory, "places", lambda environ: bad)
     with pytest.raises(LaunchError) as caught:
         make_directory(plan(installation), environment(tmp_path))
@@ -173,6 +176,7 @@ def test_where_no_place_will_do_each_is_told(
         "  /proc/none/below: No such file or directory",
         "  ~/.cache/x: you have no home directory",
         f"  {tmp_path}/open: is not a directory in which only you can write",
+        f"  {tmp_path}/open/mine: lies in {tmp_path}/open, where everybody can rename it",
     ]
     assert "XDG_CACHE_HOME" in last
 

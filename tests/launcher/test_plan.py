@@ -2,6 +2,7 @@
 
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def test_without_a_port_it_is_ollamas_own(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_executable_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "ollama"
-    program.write_bytes(b"\x7fELF...")
+    program.write_bytes(b"\x7fELF ... x/mlxrunner ...")
     program.chmod(0o700)
     link = tmp_path / "link"
     link.symlink_to(program)
@@ -79,6 +80,12 @@ def test_a_script_around_ollama_is_refused(tmp_path: Path) -> None:
     script.chmod(0o700)
     with pytest.raises(LaunchError, match="is a script or something else"):
         find_ollama(str(script))
+
+
+def test_another_program_is_refused() -> None:
+    """A snap's `ollama` is a link to `snap`."""
+    with pytest.raises(LaunchError, match="is no Ollama that has MLX models"):
+        find_ollama(sys.executable)
 
 
 def test_a_runner_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +125,7 @@ def test_a_client_may_be_started_beside_a_server(listener: int, program: Path, t
 
 def test_what_cannot_be_executed_is_told_and_nothing_stays(tmp_path: Path) -> None:
     broken = tmp_path / "ollama"
-    broken.write_bytes(b"\x7fELF and nothing else")
+    broken.write_bytes(b"\x7fELF and nothing else but mlxrunner")
     broken.chmod(0o700)
     environ = environment(tmp_path)
     argv = [str(LAUNCHER), str(broken), "version"]

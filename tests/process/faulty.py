@@ -87,6 +87,7 @@ def clock() -> None:
     jumps = itertools.cycle((0.0, 5e9, -1.7e9, 3e3, -3e3))
     now = time.time
     time.time = lambda: now() + next(jumps)
+    time.time_ns = lambda: int(time.time() * 1e9)
 
 
 def on_demand() -> None:
