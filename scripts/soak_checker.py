@@ -1,6 +1,7 @@
 """The right answer to any request: that of a runner of the same model that has no cache."""
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from itertools import zip_longest
 
@@ -9,6 +10,8 @@ from tests.host import Client, Completion, Logprob, Request
 TOLERANCE = 2e-3
 """By how much logprobs may differ: another order of the same float32 sums makes about 1e-5."""
 TIE = "tie"
+LONGEST_WAIT_S = 120.0
+"""An answer that takes longer counts as a hang."""
 _KEPT = 2000
 _WAITING = 24
 _DRAWING = {"temperature", "repeat_penalty"}
@@ -40,7 +43,11 @@ class Checker:
         """Checks what is offered until it is cancelled."""
         while True:
             request, completion = await self._waiting.get()
-            fault = await self._judge(request, completion)
+            try:
+                async with asyncio.timeout(LONGEST_WAIT_S):
+                    fault = await self._judge(request, completion)
+            except Exception as error:  # a finding too, and the others are still to be checked
+                fault = f"not judged: {type(error).__name__}: {error}"
             self.checked += 1
             if fault == TIE:
                 self.ties += 1
@@ -49,8 +56,9 @@ class Checker:
             self._waiting.task_done()
 
     async def finish(self) -> None:
-        """Waits until all that was offered is checked."""
-        await self._waiting.join()
+        """Waits until all that was offered is checked, or for so long as one answer may take."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._waiting.join(), LONGEST_WAIT_S)
 
     async def tokenize(self, text: str) -> list[int]:
         """The ids of `text`."""

@@ -8,12 +8,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from scripts.soak_checker import Checker
+from scripts.soak_checker import LONGEST_WAIT_S, Checker
 from tests.host import Client, Completion, Request, StatusError
 from tests.models.checkpoints import SPECIAL_TOKENS
 
-LONGEST_WAIT_S = 120.0
-"""An answer that takes longer counts as a hang."""
 _BEGIN, _END, _USER, _ASSISTANT = SPECIAL_TOKENS
 _WORDS = (
     *("the", "answer", "and", "hero", "thing", "in", "others", "are", "on", "an", "errand", "when", "it", "rains"),

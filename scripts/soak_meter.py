@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import os
 import subprocess
 import sys
 import threading
@@ -17,46 +18,58 @@ from tests.host.answers import decode_status
 QUICK_S = 0.1
 """What hosts expect of a status at any time."""
 _PERIOD_S = 0.05
-_RSS_EVERY = 10
-_WARM, _LATE = 0.4, 0.8  # shares of the time: what grows until the first is warm-up, the end begins at the second
+_RSS_EVERY = 5
+_WARM, _LATE = 0.4, 0.8  # shares of the work: what grows until the first is warm-up, the end begins at the second
 _WINDOW = 0.2
 
 
 class Trend(NamedTuple):
-    """A quantity after the warm-up and at the end, in bytes, and its growth between, in bytes a minute."""
+    """A quantity after the warm-up and at the end, in bytes, and how many answers came between."""
 
     warm: float
     late: float
-    per_minute: float
+    answers: float
 
     @classmethod
-    def of(cls, samples: Sequence[tuple[float, float]]) -> "Trend":
-        """Of (seconds, bytes) pairs. Medians over a fifth of the time each, so that no single sample counts."""
+    def of(cls, samples: Sequence[tuple[int, float]]) -> "Trend | None":
+        """Of pairs of answers so far and bytes; None where there are too few. Medians over a fifth of the answers each,
+        so that no single sample counts."""
+        if not samples:
+            return None
         start, end = samples[0][0], samples[-1][0]
 
         def window(share: float) -> list[float]:
             begins = start + (end - start) * share
             return [value for at, value in samples if begins <= at <= begins + (end - start) * _WINDOW]
 
-        warm, late = median(window(_WARM)), median(window(_LATE))
-        return cls(warm, late, (late - warm) / ((end - start) * (_LATE - _WARM) / 60))
+        warm, late = window(_WARM), window(_LATE)
+        if start == end or not warm or not late:
+            return None
+        return cls(median(warm), median(late), (end - start) * (_LATE - _WARM))
+
+    @property
+    def growth(self) -> float:
+        """In bytes."""
+        return self.late - self.warm
 
 
 class Meter(threading.Thread):
     """Asks for the status twenty times a second and notes the resident memory, until it is stopped.
 
-    `latencies` are seconds; `own` are the same without the time in which the process was ready to run and other
-    processes had the cores. `rss` and `memory` are pairs of `time.monotonic()` and bytes, `faults` what went wrong.
+    `answers` tells how many have come so far. `latencies` are seconds; `own` are the same without the time in which the
+    runner's event loop or this thread was ready to run and had no core. `rss` and `memory` are pairs of answers and
+    bytes, `faults` what went wrong.
     """
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, answers: Callable[[], int]) -> None:
         super().__init__(name="meter", daemon=True)
         self.latencies: list[float] = []
         self.own: list[float] = []
-        self.rss: list[tuple[float, float]] = []
-        self.memory: list[tuple[float, float]] = []
+        self.rss: list[tuple[int, float]] = []
+        self.memory: list[tuple[int, float]] = []
         self.faults: list[str] = []
         self._process = process
+        self._answers = answers
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -70,16 +83,20 @@ class Meter(threading.Thread):
         connection.close()
 
     def _sample(self, connection: http.client.HTTPConnection) -> None:
-        pid = self._process.pid
-        waited, started = waiting_s(pid), time.monotonic()
+        waited, started = self._waiting_s(), time.monotonic()
         connection.request("GET", "/v1/status")
         status = decode_status(connection.getresponse().read())
-        now = time.monotonic()
-        self.latencies.append(now - started)
-        self.own.append(max(now - started - (waiting_s(pid) - waited), 0.0))
-        self.memory.append((now, status.memory))
+        took = time.monotonic() - started
+        self.latencies.append(took)
+        self.own.append(max(took - (self._waiting_s() - waited), 0.0))
+        answers = self._answers()
+        self.memory.append((answers, status.memory))
         if len(self.latencies) % _RSS_EVERY == 1:
-            self.rss.append((now, rss_bytes(pid)))
+            self.rss.append((answers, rss_bytes(self._process.pid)))
+
+    def _waiting_s(self) -> float:
+        """How long the runner's first thread, its event loop, and this one have waited for a core, in all."""
+        return waiting_s(self._process.pid, self._process.pid) + waiting_s(os.getpid(), threading.get_native_id())
 
     def stop(self) -> None:
         """Ends it and waits for that."""
@@ -91,17 +108,15 @@ def rss_bytes(pid: int) -> int:
     """The resident memory of a process."""
     if sys.platform == "linux":
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        return pages * 4096
+        return pages * os.sysconf("SC_PAGE_SIZE")
     return int(subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, check=True).stdout) * 1024
 
 
-def waiting_s(pid: int) -> float:
-    """How long the threads of a process have been ready to run without a core, in all; 0 where nobody tells."""
-    ticks = 0
-    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError):
-            ticks += int(file.read_text().split()[1])
-    return ticks / 1e9
+def waiting_s(pid: int, thread: int) -> float:
+    """How long a thread has been ready to run without a core; 0 where nobody tells."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
 
 
 def descriptors(pid: int) -> int | None:

@@ -27,7 +27,7 @@ def test_help_names_every_flag_and_nothing_else() -> None:
 def test_the_readme_names_no_flag_that_does_not_exist() -> None:
     known = {flag.name for flag in (*FLAGS, *CHECK_FLAGS)} | {"help", "version"}
     known |= {"all", "mlx-engine", "experimental"}  # of scripts/test, of hosts, of `ollama create`
-    for script in ("demo", "host", "conformance"):
+    for script in ("demo", "host", "conformance", "soak"):
         known |= options_of(f"scripts.{script}")
     text = re.sub(r"curl [^\n]*", "", README.read_text())
     assert set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", text)) <= known

@@ -1,5 +1,6 @@
 """The soak: a minute of it here, ten with --all; and each of its checks finds what it is there for."""
 
+import asyncio
 import re
 import sys
 from collections import Counter
@@ -8,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from scripts.soak import BUDGET_BYTES, EndedError, Plan, Soaked, soak
+from scripts.soak import EndedError, Plan, soak
 from scripts.soak_checker import TIE, TOLERANCE, Checker, difference
 from scripts.soak_clients import Tally
 from scripts.soak_meter import Trend
-from tests.host import Answer, Client, Completion, Logprob, TokenLogprob
+from scripts.soak_verdict import BUDGET_BYTES, WORKSPACE_BYTES, Soaked
+from tests.host import Answer, Client, Completion, Logprob, Request, StreamError, TokenLogprob
 
 MIB = 1 << 20
 
@@ -39,21 +41,31 @@ def test_nothing_goes_wrong(plan: Plan, capsys: pytest.CaptureFixture[str]) -> N
 
 def runner_after(code: str) -> list[str]:
     """Our runner, in a process in which this code has run before."""
-    return [sys.executable, "-c", f"{code}; import runpy; runpy.run_module('runner', run_name='__main__')"]
+    return [sys.executable, "-c", f"{code}\nimport runpy; runpy.run_module('runner', run_name='__main__')"]
 
 
-def test_another_models_answers_are_found() -> None:
-    """Weights that are one percent larger: seldom another token, but other logprobs."""
-    larger = (
-        "import mlx.core as mx; load = mx.load;"
-        "mx.load = lambda *words, **options: {name: 1.01 * array for name, array in load(*words, **options).items()}"
-    )
-    soaked = soak(Plan(0.15, kind="llama", command=runner_after(larger)), silent)
-    assert any("wrong answer" in failure for failure in soaked.failures)
+FAULTS = """
+import itertools, time
+import mlx.core as mx
+import runner.server.app as app, runner.server.completion as completion
+load, final_line, status_body, count, kept = mx.load, completion.final_line, app.status_body, itertools.count(), []
+mx.load = lambda *words, **options: {name: 1.01 * array for name, array in load(*words, **options).items()}
+completion.final_line = lambda *words: kept.append(b"x" * 400_000) or final_line(*words)
+app.status_body = lambda *words: time.sleep(0.12 * (next(count) % 5 == 0)) or status_body(*words)
+"""
+"""Weights one percent larger give seldom another token, but other logprobs; a leak with every answer; a slow status."""
+
+
+def test_a_bad_runner_is_found_out() -> None:
+    """And its cache has no bound that matters."""
+    command = ["env", "MLX_RUNNER_CACHE_MEMORY=1GiB", *runner_after(FAULTS)]
+    failures = "\n".join(soak(Plan(0.4, kind="llama", command=command), silent).failures)
+    for finding in ("wrong answer", "resident memory grew", "status answers took longer", "MLX held"):
+        assert finding in failures
 
 
 def test_a_runner_that_ends_is_found() -> None:
-    with pytest.raises(EndedError, match=r"exit status -14"):
+    with pytest.raises(EndedError, match=r"^the runner ended with exit status -14"):
         soak(Plan(0.5, command=runner_after("import signal; signal.alarm(4)")), silent)
 
 
@@ -94,14 +106,14 @@ def good() -> Soaked:
     checker = Checker(Client.__new__(Client))
     checker.checked = 900
     return Soaked(
-        plan=Plan(1),
+        cache="trie",
         tally=Tally(Counter(chat=1000), 1000, 500_000, 400_000),
         checker=checker,
         latencies=[0.002] * 1200,
         own=[0.002] * 1200,
-        rss=Trend(70.0 * MIB, 72.0 * MIB, 1.0 * MIB),
-        memory=Trend(5.0 * MIB, 5.0 * MIB, 0.0),
-        most_memory=6 * MIB,
+        rss=Trend(70.0 * MIB, 72.0 * MIB, 400),
+        memory=Trend(2.0 * MIB, 2.0 * MIB, 400),
+        most_memory=3 * MIB,
         weights=MIB,
         descriptors=(8, 8),
         captured="",
@@ -135,25 +147,58 @@ def test_a_good_soak_has_no_failures_and_a_table() -> None:
     [
         (with_checker(wrong=["x"]), "wrong answer: x"),
         (with_checker(ties=5), "5 of 900 answers left the right one at a tie"),
-        (with_checker(checked=0), "no answer was checked"),
+        (with_checker(checked=499), "only 499 of 1000 answers were checked"),
         (with_tally(faults=["chat: no end after 120 s"]), "no end"),
-        (with_tally(cached_tokens=0), "nothing ever came from the cache"),
+        (with_tally(cached_tokens=100_000), "only 20.0% of the prompts came from the cache"),
         (lambda soaked: replace(soaked, own=[0.2] * 4 + [0.002] * 1196), "4 of 1200 status answers took longer"),
-        (lambda soaked: replace(soaked, rss=Trend(70.0 * MIB, 90.0 * MIB, 10.0 * MIB)), "resident memory grew"),
-        (lambda soaked: replace(soaked, most_memory=MIB + BUDGET_BYTES + 65 * MIB), "MLX held 70.0 MiB"),
-        (lambda soaked: replace(soaked, memory=Trend(5.0 * MIB, 10.0 * MIB, 1.0)), "MLX's memory grew"),
+        (lambda soaked: replace(soaked, latencies=[0.2] * 700 + [0.002] * 500), "200 ms in the median"),
+        (lambda soaked: replace(soaked, latencies=[], own=[]), "no status was answered"),
+        (lambda soaked: replace(soaked, rss=Trend(70.0 * MIB, 78.0 * MIB, 400)), "resident memory grew"),
+        (lambda soaked: replace(soaked, memory=Trend(2.0 * MIB, 10.0 * MIB, 400)), "MLX's memory grew"),
+        (lambda soaked: replace(soaked, rss=None), "too few samples of memory for 1000 answers"),
+        (lambda soaked: replace(soaked, most_memory=2 * MIB + BUDGET_BYTES + WORKSPACE_BYTES), "MLX held 7.0 MiB"),
         (lambda soaked: replace(soaked, descriptors=(8, 9)), "9 descriptors are open where there were 8"),
+        (lambda soaked: replace(soaked, descriptors=(8, None)), "None descriptors are open where there were 8"),
         (lambda soaked: replace(soaked, captured="Error: x"), "a host would take this for an error"),
         (lambda soaked: replace(soaked, faults=["status: timeout"]), "status: timeout"),
+        (lambda soaked: replace(soaked, exit_s=None), "had not ended 5 s after the signal"),
     ],
 )
 def test_each_failure_is_told(change: Callable[[Soaked], Soaked], text: str) -> None:
-    (failure,) = change(good()).failures
+    bad = change(good())
+    (failure,) = bad.failures
     assert text in failure
+    assert bad.table()
+    assert bad.data()["failures"] == [failure]
 
 
 def test_a_trend_leaves_out_the_warm_up() -> None:
-    samples = [(float(second), 100.0 if second >= 20 else second * 5.0) for second in range(61)]
-    assert Trend.of(samples) == Trend(100.0, 100.0, 0.0)
-    leaking = Trend.of([(float(second), second * 1.0) for second in range(61)])
-    assert leaking.per_minute == pytest.approx(60, rel=0.1)
+    assert Trend.of([(answers, min(answers * 5.0, 100.0)) for answers in range(61)]) == Trend(100.0, 100.0, 24.0)
+    leaking = Trend.of([(answers, answers * 100.0) for answers in range(61)])
+    assert leaking is not None
+    assert leaking.growth / leaking.answers == pytest.approx(100, rel=0.1)
+
+
+@pytest.mark.parametrize("samples", [[], [(0, 1.0)], [(0, 1.0), (9, 2.0)], [(5, 1.0), (5, 2.0)]], ids=len)
+def test_of_too_few_samples_there_is_no_trend(samples: list[tuple[int, float]]) -> None:
+    assert Trend.of(samples) is None
+
+
+async def test_an_answer_that_cannot_be_judged_is_a_finding_and_the_others_are_judged() -> None:
+    class Gone(Client):
+        def __init__(self) -> None: ...
+
+        async def complete(self, request: Request, **_: object) -> Completion:
+            if request.prompt == "a":
+                raise StreamError("it is gone")
+            return completion("b")
+
+    checker = Checker(Gone())
+    for prompt in "ab":
+        checker.offer(Request(prompt, logprobs=True), completion("b"))
+    checking = asyncio.create_task(checker.run())
+    await asyncio.wait_for(checker.finish(), 10)
+    checking.cancel()
+    assert checker.checked == 2
+    (wrong,) = checker.wrong
+    assert "StreamError: it is gone" in wrong
