@@ -31,6 +31,7 @@ PORT = 11434
 PORTS_TRIED = 20
 GENERATION = "G'"
 """The newest release."""
+_RUNNER = [sys.executable, "-P", "-m", "runner"]
 _LETTERS = {generation.letter: generation for generation in GENERATIONS}
 _EPILOG = """\
 Words after -- go to the runner: scripts/host qwen3 -- --cache single
@@ -88,13 +89,21 @@ def parse(argv: Sequence[str]) -> Wanted:
         keep_alive_s = host_duration_s(given.keep_alive)
     except ValueError as error:
         parser.error(f"--keep-alive: {error}")
+    if given.port is not None and not 0 <= given.port <= 65535:
+        parser.error("--port: 0 to 65535")
+    try:
+        runner = _RUNNER if given.runner is None else shlex.split(given.runner)
+    except ValueError as error:
+        parser.error(f"--runner: {error}")
+    if not runner:
+        parser.error("--runner: a command is wanted")
     if given.max_loaded < 1:
         parser.error("--max-loaded: at least 1 is wanted")
     return Wanted(
         model=given.model,
         port=given.port,
         generation=_LETTERS[given.generation],
-        runner=shlex.split(given.runner) if given.runner else [sys.executable, "-P", "-m", "runner"],
+        runner=runner,
         models_dir=given.models_dir,
         keep_alive_s=keep_alive_s if keep_alive_s >= 0 else float("inf"),
         max_loaded=given.max_loaded,
@@ -164,6 +173,12 @@ async def serve(wanted: Wanted, catalog: Catalog, models_dir: Path, model: Model
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    def report(line: str) -> None:
+        # A Ctrl-C goes to the runner too.
+        if not stop.is_set():
+            print(f"scripts/host: {line}", file=sys.stderr)
+
     host = Host(
         wanted.runner,
         generation=wanted.generation,
@@ -172,6 +187,7 @@ async def serve(wanted: Wanted, catalog: Catalog, models_dir: Path, model: Model
         copy_to=copy_to_stderr,
         keep_alive_s=wanted.keep_alive_s,
         max_loaded=wanted.max_loaded,
+        report=report,
     )
     api = Api(host, catalog)
     async with host, serving(api.app(), listener):

@@ -174,7 +174,7 @@ class Api:
                 if empty:
                     return json_response(job.empty("load"))
                 if job.body.get("context"):
-                    raise RefusedError(500, "not supported")
+                    return await writer.fail(500, "not supported")
                 prompt, thinking = self._prompt(job, messages(), raw_prompt, think)
                 wire = Request(prompt, options, wants_logprobs, alternatives, job.media or None)
                 user_format = job.body.get("format") or None
@@ -188,6 +188,10 @@ class Api:
         except StatusError as error:
             kept = error.streamed or self._host.generation.keeps_status
             return await writer.fail(error.status if kept else 500, str(error))
+        except (RefusedError, ConnectionError):
+            raise
+        except Exception as error:
+            return await writer.fail(500, _unforeseen(error))
         return await writer.finish()
 
     async def _deliver(
@@ -264,6 +268,12 @@ def _num_ctx(options: Body) -> int:
     return value if isinstance(value, int) else 0
 
 
+def _unforeseen(error: Exception) -> str:
+    """What the user gets for it; the person at the terminal gets a line."""
+    print(f"scripts/host: {error!r}", file=sys.stderr)
+    return str(error) or type(error).__name__
+
+
 @web.middleware
 async def _answer_refusals(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -274,3 +284,7 @@ async def _answer_refusals(
         return json_response({"error": str(refusal)}, refusal.status)
     except web.HTTPNotFound:
         return web.Response(text="404 page not found", status=404)
+    except (web.HTTPException, ConnectionError):
+        raise
+    except Exception as error:
+        return json_response({"error": _unforeseen(error)}, 500)

@@ -7,11 +7,11 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from scripts.host_models import Model
 from tests.host import Answer, Generation, Loaded, Logprob, Medium
-from tests.host.golang import keep_alive_s
+from tests.host.golang import LONGEST_S, keep_alive_s, utf8_text, valid_text
 
 Body = Mapping[str, object]
 _INTEGERS = {
@@ -19,7 +19,6 @@ _INTEGERS = {
     *("num_predict", "top_k", "repeat_last_n"),
 }
 _REASONS = {0: "stop", 1: "length"}
-_FOR_EVER_S = 2**63 / 1e9
 
 
 class RefusedError(Exception):
@@ -39,16 +38,45 @@ def dumps(value: object) -> str:
 
 
 def read_body(raw: bytes) -> Body:
-    """The JSON object of a request. Raises `RefusedError`."""
+    """The JSON object of a request: every number finite, every string valid Unicode. Raises `RefusedError`."""
     if not raw.strip():
         raise RefusedError(400, "missing request body")
     try:
-        body = json.loads(raw)
+        body = _valid(_DECODER.decode(utf8_text(raw)))
     except (ValueError, RecursionError) as error:
         raise RefusedError(400, str(error)) from error
     if not isinstance(body, dict):
         raise RefusedError(400, f"json: cannot unmarshal {type(body).__name__} into an object")
     return body
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"invalid character '{constant.lstrip('-')[0]}' looking for beginning of value")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"json: cannot unmarshal number {text} into Go value of type float64")
+    return value
+
+
+def _int(text: str) -> int:
+    _float(text)
+    return int(text)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_float, parse_int=_int)
+
+
+def _valid(value: object) -> object:
+    if isinstance(value, str):
+        return valid_text(value)
+    if isinstance(value, list):
+        return [_valid(item) for item in value]
+    if isinstance(value, dict):
+        return {valid_text(key): _valid(item) for key, item in value.items()}
+    return value
 
 
 def text_of(body: Body, key: str) -> str:
@@ -133,10 +161,8 @@ def now() -> str:
 
 
 def timestamp(seconds: float) -> str:
-    """`time.time()` as Go writes it; what is infinite becomes what Go's longest duration makes of it."""
-    if math.isinf(seconds):
-        seconds = time.time() + _FOR_EVER_S
-    moment = datetime.fromtimestamp(seconds, UTC)
+    """`time.time()` as Go writes it, no later than Go's longest duration from now."""
+    moment = datetime.fromtimestamp(min(seconds, time.time() + LONGEST_S), UTC)
     fraction = f"{moment.microsecond:06d}".rstrip("0")
     return f"{moment:%Y-%m-%dT%H:%M:%S}{'.' + fraction if fraction else ''}Z"
 

@@ -1,7 +1,6 @@
 """One line of a completion stream as a host's Go code reads it (protocol.md 2.4): case-insensitive keys whose
 underscores count, unknown keys ignored, null is zero, and a line with one wrong type is no line at all."""
 
-import codecs
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from tests.host.generations import Generation
+from tests.host.golang import utf8_text, valid_text
 
 
 class TokenLogprob(NamedTuple):
@@ -99,17 +99,9 @@ def _refuse(constant: str) -> NoReturn:
     raise UndecodableError(constant)
 
 
-def _one_for_each_byte(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeDecodeError)
-    return "\ufffd" * (error.end - error.start), error.end
-
-
-codecs.register_error("go", _one_for_each_byte)
-
-
 def _parse(raw: bytes, *, whole: bool = True) -> object:
     """The JSON value in `raw`; with `whole` false the first one, whatever follows."""
-    text = raw.decode(errors="go").lstrip(" \t\r\n")
+    text = utf8_text(raw).lstrip(" \t\r\n")
     try:
         value, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError) as error:
@@ -166,7 +158,7 @@ def _bool(value: object) -> bool:
 def _string(value: object) -> str:
     if type(value) is not str:
         raise UndecodableError(f"not a string: {value!r}")
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return valid_text(value)
 
 
 def _list(value: object) -> list[object]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, Self
+from weakref import WeakSet
 
 import aiohttp
 
@@ -147,6 +148,7 @@ class Client:
         self.generation = generation
         self._url = f"http://127.0.0.1:{port}/completion"
         self._output = output
+        self._responses: WeakSet[aiohttp.ClientResponse] = WeakSet()
         self._session = aiohttp.ClientSession(
             f"http://127.0.0.1:{port}",
             headers={"User-Agent": "Go-http-client/1.1", "Accept-Encoding": "gzip"},
@@ -171,6 +173,10 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
+        """Whoever still reads an answer gets a `StreamError`, or what the HTTP client raises."""
+        for response in list(self._responses):
+            # A session that closes forgets its readers: they would wait for ever.
+            response.content.set_exception(aiohttp.ClientPayloadError("the client is closed"))
         await self._session.close()
 
     def failure(self, error: Exception, *, reading: bool = False) -> StreamError:
@@ -188,6 +194,7 @@ class Client:
     ) -> Reply:
         """Any request, its answer read to the end; redirects are not followed."""
         async with self._session.request(method, path, data=body, headers=headers, allow_redirects=False) as response:
+            self._responses.add(response)
             content = await response.read()
             return Reply(response.status, {name.lower(): value for name, value in response.headers.items()}, content)
 
@@ -225,6 +232,7 @@ class Client:
             )
         except _BROKEN as error:
             raise self.failure(error) from error
+        self._responses.add(response)
         if response.status == 200:
             return response
         try:

@@ -1,5 +1,7 @@
-"""Go's own words and forms, as far as a host shows them to its user: signals, errors of its HTTP client, durations."""
+"""Go's own words and forms, as far as a host shows them to its user: text, signals, errors of its HTTP client,
+durations."""
 
+import codecs
 import math
 import re
 
@@ -13,6 +15,28 @@ _SIGNALS = (
 """From 1 on, as Linux numbers them."""
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(rf"(\d+\.?\d*|\.\d+)({'|'.join(sorted(_UNITS_S, key=len, reverse=True))})")
+
+
+LONGEST_S = 2**63 / 1e9
+"""Go's longest duration."""
+
+
+def _one_for_each_byte(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+codecs.register_error("go", _one_for_each_byte)
+
+
+def utf8_text(raw: bytes) -> str:
+    """What is no UTF-8 becomes one U+FFFD for each byte."""
+    return raw.decode(errors="go")
+
+
+def valid_text(text: str) -> str:
+    """A lone surrogate becomes U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def signal_name(number: int) -> str:
@@ -53,15 +77,20 @@ def duration_s(text: str) -> float:
     if not parts or "".join(number + unit for number, unit in parts) != rest:
         raise ValueError(f'time: invalid duration "{text}"')
     seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+    if seconds > LONGEST_S:
+        raise ValueError(f'time: invalid duration "{text}"')
     return -seconds if text.startswith("-") else seconds
 
 
 def keep_alive_s(value: object) -> float:
-    """`keep_alive` of a request: seconds or a duration; what is negative is for ever. Raises ValueError."""
+    """`keep_alive` of a request: seconds, at most `LONGEST_S`, or a duration; what is negative is for ever.
+
+    Raises ValueError.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError(f"Unsupported type: '{type(value).__name__}'")  # noqa: TRY004 - one error for all bad values
     seconds = duration_s(value) if isinstance(value, str) else float(value)
-    return math.inf if seconds < 0 else seconds
+    return math.inf if seconds < 0 else min(seconds, LONGEST_S)
 
 
 def host_duration_s(text: str) -> float:

@@ -101,6 +101,8 @@ class Process:
         self.started = time.monotonic()
         self.status: Status | None = None
         """What the last poll that decoded one said."""
+        self._sent: set[int] = set()
+        """The signals by which we ended it while it lived."""
         self._copy = copy_to or (lambda _: None)
         separate = self.output.rule.separate
         self._popen = subprocess.Popen(
@@ -220,9 +222,27 @@ class Process:
             if self.try_ready(timeout_s):
                 return time.monotonic() - self.started
 
-    def _exit_text(self) -> str:
+    def tell_end(self, tell: Callable[[str], object]) -> None:
+        """Has `tell` called, by another thread, with how it ended, such as `signal: killed`, unless we end it.
+
+        A signal that is not ours is told even then: the end of a connection, after which a host may close the runner,
+        is seen before the end of the process.
+        """
+
+        def wait() -> None:
+            self._exited.wait()
+            status = self._popen.returncode
+            if not self._sent or (status < 0 and -status not in self._sent):
+                tell(self._how())
+
+        threading.Thread(target=wait, daemon=True, name=f"end of {self.pid}").start()
+
+    def _how(self) -> str:
         status = self._popen.returncode
-        how = f"signal: {signal_name(-status)}" if status < 0 else f"exit status {status}"
+        return f"signal: {signal_name(-status)}" if status < 0 else f"exit status {status}"
+
+    def _exit_text(self) -> str:
+        status, how = self._popen.returncode, self._how()
         if captured := self.output.captured:
             return f"mlx runner failed: {captured} (exit: {'<nil>' if status == 0 else how})"
         return f"mlx runner exited unexpectedly: {'%!w(<nil>)' if status == 0 else how}"
@@ -241,7 +261,7 @@ class Process:
         """Ends it as its generation's host does; returns how long that took in seconds."""
         started = time.monotonic()
         if self.generation.close_grace_s:
-            self.send_signal(signal.SIGINT)
+            self._end(signal.SIGINT)
             if self.wait(self.generation.close_grace_s) is not None:
                 return time.monotonic() - started
         self.kill()
@@ -249,8 +269,13 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL. The host does not wait for the end; we do, up to 5 s, so that nothing is left behind."""
-        self.send_signal(signal.SIGKILL)
+        self._end(signal.SIGKILL)
         self._exited.wait(5)
+
+    def _end(self, number: int) -> None:
+        if self._popen.poll() is None:
+            self._sent.add(number)
+        self.send_signal(number)
 
     def __enter__(self) -> Self:
         return self

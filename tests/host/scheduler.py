@@ -3,8 +3,8 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -75,6 +75,9 @@ class Host:
       and loaded again.
     * A runner that is idle for its keep-alive is closed; so is, when `max_loaded` models are loaded and another is
       wanted, the idle one with the shortest keep-alive, or that with the shortest once its requests have ended.
+    * The model that waits for room blocks every load behind it. Requests to what is loaded pass it by, also to the one
+      that is to leave, and a `keep_alive` that they name holds: it then leaves that long after the last of them.
+      So it is in Ollama v0.34.1 (server/sched.go).
     * An error that speaks of memory closes every runner.
     """
 
@@ -92,8 +95,12 @@ class Host:
         keep_alive_s: float = KEEP_ALIVE_S,
         max_loaded: int = MAX_LOADED,
         load_timeout_s: float | None = None,
+        report: Callable[[str], object] | None = None,
     ) -> None:
-        """`keep_alive_s` is what a request gets that names none: 0 closes after the request, infinite never."""
+        """`keep_alive_s` is what a request gets that names none: 0 closes after the request, infinite never.
+
+        `report` gets a line, such as `runner of demo:latest: signal: killed`, when a loaded runner ends by itself.
+        """
         self.executable = list(executable)
         self.generation = generation
         self.models_dir = models_dir
@@ -105,6 +112,7 @@ class Host:
         self.keep_alive_s = keep_alive_s
         self.max_loaded = max_loaded
         self.load_timeout_s = load_timeout_s
+        self.report = report
         self._loaded: dict[str, Loaded] = {}
         self._pending = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -227,12 +235,24 @@ class Host:
             while not await asyncio.to_thread(process.try_ready, self.load_timeout_s):
                 await asyncio.sleep(POLL_S)
             loaded.status = process.status or _UNKNOWN
+            self._watch(loaded)
         except BaseException:
             loaded.users -= 1
             self._unload(loaded)
             raise
         finally:
             loaded.settled.set()
+
+    def _watch(self, loaded: Loaded) -> None:
+        if self.report is None:
+            return
+        report, loop = self.report, asyncio.get_running_loop()
+
+        def tell(how: str) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(report, f"runner of {loaded.model}: {how}")
+
+        loaded.process.tell_end(tell)
 
     async def _use(self, loaded: Loaded, keep_alive_s: float | None) -> bool:
         """Counts a request in, if the runner is well."""

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.host import A, B, Client, E, OutputScanner, Request, Rule, StatusError, StreamError, free_port
+from tests.host import A, Answer, B, Client, E, OutputScanner, Request, Rule, StatusError, StreamError, free_port
 from tests.host.output import EVERY_LINE, LAST_STDERR, SCANNED
 
 FINAL = b'{"Done":true,"EvalCount":1}\n'
@@ -243,3 +243,24 @@ async def test_an_error_in_the_stream_is_told_from_a_refusal(serve: Callable[[Ha
         with pytest.raises(StatusError) as streamed:
             await client.complete(Request("x"))
         assert streamed.value.streamed
+
+
+async def test_closing_the_client_ends_its_streams(serve: Callable[[Handler], Awaitable[TestServer]]) -> None:
+    gone = asyncio.Event()
+
+    async def handler(_: web.Request, response: web.StreamResponse) -> None:
+        await response.write(b'{"Content":"a"}\n')
+        await gone.wait()
+
+    client = client_of(await serve(handler))
+    async with asyncio.timeout(10), client.stream(Request("x")) as stream:
+        answers = aiter(stream)
+        assert (await anext(answers)).content == "a"
+        waiting: asyncio.Task[Answer] = asyncio.create_task(anext(answers))  # type: ignore[arg-type]  # of a generator
+        await asyncio.sleep(0)
+        await client.close()
+        try:
+            with pytest.raises(StreamError, match="unexpected EOF"):
+                await waiting
+        finally:
+            gone.set()

@@ -4,7 +4,15 @@ import math
 
 import pytest
 
-from tests.host.golang import duration_s, host_duration_s, keep_alive_s, signal_name
+from tests.host.golang import (
+    LONGEST_S,
+    duration_s,
+    host_duration_s,
+    keep_alive_s,
+    signal_name,
+    utf8_text,
+    valid_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +31,7 @@ def test_durations_are_read_as_go_writes_them(text: str, seconds: float) -> None
     assert duration_s(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "5", "m", "5x", "5 m", "5m ", "--5m", "1h-5m"])
+@pytest.mark.parametrize("text", ["", "5", "m", "5x", "5 m", "5m ", "--5m", "1h-5m", "9999999h"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="invalid duration"):
         duration_s(text)
@@ -31,6 +39,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 def test_keep_alive_is_seconds_or_a_duration_and_negative_is_for_ever() -> None:
     assert [keep_alive_s(value) for value in (0, 1.5, "10m", -1, "-1s")] == [0, 1.5, 600, math.inf, math.inf]
+    assert [keep_alive_s(value) for value in (1e12, "2562047h")] == [LONGEST_S, 2562047 * 3600]
     for value in (True, None, ["5m"]):
         with pytest.raises(ValueError, match="Unsupported type"):
             keep_alive_s(value)
@@ -38,3 +47,8 @@ def test_keep_alive_is_seconds_or_a_duration_and_negative_is_for_ever() -> None:
 
 def test_a_hosts_variable_may_be_whole_seconds() -> None:
     assert [host_duration_s(text) for text in ("90", " 90s ", "-1")] == [90, 90, -1]
+
+
+def test_what_is_no_unicode_becomes_the_replacement_character() -> None:
+    assert utf8_text("é".encode() + b"\xff\xed\xa0\x80") == "é" + "\ufffd" * 4
+    assert valid_text("\ufeffé\ud83d\ude00 \ud800 \udc00\ud800") == "\ufeffé\U0001f600 \ufffd \ufffd\ufffd"

@@ -3,9 +3,11 @@
 import json
 import math
 import os
+import queue
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,7 +99,9 @@ def test_close_is_sigint_then_after_the_grace_sigkill() -> None:
     stubborn = "import signal, time; signal.signal(2, lambda *_: None); print('up', flush=True); time.sleep(60)"
     assert F.close_grace_s == 5
     process = run(stubborn, generation=replace(F, close_grace_s=1))
+    deadline = time.monotonic() + 30
     while "up" not in process.output.text:
+        assert time.monotonic() < deadline, process.output.text
         time.sleep(0.01)
     assert 0.9 < process.close() < 3
     assert process.exit_status == -signal.SIGKILL
@@ -183,3 +187,27 @@ def test_the_poll_remembers_the_status() -> None:
         process.wait_ready(math.inf)
         assert process.status is not None
         assert process.status.context_length == 8192
+
+
+def test_an_end_that_is_not_ours_is_told() -> None:
+    told: queue.Queue[str] = queue.Queue()
+    process = run("import time; time.sleep(60)")
+    process.tell_end(told.put)
+    os.kill(process.pid, signal.SIGKILL)
+    assert told.get(timeout=10) == "signal: killed"
+    process.close()
+    process.tell_end(told.put)
+    assert told.get(timeout=10) == "signal: killed", "close came after the end"
+    process = run("pass")
+    process.tell_end(told.put)
+    assert told.get(timeout=10) == "exit status 0"
+
+
+@pytest.mark.parametrize("end", [Process.close, Process.kill])
+def test_an_end_that_is_ours_is_not_told(end: Callable[[Process], object]) -> None:
+    told: queue.Queue[str] = queue.Queue()
+    process = run("import time; time.sleep(60)")
+    process.tell_end(told.put)
+    end(process)
+    with pytest.raises(queue.Empty):
+        told.get(timeout=0.2)

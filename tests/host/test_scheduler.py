@@ -203,6 +203,44 @@ async def test_without_an_idle_runner_the_next_model_waits_for_a_request_to_end(
     assert only(host).model == "b:latest"
 
 
+async def test_requests_pass_by_the_model_that_waits_and_their_keep_alive_holds(make_host: MakeHost) -> None:
+    """As in Ollama: the fast path of its getRunner, and useLoadedRunner, which sets the duration anew."""
+    host = make_host(max_loaded=1)
+    async with host.runner("a:latest") as loaded:
+        waiting = asyncio.create_task(host.complete("b:latest", SAY))
+        await until(lambda: loaded.keep_alive_s == 0)
+        third = asyncio.create_task(host.complete("c:latest", SAY))
+        assert (await host.complete("a:latest", SAY, keep_alive_s=2)).text == "hey"
+    assert (loaded.users, loaded.closing) == (0, False)
+    assert time.time() + 1 < loaded.expires_at < time.time() + 3
+    assert (await host.complete("a:latest", SAY)).text == "hey"
+    assert [each.model for each in host.loaded] == ["a:latest"]
+    assert [completion.text for completion in await asyncio.gather(waiting, third)] == ["hey"] * 2
+    assert only(host).model == "c:latest"
+
+
+async def test_a_loaded_runner_that_ends_by_itself_is_reported(make_host: MakeHost) -> None:
+    lines: list[str] = []
+    host = make_host(report=lines.append)
+    await host.complete("idle:latest", SAY)
+    os.kill(only(host).process.pid, signal.SIGKILL)
+    await until(lambda: lines)
+    with suppress(StreamError):
+        async with host.runner("busy:latest", keep_alive_s=0) as busy, busy.client.stream(Request("hold on")) as stream:
+            async for _ in stream:
+                os.kill(busy.process.pid, signal.SIGSEGV)
+    await until(lambda: len(lines) == 2)
+    await host.complete("idle:latest", SAY, keep_alive_s=0)
+    await until(lambda: not host.loaded)
+    await host.complete("idle:latest", SAY)
+    await host.close()
+    failing = make_host(report=lines.append, environment={"STAND_IN_FAILS": "no"})
+    with pytest.raises(LoadError):
+        await failing.complete("m:latest", SAY)
+    await asyncio.sleep(0.1)
+    assert lines == ["runner of idle:latest: signal: killed", "runner of busy:latest: signal: segmentation fault"]
+
+
 async def test_an_error_that_speaks_of_memory_unloads_every_model(make_host: MakeHost) -> None:
     host = make_host()
     await host.complete("a:latest", SAY)

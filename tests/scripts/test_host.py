@@ -158,7 +158,8 @@ def test_options_stand_on_the_hosts_defaults() -> None:
 
 
 def test_requests_that_are_none_are_refused() -> None:
-    for raw in (b"", b"  ", b"{", b"[]", b"5"):
+    numbers = (b"NaN", b"-Infinity", b"1e999", b"-1e999", b"1" + b"0" * 400)
+    for raw in (b"", b"  ", b"{", b"[]", b"5", b"[" * 10**5, *(b'{"a":[%s]}' % number for number in numbers)):
         with pytest.raises(RefusedError) as refusal:
             read_body(raw)
         assert refusal.value.status == 400
@@ -174,11 +175,21 @@ def test_requests_that_are_none_are_refused() -> None:
     assert (keep_alive_of({}), keep_alive_of({"keep_alive": -1})) == (None, math.inf)
 
 
+def test_what_is_no_unicode_in_a_request_becomes_the_replacement_character() -> None:
+    raw = rb'{"a\ud800":["\udc00x",{"b":"\ud83d\ude00"}],"c":"' + b'\xff","d":[1,2.5,true,null]}'
+    assert read_body(raw) == {
+        "a\ufffd": ["\ufffdx", {"b": "\U0001f600"}],
+        "c": "\ufffd",
+        "d": [1, 2.5, True, None],
+    }
+
+
 def test_json_and_times_are_gos() -> None:
     assert dumps({"a": "<é&\u2028>"}) == '{"a":"\\u003cé\\u0026\\u2028\\u003e"}'
     assert timestamp(0) == "1970-01-01T00:00:00Z"
     assert timestamp(1.25) == "1970-01-01T00:00:01.25Z"
-    assert timestamp(math.inf) > "2300"
+    for seconds in (math.inf, 1e12, 1e300):
+        assert "2300" < timestamp(seconds) < "2500"
 
 
 def test_joined_lines_have_the_text_of_all_and_the_rest_of_the_last() -> None:
@@ -204,10 +215,29 @@ def test_the_command_line() -> None:
     assert (wanted.model, wanted.generation.letter, wanted.runner) == ("m", "G", ["a", "b c"])
     assert (wanted.keep_alive_s, wanted.words, wanted.port) == (math.inf, ["--cache", "none"], None)
     assert parse([]).model is None
-    for words in (["--generation", "Z"], ["--keep-alive", "soon"], ["--max-loaded", "0"], ["a", "b"]):
-        with pytest.raises(SystemExit) as refused:
-            parse(words)
-        assert refused.value.code == 2
+    assert parse([]).runner[-2:] == ["-m", "runner"]
+    assert [parse(["--port", port]).port for port in ("0", "65535")] == [0, 65535]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--generation", "Z"], "--generation"),
+        (["--keep-alive", "soon"], "--keep-alive: "),
+        (["--max-loaded", "0"], "--max-loaded: "),
+        (["a", "b"], "unrecognized"),
+        (["--port", "65536"], "--port: 0 to 65535"),
+        (["--port", "-1"], "--port: 0 to 65535"),
+        (["--runner", ""], "--runner: a command is wanted"),
+        (["--runner", " "], "--runner: a command is wanted"),
+        (["--runner", "'a"], "--runner: No closing quotation"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        parse(words)
+    assert refused.value.code == 2
+    assert text in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_there_ends_it(store: Path, tmp_path: Path) -> None:

@@ -125,6 +125,34 @@ async def test_a_load_that_fails_is_a_500_with_the_hosts_text(open_api: OpenApi)
     assert await opened.chat("say x") == (500, [{"error": text}])
 
 
+async def test_what_nobody_foresaw_is_an_error_too(
+    open_api: OpenApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = await open_api()
+    status, (line,) = await opened.chat("say x", options={"temperature": 1e300})
+    assert (status, list(line)) == (500, ["error"])
+    assert capsys.readouterr().err.startswith("scripts/host: IndexError(")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("oh\nno")
+
+    monkeypatch.setattr("scripts.host_answer.Spent", fail)
+    status, lines = await opened.chat("say x")
+    assert (status, lines[-1]) == (200, {"error": "oh\nno"}), "the last line of a stream that has begun"
+    monkeypatch.setattr(Catalog, "all", fail)
+    async with opened.client.get("/api/tags") as response:
+        assert (response.status, await response.json()) == (500, {"error": "oh\nno"})
+    assert capsys.readouterr().err == "scripts/host: RuntimeError('oh\\nno')\n" * 2
+
+
+async def test_the_longest_keep_alive_is_shown(open_api: OpenApi) -> None:
+    opened = await open_api()
+    await opened.post("/api/generate", {"model": "m", "keep_alive": 1e12})
+    async with opened.client.get("/api/ps") as response:
+        (running,) = (await response.json())["models"]
+    assert "2300" < running["expires_at"] < "2500"
+
+
 async def test_a_template_that_refuses_is_a_500(open_api: OpenApi) -> None:
     opened = await open_api("{{ raise_exception('roles must alternate') }}")
     assert await opened.chat("say x") == (500, [{"error": "roles must alternate"}])

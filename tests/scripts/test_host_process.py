@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +39,8 @@ class Served(NamedTuple):
 
     def pids(self) -> list[int]:
         """Of its runners that are alive."""
-        words = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True)
+        command = ["ps", "-o", "pid=", "--ppid", str(self.process.pid)]
+        words = subprocess.run(command, capture_output=True, text=True, timeout=20)
         return [int(word) for word in words.stdout.split()]
 
 
@@ -52,11 +54,14 @@ def served(words: Sequence[str], directory: Path) -> Iterator[Served]:
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=file, text=True) as process,
     ):
         assert process.stdout is not None
+        limit = threading.Timer(60, process.kill)
+        limit.start()
         for line in process.stdout:
             if found := re.search(r"http://\S+:\d+", line):
                 break
         else:
-            raise AssertionError(stderr.read_text())
+            raise AssertionError(f"it ended, or said nothing for 60 s: {stderr.read_text()}")
+        limit.cancel()
         served = Served(found[0], process, stderr)
         try:
             yield served
@@ -172,7 +177,7 @@ async def test_what_is_there_and_what_runs(host: Served) -> None:
     assert "<|" in str(shown["template"])
     assert (await ask(host, "/api/version")).last == {"version": "0.34.1"}
     async with (
-        aiohttp.ClientSession() as session,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as session,
         session.head(host.url) as heartbeat,
         session.post(f"{host.url}/api/pull") as pull,
     ):
@@ -192,6 +197,8 @@ async def test_what_is_there_and_what_runs(host: Served) -> None:
         ("/api/generate", b'{"model":"demo","prompt":"x","context":[1]}', 500, "not supported"),
         ("/api/generate", b'{"model":"demo","prompt":"x","options":{"top_k":"x"}}', 500, "type integer"),
         ("/api/generate", b'{"model":"demo","prompt":"x","keep_alive":"soon"}', 400, "invalid duration"),
+        ("/api/generate", b'{"model":"demo","prompt":"x","options":{"num_predict":1e999}}', 400, "number 1e999"),
+        ("/api/generate", b'{"model":"demo","prompt":"x","options":{"temperature":NaN}}', 400, "invalid character 'N'"),
         ("/api/generate", b'{"model":"demo","prompt":"x","images":["eA=="]}', 400, "image input"),
     ],
 )
@@ -221,6 +228,22 @@ async def test_a_client_that_goes_away_cancels_in_the_runner(host: Served) -> No
     assert (await ask(host, "/api/chat", {"model": "demo", "messages": chat_of(0)})).status == 200
 
 
+async def test_a_lone_surrogate_in_the_prompt_is_a_replacement_character(host: Served) -> None:
+    raw = rb'{"model":"demo","prompt":"Hi \ud800","stream":false,"options":{"num_predict":1}}'
+    assert (await ask(host, "/api/generate", raw=raw)).status == 200
+
+
+async def test_a_runner_that_is_killed_is_told_of(host: Served) -> None:
+    await ask(host, "/api/chat", {"model": "demo"})
+    (pid,) = host.pids()
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        while "scripts/host: runner of demo:latest: signal: killed\n" not in host.stderr.read_text():
+            await asyncio.sleep(0.02)
+    assert (await ask(host, "/api/chat", {"model": "demo"})).last["done_reason"] == "load"
+    assert host.stderr.read_text().count("scripts/host: runner of") == 1
+
+
 async def test_keep_alive_0_unloads_and_the_next_request_loads_again(host: Served) -> None:
     (first,) = host.pids()
     answer = await ask(host, "/api/generate", {"model": "demo", "keep_alive": 0})
@@ -240,6 +263,7 @@ def test_ctrl_c_ends_it_and_its_runner(tmp_path: Path) -> None:
     text = host.stderr.read_text()
     assert "cache=none" in text
     assert "Traceback" not in text
+    assert "scripts/host:" not in text
     deadline = time.monotonic() + 10
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -273,8 +297,9 @@ def models() -> Iterator[Path]:
 async def test_a_host_of_each_generation_runs_the_model(generation: Generation, models: Path) -> None:
     prompt = Request(TALK.prompt(0), {"num_predict": 20})
     async with Host([sys.executable, "-m", "runner"], generation=generation, models_dir=models) as host:
-        completion = await host.complete("demo:latest", prompt, context=True)
-        again = await host.complete("demo:latest", prompt)
+        async with asyncio.timeout(120):
+            completion = await host.complete("demo:latest", prompt, context=True)
+            again = await host.complete("demo:latest", prompt)
         process = host.loaded[0].process
     assert completion.text == again.text == TALK.turns[0].answer
     assert len(completion.context or []) == completion.final.prompt_eval_count + completion.final.eval_count
