@@ -72,12 +72,12 @@ async def test_requests_at_once_share_one_load_and_run_at_the_same_time(make_hos
 
 
 async def test_a_cancelled_load_is_given_up_and_who_waited_loads_again(make_host: MakeHost) -> None:
-    host = make_host(environment={"STAND_IN_SLEEPS": "0.3"})
+    host = make_host(environment={"STAND_IN_SLEEPS": "1.5"})
     first = asyncio.create_task(host.complete("m:latest", SAY))
     await until(lambda: host.loaded)
     process = only(host).process
     second = asyncio.create_task(host.complete("m:latest", SAY))
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(0.05)
     first.cancel()
     with suppress(asyncio.CancelledError):
         await first

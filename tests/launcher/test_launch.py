@@ -179,7 +179,7 @@ def test_a_server_started_by_a_client_is_launched_too(host: Host, installation: 
     assert str(host.directory).encode() not in told[0], "it has a private directory of its own"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_it_and_the_directory_goes(host: Host, tmp_path: Path, number: signal.Signals) -> None:
     directory = directory_of(tmp_path)
     assert directory.stat().st_mode & 0o777 == 0o700
