@@ -15,13 +15,16 @@ from pathlib import Path
 from tests.conformance import CASES, Case, Outcome, Stage, run
 from tests.conformance.cases import argv
 from tests.conformance.models import MAIN
+from tests.conformance.own import FAULTY, RUNNER
 from tests.conformance.report import Report, as_json, as_markdown, as_text
+from tests.conformance.stage import NotReadyError
 from tests.host import GENERATIONS, Generation, LoadError
 
 ROOT = Path(__file__).parent.parent
-OWN = (sys.executable, "-m", "runner")
-OWN_FAULTY = (sys.executable, str(ROOT / "tests" / "process" / "faulty.py"))
+MOST_LATE = 5
+"""After so many runs in a row that took too long no other one is tried."""
 SLOW = Outcome("not run", "takes minutes: --slow")
+SILENT = Outcome("not run", "the runner does not answer")
 
 
 def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -70,11 +73,16 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def does_not_start(stage: Stage, generations: Sequence[Generation]) -> str:
-    """Why the executable does not start, spawned as none of the generations; empty when it does for one."""
+    """Why the executable does not start, spawned as none of the generations; empty when it does for one.
+
+    Where it runs and does not become ready, no other words are tried.
+    """
     reason = ""
     for generation in {argv(generation): generation for generation in generations}.values():
         try:
             stage.shared(generation, MAIN)
+        except NotReadyError as error:
+            return str(error)
         except (LoadError, OSError) as error:
             reason = reason or str(error)
         else:
@@ -85,25 +93,35 @@ def does_not_start(stage: Stage, generations: Sequence[Generation]) -> str:
 async def run_all(
     stage: Stage, cases: Sequence[Case], generations: Sequence[Generation], slow: bool
 ) -> Mapping[tuple[Case, Generation], Outcome]:
-    """Every run that the cases need, one after the other, told on a terminal."""
+    """Every run that the cases need, one after the other, each told on stderr. After one that took too long the next
+    one gets fresh processes; after `MOST_LATE` of these in a row the rest is not run."""
     runs = [
         (case, generation)
         for case in cases
         for generation, part in case.parts(generations).items()
         if part is generation
     ]
-    outcomes = {}
+    outcomes = dict.fromkeys(runs, SILENT)
+    late = 0
     for number, (case, generation) in enumerate(runs, 1):
         tell(f"[{number}/{len(runs)}] {case.id} {generation.letter}")
-        outcomes[case, generation] = SLOW if case.slow and not slow else await run(case, stage, generation)
+        outcome = SLOW if case.slow and not slow else await run(case, stage, generation)
+        outcomes[case, generation] = outcome
+        late = late + 1 if outcome.late else 0
+        if late:
+            await asyncio.to_thread(stage.renew)
+        if late == MOST_LATE:
+            break
     tell("")
     return outcomes
 
 
 def tell(text: str) -> None:
-    """Shows `text` in the place of the last one, where somebody looks."""
+    """Shows `text`: on a terminal in the place of the last one, which an empty one removes; else as a line."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -113,11 +131,13 @@ def main(words: Sequence[str] | None = None) -> int:
     cases = [case for case in CASES if {case.number, case.id} & wanted]
     letters = arguments.generation or [generation.letter for generation in GENERATIONS]
     generations = [generation for generation in GENERATIONS if generation.letter in letters]
-    command = arguments.command or OWN
-    faulty = arguments.faulty or (None if arguments.command else OWN_FAULTY)
+    command = arguments.command or RUNNER
+    faulty = arguments.faulty or (None if arguments.command else FAULTY)
     with Stage(command, faulty=faulty, cwd=arguments.cwd if arguments.command else ROOT) as stage:
+        tell(f"starting {shlex.join(command)} ...")
         reason = does_not_start(stage, generations)
         if reason:
+            tell("")
             print(f"{shlex.join(command)} does not start: {reason}", file=sys.stderr)
             return 2
         report = Report(command, cases, generations, asyncio.run(run_all(stage, cases, generations, arguments.slow)))

@@ -1,4 +1,9 @@
-"""What holds for every test: MLX without its run-time compiler, and slow tests only on request."""
+"""What holds for every test: MLX without its run-time compiler, a bound on waiting, slow tests only on request."""
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import settings
@@ -18,7 +23,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the slow tests too")
 
 
+TEST_S = 600.0
+"""For one async test: what waits for ever fails with its name."""
+
+
+def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(test)
+    async def within(*arguments: object, **named: object) -> None:
+        async with asyncio.timeout(TEST_S):
+            await test(*arguments, **named)
+
+    return within
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.obj = bounded(item.obj)
     if config.getoption("--all"):
         return
     for item in items:

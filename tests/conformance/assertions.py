@@ -16,6 +16,7 @@ ALPHABET = "jklmnopqrstuvwxyz"
 """What the scripted model answers to "Hi"."""
 ENDLESS = Request("0")
 """Digits until the context is full: thousands of tokens."""
+GONE_S = 30.0
 
 
 def expect(what: str, got: object, wanted: object) -> None:
@@ -70,9 +71,13 @@ async def drain(stream: Stream) -> None:
 
 
 async def gone(task: asyncio.Task[object]) -> None:
-    """Cancels the task and waits for it: its connection is closed then."""
+    """Cancels the task and waits for it: its connection is closed then. Raises `TimeoutError` where it goes on."""
     task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    done, _ = await asyncio.wait({task}, timeout=GONE_S)  # which a second cancellation ends, whatever the task does
+    if not done:
+        raise TimeoutError("a request goes on though it was cancelled")
+    if not task.cancelled():
+        task.exception()  # nobody asks for it
 
 
 @asynccontextmanager

@@ -266,7 +266,7 @@ BROKEN: dict[str, Broken] = {
         Breakage(reply=body_of("/v1/models", lambda body: {"Success": False})), ("20-models-and-load",)
     ),
     "answers one connection at a time": Broken(
-        Breakage(busy_s=1.2),
+        Breakage(busy_s=1.05),
         ("17-status-during-prefill", "18-status-during-decode", "34-refused-while-busy", "73-while-generating"),
     ),
     "is busy": Broken(Breakage(alone=True), ("75-simultaneous",)),

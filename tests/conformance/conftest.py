@@ -1,15 +1,11 @@
 """The stage of this repository's own runner."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.conformance import Stage
-
-RUNNER = (sys.executable, "-m", "runner")
-FAULTY = (sys.executable, str(Path(__file__).parent.parent / "process" / "faulty.py"))
+from tests.conformance.own import FAULTY, RUNNER
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,8 @@ Body = dict[str, Any]
 """A decoded request or line: whatever JSON can say."""
 
 _LONG_PROMPT = 1000
+_CLOSE_S = 30.0
+"""What goes on for nobody may take so long."""
 
 
 def _replied(path: str, status: int, body: bytes) -> tuple[int, bytes]:
@@ -74,7 +76,10 @@ class Proxy:
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        await asyncio.gather(*self._left)
+        if self._left:
+            _, running = await asyncio.wait(self._left, timeout=_CLOSE_S)
+            for task in running:
+                task.cancel()
         await self._runner.cleanup()
         await self._session.close()
 

@@ -8,9 +8,10 @@
 * `literal`   takes OLLAMA_MODELS as it is
 * `open`      listens on every address
 * `mute`      accepts connections before it is ready, and does not answer these
+* `dumb`      is ready at once, and never answers a completion
 * `tracing`   writes a traceback at SIGINT
 * `stubborn`  does not hear SIGINT
-* `parent`    starts a child that keeps the output open until two seconds after its own end
+* `parent`    starts a child that keeps the output open for a second and a half after its own end
 """
 
 import asyncio
@@ -91,6 +92,22 @@ async def relay(listener: socket.socket, words: list[str], hold: bool = False) -
         await runner.wait()
 
 
+def dumb(words: list[str]) -> None:
+    """Asks no model, and is therefore quick to start."""
+    status = b'{"Status":0,"Progress":100,"ContextLength":65536,"Memory":1}'
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if (await reader.readline()).startswith(b"GET"):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(status), status))
+            writer.close()
+
+    async def serve() -> None:
+        async with await asyncio.start_server(connected, "127.0.0.1", int(words[-1])) as server:
+            await server.serve_forever()
+
+    asyncio.run(serve())
+
+
 def tracing(words: list[str]) -> None:
     runner = subprocess.Popen([*RUNNER, *words], start_new_session=True)
 
@@ -112,7 +129,7 @@ import os, time
 parent = os.getppid()
 while os.getppid() == parent:
     time.sleep(0.05)
-time.sleep(2)
+time.sleep(1.5)
 """
 
 

@@ -16,7 +16,11 @@ from tests.host import Client, Completion, Generation, LoadError, Process, Reply
 
 CHUNK_TOKENS = 16
 """Prefill chunk that our own runner is asked for: small, so that a long prompt takes thousands of slices."""
-READY_S = 60.0
+READY_S = 45.0
+
+
+class NotReadyError(LoadError):
+    """The process runs, but did not become ready within `READY_S`."""
 
 
 class Stage:
@@ -43,8 +47,7 @@ class Stage:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._running().values():
-            process.kill()
+        self.renew()
         self._directory.cleanup()
 
     def start(
@@ -63,20 +66,28 @@ class Stage:
 
     def shared(self, generation: Generation, model: str) -> Process:
         """The running process of `model`, started at its first use. Raises `LoadError`, once it did so every time."""
+        shared = self._shared  # that of this moment: a case that took too long may leave this call behind
         key = argv(generation), model
-        if key not in self._shared:
+        if key not in shared:
             port = free_port()
             process = self.start(generation, generation.argv(model, port), port)
-            self._shared[key] = process
+            shared[key] = process
             try:
                 process.wait_ready(READY_S)
             except LoadError as error:
+                late = process.exit_status is None
                 process.kill()
-                self._shared[key] = error
-        found = self._shared[key]
+                shared[key] = NotReadyError(f"{error} within {READY_S:g} s") if late else error
+        found = shared[key]
         if isinstance(found, LoadError):
             raise found
         return found
+
+    def renew(self) -> None:
+        """Ends the shared processes: the next case gets fresh ones."""
+        running, self._shared = self._running(), {}
+        for process in running.values():
+            process.kill()
 
     def _running(self) -> dict[object, Process]:
         return {key: process for key, process in self._shared.items() if isinstance(process, Process)}

@@ -1,13 +1,14 @@
 """The suite notices runners that do one thing wrong, and says in one line what it was."""
 
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.conformance import CASES, Case, Stage, run
 from tests.conformance.breakages import BROKEN
-from tests.conformance.conftest import RUNNER
+from tests.conformance.own import RUNNER
 from tests.conformance.proxy import Behind, Breakage
 from tests.host import GENERATIONS, G, Generation
 
@@ -42,6 +43,26 @@ MANNERS = {
 }
 """What tests/conformance/spoiled.py does, the cases that fail with it, and a part of the reason."""
 
+SLOW = {
+    "answers one connection at a time": {"18-status-during-decode", "34-refused-while-busy", "73-while-generating"},
+    "goes on for nobody": {"76-left-in-prefill"},
+    "noisy": {"79-left-at-the-end"},
+    "tracing": {"10-sigint-prefill", "10-sigint-decode"},
+    "parent": {"11.7-sigkill"},
+}
+"""Cases that take seconds to fail with these; a quick one beside them fails for the same reason."""
+
+
+def split(table: Mapping[str, Iterable[str]]) -> list[object]:
+    """Name and cases for the parameters of a test, those of `SLOW` as a slow one."""
+    params: list[object] = []
+    for name, cases in table.items():
+        slow = [case for case in cases if case in SLOW.get(name, ())]
+        params.append(pytest.param(name, [case for case in cases if case not in slow], id=name))
+        if slow:
+            params.append(pytest.param(name, slow, id=f"{name}, slowly", marks=pytest.mark.slow))
+    return params
+
 
 def of(name: str) -> tuple[Case, Generation]:
     """`A:40-eos`, or `40-eos` for the newest generation that has a run of its own."""
@@ -53,9 +74,9 @@ def of(name: str) -> tuple[Case, Generation]:
     return case, generation
 
 
-@pytest.mark.parametrize("name", BROKEN)
-async def test_a_breakage_fails_its_cases(name: str, stage: Stage) -> None:
-    for case, generation in map(of, BROKEN[name].fails):
+@pytest.mark.parametrize(("name", "cases"), split({name: broken.fails for name, broken in BROKEN.items()}))
+async def test_a_breakage_fails_its_cases(name: str, cases: list[str], stage: Stage) -> None:
+    for case, generation in map(of, cases):
         outcome = await run(case, stage, generation, Behind(stage, generation, BROKEN[name].breakage))
         assert outcome.mark == "fail", f"{case.id} {generation.letter}: {outcome}"
         assert outcome.reason.isprintable()
@@ -69,13 +90,14 @@ async def test_an_honest_proxy_fails_none_of_them(stage: Stage) -> None:
         assert outcome.mark == "pass", f"{case.id} {generation.letter}: {outcome}"
 
 
-@pytest.mark.parametrize("manner", MANNERS)
-async def test_bad_manners_fail_their_cases(manner: str) -> None:
+@pytest.mark.parametrize(("manner", "cases"), split(MANNERS))
+async def test_bad_manners_fail_their_cases(manner: str, cases: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.conformance.spawn.ANSWER_S", 0.3)
     with Stage([sys.executable, "-P", str(SPOILED), manner]) as stage:
-        for name, reason in MANNERS[manner].items():
+        for name in cases:
             outcome = await run(of(name)[0], stage, of(name)[1])
             assert outcome.mark == "fail", f"{name}: {outcome}"
-            assert reason in outcome.reason
+            assert MANNERS[manner][name] in outcome.reason
             assert outcome.reason.isprintable()
 
 
@@ -93,3 +115,8 @@ def test_every_case_is_failed_by_something() -> None:
     failed = {name.rpartition(":")[2] for broken in BROKEN.values() for name in broken.fails}
     failed |= {name.rpartition(":")[2] for names in MANNERS.values() for name in names} | {"51-failure"}
     assert {case.id for case in CASES} - failed == {"80-idle-connection"}, "which is 80-keep-alive with 95 s in between"
+
+
+def test_what_fails_slowly_fails_quickly_too() -> None:
+    cases = {name: {*broken.fails} for name, broken in BROKEN.items()} | {name: {*MANNERS[name]} for name in MANNERS}
+    assert all(slow < cases[name] for name, slow in SLOW.items())

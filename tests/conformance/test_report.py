@@ -1,5 +1,6 @@
 """The table and scripts/conformance: marks, reasons, exit statuses, and whose directory words are looked up in."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -7,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts.conformance import OWN, OWN_FAULTY, main
-from tests.conformance import CASES, Case, Outcome
-from tests.conformance.conftest import FAULTY, RUNNER
+from scripts.conformance import MOST_LATE, SILENT, main, run_all
+from tests.conformance import CASES, Case, Outcome, Stage, run
+from tests.conformance.models import MAIN
 from tests.conformance.report import Report, as_json, as_markdown, as_text
 from tests.conformance.test_failures import SPOILED
-from tests.host import A, E, F, G, Generation
+from tests.host import A, E, F, G, Generation, free_port
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "scripts" / "conformance"
@@ -84,17 +85,65 @@ def test_the_data_have_it_all(report: Report) -> None:
     assert data["cases"][1]["generations"]["A"] == {"mark": "fail", "reason": "too warm"}
 
 
-def test_the_script_runs_what_the_tests_run() -> None:
-    assert (OWN, OWN_FAULTY) == (RUNNER, FAULTY)
-
-
 def test_an_executable_that_does_not_start_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--case", "36", sys.executable, "-c", "raise SystemExit('Error: not today')"]) == 2
-    assert capsys.readouterr().err.endswith(
-        "does not start: mlx runner failed: Error: not today (exit: exit status 1)\n"
-    )
+    told = capsys.readouterr().err
+    assert told.startswith(f"starting {sys.executable} -c ")
+    assert told.endswith("does not start: mlx runner failed: Error: not today (exit: exit status 1)\n")
     assert main(["./not-there"]) == 2
     assert "./not-there does not start: [Errno 2]" in capsys.readouterr().err
+
+
+def test_what_never_listens_is_waited_for_once_and_the_limit_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.conformance.stage.READY_S", 0.5)
+    ports = iter([free_port()])  # for one start
+    monkeypatch.setattr("tests.conformance.stage.free_port", lambda: next(ports))
+    assert main([sys.executable, "-c", "import time; time.sleep(60)"]) == 2
+    assert capsys.readouterr().err.endswith(" does not start: timeout waiting for mlx runner to start within 0.5 s\n")
+
+
+async def test_after_a_run_that_took_too_long_processes_are_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    (case,) = (case for case in CASES if case.id == "40-eos")
+    with Stage([sys.executable, "-P", str(SPOILED), "dumb"]) as stage:
+        process = stage.shared(G, MAIN)
+        monkeypatch.setattr("tests.conformance.outcome.LIMIT_S", 0.2)
+        outcomes = await run_all(stage, [case], [G], slow=False)
+        assert outcomes[case, G][:2] == ("fail", "it took too long")
+        assert process.exit_status is not None
+        assert stage.shared(G, MAIN) is not process
+
+
+async def test_a_runner_that_does_not_answer_is_left_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After too many runs in a row that took too long; a pass between them starts the count anew."""
+    late = Outcome("fail", "it took too long", error=TimeoutError())
+    scripted = [late, Outcome("pass"), *[late] * MOST_LATE]
+    told = iter(scripted)
+
+    async def scripted_run(*words: object) -> Outcome:
+        return next(told)
+
+    monkeypatch.setattr("scripts.conformance.run", scripted_run)
+    cases = [case for case in CASES if G in case.parts([G]).values()][: len(scripted) + 2]
+    outcomes = await run_all(Stage(["nobody"]), cases, [G], slow=False)
+    assert list(outcomes.values()) == [*scripted, SILENT, SILENT]
+    assert len(capsys.readouterr().err.splitlines()) == len(scripted), "a line for each"
+
+
+async def test_a_slow_case_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.conformance.outcome.LIMIT_S", 0.01)
+
+    async def check(target: object) -> None:
+        await asyncio.sleep(0.05)
+
+    marks = [
+        (await run(Case("1", "a", "A.", check, lambda _: None, slow=slow), Stage(["nobody"]), G)).mark
+        for slow in (False, True)
+    ]
+    assert marks == ["fail", "pass"]
 
 
 @pytest.mark.parametrize("words", [["--case", "81"], ["--case", "36-gready"], ["--generation", "H"], ["--nonsense"]])
@@ -108,7 +157,7 @@ def test_wrong_usage_is_exit_status_2(words: list[str], capsys: pytest.CaptureFi
 def test_a_failure_is_exit_status_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = [
         "--case",
-        "12",
+        "40",
         "--case",
         "51",
         "--generation",
@@ -122,7 +171,7 @@ def test_a_failure_is_exit_status_1(capsys: pytest.CaptureFixture[str], tmp_path
     assert main([*words, sys.executable, "-P", str(SPOILED), "noisy"]) == 1
     data = json.loads(capsys.readouterr().out)
     assert [case["generations"]["G"]["mark"] for case in data["cases"]] == ["fail", "not run"]
-    assert data["failures"][0].startswith("12-session-without-marker G: what hosts take for an error")
+    assert data["failures"][0].startswith("40-eos G: hosts take this output for an error: note: mlx: ")
     assert "| ✗[^1] |" in (tmp_path / "t.md").read_text(encoding="utf-8")
 
 
@@ -132,6 +181,7 @@ def test_words_are_looked_up_where_the_caller_is(tmp_path: Path) -> None:
     mine.chmod(0o755)
     words = [str(SCRIPT), "--case", "40", "--generation", "A", "--markdown", "table.md", "./mine"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith("starting ./mine ...\n[1/1] 40-eos A\n")
     assert done.stdout.endswith("cases: 1; runs: 1; passed: 1\n")
     assert "| 40 |" in (tmp_path / "table.md").read_text(encoding="utf-8")

@@ -197,8 +197,9 @@ async def test_a_client_is_told_of_the_end_before_the_cache_waits_for_the_last_f
     asked = request()
     engine.submit(asked)
     await events(asked)
-    while not waiting:
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(30):
+        while not waiting:
+            await asyncio.sleep(0.001)
     assert waiting == [0]
 
 

@@ -1,16 +1,14 @@
 """One process for all of the hostile tests: what one of them leaves behind, the next ones meet."""
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.conformance.own import RUNNER
 from tests.host import spawn
-from tests.hostile.victim import MODEL, Victim, write_victim
+from tests.hostile.victim import HOST, MODEL, Victim, write_victim
 from tests.models.store import write_store
-
-RUNNER: Sequence[str] = (sys.executable, "-m", "runner")
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +20,7 @@ def victim_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def victim(victim_store: Path) -> Iterator[Victim]:
-    with spawn(RUNNER, MODEL, models_dir=victim_store) as process:
+    with spawn(RUNNER, MODEL, models_dir=victim_store, generation=HOST) as process:
         process.wait_ready(60)
         yield Victim(process)
         assert process.exit_status is None, "it outlived everything"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.own import RUNNER
 from tests.host import Client, Request, spawn
-from tests.hostile.conftest import RUNNER
-from tests.hostile.victim import ANSWER, GREETING, MODEL, PLAIN_HEAD, Victim, completion, status_of
+from tests.hostile.victim import ANSWER, GREETING, HOST, MODEL, PLAIN_HEAD, Victim, completion, status_of
 
 CROWD = 1000
 STATUS = b"GET /v1/status HTTP/1.1\r\nConnection: close\r\n" + PLAIN_HEAD + b"\r\n"
@@ -94,7 +94,7 @@ def _limit_line(pid: int) -> str:
 def poor(victim_store: Path) -> Iterator[Victim]:
     """A process that can never have more than 64 descriptors."""
     limited = ["sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", *RUNNER]
-    with spawn(limited, MODEL, models_dir=victim_store) as process:
+    with spawn(limited, MODEL, models_dir=victim_store, generation=HOST) as process:
         process.wait_ready(60)
         yield Victim(process)
 

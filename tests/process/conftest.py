@@ -1,29 +1,40 @@
 """The process under test: this repository's runner, spawned by the host of `tests.host` on stores written here."""
 
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.conformance.models import MAIN, SENTENCEPIECE, SMALL, write_models
+from tests.conformance.own import FAULTY, RUNNER
 from tests.conformance.stage import CHUNK_TOKENS, caught
 from tests.host import Client, Generation, Process, spawn
 from tests.host.generations import F
 from tests.models.checkpoints import write_checkpoint
 from tests.models.store import write_store
 
-__all__ = ["CHUNK_TOKENS", "FAULTY", "MAIN", "MARKER", "RANDOM", "RUNNER", "SENTENCEPIECE", "SMALL", "SpawnModel"]
-
-RUNNER = (sys.executable, "-m", "runner")
-FAULTY = (sys.executable, str(Path(__file__).with_name("faulty.py")))
-"""The same process with a fault built in, chosen by the environment variable `FAULT`."""
+__all__ = [
+    "CHUNK_TOKENS",
+    "FAULTY",
+    "HOST",
+    "MAIN",
+    "MARKER",
+    "RANDOM",
+    "RUNNER",
+    "SENTENCEPIECE",
+    "SMALL",
+    "SpawnModel",
+]
 
 RANDOM = "random:latest"
 MARKER = "mlx:latest"
 """A model whose log lines would contain a marker, were they written as they are."""
 
 SpawnModel = Callable[..., Process]
+REQUEST_S = 120.0
+"""For a whole request of these tests, where a host would wait for ever."""
+HOST = replace(F, request_timeout_s=REQUEST_S)
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +51,7 @@ def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shared(models_dir: Path) -> Iterator[Process]:
     """One running process of the main model, for every test that leaves it alive."""
     arguments = ["--prefill-chunk", str(CHUNK_TOKENS)]
-    with spawn(RUNNER, MAIN, models_dir=models_dir, arguments=arguments) as process:
+    with spawn(RUNNER, MAIN, models_dir=models_dir, generation=HOST, arguments=arguments) as process:
         process.wait_ready(60)
         yield process
     assert not caught(process), "a whole session wrote no line that a host would take for an error"
@@ -49,7 +60,7 @@ def shared(models_dir: Path) -> Iterator[Process]:
 @pytest.fixture(scope="session")
 def small(models_dir: Path) -> Iterator[Process]:
     """One running process of the model with a BOS and 64 tokens of context."""
-    with spawn(RUNNER, SMALL, models_dir=models_dir) as process:
+    with spawn(RUNNER, SMALL, models_dir=models_dir, generation=HOST) as process:
         process.wait_ready(60)
         yield process
 
@@ -79,7 +90,7 @@ def start(models_dir: Path) -> Iterator[SpawnModel]:
         *,
         executable: Sequence[str] = RUNNER,
         environment: dict[str, str] | None = None,
-        generation: Generation = F,
+        generation: Generation = HOST,
         models_dir: Path | str = models_dir,
         libraries: Path | None = None,
         port: int | None = None,
@@ -89,7 +100,7 @@ def start(models_dir: Path) -> Iterator[SpawnModel]:
             executable,
             model,
             models_dir=models_dir,
-            generation=generation,
+            generation=replace(generation, request_timeout_s=REQUEST_S),
             arguments=arguments,
             environment=environment,
             libraries=libraries,

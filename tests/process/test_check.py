@@ -121,7 +121,13 @@ def test_it_says_when_what_it_found_cannot_be_written(models_dir: Path) -> None:
     environment = {**os.environ, "OLLAMA_MODELS": str(models_dir)}
     with Path(os.devnull).open() as unwritable:
         done = subprocess.run(
-            [*RUNNER, "check", MAIN], env=environment, stdout=unwritable, stderr=subprocess.PIPE, text=True, check=False
+            [*RUNNER, "check", MAIN],
+            env=environment,
+            stdout=unwritable,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
         )
     assert done.returncode == 1
     assert done.stderr.startswith("Error: write to standard output: ")

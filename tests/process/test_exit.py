@@ -19,7 +19,7 @@ from tests.host import Client, Process, Request, StreamError, free_port
 from tests.model.malformed import entry, file_start, sparse, with_config
 from tests.models.checkpoints import write_checkpoint
 from tests.models.store import write_store
-from tests.process.conftest import CHUNK_TOKENS, FAULTY, MAIN, RUNNER, SpawnModel
+from tests.process.conftest import CHUNK_TOKENS, FAULTY, HOST, MAIN, RUNNER, SpawnModel
 
 Phase = Literal["idle", "prefill", "decode", "queued"]
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -133,16 +133,24 @@ while chunk := os.read(runner.stdout.fileno(), 65536):
 which therefore ends when both have gone."""
 
 
+def await_output(process: Process, text: str) -> None:
+    """Raises an `AssertionError` where the process has not written it within a minute, or has ended."""
+    limit = time.monotonic() + 60
+    while text not in process.output.text:
+        assert process.exit_status is None, process.output.text
+        assert time.monotonic() < limit, process.output.text
+        time.sleep(0.005)
+
+
 @contextmanager
 def stand_in_host(models_dir: Path, executable: Sequence[str], words: Sequence[str], **env: str) -> Iterator[Process]:
     """A host that can be killed. The yielded process is the host; it counts as exited when its runner has gone too."""
     port = free_port()
     argv = [*executable, *words, "--model", MAIN, "--port", str(port), *CHUNKED]
     variables = {**os.environ, "OLLAMA_MODELS": str(models_dir), **env}
-    host = Process([sys.executable, "-c", STAND_IN_HOST, *argv], port, environment=variables)
-    while "spawned" not in host.output.text:
-        time.sleep(0.005)
+    host = Process([sys.executable, "-c", STAND_IN_HOST, *argv], port, HOST, variables)
     try:
+        await_output(host, "spawned")
         yield host
     finally:
         host.send_signal(signal.SIGKILL)
@@ -182,9 +190,7 @@ def test_the_runner_goes_within_two_seconds_of_its_host_while_it_verifies(tmp_pa
     start = file_start({name: entry(shape=(1 << 27, 64), offsets=(0, size_bytes))})
     sparse(name, len(start) + size_bytes, start)(store)
     with stand_in_host(store.models_dir, RUNNER, ["runner"], MLX_RUNNER_VERIFY="on") as host:
-        while "msg=verifying" not in host.output.text:
-            assert host.exit_status is None, host.output.text
-            time.sleep(0.05)
+        await_output(host, "msg=verifying")
         host.send_signal(signal.SIGKILL)
         assert host.wait(2.0) is not None
         quiet(host)
@@ -196,5 +202,5 @@ async def test_started_by_hand_it_outlives_the_shell(models_dir: Path) -> None:
         await asyncio.to_thread(shell.wait_ready, 60)
         shell.send_signal(signal.SIGKILL)
         assert await asyncio.to_thread(shell.wait, 2.5) is None
-        async with Client(shell.port) as client:
+        async with Client.of(shell) as client:
             assert (await client.complete(Request("x"))).text == "yz"

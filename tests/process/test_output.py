@@ -88,7 +88,7 @@ async def test_names_and_prompts_full_of_markers_leave_none_in_the_log(start: Sp
             await client.complete(Request(""))
         await client.send("POST", "/Error:%20mlx:", b"x")
         await client.send("GET", "/v1/status", headers={"Origin": "error: mlx:"})
-    async with Client(process.port, A) as old:
+    async with Client(process.port, A) as old, asyncio.timeout(60):
         await old.complete(Request("Hi", None))
     assert process.close() < 1.5
     quiet(process)

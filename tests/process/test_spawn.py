@@ -14,7 +14,7 @@ from tests.conformance import script
 from tests.conformance.assertions import ALPHABET
 from tests.host import Client, F, G, Process, Request, free_port, write_decoys
 from tests.models.store import Store, manifest_path
-from tests.process.conftest import FAULTY, MAIN, RUNNER, SENTENCEPIECE, SpawnModel
+from tests.process.conftest import FAULTY, HOST, MAIN, RUNNER, SENTENCEPIECE, SpawnModel
 
 
 async def answer(process: Process) -> str:
@@ -32,7 +32,7 @@ async def answer(process: Process) -> str:
 async def test_a_person_may_leave_out_what_hosts_say(words: list[str], models_dir: Path) -> None:
     port = free_port()
     argv = [*RUNNER, *(word.format(m=MAIN, p=port) for word in words)]
-    with Process(argv, port, environment={**os.environ, "OLLAMA_MODELS": str(models_dir)}) as process:
+    with Process(argv, port, HOST, {**os.environ, "OLLAMA_MODELS": str(models_dir)}) as process:
         await asyncio.to_thread(process.wait_ready, 60)
         assert await answer(process) == ALPHABET
 
@@ -116,7 +116,8 @@ def test_the_decoy_libraries_would_break_an_import_of_mlx(tmp_path: Path) -> Non
     """Else the test above proves nothing."""
     libraries = write_decoys(tmp_path / "lib" / "ollama")
     poisoned = {**os.environ, "LD_LIBRARY_PATH": str(libraries / "mlx_cuda_v13")}
-    naked = subprocess.run([sys.executable, "-c", "import mlx.core"], env=poisoned, capture_output=True, check=False)
+    words = [sys.executable, "-c", "import mlx.core"]
+    naked = subprocess.run(words, env=poisoned, capture_output=True, timeout=60, check=False)
     assert naked.returncode != 0
 
 
