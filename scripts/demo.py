@@ -19,6 +19,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from scripts.demo_questions import CONVERSATIONS, END, Conversation
+from tests.conformance.own import RUNNER
 from tests.host import Answer, Client, G, LoadError, Process, Request, free_port, spawn
 from tests.models.store import write_store
 
@@ -56,9 +57,8 @@ def demo_store() -> Iterator[Path]:
 @contextmanager
 def runner(models: Path, cache: str, port: int) -> Iterator[Process]:
     """A runner spawned as a host does it, ready; ended with SIGINT."""
-    command = [sys.executable, "-m", "runner"]
     arguments = ["--cache", cache]
-    with spawn(command, MODEL, models_dir=models, generation=G, port=port, arguments=arguments) as process:
+    with spawn(RUNNER, MODEL, models_dir=models, generation=G, port=port, arguments=arguments) as process:
         try:
             seconds = process.wait_ready()
         except LoadError as error:

@@ -26,12 +26,12 @@ from scripts.soak_checker import Checker
 from scripts.soak_clients import Tally, Visitor
 from scripts.soak_meter import Meter, Trend, descriptors, settled
 from scripts.soak_verdict import BUDGET_BYTES, Soaked
+from tests.conformance.own import RUNNER
 from tests.host import F_SECOND, Client, LoadError, Process, spawn
 from tests.models.checkpoints import Kind, write_checkpoint
 from tests.models.store import write_store
 
 MODEL = "soak:latest"
-OURS = (sys.executable, "-m", "runner")
 _SAY_EVERY_S = 10.0
 _SHOWN = 5
 
@@ -49,7 +49,7 @@ class Plan:
     cache: str = "trie"
     clients: int = 6
     seed: int = 0
-    command: Sequence[str] = OURS
+    command: Sequence[str] = RUNNER
 
 
 def soak(plan: Plan, say: Callable[[str], None]) -> Soaked:
@@ -72,7 +72,7 @@ def soak(plan: Plan, say: Callable[[str], None]) -> Soaked:
             process.wait_ready(60)
             return process
 
-        return asyncio.run(_measure(plan, start(plan.command, plan.cache), start(OURS, "none"), say))
+        return asyncio.run(_measure(plan, start(plan.command, plan.cache), start(RUNNER, "none"), say))
 
 
 async def _measure(plan: Plan, process: Process, reference: Process, say: Callable[[str], None]) -> Soaked:
@@ -161,7 +161,7 @@ def main() -> None:
         cache=arguments.cache,
         clients=arguments.clients,
         seed=arguments.seed,
-        command=shlex.split(arguments.runner) if arguments.runner is not None else OURS,
+        command=shlex.split(arguments.runner) if arguments.runner is not None else RUNNER,
     )
     print(f"{plan.minutes:g} minutes, {plan.clients} clients, {plan.kind}, --cache {plan.cache}", file=sys.stderr)
     try:

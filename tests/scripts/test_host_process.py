@@ -19,6 +19,7 @@ import pytest
 
 from scripts.demo import demo_store
 from scripts.demo_questions import CONVERSATIONS
+from tests.conformance.own import RUNNER
 from tests.host import GENERATIONS, Generation, Host, Request
 
 ROOT = Path(__file__).parents[2]
@@ -296,7 +297,7 @@ def models() -> Iterator[Path]:
 )
 async def test_a_host_of_each_generation_runs_the_model(generation: Generation, models: Path) -> None:
     prompt = Request(TALK.prompt(0), {"num_predict": 20})
-    async with Host([sys.executable, "-m", "runner"], generation=generation, models_dir=models) as host:
+    async with Host(RUNNER, generation=generation, models_dir=models) as host:
         async with asyncio.timeout(120):
             completion = await host.complete("demo:latest", prompt, context=True)
             again = await host.complete("demo:latest", prompt)
