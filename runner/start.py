@@ -104,7 +104,10 @@ async def _serve(settings: Settings, model: OpenedModel, listener: socket.socket
     from aiohttp import web
 
     from runner.server.app import make_app
+    from runner.server.descriptors import Shortage, raise_limit
 
+    raise_limit()
+    asyncio.get_running_loop().set_exception_handler(Shortage().handle)
     # Malformed HTTP would fill the log with tracebacks; the app itself tells of every fault of its own.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     app = make_app(engine, helper)

@@ -24,10 +24,11 @@ from typing import get_args
 from runner.cache import CACHE_KINDS
 from scripts.soak_checker import Checker
 from scripts.soak_clients import Tally, Visitor
-from scripts.soak_meter import Meter, Trend, descriptors, settled
+from scripts.soak_meter import Meter, Trend, settled
 from scripts.soak_verdict import BUDGET_BYTES, Soaked
 from tests.conformance.own import RUNNER
 from tests.host import F_SECOND, Client, LoadError, Process, spawn
+from tests.host.usage import descriptors
 from tests.models.checkpoints import Kind, write_checkpoint
 from tests.models.store import write_store
 

@@ -3,8 +3,6 @@
 import contextlib
 import http.client
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +12,7 @@ from typing import NamedTuple
 
 from tests.host import Process, UndecodableError
 from tests.host.answers import decode_status
+from tests.host.usage import rss_bytes
 
 QUICK_S = 0.1
 """What hosts expect of a status at any time."""
@@ -104,25 +103,11 @@ class Meter(threading.Thread):
         self.join(20)
 
 
-def rss_bytes(pid: int) -> int:
-    """The resident memory of a process."""
-    if sys.platform == "linux":
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    return int(subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, check=True).stdout) * 1024
-
-
 def waiting_s(pid: int, thread: int) -> float:
     """How long a thread has been ready to run without a core; 0 where nobody tells."""
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
     return 0.0
-
-
-def descriptors(pid: int) -> int | None:
-    """How many file descriptors a process has open; None where the system does not tell."""
-    directory = Path(f"/proc/{pid}/fd")
-    return len(list(directory.iterdir())) if directory.is_dir() else None
 
 
 def settled(read: Callable[[], int | None], wanted: int | None, seconds: float = 5.0) -> int | None:

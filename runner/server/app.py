@@ -12,7 +12,6 @@ from runner.engine.engine import Engine
 from runner.errors import RequestError
 from runner.logs import Log
 from runner.server.completion import CompletionEndpoint
-from runner.server.descriptors import Shortage, raise_limit
 from runner.server.guards import is_local
 from runner.server.tokenize import TokenizeEndpoint
 
@@ -32,7 +31,6 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
 
     completion, tokenize = CompletionEndpoint(engine, helper), TokenizeEndpoint(engine, helper)
     app = web.Application(middlewares=[_answer], handler_args={"auto_decompress": False})
-    app.on_startup.append(_prepare_process)
     for path in _STATUS_PATHS:
         app.router.add_get(path, status)
     for path in ("/v1/models", "/load"):
@@ -41,11 +39,6 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
         app.router.add_post(path, completion.post)
     app.router.add_post("/v1/tokenize", tokenize.post)
     return app
-
-
-async def _prepare_process(_: web.Application) -> None:
-    raise_limit()
-    asyncio.get_running_loop().set_exception_handler(Shortage().handle)
 
 
 def _json(body: bytes) -> web.Response:

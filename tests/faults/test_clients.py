@@ -12,6 +12,7 @@ import pytest
 
 from tests.conformance.script import CONTEXT
 from tests.host import Client, Process, Request, spawn
+from tests.host.usage import descriptors
 from tests.process.conftest import CHUNK_TOKENS, MAIN, RUNNER
 
 ALPHABET = "jklmnopqrstuvwxyz"
@@ -167,9 +168,7 @@ async def test_a_client_that_goes_from_the_queue_is_not_served(process: Process)
 
 async def test_clients_that_go_leave_no_descriptor_and_no_thread_behind(process: Process) -> None:
     def left() -> tuple[int, int]:
-        return len(list(Path(f"/proc/{process.pid}/fd").iterdir())), len(
-            list(Path(f"/proc/{process.pid}/task").iterdir())
-        )
+        return descriptors(process.pid) or 0, len(list(Path(f"/proc/{process.pid}/task").iterdir()))
 
     async with Client.of(process) as client:
         await client.complete(Request("Hi"))

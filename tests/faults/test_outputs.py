@@ -16,6 +16,7 @@ import pytest
 
 from tests.faults.bare import Bare, bare
 from tests.faults.demand import Demand
+from tests.host.usage import rss_bytes
 from tests.process.conftest import FAULTY
 
 ALPHABET = "jklmnopqrstuvwxyz"
@@ -75,7 +76,7 @@ def test_a_host_that_stops_reading_holds_up_nothing_and_finds_whole_lines(models
     ):
         os.close(write)
         runner.wait_ready()
-        resting = resident_bytes(runner)
+        resting = rss_bytes(runner.process.pid)
         clients = [threading.Thread(target=check_serving, args=(runner,)) for _ in range(40)]
         for client in clients:
             client.start()
@@ -85,7 +86,7 @@ def test_a_host_that_stops_reading_holds_up_nothing_and_finds_whole_lines(models
         for _ in range(10):
             demand.ask("decode text", "fault")  # a line with a whole traceback in it
             assert runner.answer("Hi") != ALPHABET
-        assert resident_bytes(runner) - resting < 64 << 20
+        assert rss_bytes(runner.process.pid) - resting < 64 << 20
         first = drain(read)
         assert len(first) > _PIPE_BYTES - 4096, "it was full"
         check_serving(runner)
@@ -125,11 +126,6 @@ def test_a_crash_does_not_wait_for_a_host_that_stops_reading(models_dir: Path) -
         fill(write)
         runner.process.send_signal(signal.SIGSEGV)
         assert runner.process.wait(10) == -signal.SIGSEGV
-
-
-def resident_bytes(runner: Bare) -> int:
-    pages = Path(f"/proc/{runner.process.pid}/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGESIZE")
 
 
 @contextmanager

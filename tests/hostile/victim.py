@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tests.host import Client, F, Process, Request, capture
+from tests.host.usage import descriptors, rss_bytes
 from tests.models.scripted import BYTES, Transition, write_scripted
 
 MODEL = "victim:latest"
@@ -58,8 +59,7 @@ class Victim:
         self.process = process
 
     def rss_bytes(self) -> int:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0]) << 10
+        return rss_bytes(self.process.pid)
 
     def cpu_s(self) -> float:
         """Seconds of processor time so far, of all its threads."""
@@ -67,7 +67,9 @@ class Victim:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def descriptors(self) -> int:
-        return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
+        count = descriptors(self.process.pid)
+        assert count is not None, "these tests need /proc"
+        return count
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.wait_for(asyncio.open_connection("127.0.0.1", self.process.port), PATIENCE_S)

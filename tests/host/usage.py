@@ -1,0 +1,20 @@
+"""What a process takes, as the system tells it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def rss_bytes(pid: int) -> int:
+    """The resident memory."""
+    if sys.platform == "linux":
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return int(subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, check=True).stdout) * 1024
+
+
+def descriptors(pid: int) -> int | None:
+    """How many file descriptors are open; None where the system does not tell."""
+    directory = Path(f"/proc/{pid}/fd")
+    return len(list(directory.iterdir())) if directory.is_dir() else None
