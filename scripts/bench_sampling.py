@@ -1,4 +1,5 @@
-"""What each sampling feature adds to a decode step: bare argmax and the sampler in turns, on random-weight Llamas.
+"""What each sampling feature adds to a decode step: bare argmax and the sampler in turns, on random-weight Llamas; and
+what the sampling of several rows in one go takes, against as many samplers that draw alone.
 
 Machines that others use are noisy, so blocks of a few steps alternate (A B, B A, ...), each pair gives one ratio, and
 the table shows the median and the quartiles of the ratios, of the wall time and of the CPU time of the process (the
@@ -22,13 +23,16 @@ from mlx.utils import tree_reduce  # noqa: E402
 
 import runner.mlxlm  # noqa: E402, F401 - registers mlx_lm without its package __init__
 from runner.sampling import SamplingOptions  # noqa: E402
-from runner.sampling.sampler import Sampler  # noqa: E402
+from runner.sampling.sample import Sample  # noqa: E402
+from runner.sampling.sampler import Sampler, SamplerBatch  # noqa: E402
 
 # isort: split
 from mlx_lm.models import llama  # noqa: E402
 from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
 
 VOCABULARIES = (4096, 32768)
+BATCH_VOCABULARIES = (4096, 32768, 131072)
+BATCH_ROWS = 8
 CONTEXT = 4096
 PROMPT = [7 + 13 * index for index in range(128)]
 LIMIT_PERCENT = 10.0
@@ -83,6 +87,12 @@ def main(argv: Sequence[str]) -> int:
             print(f"{name:<28}{_row(wall)}  {_row(cpu)}", flush=True)
             if vocabulary == VOCABULARIES[0] and name in ALONE and median(wall) > LIMIT_PERCENT:
                 too_slow.append(name)
+    print(f"\nmicroseconds for {BATCH_ROWS} rows, without a model")
+    print(f"{'vocabulary':<12}{'options':<20}{'alone':>9}{'together':>10}")
+    for vocabulary in BATCH_VOCABULARIES:
+        for name in ("greedy", "Ollama's defaults"):
+            alone, together = batch_seconds(vocabulary, (ALONE | TOGETHER)[name], options.steps)
+            print(f"{vocabulary:<12}{name:<20}{1e6 * alone:>9.0f}{1e6 * together:>10.0f}", flush=True)
     if too_slow:
         print(f"\nmore than {LIMIT_PERCENT:.0f} % of a step: {', '.join(too_slow)}")
     return 1 if too_slow else 0
@@ -150,6 +160,35 @@ class Bench:
             return sample.token, sample.arrays()
 
         return choose
+
+
+def batch_seconds(vocabulary: int, wish: SamplingOptions, steps: int) -> tuple[float, float]:
+    """Seconds for one step of all rows, by samplers that draw alone and by a batch: medians of blocks in turns."""
+    logits = mx.random.normal((BATCH_ROWS, vocabulary)) * 3
+    rows = [mx.array(row) for row in logits.split(BATCH_ROWS)]
+    mx.eval(logits, rows)
+    alone, together = ([Sampler(wish, PROMPT, vocabulary, CONTEXT) for _ in rows] for _ in range(2))
+    batch = SamplerBatch(together)
+    draws = (lambda: [sampler(row) for sampler, row in zip(alone, rows, strict=True)], lambda: [batch(logits)])
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(10):
+        for draw, taken in zip(draws, seconds, strict=True):
+            taken += _drawing(draw, steps)
+    return median(seconds[0]), median(seconds[1])
+
+
+def _drawing(draw: Callable[[], list[Sample]], steps: int) -> list[float]:
+    seconds = []
+    samples = draw()
+    for _ in range(steps):
+        started = time.perf_counter()
+        following = draw()
+        mx.async_eval([array for sample in following for array in sample.arrays()])
+        for sample in samples:
+            sample.read()
+        samples = following
+        seconds.append(time.perf_counter() - started)
+    return seconds
 
 
 def _argmax(logits: mx.array) -> tuple[mx.array, list[mx.array]]:

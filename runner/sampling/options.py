@@ -9,6 +9,10 @@ _SMALLEST_TEMPERATURE = 2.0**-126
 """The smallest normal float32. Anything below it is zero on some devices, and 0/0 is no score."""
 
 
+_LARGEST_PENALTY = 2.0**100
+"""Larger ones and their inverses rule out or force a token just as much; infinity times 0 occurrences is no score."""
+
+
 class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling options of one request as they are on the wire: a missing one is zero, and zero means off.
 
@@ -43,8 +47,14 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
             top_k=self.top_k if 0 < self.top_k < vocab_size else 0,
             top_p=self.top_p if 0 < self.top_p < 1 else 1.0,
             min_p=self.min_p if 0 < self.min_p <= 1 else 0.0,
-            repeat_penalty=self.repeat_penalty if self.repeat_penalty > 0 else 1.0,
+            repeat_penalty=_clipped(self.repeat_penalty, 1 / _LARGEST_PENALTY) if self.repeat_penalty > 0 else 1.0,
+            presence_penalty=_clipped(self.presence_penalty, -_LARGEST_PENALTY),
+            frequency_penalty=_clipped(self.frequency_penalty, -_LARGEST_PENALTY),
             repeat_last_n=last_n if penalised else 0,
             seed=self.seed if self.seed is not None and self.seed >= 0 else int.from_bytes(os.urandom(8), "little"),
             top_logprobs=min(max(self.top_logprobs, 0), vocab_size) if self.logprobs else 0,
         )
+
+
+def _clipped(penalty: float, smallest: float) -> float:
+    return min(max(penalty, smallest), _LARGEST_PENALTY)

@@ -1,37 +1,13 @@
-"""From the logits of one position to the next token, without a look at the result."""
+"""From the logits of one position to the next token, without a look at the result: for one request or for several."""
 
-import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
 
 import mlx.core as mx
 
-from runner.sampling import filters, logprobs
-from runner.sampling.draw import draw
+from runner.sampling import logprobs
 from runner.sampling.options import SamplingOptions
-from runner.sampling.penalties import Penalties
-from runner.sampling.seeds import Uniforms
-
-
-class Sample(NamedTuple):
-    """The next token and what was asked about it. Nothing is evaluated; pass `arrays()` to `mx.async_eval`."""
-
-    token: mx.array
-    """uint32 [1]"""
-    logprob: mx.array | None = None
-    """float32 [1]"""
-    top_ids: mx.array | None = None
-    """uint32 [1, K], the most probable token first"""
-    top_logprobs: mx.array | None = None
-    """float32 [1, K]"""
-
-    def arrays(self) -> list[mx.array]:
-        """All there is to evaluate.
-
-        The sampler's own state is not among it: each token depends on the state before it, so the evaluation of a token
-        brings the state up to it, and one step is all that is ever pending.
-        """
-        return [array for array in (self.token, self.logprob, self.top_ids, self.top_logprobs) if array is not None]
+from runner.sampling.rows import Rows
+from runner.sampling.sample import Details, Sample, Wish
 
 
 class Sampler:
@@ -42,50 +18,103 @@ class Sampler:
     or not anybody has read it yet.
     """
 
-    def __init__(self, options: SamplingOptions, prompt: Sequence[int], vocab_size: int, context_length: int) -> None:
-        self._options = options = options.normalised(vocab_size, context_length)
-        assert options.seed is not None
-        self._uniforms = Uniforms(options.seed)
-        self._top_p = filters.TopP(options.top_p, options.top_k or vocab_size) if options.top_p < 1 else None
-        self._penalties: Penalties | None = None
-        if options.repeat_last_n > 0:
-            self._penalties = Penalties(options, prompt, vocab_size, context_length)
+    def __init__(
+        self,
+        options: SamplingOptions,
+        prompt: Sequence[int],
+        vocab_size: int,
+        context_length: int,
+        generated: Sequence[int] = (),
+    ) -> None:
+        """`generated`: what was drawn already; it goes on as if it had drawn that itself."""
+        self.options = options.normalised(vocab_size, context_length)
+        """In one spelling each and with the seed of an unseeded request: they make the same sampler again."""
+        self._rows: Rows | None = Rows.of_request(self.options, prompt, vocab_size, context_length, generated)
 
     def __call__(self, logits: mx.array) -> Sample:
         """The next token for `logits` [1, V] of any float type. Lazy: nothing is evaluated here."""
+        if self._rows is None:
+            raise RuntimeError("this sampler's row is in a batch")
         logits = logits.astype(mx.float32)
-        scores = logits
-        if self._penalties is not None:
-            scores = self._penalties.apply(scores)
-        token = self._choose(scores)
-        if self._penalties is not None:
-            self._penalties.record(token)
-        if not self._options.logprobs:
+        token = self._rows(logits)
+        if not self.options.logprobs:
             return Sample(token)
-        log_probs = logprobs.log_probabilities(logits)
-        top_ids, top_logprobs = None, None
-        if self._options.top_logprobs > 0:
-            top_ids, top_logprobs = logprobs.most_probable(log_probs, self._options.top_logprobs)
-        return Sample(token, logprobs.of_token(log_probs, token), top_ids, top_logprobs)
+        return Sample(token, [Wish(_details(logits, token, self.options.top_logprobs), 0, self.options.top_logprobs)])
 
-    def _choose(self, scores: mx.array) -> mx.array:
-        if self._options.temperature == 0:
-            return mx.argmax(scores, axis=-1)
-        if self._options.top_k == 0:
-            return self._draw(scores)
-        # What top-k leaves is so little that it pays to go on without the rest of the vocabulary. The ids ascend, so
-        # a seed draws what it would have drawn from the whole.
-        ids = filters.top_k_ids(scores, self._options.top_k)
-        index = self._draw(mx.take_along_axis(scores, ids, axis=-1))
-        return mx.take_along_axis(ids, index[:, None], axis=-1)[:, 0]
+    def lend(self) -> Rows:
+        """Its state, for a batch. Until it is back nothing can be drawn here; raises RuntimeError if it is lent."""
+        if self._rows is None:
+            raise RuntimeError("this sampler's row is in a batch")
+        rows, self._rows = self._rows, None
+        return rows
 
-    def _draw(self, scores: mx.array) -> mx.array:
-        # Softmax of scores/temperature up to a constant: the most probable token has weight 1. As a power of 2 because
-        # that is three times as fast as `mx.exp` on a CPU, and no less accurate: mx.exp computes the same product.
-        distance = scores - mx.max(scores, axis=-1, keepdims=True)
-        weights = mx.power(2.0, distance * (math.log2(math.e) / self._options.temperature))
-        if self._top_p is not None:
-            weights = self._top_p(weights)
-        if self._options.min_p > 0:
-            weights = filters.min_p(weights, self._options.min_p)
-        return draw(weights, self._uniforms.take())
+    def take_back(self, rows: Rows) -> None:
+        """The state that was lent, as the batch has left it."""
+        self._rows = rows
+
+
+class SamplerBatch:
+    """The samplers of several requests, for as long as the same ones decode together. Owned by the engine's thread.
+
+    Rows of one kind go through one computation; what a step costs beyond that grows with the number of kinds.
+    """
+
+    def __init__(self, samplers: Sequence[Sampler]) -> None:
+        """Takes the states of `samplers` over; their order is the order of the rows."""
+        self._samplers = samplers
+        lent = [sampler.lend() for sampler in samplers]
+        kinds: dict[Hashable, list[int]] = {}
+        for row, rows in enumerate(lent):
+            kinds.setdefault(rows.kind, []).append(row)
+        self._members = list(kinds.values())
+        self._groups = [
+            (_selection(members, len(lent)), Rows.joined([lent[row] for row in members])) for members in self._members
+        ]
+        order = [row for members in self._members for row in members]
+        self._in_order = _selection([order.index(row) for row in range(len(lent))], len(lent))
+        tops = {row: sampler.options.top_logprobs for row, sampler in enumerate(samplers) if sampler.options.logprobs}
+        self._asking = _selection([*tops], len(lent))
+        self._tops = tops
+
+    def __call__(self, logits: mx.array) -> Sample:
+        """The next tokens for `logits` [B, V] of any float type. Lazy: nothing is evaluated here."""
+        logits = logits.astype(mx.float32)
+        tokens = [rows(_selected(logits, members)) for members, rows in self._groups]
+        token = _selected(tokens[0] if len(tokens) == 1 else mx.concatenate(tokens), self._in_order)
+        if not self._tops:
+            return Sample(token)
+        asking = self._asking
+        details = _details(_selected(logits, asking), _selected(token, asking), max(self._tops.values()))
+        wishes: list[Wish | None] = [None] * token.size
+        for place, (row, top) in enumerate(self._tops.items()):
+            wishes[row] = Wish(details, place, top)
+        return Sample(token, wishes)
+
+    def release(self) -> None:
+        """Give every sampler its state back, as if it had drawn alone. The batch is not used afterwards.
+
+        Starts the evaluation of what it copies for them, and waits for nothing: until then the copies keep what all the
+        rows remember alive.
+        """
+        copies = []
+        for members, (_, rows) in zip(self._members, self._groups, strict=True):
+            for row, own in zip(members, rows.apart(), strict=True):
+                self._samplers[row].take_back(own)
+                copies += own.arrays() if len(members) > 1 else []
+        mx.async_eval(copies)
+
+
+def _selection(rows: Sequence[int], count: int) -> mx.array | None:
+    """The index of some of `count` rows; None stands for all of them in order."""
+    return None if [*rows] == [*range(count)] else mx.array([*rows], dtype=mx.uint32)
+
+
+def _selected(array: mx.array, rows: mx.array | None) -> mx.array:
+    return array if rows is None else array[rows]
+
+
+def _details(logits: mx.array, token: mx.array, top: int) -> Details:
+    """The log-probabilities of `token` [A] and of the `top` most probable ones, of the model's own logits [A, V]."""
+    log_probs = logprobs.log_probabilities(logits)
+    logprob = logprobs.of_token(log_probs, token)
+    return Details(logprob, *logprobs.most_probable(log_probs, top)) if top > 0 else Details(logprob)

@@ -1,41 +1,57 @@
-"""The random numbers of a request: each follows from the request's seed and the number of the draw alone."""
+"""The random numbers of requests: each follows from the request's seed and the number of the draw alone."""
+
+from collections.abc import Sequence
 
 import mlx.core as mx
 
 _64_BITS = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
 _BLOCK = 64
 """Draws made at a time: one at a time a number costs a dozen operations on the device, in a block next to nothing."""
 
 
-def splitmix64(seed: int, draw: int) -> int:
-    """The 64-bit value of draw number `draw` (from 0) of a sequence: Steele, Lea and Flood's SplitMix64."""
-    z = (seed + (draw + 1) * 0x9E3779B97F4A7C15) & _64_BITS
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _64_BITS
-    return z ^ (z >> 31)
+def random_keys(seeds: Sequence[int], draws: Sequence[int], count: int) -> mx.array:
+    """The keys of `count` draws from number `draws[row]` (from 0) on, for each of the seeds: uint32 [B, count, 2].
 
-
-def random_keys(seed: int, first: int, count: int) -> mx.array:
-    """What `mx.random.key` makes of the values of draws `first` and following: uint32 [count, 2]."""
-    values = [splitmix64(seed, draw) for draw in range(first, first + count)]
-    return mx.array([[value >> 32, value & 0xFFFFFFFF] for value in values], dtype=mx.uint32)
+    They are what `mx.random.key` makes of the values of a SplitMix64 sequence (Steele, Lea and Flood).
+    """
+    starts = [seed + (draw + 1) * _GAMMA for seed, draw in zip(seeds, draws, strict=True)]
+    z = _uint64(starts)[:, None] + _uint64([_GAMMA * number for number in range(count)])
+    factors = _uint64([0xBF58476D1CE4E5B9, 0x94D049BB133111EB])
+    z = (z ^ (z >> 30)) * factors[0]
+    z = (z ^ (z >> 27)) * factors[1]
+    z = z ^ (z >> 31)
+    # The upper half is the first of a key: everything that MLX runs on is little-endian.
+    return z.view(mx.uint32).reshape(len(seeds), count, 2)[..., ::-1]
 
 
 class Uniforms:
-    """The uniform numbers of one request, in order, each made with the key of its draw. Owned by its sampler."""
+    """The uniform numbers of some requests, in order, each made with the key of its draw. Owned by their sampler."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._draws = 0
+    def __init__(self, seeds: Sequence[int], draws: Sequence[int]) -> None:
+        """`draws`: how many numbers each request has taken before."""
+        self._seeds = seeds
+        self._taken = list(draws)
         self._made: list[mx.array] = []
 
+    @property
+    def draws(self) -> list[int]:
+        """How many numbers each request has taken."""
+        return [taken - len(self._made) for taken in self._taken]
+
     def take(self) -> mx.array:
-        """The next number, float32 [1, 1]: 0 <= number < 1. Not evaluated."""
+        """The next number of each, float32 [B, 1]: 0 <= number < 1. Not evaluated."""
         if not self._made:
-            block = _uniform_of_each(random_keys(self._seed, self._draws, _BLOCK))
-            self._draws += _BLOCK
-            self._made = block.split(_BLOCK)[::-1]
+            keys = random_keys(self._seeds, self._taken, _BLOCK)
+            block = _uniform_of_each(keys.reshape(-1, 2)).reshape(-1, _BLOCK)
+            self._taken = [taken + _BLOCK for taken in self._taken]
+            self._made = block.split(_BLOCK, axis=1)[::-1]
         return self._made.pop()
+
+
+def _uint64(values: Sequence[int]) -> mx.array:
+    """`values` modulo 2**64; MLX takes numbers beyond 2**63 only as negative ones."""
+    return mx.array([((value + (1 << 63)) & _64_BITS) - (1 << 63) for value in values], dtype=mx.int64).view(mx.uint64)
 
 
 def _uniform(key: mx.array) -> mx.array:

@@ -10,6 +10,15 @@ from numpy.typing import NDArray
 Row = NDArray[np.float32]
 
 
+def splitmix64(seed: int, draw: int) -> int:
+    """The 64-bit value of draw number `draw` (from 0) of a sequence: Steele, Lea and Flood's SplitMix64."""
+    bits = (1 << 64) - 1
+    z = (seed + (draw + 1) * 0x9E3779B97F4A7C15) & bits
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & bits
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & bits
+    return z ^ (z >> 31)
+
+
 def only(array: mx.array) -> int:
     """The one id that `array` holds."""
     (value,) = np.array(array).reshape(-1).astype(np.int64).tolist()

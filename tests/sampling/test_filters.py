@@ -30,13 +30,13 @@ def test_top_p_keeps_exactly_the_nucleus_ties_by_id(weights: list[int], p: int) 
     row = mx.array([weights]) / 16
     expected = reference.nucleus([Fraction(weight, 16) for weight in weights], Fraction(p, 64))
     # A token of probability zero may stay or not: it is never drawn.
-    assert kept(filters.TopP(p / 64, len(weights))(row)) == {token for token in expected if weights[token]}
+    assert kept(filters.TopP([p / 64], len(weights))(row)) == {token for token in expected if weights[token]}
 
 
 @pytest.mark.usefixtures("at_once")
 def test_top_p_leaves_the_weights_that_stay_alone() -> None:
     weights = mx.array([[0.25, 1.0, 0.5, 0.125]])
-    assert filters.TopP(0.7, 4)(weights).tolist() == [[0, 1.0, 0.5, 0]]
+    assert filters.TopP([0.7], 4)(weights).tolist() == [[0, 1.0, 0.5, 0]]
 
 
 @pytest.mark.usefixtures("at_once")
@@ -46,21 +46,27 @@ def test_at_least_the_most_probable_token_stays(p: float, seed: int) -> None:
     # The sums of the halves and of the whole differ in their last digits, another way for every seed.
     weights = np.random.default_rng(seed).random(1000, dtype=np.float32)
     weights[417] = 1.5
-    assert kept(filters.TopP(p, 1000)(mx.array(weights[None]))) == {417}
+    assert kept(filters.TopP([p], 1000)(mx.array(weights[None]))) == {417}
 
 
 @pytest.mark.usefixtures("at_once")
 def test_a_top_p_just_below_one_keeps_everything() -> None:
     weights = np.random.default_rng(3).random(1000, dtype=np.float32) + np.float32(0.1)
-    assert len(kept(filters.TopP(1 - 2**-53, 1000)(mx.array(weights[None])))) == 1000
+    assert len(kept(filters.TopP([1 - 2**-53], 1000)(mx.array(weights[None])))) == 1000
 
 
 @pytest.mark.usefixtures("at_once")
 def test_top_p_works_on_each_row_by_itself() -> None:
     rows = np.random.default_rng(5).random((3, 37), dtype=np.float32)
-    together = filters.TopP(0.6, 37)(mx.array(rows))
-    one_by_one = [filters.TopP(0.6, 37)(mx.array(row[None]))[0] for row in rows]
+    together = filters.TopP([0.6, 0.1, 0.9], 37)(mx.array(rows))
+    one_by_one = [filters.TopP([p], 37)(mx.array(row[None]))[0] for row, p in zip(rows, (0.6, 0.1, 0.9), strict=True)]
     assert together.tolist() == mx.stack(one_by_one).tolist()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_top_p_of_one_keeps_everything() -> None:
+    weights = mx.array([[1e-30, 0.5, 1.0, 1e-12, 0.25]])
+    assert filters.TopP([1.0], 5)(weights).tolist() == weights.tolist()
 
 
 @pytest.mark.parametrize("vocabulary", [4096, 5001, 32768])
@@ -71,23 +77,52 @@ def test_top_p_of_a_large_vocabulary_is_the_nucleus(vocabulary: int, p: float) -
     order = np.argsort(-probabilities, kind="stable")
     before = np.cumsum(probabilities[order]) - probabilities[order]
     surely, perhaps = set(order[before < p - 1e-5].tolist()), set(order[before < p + 1e-5].tolist())
-    found = kept(filters.TopP(p, vocabulary)(mx.softmax(mx.array(scores[None]), axis=-1)))
+    found = kept(filters.TopP([p], vocabulary)(mx.softmax(mx.array(scores[None]), axis=-1)))
     assert surely <= found <= perhaps
     assert len(perhaps) - len(surely) < 2 + len(surely) // 50
 
 
 def test_bfloat16_ties_at_the_border_do_not_widen_the_nucleus() -> None:
     weights = mx.ones((1, 10000))
-    assert kept(filters.TopP(0.5, 10000)(weights)) == set(range(5000))
+    assert kept(filters.TopP([0.5], 10000)(weights)) == set(range(5000))
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.floats(-50, 50, width=32), min_size=2, max_size=40), st.data())
 def test_top_k_keeps_the_k_highest_in_the_order_of_the_vocabulary(scores: list[float], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(scores) - 1))
-    ids: list[int] = np.array(filters.top_k_ids(mx.array([scores]), k))[0].tolist()
+    ids: list[int] = np.array(filters.TopK(k, len(scores))(mx.array([scores])))[0].tolist()
     assert ids == sorted(set(ids))
     assert sorted(scores[token] for token in ids) == sorted(scores)[-k:]
+
+
+@pytest.mark.parametrize("vocabulary", [63, 64, 65, 127, 640, 1000, 4096, 5003])
+@pytest.mark.parametrize("k", [1, 2, 10, 40])
+@pytest.mark.parametrize("values", [3, 200, 1 << 30])
+def test_top_k_of_a_large_vocabulary_with_and_without_ties(vocabulary: int, k: int, values: int) -> None:
+    generator = np.random.default_rng(vocabulary)
+    scores = generator.integers(0, values, (3, vocabulary)).astype(np.float32)
+    scores[0, [-1, vocabulary // 2]] = 1 << 31  # the last tokens are in no team where they do not come out even
+    scores[1, : vocabulary // 3] = -np.inf
+    scores[2, min(vocabulary // 32 * 32, vocabulary - 1)] = 1 << 31  # the first of these
+    found = np.array(filters.TopK(k, vocabulary)(mx.array(scores)))
+    for row, ids in zip(scores, found, strict=True):
+        assert ids.tolist() == sorted(set(ids.tolist()))
+        assert sorted(row[ids].tolist()) == sorted(row.tolist())[-k:]
+
+
+def test_a_large_vocabulary_is_not_partitioned_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    partition = mx.argpartition
+
+    def watched(scores: mx.array, kth: int, axis: int) -> mx.array:
+        sizes.append(scores.shape[-1])
+        return partition(scores, kth, axis=axis)
+
+    monkeypatch.setattr(mx, "argpartition", watched)
+    for vocabulary in (4096, 32768):
+        filters.TopK(40, vocabulary)(mx.zeros((1, vocabulary)))
+    assert sizes == [4096, 32768 // 32, 40 * 32]
 
 
 @settings(deadline=None, max_examples=100)
@@ -96,9 +131,9 @@ def test_min_p_drops_what_is_strictly_below_the_share_of_the_best(weights: list[
     best = max(weights)
     row = np.array([weights], dtype=np.float32) / np.float32(best)
     expected = {token for token, weight in enumerate(row[0].tolist()) if weight >= p / 16}
-    assert kept(filters.min_p(mx.array(row), p / 16)) == expected
+    assert kept(filters.min_p(mx.array(row), mx.array([[p / 16]]))) == expected
 
 
 def test_min_p_keeps_what_is_exactly_at_the_border() -> None:
-    assert kept(filters.min_p(mx.array([[1.0, 0.5, 0.4999]]), 0.5)) == {0, 1}
-    assert kept(filters.min_p(mx.array([[0.9999, 1.0]]), 1.0)) == {1}
+    assert kept(filters.min_p(mx.array([[1.0, 0.5, 0.4999]]), mx.array([[0.5]]))) == {0, 1}
+    assert kept(filters.min_p(mx.array([[0.9999, 1.0]]), mx.array([[1.0]]))) == {1}

@@ -4,50 +4,46 @@ import pytest
 
 from runner.sampling import SamplingOptions
 from runner.sampling.logprobs import FLOOR, log_probabilities, most_probable
+from runner.sampling.sample import Choice
 from runner.sampling.sampler import Sampler
-from tests.sampling import reference
 
 
-def sample(
-    options: SamplingOptions, logits: list[float], prompt: tuple[int, ...] = ()
-) -> tuple[int, float, list[int], list[float]]:
-    taken = Sampler(options, prompt, len(logits), 16)(mx.array([logits]))
-    assert taken.logprob is not None
-    assert taken.top_ids is not None
-    assert taken.top_logprobs is not None
-    top_ids: list[int] = np.array(taken.top_ids)[0].tolist()
-    top_logprobs: list[float] = np.array(taken.top_logprobs)[0].tolist()
-    return reference.only(taken.token), float(np.array(taken.logprob)[0]), top_ids, top_logprobs
+def sample(options: SamplingOptions, logits: list[float], prompt: tuple[int, ...] = ()) -> Choice:
+    (choice,) = Sampler(options, prompt, len(logits), 16)(mx.array([logits])).read()
+    return choice
 
 
 def test_logprobs_off_means_none_whatever_the_number_of_alternatives() -> None:
     taken = Sampler(SamplingOptions(top_logprobs=5), [], 8, 16)(mx.zeros((1, 8)))
-    assert (taken.logprob, taken.top_ids, taken.top_logprobs) == (None, None, None)
     assert len(taken.arrays()) == 1
+    assert taken.read() == [Choice(0, None, ())]
 
 
 def test_without_alternatives_only_the_tokens_own() -> None:
     taken = Sampler(SamplingOptions(logprobs=True), [], 8, 16)(mx.zeros((1, 8)))
-    assert taken.logprob is not None
-    assert taken.logprob.tolist() == pytest.approx([-np.log(8)])
-    assert (taken.top_ids, taken.top_logprobs) == (None, None)
+    assert len(taken.arrays()) == 2
+    (choice,) = taken.read()
+    assert choice.logprob == pytest.approx(-np.log(8))
+    assert choice.top == []
 
 
 def test_alternatives_are_descending_and_start_with_the_greedy_token() -> None:
-    token, logprob, ids, logprobs = sample(SamplingOptions(logprobs=True, top_logprobs=3), [1, 4, 2, 4, 3])
-    assert (token, ids) == (1, [1, 3, 4])
-    assert logprobs == sorted(logprobs, reverse=True)
+    token, logprob, top = sample(SamplingOptions(logprobs=True, top_logprobs=3), [1, 4, 2, 4, 3])
+    ids, logprobs = [*zip(*top, strict=True)]
+    assert (token, ids) == (1, (1, 3, 4))
+    assert [*logprobs] == sorted(logprobs, reverse=True)
     assert logprobs[0] == logprob
 
 
 def test_the_greedy_token_is_first_among_many_equals() -> None:
-    token, _, ids, _ = sample(SamplingOptions(logprobs=True, top_logprobs=1), [0.0] * 50 + [1.0] * 50)
-    assert token == ids[0] == 50
+    token, _, top = sample(SamplingOptions(logprobs=True, top_logprobs=1), [0.0] * 50 + [1.0] * 50)
+    assert token == top[0][0] == 50
 
 
 def test_alternatives_are_capped_at_the_vocabulary() -> None:
-    _, _, ids, logprobs = sample(SamplingOptions(logprobs=True, top_logprobs=20), [1, 3, 2])
-    assert ids == [1, 2, 0]
+    _, _, top = sample(SamplingOptions(logprobs=True, top_logprobs=20), [1, 3, 2])
+    ids, logprobs = [*zip(*top, strict=True)]
+    assert ids == (1, 2, 0)
     assert sum(np.exp(logprobs)) == pytest.approx(1, abs=1e-6)
 
 
@@ -66,17 +62,18 @@ def test_values_are_those_of_the_raw_logits() -> None:
         logprobs=True,
         top_logprobs=4,
     )
-    token, logprob, ids, logprobs = sample(changed, logits, prompt=(1, 3))
+    token, logprob, top = sample(changed, logits, prompt=(1, 3))
+    ids, logprobs = [*zip(*top, strict=True)]
     assert token in (0, 2)
     assert logprob == pytest.approx(expected[token])
-    assert ids == [1, 3, 2, 0]
+    assert ids == (1, 3, 2, 0)
     assert logprobs == pytest.approx(sorted(expected, reverse=True))
 
 
 def test_the_sampled_token_need_not_be_among_the_alternatives() -> None:
     options = SamplingOptions(presence_penalty=100, repeat_last_n=4, logprobs=True, top_logprobs=1)
-    token, _, ids, _ = sample(options, [1, 9, 3], prompt=(1,))
-    assert (token, ids) == (2, [1])
+    token, _, top = sample(options, [1, 9, 3], prompt=(1,))
+    assert (token, [index for index, _ in top]) == (2, [1])
 
 
 def test_large_logits_give_finite_values_that_sum_to_one() -> None:
@@ -104,6 +101,6 @@ def test_many_alternatives_of_a_large_vocabulary() -> None:
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 def test_half_precision_logits_are_summed_in_float32(dtype: mx.Dtype) -> None:
     taken = Sampler(SamplingOptions(logprobs=True), [], 3000, 16)(mx.zeros((1, 3000), dtype=dtype))
-    assert taken.logprob is not None
-    assert taken.logprob.dtype == mx.float32
-    assert taken.logprob.tolist() == pytest.approx([-np.log(3000)], abs=1e-4)
+    _, logprob = taken.arrays()
+    assert logprob.dtype == mx.float32
+    assert logprob.tolist() == pytest.approx([-np.log(3000)], abs=1e-4)

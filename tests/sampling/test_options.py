@@ -53,3 +53,20 @@ def test_seed_0_is_a_seed_and_a_missing_or_negative_one_is_fresh_each_time() -> 
     fresh = {SamplingOptions(seed=seed).normalised(100, 50).seed for seed in (None, None, -1, -1)}
     assert len(fresh) == 4
     assert all(seed is not None and 0 <= seed < 1 << 64 for seed in fresh)
+
+
+def test_penalties_without_bounds_are_bounded() -> None:
+    options = SamplingOptions(repeat_penalty=1e39, presence_penalty=1e39, frequency_penalty=-1e39, repeat_last_n=8)
+    wide = options.normalised(100, 50)
+    assert (wide.repeat_penalty, wide.presence_penalty, wide.frequency_penalty) == (2.0**100, 2.0**100, -(2.0**100))
+    assert SamplingOptions(repeat_penalty=1e-39).normalised(100, 50).repeat_penalty == 2.0**-100
+
+
+def test_normalised_options_stay_as_they_are() -> None:
+    for options in (
+        SamplingOptions(),
+        SamplingOptions(temperature=0.5, top_k=3, top_p=0.4, min_p=0.1, repeat_penalty=2, repeat_last_n=-1),
+        SamplingOptions(seed=5, logprobs=True, top_logprobs=500, presence_penalty=1, repeat_last_n=7),
+    ):
+        once = options.normalised(100, 50)
+        assert once.normalised(100, 50) == once

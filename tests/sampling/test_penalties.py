@@ -65,6 +65,13 @@ def test_ids_beyond_the_vocabulary_take_a_place_in_the_window_and_nothing_else()
     assert sampler(mx.array([[9.0, 5, 1]])).token.item() == 2
 
 
+def test_a_penalty_without_bounds_rules_out_what_was_seen_and_nothing_else() -> None:
+    assert greedy([0, 5, 9, 4], [2], presence_penalty=1e39, repeat_last_n=4) == 1
+    assert greedy([0, 5, 9, 4], [2], frequency_penalty=1e39, repeat_last_n=4) == 1
+    assert greedy([0, 0, 9, -4], [3], repeat_penalty=1e39, repeat_last_n=4) == 2
+    assert greedy([0, 5, 9, -4], [1], repeat_penalty=1e-39, repeat_last_n=4) == 1
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_scores_and_window_are_those_of_the_reference(data: st.DataObject) -> None:
@@ -80,7 +87,7 @@ def test_scores_and_window_are_those_of_the_reference(data: st.DataObject) -> No
     options = SamplingOptions(
         repeat_penalty=repeat, presence_penalty=presence, frequency_penalty=frequency, repeat_last_n=last_n
     )
-    penalties = Penalties(options, prompt, vocabulary, context)
+    penalties = Penalties.of_request(options, prompt, vocabulary, context)
     for token in generated:
         penalties.record(mx.array([token], dtype=mx.uint32))
     history = prompt + generated

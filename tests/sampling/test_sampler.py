@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import runner.sampling
 from runner.sampling import SamplingOptions, filters
 from runner.sampling.draw import draw
-from runner.sampling.sampler import Sample, Sampler
-from runner.sampling.seeds import splitmix64
+from runner.sampling.sample import Sample
+from runner.sampling.sampler import Sampler
 from tests.sampling import reference
 
 EVERYTHING = SamplingOptions(
@@ -58,7 +58,7 @@ def test_without_a_temperature_everything_else_is_ignored() -> None:
 
 
 def test_greedy_takes_no_random_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("runner.sampling.sampler.Uniforms.take")
+    monkeypatch.delattr("runner.sampling.rows.Uniforms.take")
     assert tokens(SamplingOptions(seed=1), mx.array([[0.0, 1.0]]), 1) == [1]
 
 
@@ -158,7 +158,7 @@ def test_draws_are_those_of_mlx_from_the_filtered_log_probabilities(
         sampler = Sampler(options, [], vocabulary, 64)
         for number in range(3):
             scores = generator.normal(size=vocabulary).astype(np.float32) * 4
-            key = mx.random.key(splitmix64(seed, number))
+            key = mx.random.key(reference.splitmix64(seed, number))
             assert sampler(mx.array(scores[None])).token.item() == literally(scores, options, key), options
 
 
@@ -287,9 +287,7 @@ def test_tokens_and_values_have_one_type_whatever_the_model_has(dtype: mx.Dtype)
         sample = Sampler(options, [1], 64, 64)(mx.zeros((1, 64), dtype=dtype))
         assert (sample.token.dtype, sample.token.shape) == (mx.uint32, (1,))
     sample = Sampler(EVERYTHING, [1], 64, 64)(mx.zeros((1, 64), dtype=dtype))
-    assert sample.logprob is not None
-    assert sample.top_ids is not None
-    assert sample.top_logprobs is not None
-    assert (sample.logprob.dtype, sample.logprob.shape) == (mx.float32, (1,))
-    assert (sample.top_ids.dtype, sample.top_ids.shape) == (mx.uint32, (1, 4))
-    assert (sample.top_logprobs.dtype, sample.top_logprobs.shape) == (mx.float32, (1, 4))
+    _, logprob, top_ids, top_logprobs = sample.arrays()
+    assert (logprob.dtype, logprob.shape) == (mx.float32, (1,))
+    assert (top_ids.dtype, top_ids.shape) == (mx.uint32, (1, 4))
+    assert (top_logprobs.dtype, top_logprobs.shape) == (mx.float32, (1, 4))

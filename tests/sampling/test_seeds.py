@@ -1,6 +1,9 @@
 import mlx.core as mx
 
-from runner.sampling.seeds import Uniforms, random_keys, splitmix64
+from runner.sampling.seeds import Uniforms, random_keys
+from tests.sampling.reference import splitmix64
+
+_LAST = (1 << 64) - 1
 
 
 def test_splitmix_vectors_of_the_protocol() -> None:
@@ -9,18 +12,29 @@ def test_splitmix_vectors_of_the_protocol() -> None:
     assert splitmix64(0, 0) == 0xE220A8397B1DCDAF
 
 
-def test_splitmix_wraps_at_64_bits() -> None:
-    assert splitmix64((1 << 64) + 42, 0) == splitmix64(42, 0)
-
-
 def test_keys_are_those_of_mlx() -> None:
-    assert random_keys(1234, 0, 1).tolist() == [[3138188827, 790109403]]
-    keys = random_keys(5678, 10, 6)
-    assert keys.tolist() == [mx.random.key(splitmix64(5678, draw)).tolist() for draw in range(10, 16)]
+    assert random_keys([1234], [0], 1).tolist() == [[[3138188827, 790109403]]]
+    seeds, draws = [5678, 0, 1 << 63, _LAST, _LAST + 43], [10, 0, 7, 1 << 40, 3]
+    expected = [
+        [mx.random.key(splitmix64(seed, number)).tolist() for number in range(draw, draw + 6)]
+        for seed, draw in zip(seeds, draws, strict=True)
+    ]
+    assert random_keys(seeds, draws, 6).tolist() == expected
 
 
 def test_every_number_comes_from_the_key_of_its_draw() -> None:
-    uniforms = Uniforms(7)
+    uniforms = Uniforms([7, _LAST], [0, 40])
     taken = [uniforms.take() for _ in range(150)]  # more than two blocks
-    expected = [mx.random.uniform(shape=(1, 1), key=mx.random.key(splitmix64(7, draw))) for draw in range(150)]
-    assert [number.tolist() for number in taken] == [number.tolist() for number in expected]
+    expected = [
+        [mx.random.uniform(shape=(1,), key=mx.random.key(splitmix64(seed, draw))).tolist() for seed, draw in pair]
+        for pair in [((7, draw), (_LAST, 40 + draw)) for draw in range(150)]
+    ]
+    assert [number.tolist() for number in taken] == expected
+
+
+def test_the_draws_are_counted_whatever_was_made_ahead() -> None:
+    uniforms = Uniforms([7, 8], [0, 40])
+    assert uniforms.draws == [0, 40]
+    for count in range(1, 130):
+        uniforms.take()
+        assert uniforms.draws == [count, 40 + count]

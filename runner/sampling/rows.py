@@ -1,0 +1,122 @@
+"""Rows of one kind: from logits to tokens as one computation, whatever their options are in detail."""
+
+import math
+from collections.abc import Hashable, Sequence
+
+import mlx.core as mx
+
+from runner.sampling import filters
+from runner.sampling.draw import draw
+from runner.sampling.options import SamplingOptions
+from runner.sampling.penalties import Penalties
+from runner.sampling.seeds import Uniforms
+
+
+class Rows:
+    """What some requests of one kind need to draw their next tokens, and have to remember from step to step.
+
+    Everything works on each row by itself and with the same operations for one row and for many, so a row draws what it
+    would have drawn alone. Owned by a `Sampler` or a `SamplerBatch`, used by the engine's thread only.
+    """
+
+    def __init__(
+        self, options: Sequence[SamplingOptions], draws: Sequence[int], penalties: Penalties | None, vocab_size: int
+    ) -> None:
+        """`options` of each row, normalised; `draws`: how many random numbers each has taken."""
+        self._options = options
+        self._vocab_size = vocab_size
+        self._penalties = penalties
+        first, *_ = options
+        self._greedy = first.temperature == 0
+        self._top_k: filters.TopK | None = None
+        self._uniforms = Uniforms([wish.seed or 0 for wish in options], draws)
+        self._top_p: filters.TopP | None = None
+        self._min_p: mx.array | None = None
+        if self._greedy:
+            return
+        # For powers of 2 because those are three times as fast as `mx.exp` on a CPU, and no less accurate: mx.exp
+        # computes the same product.
+        self._powers = mx.array([[math.log2(math.e) / wish.temperature] for wish in options])
+        if first.top_k > 0:
+            self._top_k = filters.TopK(first.top_k, vocab_size)
+        if any(wish.top_p < 1 for wish in options):
+            self._top_p = filters.TopP([wish.top_p for wish in options], first.top_k or vocab_size)
+        if any(wish.min_p > 0 for wish in options):
+            self._min_p = mx.array([[wish.min_p] for wish in options], dtype=mx.float32)
+
+    @staticmethod
+    def of_request(
+        options: SamplingOptions, prompt: Sequence[int], vocab_size: int, context_length: int, generated: Sequence[int]
+    ) -> "Rows":
+        """The row of one request that has drawn `generated` so far; `options` are normalised."""
+        penalties = None
+        if options.repeat_last_n > 0:
+            penalties = Penalties.of_request(options, [*prompt, *generated], vocab_size, context_length)
+        return Rows([options], [len(generated)], penalties, vocab_size)
+
+    @staticmethod
+    def joined(parts: "Sequence[Rows]") -> "Rows":
+        """The rows of all `parts`, which are of one kind and not used afterwards, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        penalties = [part._penalties for part in parts if part._penalties is not None]
+        return Rows(
+            [wish for part in parts for wish in part._options],
+            [number for part in parts for number in part._uniforms.draws],
+            Penalties.joined(penalties) if penalties else None,
+            parts[0]._vocab_size,
+        )
+
+    def apart(self) -> "list[Rows]":
+        """Each row by itself, with arrays of its own (lazy). This object is not used afterwards."""
+        if len(self._options) == 1:
+            return [self]
+        penalties = self._penalties.apart() if self._penalties is not None else [None] * len(self._options)
+        rows = zip(self._options, self._uniforms.draws, penalties, strict=True)
+        return [Rows([wish], [number], own, self._vocab_size) for wish, number, own in rows]
+
+    @property
+    def kind(self) -> Hashable:
+        """What rows must have in common to be joined."""
+        first, *_ = self._options
+        # Where top-p ranks the whole vocabulary it is costly: rows that do not want it are not with those that do.
+        filtered = None if self._greedy else (first.top_k, first.top_k == 0 and first.top_p < 1)
+        return filtered, self._penalties.kind if self._penalties is not None else None
+
+    @property
+    def options(self) -> Sequence[SamplingOptions]:
+        """Of each row, normalised."""
+        return self._options
+
+    def arrays(self) -> list[mx.array]:
+        """What is remembered from step to step."""
+        return self._penalties.arrays() if self._penalties is not None else []
+
+    def __call__(self, scores: mx.array) -> mx.array:
+        """The next tokens, uint32 [B], for the logits float32 [B, V]. Lazy: nothing is evaluated here."""
+        if self._penalties is None:
+            return self._choose(scores)
+        token = self._choose(self._penalties.apply(scores))
+        self._penalties.record(token)
+        return token
+
+    def _choose(self, scores: mx.array) -> mx.array:
+        if self._greedy:
+            return mx.argmax(scores, axis=-1)
+        if self._top_k is None:
+            return self._draw(scores)
+        # What top-k leaves is so little that it pays to go on without the rest of the vocabulary. The ids ascend, so
+        # a seed draws what it would have drawn from the whole.
+        ids = self._top_k(scores)
+        index = self._draw(mx.take_along_axis(scores, ids, axis=-1))
+        return mx.take_along_axis(ids, index[:, None], axis=-1)[:, 0]
+
+    def _draw(self, scores: mx.array) -> mx.array:
+        # Softmax of scores/temperature up to a constant: the most probable token has weight 1.
+        distance = scores - mx.max(scores, axis=-1, keepdims=True)
+        weights = mx.power(2.0, distance * self._powers)
+        if self._top_p is not None:
+            weights = self._top_p(weights)
+        if self._min_p is not None:
+            weights = filters.min_p(weights, self._min_p)
+        return draw(weights, self._uniforms.take())

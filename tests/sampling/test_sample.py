@@ -1,0 +1,72 @@
+import mlx.core as mx
+import pytest
+
+from runner.sampling.sample import Choice, Details, Sample, Wish
+
+
+def sample(first: int, tops: list[int | None], widest: int = 3) -> Sample:
+    """Rows that drew `first` and the following ids; of each row how many alternatives it asked for."""
+    rows = range(first, first + len(tops))
+    asking = [row for row, top in zip(rows, tops, strict=True) if top is not None]
+    details = Details(mx.array([-float(row) for row in asking]))
+    if widest:
+        ids = mx.array([[100 * row + rank for rank in range(widest)] for row in asking], dtype=mx.uint32)
+        details = Details(details.logprob, ids, -ids.astype(mx.float32))
+    wishes = [
+        None if top is None else Wish(details, asking.index(row), top) for row, top in zip(rows, tops, strict=True)
+    ]
+    return Sample(mx.array([*rows], dtype=mx.uint32), wishes if asking else ())
+
+
+def choice(row: int, top: int | None) -> Choice:
+    if top is None:
+        return Choice(row)
+    return Choice(row, -float(row), [(100 * row + rank, -float(100 * row + rank)) for rank in range(top)])
+
+
+def test_each_row_reads_what_it_asked_for() -> None:
+    tops = [None, 0, 3, None, 1]
+    assert sample(0, tops).read() == [choice(row, top) for row, top in enumerate(tops)]
+    assert sample(5, [0, 0], widest=0).read() == [choice(5, 0), choice(6, 0)]
+    assert sample(5, [None]).read() == [choice(5, None)]
+
+
+def test_rows_are_taken_in_any_order() -> None:
+    taken = sample(0, [None, 0, 3, None, 1]).take([4, 0, 2])
+    assert taken.read() == [choice(4, 1), choice(0, None), choice(2, 3)]
+    assert taken.take([2]).read() == [choice(2, 3)]
+    assert sample(7, [None, None]).take([1]).read() == [choice(8, None)]
+
+
+def test_samples_of_any_wishes_are_joined() -> None:
+    joined = Sample.joined([sample(0, [None, 2]), sample(2, [None]), sample(3, [5, 1], widest=5), sample(8, [0], 0)])
+    tops = {0: None, 1: 2, 2: None, 3: 5, 4: 1, 8: 0}
+    assert joined.token.tolist() == [*tops]
+    assert joined.read() == [choice(row, top) for row, top in tops.items()]
+    assert joined.take([4, 1, 5]).read() == [choice(4, 1), choice(1, 2), choice(8, 0)]
+
+
+def test_one_sample_joined_is_itself() -> None:
+    alone = sample(0, [1])
+    assert Sample.joined([alone]) is alone
+
+
+def test_all_arrays_are_named_once_however_many_rows_share_them() -> None:
+    shared = sample(0, [2, None, 1])
+    assert len(shared.arrays()) == 4
+    again = Sample.joined([shared.take([0]), shared.take([1, 2])])
+    assert [id(array) for array in again.arrays()[1:]] == [id(array) for array in shared.arrays()[1:]]
+    assert len(shared.take([1]).arrays()) == 1
+
+
+def test_each_array_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    read = Details.read
+
+    def counted(self: Details) -> list[tuple[float, list[tuple[int, float]]]]:
+        reads.append(self)
+        return read(self)
+
+    monkeypatch.setattr(Details, "read", counted)
+    Sample.joined([sample(0, [1] * 8), sample(8, [2, None])]).read()
+    assert len(reads) == 2
