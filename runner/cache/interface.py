@@ -15,7 +15,7 @@ Everything here belongs to the engine thread.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
@@ -49,8 +49,8 @@ class Session(ABC):
     """One request's use of the layers, from `begin` to `close`.
 
     `total`, `matched` and `cached` count tokens: the prompt, the prefix it shares with the cache, and the part of that
-    which need not be evaluated again. `remaining` is the rest of the prompt, never empty. `layers` is what the forward
-    of the model takes as `cache=`.
+    which need not be evaluated again. `remaining` is the rest of the prompt, never empty. `recorded` is the prompt and
+    what was sampled since. `layers` is what the forward of the model takes as `cache=`.
     """
 
     total: int
@@ -58,12 +58,22 @@ class Session(ABC):
     cached: int
     miss: Miss
     remaining: list[int]
+    recorded: list[int]
     layers: list[object]
 
+    @property
     @abstractmethod
-    def forward_plan(self, chunk: int) -> Iterator[int]:
-        """The lengths of the prefill forwards, each at most `chunk`. They sum to `len(remaining) - 1`: the last token
-        of the prompt belongs to the first decode step."""
+    def position(self) -> int:
+        """How many tokens the forwards so far have shown to the layers."""
+
+    @abstractmethod
+    def next_forward(self, most: int) -> int:
+        """How many tokens the next prefill forward takes, at most `most`; 0 when all are seen but the last one, which
+        belongs to the first decode step. Raises ValueError unless `most` is positive.
+
+        The tokens are those of `recorded` from `position` on. In a session that is set back (its layers have seen
+        fewer tokens than are recorded) they are sampled ones too.
+        """
 
     @abstractmethod
     def forward(self, count: int) -> AbstractContextManager[None]:
@@ -92,15 +102,39 @@ class Session(ABC):
 
 
 class PrefixCache(ABC):
-    """Reuses what the layers computed for earlier prompts. One session at a time."""
+    """Reuses what the layers computed for earlier prompts."""
+
+    concurrent = False
+    """Whether several sessions may be open at once, each over layers of its own."""
 
     @abstractmethod
     def begin(self, tokens: Sequence[int], salt: str = "") -> Session:
         """Opens a session for a prompt. Prompts of different salts never share anything.
 
-        Raises ValueError for an empty prompt and RuntimeError while another session is open; both leave the cache as
-        it was. `tokens` is copied.
+        Raises ValueError for an empty prompt, and RuntimeError while another session is open unless the cache is
+        concurrent; both leave the cache as it was. `tokens` is copied.
         """
+
+    def follows(self, tokens: Sequence[int], salt: str = "") -> bool:  # noqa: ARG002
+        """Whether an open session is about to compute more of this prompt than is kept. It keeps that then, so begin
+        when it has got there: ask again after each of its forwards."""
+        return False
+
+    def admits(self, tokens: int) -> bool:  # noqa: ARG002
+        """Whether a session over so many tokens fits into the budget beside those that are open. The first one always
+        does."""
+        return True
+
+    def allows(self, nbytes: int) -> bool:  # noqa: ARG002
+        """Whether batches of open sessions may hold so many bytes more, whatever else has to go for them."""
+        return True
+
+    def reserve(self, nbytes: int) -> None:  # noqa: B027  caches of one session have no budget
+        """So many bytes are held by batches of open sessions, beside what these hold themselves."""
+
+    @abstractmethod
+    def session_bytes(self, tokens: int) -> int:
+        """About how many bytes the layers of a session over so many tokens take; 0 before the first forward."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -167,7 +201,10 @@ class LayerState(ABC):
 
     sliceable = False
     whole = False  # it has a state, whose bytes do not grow with the tokens
+    batchable = False  # mlx-lm can put several of its kind into one forward
     refusal: Miss = Miss.NON_TRIMMABLE  # why it cannot go back, for the log
+    live: Sequence[Snapshot] = ()
+    """The snapshots whose bytes are in its buffers."""
 
     @property
     @abstractmethod
@@ -216,8 +253,15 @@ class LayerState(ABC):
 
         A sliceable layer goes on from where it stands with spans that follow each other, and they are live then, their
         bytes moved into the layer. Any other layer must have paged out what was live in it. One with a tail copies what
-        it needs; a state moves. Raises ValueError where they do not fit.
+        it needs; a state moves. What is live in another layer is copied, and stays there. Raises ValueError where they
+        do not fit.
         """
+
+    def absorb(self, leaf: object, row: int, count: int) -> None:  # noqa: ARG002
+        """Takes what the last `count` tokens left in a row of a batch of its kind, as if its own forward had gone over
+        them; called within that. What was live beyond its offset, or in a layer that is not sliceable, must have been
+        paged out."""
+        raise TypeError(f"{type(self).__name__} takes nothing from a batch")
 
     @abstractmethod
     def page_out(self) -> list[Copy]:

@@ -20,7 +20,7 @@ from runner.cache.layers import adapt, distrust, flatten
 from runner.cache.layers.arrays import ArraysState
 from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.generic import GenericState
-from runner.cache.layers.kv import ExactKVState, KVState
+from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
 from runner.cache.layers.snapshot import Ledger, complete
 from runner.cache.layers.window import WindowState
 from runner.cache.stack import LayerStack
@@ -42,7 +42,7 @@ FOREIGN = [(7 * i) % VOCAB for i in range(30)]
 def test_the_table_goes_by_the_exact_class() -> None:
     found = {kind: type(adapted(make())) for kind, make in leaves.KINDS.items()}
     assert found == {
-        "plain": KVState,
+        "plain": PlainKVState,
         "quantized": KVState,
         "exact": ExactKVState,
         "window": WindowState,

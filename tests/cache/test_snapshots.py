@@ -16,8 +16,15 @@ Guards, the mutation each is there for, and the test that kills it:
 * closed once          close() without the check                    test_a_snapshot_is_closed_once
 * counted              page_out, page_in or close without the bytes test_the_ledger_counts_at_every_step
 * gone when closed     close() leaves it in the layer's list        test_what_is_closed_is_not_copied_out
+* stays at home        restore pages in what is live elsewhere      test_what_is_live_in_another_layer_is_copied
+* a copy for itself    _set() of another layer's own content        test_what_is_copied_from_another_layer_...
+* moved all the same   _write() that pages in nothing               test_spans_from_everywhere_make_one_layer
+* joined to bytes      _stays_live() for any two that are live      test_what_is_live_in_two_layers_is_joined_to_bytes
+* no hold on a layer   snapshots with the layer's own needs()       test_a_snapshot_that_owns_its_bytes_holds_no_layer
 """
 
+import gc
+import weakref
 from typing import cast
 
 import mlx.core as mx
@@ -25,8 +32,9 @@ import pytest
 
 import runner.mlxlm  # noqa: F401
 from runner.cache.interface import LayerState
+from runner.cache.layers import adapt
 from runner.cache.layers.leaf import LeafState
-from runner.cache.layers.snapshot import complete, own
+from runner.cache.layers.snapshot import Ledger, complete, own
 
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, KVCache, RotatingKVCache  # isort: skip
 
@@ -363,3 +371,119 @@ def test_a_cut_lies_within(kind: str, live: bool, at: int) -> None:  # B18
     with pytest.raises(ValueError, match="cannot cut"):
         snapshot.split(at)
     assert (snapshot.start, snapshot.stop, ledger(state)[0]) == (0, 30, 1)
+
+
+# --- several layers, one for each session
+
+
+def pair(kind: str) -> tuple[LayerState, LayerState]:
+    """Two fresh layers of a kind, whose snapshots one ledger counts."""
+    shared = Ledger()
+    first, second = (adapt(KINDS[kind](), shared) for _ in range(2))
+    return first, second
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_live_in_another_layer_is_copied(kind: str) -> None:
+    """It stays live there, and both layers go on, each in its own way."""
+    home, other = pair(kind)
+    write(home, 6)
+    snapshot = taken(home)
+    other.restore([snapshot])
+    assert (snapshot.live, list(home.live), list(other.live)) == (True, [snapshot], [])
+    assert ledger(home) == (1, 0)
+    assert (other.offset, held(other), held(home)) == (6, list(range(6)), list(range(6)))
+    assert write(other, 1, first=900)[-7:] == [*range(6), 900]
+    assert (snapshot.live, home.offset, held(home)) == (True, 6, list(range(6)))
+    assert write(home, 1)[-7:] == list(range(7))
+    if home.sliceable:
+        home.rewind(3)
+        write(home, 1, first=500)
+    assert not snapshot.live
+    assert kept(snapshot) == list(range(6))
+    assert ledger(home) == (1, snapshot.nbytes)
+    assert held(other)[-7:] == [*range(6), 900]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_copied_from_another_layer_shares_nothing(kind: str) -> None:
+    larger = {"window": lambda: RotatingKVCache(4096), "chunk": lambda: ChunkedKVCache(4096)}
+    home, other = (adapted(larger.get(kind, KINDS[kind])()) for _ in range(2))
+    write(home, 4000)
+    taken(home)
+    before, size = mx.get_active_memory(), home.nbytes
+    other.restore(home.live)
+    both = mx.get_active_memory()
+    assert abs(both - before - other.nbytes) <= SLACK
+    home.abandon()
+    assert abs(both - mx.get_active_memory() - size) <= SLACK
+    assert held(other) == list(range(4000))
+
+
+@pytest.mark.parametrize("kind", SLICEABLE)
+def test_spans_from_everywhere_make_one_layer(kind: str) -> None:
+    """Live elsewhere, bytes of their own, live here before the others and live here behind them."""
+    home, other = pair(kind)
+    write(home, 9)
+    first, second, third = (taken(home, at, at + 3) for at in (0, 3, 6))
+    other.restore([first])
+    write(other, 3)
+    mine = taken(other, 3)
+    other.rewind(3)
+    other.restore([mine, third])  # here already, and elsewhere
+    assert (other.offset, held(other), list(other.live)) == (9, list(range(9)), [mine])
+    other.rewind(0)
+    other.restore([first, mine, third])  # elsewhere, here but in the way, and elsewhere
+    assert (other.offset, held(other), list(other.live)) == (9, list(range(9)), [mine])
+    assert ledger(home) == (4, 0)
+    home.rewind(3)
+    write(home, 1, first=500)
+    assert ledger(home) == (4, second.nbytes + third.nbytes)
+    other.rewind(0)
+    other.restore([first, second, third])  # elsewhere, and twice bytes of their own
+    assert (other.offset, held(other), second.live, third.live) == (9, list(range(9)), True, True)
+    assert list(home.live) == [first]
+    assert held(home) == [0, 1, 2, 500]
+    assert ledger(home)[1] == mine.nbytes > 0
+
+
+@pytest.mark.parametrize("kind", TAILS)
+def test_a_tail_is_put_together_from_everywhere(kind: str) -> None:
+    home, other = pair(kind)
+    write(home, 6)
+    first = taken(home)
+    write(home, 1)
+    second = taken(home, 6)
+    other.restore([first, second])
+    assert (first.live, second.live, other.offset, held(other)) == (False, True, 7, list(range(7)))
+    assert list(home.live) == [second]
+    write(other, 1, first=900)
+    assert held(home) == list(range(7))
+
+
+@pytest.mark.parametrize("kind", SLICEABLE)
+def test_what_is_live_in_two_layers_is_joined_to_bytes(kind: str) -> None:
+    home, other = pair(kind)
+    write(home, 3)
+    first = taken(home)
+    other.restore([first])
+    write(other, 3)
+    whole = taken(other, 3).after(first)
+    assert whole is not None
+    assert (whole.live, kept(whole), ledger(home)) == (False, list(range(6)), (1, whole.nbytes))
+    assert (list(home.live), list(other.live)) == ([], [])
+    assert (held(home), held(other)) == (list(range(3)), list(range(6)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_snapshot_that_owns_its_bytes_holds_no_layer(kind: str) -> None:
+    """The layers of a session end with it; what was cut from them in the trie stays."""
+    state = layer(kind)
+    write(state, 6)
+    snapshot = paged_out(state)
+    _, rest = snapshot.split(4) if kind not in STATES else (None, snapshot)
+    gone = weakref.ref(state)
+    del state
+    gc.collect()
+    assert gone() is None
+    assert rest.stop == 6

@@ -21,7 +21,7 @@ from runner.cache.interface import LayerState
 from runner.cache.layers.arrays import ArraysState
 from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.generic import GenericState
-from runner.cache.layers.kv import ExactKVState, KVState
+from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
 from runner.cache.layers.leaf import LeafState
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.window import WindowState
@@ -33,7 +33,7 @@ def _window(leaf: RotatingKVCache, ledger: Ledger) -> LayerState:
 
 
 _ADAPTERS: dict[type, Callable[..., LayerState]] = {
-    KVCache: KVState,
+    KVCache: PlainKVState,
     QuantizedKVCache: KVState,
     ConcatenateKVCache: ExactKVState,
     RotatingKVCache: _window,

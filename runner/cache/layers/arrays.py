@@ -4,7 +4,7 @@ It has no clock, and a state can neither be cut nor taken back. Convolution stat
 whole forward alive; a copy does not.
 """
 
-from typing import Protocol
+from typing import Protocol, cast
 
 import mlx.core as mx
 
@@ -25,6 +25,7 @@ class Recurrent(Protocol):
 class ArraysState(CountedState[States]):
     """The recurrent layer. `left_padding` and `lengths` belong to batches and are None here."""
 
+    batchable = True
     leaf: Recurrent
 
     def advance(self, count: int) -> None:
@@ -39,6 +40,10 @@ class ArraysState(CountedState[States]):
     def copy(self, start: int, stop: int) -> Owned[States]:  # noqa: ARG002  there is only the one state
         states = [None if x is None else own(x) for x in self.leaf.cache]
         return Owned(states, [x for x in states if x is not None])
+
+    def absorb(self, leaf: object, row: int, count: int) -> None:  # noqa: ARG002  the forward around it counts
+        self._check_left()
+        self.leaf.cache = [None if x is None else own(x[row : row + 1]) for x in cast("Recurrent", leaf).cache]
 
     def _set(self, content: States) -> None:
         self.leaf.cache = content

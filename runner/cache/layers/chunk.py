@@ -4,13 +4,14 @@ Its front is dropped at the start of a forward, so that at most `chunk_size` tok
 `is_trimmable` know nothing of chunks.
 """
 
+from functools import partial
 from typing import Protocol
 
 import mlx.core as mx
 
 from runner.cache.interface import Miss
 from runner.cache.layers.leaf import TailState
-from runner.cache.layers.snapshot import Buffers, Owned, own
+from runner.cache.layers.snapshot import Buffers, Ledger, Owned, own
 
 
 class Chunked(Protocol):
@@ -29,13 +30,12 @@ class ChunkState(TailState):
     leaf: Chunked
     refusal = Miss.WINDOW_PASSED
 
+    def __init__(self, leaf: Chunked, ledger: Ledger) -> None:
+        super().__init__(leaf, ledger, partial(_needs, leaf.chunk_size))
+
     @property
     def offset(self) -> int:
         return self.leaf.offset
-
-    def needs(self, at: int) -> int:
-        # At the start of a chunk nothing is needed; one token keeps the buffers there.
-        return min(at // self.leaf.chunk_size * self.leaf.chunk_size, at - 1)
 
     def can_rewind(self, to: int) -> bool:
         return to == self.offset or (0 <= to < self.offset and max(0, self.needs(to)) >= self.leaf.start_position)
@@ -54,3 +54,8 @@ class ChunkState(TailState):
     def _put(self, buffers: Buffers, offset: int) -> None:
         self.leaf.keys, self.leaf.values = buffers
         self.leaf.offset, self.leaf.start_position = offset, offset - buffers[0].shape[-2]
+
+
+def _needs(chunk_size: int, at: int) -> int:
+    # At the start of a chunk nothing is needed; one token keeps the buffers there.
+    return min(at // chunk_size * chunk_size, at - 1)

@@ -26,12 +26,12 @@ class GenericState(CountedState[Attributes]):
         return state
 
     def arrays(self) -> list[mx.array]:
-        return list(_gather(vars(self.leaf), set()))
+        return list(gather(vars(self.leaf), set()))
 
     def copy(self, start: int, stop: int) -> Owned[Attributes]:  # noqa: ARG002  there is only the one state
         """A deep copy whose arrays own their bytes: `copy.deepcopy` alone shares the buffers."""
         attributes = vars(self.leaf)
-        owned = {id(array): own(array) for array in _gather(attributes, set())}
+        owned = {id(array): own(array) for array in gather(attributes, set())}
         arrays = list(owned.values())
         return Owned(copy.deepcopy(attributes, {**owned}), arrays)
 
@@ -39,7 +39,7 @@ class GenericState(CountedState[Attributes]):
         self._transplant(content)
 
 
-def _gather(value: object, seen: set[int]) -> Iterator[mx.array]:
+def gather(value: object, seen: set[int]) -> Iterator[mx.array]:
     """Every array within containers and objects, once."""
     if id(value) in seen:
         return
@@ -55,4 +55,4 @@ def _gather(value: object, seen: set[int]) -> Iterator[mx.array]:
     elif hasattr(value, "__dict__") and not isinstance(value, type):
         inner = iter(vars(value).values())
     for item in inner:
-        yield from _gather(item, seen)
+        yield from gather(item, seen)

@@ -4,7 +4,7 @@ Multi-head latent attention uses the same classes with other widths.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import mlx.core as mx
 
@@ -88,10 +88,10 @@ class KVState(LeafState[Buffers]):
         return snapshot.stop > self.offset
 
     def _write(self, snapshots: list[SliceSnapshot]) -> None:
-        """Moves what these own into the buffers, from the offset on."""
-        complete(self.page_out())
+        """Brings these into the buffers, from the offset on: what they own moves, what is live elsewhere is copied."""
+        complete(self.page_out())  # what is live here is owned from now on
         at = self.offset
-        parts = [list(same) for same in zip(*(snapshot.content for snapshot in snapshots), strict=True)]
+        parts = [list(same) for same in zip(*(each.parts(each.start, each.stop) for each in snapshots), strict=True)]
         to = snapshots[-1].stop
         buffers = self.arrays()
         if buffers and to <= buffers[0].shape[-2] <= to + spare_room(to):
@@ -106,7 +106,8 @@ class KVState(LeafState[Buffers]):
         mx.eval(buffers)
         self._put(buffers)
         for snapshot in snapshots:
-            snapshot.page_in(self)
+            if not snapshot.live:
+                snapshot.page_in(self)
 
     def _room(self, like: mx.array, used: int) -> mx.array:
         """Empty entries up to the next multiple of the step."""
@@ -116,6 +117,35 @@ class KVState(LeafState[Buffers]):
         half = len(buffers) // 2
         keys, values = buffers[:half], buffers[half:]
         self.leaf.keys, self.leaf.values = (keys[0], values[0]) if half == 1 else (keys, values)
+
+
+class Growing(Appended, Protocol):
+    """KVCache: what of it only this class has."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> object: ...
+
+
+class Padded(Protocol):
+    """What of BatchKVCache is read: of each row the latest entries, which end at `_idx`."""
+
+    keys: mx.array | None
+    values: mx.array | None
+    _idx: int
+
+
+class PlainKVState(KVState):
+    """KVCache."""
+
+    batchable = True
+    leaf: Growing
+
+    def absorb(self, leaf: object, row: int, count: int) -> None:
+        batch = cast("Padded", leaf)
+        if batch.keys is None or batch.values is None:
+            return  # the model makes no use of it
+        latest = slice(batch._idx - count, batch._idx)
+        keys, values = (own(x[row : row + 1, :, latest]) for x in (batch.keys, batch.values))
+        self.leaf.update_and_fetch(keys, values)
 
 
 class ExactKVState(KVState):

@@ -2,7 +2,7 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import mlx.core as mx
@@ -90,10 +90,18 @@ class MovedState(LeafState[Content]):
 class TailState(MovedState[Buffers]):
     """A layer that holds keys and values of the last tokens, as many as it may look back to."""
 
+    def __init__(self, leaf: object, ledger: Ledger, needs: Callable[[int], int]) -> None:
+        """`needs` goes into every snapshot, and must not hold on to the layer."""
+        super().__init__(leaf, ledger)
+        self._needs = needs
+
+    def needs(self, at: int) -> int:
+        return self._needs(at)
+
     def snapshot(self, start: int, stop: int) -> Snapshot | None:
         if not start < stop == self.offset:
             return None
-        return TailSnapshot(max(start, self.needs(stop)), stop, self, self.ledger, needs=self.needs)
+        return TailSnapshot(max(start, self.needs(stop)), stop, self, self.ledger, needs=self._needs)
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
         self._check_left()
@@ -111,7 +119,7 @@ class TailState(MovedState[Buffers]):
                 at = start
         if at != needed:
             raise ValueError(f"tokens {needed}..{at} are missing to stand at {stop}")
-        # A copy, even of a single piece, and even without a gap: the snapshots stay as they are.
+        # A copy, even of a single piece, and even without a gap: the snapshots stay as they are, wherever they live.
         buffers = [own(mx.concatenate([*same], axis=-2)) for same in zip(*pieces, strict=True)]
         mx.eval(buffers)
         self._put(buffers, stop)
@@ -155,9 +163,12 @@ class CountedState(MovedState[Content]):
         if not isinstance(snapshot, StateSnapshot):
             raise TypeError(f"{type(self).__name__} made no {type(snapshot).__name__}")
         self._check_left()
-        self._set(snapshot.content)
+        if snapshot.live:  # in another layer, where it stays
+            self._set(snapshot.copied().content)
+        else:
+            self._set(snapshot.content)
+            snapshot.page_in(self)
         self._offset = snapshot.stop
-        snapshot.page_in(self)
 
     @abstractmethod
     def _set(self, content: Content) -> None:

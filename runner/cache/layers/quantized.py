@@ -10,7 +10,7 @@ cache for the format (afm7, gemma4). Widths that no group divides (head_dim 80) 
 
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -19,6 +19,7 @@ import runner.mlxlm  # noqa: F401  registers mlx_lm without its package __init__
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache  # isort: skip
 
 from runner.cache.layers import flatten
+from runner.cache.layers.difference import difference
 from runner.logs import Log
 
 log = Log(__name__)
@@ -55,7 +56,7 @@ def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits
     of 4 bits. Each layer that raises begins one more, of which nothing is computed.
     """
     trial = _Trial(make_layers, forward, vocab_size)
-    difference = trial.search(bits)
+    off = trial.search(bits)
     groups, kept = trial.groups, trial.kept
     del trial
     mx.clear_cache()  # nothing stays of it
@@ -63,14 +64,14 @@ def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits
     if not groups:
         log.warning("keys and values stay unquantized", bits=bits, layers=said)
         return Format(make_layers, "")
-    say = log.info if difference <= _LIMIT else log.warning
+    say = log.info if off <= _LIMIT else log.warning
     say(
         "keys and values are quantized",
         bits=bits,
         layers=len(groups),
         of=len(groups) + kept.total(),
         unquantized=said or "none",
-        difference=round(difference, 4),
+        difference=round(off, 4),
     )
     return Format(lambda: quantized(make_layers(), groups, bits), f"kv{bits}")
 
@@ -140,15 +141,15 @@ class _Trial:
         """Leaves in `groups` the layers that can be quantized; returns how far that takes the logits."""
         self._drop_those_that_raise()
         # The code is the same for all bits, and only 8 tell a wrong answer from a rounded one.
-        difference = self._try(_TRIAL_BITS)
-        if not difference <= _LIMIT:  # nor if it is no number
-            self._drop(list(self.groups), f"the logits of a trial are off by {difference:.2f}")
-        return difference if bits == _TRIAL_BITS else self._try(bits)
+        off = self._try(_TRIAL_BITS)
+        if not off <= _LIMIT:  # nor if it is no number
+            self._drop(list(self.groups), f"the logits of a trial are off by {off:.2f}")
+        return off if bits == _TRIAL_BITS else self._try(bits)
 
     def _try(self, bits: int) -> float:
         if not self.groups:
             return 0.0
-        return _difference(self._logits(quantized(self._make_layers(), self.groups, bits)), self._plain)
+        return difference(self._logits(quantized(self._make_layers(), self.groups, bits)), self._plain)
 
     def _drop_those_that_raise(self) -> None:
         while self.groups:
@@ -182,12 +183,3 @@ def _why_not(widths: list[int]) -> str:
     if not widths:
         return "not used"
     return f"keys and values {' and '.join(map(str, widths))} wide, no multiples of {min(_GROUP_SIZES)}"
-
-
-def _difference(ours: mx.array, plain: mx.array) -> float:
-    """The largest error of a position, as a part of the spread of its logits."""
-    known = mx.isfinite(plain)  # a model may close some tokens with -inf
-    ours, plain = mx.where(known, ours, 0), mx.where(known, plain, 0)
-    spread = mx.linalg.norm(plain - mx.mean(plain, -1, keepdims=True), axis=-1)
-    error = mx.linalg.norm(ours - plain, axis=-1)
-    return cast("float", mx.max(error / mx.maximum(spread, 1e-6)).item())

@@ -84,6 +84,14 @@ class LayerSnapshot(Snapshot, Generic[Content]):
             raise RuntimeError(f"the snapshot of tokens {self.start}..{self.stop} owns nothing")
         return self._owned.content
 
+    def copied(self) -> Owned[Content]:
+        """A copy of what is live in a layer, evaluated; the snapshot stays live there."""
+        if self._home is None:
+            raise RuntimeError(f"the snapshot of tokens {self.start}..{self.stop} is live in no layer")
+        owned = self._home.copy(self.start, self.stop)
+        mx.eval(owned.arrays)
+        return owned
+
     def page_out(self, owned: Owned[Content]) -> None:
         """Its bytes are these from now on; they are evaluated."""
         self._leave()
@@ -171,7 +179,8 @@ class TailSnapshot(SliceSnapshot):
         *,
         needs: Callable[[int], int],
     ) -> None:
-        """`needs(at)`: the first token that a layer standing at `at` must hold."""
+        """`needs(at)`: the first token that a layer standing at `at` must hold. It must not hold on to a layer, which
+        the snapshot may outlive."""
         super().__init__(start, stop, home, ledger, owned)
         self._needs = needs
 

@@ -9,13 +9,14 @@ What mlx-lm does and what follows from it:
   min(offset, max_size) tokens breaks its growth: whoever sets the arrays sets exactly that many, and `_idx` to it.
 """
 
-from typing import Protocol
+from functools import partial
+from typing import Protocol, cast
 
 import mlx.core as mx
 
 from runner.cache.interface import Miss
 from runner.cache.layers.leaf import TailState
-from runner.cache.layers.snapshot import Buffers, Owned, own
+from runner.cache.layers.snapshot import Buffers, Ledger, Owned, own
 
 
 class Rotating(Protocol):
@@ -28,21 +29,40 @@ class Rotating(Protocol):
     _idx: int
 
 
+class Ring(Protocol):
+    """What of BatchRotatingKVCache is read: of each row the latest entries, which end at `_idx`, and before which those
+    at the end of the buffers come once the ring is full."""
+
+    keys: mx.array | None
+    values: mx.array | None
+    _idx: int
+
+
 class WindowState(TailState):
     """The window, of a cache that keeps none of its first tokens for good (`keep` is 0)."""
 
     leaf: Rotating
     refusal = Miss.WINDOW_PASSED
+    batchable = True
+
+    def __init__(self, leaf: Rotating, ledger: Ledger) -> None:
+        super().__init__(leaf, ledger, partial(_needs, leaf.max_size))
 
     @property
     def offset(self) -> int:
         return self.leaf.offset
 
-    def needs(self, at: int) -> int:
-        return max(0, at - self.leaf.max_size)
-
     def can_rewind(self, to: int) -> bool:
         return to == self.offset or 0 <= to < self.offset <= self.leaf.max_size
+
+    def absorb(self, leaf: object, row: int, count: int) -> None:
+        batch = cast("Ring", leaf)
+        if batch.keys is None or batch.values is None:
+            return  # the model makes no use of it
+        self._check_left()
+        offset = self.offset + count
+        latest = min(offset, self.leaf.max_size)
+        self._put([own(_latest(x[row : row + 1], batch._idx, latest)) for x in (batch.keys, batch.values)], offset)
 
     def copy(self, start: int, stop: int) -> Owned[Buffers]:
         entries = [own(self._between(x, start, stop)) for x in self.arrays()]
@@ -70,3 +90,15 @@ class WindowState(TailState):
         oldest = offset - x.shape[-2]
         older = x[..., idx + start - oldest : idx + min(stop, turn) - oldest, :]
         return mx.concatenate([older, newer], axis=-2)
+
+
+def _needs(max_size: int, at: int) -> int:
+    return max(0, at - max_size)
+
+
+def _latest(x: mx.array, idx: int, count: int) -> mx.array:
+    """The latest entries of a ring, oldest first."""
+    newer = x[..., max(0, idx - count) : idx, :]
+    if count <= idx:
+        return newer
+    return mx.concatenate([x[..., idx - count :, :], newer], axis=-2)
