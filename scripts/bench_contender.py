@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from runner.cache import Session, make_cache
+from runner.cache import make_cache
+from runner.cache.session import LiveSession
 from runner.engine.events import Text
-from runner.engine.generation import Generation, Phase
+from runner.engine.generation import Generation
+from runner.engine.group import Group
 from runner.engine.request import Request
 from runner.sampling import SamplingOptions
 from runner.tokenizer import Tokenizer
@@ -79,19 +81,27 @@ class Contender:
             return self._subject.model(tokens, cache=layers) + self._words_only
 
         started = perf_counter_ns()
-        generation = _Watched(_request(ask), forward, self.cache, _Numerals(), self._chunk, _CONTEXT)
-        session, failed = generation.session, True
+        session = self.cache.begin(ask.prompt)
+        assert isinstance(session, LiveSession)
+        generation, decoding = Generation(_request(ask), session, _Numerals(), _CONTEXT, started), False
+        group = Group(generation, forward)
         try:
             while not generation.done and not _is_gone(ask, generation, forwarded):
-                for event in generation.advance():
+                if not decoding and generation.left:
+                    generation.prefill(self._chunk, forward)
+                    peak = max(peak, self.cache.nbytes)
+                    continue
+                decoding = True
+                for event in group.step()[0][1]:
                     if isinstance(event, Text):
                         ttft_ms = ttft_ms or (perf_counter_ns() - started) / 1e6
                         text += event.text
-                if generation.phase is Phase.PREFILL or generation.done:
-                    peak = max(peak, self.cache.nbytes)
-            failed = False
+            peak = max(peak, self.cache.nbytes)
+        except Exception as error:
+            generation.fail(error)
+            raise
         finally:
-            generation.close(failed)
+            generation.close()
         ms, held = (perf_counter_ns() - started) / 1e6, self.cache.nbytes
         answer = [int(word) for word in text.split()]
         return Served(
@@ -106,14 +116,6 @@ class Contender:
             answer=answer,
             shown=[*ask.prompt, *answer][: session.cached + forwarded],
         )
-
-
-class _Watched(Generation):
-    """A generation whose session can be looked at."""
-
-    @property
-    def session(self) -> Session:
-        return self._session
 
 
 class _Numerals(Tokenizer):
@@ -131,7 +133,7 @@ def _request(ask: Ask) -> Request:
     return Request(prompt=ask.prompt, max_tokens=ask.answer_tokens, sampling=sampling, stops=None, metered=False)
 
 
-def _is_gone(ask: Ask, generation: _Watched, forwarded: int) -> bool:
+def _is_gone(ask: Ask, generation: Generation, forwarded: int) -> bool:
     """Whether the client has left by now; the engine looks between two slices."""
     if ask.cancel is None:
         return False
@@ -143,7 +145,8 @@ def _bytes_after(subject: Subject, tokens: int) -> int:
     other layers room for _STEP - 1 more."""
     session = make_cache("none", subject.make_layers).begin([FIRST_WORD] * (tokens + 1))
     try:
-        for count in (*session.forward_plan(_STEP), 1):
+        while session.position < session.total:
+            count = session.next_forward(_STEP) or 1
             with session.forward(count):
                 subject.model(mx.full((1, count), FIRST_WORD), cache=session.layers)
             mx.eval(session.state())

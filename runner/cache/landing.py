@@ -5,11 +5,18 @@ own buffers leave the path, for a sliceable layer; the last ones, for a window; 
 by itself. So the answer is found before anything moves, and nothing has to be given up half-way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from runner.cache.interface import LayerState, Miss, Snapshot
 from runner.cache.stack import LayerStack
-from runner.cache.trie import Node
+from runner.cache.trie import Node, PrefixTrie, spelled
+
+
+def common(path: Sequence[Node], matched: int, end: Node | None) -> int:
+    """How many of the matched tokens layers hold already that stand at `end`; None: they are empty."""
+    live = set(end.path()) if end else set()
+    shared = [node.end for node in path if node in live]
+    return min(max(shared, default=0), matched)
 
 
 def find(stack: LayerStack, path: Sequence[Node], matched: int, common: int) -> tuple[int, Miss]:
@@ -49,6 +56,21 @@ def go(stack: LayerStack, path: Sequence[Node], at: int, common: int) -> None:
     stack.position = at
 
 
+def shorten(stack: LayerStack, trie: PrefixTrie, end: Node, budget_bytes: int) -> Node:
+    """Keeps of the conversation in the layers, which stand at `end`, as much of the beginning as fits, and nothing else
+    in the trie; returns where the layers stand then. Nobody may use a node."""
+    path, matched = trie.match(end.path()[0], spelled(end.path())[: stack.fitting(budget_bytes)])
+    held = common(path, matched, end)
+    at, _ = find(stack, path, matched, held)
+    path = trie.cut(path, at)
+    for node in reversed(list(trie.nodes())):
+        if node.parent is not None and (node.end > at or node not in path):
+            trie.remove(node)
+    go(stack, path, at, held)
+    stack.trim(0)
+    return next(node for node in path if node.end == at)
+
+
 def fill(stack: LayerStack, node: Node) -> None:
     """Keeps in a node what the layers, which have seen its tokens, hold of them.
 
@@ -82,6 +104,20 @@ def lend(stack: LayerStack, node: Node) -> None:
         if held is not None and not held.live:
             node.slots[slot] = state.snapshot(state.needs(node.end), node.end)
             held.close()
+
+
+def adopt(stack: LayerStack, node: Node, left: Collection[Snapshot] | None = None) -> None:
+    """Keeps as live in these layers, which hold all tokens up to the end of a node, what the node lacks, and what it
+    has among `left`, the snapshots that are live in layers about to be given up; without `left` all. Copies nothing."""
+    if node.parent is None:
+        return
+    node.slots = node.slots or [None] * len(stack.states)
+    for slot, state in stack.used:
+        held = node.slots[slot]
+        if state.sliceable and (held is None or (held not in state.live if left is None else held in left)):
+            node.slots[slot] = state.snapshot(node.start, node.end)
+            if held is not None:
+                held.close()
 
 
 def covers(path: Sequence[Node], slot: int, begin: int, end: int) -> bool:

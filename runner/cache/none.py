@@ -15,7 +15,7 @@ class NullCache(OneSessionCache):
         return 0 if self._stack is None else self._stack.nbytes
 
     def _start(self, prompt: list[int], salt: str) -> LiveSession:  # noqa: ARG002  nothing is shared
-        self._stack = LayerStack(self._make_layers())
+        self._stack = LayerStack(self._make_layers(), self._layout)
         return LiveSession(self._stack, prompt, Match(0, 0, Miss.OFF), self._close)
 
     def _keep(self, session: LiveSession, failed: bool) -> None:  # noqa: ARG002  freed either way

@@ -1,12 +1,13 @@
-"""Sessions over live layers, one at a time."""
+"""Sessions over live layers."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import mlx.core as mx
 
 from runner.cache.interface import Match, PrefixCache, Session
+from runner.cache.layout import Layout
 from runner.cache.stack import LayerStack
 
 
@@ -31,22 +32,24 @@ class LiveSession(Session):
         self._end: Callable[[LiveSession, bool], None] | None = end
         self._failed = False
 
-    def forward_plan(self, chunk: int) -> Iterator[int]:
-        if chunk < 1:
-            raise ValueError(f"a prefill chunk of {chunk} tokens")
-        return self._lengths(chunk)
+    @property
+    def failed(self) -> bool:
+        """Whether a forward broke off: nothing in its layers can be trusted then."""
+        return self._failed
 
-    def _lengths(self, chunk: int) -> Iterator[int]:
-        at = self.cached
-        for stop in (*self._stops(), self.total - 1):
-            while at < stop:
-                count = min(chunk, stop - at)
-                yield count
-                at += count
+    @property
+    def position(self) -> int:
+        return self.stack.position
 
-    def _stops(self) -> Iterable[int]:
-        """Offsets at which a prefill forward has to end, in order."""
-        return ()
+    def next_forward(self, most: int) -> int:
+        if most < 1:
+            raise ValueError(f"a prefill forward of {most} tokens")
+        stop = min(len(self.recorded) - 1, self._next_stop() or len(self.recorded))
+        return max(0, min(most, stop - self.position))
+
+    def _next_stop(self) -> int | None:
+        """The first offset beyond the position at which a prefill forward has to end."""
+        return None
 
     @contextmanager
     def forward(self, count: int) -> Iterator[None]:
@@ -59,6 +62,12 @@ class LiveSession(Session):
             self.torn = True
         self._passed(count)
         self._failed = self.torn = False
+
+    def absorb(self, leaves: Sequence[object], row: int, count: int) -> None:
+        """Takes over what the last `count` tokens left in a row of a batch, whose leaves these are."""
+        with self.forward(count):
+            self.stack.absorb(leaves, row, count)
+            self.stack.settle()  # or it would keep the whole batch alive
 
     def _passed(self, count: int) -> None:
         """The layers have just seen `count` tokens more."""
@@ -81,6 +90,7 @@ class OneSessionCache(PrefixCache):
     def __init__(self, make_layers: Callable[[], list[object]]) -> None:
         """`make_layers` gives a fresh cache list, for the same model every time."""
         self._make_layers = make_layers
+        self._layout = Layout()
         self._open = False
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> Session:
@@ -91,6 +101,9 @@ class OneSessionCache(PrefixCache):
         session = self._start(prompt, salt)
         self._open = True
         return session
+
+    def session_bytes(self, tokens: int) -> int:
+        return self._layout.bytes_of(tokens)
 
     def clear(self) -> None:
         self._refuse_while_open()
@@ -110,6 +123,7 @@ class OneSessionCache(PrefixCache):
 
     def _close(self, session: LiveSession, failed: bool) -> None:
         self._open = False
+        session.stack.learn()
         self._keep(session, failed)
 
     def _refuse_while_open(self) -> None:

@@ -30,7 +30,7 @@ class SingleEntryCache(OneSessionCache):
 
     def _start(self, prompt: list[int], salt: str) -> LiveSession:
         if self._stack is None:
-            self._stack = LayerStack(self._make_layers())
+            self._stack = LayerStack(self._make_layers(), self._layout)
         match = self._match(prompt, salt)
         # The record is the session's until it closes: should anything go wrong in between, it claims nothing.
         recorded, self._tokens, self._salt = self._tokens, [], salt

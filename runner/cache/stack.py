@@ -1,14 +1,15 @@
 """All layers of one model, moved together."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import mlx.core as mx
 
-from runner.cache.interface import LayerState, Miss
+from runner.cache.interface import LayerState, Miss, Snapshot
 from runner.cache.layers import adapt, distrust, flatten
 from runner.cache.layers.kv import spare_room
 from runner.cache.layers.snapshot import Ledger, complete
+from runner.cache.layout import Layout
 from runner.logs import Log
 
 log = Log(__name__)
@@ -21,17 +22,29 @@ class LayerStack:
     does not use; it has no say.
     """
 
-    def __init__(self, layers: list[object], distrusted: Collection[int] = ()) -> None:
-        """`layers` is a fresh cache list; the clocks of the leaves `distrusted` have been found to be wrong."""
+    def __init__(self, layers: list[object], layout: Layout | None = None) -> None:
+        """`layers` is a fresh cache list; `layout` is shared with the other stacks of the same model."""
         self.layers = layers
-        self.ledger = Ledger()
+        self.layout = layout or Layout()
         leaves = enumerate(flatten(layers))
+        distrusted = self.layout.distrusted
         self.states = [adapt(leaf, self.ledger, trusted=index not in distrusted) for index, leaf in leaves]
-        self.distrusted = set(distrusted)
-        self.used: list[tuple[int, LayerState]] = []
-        """Index and adapter of every layer that a forward has filled so far, whether or not it was reset since."""
+        self._used: list[tuple[int, LayerState]] = []
         self.position = 0
         """How many tokens the forwards so far have shown to the layers."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Counts its snapshots, and those of the other stacks of the model."""
+        return self.layout.ledger
+
+    @property
+    def used(self) -> list[tuple[int, LayerState]]:
+        """Index and adapter of every layer that a forward has filled so far, in whichever stack, whether or not it was
+        reset since."""
+        if len(self._used) < len(self.layout.used):
+            self._used = [(index, self.states[index]) for index in sorted(self.layout.used)]
+        return self._used
 
     @property
     def sliceable(self) -> bool:
@@ -106,28 +119,55 @@ class LayerStack:
         """Bytes of the layers, room for tokens to come included; those of snapshots are the ledger's."""
         return sum(state.nbytes for state in self.states)
 
+    def learn(self) -> None:
+        """Tells the layout what these layers hold."""
+        if not self.offset:
+            return
+        layout = self.layout
+        states = sum(state.nbytes for _, state in self.used if state.whole)
+        other = self._other_bytes()
+        sliceable = [array for _, state in self.used if state.sliceable for array in state.arrays()]
+        layout.token_bytes = sum(array.nbytes // max(1, array.shape[-2]) for array in sliceable)  # room counts nothing
+        layout.tail_bytes = max(layout.tail_bytes, other - states)
+        layout.state_bytes = max(layout.state_bytes, states)
+
     def fitting(self, budget_bytes: int) -> int:
         """How many of the tokens that the layers hold would fit into so many bytes."""
-        other = sum(state.nbytes for _, state in self.used if not state.sliceable)
+        other = self._other_bytes()
         return max(0, budget_bytes - other) * self.offset // max(1, self.nbytes - other)
+
+    def _other_bytes(self) -> int:
+        return sum(state.nbytes for _, state in self.used if not state.sliceable)
+
+    def absorb(self, leaves: Sequence[object], row: int, count: int) -> None:
+        """Takes what the last `count` tokens left in a row of a batch, whose leaves these are; within `forward`."""
+        for leaf, state in zip(leaves, self.states, strict=True):
+            state.absorb(leaf, row, count)
+
+    def live(self) -> set[Snapshot]:
+        """The snapshots whose bytes are in these layers."""
+        return {snapshot for state in self.states for snapshot in state.live}
+
+    def heed(self) -> None:
+        """Distrusts what another stack found to have a wrong clock."""
+        for index, state in self.used:
+            if index in self.layout.distrusted:
+                self._replace(index, distrust(state, self.position))
 
     def _advance(self, count: int) -> None:
         """A forward over `count` tokens was built, without an error."""
         self.position += count
         for state in self.states:
             state.advance(count)
-        if len(self.used) < len(self.states):
-            self.used = [(index, state) for index, state in enumerate(self.states) if self._is_used(index, state)]
+        if len(self.layout.used) < len(self.states):
+            self.layout.used.update(index for index, state in enumerate(self.states) if not state.empty)
         for index, state in self.used:
             if state.offset != self.position and not state.empty:
-                self._distrust(index, state)
+                log.info("a layer has a clock of its own: kept whole", layer=index, at=state.offset)
+                self.layout.distrusted.add(index)
+                self._replace(index, distrust(state, self.position))
 
-    def _is_used(self, index: int, state: LayerState) -> bool:
-        return not state.empty or any(index == used for used, _ in self.used)
-
-    def _distrust(self, index: int, state: LayerState) -> None:
+    def _replace(self, index: int, state: LayerState) -> None:
         """Its clock counts something else (groups of tokens, say): rewinding by it would be wrong."""
-        log.info("a layer has a clock of its own: kept whole", layer=index, at=state.offset, tokens=self.position)
-        self.states[index] = whole = distrust(state, self.position)
-        self.distrusted.add(index)
-        self.used = [(other, whole if other == index else each) for other, each in self.used]
+        self.states[index] = state
+        self._used = [(other, state if other == index else each) for other, each in self.used]

@@ -11,7 +11,7 @@ path, and that an edge never grows in place.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
@@ -147,6 +147,11 @@ class PrefixTrie:
         upper.children[node.tokens[0]] = node
         return upper
 
+    def cut(self, path: list[Node], at: int) -> list[Node]:
+        """The path with a node that ends at `at`, which lies on it, if it did not have one."""
+        last = path[-1]
+        return [*path[:-1], self.split(last, at - last.start)] if last.start < at < last.end else path
+
     def merge(self, node: Node) -> Node:
         """Joins `node` with its only child, which is returned: it keeps its end, its children and its being a restore
         point, and is as lately used as the later of the two. Raises ValueError if there is not exactly one child, for a
@@ -194,16 +199,16 @@ class PrefixTrie:
             _unlink(node)
         self._roots.clear()
 
-    def drop_live(self) -> None:
-        """Closes all snapshots that are live, and removes the nodes of which nothing is left then."""
+    def drop(self, lost: Collection[Snapshot]) -> None:
+        """Closes these snapshots, and removes the nodes of which nothing is left then, unless someone uses them."""
         nodes = list(self.nodes())
         for node in nodes:
             for slot, held in enumerate(node.slots):
-                if held is not None and held.live:
+                if held is not None and held in lost:
                     held.close()
                     node.slots[slot] = None
         for node in nodes:
-            if node.parent is not None and not node.children and not any(node.slots):
+            if node.parent is not None and not (node.children or node.locks or any(node.slots)):
                 self.remove(node)
 
     def lock(self, node: Node) -> None:

@@ -1,31 +1,39 @@
 """The trie cache: many conversations, their common prefixes stored once, each resumed exactly where it can be.
 
-One stack of layers runs; the conversation that ran last stays in it, and the nodes of the trie on its path are views
-into its buffers. When another conversation needs the buffers, what would be lost is copied out (page out), and what the
-other one has stored moves in (page in): every token's bytes are in one place at any time.
+Every open session runs on a stack of layers of its own, and the nodes of the trie on its path are views into its
+buffers. Between sessions one stack is kept, with the conversation that ran last in it. When another conversation needs
+its buffers, what would be lost is copied out (page out), and what the other one has stored moves in (page in): as long
+as one session runs at a time, every token's bytes are in one place. Sessions at the same time each have a copy of what
+they share; of these copies the trie owns one.
 
-Invariants between sessions: the layers stand at the end of `_end`; what is live in them lies on the path to it, or
-behind it and not yet overwritten; the ledger counts exactly the snapshots in the trie.
+Invariants: what is live in the layers of a stack lies on the path to where it stands, or behind that and not yet
+overwritten; the stack that is kept stands at the end of `_end`; the ledger counts exactly the snapshots in the trie.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from runner.cache import landing
 from runner.cache.eviction import Eviction, LeastRecentLeaf, LeastWorth
-from runner.cache.interface import Match, Miss
+from runner.cache.interface import Match, Miss, PrefixCache, Session
 from runner.cache.points import Points, RestorePoints
-from runner.cache.session import LiveSession, OneSessionCache
+from runner.cache.prefix import common_prefix
+from runner.cache.session import LiveSession
 from runner.cache.stack import LayerStack
-from runner.cache.trie import Node, PrefixTrie, keys, spelled
+from runner.cache.stacks import Stacks
+from runner.cache.trie import Node, PrefixTrie, keys
 from runner.cache.trie_session import TrieSession
 from runner.logs import Log
 
 log = Log(__name__)
 _CHECK_TOKENS = 64  # how often a decode looks at the bytes held; layers grow by more than that at a time
+_WORTH_WAITING = 32  # tokens that another session has to compute for this one, or it does so itself
+_ROOM = 256  # tokens of answer to count on
 
 
-class TrieCache(OneSessionCache):
-    """A trie of conversations over one stack of layers."""
+class TrieCache(PrefixCache):
+    """A trie of conversations over stacks of layers."""
+
+    concurrent = True
 
     def __init__(
         self,
@@ -33,58 +41,110 @@ class TrieCache(OneSessionCache):
         budget_bytes: int | None = None,
         points: Points | None = None,
     ) -> None:
-        """`budget_bytes` bounds everything held between requests, live or paged out; None does not bound it."""
-        super().__init__(make_layers)
+        """`make_layers` gives a fresh cache list. `budget_bytes` bounds all that open sessions do not need; or None."""
         self._budget = budget_bytes
         self._points = points or RestorePoints()
         self._said: set[str] = set()
-        self._state_bytes = 0  # of all layers with a state, the most that was seen
+        self._reserved = 0
         self._trie = PrefixTrie()
-        self._stack = LayerStack(make_layers())
-        self._distrusted = 0
-        self._end: Node | None = None
+        self._stacks = Stacks(make_layers)
+
+    def begin(self, tokens: Sequence[int], salt: str = "") -> Session:
+        if not tokens:
+            raise ValueError("a session needs a prompt of at least one token")
+        return self._open(list(tokens), salt)
+
+    def clear(self) -> None:
+        if self._stacks.sessions:
+            raise RuntimeError("a session is open")
+        self._forget()
 
     @property
     def nbytes(self) -> int:
-        return self._stack.nbytes + self._stack.ledger.nbytes
+        return self._stacks.nbytes + self._reserved
+
+    def session_bytes(self, tokens: int) -> int:
+        return self._stacks.layout.bytes_of(tokens)
 
     def _forget(self) -> None:
+        """Frees everything but the layers of open sessions, which go on without the trie."""
         # Taken apart: nodes and live snapshots hold each other, and would wait for Python's collector.
         self._trie.clear()
-        self._stack.abandon()
-        self._stack = LayerStack(self._make_layers(), self._stack.distrusted)
-        self._end = None
+        self._stacks.renew()
 
     # --- a session begins
 
-    def _start(self, prompt: list[int], salt: str) -> TrieSession:
+    def follows(self, tokens: Sequence[int], salt: str = "") -> bool:
         try:
-            session = self._open_session(prompt, self._trie.root(salt))
+            return self._follows(list(tokens), self._trie.root(salt))
+        except Exception:
+            log.exception("cache freed: what two requests share could not be kept")
+            self._forget()
+            return False
+
+    def _follows(self, prompt: list[int], root: Node) -> bool:
+        for session in self._stacks.sharing:
+            if session.node.path()[0] is not root:
+                continue
+            # Of what it says only that is shared which its own layers have seen: in a batch they stand still.
+            reach = max(session.position, session.total - 1)
+            ahead = min(common_prefix(prompt, session.recorded), len(prompt) - 1, reach)
+            if ahead < self._trie.match(root, keys(prompt)).matched + _WORTH_WAITING:
+                continue
+            if session.position < ahead:
+                session.stop_at(ahead)
+                return True
+            if session.stack.sliceable and session.node.end < ahead:
+                self._follow(session, ahead)
+        return False
+
+    def admits(self, tokens: int) -> bool:
+        needed = self.session_bytes(tokens + _ROOM)  # 0 before the first forward: the first one shows what it takes
+        return self._budget is None or not self._stacks.sessions or (needed > 0 and self.allows(needed))
+
+    def allows(self, nbytes: int) -> bool:
+        used = sum(max(each.stack.nbytes, self.session_bytes(each.total)) for each in self._stacks.sessions)
+        return self._budget is None or used + self._reserved + nbytes <= self._budget
+
+    def reserve(self, nbytes: int) -> None:
+        self._reserved = nbytes
+        try:
+            self._evict(spare=(self._budget or 0) // 32)
+        except Exception:
+            log.exception("cache freed: what nobody uses could not be given up")
+            self._forget()
+
+    def _open(self, prompt: list[int], salt: str) -> TrieSession:
+        others = list(self._stacks.sessions)
+        try:
+            session = self._resume(prompt, salt)
             self._evict()
         except Exception:
             log.exception("cache freed: a conversation could not be resumed")
         else:
             return session
+        self._stacks.sessions = others
         self._forget()  # not before the error and what it holds are gone
-        return self._open_session(prompt, self._trie.root(salt))
+        return self._resume(prompt, salt)
 
-    def _open_session(self, prompt: list[int], root: Node) -> TrieSession:
-        tokens = keys(prompt)
-        path, matched = self._trie.match(root, tokens)
+    def _resume(self, prompt: list[int], salt: str) -> TrieSession:
+        root = self._trie.root(salt)
+        path, matched = self._trie.match(root, keys(prompt))
         # One token is always evaluated again: the first logits come from it.
         branch = min(matched, len(prompt) - 1)
         if path[-1].start == branch < matched:
             path.pop()
         miss = Miss.NONE if matched else self._why_nothing(root)
-        node, refusal = self._land(path, branch)
+        stack, end = self._stacks.take()
+        node, refusal = self._land(stack, end, path, branch)
         match = Match(matched, node.end, miss or refusal)
-        session = TrieSession(self._stack, prompt, match, node, self._passed, self._close)
+        session = TrieSession(stack, prompt, match, node, self._passed, self._close)
         self._trie.lock(node)
-        self._end = None
-        if not self._stack.sliceable:
-            session.points = self._points.plan(prompt, node.end, branch, self._most_points())
+        if not stack.sliceable:
+            session.points = self._points.plan(prompt, node.end, branch, self._stacks.layout.most_points(self._budget))
             if session.points and session.points[0].at == node.end:
                 node.restore_point |= session.points.pop(0).keep
+        self._stacks.sessions.append(session)
         return session
 
     def _why_nothing(self, root: Node) -> Miss:
@@ -92,57 +152,42 @@ class TrieCache(OneSessionCache):
             return Miss.NO_COMMON_PREFIX
         return Miss.SALT if next(self._trie.nodes(), None) else Miss.EMPTY
 
-    def _land(self, path: list[Node], matched: int) -> tuple[Node, Miss]:
-        """Takes the layers as far along the path as they get, at most `matched` tokens; returns where they stand and
-        why no further."""
-        common = self._common(path, matched)
-        at, refusal = landing.find(self._stack, path, matched, common)
-        path = self._cut(path, at)
-        landing.go(self._stack, path, at, common)
+    def _land(self, stack: LayerStack, end: Node | None, path: list[Node], matched: int) -> tuple[Node, Miss]:
+        """Takes the layers, which stand at `end`, as far along the path as they get, at most `matched` tokens; returns
+        where they stand then and why no further."""
+        common = landing.common(path, matched, end)
+        at, refusal = landing.find(stack, path, matched, common)
+        path = self._trie.cut(path, at)
+        landing.go(stack, path, at, common)
         node = next(node for node in path if node.end == at)
-        landing.fill(self._stack, node)
+        landing.fill(stack, node)
         self._trie.touch(self._eviction.used(node))
         return node, refusal
-
-    def _cut(self, path: list[Node], at: int) -> list[Node]:
-        """The path with a node that ends there, if it did not have one."""
-        last = path[-1]
-        return [*path[:-1], self._trie.split(last, at - last.start)] if last.start < at < last.end else path
-
-    def _common(self, path: list[Node], matched: int) -> int:
-        """How many of the matched tokens the layers hold already."""
-        live = set(self._end.path()) if self._end else set()
-        shared = [node.end for node in path if node in live]
-        return min(max(shared, default=0), matched)
-
-    def _most_points(self) -> int | None:
-        """How many restore points one prompt may leave, so that their states take a quarter of the budget at most.
-        Windows cost no more than their tokens, wherever they are cut."""
-        one = self._state_bytes
-        return max(1, self._budget // 4 // one) if self._budget and one else None
 
     # --- while it runs
 
     def _passed(self, session: TrieSession, count: int) -> None:
-        self._heed_distrust()
+        if session.adrift:
+            return
+        if self._stacks.heed():
+            self._distrust()
         self._keep_points(session)
-        if count > 1 or self._stack.position % _CHECK_TOKENS == 0:
+        if count > 1 or not self.session_bytes(1):
+            session.stack.learn()
+        if count > 1 or session.position % _CHECK_TOKENS == 0:
             # Further than needed: looking at all nodes again after each few tokens would hold up a decode.
             self._evict(spare=(self._budget or 0) // 32)
 
-    def _heed_distrust(self) -> None:
+    def _distrust(self) -> None:
         """What was kept of a layer whose clock turned out to be another one is good for nothing."""
-        if len(self._stack.distrusted) == self._distrusted:
-            return
-        self._distrusted = len(self._stack.distrusted)
         for node in self._trie.nodes():
-            for slot in self._stack.distrusted:
+            for slot in self._stacks.layout.distrusted:
                 if slot < len(node.slots) and (held := node.slots[slot]) is not None:
                     held.close()
                     node.slots[slot] = None
 
     def _keep_points(self, session: TrieSession) -> None:
-        position = self._stack.position
+        position = session.position
         while session.points and session.points[0].at <= position:
             point = session.points.pop(0)
             if point.at == position:
@@ -153,7 +198,7 @@ class TrieCache(OneSessionCache):
         """Takes the trie along the tokens up to `to`, where the layers stand, and keeps what they hold."""
         node = session.node
         for passed in self._trie.advance(node, keys(session.recorded[node.end : to])):
-            landing.fill(self._stack, passed)
+            landing.fill(session.stack, passed)
             node = passed
         self._use(session, node)
         self._trie.touch(self._eviction.used(node))
@@ -166,46 +211,44 @@ class TrieCache(OneSessionCache):
 
     # --- it ends
 
-    def _keep(self, session: LiveSession, failed: bool) -> None:
+    def _close(self, session: LiveSession, failed: bool) -> None:
         assert isinstance(session, TrieSession)
+        self._stacks.sessions.remove(session)
         try:
-            if session.torn:
+            if session.torn and not session.adrift:
                 log.warning("cache freed", why="it could not follow a request")
                 self._forget()  # a node may have been left half cut, half joined or half copied
-            elif failed:
+            elif failed and not session.adrift:
                 log.warning("what was live in the cache is freed", why="a forward failed")
                 self._trie.unlock(session.node)
-                self._trie.drop_live()
-                self._stack.reset()
+                self._trie.drop(self._stacks.only_in(session.stack))
+                session.stack.reset()
                 self._evict()
-            else:
+            elif not session.adrift:
                 self._record(session)
         except Exception:
             log.exception("cache freed: a conversation could not be kept")
             self._forget()
+        if session.stack is not self._stacks.kept:
+            session.stack.abandon()  # what broke half-way may still be live in it, and they would hold each other
 
     def _record(self, session: TrieSession) -> None:
         stack = session.stack
         reached = min(stack.offset, len(session.recorded))
         if stack.level(reached):
             # Ahead of the record by a token that was never read, in a layer that cannot go back.
-            node, _ = self._back(session.node)
+            node, _ = self._land(stack, session.node, session.node.path(), session.node.end)
             self._use(session, node)
             reached = node.end
         stack.settle()
-        states = sum(state.nbytes for _, state in stack.used if state.whole)
-        self._state_bytes = max(self._state_bytes, states)
+        stack.learn()
         self._follow(session, reached)
-        self._trie.unlock(session.node)
-        self._end = session.node
-        self._trie.compact(self._end)
-        self._thin(self._end)
+        end = session.node
+        self._trie.unlock(end)
+        self._stacks.keep(stack, end)
+        self._trie.compact(end)
+        self._thin(end)
         self._evict()
-
-    def _back(self, node: Node) -> tuple[Node, Miss]:
-        """Lands anew on the way to `node`, which the layers have gone beyond."""
-        self._end = node
-        return self._land(node.path(), node.end)
 
     def _thin(self, end: Node) -> None:
         """Restore points that are not worth their bytes any more become part of what follows."""
@@ -221,43 +264,34 @@ class TrieCache(OneSessionCache):
 
     @property
     def _eviction(self) -> Eviction:
-        slots = [slot for slot, state in self._stack.used if not state.sliceable]
+        slots = [slot for slot, state in self._stacks.kept.used if not state.sliceable]
         return LeastWorth(slots) if slots else LeastRecentLeaf()
 
     def _evict(self, spare: int = 0) -> None:
-        """Makes what is held fit the budget, but for what a running session uses; if it does not fit, with so many
-        bytes to spare."""
+        """Makes what is held fit the budget, but for what open sessions use; if it does not fit, with so many bytes to
+        spare."""
         if self._budget is None or self.nbytes <= self._budget:
             return
-        if self._end is not None and self._stack.nbytes > self._budget:
-            self._stack.trim(0)
-            if self._stack.nbytes > self._budget:
-                self._shorten(self._end, self._budget)
-        for victim in self._eviction.victims(node for node in self._trie.nodes() if node is not self._end):
+        stacks = self._stacks
+        if stacks.end is not None:
+            if stacks.sessions:
+                stacks.give_up_kept()
+            elif stacks.kept.nbytes > self._budget:
+                stacks.kept.trim(0)
+                if stacks.kept.nbytes > self._budget:
+                    self._say_once("a conversation is larger than --cache-memory: only its beginning is kept")
+                    stacks.end = landing.shorten(stacks.kept, self._trie, stacks.end, self._budget)
+        for victim in self._eviction.victims(node for node in self._trie.nodes() if node is not stacks.end):
             if self.nbytes <= self._budget - spare:
                 return
             if victim.children:
                 self._trie.merge(victim)
             else:
                 self._trie.remove(victim)
-        if self._end is not None:
-            landing.lend(self._stack, self._end)
+        if stacks.end is not None:
+            landing.lend(stacks.kept, stacks.end)
         if self.nbytes > self._budget:
-            self._say_once("a running request needs more than --cache-memory")
-
-    def _shorten(self, end: Node, budget: int) -> None:
-        """The last conversation alone is too large: keeps as much of its beginning as fits, and nothing else."""
-        self._say_once("a conversation is larger than --cache-memory: only its beginning is kept")
-        path, matched = self._trie.match(end.path()[0], spelled(end.path())[: self._stack.fitting(budget)])
-        common = self._common(path, matched)
-        at, _ = landing.find(self._stack, path, matched, common)
-        path = self._cut(path, at)
-        for node in reversed(list(self._trie.nodes())):
-            if node.parent is not None and (node.end > at or node not in path):
-                self._trie.remove(node)
-        landing.go(self._stack, path, at, common)
-        self._stack.trim(0)
-        self._end = next(node for node in path if node.end == at)
+            self._say_once("what runs needs more than --cache-memory")
 
     def _say_once(self, what: str) -> None:
         if what not in self._said:

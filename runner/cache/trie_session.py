@@ -1,6 +1,7 @@
 """A session of the trie cache."""
 
-from collections.abc import Callable, Iterable
+from bisect import insort
+from collections.abc import Callable
 
 from runner.cache.interface import Match
 from runner.cache.points import Point
@@ -21,15 +22,22 @@ class TrieSession(LiveSession):
         passed: Callable[["TrieSession", int], None],
         end: Callable[[LiveSession, bool], None],
     ) -> None:
-        """`node` is where the layers stand; `passed(session, count)` is called after each forward over `count` tokens,
-        `end(session, failed)` once."""
+        """`node` is where the layers stand; `passed(session, count)` is called after each forward over
+        `count` tokens, `end(session, failed)` once."""
         super().__init__(stack, prompt, match, end)
         self.node = node  # as far as the trie has followed; locked
         self.points: list[Point] = []
+        self.adrift = False
+        """Whether the trie that it went along was given up."""
         self._report = passed
 
-    def _stops(self) -> Iterable[int]:
-        return [point.at for point in self.points]
+    def stop_at(self, at: int) -> None:
+        """The prefill stops there too, for another prompt that leaves this one there."""
+        if all(point.at != at for point in self.points):
+            insort(self.points, Point(at, keep=False))
+
+    def _next_stop(self) -> int | None:
+        return next((point.at for point in self.points if point.at > self.position), None)
 
     def _passed(self, count: int) -> None:
         self._report(self, count)

@@ -64,7 +64,7 @@ def ask(
     session = cache.begin(prompt)
     try:
         at = session.cached
-        for count in session.forward_plan(chunk):
+        while count := session.next_forward(chunk):
             forward(session, mx.array([prompt[at : at + count]]))
             mx.eval(session.state())
             at += count
@@ -126,7 +126,7 @@ def largest(x: mx.array) -> float:
 
 def check_trie(cache: TrieCache) -> None:
     """Between sessions: edges, snapshots, bytes and layers of a trie cache agree with each other."""
-    stack, end = cache._stack, cache._end
+    stack, end = cache._stacks.kept, cache._stacks.end
     assert {state.offset for _, state in stack.used if not state.empty} <= {end.end if end else 0}
     count = nbytes = 0
     for node in cache._trie.nodes():

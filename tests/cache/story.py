@@ -2,7 +2,7 @@
 
 A `Conversation` drives a cache over fake layers in the order of the engine: prefill in chunks, one token kept for
 decode, and the forward of every sampled token dispatched before that token is read and recorded. Several users are
-several prompts of one `Conversation`. It compares
+several prompts of one `Conversation`, one after the other; `together.py` has them at the same time. It compares
 
 * after every step what the layers show with what fresh layers show that saw the same tokens at once;
 * after begin and close, that all layers stand at one offset;
@@ -10,7 +10,8 @@ several prompts of one `Conversation`. It compares
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from runner.cache.interface import Session, Snapshot
@@ -69,6 +70,8 @@ class Conversation:
 
     @property
     def stack(self) -> LayerStack:
+        if isinstance(self.cache, TrieCache):
+            return self.cache._stacks.kept
         assert self.cache._stack is not None
         return self.cache._stack
 
@@ -77,7 +80,8 @@ class Conversation:
         """The tokens that the layers hold, as the cache believes."""
         if isinstance(self.cache, SingleEntryCache):
             return self.cache._tokens
-        return list(spelled(self.cache._end.path())) if self.cache._end else []
+        end = self.cache._stacks.end
+        return list(spelled(end.path())) if end else []
 
     @property
     def offsets(self) -> set[int]:
@@ -86,7 +90,7 @@ class Conversation:
     @property
     def shape(self) -> str:
         """The trie, as "0-5 [5-8* 5-9]": edges, restore points with a star, children in brackets."""
-        return " ".join(sorted(_shape(node) for node in self.nodes if node.parent and not node.parent.parent))
+        return shape(self.nodes)
 
     @property
     def nodes(self) -> list[Node]:
@@ -184,40 +188,9 @@ class Conversation:
             assert self.budget is None or self.cache.nbytes <= self.budget
 
     def check_trie(self, in_use: Node | None) -> None:
-        """Edges, locks and snapshots, when a session uses this node, or none does."""
-        locked = set(in_use.path()) if in_use else set()
-        held: list[Snapshot] = []
-        for root in self.trie._trie._roots.values():
-            assert not root.tokens
-            assert not root.slots
-            self._check_below(root, {kind: kind() for kind in self.kinds if kind is not FakeKV}, locked, held)
-        assert not locked, "used nodes that are not in the trie, or roots"
-        nbytes = sum(snapshot.nbytes for snapshot in held)
-        assert (len(held), nbytes) == (self.stack.ledger.count, self.stack.ledger.nbytes)
-        assert self.cache.nbytes == nbytes + sum(layer.nbytes for layer in self.layers)
-
-    def _check_below(
-        self, node: Node, at_end: dict[type[FakeLayer], FakeLayer], locked: set[Node], held: list[Snapshot]
-    ) -> None:
-        """This node and those below it. `at_end`: whole-state layers that saw the tokens up to its end."""
-        assert node.locks == (node in locked)
-        locked.discard(node)
-        for kind, snapshot in zip(self.kinds, node.slots, strict=False):
-            if snapshot is None:
-                continue
-            held.append(snapshot)
-            assert snapshot.stop == node.end
-            assert kind is not FakeKV or snapshot.start == node.start
-            expected = tuple(node.tokens) if kind is FakeKV else at_end[kind].view()[snapshot.start - snapshot.stop :]
-            assert content_of(snapshot) == expected, f"{kind.__name__} in {node!r}"
-        for first, child in node.children.items():
-            assert child.parent is node
-            assert child.tokens[0] == first  # so no sibling has the same
-            assert child.start == node.end
-            below = {kind: copy.copy(layer) for kind, layer in at_end.items()}  # they replace what they hold
-            for layer in below.values():
-                layer.see(child.tokens)
-            self._check_below(child, below, locked, held)
+        """Edges, locks, snapshots and bytes, when a session uses this node, or none does."""
+        assert [session.node for session in self.trie._stacks.sharing] == ([in_use] if in_use else [])
+        check_trie(self.trie, self.kinds)
 
     def _begin(self, prompt: Sequence[int], salt: str = "") -> Session:
         session = self.cache.begin(prompt, salt)
@@ -236,18 +209,80 @@ class Conversation:
     def prefill(
         self, session: Session, prompt: Sequence[int], after_chunks: int | None = None, until: int | None = None
     ) -> None:
-        at = session.cached
-        for done, count in enumerate(session.forward_plan(self.chunk)):
+        at, done = session.cached, 0
+        while count := session.next_forward(self.chunk):
             if done == after_chunks or (until is not None and at >= until):
                 return
             self.forward(session, prompt[at : at + count], prompt[: at + count])
-            at += count
+            at, done = at + count, done + 1
 
     def _break(self) -> None:
         raise MemoryError
 
     def _check_content(self, tokens: Sequence[int]) -> None:
-        assert [layer.view() for layer in self.layers] == [shown(kind, tokens) for kind in self.kinds]
+        check_content(self.layers, self.kinds, tokens)
+
+
+def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
+    """Edges, locks, snapshots, bytes and stacks agree with each other, however many sessions are open."""
+    stacks = cache._stacks
+    locks = Counter(node for session in stacks.sharing for node in session.node.path())
+    held: list[Snapshot] = []
+    for root in cache._trie._roots.values():
+        assert not root.tokens
+        assert not root.slots
+        _check_below(root, kinds, {kind: kind() for kind in kinds if kind is not FakeKV}, locks, held)
+    assert not locks, "used nodes that are not in the trie, or roots"
+    owned = sum(snapshot.nbytes for snapshot in held)
+    assert (len(held), owned) == (stacks.layout.ledger.count, stacks.layout.ledger.nbytes)
+    among = {stacks.kept, *(session.stack for session in stacks.sharing)}
+    live = Counter(snapshot for stack in among for state in stack.states for snapshot in state.live)
+    assert live == Counter(snapshot for snapshot in held if snapshot.live), "live elsewhere, or twice"
+    everyone = among | {session.stack for session in stacks.sessions}
+    layers = [layer for stack in everyone for layer in stack.layers if isinstance(layer, FakeLayer)]
+    assert cache.nbytes == owned + cache._reserved + sum(layer.nbytes for layer in layers)
+    for stack in everyone:
+        assert {state.offset for _, state in stack.used} <= {stack.position}
+    if stacks.idle:
+        recorded = spelled(stacks.end.path()) if stacks.end else []
+        assert stacks.kept.position == len(recorded)
+        if recorded:
+            check_content(stacks.kept.layers, kinds, recorded)
+    else:
+        assert stacks.end is None
+
+
+def check_content(layers: Sequence[object], kinds: Sequence[type[FakeLayer]], tokens: Sequence[int]) -> None:
+    """Every layer shows what a fresh one does that saw these tokens."""
+    assert [layer.view() for layer in layers if isinstance(layer, FakeLayer)] == [shown(kind, tokens) for kind in kinds]
+
+
+def _check_below(
+    node: Node,
+    kinds: Sequence[type[FakeLayer]],
+    at_end: dict[type[FakeLayer], FakeLayer],
+    locks: Counter[Node],
+    held: list[Snapshot],
+) -> None:
+    """This node and those below it. `at_end`: whole-state layers that saw the tokens up to its end."""
+    assert node.locks == locks.pop(node, 0)
+    for kind, snapshot in zip(kinds, node.slots, strict=False):
+        if snapshot is None:
+            continue
+        held.append(snapshot)
+        assert snapshot.stop == node.end
+        assert kind is not FakeKV or snapshot.start == node.start
+        assert not (snapshot.live and snapshot.nbytes)
+        expected = tuple(node.tokens) if kind is FakeKV else at_end[kind].view()[snapshot.start - snapshot.stop :]
+        assert content_of(snapshot) == expected, f"{kind.__name__} in {node!r}"
+    for first, child in node.children.items():
+        assert child.parent is node
+        assert child.tokens[0] == first  # so no sibling has the same
+        assert child.start == node.end
+        below = {kind: copy.copy(layer) for kind, layer in at_end.items()}  # they replace what they hold
+        for layer in below.values():
+            layer.see(child.tokens)
+        _check_below(child, kinds, below, locks, held)
 
 
 class BranchOnly:
@@ -285,6 +320,11 @@ class Every(BranchOnly):
 
     def wanted(self, end: int) -> Sequence[int]:
         return (*range(self.interval, end, self.interval), end - self.before_end)
+
+
+def shape(nodes: Iterable[Node]) -> str:
+    """Some trie's nodes, as `Conversation.shape` tells them."""
+    return " ".join(sorted(_shape(node) for node in nodes if node.parent and not node.parent.parent))
 
 
 def _shape(node: Node) -> str:

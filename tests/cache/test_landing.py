@@ -155,7 +155,7 @@ class Scene:
         self.notes: list[str] = []
         self.stack = LayerStack([])
         self.stack.states = [kind(self.notes, offset, back) for kind in kinds]
-        self.stack.used = list(enumerate(self.stack.states))
+        self.stack.layout.used.update(range(len(kinds)))
         self.path = [Node(keys(()), None)]
         for start, stop in zip((0, *ends), ends, strict=False):
             node = Node(keys(range(start, stop)), self.path[-1])

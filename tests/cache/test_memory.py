@@ -115,12 +115,12 @@ class Users:
     @property
     def sliceable(self) -> list[int]:
         """The layers that hold something of every token."""
-        return [slot for slot, state in self.cache._stack.used if state.sliceable]
+        return [slot for slot, state in self.cache._stacks.kept.used if state.sliceable]
 
     @property
     def token_bytes(self) -> int:
         """What a token takes in these layers."""
-        states = self.cache._stack.states
+        states = self.cache._stacks.kept.states
         return sum(x.nbytes // x.shape[-2] for slot in self.sliceable for x in states[slot].arrays())
 
 
@@ -167,7 +167,7 @@ def test_a_long_prefill_leaves_states_behind_and_no_forward(kind: str) -> None: 
     users = Users(tiny(kind), first_distance=4096)
     users.ask(users.tokens(2052), say=2, chunk=2048)
     assert [node.end for node in users.cache._trie.nodes() if node.restore_point] == [2048]
-    assert users.cache._stack.ledger.nbytes > 0  # its states
+    assert users.cache._stacks.kept.ledger.nbytes > 0  # its states
     assert abs(users.held - users.cache.nbytes) <= 64 * KIB
 
 
@@ -238,10 +238,10 @@ def test_what_is_computed_again_is_held_once() -> None:
     users = Users(tiny("qwen3_next"), first_distance=4096)
     conversation = users.ask(users.tokens(300))
     users.ask(users.tokens(30))
-    assert users.cache._stack.ledger.nbytes > 300 * users.token_bytes
+    assert users.cache._stacks.kept.ledger.nbytes > 300 * users.token_bytes
     users.ask(conversation[:200] + users.tokens(20))
-    assert users.cache._end is not None
-    slices = [node.slots[slot] for node in users.cache._end.path()[1:] for slot in users.sliceable]
+    assert users.cache._stacks.end is not None
+    slices = [node.slots[slot] for node in users.cache._stacks.end.path()[1:] for slot in users.sliceable]
     assert len(slices) >= 2
     assert all(piece is not None and piece.live for piece in slices)
 

@@ -311,7 +311,7 @@ def serve(cache: TrieCache, prompt: list[int], answer: Sequence[int] | None, sha
     session = cache.begin(prompt)
     assert isinstance(session, TrieSession)
     left, done = len(session.points), 0
-    for count in session.forward_plan(2048):
+    while count := session.next_forward(2048):
         if share is not None and done >= share * (len(session.remaining) - 1):
             break
         forward(session, count)

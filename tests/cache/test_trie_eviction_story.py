@@ -5,7 +5,7 @@ A token is a byte in each layer, and a recurrent state STATE_BYTES; K has two la
 Guards, the mutation each is there for, and the test that kills it:
 
 * locks                  either policy without `node.locks`           test_nothing_that_runs_is_evicted
-* what is in the layers  `node is not self._end` left out             test_the_conversation_in_the_layers_goes_last
+* what is in the layers  `node is not stacks.end` left out             test_the_conversation_in_the_layers_goes_last
 * hard between requests  no _evict() at the end of _record            test_a_conversation_larger_than_the_budget_...
 * and while one runs     no _evict() in _passed                       test_a_running_conversation_drives_out_the_others
 * a beginning is kept    _shorten() not called, or to nothing         test_a_conversation_larger_than_the_budget_...
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_said_once(family: str, caplog: pytest.LogCaptureFi
         users.turn([*own(user), *range(40)])
     assert sorted(warnings(caplog)) == [
         "a conversation is larger than --cache-memory: only its beginning is kept",
-        "a running request needs more than --cache-memory",
+        "what runs needs more than --cache-memory",
     ]
 
 
@@ -223,8 +223,8 @@ def test_a_surplus_point_where_others_part_keeps_its_state(family: str) -> None:
 def test_points_of_one_prompt_take_a_quarter_of_the_budget() -> None:
     users = Conversation("R", "trie", budget=8 * STATE_BYTES, points=At(3, 6, 9, 12))
     users.turn([7])  # how large a state is, is known after the first forward
-    session = users.cache.begin(prompt := list(range(100, 120)))
-    assert list(session.forward_plan(100)) == [3, 3, 13]
+    session = users.trie._resume(prompt := list(range(100, 120)), "")
+    assert [point.at for point in session.points] == [3, 6]
     users.prefill(session, prompt)
     session.close()
 

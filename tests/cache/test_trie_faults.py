@@ -211,9 +211,6 @@ def test_an_open_session_is_not_disturbed(family: str) -> None:  # 83
     users.turn(A)
     prompt = [*A, 20, 21, *range(30, 50)]
     session = users.cache.begin(prompt)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="open"):
-            users.cache.begin(B)
     with pytest.raises(RuntimeError, match="open"):
         users.cache.clear()
     users.prefill(session, prompt)

@@ -66,7 +66,7 @@ def test_a_failed_resume_frees_before_it_starts_anew() -> None:
     model = tiny("llama")
     ask_uncached(model, words(90))
     free: list[int] = []
-    open_session = TrieCache._open_session
+    open_session = TrieCache._resume
 
     def watched(self: TrieCache, prompt: list[int], *rest: object) -> object:
         free.append(mx.get_active_memory())
@@ -79,7 +79,7 @@ def test_a_failed_resume_frees_before_it_starts_anew() -> None:
             ask(model, cache, words(90, seed))
         failing = patch.object(landing, "go", _fail_with_something_in_hand)
         quiet = patch("runner.cache.trie_cache.log")  # pytest would keep what is logged, and the error with it
-        with patch.object(TrieCache, "_open_session", watched), failing, quiet, pytest.raises(MemoryError):
+        with patch.object(TrieCache, "_resume", watched), failing, quiet, pytest.raises(MemoryError):
             cache.begin(words(90))
         assert free[0] > before + 10_000
         assert free[1] <= before + 4096
@@ -104,7 +104,8 @@ class Clocks:
         """How much of the prompt came from the cache."""
         session = self.cache.begin(prompt)
         at = session.cached
-        for count in (*session.forward_plan(4), 1):
+        while at < len(prompt):
+            count = session.next_forward(4) or 1
             with session.forward(count):
                 for layer, least in zip(session.layers, (10**9, self._in_step), strict=True):
                     assert isinstance(layer, KVCache)
@@ -131,10 +132,10 @@ def test_a_layer_that_gets_out_of_step_late_costs_nothing_that_lasts(caplog: pyt
 def test_a_layer_out_of_step_stays_known_when_all_is_forgotten() -> None:
     clocks = Clocks(in_step=2)
     clocks.ask(words(10))
-    assert clocks.cache._stack.distrusted == {1}
+    assert clocks.cache._stacks.layout.distrusted == {1}
     clocks.cache.clear()
-    assert clocks.cache._stack.distrusted == {1}
-    assert not clocks.cache._stack.sliceable
+    assert clocks.cache._stacks.layout.distrusted == {1}
+    assert not clocks.cache._stacks.kept.sliceable
 
 
 @pytest.mark.parametrize("kind", ["mamba2", "qwen3_next"])
@@ -185,7 +186,7 @@ def test_windows_and_chunks_do_not_count_as_states(kind: str, prompt: int, limit
     model = tiny(kind)
     cache = TrieCache(model.make_layers, 100_000)
     ask(model, cache, words(prompt), say=0)
-    assert (cache._most_points() is not None) == limited
+    assert (cache._stacks.layout.most_points(100_000) is not None) == limited
 
 
 def test_what_a_failure_took_is_told_as_lost() -> None:

@@ -1,0 +1,84 @@
+"""Sessions whose layers go through the forwards of a decode together."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import mlx.core as mx
+
+from runner.cache.layers.batch import Batch, batchable
+from runner.cache.session import LiveSession
+
+
+class Rows:
+    """One session on its own layers, or several on a batch: copies of their layers, joined.
+
+    While a session is in a batch its own layers stand still. When it leaves they take over what its row has seen since,
+    which to the session looks like one forward. If something about the batch fails, nothing in it can be trusted; the
+    sessions' own layers can, they are just behind.
+    """
+
+    def __init__(self, session: LiveSession) -> None:
+        self.sessions = [session]
+        self._batch: Batch | None = None
+        self._seen = [0]  # forwards of the batch that each has gone through
+
+    @property
+    def batchable(self) -> bool:
+        """Whether layers of this kind can be joined."""
+        return batchable(self.sessions[0].stack.states)
+
+    @property
+    def layers(self) -> list[object]:
+        """What the forward of the model takes as `cache=`, with tokens [B, 1]."""
+        return self.sessions[0].layers if self._batch is None else self._batch.layers
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many tokens each has seen."""
+        return [session.position + seen for session, seen in zip(self.sessions, self._seen, strict=True)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the batch, beside those of the sessions' own layers."""
+        return 0 if self._batch is None else self._batch.nbytes
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Surrounds the call of the model over one more token of each."""
+        if self._batch is None:
+            with self.sessions[0].forward(1):
+                yield
+        else:
+            yield
+            self._seen = [seen + 1 for seen in self._seen]
+
+    def arrays(self) -> list[mx.array]:
+        """What to evaluate together with the logits of a batch: positions, say, which nothing else may ask for."""
+        return [] if self._batch is None else self._batch.arrays()
+
+    def join(self, other: "Rows") -> None:
+        """Puts the one session of `other` behind its own ones. Waits for what both have under way."""
+        (session,) = other.sessions
+        if self._batch is None:
+            self._batch = Batch([self.sessions[0].layers, session.layers])
+        else:
+            self._batch.extend([session.layers])
+        self.sessions.append(session)
+        self._seen.append(0)
+
+    def settle(self, row: int) -> None:
+        """The session's own layers take over what its row has seen."""
+        count, self._seen[row] = self._seen[row], 0
+        if self._batch is not None and count:
+            self.sessions[row].absorb(self._batch.leaves(), row, count)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Only these stay, in this order, which is ascending. One that stays alone settles."""
+        if len(rows) == 1:
+            self.settle(rows[0])
+        self.sessions = [self.sessions[row] for row in rows]
+        self._seen = [self._seen[row] for row in rows]
+        if len(rows) < 2:
+            self._batch = None
+        elif self._batch is not None:
+            self._batch.keep(rows)
