@@ -8,8 +8,8 @@ from pathlib import Path
 
 from runner import __version__, logs
 from runner.errors import UsageError
-from runner.flags import CHECK_FLAGS, FLAGS, ON_OFF, Flag
-from runner.settings import CheckSettings, Settings
+from runner.flags import CHECK_FLAGS, FLAGS, MOST_PARALLEL, ON_OFF, Flag
+from runner.settings import DEFAULT_PARALLEL, CheckSettings, Settings
 from runner.sizes import Bound, parse_bound
 
 CHECK = "check"
@@ -41,7 +41,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     values = _values(_parser(), FLAGS, words, environ)
     if not values.get("model"):
         raise UsageError(f"--model is missing: {_NO_MODEL}")
-    kv_bits, remarks = _kv_bits(values.get("kv-bits"), environ)
+    kv_bits, kv_remarks = _kv_bits(values.get("kv-bits"), environ)
+    parallel, parallel_remarks = _parallel(values, environ)
     return Settings(
         model=values["model"],
         port=_whole(values, "port", 0, 65535),
@@ -51,12 +52,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         cache=values["cache"],
         cache_memory=_bound(values, "cache-memory"),
         kv_bits=kv_bits,
-        prefill_chunk_tokens=_whole(values, "prefill-chunk", 1, 1 << 20),
+        parallel=parallel,
+        max_gap_s=_whole(values, "max-gap-ms", 1, 60_000) / 1000,
+        prefill_chunk_tokens=_whole(values, "prefill-chunk", 1, 1 << 20) if "prefill-chunk" in values else None,
         blas=values["blas"],
         blas_threads=_whole(values, "blas-threads", 1, 1024),
         log_level=_log_level(values, environ),
         watch_parent=values.get("watch-parent", "on" if hosted else "off") == "on",
-        remarks=remarks,
+        remarks=(*kv_remarks, *parallel_remarks),
     )
 
 
@@ -227,6 +230,23 @@ def _kv_bits(given: str | None, environ: Mapping[str, str]) -> tuple[int | None,
     # Not refused: the variable speaks to every runner of the host, and Ollama goes on unquantized too.
     known = ", ".join(filter(None, _OLLAMA_KV_BITS))
     return None, (f"OLLAMA_KV_CACHE_TYPE={kind} is none of {known}: keys and values stay unquantized",)
+
+
+def _parallel(values: Mapping[str, str], environ: Mapping[str, str]) -> tuple[int, tuple[str, ...]]:
+    """How many requests run at once, and what is to be said about it."""
+    if "parallel" in values:
+        return _whole(values, "parallel", 1, MOST_PARALLEL), ()
+    wanted = environ.get("OLLAMA_NUM_PARALLEL", "").strip(" \t\"'")
+    if not wanted.strip("0"):  # Ollama's own choice
+        return DEFAULT_PARALLEL, ()
+    # As with the kind of cache, nothing is refused.
+    if not (wanted.isascii() and wanted.isdigit()):
+        said = f"OLLAMA_NUM_PARALLEL={wanted} is no whole number: {DEFAULT_PARALLEL} requests run at once"
+        return DEFAULT_PARALLEL, (said,)
+    number = int(wanted) if len(wanted) < 20 else MOST_PARALLEL + 1
+    if number > MOST_PARALLEL:
+        return MOST_PARALLEL, (f"OLLAMA_NUM_PARALLEL={wanted}: no more than {MOST_PARALLEL} requests run at once",)
+    return number, ()
 
 
 def _models_dir(given: str | None, environ: Mapping[str, str]) -> Path:

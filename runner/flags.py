@@ -3,7 +3,8 @@
 import msgspec
 
 from runner.cache import CACHE_KINDS
-from runner.settings import DEFAULT_CONTEXT_TOKENS
+from runner.engine.schedule import LEAST_TOKENS
+from runner.settings import DEFAULT_CONTEXT_TOKENS, DEFAULT_PARALLEL
 
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +30,8 @@ def _switch(group: str, name: str, meaning: str) -> Flag:
 
 
 ON_OFF = ("on", "off")
-MODEL, CACHE, COMPUTE, PROCESS = "model", "prefix cache", "computing", "process"
+MODEL, CACHE, USERS, COMPUTE, PROCESS = "model", "prefix cache", "several users at once", "computing", "process"
+MOST_PARALLEL = 64
 
 FLAGS = (
     Flag(
@@ -108,11 +110,28 @@ FLAGS = (
         " else off",
     ),
     Flag(
+        group=USERS,
+        name="parallel",
+        metavar="N",
+        help=f"the most requests that run at once, up to {MOST_PARALLEL}; others wait in the order of their arrival;"
+        " `--cache single` and `none` run one, whatever this says; default: $OLLAMA_NUM_PARALLEL, else"
+        f" {DEFAULT_PARALLEL}",
+    ),
+    Flag(
+        group=USERS,
+        name="max-gap-ms",
+        metavar="N",
+        default="100",
+        help="the longest that a running answer is held up between two tokens while prompts of others are read, in"
+        " milliseconds: more lets prompts through faster, less lets answers flow more evenly; never less than one"
+        f" token of every running answer and {LEAST_TOKENS} of a prompt take on the model at hand",
+    ),
+    Flag(
         group=COMPUTE,
         name="prefill-chunk",
         metavar="TOKENS",
-        default="2048",
-        help="prompt tokens per forward; a cancelled request is noticed between two of them",
+        help="prompt tokens per forward while nobody else's answer is written; a cancelled request is noticed between"
+        " two of them; default: 2048 on GPUs, 128 on CPUs",
     ),
     Flag(
         group=COMPUTE,

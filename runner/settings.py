@@ -8,6 +8,8 @@ from runner.sizes import Bound
 
 DEFAULT_CONTEXT_TOKENS = 32768
 """The context of a model that does not tell its own."""
+DEFAULT_PARALLEL = 4
+"""How many requests run at once where nobody says how many."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +26,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Of everything the prefix cache holds, live and paged out; of the memory that the device lends."""
     kv_bits: int | None = None
     """None: keys and values as the model computes them."""
-    prefill_chunk_tokens: int
+    parallel: int = DEFAULT_PARALLEL
+    """The most requests that run at once; a cache that keeps no more than one conversation runs one."""
+    max_gap_s: float = 0.1
+    """The longest that a running answer is held up between two tokens while prompts are read."""
+    prefill_chunk_tokens: int | None = None
+    """Of a prompt, per forward, while no answer is written; None: what suits the device."""
     blas: str
     blas_threads: int
     log_level: int

@@ -8,9 +8,10 @@ import pytest
 
 from runner import logs
 from runner.cli import parse, parse_check
+from runner.engine.schedule import LEAST_TOKENS
 from runner.errors import UsageError
 from runner.flags import CHECK_FLAGS, FLAGS
-from runner.settings import DEFAULT_CONTEXT_TOKENS, context_limit
+from runner.settings import DEFAULT_CONTEXT_TOKENS, Settings, context_limit
 from runner.sizes import Bound
 
 HOST_CALL = ["runner", "--mlx-engine", "--model", "m:latest", "--port", "41000"]
@@ -49,7 +50,14 @@ def test_only_a_process_started_by_a_host_watches_its_parent() -> None:
 
 def test_a_flag_beats_its_variable_and_that_the_default() -> None:
     argv = ["--model", "m"]
-    assert parse(argv, {}).prefill_chunk_tokens == 2048
+    assert parse(argv, {}).max_gap_s == 0.1
+    assert parse(argv, {"MLX_RUNNER_MAX_GAP_MS": "64"}).max_gap_s == 0.064
+    assert parse([*argv, "--max-gap-ms", "32"], {"MLX_RUNNER_MAX_GAP_MS": "64"}).max_gap_s == 0.032
+
+
+def test_the_chunk_of_a_prompt_suits_the_device_unless_it_is_given() -> None:
+    argv = ["--model", "m"]
+    assert parse(argv, {}).prefill_chunk_tokens is None
     assert parse(argv, {"MLX_RUNNER_PREFILL_CHUNK": "64"}).prefill_chunk_tokens == 64
     assert parse([*argv, "--prefill-chunk", "32"], {"MLX_RUNNER_PREFILL_CHUNK": "64"}).prefill_chunk_tokens == 32
 
@@ -67,6 +75,8 @@ def test_every_flag_has_its_variable() -> None:
         "cache": "none",
         "cache-memory": "3MiB",
         "kv-bits": "4",
+        "parallel": "5",
+        "max-gap-ms": "7",
         "prefill-chunk": "8",
         "blas": "off",
         "blas-threads": "2",
@@ -76,6 +86,7 @@ def test_every_flag_has_its_variable() -> None:
     by_flag = parse([word for name, value in examples.items() for word in (f"--{name}", value)], {})
     assert by_variable == by_flag
     assert (by_flag.context_tokens, by_flag.verify) == (4096, True)
+    assert (by_flag.parallel, by_flag.max_gap_s, by_flag.prefill_chunk_tokens) == (5, 0.007, 8)
 
 
 def test_every_flag_of_check_has_its_variable() -> None:
@@ -224,6 +235,72 @@ def test_a_kind_of_cache_that_only_ollama_may_know_is_passed_over_and_told() -> 
     )
 
 
+@pytest.mark.parametrize(
+    ("flag", "environ", "parallel"),
+    [
+        ([], {}, 4),
+        (["--parallel", "1"], {}, 1),
+        (["-parallel=64"], {}, 64),
+        ([], {"MLX_RUNNER_PARALLEL": "3"}, 3),
+        ([], {"OLLAMA_NUM_PARALLEL": "1"}, 1),
+        ([], {"OLLAMA_NUM_PARALLEL": "64"}, 64),
+        ([], {"OLLAMA_NUM_PARALLEL": ' "08" '}, 8),
+        ([], {"OLLAMA_NUM_PARALLEL": "0"}, 4),
+        ([], {"OLLAMA_NUM_PARALLEL": "00"}, 4),
+        ([], {"OLLAMA_NUM_PARALLEL": ""}, 4),
+        ([], {"OLLAMA_NUM_PARALLEL": " '' "}, 4),
+        ([], {"MLX_RUNNER_PARALLEL": "3", "OLLAMA_NUM_PARALLEL": "7"}, 3),
+        ([], {"MLX_RUNNER_PARALLEL": " ", "OLLAMA_NUM_PARALLEL": "7"}, 7),
+        (["--parallel", "2"], {"MLX_RUNNER_PARALLEL": "3", "OLLAMA_NUM_PARALLEL": "nonsense"}, 2),
+    ],
+)
+def test_as_many_requests_run_as_ollama_is_told_unless_we_are(
+    flag: list[str], environ: dict[str, str], parallel: int
+) -> None:
+    settings = parse(["--model", "m", *flag], environ)
+    assert (settings.parallel, settings.remarks) == (parallel, ())
+
+
+@pytest.mark.parametrize("nonsense", ["many", "-1", "+4", "2.5", "1_0", "\N{ARABIC-INDIC DIGIT FOUR}", "4 4"])
+def test_a_number_of_requests_that_is_none_is_passed_over_and_told(nonsense: str) -> None:
+    settings = parse(["--model", "m"], {"OLLAMA_NUM_PARALLEL": nonsense, "OLLAMA_KV_CACHE_TYPE": "q5_1"})
+    assert settings.parallel == 4
+    assert len(settings.remarks) == 2
+    assert settings.remarks[1] == f"OLLAMA_NUM_PARALLEL={nonsense} is no whole number: 4 requests run at once"
+
+
+@pytest.mark.parametrize("many", ["65", "1000", "9" * 5000])
+def test_more_requests_than_can_run_are_as_many_as_can_and_that_is_told(many: str) -> None:
+    settings = parse(["--model", "m"], {"OLLAMA_NUM_PARALLEL": many})
+    assert settings.parallel == 64
+    assert settings.remarks == (f"OLLAMA_NUM_PARALLEL={many}: no more than 64 requests run at once",)
+
+
+def test_settings_made_by_hand_hold_the_defaults_of_the_command_line() -> None:
+    told = parse(["--model", "m"], {})
+    by_hand = Settings(
+        model="m",
+        port=told.port,
+        models_dir=told.models_dir,
+        cache=told.cache,
+        cache_memory=told.cache_memory,
+        blas=told.blas,
+        blas_threads=told.blas_threads,
+        log_level=told.log_level,
+        watch_parent=told.watch_parent,
+    )
+    assert by_hand == told
+
+
+def test_the_help_says_what_bounds_a_gap_and_which_caches_run_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"], {})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"never less than one token of every running answer and {LEAST_TOKENS} of a prompt" in shown
+    assert "`--cache single` and `none` run one, whatever this says" in shown
+    assert "default: 2048 on GPUs, 128 on CPUs" in shown
+
+
 def test_a_share_of_the_memory_stands_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     """argparse would take the sign of percent for its own."""
     with pytest.raises(SystemExit):
@@ -266,6 +343,12 @@ def test_the_help_tells_of_check_and_check_has_its_own(capsys: pytest.CaptureFix
         (["--model", "m"], {"MLX_RUNNER_VERIFY": "maybe"}, "MLX_RUNNER_VERIFY=maybe: choose one of on, off"),
         (["--model", "m", "--json"], {}, "unrecognized arguments: --json"),
         (["--model", "m", "--prefill-chunk", "0"], {}, "--prefill-chunk 0"),
+        (["--model", "m", "--parallel", "0"], {}, "--parallel 0: a whole number from 1 to 64"),
+        (["--model", "m", "--parallel", "65"], {}, "--parallel 65"),
+        (["--model", "m"], {"MLX_RUNNER_PARALLEL": "many"}, "--parallel many"),
+        (["--model", "m", "--max-gap-ms", "0"], {}, "--max-gap-ms 0: a whole number from 1 to 60000"),
+        (["--model", "m", "--max-gap-ms", "0.1"], {}, "--max-gap-ms 0.1"),
+        (["--model", "m"], {"MLX_RUNNER_MAX_GAP_MS": "60001"}, "--max-gap-ms 60001"),
         (["--model", "m", "--cache-memory", "8Q"], {}, "--cache-memory 8Q: bytes (123456, 512MiB, 8G) or a share"),
         (["--model", "m"], {"MLX_RUNNER_CACHE_MEMORY": "much"}, "--cache-memory much: bytes"),
         (["--model", "m", "--kv-bits", "6"], {}, "invalid choice: '6'"),

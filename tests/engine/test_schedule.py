@@ -1,0 +1,607 @@
+"""Which slice comes next, over simulated time: what a slice costs is made up, thousands of them take milliseconds."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runner.engine.schedule import LEAST_TOKENS, Begin, Decode, Prefill, Schedule, Slice, View
+
+CHUNK, GAP_S = 512, 0.1
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What slices take, in seconds."""
+
+    step_s: float = 0.01
+    row_s: float = 0.0  # and for every row of the group
+    token_s: float = 0.001
+    context_s: float = 0.0  # and for every token, for every token before it
+    forward_s: float = 0.0  # and for every forward over a part of a prompt
+    begin_s: float = 0.0
+    noise: Callable[[], float] = lambda: 1.0
+
+    def step(self, rows: int) -> float:
+        return (self.step_s + rows * self.row_s) * self.noise()
+
+    def prefill(self, done: int, tokens: int) -> float:
+        return (self.forward_s + tokens * (self.token_s + self.context_s * done)) * self.noise()
+
+
+@dataclass(eq=False)
+class Request:
+    """`points`: where a forward over its prompt ends, whatever was asked for."""
+
+    prompt: int
+    answer: int
+    at_s: float = 0.0
+    points: frozenset[int] = frozenset()
+    done: int = 0
+    tokens_s: list[float] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        return self.prompt - self.done
+
+    @property
+    def ended(self) -> bool:
+        return len(self.tokens_s) == self.answer
+
+    @property
+    def gap_s(self) -> float:
+        return max((b - a for a, b in zip(self.tokens_s, self.tokens_s[1:], strict=False)), default=0.0)
+
+
+class Ran(NamedTuple):
+    slice: Slice
+    view: View
+    seconds: float
+    requests: tuple[Request, ...]
+    """That it advanced."""
+
+
+class Simulation:
+    """Runs requests as the engine does, each a group of its own, or all that have stepped once as one batch."""
+
+    def __init__(
+        self, schedule: Schedule, costs: Costs, requests: list[Request], places: int = 64, batch: bool = False
+    ) -> None:
+        self.schedule, self.costs, self.places, self.batch = schedule, costs, places, batch
+        self.requests = sorted(requests, key=lambda request: request.at_s)
+        self.coming = list(self.requests)
+        self.prefilling: list[Request] = []
+        self.groups: dict[int, list[Request]] = {}
+        self.ids = iter(range(1 << 30))
+        self.batch_id: int | None = None
+        self.now_s = 0.0
+        self.ran: list[Ran] = []
+
+    def view(self) -> View:
+        free = self.places - len(self.prefilling) - sum(map(len, self.groups.values()))
+        waiting = sum(request.at_s <= self.now_s for request in self.coming)
+        return View(min(free, waiting), [request.left for request in self.prefilling], list(self.groups))
+
+    def run(self, *until: Request) -> "Simulation":
+        """To the end of these requests, or of all."""
+        while not all(request.ended for request in until or self.requests):
+            assert len(self.ran) < 100_000, "something starves"
+            self.one()
+        return self
+
+    def one(self) -> None:
+        if not (self.prefilling or self.groups):
+            self.now_s = max(self.now_s, self.coming[0].at_s)
+        view = self.view()
+        slice_ = self.schedule.next(view)
+        assert slice_ is not None
+        assert self.schedule.next(view) == slice_, "to ask changes nothing"
+        match slice_:
+            case Begin():
+                assert view.startable
+                requests: tuple[Request, ...] = (self.coming.pop(0),)
+                self.prefilling += requests
+                seconds = self.costs.begin_s * self.costs.noise()
+            case Prefill(index, tokens):
+                requests, slice_, seconds = self.prefill(self.prefilling[index], slice_, tokens)
+            case Decode(index):
+                requests, seconds = self.decode(view.decoding[index])
+        self.now_s += seconds if not isinstance(slice_, Decode) else 0.0
+        self.schedule.took(slice_, view, seconds)
+        self.ran.append(Ran(slice_, view, seconds, requests))
+
+    def prefill(self, request: Request, asked: Prefill, tokens: int) -> tuple[tuple[Request, ...], Slice, float]:
+        assert 0 < tokens <= request.left
+        count = min([tokens, *(point - request.done for point in request.points if point > request.done)])
+        seconds = self.costs.prefill(request.done, count)
+        request.done += count
+        if not request.left:
+            self.prefilling.remove(request)
+            self.groups[next(self.ids)] = [request]
+        return (request,), asked._replace(tokens=count), seconds
+
+    def decode(self, group: int) -> tuple[tuple[Request, ...], float]:
+        rows = self.groups[group]
+        seconds = self.costs.step(len(rows))
+        self.now_s += seconds
+        for request in rows:
+            request.tokens_s.append(self.now_s)
+        self.groups[group] = left = [request for request in rows if not request.ended]
+        if not left:
+            del self.groups[group]
+        elif self.batch and self.batch_id not in self.groups:
+            self.batch_id = group
+        elif self.batch and group != self.batch_id and self.batch_id is not None:
+            self.groups[self.batch_id] += self.groups.pop(group)
+        return tuple(rows), seconds
+
+    def seconds(self, kind: type[Slice], *of: Request) -> float:
+        return sum(
+            ran.seconds for ran in self.ran if isinstance(ran.slice, kind) and (not of or set(of) & set(ran.requests))
+        )
+
+    def prefills(self, *of: Request) -> list[int]:
+        """The tokens of each slice of a prompt."""
+        return [
+            ran.slice.tokens
+            for ran in self.ran
+            if isinstance(ran.slice, Prefill) and (not of or set(of) & set(ran.requests))
+        ]
+
+
+def learned(costs: Costs, chunk_tokens: int = CHUNK, max_gap_s: float = GAP_S) -> Schedule:
+    """A schedule that knows what beginnings and tokens cost."""
+    schedule = Schedule(chunk_tokens, max_gap_s)
+    for _ in range(40):
+        schedule.took(Begin(), View(1), costs.begin_s)
+    schedule.took(Prefill(0, chunk_tokens), View(0, [chunk_tokens]), costs.prefill(0, chunk_tokens))
+    return schedule
+
+
+def step(schedule: Schedule, *groups: int, seconds: float = 0.01, view: View | None = None) -> None:
+    """Let each of these groups step once."""
+    view = view or View(decoding=groups)
+    for group in groups:
+        schedule.took(Decode(list(view.decoding).index(group)), view, seconds)
+
+
+# Rule 1
+
+
+def test_nothing_to_do_is_none() -> None:
+    assert Schedule(CHUNK, GAP_S).next(View()) is None
+
+
+def test_every_slice_is_true() -> None:
+    """`while slice := schedule.next(view)` must not end at a beginning."""
+    assert all((Begin(), Prefill(0, 1), Decode(0)))
+
+
+@given(
+    costs=st.builds(
+        Costs, token_s=st.floats(0, 1), begin_s=st.floats(0, 9), step_s=st.floats(0, 9), forward_s=st.floats(0, 1)
+    ),
+    earlier=st.lists(st.integers(1, 2000), max_size=3),
+)
+def test_a_lone_request_computes_the_same_forwards_whatever_the_clock_says(costs: Costs, earlier: list[int]) -> None:
+    lone = Request(1300, 5)
+    schedule = Schedule(CHUNK, GAP_S)
+    for prompt in earlier:
+        Simulation(schedule, costs, [Request(prompt, 2)]).run()
+    assert Simulation(schedule, costs, [lone]).run().prefills() == [512, 512, 276]
+
+
+def test_full_chunks_while_nothing_decodes_also_for_several_prompts() -> None:
+    sizes = Simulation(Schedule(CHUNK, GAP_S), Costs(), [Request(5120, 1), Request(5120, 1)]).run().prefills()
+    assert sizes == [CHUNK] * 20
+
+
+# Rule 2
+
+
+def test_a_request_that_can_begin_begins_at_once() -> None:
+    schedule = Schedule(CHUNK, GAP_S)
+    assert schedule.next(View(1)) == Begin()
+    assert schedule.next(View(1, [4096])) == Begin()
+    step(schedule, 7)
+    assert schedule.next(View(1, [4096], [7])) == Begin()
+
+
+def test_a_request_does_not_begin_where_a_stream_would_wait_beyond_its_gap() -> None:
+    schedule = learned(Costs(begin_s=0.03))
+    step(schedule, 7)
+    view = View(1, [4096], [7])
+    schedule.took(Prefill(0, 55), view, 0.055)  # 0.1 - 0.01 - 0.055 are left
+    assert schedule.next(view) == Begin()
+    schedule.took(Prefill(0, 6), view, 0.006)
+    assert schedule.next(view) == Decode(0)
+
+
+def test_what_waits_to_begin_is_not_kept_waiting_by_prompts() -> None:
+    """A prompt would take what room there is, and leave none for what wants a little more."""
+    schedule = learned(Costs(begin_s=0.08))
+    view = View(0, [4096], [1, 2])
+    step(schedule, 1)
+    schedule.took(Prefill(0, 20), view, 0.02)
+    step(schedule, 2, view=view)
+    assert isinstance(schedule.next(view), Prefill)
+    taken: list[Slice | None] = []
+    view = View(1, [4096], [1, 2])
+    for _ in range(3):
+        taken.append(schedule.next(view))
+        step(schedule, *(view.decoding[slice_.index] for slice_ in taken[-1:] if isinstance(slice_, Decode)), view=view)
+    assert taken[:2] == [Decode(0), Begin()]
+
+
+def test_a_beginning_that_never_fits_follows_a_round_of_steps() -> None:
+    costs = Costs(begin_s=0.5, step_s=0.01)
+    schedule = learned(costs)
+    step(schedule, 1, 2)
+    view = View(3, [], [1, 2])
+    taken = []
+    for _ in range(7):
+        slice_ = schedule.next(view)
+        assert slice_ is not None
+        taken.append(slice_)
+        schedule.took(slice_, view, costs.begin_s if slice_ == Begin() else costs.step_s)
+    assert taken == [Begin(), Decode(0), Decode(1)] * 2 + [Begin()]
+
+
+# Rule 3
+
+
+def test_groups_take_turns_equally() -> None:
+    requests = [Request(1, 40) for _ in range(5)]
+    simulation = Simulation(Schedule(CHUNK, GAP_S), Costs(), requests).run()
+    turns = [ran.requests for ran in simulation.ran if isinstance(ran.slice, Decode) and len(ran.view.decoding) == 5]
+    assert len(turns) > 100
+    assert all(len(set(turns[start : start + 5])) == 5 for start in range(len(turns) - 4))
+
+
+def test_the_group_that_has_waited_longest_steps() -> None:
+    schedule = Schedule(CHUNK, GAP_S)
+    step(schedule, 3, 1, 2)
+    assert schedule.next(View(decoding=[1, 2, 3])) == Decode(2)
+    assert schedule.next(View(decoding=[1, 2])) == Decode(0)
+
+
+def test_a_group_that_never_stepped_steps_first() -> None:
+    """It is the first token of an answer, or it is made of rows that have waited in other groups."""
+    schedule = Schedule(CHUNK, GAP_S)
+    step(schedule, 1, 2)
+    assert schedule.next(View(1, [100], [1, 2, 9])) == Decode(2)
+
+
+# Rule 4
+
+
+def test_a_prompt_gets_what_the_gap_leaves() -> None:
+    schedule = learned(Costs())
+    view = View(0, [4096], [1])
+    step(schedule, 1, view=view)
+    assert schedule.next(view) == Prefill(0, 88)  # 0.1 - 0.01, in eights
+    schedule.took(Prefill(0, 32), view, 0.032)  # a restore point ended it
+    assert schedule.next(view) == Prefill(0, 56)
+    schedule.took(Prefill(0, 56), view, 0.056)
+    assert schedule.next(view) == Decode(0)
+
+
+def test_less_than_half_a_gap_is_not_worth_a_second_forward() -> None:
+    schedule = learned(Costs())
+    view = View(0, [4096], [1])
+    step(schedule, 1, view=view)
+    schedule.took(Prefill(0, 48), view, 0.048)
+    assert schedule.next(view) == Decode(0)
+    assert schedule.next(View(0, [40], [1])) == Prefill(0, 40), "but the end of a prompt is"
+
+
+def test_slices_settle_at_what_fills_the_gap_though_each_forward_costs_something() -> None:
+    costs = Costs(forward_s=0.02, token_s=0.0005, step_s=0.02)
+    stream, long = Request(1, 10_000), Request(20_000, 1, at_s=1.0)
+    running = Simulation(learned(costs), costs, [stream, long])
+    running.run(long)
+    assert set(running.prefills(long)[20:-1]) == {112}  # 0.076; 120 would fill it
+    assert stream.gap_s <= GAP_S
+
+
+def test_every_group_must_step_within_the_gap_in_its_turn() -> None:
+    schedule = learned(Costs())
+    view = View(0, [4096], [1, 2, 3])
+    step(schedule, 1, 2, 3, seconds=0.01, view=view)
+    # Group 1 has waited for 0.02 and steps first, group 3 has not and steps third: each has 0.07.
+    assert schedule.next(view) == Prefill(0, 64)
+    step(schedule, 1, seconds=0.03, view=view)  # takes 0.02, it seems now
+    # Group 2 has waited for 0.04; all three steps take 0.04 after it.
+    assert schedule.next(view) == Prefill(0, 48)
+
+
+def test_a_group_whose_last_step_was_quick_is_left_the_time_that_its_steps_take() -> None:
+    schedule = learned(Costs())
+    view = View(0, [4096], [1, 2])
+    step(schedule, 2, seconds=0.08, view=view)
+    step(schedule, 1, seconds=0.01, view=view)
+    step(schedule, 2, seconds=0.0, view=view)
+    assert schedule.next(view) == Prefill(0, 48)  # 0.01 of the first and 0.04 of the second are to come
+
+
+def test_the_last_part_of_a_prompt_is_given_whole() -> None:
+    schedule = learned(Costs())
+    view = View(0, [5], [1])
+    step(schedule, 1, view=view)
+    schedule.took(Prefill(0, 84), view, 0.084)
+    assert schedule.next(view) == Prefill(0, 5)
+    assert schedule.next(View(0, [6], [1])) == Prefill(0, 6)
+    assert schedule.next(View(0, [7], [1])) == Decode(0)
+
+
+def test_no_slice_is_larger_than_a_chunk() -> None:
+    schedule = learned(Costs(token_s=1e-6), chunk_tokens=100)
+    view = View(0, [4096], [1])
+    step(schedule, 1, view=view)
+    assert schedule.next(view) == Prefill(0, 96)
+    tiny = learned(Costs(token_s=9.0), chunk_tokens=7)
+    step(tiny, 1, view=view)
+    assert tiny.next(view) == Prefill(0, 7)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("streams", [1, 2, 5])
+def test_a_prompt_gets_all_of_the_time_but_the_steps(streams: int, batch: bool) -> None:
+    costs = Costs(step_s=0.01)
+    long = Request(20_000, 1, at_s=1.0)
+    running = Simulation(learned(costs), costs, [*(Request(1, 10_000) for _ in range(streams)), long], batch=batch)
+    running.run(long)
+    both = [ran for ran in running.ran if ran.view.prefilling and ran.view.decoding]
+    share = sum(ran.seconds for ran in both if isinstance(ran.slice, Prefill)) / sum(ran.seconds for ran in both)
+    round_s = costs.step_s * (1 if batch else streams)
+    assert share >= 1 - (round_s + LEAST_TOKENS * costs.token_s) / GAP_S
+
+
+# Rule 5
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_steps_slower_than_the_gap_leave_a_prompt_its_least_and_get_a_round_between(batch: bool) -> None:
+    costs = Costs(step_s=0.15, begin_s=0.05)
+    requests = [Request(5, 200), Request(5, 200), Request(5, 200), Request(320, 1, at_s=3.0)]
+    simulation = Simulation(Schedule(CHUNK, GAP_S), costs, requests, batch=batch).run()
+    slices = [ran for ran in simulation.ran if len(ran.view.decoding) == (1 if batch else 3)]
+    first = next(index for index, ran in enumerate(slices) if requests[3] in ran.requests)
+    period = 2 if batch else 4
+    for number in range(20):
+        assert isinstance(slices[first].slice, Begin)
+        part, *steps = slices[first + (number + 1) * period :][:period]
+        assert part.slice == Prefill(0, LEAST_TOKENS)
+        assert number == 19 or sorted(ran.slice.index for ran in steps if isinstance(ran.slice, Decode)) == [
+            *range(period - 1)
+        ]
+    assert all(request.ended for request in requests)
+
+
+def test_dear_tokens_are_computed_though_they_do_not_fit() -> None:
+    costs = Costs(token_s=0.05)
+    stream, long = Request(1, 10_000), Request(3200, 1, at_s=1.0)
+    running = Simulation(Schedule(CHUNK, GAP_S), costs, [stream, long])
+    running.run(long)
+    assert running.prefills(long) == [LEAST_TOKENS] * 200
+
+
+# Rule 6
+
+
+def test_prompts_begin_small_and_double_while_nobody_knows_what_a_token_costs() -> None:
+    costs = Costs(token_s=1e-9, step_s=0.001)
+    stream, long = Request(1, 10_000), Request(4096, 1, at_s=0.01)
+    schedule = Schedule(CHUNK, GAP_S)
+    step(schedule, 0, seconds=0.001)
+    view = View(0, [4096], [0])
+    sizes = []
+    for _ in range(6):
+        slice_ = schedule.next(view)
+        assert isinstance(slice_, Prefill)
+        sizes.append(slice_.tokens)
+        schedule.took(slice_, view, slice_.tokens * 1e-9)
+    assert sizes == [32, 64, 128, 256, 512, 512]
+    running = Simulation(Schedule(CHUNK, GAP_S), costs, [stream, long])
+    running.run(long)
+    assert running.prefills(long)[:4] == [32, 64, 128, 256]
+
+
+@pytest.mark.parametrize("slow", ["prefill", "step", "begin"])
+def test_a_first_measurement_of_minutes_is_forgotten(slow: str) -> None:
+    """What compiles or reads cold pages starves nobody, and soon counts no more."""
+    schedule = Schedule(CHUNK, GAP_S)
+    view = View(0, [100_000], [1])
+    schedule.took(Prefill(0, 32), view, 200.0 if slow == "prefill" else 0.032)
+    schedule.took(Begin(), View(1, [], [1]), 200.0 if slow == "begin" else 0.0)
+    step(schedule, 1, seconds=200.0 if slow == "step" else 0.01)
+    sizes = []
+    for _ in range(120):
+        slice_ = schedule.next(view)
+        if isinstance(slice_, Prefill):
+            sizes.append(slice_.tokens)
+            schedule.took(slice_, view, slice_.tokens * 0.001)
+        else:
+            assert slice_ == Decode(0)
+            step(schedule, 1)
+    assert min(sizes) == LEAST_TOKENS or slow == "begin"
+    assert sizes[-20:] == [88 if slow == "begin" else sizes[-1]] * 20
+    assert sizes[-1] >= 80
+    assert sizes[0] <= 64
+    begun = View(1, [100_000], [1])
+    for _ in range(60):
+        slice_ = schedule.next(begun)
+        assert slice_ in (Begin(), Decode(0))
+        schedule.took(slice_, begun, 0.01)
+    step(schedule, 1)
+    schedule.took(Prefill(0, 72), begun, 0.072)
+    assert schedule.next(begun) == Begin(), "0.01 of 0.018"
+
+
+def test_a_cost_that_grows_with_the_context_keeps_the_gap() -> None:
+    costs = Costs(token_s=0.0005, context_s=2e-8, forward_s=0.008)
+    stream, long = Request(1, 10_000), Request(60_000, 1, at_s=1.0)
+    running = Simulation(learned(costs), costs, [stream, long])
+    running.run(long)
+    assert stream.gap_s <= GAP_S + costs.forward_s + 0.001
+    assert running.prefills(long)[-2] < running.prefills(long)[10] / 2
+
+
+def test_a_cost_that_rises_counts_at_once_and_one_that_falls_by_half() -> None:
+    schedule = learned(Costs())
+    view = View(0, [4096], [1])
+    for cost_s, tokens in ((0.002, 40), (0.001, 56)):  # 0.09 of 0.002, and of 0.0015
+        schedule.took(Prefill(0, 80), view, 80 * cost_s)
+        step(schedule, 1, view=view)
+        assert schedule.next(view) == Prefill(0, tokens)
+
+
+def test_a_few_tokens_of_a_forward_say_little() -> None:
+    """A restore point ends a forward after two tokens: the next one is not taken for as dear as those."""
+    costs = Costs(forward_s=0.04)
+    schedule = learned(costs)
+    view = View(0, [4096], [1])
+    step(schedule, 1, view=view)
+    for _ in range(9):
+        slice_ = schedule.next(view)
+        assert isinstance(slice_, Prefill)
+        schedule.took(slice_, view, costs.prefill(0, slice_.tokens))
+        step(schedule, 1, view=view)
+    usual = schedule.next(view)
+    schedule.took(Prefill(0, 2), view, costs.prefill(0, 2))
+    step(schedule, 1, view=view)
+    after = schedule.next(view)
+    assert isinstance(usual, Prefill)
+    assert isinstance(after, Prefill)
+    assert LEAST_TOKENS < after.tokens < usual.tokens
+
+
+# Rule 7
+
+
+def test_a_short_prompt_gets_through_behind_a_long_one() -> None:
+    long, short = Request(50_000, 1), Request(700, 1, at_s=5.0)
+    simulation = Simulation(Schedule(CHUNK, GAP_S), Costs(), [long, short]).run()
+    assert short.tokens_s[0] - short.at_s <= 2 * 0.512 + 0.7 + 0.02
+    assert simulation.prefills(short) == [512, 188]
+
+
+@pytest.mark.parametrize("streams", [0, 1])
+def test_the_oldest_prompt_keeps_half_of_the_time(streams: int) -> None:
+    """However many short ones arrive, and though one of them is often done in less than its slice."""
+    long, short = Request(30_000, 1), [Request(60 + 7 * (n % 5), 1, at_s=0.05 * n) for n in range(5000)]
+    costs = Costs()
+    running = Simulation(learned(costs), costs, [*(Request(1, 1 << 20) for _ in range(streams)), long, *short], 16)
+    running.run(long)
+    spent = running.seconds(Prefill, long)
+    assert spent >= 0.49 * running.seconds(Prefill)
+    assert spent <= 0.55 * running.seconds(Prefill)
+
+
+def test_a_prompt_that_is_neither_oldest_nor_shortest_gets_its_turn() -> None:
+    requests = [Request(9000, 1), Request(4000, 1), *(Request(100, 1, at_s=0.2 * n) for n in range(400))]
+    running = Simulation(Schedule(CHUNK, GAP_S), Costs(), requests, 8)
+    running.run(requests[0], requests[1])
+    assert running.coming, "there were short ones to the end"
+
+
+# Rule 8
+
+
+def test_a_group_that_is_gone_is_forgotten() -> None:
+    schedule = Schedule(CHUNK, GAP_S)
+    step(schedule, 2, 1)
+    schedule.took(Prefill(0, 8), View(0, [8], [2]), 0.01)
+    assert schedule.next(View(decoding=[2, 1])) == Decode(1), "as one that never stepped"
+
+
+def test_a_slice_that_is_not_told_of_harms_nothing() -> None:
+    """The engine need not tell of one that failed, nor of one that computed nothing."""
+    schedule = Schedule(CHUNK, GAP_S)
+    view = View(0, [100], [1])
+    step(schedule, 1, view=view)
+    assert schedule.next(view) == Prefill(0, 32)
+    schedule.took(Prefill(0, 0), view, 0.001)
+    assert schedule.next(view) == Prefill(0, 32)
+
+
+# All together
+
+costs_of_a_model = st.builds(
+    Costs,
+    step_s=st.floats(0.0001, 0.08),
+    token_s=st.floats(1e-5, 0.02),
+    begin_s=st.floats(0, 0.15),
+)
+arrivals = st.lists(
+    st.builds(
+        Request,
+        prompt=st.integers(1, 700),
+        answer=st.integers(1, 60),
+        at_s=st.floats(0, 3),
+        points=st.frozensets(st.integers(1, 700), max_size=4),
+    ),
+    min_size=2,
+    max_size=9,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(costs=costs_of_a_model, requests=arrivals, places=st.integers(1, 8), chunk=st.sampled_from([16, 128, 2048]))
+def test_the_gap_of_a_stream_is_bounded(costs: Costs, requests: list[Request], places: int, chunk: int) -> None:
+    """Where costs do not change, only the first step of another answer comes on top of the promised gap."""
+    simulation = Simulation(learned(costs, chunk), costs, requests, places).run()
+    round_s = costs.step_s * max(len(ran.view.decoding) for ran in simulation.ran)
+    promised_s = max(GAP_S, round_s + max(costs.begin_s, LEAST_TOKENS * costs.token_s))
+    assert max(request.gap_s for request in requests) <= promised_s + costs.step_s + 1e-6
+    assert all(request.ended for request in requests)
+
+
+@settings(max_examples=150, deadline=None)
+@given(costs=costs_of_a_model, requests=arrivals, places=st.integers(1, 8), row_s=st.floats(0, 0.01))
+def test_the_gap_of_a_row_of_a_batch_is_bounded(
+    costs: Costs, requests: list[Request], places: int, row_s: float
+) -> None:
+    """A newcomer's first step comes on top, and what rows add to the steps until their average has seen it."""
+    costs = replace(costs, row_s=row_s)
+    simulation = Simulation(learned(costs), costs, requests, places, batch=True).run()
+    longest_s = costs.step_s + places * row_s
+    promised_s = max(GAP_S, longest_s + max(costs.begin_s, LEAST_TOKENS * costs.token_s))
+    assert max(request.gap_s for request in requests) <= promised_s + costs.step_s + 3 * row_s + 1e-6
+    assert all(request.ended for request in simulation.requests)
+
+
+def waits(ran: list[Ran]) -> Iterator[list[Ran]]:
+    """The runs of steps that something else had to wait for."""
+    steps: list[Ran] = []
+    for one in [*ran, None]:
+        if one and isinstance(one.slice, Decode) and (one.view.startable or one.view.prefilling):
+            steps.append(one)
+        else:
+            yield steps
+            steps = []
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    costs=costs_of_a_model,
+    requests=arrivals,
+    batch=st.booleans(),
+    seed=st.integers(0, 1 << 30),
+    max_gap_s=st.sampled_from([0.001, 0.1, 1.0]),
+)
+def test_nothing_starves_whatever_the_clock_says(
+    costs: Costs, requests: list[Request], batch: bool, seed: int, max_gap_s: float
+) -> None:
+    """While something else waits, no request steps twice; and every request ends."""
+    noise = random.Random(seed)
+    costs = replace(costs, noise=lambda: noise.choice([0.0, 0.3, 1.0, 1.0, 1.0, 2.0, 100.0]))
+    simulation = Simulation(Schedule(CHUNK, max_gap_s), costs, requests, 6, batch).run()
+    assert all(request.ended for request in requests)
+    for steps in waits(simulation.ran):
+        groups = [ran.view.decoding[ran.slice.index] for ran in steps if isinstance(ran.slice, Decode)]
+        assert len(groups) == len(set(groups))
