@@ -41,6 +41,14 @@ def parse_bound(text: str) -> Bound:
     return Bound(amount, percent)
 
 
+def shown(size: int) -> str:
+    """`1.1 GB`, counted in 1000 as disks are."""
+    for power, unit in ((12, "TB"), (9, "GB"), (6, "MB"), (3, "KB")):
+        if size >= 10**power:
+            return f"{size / 10**power:.1f} {unit}"
+    return f"{size} B"
+
+
 def _scaled(number: str, power: int) -> int:
     """`number` times 2**power, rounded down and exact for any number of digits."""
     whole, _, fraction = number.partition(".")

@@ -13,6 +13,7 @@ from runner.check.facts import (
     plain,
 )
 from runner.model.inspect import Amount
+from runner.sizes import shown
 
 _WIDTH = 100
 _LABEL = 14
@@ -48,7 +49,7 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
     if found.weights is not None:
         yield "weights", _amounts(found.weights)
     if found.read_bytes is not None and found.files is not None:
-        yield "reads", f"{_bytes(found.read_bytes)} from {_counted(found.files, 'file')}"
+        yield "reads", f"{shown(found.read_bytes)} from {_counted(found.files, 'file')}"
     if found.skipped:
         yield "skips", _amounts(found.skipped)
     if found.context:
@@ -102,17 +103,9 @@ def _wrapped(label: str, text: str) -> list[str]:
     ) or [label]
 
 
-def _bytes(size: int) -> str:
-    """`1.1 GB`, counted in 1000 as disks are."""
-    for power, unit in ((12, "TB"), (9, "GB"), (6, "MB"), (3, "KB")):
-        if size >= 10**power:
-            return f"{size / 10**power:.1f} {unit}"
-    return f"{size} B"
-
-
 def _amounts(amounts: Iterable[Amount]) -> str:
     """`f32 21 tensors 436.5 KB, int4 g64 1 tensor 2.1 KB`."""
-    return ", ".join(f"{item.name} {_counted(item.tensors, 'tensor')} {_bytes(item.bytes)}" for item in amounts)
+    return ", ".join(f"{item.name} {_counted(item.tensors, 'tensor')} {shown(item.bytes)}" for item in amounts)
 
 
 def _counted(number: int, noun: str) -> str:

@@ -1,10 +1,8 @@
 """The one thread that owns MLX: it loads the model, then computes requests one slice at a time."""
 
 import asyncio
-import gc
 import queue
 import threading
-from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from time import perf_counter
@@ -13,8 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from runner.cache import PrefixCache, make_cache
-from runner.engine.events import Failed, Outbox, Started
+from runner.engine.events import Outbox
 from runner.engine.request import Limits, Request
+from runner.engine.schedule import Schedule
 from runner.errors import RunnerError, no_mlx
 from runner.logs import Log, fatal, told
 from runner.model import OpenedModel
@@ -22,9 +21,10 @@ from runner.settings import Settings
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.engine.generation import Generation
+    from runner.engine.running import Running
 
 log = Log(__name__)
+_GPU_CHUNK, _CPU_CHUNK = 2048, 128  # tokens: on a CPU larger chunks are no faster, and much larger ones slower
 
 
 class Numbers(msgspec.Struct, frozen=True):
@@ -37,11 +37,12 @@ class Engine:
     """The engine's face towards the event loop, and the thread behind it.
 
     `start` and `submit` are the event loop's; `numbers` may be read from anywhere; what begins with an underscore
-    runs on the engine thread. Requests run in the order of their arrival, one at a time.
+    runs on the engine thread. Requests begin in the order of their arrival.
     """
 
     tokenizer: Tokenizer
     """There once requests can be computed."""
+    _running: "Running"
 
     def __init__(self, settings: Settings, model: OpenedModel, tokenizer: Future[Tokenizer]) -> None:
         """`tokenizer` may still be on its way: a large one takes as long to open as many weights to read."""
@@ -51,9 +52,6 @@ class Engine:
         self._opening = tokenizer
         self.limits = Limits(model.context_length, model.vocab_size)
         self._mailbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._waiting: deque[Request] = deque()
-        self._running: Generation | None = None
-        self._spoiled = False  # the next request must not meet what the last one left behind in the cache
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
         """Begin to load. The event is set when requests can be computed; a fault until then ends the process."""
@@ -82,9 +80,7 @@ class Engine:
     def _step(self) -> None:
         """One slice, and what the others want to know of it."""
         self._receive()
-        self._slice()
-        if self._spoiled:
-            self._renew_cache()
+        self._running.advance()
         self._publish()
         self._outbox.send()
 
@@ -95,28 +91,43 @@ class Engine:
         except ImportError as error:
             raise no_mlx(error) from error
 
-        from runner.engine.generation import Generation
+        from runner.cache.layers.trial import find_fault
+        from runner.engine.running import Means, Running
         from runner.model.load import load
 
         self._mx = mx
-        self._generation = Generation
         on_cpu = mx.default_device() == mx.Device(mx.cpu)
         if on_cpu:
             mx.disable_compile()  # every fused kernel would cost a run of g++, and gains nothing on CPUs
         elif limit := mx.device_info().get("max_recommended_working_set_size"):
             mx.set_wired_limit(int(limit))  # Metal would page a large model's weights out between two requests
         loaded = load(self._model)
-        self._forward = loaded.logits
         self.tokenizer = self._opening.result()
-        self._make_layers, self._salt = loaded.make_layers, ""
+        make_layers, salt = loaded.make_layers, ""
         if self._settings.kv_bits is not None:
             from runner.cache.layers.quantized import find_format
 
-            self._make_layers, self._salt = find_format(
+            make_layers, salt = find_format(
                 loaded.make_layers, loaded.logits, self.limits.vocab_size, self._settings.kv_bits
             )
-        self._cache_bytes = self._settings.cache_memory.bytes_of(_device_bytes(mx.device_info(), mx.get_memory_limit()))
-        self._cache = self._make_cache()
+        device_bytes = _device_bytes(mx.device_info(), mx.get_memory_limit())
+        cache_bytes = self._settings.cache_memory.bytes_of(device_bytes)
+        chunk = self._settings.prefill_chunk_tokens or (_CPU_CHUNK if on_cpu else _GPU_CHUNK)
+
+        def new_cache() -> PrefixCache:
+            special = self.tokenizer.special
+            return make_cache(self._settings.cache, make_layers, budget_bytes=cache_bytes, turn_tokens=special)
+
+        means = Means(
+            loaded.logits,
+            self.tokenizer,
+            self.limits.context_length,
+            new_cache,
+            salt,
+            find_fault=lambda: loaded.solitary or find_fault(make_layers, loaded.logits, self.limits.vocab_size),
+            room_bytes=device_bytes - mx.get_active_memory(),
+        )
+        self._running = Running(means, Schedule(chunk, self._settings.max_gap_s), self._settings.parallel, self._outbox)
         self._publish()
         log.info(
             "model loaded",
@@ -127,84 +138,16 @@ class Engine:
             device="cpu" if on_cpu else "gpu",
             context=self.limits.context_length,
             cache=self._settings.cache,
-            cache_bytes=self._cache_bytes,
-        )
-
-    def _make_cache(self) -> PrefixCache:
-        return make_cache(
-            self._settings.cache,
-            self._make_layers,
-            budget_bytes=self._cache_bytes,
-            turn_tokens=self.tokenizer.special,
+            cache_bytes=cache_bytes,
+            parallel=self._settings.parallel,
         )
 
     def _receive(self) -> None:
         """Take what arrived; waits only when there is nothing to do."""
-        if self._running is None and not self._waiting:
-            self._waiting.append(self._mailbox.get())
+        if self._running.idle:
+            self._running.add(self._mailbox.get())
         while not self._mailbox.empty():
-            self._waiting.append(self._mailbox.get())
-
-    def _slice(self) -> None:
-        if self._running is None:
-            self._begin(self._waiting.popleft())
-        elif self._running.request.cancelled:
-            self._end(self._running, "cancelled")
-        else:
-            self._advance(self._running)
-
-    def _begin(self, request: Request) -> None:
-        if request.cancelled:
-            return
-        try:
-            self._running = self._generation(
-                request,
-                self._forward,
-                self._cache,
-                self.tokenizer,
-                self._settings.prefill_chunk_tokens,
-                self.limits.context_length,
-                self._salt,
-            )
-        except Exception as error:  # this request ends, the engine goes on
-            self._fail(request, error)
-            self._spoiled = True
-        else:
-            self._outbox.put(request.stream, Started())
-
-    def _advance(self, generation: "Generation") -> None:
-        try:
-            events = generation.advance()
-        except Exception as error:  # this request ends, the engine goes on
-            self._fail(generation.request, error)
-            self._end(generation, "failed")
-            return
-        for event in events:
-            self._outbox.put(generation.request.stream, event)
-        if generation.done:
-            self._outbox.send()
-            self._end(generation, "done")
-
-    def _end(self, generation: "Generation", outcome: str) -> None:
-        self._running = None
-        try:
-            generation.close(failed=outcome == "failed")
-        except Exception:
-            log.exception("a session could not be closed")
-            self._spoiled = True
-        generation.report(outcome)
-
-    def _renew_cache(self) -> None:
-        self._outbox.send()
-        log.warning("the cache is dropped", why="a session in it could not be opened or closed")
-        self._cache = self._make_cache()
-        self._spoiled = False
-        gc.collect()  # the pieces of the old one hold each other, and gigabytes
-        self._mx.clear_cache()
-
-    def _fail(self, request: Request, error: Exception) -> None:
-        log.exception("a request failed")
-        self._outbox.put(request.stream, Failed(told(error)))
+            self._running.add(self._mailbox.get())
 
     def _publish(self) -> None:
         self.numbers = Numbers(memory_bytes=self._mx.get_active_memory() + self._mx.get_cache_memory())

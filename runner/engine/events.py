@@ -1,10 +1,16 @@
-"""What the engine tells the event loop about one request, in this order: Started, Text..., then Finished or Failed."""
+"""What the engine tells the event loop about one request: Refused; or Started, Text..., then Finished or Failed."""
 
 import asyncio
 
 import msgspec
 
 from protocol import DoneReason, Logprob, Metrics
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The request cannot be computed, for a reason of its own that is told before anything is begun."""
+
+    text: str
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -32,7 +38,7 @@ class Failed(msgspec.Struct, frozen=True):
     text: str
 
 
-Event = Started | Text | Finished | Failed
+Event = Refused | Started | Text | Finished | Failed
 
 
 class EventStream:

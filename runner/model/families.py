@@ -214,6 +214,9 @@ COMPUTED = {
 """Tensors that a module's `sanitize` computes with in a way that packed words do not show: it casts the result back, or
 joins tensors that Ollama packs differently. Pattern, and the field of the config that asks for it."""
 
+SOLITARY = {"minimax_m3_vl": "its sparse attention counts the padding of shorter rows among the blocks to choose from"}
+"""Modules of which several rows in one forward do not get what each gets alone, and which no short trial shows."""
+
 METAL_ONLY = frozenset({"bitnet", "muse_spark"})
 """Modules whose kernels exist for Metal alone."""
 

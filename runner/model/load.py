@@ -19,6 +19,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from runner.errors import ModelError
 from runner.logs import Log
+from runner.model.families import SOLITARY
 from runner.model.header import Entry, read_header
 from runner.model.module import arrays_of, assemble, rehearse
 from runner.model.opened import OpenedModel
@@ -42,6 +43,11 @@ class LoadedModel(NamedTuple):
     module: Module
     suppressed: tuple[int, ...] = ()
     """Tokens that are never to be chosen."""
+
+    @property
+    def solitary(self) -> str:
+        """Why several rows cannot go through one forward, where that is known; else nothing."""
+        return SOLITARY.get(type(self.module).__module__.rpartition(".")[2], "")
 
     def make_layers(self) -> list[object]:
         """Fresh layer caches for one sequence, one per layer that has a state."""

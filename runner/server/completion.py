@@ -8,7 +8,7 @@ from aiohttp import web
 
 from protocol import BadRequestError, content_lines, decode_completion, error_line, final_line
 from runner.engine.engine import Engine
-from runner.engine.events import Event, Failed, Finished, Started, Text
+from runner.engine.events import Event, Failed, Finished, Refused, Started, Text
 from runner.engine.request import Request, prepare
 from runner.errors import RequestError
 from runner.server.bodies import read_body
@@ -47,6 +47,8 @@ class CompletionEndpoint:
         ended = False
         while not ended:
             events = await request.stream.batch()
+            if isinstance(events[0], Refused):
+                raise RequestError(events[0].text)
             if not response.prepared:  # only now has the request left the queue
                 await response.prepare(http)
             if lines := b"".join(line for event in events for line in _lines(event)):
@@ -63,5 +65,5 @@ def _lines(event: Event) -> list[bytes]:
             return [final_line(event.reason, event.metrics)]
         case Failed():
             return [error_line(event.text)]
-        case Started():
+        case Started() | Refused():
             return []

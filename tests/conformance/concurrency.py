@@ -10,7 +10,7 @@ from tests.conformance.assertions import ALPHABET, expect, generating, gone, lon
 from tests.conformance.cases import NotRunError, Section, once
 from tests.conformance.script import CONTEXT
 from tests.conformance.stage import Target
-from tests.host import Completion, Request
+from tests.host import Client, Completion, Request
 
 CONCURRENCY = Section("Concurrency and cancel")
 TOO_SOON = "a prefill of the whole context was over too soon to be left"
@@ -63,17 +63,20 @@ async def a_client_that_leaves_during_prefill_frees_the_queue(target: Target) ->
 @CONCURRENCY.case(77, "left-in-queue", once)
 async def a_client_that_leaves_the_queue_is_never_served(target: Target) -> None:
     """A client that leaves while it waits is never served."""
-    client = await target.client()
     start = target.stage.unheard()
     request = Request(start + "u" * (CONTEXT // 4), {"num_predict": 1})
-    async with generating(client):
-        async with under_way(client.complete(request)) as queued:
-            await asyncio.sleep(0.2)
-            if queued.done():
-                raise NotRunError("two requests are served at once: nobody waits")
-        await asyncio.sleep(0.1)
-    expect("the next answer", await target.text("Hi"), ALPHABET)
-    final = json.loads((await client.complete(request)).lines[-1])
+    async with (
+        target.spawn(environment={"OLLAMA_NUM_PARALLEL": "1"}) as process,
+        Client(process.port, target.generation, process.output) as client,
+    ):
+        async with generating(client):
+            async with under_way(client.complete(request)) as queued:
+                await asyncio.sleep(0.2)
+                if queued.done():
+                    raise NotRunError("two requests are served at once: nobody waits")
+            await asyncio.sleep(0.1)
+        expect("the next answer", (await client.complete(Request("Hi"))).text, ALPHABET)
+        final = json.loads((await client.complete(request)).lines[-1])
     cached = final.get("PromptEvalCachedCount")
     if cached is None:
         raise NotRunError("only PromptEvalCachedCount could show it")

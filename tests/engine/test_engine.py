@@ -1,4 +1,4 @@
-"""The engine runs requests in order, one slice at a time, and nothing that one of them does disturbs the next."""
+"""With one place the engine runs requests in order, one slice at a time, and none of them disturbs the next."""
 
 import asyncio
 from collections.abc import Callable
@@ -52,6 +52,7 @@ async def engine(tmp_path: Path) -> Engine:
         blas_threads=1,
         log_level=20,
         watch_parent=False,
+        parallel=1,
     )
     model = open_model(settings.model, settings.models_dir)
     tokenizer: Future[Tokenizer] = Future()
@@ -63,7 +64,9 @@ async def engine(tmp_path: Path) -> Engine:
 
 @pytest.fixture
 async def watched(engine: Engine) -> Watched:
-    engine._forward = watched = Watched(engine._forward)
+    running = engine._running
+    watched = Watched(running._means.forward)
+    running._means = running._means._replace(forward=watched)
     return watched
 
 
@@ -189,9 +192,9 @@ async def test_a_client_is_told_of_the_end_before_the_cache_waits_for_the_last_f
     waiting: list[int] = []
     close = Generation.close
 
-    def closing(generation: Generation, failed: bool = False) -> None:
+    def closing(generation: Generation) -> None:
         waiting.append(len(engine._outbox._pending))
-        close(generation, failed)
+        close(generation)
 
     monkeypatch.setattr(Generation, "close", closing)
     asked = request()
@@ -208,7 +211,7 @@ async def test_a_fault_while_a_session_closes_costs_the_cache_and_nothing_else(
 ) -> None:
     close = Generation.close
 
-    def fail_once(generation: Generation, failed: bool = False) -> None:
+    def fail_once(generation: Generation) -> None:
         monkeypatch.setattr(Generation, "close", close)
         raise ValueError("broken on purpose")
 

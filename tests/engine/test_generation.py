@@ -1,7 +1,7 @@
 """A generation computes what a plain loop computes, one slice at a time, whatever its cache kept."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import mlx.core as mx
@@ -10,16 +10,15 @@ import pytest
 from protocol import DoneReason, Metrics
 from runner.cache import make_cache
 from runner.cache.interface import PrefixCache
-from runner.engine.events import Event, Finished, Text
-from runner.engine.generation import Generation, Phase
+from runner.engine.events import Text
 from runner.engine.request import Request
 from runner.engine.text import StopStrings
 from runner.sampling import SamplingOptions
 from runner.tokenizer import Tokenizer, open_tokenizer
 from tests.cache.tiny import KINDS, VOCAB, Forward, Tiny, tiny
+from tests.engine.lone import Lone
 from tests.models.tokenizers import ALL_BYTES, byte_level
 
-CONTEXT = 4096
 PROMPT = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(50)]
 
 
@@ -93,28 +92,14 @@ def generation(
     forward: Watched | None = None,
     chunk: int = 2048,
     eos: Sequence[int] = (),
-) -> Generation:
-    return Generation(
+) -> Lone:
+    return Lone(
         request,
         forward or Watched(kind.model),
         cache or make_cache("none", kind.make_layers),
         tokenizer(eos),
         chunk,
-        CONTEXT,
     )
-
-
-def slices(running: Generation) -> Iterator[list[Event]]:
-    while not running.done:
-        yield running.advance()
-
-
-def answer(running: Generation) -> tuple[str, Finished]:
-    events = [event for events in slices(running) for event in events]
-    running.close()
-    end = events[-1]
-    assert isinstance(end, Finished)
-    return "".join(event.text for event in events if isinstance(event, Text)), end
 
 
 def text(tokens: Sequence[int]) -> str:
@@ -129,24 +114,24 @@ async def test_every_kind_of_model_answers_as_a_plain_loop(
     kind = tiny(name)
     cache = make_cache("single", kind.make_layers)
     expected = greedy(kind, PROMPT, 12)
-    assert answer(generation(kind, request_of(), cache, chunk=chunk))[0] == text(expected)
+    assert generation(kind, request_of(), cache, chunk=chunk).answer()[0] == text(expected)
     longer = [*PROMPT, *expected, 5, 6, 7]
     follow_up = generation(kind, request_of(longer), cache, chunk=chunk)
-    assert answer(follow_up)[0] == text(greedy(kind, longer, 12))
-    assert follow_up.metrics().prompt_eval_cached_count >= len(PROMPT) + 11
+    assert follow_up.answer()[0] == text(greedy(kind, longer, 12))
+    assert follow_up.generation.metrics().prompt_eval_cached_count >= len(PROMPT) + 11
 
 
 async def test_prefill_goes_in_chunks_and_keeps_one_token_for_decode(request_of: Callable[..., Request]) -> None:
     kind = tiny("llama")
     forward = Watched(kind.model)
-    answer(generation(kind, request_of(max_tokens=3), forward=forward, chunk=20))
+    generation(kind, request_of(max_tokens=3), forward=forward, chunk=20).answer()
     assert forward.lengths == [20, 20, 9, 1, 1, 1]
 
 
 async def test_the_last_token_wanted_is_not_fed_back(request_of: Callable[..., Request]) -> None:
     kind = tiny("llama")
     forward = Watched(kind.model)
-    _, end = answer(generation(kind, request_of(max_tokens=1), forward=forward))
+    _, end = generation(kind, request_of(max_tokens=1), forward=forward).answer()
     assert forward.lengths == [49, 1]
     assert (end.reason, end.metrics.eval_count) == (DoneReason.LENGTH, 1)
 
@@ -155,7 +140,7 @@ async def test_the_next_forward_is_dispatched_before_a_token_is_read(request_of:
     kind = tiny("llama")
     forward = Watched(kind.model)
     running = generation(kind, request_of(max_tokens=5), forward=forward)
-    seen = [len(forward.lengths) for events in slices(running) if any(isinstance(e, Text) for e in events)]
+    seen = [len(forward.lengths) for events in running.slices() if any(isinstance(e, Text) for e in events)]
     # prefill and the first decode step are two forwards; each token is told after one more, the last after none.
     assert seen == [3, 4, 5, 6, 6]
 
@@ -170,7 +155,7 @@ async def test_every_step_is_started_before_it_is_read_and_every_chunk_is_comput
     monkeypatch.setattr(mx, "async_eval", started)
     monkeypatch.setattr(mx, "eval", computed)
     running = generation(kind, request_of(max_tokens=5), cache, chunk=20)
-    assert [len(started.sizes) for _ in slices(running)] == [0, 0, 0, 2, 3, 4, 5, 5]
+    assert [len(started.sizes) for _ in running.slices()] == [0, 0, 0, 2, 3, 4, 5, 5]
     assert computed.sizes == [
         4,
         4,
@@ -189,22 +174,22 @@ async def test_buffers_that_the_layers_outgrew_are_given_back_while_a_long_answe
         clears += 1
 
     monkeypatch.setattr(mx, "clear_cache", clear)
-    answer(generation(kind, request_of([1], max_tokens=600)))
+    generation(kind, request_of([1], max_tokens=600)).answer()
     assert clears == 2
 
 
 async def test_a_slice_is_one_chunk_or_one_token(request_of: Callable[..., Request]) -> None:
     kind = tiny("llama")
     running = generation(kind, request_of(max_tokens=4), chunk=20)
-    phases = [(running.phase, len(events)) for events in slices(running)]
-    assert phases == [(Phase.PREFILL, 0)] * 3 + [(Phase.DECODE, 1)] * 3 + [(Phase.DONE, 2)]
+    phases = [(running.prefilling, len(events)) for events in running.slices()]
+    assert phases == [(True, 0)] * 3 + [(False, 1)] * 3 + [(False, 2)]
 
 
 async def test_the_end_of_sequence_token_is_neither_told_nor_counted(request_of: Callable[..., Request]) -> None:
     kind = tiny("llama")
     expected = greedy(kind, PROMPT, 12)
     end_at = next(i for i in range(4, 12) if expected[i] not in expected[:i])
-    told, end = answer(generation(kind, request_of(), eos=[expected[end_at]]))
+    told, end = generation(kind, request_of(), eos=[expected[end_at]]).answer()
     assert told == text(expected[:end_at])
     assert (end.reason, end.metrics.eval_count) == (DoneReason.STOP, end_at)
 
@@ -213,7 +198,7 @@ async def test_an_end_of_sequence_token_beyond_the_limit_is_never_looked_at(requ
     kind = tiny("llama")
     expected = greedy(kind, PROMPT, 12)
     end_at = next(i for i in range(4, 12) if expected[i] not in expected[:i])
-    _, end = answer(generation(kind, request_of(max_tokens=end_at), eos=[expected[end_at]]))
+    _, end = generation(kind, request_of(max_tokens=end_at), eos=[expected[end_at]]).answer()
     assert (end.reason, end.metrics.eval_count) == (DoneReason.LENGTH, end_at)
 
 
@@ -225,19 +210,19 @@ async def test_a_stop_string_ends_the_answer_before_it_and_the_cache_keeps_what_
     expected = greedy(kind, PROMPT, 12)
     whole = text(expected)
     stop = whole[4:7]
-    told, end = answer(generation(kind, request_of(stop=[stop]), cache))
+    told, end = generation(kind, request_of(stop=[stop]), cache).answer()
     assert told == whole[: whole.index(stop)]
     assert end.reason is DoneReason.STOP
     again = generation(kind, request_of([*PROMPT, *expected[:6], 1]), cache)
-    again.close()
-    assert again.metrics().prompt_eval_cached_count == len(PROMPT) + 6
+    again.generation.close()
+    assert again.generation.metrics().prompt_eval_cached_count == len(PROMPT) + 6
 
 
 async def test_counters_tell_the_whole_prompt_and_its_cached_part(request_of: Callable[..., Request]) -> None:
     kind = tiny("llama")
     cache = make_cache("single", kind.make_layers)
     for cached in (0, len(PROMPT) - 1):
-        _, end = answer(generation(kind, request_of(), cache))
+        _, end = generation(kind, request_of(), cache).answer()
         assert end.metrics.prompt_eval_count == len(PROMPT)
         assert end.metrics.prompt_eval_cached_count == cached
         assert end.metrics.prompt_eval_duration > 0
@@ -247,7 +232,7 @@ async def test_counters_tell_the_whole_prompt_and_its_cached_part(request_of: Ca
 async def test_metered_lines_count_up_and_others_carry_nothing(request_of: Callable[..., Request]) -> None:
     kind = tiny("llama")
     for metered, expected in ((True, [1, 2, 3, 4]), (False, [None] * 4)):
-        told = [e for events in slices(generation(kind, request_of(max_tokens=4, metered=metered))) for e in events]
+        told = [e for events in generation(kind, request_of(max_tokens=4, metered=metered)).slices() for e in events]
         counts = [event.metrics and event.metrics.eval_count for event in told if isinstance(event, Text)]
         assert counts == expected
 
@@ -255,7 +240,7 @@ async def test_metered_lines_count_up_and_others_carry_nothing(request_of: Calla
 async def test_logprobs_are_those_of_the_raw_logits(request_of: Callable[..., Request]) -> None:
     kind = tiny("llama")
     request = request_of(max_tokens=3, logprobs=True, top_logprobs=2, repeat_penalty=1.5, repeat_last_n=8)
-    told = [e for events in slices(generation(kind, request)) for e in events if isinstance(e, Text)]
+    told = [e for events in generation(kind, request).slices() for e in events if isinstance(e, Text)]
     logits = kind.model(mx.array([PROMPT]), cache=kind.make_layers())[0, -1]
     raw = logits - mx.logsumexp(logits)
     best = cast("list[int]", mx.argsort(-raw)[:2].tolist())
@@ -274,9 +259,8 @@ async def test_after_a_fault_in_any_forward_the_next_answer_is_right(
     cache = make_cache("single", kind.make_layers)
     failing = generation(kind, request_of(), cache, Watched(kind.model, fail_at), chunk=30)
     with pytest.raises(RuntimeError, match="this forward fails"):
-        answer(failing)
-    failing.close(failed=True)
-    assert answer(generation(kind, request_of(), cache))[0] == text(greedy(kind, PROMPT, 12))
+        failing.answer()
+    assert generation(kind, request_of(), cache).answer()[0] == text(greedy(kind, PROMPT, 12))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -289,18 +273,18 @@ async def test_after_a_cancel_in_any_phase_the_work_is_kept_and_the_next_answer_
     cancelled = generation(kind, request_of(), cache, chunk=20)
     for _ in range(stop_after):
         cancelled.advance()
-    cancelled.close()
+    cancelled.generation.close()
     retry = generation(kind, request_of([*PROMPT, 9]), cache, chunk=20)
     if stop_after <= 3:
-        assert retry.metrics().prompt_eval_cached_count == min(20 * stop_after, len(PROMPT) - 1)
-    assert answer(retry)[0] == text(greedy(kind, [*PROMPT, 9], 12))
+        assert retry.generation.metrics().prompt_eval_cached_count == min(20 * stop_after, len(PROMPT) - 1)
+    assert retry.answer()[0] == text(greedy(kind, [*PROMPT, 9], 12))
 
 
 async def test_closing_twice_is_a_no_op(request_of: Callable[..., Request]) -> None:
     kind = tiny("llama")
     running = generation(kind, request_of())
     running.advance()
-    running.close()
-    ended: Metrics = running.metrics()
-    running.close(failed=True)
-    assert running.metrics() == ended
+    running.generation.close()
+    ended: Metrics = running.generation.metrics()
+    running.generation.close()
+    assert running.generation.metrics() == ended

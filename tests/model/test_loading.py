@@ -8,13 +8,16 @@ import resource
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
+from mlx.nn.layers.base import Module
 
 from runner.model import OpenedModel, open_model, stacks
+from runner.model.families import SOLITARY
 from runner.model.header import Entry
 from runner.model.load import LoadedModel, load
 from tests.model.conftest import Checkpoints, run, run_path, same
@@ -248,3 +251,11 @@ def test_opening_takes_a_moment(deep: Store) -> None:
     started = time.process_time()
     open_model("deep", deep.models_dir)
     assert time.process_time() - started < 0.3
+
+
+@pytest.mark.parametrize("name", SOLITARY)
+def test_a_module_whose_rows_need_to_be_alone_says_why(name: str) -> None:
+    assert find_spec(f"mlx_lm.models.{name}") is not None, "mlx-lm has no such module"
+    for module, wanted in ((name, SOLITARY[name]), ("llama", "")):
+        kind = type("Model", (Module,), {"__module__": f"mlx_lm.models.{module}"})
+        assert LoadedModel(kind()).solitary == wanted

@@ -2,10 +2,14 @@
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
+
+import pytest
 
 from tests.conformance.assertions import ALPHABET, generating, gone, quiet
 from tests.conformance.script import CONTEXT
 from tests.host import Client, Process, Request
+from tests.process.conftest import SpawnModel
 
 
 def long_prompt(first: str) -> str:
@@ -21,14 +25,19 @@ async def test_twenty_at_once_are_each_answered_for_themselves(client: Client) -
         assert completion.text == "".join(map(chr, range(start, start + 4)))
 
 
-async def test_headers_are_withheld_until_the_request_starts(client: Client) -> None:
-    async with generating(client):
+@pytest.mark.parametrize("places", [1, 2])
+async def test_headers_are_withheld_until_the_request_starts(places: int, start: SpawnModel) -> None:
+    process = start(environment={"OLLAMA_NUM_PARALLEL": str(places)})
+    async with Client.of(process) as client, AsyncExitStack() as running:
+        for _ in range(places):
+            await running.enter_async_context(generating(client))
         queued = asyncio.create_task(client.post_completion(Request("Hi")))
         await asyncio.sleep(0.3)
         assert not queued.done()
-    response = await asyncio.wait_for(queued, 5)
-    assert response.status == 200
-    assert (await response.read()).count(b"\n") == len(ALPHABET) + 1
+        await running.aclose()
+        response = await asyncio.wait_for(queued, 5)
+        assert response.status == 200
+        assert (await response.read()).count(b"\n") == len(ALPHABET) + 1
 
 
 async def test_clients_that_leave_while_tokens_are_written_leave_no_trace(client: Client, shared: Process) -> None:

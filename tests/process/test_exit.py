@@ -66,7 +66,7 @@ def pids_with_port(port: int) -> list[int]:
 async def test_a_signal_ends_it_within_a_second_and_quietly(
     phase: Phase, number: signal.Signals, start: SpawnModel
 ) -> None:
-    process = start(arguments=CHUNKED)
+    process = start(arguments=[*CHUNKED, "--parallel", "1"])
     async with busy(process, phase):
         process.send_signal(number)
         assert await asyncio.to_thread(process.wait, 1.0) == -number
@@ -161,7 +161,7 @@ def stand_in_host(models_dir: Path, executable: Sequence[str], words: Sequence[s
 @linux_only
 @pytest.mark.parametrize("phase", PHASES)
 async def test_the_runner_goes_within_two_seconds_of_its_host(phase: Phase, models_dir: Path) -> None:
-    with stand_in_host(models_dir, RUNNER, ["runner", "--mlx-engine"]) as host:
+    with stand_in_host(models_dir, RUNNER, ["runner", "--mlx-engine"], OLLAMA_NUM_PARALLEL="1") as host:
         await asyncio.to_thread(host.wait_ready, 60)
         async with busy(host, phase):
             host.send_signal(signal.SIGKILL)

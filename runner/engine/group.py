@@ -1,0 +1,140 @@
+"""Generations that decode in step: one forward for all of them."""
+
+from collections.abc import Sequence
+from itertools import count
+from typing import TypeAlias
+
+import mlx.core as mx
+
+from runner.cache.rows import Rows
+from runner.engine.events import Event
+from runner.engine.generation import Forward, Generation
+from runner.sampling.sample import Sample
+from runner.sampling.sampler import Sampler, SamplerBatch
+
+_CLEAR_STEPS = 256  # mlx-lm's caches grow in steps of as many, each time into new buffers
+_PADDING_TOKENS = 256  # a row may always be padded so far
+_ids = count()
+
+Results: TypeAlias = list[tuple[Generation, list[Event]]]
+"""Of generations: what there is to tell."""
+
+
+class Group:
+    """One generation, which decodes on its own layers, or several on copies of theirs.
+
+    The forward of the next token is always on its way before the present one is read. When a step of several raises,
+    nobody has taken anything of it: each can be set back to what its own layers have seen, and go on alone.
+    """
+
+    def __init__(self, generation: Generation, forward: Forward) -> None:
+        """The generation has been prefilled."""
+        self.id = next(_ids)
+        self.generations = [generation]
+        self._forward = forward
+        self._rows = Rows(generation.session)
+        self._sampler: Sampler | SamplerBatch | None = None
+        self._ahead: Sample | None = None  # dispatched, not yet read
+        self._own: dict[Generation, Sample] = {}  # what each drew on its own layers, and has not taken yet
+        self._steps = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds beside the layers of its generations."""
+        return self._rows.nbytes
+
+    def step(self) -> Results:
+        """One token of each."""
+        current = self._ahead or self._dispatch(
+            mx.array([generation.start_decode() for generation in self.generations])
+        )
+        self._ahead = None
+        if any(generation.wants_more for generation in self.generations):
+            self._ahead = self._dispatch(current.token)
+        choices = current.read()
+        self._own.clear()
+        self._steps += 1
+        if self._steps % _CLEAR_STEPS == 0:
+            mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
+        pairs = zip(self.generations, choices, strict=True)
+        return [(generation, generation.take(choice)) for generation, choice in pairs]
+
+    def accepts(self, other: "Group") -> bool:
+        """Whether the one generation of `other` may join. Rows are as long as the longest: one that is much shorter
+        would cost more in padding than its own forwards do."""
+        if self._ahead is None or other._ahead is None or len(other.generations) > 1:
+            return False
+        if not all(generation.sociable for generation in (*self.generations, *other.generations)):
+            return False
+        lengths = [*self._rows.lengths, *other._rows.lengths]
+        return max(lengths) * len(lengths) <= 2 * sum(lengths) + _PADDING_TOKENS * len(lengths)
+
+    def padded(self, other: "Group") -> int:
+        """Tokens of the longest of both."""
+        return max(*self._rows.lengths, *other._rows.lengths)
+
+    def join(self, other: "Group") -> None:
+        """Take over the one generation of `other`, between two steps. If it raises, `other` is as it was."""
+        assert self._ahead is not None
+        assert other._ahead is not None
+        ahead = Sample.joined([self._ahead, other._ahead])
+        self._release()
+        other._release()
+        self._rows.join(other._rows)
+        if len(self.generations) == 1:
+            self._own[self.generations[0]] = self._ahead
+        self._own[other.generations[0]] = other._ahead
+        self._ahead = ahead
+        self.generations += other.generations
+
+    def leave(self, leaving: Sequence[Generation]) -> None:
+        """These go, each with its own layers as far as it got. If it raises, the others are good for nothing but being
+        set back."""
+        rows = self.generations
+        staying = [row for row, generation in enumerate(rows) if generation not in leaving]
+        self.generations = [rows[row] for row in staying]
+        self._release()
+        if self._ahead is not None and staying:
+            self._ahead = self._ahead.take(staying)
+        for row, generation in enumerate(rows):
+            if row not in staying:
+                try:
+                    self._rows.settle(row)
+                except Exception as error:
+                    generation.fail(error)
+        self._rows.keep(staying)  # last: what has settled has seen the token that it would be set back to
+
+    def disband(self, error: Exception) -> Results:
+        """After this error of several: each is set back, and takes what it drew on its own layers, if it has not. One
+        that lost its own layers by it has failed."""
+        results: Results = []
+        for generation in self.generations:
+            own = self._own.get(generation)
+            if generation.session.failed:
+                results.append((generation, generation.fail(error)))
+                continue
+            try:
+                results.append((generation, generation.take(own.read()[0]) if own else []))
+                if not generation.done:
+                    generation.set_back()
+            except Exception as fault:
+                results.append((generation, generation.fail(fault)))
+        return results
+
+    def _dispatch(self, tokens: mx.array) -> Sample:
+        """Start the forward over one token of each [B] and the sampling of the next ones."""
+        with self._rows.forward():
+            logits = self._forward(tokens[:, None], self._rows.layers)
+        if self._sampler is None:
+            if self._steps:
+                mx.clear_cache()  # others have come or gone, and with them buffers of other sizes
+            samplers = [generation.sampler(logits.shape[-1]) for generation in self.generations]
+            self._sampler = samplers[0] if len(samplers) == 1 else SamplerBatch(samplers)
+        sample = self._sampler(logits[:, -1, :])
+        mx.async_eval([*sample.arrays(), *self._rows.arrays()])
+        return sample
+
+    def _release(self) -> None:
+        if isinstance(self._sampler, SamplerBatch):
+            self._sampler.release()
+        self._sampler = None

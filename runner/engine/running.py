@@ -1,0 +1,300 @@
+"""The requests from their arrival to their end: who waits, who reads a prompt, who decodes with whom."""
+
+import gc
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter, perf_counter_ns
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from runner.cache import PrefixCache
+from runner.cache.session import LiveSession
+from runner.engine.events import Failed, Outbox, Refused, Started
+from runner.engine.generation import Forward, Generation
+from runner.engine.group import Group, Results
+from runner.engine.request import Request
+from runner.engine.schedule import Begin, Decode, Prefill, Schedule, Slice, View
+from runner.logs import Log, told
+from runner.sizes import shown
+from runner.tokenizer import Tokenizer
+
+log = Log(__name__)
+_RESERVE_SLICES = 64  # how often the bytes of batches, which grow, are told to the cache
+
+
+class Means(NamedTuple):
+    """What requests are computed with."""
+
+    forward: Forward
+    tokenizer: Tokenizer
+    context_length: int
+    make_cache: Callable[[], PrefixCache]
+    salt: str = ""
+    """Names what changes the meaning of what the cache keeps: prompts of different salts share nothing."""
+    find_fault: Callable[[], str] = lambda: ""
+    """Why the model cannot decode several rows in one forward, or nothing. Takes some forwards."""
+    room_bytes: int | None = None
+    """What the device has beside the model, where that is known."""
+
+
+class Running:
+    """Advances requests slice by slice. Owner: the engine thread.
+
+    A request that has begun is in one place at a time: behind another one that computes what they share, prefilling, or
+    in a group. Whatever goes wrong with one ends that one, and leaves the others as they are.
+    """
+
+    def __init__(self, means: Means, schedule: Schedule, parallel: int, outbox: Outbox) -> None:
+        """At most `parallel` requests run at once."""
+        self.cache = means.make_cache()
+        self._means = means
+        self._schedule = schedule
+        self._places = parallel if self.cache.concurrent else 1
+        self._outbox = outbox
+        self._waiting: deque[Request] = deque()
+        self._behind: list[tuple[Request, int]] = []  # and when they left the queue
+        self._prefilling: list[Generation] = []
+        self._groups: list[Group] = []
+        self._solitude: str | None = None  # why nobody decodes together; None: not known yet
+        self._spoiled = False  # the next request must not meet what the last one left behind in the cache
+        self._slices = 0
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self._waiting.append(request)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self._waiting or self._taken)
+
+    @property
+    def _taken(self) -> int:
+        """Places in use."""
+        decoding = sum(len(group.generations) for group in self._groups)
+        return len(self._behind) + len(self._prefilling) + decoding
+
+    def advance(self) -> None:
+        """One slice: a beginning, a part of a prompt, or a decode step."""
+        started = perf_counter()
+        self._drop_cancelled()
+        view = View(
+            startable=int(self._first_startable() is not None),
+            prefilling=[generation.left for generation in self._prefilling],
+            decoding=[group.id for group in self._groups],
+        )
+        chosen = self._schedule.next(view)
+        if chosen is not None:
+            done = self._run(chosen, view)
+            self._schedule.took(done, view, perf_counter() - started)
+        self._slices += 1
+        if self._slices % _RESERVE_SLICES == 0:
+            self._reserve()
+        if self._spoiled:
+            self._renew_cache()
+
+    def _run(self, chosen: Slice, view: View) -> Slice:
+        """Returns what it really did."""
+        match chosen:
+            case Begin():
+                self._begin()
+            case Prefill(index, tokens):
+                return chosen._replace(tokens=self._prefill(self._prefilling[index], tokens))
+            case Decode(index):
+                return Decode(view.decoding.index(self._decode(self._groups[index])))
+        return chosen
+
+    # --- beginning
+
+    def _first_startable(self) -> Request | None:
+        for request, _ in self._behind:
+            if not self.cache.follows(request.prompt, self._means.salt):
+                return request if self.cache.admits(len(request.prompt)) else None
+        if self._waiting and self._taken < self._places:
+            request = self._waiting[0]
+            if not self._taken or self.cache.admits(len(request.prompt)):
+                return request
+        return None
+
+    def _begin(self) -> None:
+        request = self._first_startable()
+        if request is None:
+            return
+        if self._waiting and request is self._waiting[0]:
+            self._waiting.popleft()
+            if text := self._refusal(request):
+                self._outbox.put(request.stream, Refused(text))
+                return
+            started_ns = perf_counter_ns()
+            self._outbox.put(request.stream, Started())
+            if self.cache.follows(request.prompt, self._means.salt):
+                self._behind.append((request, started_ns))
+                return
+        else:
+            started_ns = next(since for other, since in self._behind if other is request)
+            self._behind = [each for each in self._behind if each[0] is not request]
+        try:
+            session = self.cache.begin(request.prompt, self._means.salt)
+            assert isinstance(session, LiveSession)
+            generation = Generation(request, session, self._means.tokenizer, self._means.context_length, started_ns)
+        except Exception as error:  # this request ends, the engine goes on
+            log.exception("a request failed")
+            self._outbox.put(request.stream, Failed(told(error)))
+            self._spoiled = True
+        else:
+            self._place(generation)
+
+    def _refusal(self, request: Request) -> str:
+        """Why the request could not be computed even alone, or nothing."""
+        needed, room = self.cache.session_bytes(len(request.prompt)), self._means.room_bytes
+        if room is None or needed <= room:
+            return ""
+        return (
+            f"the prompt has {len(request.prompt)} tokens, whose keys and values take about {shown(needed)}; the device"
+            f" has {shown(room)} beside the model. Shorten the prompt, or start the runner with --kv-bits 8"
+        )
+
+    def _place(self, generation: Generation) -> None:
+        if generation.left:
+            self._prefilling.append(generation)
+        else:
+            self._groups.append(Group(generation, self._means.forward))
+
+    # --- prefill
+
+    def _prefill(self, generation: Generation, tokens: int) -> int:
+        """Returns how many it computed."""
+        try:
+            computed = generation.prefill(tokens, self._means.forward)
+        except Exception as error:  # this request ends, the engine goes on
+            self._prefilling.remove(generation)
+            self._deliver([(generation, generation.fail(error))])
+            return 0
+        if not generation.left:
+            self._prefilling.remove(generation)
+            self._place(generation)
+        return computed
+
+    # --- decode
+
+    def _decode(self, group: Group) -> int:
+        """A step of this group, or of the one that it joins: its row has waited long enough. Returns the id of the
+        group that stepped."""
+        group = self._join(group) or group
+        try:
+            results = group.step()
+        except Exception as error:
+            self._groups.remove(group)
+            if len(group.generations) > 1:
+                self._disband(group, error)
+            else:  # this request ends, the engine goes on
+                (generation,) = group.generations
+                self._deliver([(generation, generation.fail(error))])
+        else:
+            self._leave(group, self._tell(results))
+        return group.id
+
+    def _join(self, group: Group) -> Group | None:
+        """Puts a group of one into another group, if there is one that it goes well with, and returns that."""
+        hosts = [other for other in self._groups if other is not group and other.accepts(group)]
+        if not hosts or not self._may_join():
+            return None
+        host = max(hosts, key=lambda other: len(other.generations))
+        rows = len(host.generations) + 1
+        if not self.cache.allows(self.cache.session_bytes(host.padded(group)) * rows - host.nbytes):
+            return None
+        try:
+            host.join(group)
+        except Exception as error:
+            group.generations[0].sociable = False
+            if len(host.generations) > 1:
+                self._groups.remove(host)
+                self._disband(host, error)
+            else:
+                log.exception("two answers could not be joined: they are computed in turns")
+            return None
+        self._groups.remove(group)
+        self._reserve()
+        return host
+
+    def _may_join(self) -> bool:
+        if self._solitude is None:
+            try:
+                self._solitude = self._means.find_fault()
+            except Exception as error:  # whatever a model makes of a trial
+                self._solitude = told(error)
+            if self._solitude:
+                log.info("answers are computed in turns, not together", why=self._solitude)
+        return not self._solitude
+
+    def _leave(self, group: Group, leaving: Sequence[Generation]) -> None:
+        """These end, and the others of the group go on."""
+        if not leaving:
+            return
+        self._outbox.send()  # the rest may take a while
+        try:
+            group.leave(leaving)
+        except Exception as error:
+            self._groups.remove(group)
+            self._disband(group, error)
+        else:
+            if not group.generations:
+                self._groups.remove(group)
+        for generation in leaving:
+            self._end(generation)
+        self._reserve()
+
+    def _disband(self, group: Group, error: Exception) -> None:
+        """The answers of a group, of which something raised, go on each alone."""
+        log.exception("answers that were computed together go on one by one", answers=len(group.generations))
+        results = group.disband(error)
+        self._deliver(results)
+        for generation, _ in results:
+            if not generation.done:
+                self._place(generation)
+        self._reserve()
+
+    # --- ends
+
+    def _drop_cancelled(self) -> None:
+        self._waiting = deque(request for request in self._waiting if not request.cancelled)
+        self._behind = [each for each in self._behind if not each[0].cancelled]
+        for generation in [each for each in self._prefilling if each.request.cancelled]:
+            self._prefilling.remove(generation)
+            self._end(generation)
+        for group in list(self._groups):
+            self._leave(group, [generation for generation in group.generations if generation.request.cancelled])
+
+    def _tell(self, results: Results) -> list[Generation]:
+        """Returns those that are done."""
+        for generation, events in results:
+            for event in events:
+                self._outbox.put(generation.request.stream, event)
+        return [generation for generation, _ in results if generation.done]
+
+    def _deliver(self, results: Results) -> None:
+        """Tells what there is to tell, and ends those that are done."""
+        done = self._tell(results)
+        self._outbox.send()
+        for generation in done:
+            self._end(generation)
+
+    def _end(self, generation: Generation) -> None:
+        try:
+            generation.close()
+        except Exception:
+            log.exception("a session could not be closed")
+            self._spoiled = True
+        generation.report()
+
+    def _reserve(self) -> None:
+        self.cache.reserve(sum(group.nbytes for group in self._groups))
+
+    def _renew_cache(self) -> None:
+        self._outbox.send()
+        log.warning("the cache is dropped", why="a session in it could not be opened or closed")
+        self.cache = self._means.make_cache()
+        self._spoiled = False
+        gc.collect()  # the pieces of the old one hold each other, and gigabytes
+        mx.clear_cache()

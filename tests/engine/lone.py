@@ -1,0 +1,60 @@
+"""One request without an engine: prefilled and decoded slice by slice, on a cache of the test's."""
+
+from collections.abc import Iterator
+from time import perf_counter_ns
+
+from runner.cache.interface import PrefixCache
+from runner.cache.session import LiveSession
+from runner.engine.events import Event, Finished, Text
+from runner.engine.generation import Forward, Generation
+from runner.engine.group import Group
+from runner.engine.request import Request
+from runner.tokenizer import Tokenizer
+
+CONTEXT = 4096
+
+
+class Lone:
+    """A generation and, once it decodes, its group."""
+
+    def __init__(
+        self, request: Request, forward: Forward, cache: PrefixCache, tokenizer: Tokenizer, chunk: int = 2048
+    ) -> None:
+        """Opens the session."""
+        session = cache.begin(request.prompt)
+        assert isinstance(session, LiveSession)
+        self.session = session
+        self.generation = Generation(request, session, tokenizer, CONTEXT, perf_counter_ns())
+        self._group: Group | None = None
+        self._forward = forward
+        self._chunk = chunk
+
+    @property
+    def prefilling(self) -> bool:
+        return self._group is None
+
+    def advance(self) -> list[Event]:
+        """One slice. Raises what a forward raises, when it has closed the session as failed."""
+        try:
+            if self.generation.left:
+                self.generation.prefill(self._chunk, self._forward)
+                return []
+            self._group = self._group or Group(self.generation, self._forward)
+            return self._group.step()[0][1]
+        except Exception as error:
+            self.generation.fail(error)
+            self.generation.close()
+            raise
+
+    def slices(self) -> Iterator[list[Event]]:
+        """The events of each slice up to the end."""
+        while not self.generation.done:
+            yield self.advance()
+
+    def answer(self) -> tuple[str, Finished]:
+        """All of it."""
+        events = [event for events in self.slices() for event in events]
+        self.generation.close()
+        end = events[-1]
+        assert isinstance(end, Finished)
+        return "".join(event.text for event in events if isinstance(event, Text)), end
