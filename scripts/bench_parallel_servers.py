@@ -1,0 +1,125 @@
+"""The servers of `scripts/bench parallel`: processes, and endpoints that hide which protocol they speak."""
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import aiohttp
+
+from tests.conformance.own import RUNNER
+from tests.host import F_SECOND, A, Client, Process, Request, StatusError, free_port, spawn
+
+ROOT = Path(__file__).parents[1]
+_START_S = 120
+_DATA, _DONE = b"data: ", b"[DONE]"
+
+
+Lines = AsyncIterator[None]
+"""The lines of an answer that hold content, one after another."""
+
+
+class Endpoint(Protocol):
+    """A server that is asked over HTTP. Belongs to one event loop."""
+
+    def stream(self, prompt: str, tokens: int) -> AbstractAsyncContextManager[Lines]:
+        """The greedy answer of so many tokens. Whoever leaves the block early closes the connection."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Server(NamedTuple):
+    """How a contender is started and spoken to: as a host speaks to its runner, or as OpenAI's clients do."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    speaks_openai: bool = False
+
+    def start(self, model: Path, stack: ExitStack) -> Process:
+        """A process that is ready, and ends with the stack. Raises `LoadError`."""
+        if self.speaks_openai:
+            port = free_port()
+            argv = [*self.command, "--model", str(model), "--port", str(port)]
+            process = Process(argv, port, A, {**os.environ, **self.environment}, ROOT)
+        else:
+            process = spawn(self.command, str(model), generation=F_SECOND, environment=self.environment)
+        stack.callback(process.kill)
+        process.wait_ready(_START_S)
+        return process
+
+    def endpoint(self, process: Process, model: Path) -> Endpoint:
+        """Asks that process."""
+        return _OpenAI(process.port, str(model)) if self.speaks_openai else _Runner(process)
+
+
+def this_runner(name: str, parallel: int, max_gap_ms: int, blas: str, blas_threads: int) -> Server:
+    """The runner of this tree."""
+    settings = {"PARALLEL": parallel, "MAX_GAP_MS": max_gap_ms, "BLAS": blas, "BLAS_THREADS": blas_threads}
+    return Server(name, RUNNER, {f"MLX_RUNNER_{key}": str(value) for key, value in settings.items()})
+
+
+def other_runner(name: str, command: Sequence[str], parallel: int) -> Server:
+    """Any executable that speaks the runner protocol."""
+    return Server(name, command, {"OLLAMA_NUM_PARALLEL": str(parallel)})
+
+
+def mlx_lm_server(name: str, blas: str, blas_threads: int) -> Server:
+    """mlx-lm's own server, its kernels as ready as ours: none is compiled while it answers."""
+    command = [sys.executable, "-m", "scripts.bench_parallel_mlx_lm", blas, str(blas_threads)]
+    return Server(name, command, {"MLX_DISABLE_COMPILE": "1"}, speaks_openai=True)
+
+
+class _Runner:
+    """The runner protocol, as a host speaks it."""
+
+    def __init__(self, process: Process) -> None:
+        self._client = Client.of(process)
+
+    @asynccontextmanager
+    async def stream(self, prompt: str, tokens: int) -> AsyncIterator[Lines]:
+        async with self._client.stream(Request(prompt, {"num_predict": tokens})) as answers:
+
+            async def lines() -> Lines:
+                async for answer in answers:
+                    if answer.content:
+                        yield
+
+            yield lines()
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class _OpenAI:
+    """`POST /v1/completions` with server-sent events."""
+
+    def __init__(self, port: int, model: str) -> None:
+        self._model = model
+        self._session = aiohttp.ClientSession(
+            f"http://127.0.0.1:{port}",
+            timeout=aiohttp.ClientTimeout(),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        )
+
+    @asynccontextmanager
+    async def stream(self, prompt: str, tokens: int) -> AsyncIterator[Lines]:
+        body = {"model": self._model, "prompt": prompt, "max_tokens": tokens, "temperature": 0.0, "stream": True}
+        async with self._session.post("/v1/completions", json=body) as response:
+            if response.status != 200:
+                raise StatusError(response.status, await response.text())
+
+            async def lines() -> Lines:
+                async for line in response.content:
+                    event = line.removeprefix(_DATA).strip()
+                    if line.startswith(_DATA) and event != _DONE and json.loads(event)["choices"][0]["text"]:
+                        yield
+
+            yield lines()
+
+    async def close(self) -> None:
+        await self._session.close()
