@@ -92,7 +92,8 @@ class Engine:
             raise no_mlx(error) from error
 
         from runner.cache.layers.trial import find_fault
-        from runner.engine.running import Means, Running
+        from runner.engine.means import Means
+        from runner.engine.running import Running
         from runner.model.load import load
 
         self._mx = mx

@@ -2,40 +2,23 @@
 
 import gc
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter, perf_counter_ns
-from typing import NamedTuple
 
 import mlx.core as mx
 
-from runner.cache import PrefixCache
 from runner.cache.session import LiveSession
 from runner.engine.events import Failed, Outbox, Refused, Started
-from runner.engine.generation import Forward, Generation
+from runner.engine.generation import Generation
 from runner.engine.group import Group, Results
+from runner.engine.means import Means
 from runner.engine.request import Request
 from runner.engine.schedule import Begin, Decode, Prefill, Schedule, Slice, View
 from runner.logs import Log, told
 from runner.sizes import shown
-from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
 _RESERVE_SLICES = 64  # how often the bytes of batches, which grow, are told to the cache
-
-
-class Means(NamedTuple):
-    """What requests are computed with."""
-
-    forward: Forward
-    tokenizer: Tokenizer
-    context_length: int
-    make_cache: Callable[[], PrefixCache]
-    salt: str = ""
-    """Names what changes the meaning of what the cache keeps: prompts of different salts share nothing."""
-    find_fault: Callable[[], str] = lambda: ""
-    """Why the model cannot decode several rows in one forward, or nothing. Takes some forwards."""
-    room_bytes: int | None = None
-    """What the device has beside the model, where that is known."""
 
 
 class Running:
@@ -59,10 +42,13 @@ class Running:
         self._solitude: str | None = None  # why nobody decodes together; None: not known yet
         self._spoiled = False  # the next request must not meet what the last one left behind in the cache
         self._slices = 0
+        self._next: Request | None = None  # the first that could begin
+        self._news = False  # whether another one might by now
 
     def add(self, request: Request) -> None:
         """Queue a request."""
         self._waiting.append(request)
+        self._news = True
 
     @property
     def idle(self) -> bool:
@@ -79,8 +65,10 @@ class Running:
         """One slice: a beginning, a part of a prompt, or a decode step."""
         started = perf_counter()
         self._drop_cancelled()
+        if self._news:
+            self._next, self._news = self._first_startable(), False
         view = View(
-            startable=int(self._first_startable() is not None),
+            startable=int(self._next is not None),
             prefilling=[generation.left for generation in self._prefilling],
             decoding=[group.id for group in self._groups],
         )
@@ -97,9 +85,10 @@ class Running:
     def _run(self, chosen: Slice, view: View) -> Slice:
         """Returns what it really did."""
         match chosen:
-            case Begin():
-                self._begin()
+            case Begin() if self._next is not None:
+                self._begin(self._next)
             case Prefill(index, tokens):
+                self._news = True
                 return chosen._replace(tokens=self._prefill(self._prefilling[index], tokens))
             case Decode(index):
                 return Decode(view.decoding.index(self._decode(self._groups[index])))
@@ -117,10 +106,8 @@ class Running:
                 return request
         return None
 
-    def _begin(self) -> None:
-        request = self._first_startable()
-        if request is None:
-            return
+    def _begin(self, request: Request) -> None:
+        self._next, self._news = None, True
         if self._waiting and request is self._waiting[0]:
             self._waiting.popleft()
             if text := self._refusal(request):
@@ -237,6 +224,7 @@ class Running:
             group.leave(leaving)
         except Exception as error:
             self._groups.remove(group)
+            group.generations = [generation for generation in group.generations if generation not in leaving]
             self._disband(group, error)
         else:
             if not group.generations:
@@ -258,8 +246,10 @@ class Running:
     # --- ends
 
     def _drop_cancelled(self) -> None:
+        before = len(self._waiting) + len(self._behind)
         self._waiting = deque(request for request in self._waiting if not request.cancelled)
         self._behind = [each for each in self._behind if not each[0].cancelled]
+        self._news |= before > len(self._waiting) + len(self._behind)
         for generation in [each for each in self._prefilling if each.request.cancelled]:
             self._prefilling.remove(generation)
             self._end(generation)
@@ -281,6 +271,7 @@ class Running:
             self._end(generation)
 
     def _end(self, generation: Generation) -> None:
+        self._news = True
         try:
             generation.close()
         except Exception:
@@ -289,6 +280,7 @@ class Running:
         generation.report()
 
     def _reserve(self) -> None:
+        self._news = True
         self.cache.reserve(sum(group.nbytes for group in self._groups))
 
     def _renew_cache(self) -> None:
