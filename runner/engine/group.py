@@ -36,7 +36,8 @@ class Group:
         self._sampler: Sampler | SamplerBatch | None = None
         self._ahead: Sample | None = None  # dispatched, not yet read
         self._own: dict[Generation, Sample] = {}  # what each drew on its own layers, and has not taken yet
-        self._steps = 0
+        self.steps = 0
+        """How many there have been."""
 
     @property
     def nbytes(self) -> int:
@@ -53,8 +54,8 @@ class Group:
             self._ahead = self._dispatch(current.token)
         choices = current.read()
         self._own.clear()
-        self._steps += 1
-        if self._steps % _CLEAR_STEPS == 0:
+        self.steps += 1
+        if self.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
         pairs = zip(self.generations, choices, strict=True)
         return [(generation, generation.take(choice)) for generation, choice in pairs]
@@ -126,7 +127,7 @@ class Group:
         with self._rows.forward():
             logits = self._forward(tokens[:, None], self._rows.layers)
         if self._sampler is None:
-            if self._steps:
+            if self.steps:
                 mx.clear_cache()  # others have come or gone, and with them buffers of other sizes
             samplers = [generation.sampler(logits.shape[-1]) for generation in self.generations]
             self._sampler = samplers[0] if len(samplers) == 1 else SamplerBatch(samplers)

@@ -180,6 +180,7 @@ class Running:
                 self._deliver([(generation, generation.fail(error))])
         else:
             self._leave(group, self._tell(results))
+        self._news |= group.steps <= 1  # the very first forward shows what a request takes
         return group.id
 
     def _join(self, group: Group) -> Group | None:
