@@ -92,7 +92,7 @@ class Contender:
                     peak = max(peak, self.cache.nbytes)
                     continue
                 decoding = True
-                for event in group.step()[0][1]:
+                for event in group.take(group.step())[0][1]:
                     if isinstance(event, Text):
                         ttft_ms = ttft_ms or (perf_counter_ns() - started) / 1e6
                         text += event.text

@@ -140,6 +140,9 @@ class PrefixCache(ABC):
     def clear(self) -> None:
         """Forgets everything and frees its memory. Raises RuntimeError while a session is open."""
 
+    def give_up(self) -> None:  # noqa: B027  with one session there is nobody else
+        """Nothing is begun here any more: frees what open sessions do not need, who go on until they are closed."""
+
     @property
     @abstractmethod
     def nbytes(self) -> int:

@@ -57,7 +57,7 @@ class TrieCache(PrefixCache):
     def clear(self) -> None:
         if self._stacks.sessions:
             raise RuntimeError("a session is open")
-        self._forget()
+        self.give_up()
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +66,7 @@ class TrieCache(PrefixCache):
     def session_bytes(self, tokens: int) -> int:
         return self._stacks.layout.bytes_of(tokens)
 
-    def _forget(self) -> None:
+    def give_up(self) -> None:
         """Frees everything but the layers of open sessions, which go on without the trie."""
         # Taken apart: nodes and live snapshots hold each other, and would wait for Python's collector.
         self._trie.clear()
@@ -79,7 +79,7 @@ class TrieCache(PrefixCache):
             return self._follows(list(tokens), self._trie.root(salt))
         except Exception:
             log.exception("cache freed: what two requests share could not be kept")
-            self._forget()
+            self.give_up()
             return False
 
     def _follows(self, prompt: list[int], root: Node) -> bool:
@@ -112,7 +112,7 @@ class TrieCache(PrefixCache):
             self._evict(spare=(self._budget or 0) // 32)
         except Exception:
             log.exception("cache freed: what nobody uses could not be given up")
-            self._forget()
+            self.give_up()
 
     def _open(self, prompt: list[int], salt: str) -> TrieSession:
         others = list(self._stacks.sessions)
@@ -124,7 +124,7 @@ class TrieCache(PrefixCache):
         else:
             return session
         self._stacks.sessions = others
-        self._forget()  # not before the error and what it holds are gone
+        self.give_up()  # not before the error and what it holds are gone
         return self._resume(prompt, salt)
 
     def _resume(self, prompt: list[int], salt: str) -> TrieSession:
@@ -217,7 +217,7 @@ class TrieCache(PrefixCache):
         try:
             if session.torn and not session.adrift:
                 log.warning("cache freed", why="it could not follow a request")
-                self._forget()  # a node may have been left half cut, half joined or half copied
+                self.give_up()  # a node may have been left half cut, half joined or half copied
             elif failed and not session.adrift:
                 log.warning("what was live in the cache is freed", why="a forward failed")
                 self._trie.unlock(session.node)
@@ -228,7 +228,7 @@ class TrieCache(PrefixCache):
                 self._record(session)
         except Exception:
             log.exception("cache freed: a conversation could not be kept")
-            self._forget()
+            self.give_up()
         if session.stack is not self._stacks.kept:
             session.stack.abandon()  # what broke half-way may still be live in it, and they would hold each other
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 from runner.cache.rows import Rows
 from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation
-from runner.sampling.sample import Sample
+from runner.sampling.sample import Choice, Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
 
 _CLEAR_STEPS = 256  # mlx-lm's caches grow in steps of as many, each time into new buffers
@@ -44,8 +44,8 @@ class Group:
         """Bytes that it holds beside the layers of its generations."""
         return self._rows.nbytes
 
-    def step(self) -> Results:
-        """One token of each."""
+    def step(self) -> list[Choice]:
+        """The next token of each, for `take`."""
         current = self._ahead or self._dispatch(
             mx.array([generation.start_decode() for generation in self.generations])
         )
@@ -57,6 +57,10 @@ class Group:
         self.steps += 1
         if self.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
+        return choices
+
+    def take(self, choices: Sequence[Choice]) -> Results:
+        """Give each its token, which `step` returned."""
         pairs = zip(self.generations, choices, strict=True)
         return [(generation, generation.take(choice)) for generation, choice in pairs]
 
@@ -75,13 +79,16 @@ class Group:
         return max(*self._rows.lengths, *other._rows.lengths)
 
     def join(self, other: "Group") -> None:
-        """Take over the one generation of `other`, between two steps. If it raises, `other` is as it was."""
+        """Take over the one generation of `other`, between two steps. If it raises, `other` is as it was, and so is
+        this one if it was alone."""
         assert self._ahead is not None
         assert other._ahead is not None
         ahead = Sample.joined([self._ahead, other._ahead])
         self._release()
         other._release()
-        self._rows.join(other._rows)
+        rows = self._rows if len(self.generations) > 1 else Rows(self.generations[0].session)
+        rows.join(other._rows)
+        self._rows = rows
         if len(self.generations) == 1:
             self._own[self.generations[0]] = self._ahead
         self._own[other.generations[0]] = other._ahead
@@ -111,15 +118,19 @@ class Group:
         results: Results = []
         for generation in self.generations:
             own = self._own.get(generation)
-            if generation.session.failed:
+            # With nothing of its own to take, its layers must not have seen the token that it would be set back to.
+            seen_all = own is None and generation.session.position >= len(generation.session.recorded)
+            if generation.session.failed or seen_all:
                 results.append((generation, generation.fail(error)))
                 continue
+            events: list[Event] = []
             try:
-                results.append((generation, generation.take(own.read()[0]) if own else []))
+                events += generation.take(own.read()[0]) if own else []
                 if not generation.done:
                     generation.set_back()
             except Exception as fault:
-                results.append((generation, generation.fail(fault)))
+                events += generation.fail(fault)
+            results.append((generation, events))
         return results
 
     def _dispatch(self, tokens: mx.array) -> Sample:

@@ -170,7 +170,7 @@ class Running:
         group that stepped."""
         group = self._join(group) or group
         try:
-            results = group.step()
+            choices = group.step()
         except Exception as error:
             self._groups.remove(group)
             if len(group.generations) > 1:
@@ -179,7 +179,7 @@ class Running:
                 (generation,) = group.generations
                 self._deliver([(generation, generation.fail(error))])
         else:
-            self._leave(group, self._tell(results))
+            self._leave(group, self._tell(group.take(choices)))
         self._news |= group.steps <= 1  # the very first forward shows what a request takes
         return group.id
 
@@ -287,7 +287,11 @@ class Running:
     def _renew_cache(self) -> None:
         self._outbox.send()
         log.warning("the cache is dropped", why="a session in it could not be opened or closed")
-        self.cache = self._means.make_cache()
+        spoiled, self.cache = self.cache, self._means.make_cache()
         self._spoiled = False
+        try:
+            spoiled.give_up()
+        except Exception:
+            log.exception("a part of the cache cannot be freed")
         gc.collect()  # the pieces of the old one hold each other, and gigabytes
         mx.clear_cache()

@@ -40,7 +40,7 @@ class Lone:
                 self.generation.prefill(self._chunk, self._forward)
                 return []
             self._group = self._group or Group(self.generation, self._forward)
-            return self._group.step()[0][1]
+            return self._group.take(self._group.step())[0][1]
         except Exception as error:
             self.generation.fail(error)
             self.generation.close()
