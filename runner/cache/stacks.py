@@ -65,15 +65,13 @@ class Stacks:
         self._give_up(self.kept)
 
     def only_in(self, stack: LayerStack) -> set[Snapshot]:
-        """What is live in a stack and held by no other: what others hold is live there from now on."""
-        holders = [(session.stack, session.node) for session in self.sharing]
-        if self.end is not None:
-            holders.append((self.kept, self.end))
-        for other, end in holders:
-            if other is not stack:
+        """What is live in a stack and held by no other: what others hold is live there from now on. The kept one has
+        claimed all of its path before."""
+        for session in self.sharing:
+            if session.stack is not stack:
                 left = stack.live()
-                for node in end.path():
-                    landing.adopt(other, node, left)
+                for node in session.node.path():
+                    landing.adopt(session.stack, node, left)
         return stack.live()
 
     def renew(self) -> None:

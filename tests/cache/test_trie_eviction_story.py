@@ -13,7 +13,7 @@ Guards, the mutation each is there for, and the test that kills it:
 * points cost a quarter  _most_points gives None                      test_points_of_one_prompt_take_a_quarter_...
 * thinning               _thin() not called, or without merge         test_surplus_points_are_joined_with_what_follows
 * exactly those          others than surplus() names                  test_surplus_points_are_joined_with_what_follows
-* clear                  the trie survives _forget()                  test_clearing_gives_everything_back
+* clear                  the trie survives give_up()                  test_clearing_gives_everything_back
 """
 
 import logging

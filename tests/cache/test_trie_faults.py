@@ -7,8 +7,8 @@ steps until it is not reached any more.
 Guards, the mutation each is there for, and the test that kills it:
 
 * failed forward      `failed` not looked at, or live pieces stay     test_a_failed_forward_costs_the_others_nothing
-* no more than that   _forget() in place of _drop_live()              test_a_failed_forward_costs_the_others_nothing
-* locks               _drop_live() without unlock                     test_a_failed_forward_costs_the_others_nothing
+* no more than that   give_up() in place of drop()              test_a_failed_forward_costs_the_others_nothing
+* locks               drop() without unlock                     test_a_failed_forward_costs_the_others_nothing
 * failed resumption   _start() lets the error out                     test_whatever_breaks_the_next_request_is_right
 * half-done work      _keep() does not ask whether it was torn        test_a_trie_that_breaks_while_a_prompt_runs_is_...
 * hole above          after(None) keeps a slice                       test_tokens_behind_a_hole_are_not_joined_with_it
