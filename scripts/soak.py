@@ -111,6 +111,7 @@ async def _measure(plan: Plan, process: Process, reference: Process, say: Callab
     exit_s = process.close()
     return Soaked(
         cache=plan.cache,
+        concurrent=plan.cache == "trie" and plan.clients > 1,
         tally=tally,
         checker=checker,
         latencies=meter.latencies,

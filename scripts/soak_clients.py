@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from random import Random
 
 from scripts.soak_checker import LONGEST_WAIT_S, Checker
@@ -31,7 +32,19 @@ class Tally:
     answers: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    """When the first and the last line of each answer came, by `time.monotonic()`."""
     faults: list[str] = field(default_factory=list)
+
+    @property
+    def together(self) -> int:
+        """How many answers were written while another one was."""
+        ordered = sorted(self.spans)
+        ends = list(accumulate((end for _, end in ordered), max))
+        return sum(
+            (number > 0 and ends[number - 1] > start) or (number + 1 < len(ordered) and ordered[number + 1][0] < end)
+            for number, (start, end) in enumerate(ordered)
+        )
 
 
 class Visitor:
@@ -106,6 +119,7 @@ class Visitor:
         completion = await self._client.complete(request)
         self._checker.offer(request, completion)
         self._tally.answers += 1
+        self._tally.spans.append((completion.arrivals[0], completion.arrivals[-1]))
         self._tally.prompt_tokens += completion.final.prompt_eval_count
         self._tally.cached_tokens += completion.final.prompt_eval_cached_count or 0
         return completion

@@ -287,11 +287,11 @@ class Running:
     def _renew_cache(self) -> None:
         self._outbox.send()
         log.warning("the cache is dropped", why="a session in it could not be opened or closed")
-        spoiled, self.cache = self.cache, self._means.make_cache()
-        self._spoiled = False
         try:
-            spoiled.give_up()
+            self.cache.give_up()
         except Exception:
             log.exception("a part of the cache cannot be freed")
+        self.cache = self._means.make_cache()
+        self._spoiled = False
         gc.collect()  # the pieces of the old one hold each other, and gigabytes
         mx.clear_cache()

@@ -10,9 +10,8 @@ from typing import Any, Self
 import aiohttp
 from aiohttp import web
 
-from tests.conformance.models import MAIN
 from tests.conformance.stage import Stage, Target
-from tests.host import Generation
+from tests.host import Generation, Process
 
 Body = dict[str, Any]
 """A decoded request or line: whatever JSON can say."""
@@ -160,15 +159,15 @@ class Proxy:
 
 
 class Behind(Target):
-    """A target whose clients meet a proxy in front of the shared processes."""
+    """A target whose clients meet a proxy in front of the processes."""
 
     def __init__(self, stage: Stage, generation: Generation, breakage: Breakage) -> None:
         super().__init__(stage, generation)
         self._breakage = breakage
-        self._proxies: dict[str, Proxy] = {}
+        self._proxies: dict[int, Proxy] = {}
 
-    async def port(self, model: str = MAIN) -> int:
-        if model not in self._proxies:
-            proxy = Proxy(await super().port(model), self._breakage)
-            self._proxies[model] = await self._open.enter_async_context(proxy)
-        return self._proxies[model].port
+    async def front(self, process: Process) -> int:
+        if process.port not in self._proxies:
+            proxy = Proxy(process.port, self._breakage)
+            self._proxies[process.port] = await self._open.enter_async_context(proxy)
+        return self._proxies[process.port].port

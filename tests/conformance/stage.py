@@ -143,8 +143,12 @@ class Target:
         return await asyncio.to_thread(self.stage.shared, self.generation, model)
 
     async def port(self, model: str = MAIN) -> int:
-        """Where the shared process of `model` listens."""
-        return (await self.process(model)).port
+        """Where clients find the shared process of `model`."""
+        return await self.front(await self.process(model))
+
+    async def front(self, process: Process) -> int:
+        """Where clients find a process."""
+        return process.port
 
     async def client(self, model: str = MAIN) -> Client:
         """This generation's client of the shared process of `model`."""

@@ -1,16 +1,19 @@
-"""An engine over a tiny model, driven by hand on the thread of the test, and a day of its life.
+"""An engine over a tiny model, driven by hand on the thread of the test, through the days of `days.py`.
 
-Nothing is left out but the thread, the event loop and the reading of weights: `Engine._step` runs as it stands. Every
-answer is compared with what the model says without any cache, after every request what is held is checked.
+Nothing is left out but the thread, the event loop, the clock and the reading of weights: `Engine._step` runs as it
+stands. Every answer is compared with what the model says without any cache; whenever nothing runs what is held is
+checked.
 """
 
 import asyncio
 import gc
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple, cast
@@ -26,6 +29,8 @@ from runner.cache.single import SingleEntryCache
 from runner.cache.trie_cache import TrieCache
 from runner.engine.engine import Engine
 from runner.engine.events import Event, Failed, Finished, Outbox, Started, Text
+from runner.engine.generation import Generation
+from runner.engine.group import Group
 from runner.engine.request import Request
 from runner.model import OpenedModel
 from runner.model.load import LoadedModel
@@ -33,31 +38,19 @@ from runner.sampling import SamplingOptions
 from runner.settings import Settings
 from runner.sizes import Bound
 from runner.tokenizer import Tokenizer, open_tokenizer
-from tests.cache.driver import ask_uncached, check_level, check_trie, largest
-from tests.cache.tiny import VOCAB, tiny, words
+from tests.cache.driver import check_level, check_trie
+from tests.cache.tiny import VOCAB, tiny
+from tests.faults.days import Ask, Wave, expected
 from tests.models.tokenizers import ALL_BYTES, byte_level
 
 CHUNK = 24
-SAY = 4
 CONTEXT = 4096
+PLACES = 3
 _TURNS = frozenset({1, 2})
-_MOST_SLICES = 200
-
-
-class Ask(NamedTuple):
-    """A request of the day; `leave_after` so many slices its client goes away."""
-
-    prompt: list[int]
-    leave_after: int | None = None
-    logprobs: bool = False
-
-
-class Expected(NamedTuple):
-    """What the model says without a cache, as text, and the first token that is no clear choice: from there on a
-    rounding decides."""
-
-    text: str
-    sure: int
+_MOST_SLICES = 500
+_SLICE_S, _GAP_S = 0.001, 0.003
+"""How long every slice takes, and how long an answer may be held up."""
+_APART = 1  # slices between two requests that come together
 
 
 class Outcome(NamedTuple):
@@ -68,55 +61,12 @@ class Outcome(NamedTuple):
 
 
 @cache
-def expected(kind: str, prompt: tuple[int, ...]) -> Expected:
-    """The oracle."""
-    model = tiny(kind)
-    answer = ask_uncached(model, prompt, say=SAY)
-    gaps = [largest(mx.diff(mx.sort(logits)[-2:])) for logits in answer.logits]
-    sure = next((step for step, gap in enumerate(gaps) if gap <= model.tolerance), SAY)
-    return Expected(spelled(answer.tokens), sure)
-
-
-def spelled(tokens: Sequence[int]) -> str:
-    """Token i is byte i + 1."""
-    return bytes(token + 1 for token in tokens).decode()
-
-
-def _tokens(text: str) -> list[int]:
-    return [byte - 1 for byte in text.encode()]
-
-
-@cache
 def _tokenizer() -> Tokenizer:
     files = {
         "tokenizer.json": json.dumps(byte_level(ALL_BYTES[1 : VOCAB + 1])).encode(),
         "generation_config.json": b"{}",
     }
     return open_tokenizer(files.get)
-
-
-@cache
-def day(kind: str) -> tuple[Ask, ...]:
-    """Ten requests: a conversation goes on, branches, is edited; a client leaves in the prefill and asks again, another
-    one leaves in the answer; an answer is made anew; a prompt is longer than the budget."""
-    first = words(50)
-    said = _tokens(expected(kind, tuple(first)).text)
-    second = [*first, *said, 1, *words(20, 2)]
-    edited = list(second)
-    edited[30] = (edited[30] + 5) % VOCAB
-    other = words(60, 5)
-    return (
-        Ask(first),
-        Ask(second),
-        Ask([*first[:22], 2, *words(25, 3)]),
-        Ask(edited),
-        Ask(other, leave_after=2),
-        Ask(other),
-        Ask(second, logprobs=True),
-        Ask([*other, *_tokens(expected(kind, tuple(other)).text), 2, 9], leave_after=4),
-        Ask(words(150, 7)),
-        Ask(first),
-    )
 
 
 class Bench:
@@ -129,7 +79,9 @@ class Bench:
             port=0,
             models_dir=Path(),
             cache=cache,
-            cache_memory=Bound(),
+            cache_memory=Bound(bytes=budget_bytes),
+            parallel=PLACES,
+            max_gap_s=_GAP_S,
             prefill_chunk_tokens=CHUNK,
             blas="auto",
             blas_threads=1,
@@ -144,54 +96,76 @@ class Bench:
         loaded = LoadedModel(cast("Module", tiny(kind).model))
         with patch("runner.model.load.load", lambda _: loaded):
             self.engine._load()
-        if budget_bytes is not None:
-            self.engine._cache_bytes = budget_bytes
-        self.engine._cache = self.engine._make_cache()
+        self.running = self.engine._running
         self.compared = 0
+        self.most_together = 0
+        """Rows of the largest forward."""
+        self._clock = count()
 
     @property
     def cache(self) -> PrefixCache:
-        return self.engine._cache
+        return self.running.cache
 
     def ask(self, ask: Ask) -> Outcome:
         """Serves one request. What ends the engine comes out of here."""
-        sampling = SamplingOptions(logprobs=ask.logprobs, top_logprobs=2 if ask.logprobs else 0)
-        request = Request(prompt=list(ask.prompt), max_tokens=SAY, sampling=sampling, stops=None, metered=False)
-        self.engine.submit(request)
-        for slices in range(_MOST_SLICES):
-            self.engine._step()
-            if self.engine._running is None:
-                break
-            if slices == ask.leave_after:
-                request.cancel()
-        else:
-            raise AssertionError("the request never ended")
-        return _outcome(request.stream._events)
+        return self.serve([ask])[0]
+
+    def serve(self, wave: Wave) -> list[Outcome]:
+        """Serves these, which come one shortly after the other. What ends the engine comes out of here."""
+        waiting, asked = list(wave), list[tuple[Ask, Request, int]]()
+        with patch("runner.engine.running.perf_counter", self._now), reported() as lines:
+            for slices in range(_MOST_SLICES):
+                if waiting and (slices % _APART == 0 or self.running.idle):
+                    ask = waiting.pop(0)
+                    asked.append((ask, _request(ask), slices))
+                    self.engine.submit(asked[-1][1])
+                self.engine._step()
+                for ask, request, since in asked:
+                    if ask.leave_after is not None and slices - since >= ask.leave_after:
+                        request.cancel()
+                self.most_together = max([self.most_together, *(len(group.generations) for group in self._groups)])
+                if self.running.idle and not waiting:
+                    break
+            else:
+                raise AssertionError("a request never ended")
+        outcomes = [_outcome(request.stream._events) for _, request, _ in asked]
+        for (_, request, _), outcome in zip(asked, outcomes, strict=True):
+            assert lines[request] <= 1, "a request is told of twice in the log"
+            assert lines[request] or not isinstance(outcome.end, Finished)
+        return outcomes
+
+    def _now(self) -> float:
+        return next(self._clock) * _SLICE_S
+
+    @property
+    def _groups(self) -> list[Group]:
+        return self.running._groups
 
     def check(self, ask: Ask, outcome: Outcome) -> None:
         """What a client was told is a right answer as far as it goes, and one end; what is held is as it must be."""
-        wanted = expected(self.kind, tuple(ask.prompt))
+        wanted = expected(self.kind, tuple(ask.prompt), ask.say)
         length = min(len(outcome.text), wanted.sure)
         assert outcome.text[:length] == wanted.text[:length]
         self.compared += length
         if isinstance(outcome.end, Finished):
-            assert len(outcome.text) == SAY
+            assert len(outcome.text) == ask.say
             assert outcome.end.metrics.prompt_eval_count == len(ask.prompt)
         else:
             assert isinstance(outcome.end, Failed) or ask.leave_after is not None
         self.check_cache()
 
     def check_cache(self) -> None:
-        """Design, section 5, between two requests."""
-        assert self.engine._running is None
-        assert not self.engine._spoiled
+        """Design, section 5, while nothing runs."""
+        assert self.running.idle
+        assert not self.running._spoiled
         cache = self.cache
         if isinstance(cache, TrieCache):
-            assert not cache._open
+            assert not cache._stacks.sessions
             check_trie(cache)
             assert all(root.locks == 0 for root in cache._trie._roots.values())
             assert cache._budget is None or cache.nbytes <= cache._budget
-            assert cache.nbytes == cache._stack.nbytes + cache._stack.ledger.nbytes
+            assert cache._reserved == 0
+            assert cache.nbytes == cache._stacks.kept.nbytes + cache._stacks.layout.ledger.nbytes
         elif isinstance(cache, SingleEntryCache):
             assert not cache._open
             if cache._stack is not None and cache._tokens:
@@ -214,12 +188,17 @@ def active_bytes() -> int:
     return int(mx.get_active_memory())
 
 
+def _request(ask: Ask) -> Request:
+    sampling = SamplingOptions(logprobs=ask.logprobs, top_logprobs=2 if ask.logprobs else 0)
+    return Request(prompt=list(ask.prompt), max_tokens=ask.say, sampling=sampling, stops=None, metered=False)
+
+
 def _outcome(events: Sequence[Event]) -> Outcome:
     ends = [event for event in events if isinstance(event, Finished | Failed)]
     assert len(ends) <= 1
     assert not ends or events[-1] is ends[0]
-    started = [event for event in events if isinstance(event, Started)]
-    assert len(started) == 1 or isinstance(events[0], Failed)
+    assert not events or [isinstance(event, Started) for event in events].count(True) == 1
+    assert not events or isinstance(events[0], Started)
     text = "".join(event.text for event in events if isinstance(event, Text))
     return Outcome(text, ends[0] if ends else None)
 
@@ -232,15 +211,30 @@ class _Loop:
 
 
 @contextmanager
-def last_layer(kind: str, hook: Callable[[], None]) -> Iterator[None]:
-    """Inside the block `hook` is called where a forward reaches the last layer, when the others are done."""
+def reported() -> Iterator[Counter[Request]]:
+    """Counts for each request the lines that tell of its end in the log."""
+    lines = Counter[Request]()
+    original = Generation.report
+
+    def report(generation: Generation) -> None:
+        lines[generation.request] += 1
+        original(generation)
+
+    with patch.object(Generation, "report", report):
+        yield lines
+
+
+@contextmanager
+def last_layer(kind: str, hook: Callable[[int], None]) -> Iterator[None]:
+    """Inside the block `hook` is called where a forward reaches the last layer, when the others are done, with the
+    number of its rows."""
     last = tiny(kind).model.layers[-1]
     original: Callable[..., object] = type(last).__call__
 
-    def watched(layer: object, *arguments: object, **named: object) -> object:
+    def watched(layer: object, x: mx.array, *arguments: object, **named: object) -> object:
         if layer is last:
-            hook()
-        return original(layer, *arguments, **named)
+            hook(x.shape[0])
+        return original(layer, x, *arguments, **named)
 
     with patch.object(type(last), "__call__", watched):
         yield

@@ -23,20 +23,22 @@ POINTS: dict[str, tuple[str, ...]] = {
     "clear MLX's cache": ("mlx.core:clear_cache",),
     "make sampler": ("runner.sampling.sampler:Sampler.__init__",),
     "sample": ("runner.sampling.sampler:Sampler.__call__",),
+    "read": ("runner.sampling.sample:Sample.read",),
     "logprobs": ("runner.sampling.logprobs:log_probabilities",),
-    "begin": ("runner.cache.session:OneSessionCache.begin",),
+    "begin": ("runner.cache.session:OneSessionCache.begin", "runner.cache.trie_cache:TrieCache.begin"),
     "open session": (
         "runner.cache.single:SingleEntryCache._start",
         "runner.cache.none:NullCache._start",
-        "runner.cache.trie_cache:TrieCache._open_session",
+        "runner.cache.trie_cache:TrieCache._resume",
     ),
-    "plan": ("runner.cache.session:LiveSession.forward_plan",),
+    "plan": ("runner.cache.session:LiveSession.next_forward",),
     "record": ("runner.cache.session:LiveSession.record",),
     "close session": ("runner.cache.session:LiveSession.close",),
+    "end session": ("runner.cache.session:OneSessionCache._close", "runner.cache.trie_cache:TrieCache._close"),
     "keep": (
         "runner.cache.single:SingleEntryCache._keep",
         "runner.cache.none:NullCache._keep",
-        "runner.cache.trie_cache:TrieCache._keep",
+        "runner.cache.trie_cache:TrieCache._record",
     ),
     "surround forward": ("runner.cache.stack:LayerStack.forward",),
     "count forward": ("runner.cache.stack:LayerStack._advance",),
@@ -83,12 +85,12 @@ POINTS: dict[str, tuple[str, ...]] = {
     "split": ("runner.cache.trie:PrefixTrie.split",),
     "merge": ("runner.cache.trie:PrefixTrie.merge",),
     "remove": ("runner.cache.trie:PrefixTrie.remove",),
-    "drop live": ("runner.cache.trie:PrefixTrie.drop_live",),
+    "drop": ("runner.cache.trie:PrefixTrie.drop",),
     "lock": ("runner.cache.trie:PrefixTrie.lock",),
     "unlock": ("runner.cache.trie:PrefixTrie.unlock",),
     "evict": ("runner.cache.trie_cache:TrieCache._evict",),
     "choose victim": ("runner.cache.eviction:Eviction.victims",),
-    "shorten": ("runner.cache.trie_cache:TrieCache._shorten",),
+    "shorten": ("runner.cache.landing:shorten",),
     "thin": ("runner.cache.trie_cache:TrieCache._thin",),
     "decode text": ("runner.engine.text:TextStream.push", "runner.engine.text:TextStream.finish"),
     "spell token": ("runner.tokenizer.tokenizer:Tokenizer.token_text",),
@@ -96,6 +98,32 @@ POINTS: dict[str, tuple[str, ...]] = {
     "close generation": ("runner.engine.generation:Generation.close",),
     "hand over": ("runner.engine.events:Outbox.put", "runner.engine.events:Outbox.send"),
     "report": ("runner.engine.generation:Generation.report",),
+    "admit": ("runner.cache.trie_cache:TrieCache.admits", "runner.cache.trie_cache:TrieCache.allows"),
+    "take stack": ("runner.cache.stacks:Stacks.take",),
+    "keep stack": ("runner.cache.stacks:Stacks.keep",),
+    "adopt": ("runner.cache.landing:adopt",),
+    "follow": ("runner.cache.trie_cache:TrieCache._follows",),
+    "part": ("runner.engine.group:Group.leave",),
+    "arrays of rows": ("runner.cache.rows:Rows.arrays",),
+    "part rows": ("runner.cache.rows:Rows.keep",),
+    "settle row": ("runner.cache.rows:Rows.settle",),
+    "reserve": ("runner.cache.trie_cache:TrieCache.reserve",),
+    # What there is only where several requests run.
+    "stop at": ("runner.cache.trie_session:TrieSession.stop_at",),
+    "give up": ("runner.cache.stacks:Stacks._give_up",),
+    "try batches": ("runner.cache.layers.trial:find_fault",),
+    "join": ("runner.engine.group:Group.join",),
+    "join rows": ("runner.cache.rows:Rows.join",),
+    "join layers": (f"{_LAYERS}.batch:Batch.__init__", f"{_LAYERS}.batch:Batch.extend"),
+    "join samples": ("runner.sampling.sample:Sample.joined",),
+    "join samplers": ("runner.sampling.sampler:SamplerBatch.__init__",),
+    "sample together": ("runner.sampling.sampler:SamplerBatch.__call__",),
+    "release samplers": ("runner.sampling.sampler:SamplerBatch.release",),
+    "part layers": (f"{_LAYERS}.batch:Batch.keep",),
+    "part samples": ("runner.sampling.sample:Sample.take",),
+    "absorb": ("runner.cache.session:LiveSession.absorb",),
+    "absorb layers": ("runner.cache.stack:LayerStack.absorb",),
+    "set back": ("runner.engine.generation:Generation.set_back",),
 }
 
 LOADING: dict[str, tuple[str, ...]] = {
@@ -107,8 +135,18 @@ LOADING: dict[str, tuple[str, ...]] = {
 }
 """Those before the first request; the last one comes when a file is open and its arrays are not read yet."""
 
-FATAL = ("hand over", "report")
+FATAL = ("hand over", "report", "admit", "reserve")
 """A fault at these is one of the engine itself, and ends the process."""
+
+COMPANY_ONLY = frozenset(
+    {"stop at", "give up", "try batches", "join", "join rows", "join layers", "join samples", "join samplers"}
+    | {"sample together", "release samplers", "part layers", "part samples", "absorb", "absorb layers"}
+    | {"admit"}
+)
+"""What only happens where several requests run."""
+
+NOBODYS = COMPANY_ONLY - {"absorb", "absorb layers"}
+"""A fault at these ends no request."""
 
 TRIE_ONLY = frozenset(
     {
@@ -124,8 +162,9 @@ TRIE_ONLY = frozenset(
         "match",
         "advance",
     }
-    | {"split", "merge", "split snapshot", "merge snapshots", "remove", "drop live", "lock", "unlock"}
-    | {"evict", "choose victim", "shorten", "thin", "trim", "leave"}
+    | {"split", "merge", "split snapshot", "merge snapshots", "remove", "drop", "lock", "unlock"}
+    | {"evict", "choose victim", "shorten", "thin", "trim", "leave", "admit", "reserve", "follow", "take stack"}
+    | {"keep stack", "adopt"}
 )
 """What only the trie does, or can need."""
 

@@ -1,4 +1,5 @@
-"""An exception on any line of the cache, the sampler or a generation ends one request, and the next are right.
+"""An exception on any line of the cache, the sampler or a generation ends one request at most, and the others are
+right, those that run beside it and those that come after it.
 
 `test_any_call` breaks what is known to be able to break. Here nothing is known: Python's tracer raises on the n-th line
 that a day of requests executes in these files, whatever stands there, with everything half done around it.
@@ -17,18 +18,28 @@ import pytest
 
 import runner
 from tests.cache.tiny import KINDS
+from tests.faults.bench import Bench
 from tests.faults.test_any_call import ROOMY, SETUPS, SINGLE, TIGHT, Injector, Setup, calls, serve
+from tests.faults.test_company import CLOSE, WIDE, serve_busy
 
 pytestmark = pytest.mark.usefixtures("quiet")
 _ROOT = Path(inspect.getfile(runner)).parent
 _WATCHED = (
     *(f"{_ROOT / folder}/" for folder in ("cache", "sampling")),
-    str(_ROOT / "engine" / "generation.py"),
-    str(_ROOT / "engine" / "text.py"),
+    *(str(_ROOT / "engine" / name) for name in ("generation.py", "group.py", "text.py")),
 )
-_OF_THE_ENGINE = ("done", "report")
-"""What the engine asks a generation between two slices: a fault there ends the process."""
+_ENGINE = str(_ROOT / "engine" / "running.py")
+_QUESTIONS = frozenset(
+    {"report", "left", "accepts", "padded", "nbytes", "admits", "allows", "session_bytes", "__init__", "make_cache"}
+)
+"""What the engine asks or makes between two slices, by counting and comparing alone: a fault there ends the process."""
+_GUARDED_INSIDE = frozenset({"follows", "reserve"})
+"""What does the same, and sees to itself that nothing it calls comes out of it."""
+_ALL_OR_NOTHING = frozenset({"Generation.take", "Group.take", "Group.take.<locals>.<listcomp>"})
+"""What has told one of a group of its token and not yet the next one. It calls what may fail within a guard."""
 Tracer = Callable[[FrameType, str, object], object]
+Serve = Callable[[str, Setup, Injector], Bench]
+"""A day."""
 
 
 class Lines(Injector):
@@ -53,8 +64,7 @@ class Lines(Injector):
             sys.settrace(before)
 
     def _enter(self, frame: FrameType, event: str, argument: object) -> Tracer | None:
-        code = frame.f_code
-        return self._line if code.co_filename.startswith(_WATCHED) and code.co_name not in _OF_THE_ENGINE else None
+        return self._line if frame.f_code.co_filename.startswith(_WATCHED) and not _of_the_engine(frame) else None
 
     def _line(self, frame: FrameType, event: str, argument: object) -> Tracer:
         if event == "line":
@@ -66,20 +76,33 @@ class Lines(Injector):
         return self._line
 
 
+def _of_the_engine(frame: FrameType) -> bool:
+    """Whether this is a question of the engine, or is called by one."""
+    below = frame
+    while below.f_back is not None and below.f_back.f_code.co_filename != _ENGINE:
+        below = below.f_back
+    if frame.f_code.co_qualname in _ALL_OR_NOTHING:
+        return True
+    asked, asking = below.f_code.co_name, below.f_back
+    guarded = asking is not None and (asking.f_code.co_name, asked) == ("_begin", "__init__")  # of a generation
+    return (asked in _QUESTIONS and not guarded) or (asked in _GUARDED_INSIDE and frame is below)
+
+
 @cache
-def lines_of(kind: str, setup: Setup) -> int:
+def lines_of(kind: str, setup: Setup, serve: Serve) -> int:
     """How many lines a day without a fault executes."""
     calls(kind, setup)  # what is computed once for all days
+    serve(kind, setup, Injector())
     lines = Lines()
     serve(kind, setup, lines)
     return lines.count
 
 
-def break_lines(kind: str, setup: Setup, times: int, chance: random.Random) -> set[str]:
+def break_lines(kind: str, setup: Setup, times: int, chance: random.Random, serve: Serve = serve) -> set[str]:
     """So many days with a broken line each; returns which lines."""
     broken = set()
     for _ in range(times):
-        lines = Lines(chance.randrange(1, lines_of(kind, setup) + 1))
+        lines = Lines(chance.randrange(1, lines_of(kind, setup, serve) + 1))
         try:
             serve(kind, setup, lines)
         except BaseException as error:
@@ -97,6 +120,18 @@ def break_lines(kind: str, setup: Setup, times: int, chance: random.Random) -> s
 )
 def test_a_broken_line_ends_one_request(kind: str, setup: Setup) -> None:
     assert len(break_lines(kind, setup, 3, random.Random(f"{kind} {setup}"))) > 1
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next"])
+def test_a_broken_line_in_company_ends_one_request(kind: str) -> None:
+    assert len(break_lines(kind, WIDE, 3, random.Random(kind), serve_busy)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setup", [WIDE, CLOSE], ids=["wide", "close"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_broken_line_in_company_ends_one_request(kind: str, setup: Setup) -> None:
+    assert len(break_lines(kind, setup, 12, random.Random(), serve_busy)) > 5
 
 
 @pytest.mark.slow

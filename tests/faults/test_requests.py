@@ -6,14 +6,33 @@ import json
 import pytest
 
 from tests.faults.demand import Demand
-from tests.faults.points import FATAL, NO_MEMORY, POINTS
+from tests.faults.points import COMPANY_ONLY, FATAL, NO_MEMORY, POINTS
 from tests.host import OUT_OF_MEMORY, Client, Process, Request, StatusError
+from tests.process.conftest import FAULTY, SpawnModel
 
 ALPHABET = "jklmnopqrstuvwxyz"
 IN_DECODE = ("forward", "sample", "start evaluation", "surround forward", "count forward", "record", "decode text")
-AFTER_THE_ANSWER = ("close generation", "close session", "keep", "level", "settle", "advance", "snapshot", "thin")
-NOT_FOR_SLICES = {"drop live", "trim", "shorten"}
-"""What a model of plain keys and values does not come to here."""
+AFTER_THE_ANSWER = (
+    "close generation",
+    "close session",
+    "end session",
+    "keep",
+    "level",
+    "settle",
+    "advance",
+    "snapshot",
+    "thin",
+)
+NOT_ALONE = COMPANY_ONLY | {"drop", "set back", "trim", "shorten"}
+"""What one request after the other does not come to with a model of plain keys and values."""
+
+MEETING = (
+    *("join", "join rows", "join layers", "join samples", "join samplers", "sample together", "release samplers"),
+    *("part", "part rows", "part layers", "part samples"),
+)
+"""Where answers begin and cease to be computed together."""
+WAVE = [(Request("0", {"num_predict": length}), ("1234567890" * 32)[:length]) for length in (320, 240, 160)]
+_WAVES = 5
 
 Breakable = tuple[Process, Demand]
 
@@ -43,7 +62,7 @@ async def test_a_fault_at_any_point_ends_one_request(breakable: Breakable, clien
     _, demand = breakable
     long = "a prompt of more bytes than the cache may keep: " + "q" * 1500
     broken = set()
-    for number, point in enumerate(point for point in POINTS if point not in (*FATAL, *NOT_FOR_SLICES)):
+    for number, point in enumerate(point for point in POINTS if point not in NOT_ALONE | set(FATAL)):
         demand.ask(point, "fault")
         for prompt in (
             *("the same beginning, then w", "the same beginning, or another w", "the same beginning, then w, w"),
@@ -107,6 +126,30 @@ async def test_want_of_memory_is_told_in_the_words_that_hosts_know(
     text = f"RuntimeError: {NO_MEMORY}" if fault == "mlx memory" else "MemoryError"
     assert error == f"out of memory: {text}"
     await check_serving(client)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param(("join", "sample together", "part samples"), id="some"),
+        pytest.param(("try batches",), id="once"),  # which a process does but once
+        pytest.param(MEETING, id="all", marks=pytest.mark.slow),
+    ],
+)
+async def test_a_fault_where_answers_meet_or_part_ends_none_of_them(
+    points: tuple[str, ...], start: SpawnModel, demand: Demand
+) -> None:
+    process = start(executable=FAULTY, environment=demand.environment)
+    async with Client.of(process) as client:
+        for point in points:
+            demand.ask(point, "mlx memory")
+            for _ in range(_WAVES):
+                answers = await asyncio.gather(*(ask(client, request) for request, _ in WAVE))
+                assert answers == [(text, None) for _, text in WAVE]
+                if demand.struck(point):
+                    break
+            assert demand.struck(point), f"nothing came to {point!r}"
+    assert not process.output.captured
 
 
 async def test_faults_of_one_client_are_not_those_of_the_others(breakable: Breakable, client: Client) -> None:

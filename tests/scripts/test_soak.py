@@ -107,7 +107,8 @@ def good() -> Soaked:
     checker.checked = 900
     return Soaked(
         cache="trie",
-        tally=Tally(Counter(chat=1000), 1000, 500_000, 400_000),
+        concurrent=True,
+        tally=Tally(Counter(chat=1000), 1000, 500_000, 400_000, [(at, at + 1.5) for at in range(1000)]),
         checker=checker,
         latencies=[0.002] * 1200,
         own=[0.002] * 1200,
@@ -149,7 +150,8 @@ def test_a_good_soak_has_no_failures_and_a_table() -> None:
         (with_checker(ties=5), "5 of 900 answers left the right one at a tie"),
         (with_checker(checked=499), "only 499 of 1000 answers were checked"),
         (with_tally(faults=["chat: no end after 120 s"]), "no end"),
-        (with_tally(cached_tokens=100_000), "only 20.0% of the prompts came from the cache"),
+        (with_tally(spans=[(0.0, 2.0), *((at, at + 1.0) for at in range(1, 1000))]), "only 2 of 1000 answers were"),
+        (with_tally(cached_tokens=75_000), "only 15.0% of the prompts came from the cache"),
         (lambda soaked: replace(soaked, own=[0.2] * 4 + [0.002] * 1196), "4 of 1200 status answers took longer"),
         (lambda soaked: replace(soaked, latencies=[0.2] * 700 + [0.002] * 500), "200 ms in the median"),
         (lambda soaked: replace(soaked, latencies=[], own=[]), "no status was answered"),
@@ -170,6 +172,25 @@ def test_each_failure_is_told(change: Callable[[Soaked], Soaked], text: str) -> 
     assert text in failure
     assert bad.table()
     assert bad.data()["failures"] == [failure]
+
+
+@pytest.mark.parametrize(
+    ("spans", "together"),
+    [
+        ([], 0),
+        ([(0.0, 1.0)], 0),
+        ([(0.0, 1.0), (1.0, 2.0)], 0),
+        ([(1.0, 3.0), (0.0, 2.0)], 2),
+        ([(0.0, 9.0), (1.0, 2.0), (3.0, 4.0), (9.5, 10.0)], 3),
+    ],
+)
+def test_answers_that_were_written_at_once_are_counted(spans: list[tuple[float, float]], together: int) -> None:
+    assert Tally(spans=spans).together == together
+
+
+def test_nobody_asks_for_company_where_there_can_be_none() -> None:
+    soaked = replace(with_tally(spans=[])(good()), concurrent=False)
+    assert soaked.failures == []
 
 
 def test_a_trend_leaves_out_the_warm_up() -> None:
