@@ -74,6 +74,11 @@ class Group:
         lengths = [*self._rows.lengths, *other._rows.lengths]
         return max(lengths) * len(lengths) <= 2 * sum(lengths) + _PADDING_TOKENS * len(lengths)
 
+    @property
+    def batchable(self) -> bool:
+        """Whether its layers are of kinds that can be joined, as far as their clocks were found to be right."""
+        return self._rows.batchable
+
     def padded(self, other: "Group") -> int:
         """Tokens of the longest of both."""
         return max(*self._rows.lengths, *other._rows.lengths)

@@ -186,7 +186,7 @@ class Running:
     def _join(self, group: Group) -> Group | None:
         """Puts a group of one into another group, if there is one that it goes well with, and returns that."""
         hosts = [other for other in self._groups if other is not group and other.accepts(group)]
-        if not hosts or not self._may_join():
+        if not hosts or not self._may_join() or not group.batchable:
             return None
         host = max(hosts, key=lambda other: len(other.generations))
         rows = len(host.generations) + 1
@@ -230,19 +230,19 @@ class Running:
         else:
             if not group.generations:
                 self._groups.remove(group)
+        self._reserve()  # first: what they leave would find no room beside a batch that is gone
         for generation in leaving:
             self._end(generation)
-        self._reserve()
 
     def _disband(self, group: Group, error: Exception) -> None:
         """The answers of a group, of which something raised, go on each alone."""
         log.exception("answers that were computed together go on one by one", answers=len(group.generations))
         results = group.disband(error)
+        self._reserve()
         self._deliver(results)
         for generation, _ in results:
             if not generation.done:
                 self._place(generation)
-        self._reserve()
 
     # --- ends
 

@@ -1,0 +1,468 @@
+"""Several requests over `Running`, driven slice by slice in the thread of the test, and what each of them must get.
+
+Nothing here waits: slices come from `advance`, time from a made-up clock, and the oracle of a request is a plain loop
+over fresh layers that computes it alone.
+"""
+
+import json
+import random
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import NamedTuple, cast
+from unittest.mock import patch
+
+import mlx.core as mx
+
+import runner.engine.running
+from protocol import DoneReason, Logprob
+from runner.cache import make_cache
+from runner.cache.layers.trial import find_fault
+from runner.cache.session import LiveSession
+from runner.cache.trie_cache import TrieCache
+from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
+from runner.engine.generation import Generation
+from runner.engine.means import Means
+from runner.engine.request import Request
+from runner.engine.running import Running
+from runner.engine.schedule import Begin, Decode, Prefill, Schedule, Slice, View
+from runner.engine.text import StopStrings
+from runner.sampling import SamplingOptions
+from runner.sampling.sampler import Sampler
+from runner.tokenizer import Tokenizer, open_tokenizer
+from tests.cache.driver import _breaking, check_trie, largest
+from tests.cache.tiny import VOCAB, Tiny, tiny
+from tests.models.tokenizers import ALL_BYTES, byte_level
+
+CONTEXT = 4096
+MOST_SLICES = 20_000
+BATCHABLE = ("llama", "gemma3", "mamba2", "qwen3_next", "falcon_h1", "deepseek_v3", "deepseek_v32")
+"""The kinds whose rows decode in one forward."""
+BY_TURNS = ("quantized", "llama4", "deepseek_v41")
+SLICEABLE = ("llama", "deepseek_v3", "deepseek_v32", "quantized")
+"""The kinds of which any prefix can be used again."""
+
+
+@cache
+def tokenizer(eos: frozenset[int] = frozenset()) -> Tokenizer:
+    """Token i is byte i + 1, so that every generated token is one ASCII character."""
+    files = {
+        "tokenizer.json": json.dumps(byte_level(ALL_BYTES[1 : VOCAB + 1])).encode(),
+        "generation_config.json": json.dumps({"eos_token_id": sorted(eos)}).encode(),
+    }
+    return open_tokenizer(files.get)
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    return bytes(token + 1 for token in tokens).decode()
+
+
+@cache
+def fault_of(name: str) -> str:
+    """Why a kind cannot decode several rows in one forward, as the engine finds out."""
+    kind = tiny(name)
+    return find_fault(kind.make_layers, plain(kind), VOCAB)
+
+
+def plain(kind: Tiny) -> Callable[[mx.array, list[object]], mx.array]:
+    return lambda tokens, layers: kind.model(tokens, cache=layers)
+
+
+# --- what must come of a request
+
+
+class Wish(NamedTuple):
+    """What is asked, and the tokens that end an answer."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    options: SamplingOptions
+    stop: str = ""
+    eos: frozenset[int] = frozenset()
+
+
+class Alone(NamedTuple):
+    """What a plain loop without a cache samples, and the logits [VOCAB] that each token was taken from."""
+
+    tokens: list[int]
+    logits: list[mx.array]
+
+
+class End(NamedTuple):
+    """What the client reads of some tokens."""
+
+    text: str
+    reason: DoneReason | None  # None: they do not end the answer
+    eval_count: int
+
+
+def end_of(wish: Wish, tokens: Sequence[int]) -> End:
+    """The rules of an answer, token by token."""
+    text = ""
+    for count, token in enumerate(tokens):
+        if token in wish.eos:
+            return End(text, DoneReason.STOP, count)
+        text += text_of([token])
+        if wish.stop and wish.stop in text:
+            return End(text[: text.index(wish.stop)], DoneReason.STOP, count + 1)
+        if count + 1 == wish.max_tokens:
+            return End(text, DoneReason.LENGTH, count + 1)
+    return End(text, None, len(tokens))
+
+
+@cache
+def alone(name: str, wish: Wish) -> Alone:
+    """The oracle: the request by itself, its prompt in one forward, no cache, no token ahead."""
+    kind, layers = tiny(name), tiny(name).make_layers()
+    prompt = list(wish.prompt)
+    if prompt[:-1]:
+        mx.eval(kind.model(mx.array([prompt[:-1]]), cache=layers))
+    answer, token = Alone([], []), prompt[-1]
+    sampler = Sampler(wish.options, prompt, VOCAB, CONTEXT)
+    while end_of(wish, answer.tokens).reason is None:
+        logits = kind.model(mx.array([[token]]), cache=layers)[:, -1]
+        token = sampler(logits).read()[0].token
+        answer.tokens.append(token)
+        answer.logits.append(logits[0])
+    return answer
+
+
+def could_be(wish: Wish, drawn: Sequence[int], logits: mx.array, token: int, tolerance: float) -> bool:
+    """Whether logits that are off by no more than the tolerance give this token after those that were drawn."""
+    ids, numbers = mx.arange(VOCAB), random.Random(7)
+    pushes = [
+        mx.where(ids == token, 1.0, mx.where(ids < token, float(below), float(above)))
+        for below in (-1, 1)
+        for above in (-1, 1)
+    ]
+    pushes += [mx.array([numbers.choice((-1.0, 1.0)) for _ in range(VOCAB)]) for _ in range(40)]
+    for push in pushes:
+        sampler = Sampler(wish.options, wish.prompt, VOCAB, CONTEXT, drawn)
+        if sampler((logits + tolerance * push)[None]).read()[0].token == token:
+            return True
+    return False
+
+
+# --- a request on its way
+
+
+class Asked(EventStream):
+    """A request, and what it was told."""
+
+    def __init__(self, kind: Tiny, wish: Wish, metered: bool = False) -> None:
+        super().__init__()
+        self.kind = kind
+        self.wish = wish
+        self.session: LiveSession | None = None
+        """Once the request has one."""
+        stops = StopStrings([wish.stop]) if wish.stop else None
+        self.request = Request(
+            prompt=list(wish.prompt),
+            max_tokens=wish.max_tokens,
+            sampling=wish.options,
+            stops=stops,
+            metered=metered,
+            stream=self,
+        )
+
+    @property
+    def told(self) -> list[Event]:
+        return self._events
+
+    @property
+    def tokens(self) -> list[int]:
+        """What was sampled for it, the end-of-sequence token included."""
+        return [] if self.session is None else self.session.recorded[self.session.total :]
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.told if isinstance(event, Text))
+
+    @property
+    def entries(self) -> list[Logprob]:
+        return [entry for event in self.told if isinstance(event, Text) for entry in event.logprobs]
+
+    @property
+    def started(self) -> bool:
+        return bool(self.told)
+
+    @property
+    def finished(self) -> Finished | None:
+        end = self.told[-1] if self.told else None
+        return end if isinstance(end, Finished) else None
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.told) and isinstance(self.told[-1], Failed)
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompt that were not computed for it, as the client reads."""
+        assert self.finished is not None
+        return self.finished.metrics.prompt_eval_cached_count
+
+    def check(self) -> bool:
+        """All that was told is right, as far as it goes. False where noise has tipped a choice by a hair: the rest of
+        the answer says nothing then."""
+        self._check_order()
+        sure = self._check_tokens()
+        self._check_told()
+        return sure
+
+    def check_answer(self) -> None:
+        """It was answered to the end, and rightly."""
+        assert self.finished is not None, f"{self.told[-1:]}"
+        self.check()
+
+    def _check_order(self) -> None:
+        kinds = [type(event) for event in self.told]
+        if kinds:
+            assert kinds[0] is Started
+            assert set(kinds[1:-1]) <= {Text}, f"{kinds}"
+            assert kinds[-1] is not Started or len(kinds) == 1
+        if not self.request.cancelled:
+            assert kinds[-1] in (Finished, Failed), "never ended"
+
+    def _check_tokens(self) -> bool:
+        """The tokens are those of the oracle, and so is what was told about their probabilities."""
+        oracle, tolerance = alone(self.kind.name, self.wish), self.kind.tolerance
+        sure, known = True, len(self.tokens)
+        for step, token in enumerate(self.tokens):
+            assert step < len(oracle.tokens), f"goes on after {oracle.tokens}: {self.tokens}"
+            if token != oracle.tokens[step]:
+                drawn = oracle.tokens[:step]
+                assert could_be(self.wish, drawn, oracle.logits[step], token, tolerance), (
+                    f"step {step}: {self.tokens} instead of {oracle.tokens}, for {self.wish}"
+                )
+                sure, known = False, step + 1
+                break
+        if sure and self.finished:
+            assert len(self.tokens) == len(oracle.tokens)
+        for entry, token, logits in zip(self.entries, self.tokens[:known], oracle.logits, strict=False):
+            assert entry.token == text_of([token])
+            self._check_entry(entry, token, logits)
+        return sure
+
+    def _check_entry(self, entry: Logprob, token: int, logits: mx.array) -> None:
+        right = logits - mx.logsumexp(logits)
+        wanted = self.wish.options.top_logprobs
+        ranked = mx.sort(right)[::-1][:wanted]
+        off = [entry.logprob - right[token].item()]
+        assert len(entry.top_logprobs) == wanted
+        for rank, top in enumerate(entry.top_logprobs):
+            off += [top.logprob - right[ord(top.token) - 1].item(), top.logprob - ranked[rank].item()]
+        assert largest(mx.array(off)) <= 2 * self.kind.tolerance
+
+    def _check_told(self) -> None:
+        """Text, reason and counters follow from the tokens."""
+        end = end_of(self.wish, self.tokens)
+        assert end.text.startswith(self.text)
+        if self.wish.options.logprobs:
+            assert len(self.entries) >= len(self.text)
+        else:
+            assert not self.entries
+        if self.finished is None:
+            return
+        metrics = self.finished.metrics
+        assert (self.text, self.finished.reason, metrics.eval_count) == end
+        assert metrics.prompt_eval_count == len(self.wish.prompt)
+        assert self.session is not None
+        assert metrics.prompt_eval_cached_count == self.session.cached < len(self.wish.prompt)
+
+
+# --- all of them
+
+
+class Clock:
+    """Seconds that pass only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Watched:
+    """The forward of a model: notes the shape [B, L] of every call, takes made-up time, and breaks on demand."""
+
+    def __init__(self, kind: Tiny, clock: Clock) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self.forward_s, self.token_s = 0.010, 0.001
+        self.breaks: Callable[[int, int], bool] = lambda rows, length: False
+        """Given the shape; says whether this call raises in the last layer of the model."""
+        self._kind = kind
+        self._clock = clock
+
+    def __call__(self, tokens: mx.array, layers: list[object]) -> mx.array:
+        rows, length = tokens.shape
+        self.calls.append((rows, length))
+        self._clock.now += self.forward_s + self.token_s * length
+        with _breaking(self._kind, self.breaks(rows, length)):
+            return self._kind.model(tokens, cache=layers)
+
+    @property
+    def tokens(self) -> int:
+        """All that were computed."""
+        return sum(rows * length for rows, length in self.calls)
+
+    @property
+    def most_rows(self) -> int:
+        return max(rows for rows, _ in self.calls)
+
+
+class _Loop:
+    """Of an event loop what an outbox needs of it: events arrive when they are sent."""
+
+    def call_soon_threadsafe(self, call: Callable[..., None], *arguments: object) -> None:
+        call(*arguments)
+
+
+class Company:
+    """`Running` over a tiny model and all who were asked for. `slices` counts what has been advanced."""
+
+    def __init__(
+        self,
+        name: str,
+        schedule: Schedule | None = None,
+        *,
+        parallel: int = 8,
+        cache: str = "trie",
+        budget: int | None = None,
+        room: int | None = None,
+        eos: frozenset[int] = frozenset(),
+        find_fault: Callable[[], str] | None = None,
+    ) -> None:
+        self.kind = tiny(name)
+        self.everyone: list[Asked] = []
+        self.clock = Clock()
+        self.forward = Watched(self.kind, self.clock)
+        self.schedule = schedule or Schedule(2048, 0.1)
+        self.slices = 0
+        self._eos = eos
+        fault = "" if find_fault else fault_of(name)  # found before a test breaks anything
+        means = Means(
+            self.forward,
+            tokenizer(eos),
+            CONTEXT,
+            lambda: make_cache(cache, self.kind.make_layers, budget_bytes=budget),
+            find_fault=find_fault or (lambda: fault),
+            room_bytes=room,
+        )
+        self._outbox = Outbox(cast("AbstractEventLoop", _Loop()))
+        self.running = Running(means, self.schedule, parallel, self._outbox)
+
+    @property
+    def trie(self) -> TrieCache:
+        assert isinstance(self.running.cache, TrieCache)
+        return self.running.cache
+
+    def ask(
+        self, prompt: Sequence[int], max_tokens: int = 12, stop: str = "", metered: bool = False, **options: float
+    ) -> Asked:
+        """A request joins the queue."""
+        wanted = SamplingOptions(**options)  # type: ignore[arg-type]  # names and types are the struct's own
+        return self.admit(Wish(tuple(prompt), max_tokens, wanted, stop, self._eos), metered)
+
+    def admit(self, wish: Wish, metered: bool = False) -> Asked:
+        """The same for what is known already."""
+        asked = Asked(self.kind, wish, metered)
+        self.everyone.append(asked)
+        self.running.add(asked.request)
+        return asked
+
+    def advance(self, slices: int = 1) -> None:
+        """What the engine does in a slice."""
+        for _ in range(slices):
+            with patch.object(runner.engine.running, "perf_counter", self.clock):
+                self.running.advance()
+            self._outbox.send()
+            self.slices += 1
+            for generation in self.generations():
+                cast("Asked", generation.request.stream).session = generation.session
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        """Advances up to there."""
+        for _ in range(MOST_SLICES):
+            if reached():
+                return
+            assert not self.running.idle, "all is done, and it was not reached"
+            self.advance()
+        raise AssertionError("never reached")
+
+    def finish(self) -> None:
+        """Advances until nothing is left to do."""
+        self.until(lambda: self.running.idle)
+
+    def generations(self) -> list[Generation]:
+        """All that run."""
+        decoding = [generation for group in self.running._groups for generation in group.generations]
+        return [*self.running._prefilling, *decoding]
+
+    def phase(self, asked: Asked) -> str:
+        """Where a request is: waiting, behind, prefilling, alone, batch or gone."""
+        running, request = self.running, asked.request
+        if request in running._waiting:
+            return "waiting"
+        if any(other is request for other, _ in running._behind):
+            return "behind"
+        if any(generation.request is request for generation in running._prefilling):
+            return "prefilling"
+        for group in running._groups:
+            if any(generation.request is request for generation in group.generations):
+                return "batch" if len(group.generations) > 1 else "alone"
+        return "gone"
+
+    def check(self) -> None:
+        """Everyone got the right answer, or what there was of it, and the cache is as it must be."""
+        for asked in self.everyone:
+            if not isinstance(asked.told[0] if asked.told else None, Refused):
+                asked.check()
+        self.check_cache()
+
+    def check_cache(self) -> None:
+        """Nobody is left behind in the cache."""
+        assert self.running.idle
+        if isinstance(self.running.cache, TrieCache):
+            assert not self.trie._stacks.sessions
+            assert self.trie._reserved == 0
+            assert self.trie._budget is None or self.trie.nbytes <= self.trie._budget
+            check_trie(self.trie)
+
+
+class Dice(Schedule):
+    """Any slice that is possible, by chance: what is right under it is right under every schedule."""
+
+    def __init__(self, numbers: random.Random, most_tokens: int = 40) -> None:
+        super().__init__(most_tokens, 0.1)
+        self._numbers = numbers
+        self._most_tokens = most_tokens
+        self._weights = [numbers.choice((1, 3, 9)) for _ in range(3)]  # of a beginning, a prompt, a step
+
+    def next(self, view: View) -> Slice | None:
+        begin, prompt, step = self._weights
+        possible: list[tuple[int, Slice]] = [(begin, Begin())] if view.startable else []
+        for index, left in enumerate(view.prefilling):
+            assert left > 0
+            possible.append((prompt, Prefill(index, self._numbers.randint(1, self._most_tokens))))
+        possible += [(step, Decode(index)) for index in range(len(view.decoding))]
+        if not possible:
+            return None
+        return self._numbers.choices([each for _, each in possible], [weight for weight, _ in possible])[0]
+
+
+@contextmanager
+def breaking(where: object, name: str, at: int) -> Iterator[list[int]]:
+    """The call number `at`, from 0, of a function or a method raises MemoryError; the list tells all calls."""
+    original: Callable[..., object] = getattr(where, name)
+    calls: list[int] = []
+
+    def broken(*args: object, **named: object) -> object:
+        calls.append(len(calls))
+        if calls[-1] == at:
+            raise MemoryError(f"in {name}, broken on purpose")
+        return original(*args, **named)
+
+    with patch.object(where, name, broken):
+        yield calls

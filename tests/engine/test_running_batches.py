@@ -1,0 +1,182 @@
+"""Answers that are computed in one forward, and those that are not: rows join and leave, and nobody sees it.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* right rows           absorb() takes row 0, keep() without  test_eight_answers_of_every_sort_are_what_each_is_alone
+                       settle(), _seen wrong
+* samplers             release() not called                  test_eight_answers_of_every_sort_are_what_each_is_alone
+* samples              joined() in the other order           test_eight_answers_of_every_sort_are_what_each_is_alone
+* the largest host     _join() takes the smallest            test_eight_answers_of_every_sort_are_what_each_is_alone
+* those that stay      leave() without take()                test_as_many_decode_in_one_forward_as_are_there
+* alone again          the batch of one row is kept          test_rows_come_and_go_while_others_stay
+* found out            _may_join() always says yes           test_a_model_whose_rows_disturb_each_other_takes_turns
+* once                 it is found out every time            test_a_model_that_is_found_to_be_right_is_tried_once
+* the trial breaks     _may_join() lets it out               test_a_trial_that_breaks_is_a_fault_of_the_model
+"""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import pytest
+
+from runner.cache.layers.trial import find_fault
+from runner.engine.schedule import Schedule
+from runner.sampling import SamplingOptions
+from tests.cache.tiny import KINDS, VOCAB, words
+from tests.engine.company import BATCHABLE, BY_TURNS, Company, Wish, breaking, fault_of, plain
+
+everyone = pytest.mark.parametrize("name", KINDS)
+batchable = pytest.mark.parametrize("name", BATCHABLE)
+
+SAMPLING = [
+    SamplingOptions(),
+    SamplingOptions(temperature=0.8, seed=1),
+    SamplingOptions(temperature=1.2, seed=2, top_k=10, repeat_penalty=1.3, repeat_last_n=8),
+    SamplingOptions(logprobs=True, top_logprobs=3),
+    SamplingOptions(temperature=0.9, seed=4, top_p=0.7, logprobs=True),
+    SamplingOptions(presence_penalty=0.6, frequency_penalty=0.2, repeat_last_n=-1),
+    SamplingOptions(temperature=0.7, seed=6, min_p=0.2, top_k=30),
+    SamplingOptions(temperature=1.0, seed=7, top_k=10, logprobs=True, top_logprobs=2),
+]
+
+
+def test_the_kinds_that_decode_together_are_those_that_mlx_lm_has_batches_of() -> None:
+    assert [name for name in KINDS if not fault_of(name)] == list(BATCHABLE)
+    assert sorted((*BATCHABLE, *BY_TURNS)) == sorted(KINDS)
+
+
+@everyone
+def test_eight_answers_of_every_sort_are_what_each_is_alone(name: str) -> None:
+    users = Company(name)
+    for number, options in enumerate(SAMPLING):
+        users.admit(Wish(tuple(words(20 + 5 * number, 3 * number + 1)), 15 + number, options))
+    users.finish()
+    users.check()
+    assert users.forward.most_rows == (8 if name in BATCHABLE else 1)
+
+
+@batchable
+def test_as_many_decode_in_one_forward_as_are_there(name: str) -> None:
+    users = Company(name)
+    asked = [users.ask(words(20 + 9 * number, number), 16 + 8 * number) for number in range(4)]
+    users.until(lambda: all(users.phase(each) == "batch" for each in asked))
+    users.forward.calls.clear()
+    users.finish()
+    users.check()
+    rows = [count for count, _ in users.forward.calls]
+    assert rows == sorted(rows, reverse=True)
+    assert set(rows) == {1, 2, 3, 4}
+    assert len(rows) <= 40  # a step is one forward, whoever takes part in it
+
+
+@batchable
+def test_rows_come_and_go_while_others_stay(name: str) -> None:
+    users = Company(name, Schedule(16, 0.1))
+    stays = users.ask(words(40), 60)
+    for number in range(5):
+        users.until(lambda: len(stays.tokens) >= 4 + 9 * number)  # noqa: B023  called before the number changes
+        guest = users.ask(words(25 + 3 * number, number + 2), 12, temperature=0.5, seed=number)
+        if number == 3:
+            users.until(lambda: users.phase(guest) == "batch")  # noqa: B023
+            guest.request.cancel()
+    users.finish()
+    users.check()
+    assert users.forward.most_rows >= 2
+
+
+@batchable
+def test_a_row_that_is_alone_again_joins_the_next_one(name: str) -> None:
+    users = Company(name)
+    stays = users.ask(words(35), 50)
+    for number in range(3):
+        guest = users.ask(words(20, number + 2), 6)
+        users.until(lambda: users.phase(guest) == "batch")  # noqa: B023
+        assert users.phase(stays) == "batch"
+        users.until(lambda: guest.finished is not None)  # noqa: B023
+        users.advance()
+        assert users.phase(stays) == "alone"
+    users.finish()
+    users.check()
+
+
+@batchable
+def test_what_was_said_together_is_continued_by_the_next_turn(name: str) -> None:
+    users = Company(name)
+    asked = [users.ask(words(30 + number, number), 12 + 3 * number) for number in range(3)]
+    users.finish()
+    turns = [users.ask([*each.wish.prompt, *each.tokens, 7, 7], 6) for each in asked]
+    users.finish()
+    users.check()
+    # The last token of an answer is computed where others of the batch go on.
+    lengths = [len(each.wish.prompt) + len(each.tokens) for each in asked]
+    assert [turn.cached for turn in turns] == [lengths[0], lengths[1], lengths[2] - 1]
+
+
+def test_one_request_alone_makes_no_batch() -> None:
+    users = Company("llama")
+    users.ask(words(30), 10)
+    with breaking(users.running, "_may_join", 0) as asked:
+        users.finish()
+    assert not asked
+    assert users.forward.calls == [(1, 29)] + [(1, 1)] * 10
+    users.check()
+
+
+class Wrong:
+    """A model that gives the second of two rows the logits of the first."""
+
+    def __init__(self, name: str) -> None:
+        self._model = plain(Company(name).kind)
+        self.batches = 0
+
+    def __call__(self, tokens: mx.array, layers: list[object]) -> mx.array:
+        logits = self._model(tokens, layers)
+        self.batches += tokens.shape[0] > 1
+        return mx.broadcast_to(logits[:1], logits.shape)
+
+
+def refusals(tried: list[int], name: str, forward: Callable[[mx.array, list[object]], mx.array]) -> Callable[[], str]:
+    def find() -> str:
+        tried.append(1)
+        return find_fault(Company(name).kind.make_layers, forward, VOCAB)
+
+    return find
+
+
+@batchable
+def test_a_model_whose_rows_disturb_each_other_takes_turns(name: str) -> None:
+    wrong, tried = Wrong(name), list[int]()
+    users = Company(name, find_fault=refusals(tried, name, wrong))
+    users.ask(words(30), 2)
+    users.finish()
+    assert not tried, "nobody wanted to know yet"
+    for number in range(4):
+        users.ask(words(30, number), 10)
+    users.finish()
+    users.check()
+    assert users.forward.most_rows == 1
+    assert len(tried) == 1
+    assert wrong.batches
+
+
+def test_a_model_that_is_found_to_be_right_is_tried_once() -> None:
+    tried: list[int] = []
+    users = Company("llama", find_fault=refusals(tried, "llama", plain(Company("llama").kind)))
+    for number in range(4):
+        users.ask(words(30, number), 10)
+    users.finish()
+    users.check()
+    assert users.forward.most_rows == 4
+    assert len(tried) == 1
+
+
+def test_a_trial_that_breaks_is_a_fault_of_the_model() -> None:
+    def broken() -> str:
+        raise MemoryError("no room for a trial")
+
+    users = Company("llama", find_fault=broken)
+    for number in range(3):
+        users.ask(words(30, number), 10)
+    users.finish()
+    users.check()
+    assert all(each.finished for each in users.everyone)
