@@ -98,8 +98,8 @@ FLAGS = (
         metavar="BYTES|N%",
         default="8GiB,25%",
         help="the most that the trie holds, conversations in use included: `512MiB`, `8G` (K, M, G, T count in 1024) or"
-        " a share of the memory that the device lends; of both, the smaller counts; a request waits for room beside those"
-        " that run, whose answers may outgrow it; 0 keeps nothing between requests, which run one by one",
+        " a share of the memory that the device lends; of both, the smaller counts; a request waits for room beside"
+        " those that run, whose answers may outgrow it; 0 keeps nothing between requests, which run one by one",
     ),
     Flag(
         group=CACHE,

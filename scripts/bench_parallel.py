@@ -2,7 +2,7 @@
 
 A Llama of random weights (11 M parameters) is written into a temporary folder. The contenders are servers that all run
 from the beginning to the end, and rest while another one is measured; they take turns, after one round that does not
-count. `ours` runs several requests at once, `in turn` is the same runner with --parallel 1, `bare loop` is mlx-lm's
+count. `ours` runs several requests at once, `in-turn` is the same runner with --parallel 1, `bare-loop` is mlx-lm's
 model and caches without a server, which only decodes.
 
 decode  all streams start together with short prompts; tokens per second of all of them, after each has got its first

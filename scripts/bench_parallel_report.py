@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from scripts.bench_parallel_clients import PATIENCE_S, SUFFIXES, Dropped, Gaps, Rate, Shared
 
-OURS, IN_TURN, MLX_LM, BARE = "ours", "in turn", "mlx_lm.server", "bare loop"
+OURS, IN_TURN, MLX_LM, BARE = "ours", "in-turn", "mlx_lm.server", "bare-loop"
 
 RATIO_TARGET = 2.5
 """Of what 8 streams decode together to what one decodes."""

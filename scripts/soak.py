@@ -144,7 +144,7 @@ def _keep_readable(directory: Path) -> None:
 def main() -> None:
     """The command line; exit status 1 when something was not as it must be, 2 for wrong usage."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__.split("\n")[0])
-    parser.add_argument("minutes", type=float, metavar="MINUTES")
+    parser.add_argument("minutes", type=float, metavar="MINUTES", help="how long")
     parser.add_argument("--kind", choices=get_args(Kind), default=Plan.kind, help="of model (default: %(default)s)")
     parser.add_argument("--cache", choices=CACHE_KINDS, default=Plan.cache, help="default: %(default)s")
     parser.add_argument("--clients", type=int, default=Plan.clients, help="at once (default: %(default)s)")

@@ -6,8 +6,7 @@ its buffers, what would be lost is copied out (page out), and what the other one
 as one session runs at a time, every token's bytes are in one place. Sessions at the same time each have a copy of what
 they share; of these copies the trie owns one.
 
-Invariants: what is live in the layers of a stack lies on the path to where it stands, or behind that and not yet
-overwritten; the stack that is kept stands at the end of `_end`; the ledger counts exactly the snapshots in the trie.
+Invariants: those of `Stacks`; and the ledger counts exactly the snapshots in the trie.
 """
 
 from collections.abc import Callable, Sequence
@@ -290,7 +289,7 @@ class TrieCache(PrefixCache):
                 self._trie.remove(victim)
         if stacks.end is not None:
             landing.lend(stacks.kept, stacks.end)
-        if self.nbytes > self._budget:
+        if self.nbytes > self._budget > 0:
             self._say_once("what runs needs more than --cache-memory")
 
     def _say_once(self, what: str) -> None:

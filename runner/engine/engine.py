@@ -140,7 +140,7 @@ class Engine:
             context=self.limits.context_length,
             cache=self._settings.cache,
             cache_bytes=cache_bytes,
-            parallel=self._settings.parallel,
+            parallel=self._running.places,
         )
 
     def _receive(self) -> None:

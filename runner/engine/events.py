@@ -76,7 +76,7 @@ class Outbox:
         self._pending.append((stream, event))
 
     def send(self) -> None:
-        """Hand over what was put since the last call. Called once a slice."""
+        """Hand over what was put since the last call. Called at least once a slice."""
         if self._pending:
             batch, self._pending = self._pending, []
             self._loop.call_soon_threadsafe(_deliver, batch)

@@ -41,6 +41,7 @@ class Generation:
         self._text: TextStream[Logprob] = TextStream(tokenizer, request.stops)
         self._context_length = context_length
         self._started_ns = started_ns
+        self._computed_ns = perf_counter_ns()  # from when on, which is later where another one had to be waited for
         self._decode_started_ns = 0
         self._first_token_ns = 0
         self._ended_ns = 0
@@ -97,7 +98,7 @@ class Generation:
 
     def fail(self, error: Exception) -> list[Event]:
         """The request ends by this error, which is being handled; what there is to tell of it."""
-        log.exception("a request failed")
+        log.exception("a request failed", request=self.request.number)
         self._outcome = "failed"
         self._end()
         return [Failed(told(error))]
@@ -119,6 +120,7 @@ class Generation:
         decode_s = max(1, self._ended_ns - first) / 1e9
         log.info(
             "completion",
+            request=self.request.number,
             outcome=self._outcome,
             total=session.total,
             matched=session.matched,
@@ -126,7 +128,8 @@ class Generation:
             left=session.total - session.cached,
             miss=session.miss,
             generated=self._count,
-            ttft_ms=round((first - self._started_ns) / 1e6, 1),
+            waited_ms=round((self._computed_ns - self.request.arrived_ns) / 1e6, 1),
+            ttft_ms=round((first - self.request.arrived_ns) / 1e6, 1),
             tokens_per_s=round(max(0, self._count - 1) / decode_s, 1),
         )
 

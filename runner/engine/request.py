@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from time import perf_counter_ns
 from typing import NamedTuple
 
 from protocol import CompletionRequest, Media
@@ -15,6 +17,7 @@ _MOST_LOGPROBS = 20  # hosts let nobody ask for more
 _MOST_STOP_CHARACTERS = 65536
 _CHARACTERS_PER_TOKEN = 8  # twice what prose has; a prompt with more of them per token of context is looked at in parts
 _SLICE_CHARACTERS = 1 << 18
+_numbers = count(1)
 
 
 class Limits(NamedTuple):
@@ -35,6 +38,9 @@ class Request:
     metered: bool
     stream: EventStream = field(default_factory=EventStream)
     cancelled: bool = False
+    number: int = field(default_factory=_numbers.__next__)
+    """Names it in the log, where lines of several stand between each other."""
+    arrived_ns: int = field(default_factory=perf_counter_ns)
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more: the engine drops the request at its next slice."""

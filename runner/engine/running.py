@@ -1,7 +1,6 @@
-"""The requests from their arrival to their end: who waits, who reads a prompt, who decodes with whom."""
+"""The requests from their arrival to their end, one slice at a time."""
 
 import gc
-from collections import deque
 from collections.abc import Sequence
 from time import perf_counter, perf_counter_ns
 
@@ -11,9 +10,11 @@ from runner.cache.session import LiveSession
 from runner.engine.events import Failed, Outbox, Refused, Started
 from runner.engine.generation import Generation
 from runner.engine.group import Group, Results
+from runner.engine.matching import Matching
 from runner.engine.means import Means
 from runner.engine.request import Request
 from runner.engine.schedule import Begin, Decode, Prefill, Schedule, Slice, View
+from runner.engine.waiting import Waiting
 from runner.logs import Log, told
 from runner.sizes import shown
 
@@ -33,48 +34,43 @@ class Running:
         self.cache = means.make_cache()
         self._means = means
         self._schedule = schedule
-        self._places = parallel if self.cache.concurrent else 1
         self._outbox = outbox
-        self._waiting: deque[Request] = deque()
-        self._behind: list[tuple[Request, int]] = []  # and when they left the queue
+        self.places = parallel if self.cache.concurrent else 1
+        """How many requests may run at once."""
+        self._waiting = Waiting(means.salt, self.places)
         self._prefilling: list[Generation] = []
         self._groups: list[Group] = []
-        self._solitude: str | None = None  # why nobody decodes together; None: not known yet
+        self._matching = Matching(means.find_fault)
         self._spoiled = False  # the next request must not meet what the last one left behind in the cache
         self._slices = 0
-        self._next: Request | None = None  # the first that could begin
-        self._news = False  # whether another one might by now
 
     def add(self, request: Request) -> None:
         """Queue a request."""
-        self._waiting.append(request)
-        self._news = True
+        self._waiting.add(request)
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self._waiting or self._taken)
+        return not (self._waiting or self._computed)
 
     @property
-    def _taken(self) -> int:
-        """Places in use."""
-        decoding = sum(len(group.generations) for group in self._groups)
-        return len(self._behind) + len(self._prefilling) + decoding
+    def _computed(self) -> int:
+        """How many have begun to be computed."""
+        return len(self._prefilling) + sum(len(group.generations) for group in self._groups)
 
     def advance(self) -> None:
         """One slice: a beginning, a part of a prompt, or a decode step."""
         started = perf_counter()
         self._drop_cancelled()
-        if self._news:
-            self._next, self._news = self._first_startable(), False
+        startable = self._waiting.first(self.cache, self._computed)
         view = View(
-            startable=int(self._next is not None),
+            startable=int(startable is not None),
             prefilling=[generation.left for generation in self._prefilling],
             decoding=[group.id for group in self._groups],
         )
         chosen = self._schedule.next(view)
         if chosen is not None:
-            done = self._run(chosen, view)
+            done = self._run(chosen, view, startable)
             self._schedule.took(done, view, perf_counter() - started)
         self._slices += 1
         if self._slices % _RESERVE_SLICES == 0:
@@ -82,13 +78,13 @@ class Running:
         if self._spoiled:
             self._renew_cache()
 
-    def _run(self, chosen: Slice, view: View) -> Slice:
+    def _run(self, chosen: Slice, view: View, startable: Request | None) -> Slice:
         """Returns what it really did."""
         match chosen:
-            case Begin() if self._next is not None:
-                self._begin(self._next)
+            case Begin() if startable is not None:
+                self._begin(startable)
             case Prefill(index, tokens):
-                self._news = True
+                self._waiting.changed = True
                 return chosen._replace(tokens=self._prefill(self._prefilling[index], tokens))
             case Decode(index):
                 return Decode(view.decoding.index(self._decode(self._groups[index])))
@@ -96,37 +92,23 @@ class Running:
 
     # --- beginning
 
-    def _first_startable(self) -> Request | None:
-        for request, _ in self._behind:
-            if not self.cache.follows(request.prompt, self._means.salt):
-                return request if self.cache.admits(len(request.prompt)) else None
-        if self._waiting and self._taken < self._places:
-            request = self._waiting[0]
-            if not self._taken or self.cache.admits(len(request.prompt)):
-                return request
-        return None
-
     def _begin(self, request: Request) -> None:
-        self._next, self._news = None, True
-        if self._waiting and request is self._waiting[0]:
-            self._waiting.popleft()
+        started_ns = self._waiting.take(request)
+        if started_ns is None:
             if text := self._refusal(request):
                 self._outbox.put(request.stream, Refused(text))
                 return
             started_ns = perf_counter_ns()
             self._outbox.put(request.stream, Started())
             if self.cache.follows(request.prompt, self._means.salt):
-                self._behind.append((request, started_ns))
+                self._waiting.put_behind(request, started_ns)
                 return
-        else:
-            started_ns = next(since for other, since in self._behind if other is request)
-            self._behind = [each for each in self._behind if each[0] is not request]
         try:
             session = self.cache.begin(request.prompt, self._means.salt)
             assert isinstance(session, LiveSession)
             generation = Generation(request, session, self._means.tokenizer, self._means.context_length, started_ns)
         except Exception as error:  # this request ends, the engine goes on
-            log.exception("a request failed")
+            log.exception("a request failed", request=request.number)
             self._outbox.put(request.stream, Failed(told(error)))
             self._spoiled = True
         else:
@@ -139,7 +121,7 @@ class Running:
             return ""
         return (
             f"the prompt has {len(request.prompt)} tokens, whose keys and values take about {shown(needed)}; the device"
-            f" has {shown(room)} beside the model. Shorten the prompt, or start the runner with --kv-bits 8"
+            f" has {shown(room)} beside the model. Shorten the prompt, or let them take less: --kv-bits 8 or 4"
         )
 
     def _place(self, generation: Generation) -> None:
@@ -166,8 +148,7 @@ class Running:
     # --- decode
 
     def _decode(self, group: Group) -> int:
-        """A step of this group, or of the one that it joins: its row has waited long enough. Returns the id of the
-        group that stepped."""
+        """A step of this group or, where it joins another one, of that. Returns the id of the group that stepped."""
         group = self._join(group) or group
         try:
             choices = group.step()
@@ -180,17 +161,13 @@ class Running:
                 self._deliver([(generation, generation.fail(error))])
         else:
             self._leave(group, self._tell(group.take(choices)))
-        self._news |= group.steps <= 1  # the very first forward shows what a request takes
+        self._waiting.changed |= group.steps <= 1  # the very first forward shows what a request takes
         return group.id
 
     def _join(self, group: Group) -> Group | None:
         """Puts a group of one into another group, if there is one that it goes well with, and returns that."""
-        hosts = [other for other in self._groups if other is not group and other.accepts(group)]
-        if not hosts or not self._may_join() or not group.batchable:
-            return None
-        host = max(hosts, key=lambda other: len(other.generations))
-        rows = len(host.generations) + 1
-        if not self.cache.allows(self.cache.session_bytes(host.padded(group)) * rows - host.nbytes):
+        host = self._matching.host(group, self._groups, self.cache)
+        if host is None:
             return None
         try:
             host.join(group)
@@ -205,16 +182,6 @@ class Running:
         self._groups.remove(group)
         self._reserve()
         return host
-
-    def _may_join(self) -> bool:
-        if self._solitude is None:
-            try:
-                self._solitude = self._means.find_fault()
-            except Exception as error:  # whatever a model makes of a trial
-                self._solitude = told(error)
-            if self._solitude:
-                log.info("answers are computed in turns, not together", why=self._solitude)
-        return not self._solitude
 
     def _leave(self, group: Group, leaving: Sequence[Generation]) -> None:
         """These end, and the others of the group go on."""
@@ -247,10 +214,7 @@ class Running:
     # --- ends
 
     def _drop_cancelled(self) -> None:
-        before = len(self._waiting) + len(self._behind)
-        self._waiting = deque(request for request in self._waiting if not request.cancelled)
-        self._behind = [each for each in self._behind if not each[0].cancelled]
-        self._news |= before > len(self._waiting) + len(self._behind)
+        self._waiting.drop_cancelled()
         for generation in [each for each in self._prefilling if each.request.cancelled]:
             self._prefilling.remove(generation)
             self._end(generation)
@@ -272,7 +236,7 @@ class Running:
             self._end(generation)
 
     def _end(self, generation: Generation) -> None:
-        self._news = True
+        self._waiting.changed = True
         try:
             generation.close()
         except Exception:
@@ -281,7 +245,7 @@ class Running:
         generation.report()
 
     def _reserve(self) -> None:
-        self._news = True
+        self._waiting.changed = True
         self.cache.reserve(sum(group.nbytes for group in self._groups))
 
     def _renew_cache(self) -> None:

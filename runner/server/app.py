@@ -11,7 +11,7 @@ from protocol import LOADED, status_body
 from runner.engine.engine import Engine
 from runner.errors import RequestError
 from runner.logs import Log
-from runner.server.completion import CompletionEndpoint
+from runner.server.completion import NUMBER, CompletionEndpoint
 from runner.server.guards import is_local
 from runner.server.tokenize import TokenizeEndpoint
 
@@ -64,12 +64,12 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.RequestPayloadError:
         response = _refusal(400, "Bad Request")
     except (asyncio.CancelledError, ConnectionResetError):  # while waiting, or while writing
-        log.info("the client is gone", path=request.path)
+        log.info("the client is gone", path=request.path, **_named(request))
         raise
     except web.HTTPException as error:
         response = _refusal(error.status, error.reason)
     except Exception:
-        log.exception("a request failed", path=request.path)
+        log.exception("a request failed", path=request.path, **_named(request))
         raise  # the server answers 500, or breaks off a stream that has begun
     _log_access(request, response.status, perf_counter() - started)
     return response
@@ -83,4 +83,9 @@ def _refusal(status: int, text: str) -> web.Response:
 def _log_access(http: web.Request, status: int, took_s: float) -> None:
     polled = http.path in _STATUS_PATHS
     write = log.warning if status >= 400 else log.trace if polled else log.debug
-    write("ServeHTTP", method=http.method, path=http.path, took=f"{took_s * 1e3:.3f}ms", status=status)
+    write("ServeHTTP", method=http.method, path=http.path, took=f"{took_s * 1e3:.3f}ms", status=status, **_named(http))
+
+
+def _named(http: web.Request) -> dict[str, int]:
+    """What the engine's lines call it, if it got as far."""
+    return {"request": http[NUMBER]} if NUMBER in http else {}

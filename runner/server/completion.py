@@ -13,6 +13,9 @@ from runner.engine.request import Request, prepare
 from runner.errors import RequestError
 from runner.server.bodies import read_body
 
+NUMBER = web.RequestKey("number", int)
+"""What the engine's log lines call the request, once it has got as far."""
+
 
 class CompletionEndpoint:
     """Prepares requests off the event loop, hands them to the engine, and writes what it tells."""
@@ -28,6 +31,7 @@ class CompletionEndpoint:
             request = await asyncio.get_running_loop().run_in_executor(self._helper, self._prepare, body)
         except BadRequestError:
             raise RequestError("Bad Request") from None
+        http[NUMBER] = request.number
         self._engine.submit(request)
         try:
             return await self._stream(http, request)

@@ -22,6 +22,7 @@ from collections.abc import Callable
 import pytest
 
 from runner.cache.interface import Miss
+from runner.cache.single import SingleEntryCache
 from runner.cache.stack import LayerStack
 from tests.cache.fakes import FAMILIES, FakeKV
 from tests.cache.story import CHUNK, CancelledError, Conversation
@@ -284,6 +285,7 @@ def test_clearing_forgets_everything(family: str) -> None:  # A15
 def test_a_layer_that_the_model_does_not_use_changes_nothing(family: str) -> None:
     conversation = Conversation(family)
     make_layers = conversation.make_layers
+    assert isinstance(conversation.cache, SingleEntryCache)
     conversation.cache._make_layers = lambda: [FakeKV(), None, *make_layers()]
     conversation.turn(PROMPT, ANSWER)
     assert conversation.record == PROMPT + ANSWER

@@ -8,7 +8,7 @@ it asserts.
 Guards, the mutation each is there for, and the test that kills it:
 
 * keep one token          matched == len(prompt) is not looked at     test_the_same_prompt_again_computes_its_end
-* stop for states         forward_plan without the points             test_a_branch_shares_what_it_has_in_common
+* stop for states         next_forward without the points             test_a_branch_shares_what_it_has_in_common
 * points where they part  branch not planned                          test_the_third_to_part_at_a_place_starts_there
 * exact states only       _reaches takes a state further down         test_an_edit_computes_what_follows_it
 * no going back           CountedState.can_rewind always true         test_an_answer_is_made_anew
@@ -25,7 +25,7 @@ Guards, the mutation each is there for, and the test that kills it:
 * a place to come back    _land without _fill                         test_a_window_that_goes_back_by_itself_can_...
 * age                     LeastRecentPoint.used gives the path,       test_only_what_was_used_becomes_recent
                           LeastRecentLeaf.used the node only
-* one ahead at close      _record forgets instead of _back            test_tokens_that_nobody_read_are_not_claimed
+* one ahead at close      _record forgets instead of going back            test_tokens_that_nobody_read_are_not_claimed
 """
 
 from collections.abc import Sequence

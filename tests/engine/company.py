@@ -400,12 +400,16 @@ class Company:
         decoding = [generation for group in self.running._groups for generation in group.generations]
         return [*self.running._prefilling, *decoding]
 
+    def taken(self) -> int:
+        """How many places are in use."""
+        return len(self.generations()) + len(self.running._waiting.behind)
+
     def phase(self, asked: Asked) -> str:
         """Where a request is: waiting, behind, prefilling, alone, batch or gone."""
         running, request = self.running, asked.request
-        if request in running._waiting:
+        if request in running._waiting.queue:
             return "waiting"
-        if any(other is request for other, _ in running._behind):
+        if request in running._waiting.behind:
             return "behind"
         if any(generation.request is request for generation in running._prefilling):
             return "prefilling"

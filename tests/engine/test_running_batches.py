@@ -6,7 +6,7 @@ Guards, the mutation each is there for, and the test that kills it:
                        settle(), _seen wrong
 * samplers             release() not called                  test_eight_answers_of_every_sort_are_what_each_is_alone
 * samples              joined() in the other order           test_eight_answers_of_every_sort_are_what_each_is_alone
-* the largest host     _join() takes the smallest            test_eight_answers_of_every_sort_are_what_each_is_alone
+* the largest host     host() gives the smallest            test_eight_answers_of_every_sort_are_what_each_is_alone
 * those that stay      leave() without take()                test_as_many_decode_in_one_forward_as_are_there
 * alone again          the batch of one row is kept          test_rows_come_and_go_while_others_stay
 * found out            _may_join() always says yes           test_a_model_whose_rows_disturb_each_other_takes_turns
@@ -115,7 +115,7 @@ def test_what_was_said_together_is_continued_by_the_next_turn(name: str) -> None
 def test_one_request_alone_makes_no_batch() -> None:
     users = Company("llama")
     users.ask(words(30), 10)
-    with breaking(users.running, "_may_join", 0) as asked:
+    with breaking(users.running._matching, "_may_join", 0) as asked:
         users.finish()
     assert not asked
     assert users.forward.calls == [(1, 29)] + [(1, 1)] * 10

@@ -119,7 +119,7 @@ def play(mix: Mix) -> Company:
         company.advance()
         wait += 1
         assert company.slices < 5000
-        assert company.running._taken <= mix.parallel
+        assert company.taken() <= mix.parallel
         for part, asked in here:
             part.leave(company, asked)
     company.check()

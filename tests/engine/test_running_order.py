@@ -11,7 +11,7 @@ Guards, the mutation each is there for, and the test that kills it:
 * cancel               the queue, prompts or groups are not looked test_a_cancel_costs_one_slice_at_most
                        through for cancelled ones
 * cancelled in time    the one that was chosen begins all the same test_a_request_that_leaves_when_its_turn_has_come_...
-* place                no _news when a request ends             test_the_place_of_one_who_leaves_is_taken_at_once
+* place                not `changed` when a request ends             test_the_place_of_one_who_leaves_is_taken_at_once
 * kept                 settle() absorbs nothing                 test_what_was_computed_is_kept_for_the_retry
 * turns                the first group always steps             test_answers_that_cannot_be_computed_together_take_turns
 * times                took() is told 0 seconds                 test_a_stream_goes_on_while_a_prompt_is_read
@@ -40,7 +40,7 @@ def test_requests_begin_in_the_order_of_their_arrival_and_are_told_so_only_then(
     begun: list[int] = []
     while not users.running.idle:
         users.advance()
-        assert users.running._taken <= 2
+        assert users.taken() <= 2
         waiting = [number for number, each in enumerate(asked) if users.phase(each) == "waiting"]
         assert [number for number, each in enumerate(asked) if not each.started] == waiting
         begun += [number for number in range(7) if asked[number].started and number not in begun]

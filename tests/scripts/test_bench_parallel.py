@@ -454,7 +454,7 @@ def test_a_miniature_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, mon
     monkeypatch.setattr(Server, "start", start_and_keep)
     file = tmp_path / "found.json"
     sizes = ["--hidden=64", "--layers=1", "--streams=1,2", "--tokens=6", "--prompts=100", "--prefix=60"]
-    assert bench.main(["parallel", "--contenders=ours,bare loop", "--turns=1", *sizes, f"--json={file}"]) == 0
+    assert bench.main(["parallel", "--contenders=ours,bare-loop", "--turns=1", *sizes, f"--json={file}"]) == 0
     data = json.loads(file.read_text())
     assert list(tmp_path.iterdir()) == [file]
     assert [process.exit_status is None for process in kept] == [False]
@@ -463,7 +463,7 @@ def test_a_miniature_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, mon
         *("targets", "contenders"),
     }
     assert (data["streams"], data["tokens"], data["prompts"], data["prefix"]) == ([1, 2], 6, [100], 60)
-    ours, bare = data["contenders"]["ours"], data["contenders"]["bare loop"]
+    ours, bare = data["contenders"]["ours"], data["contenders"]["bare-loop"]
     assert set(ours["decode"]) == {"1", "2", "ratio"}
     assert set(ours["decode"]["2"]) == set(Rate._fields)
     assert set(ours["gap"]["100"]) == set(Gaps._fields)
@@ -494,7 +494,7 @@ def test_a_server_without_its_packages_is_left_out(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--contenders=ours,vllm"], "'vllm' is none of ours, in turn, mlx_lm.server, bare loop"),
+        (["--contenders=ours,vllm"], "'vllm' is none of ours, in-turn, mlx_lm.server, bare-loop"),
         (["--measure=speed"], "'speed' is none of decode, gap, drop, shared"),
         (["--streams=1,many"], "'1,many' is no list of whole numbers"),
         (["--peer=other"], "NAME=COMMAND is wanted"),

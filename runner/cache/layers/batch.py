@@ -37,8 +37,7 @@ class Batch:
     """Rows that decode in one forward, made of copies of the rows' layers: what happens here leaves those alone.
 
     Every change is evaluated at once, layer by layer, so that it needs room for the batch, one layer of it more, and
-    copies of the rows that join.
-    A change that raised leaves the batch good for nothing. Owner: the engine thread.
+    copies of the rows that join. A change that raised leaves the batch good for nothing. Owner: the engine thread.
     """
 
     layers: list[object]
