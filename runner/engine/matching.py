@@ -7,6 +7,7 @@ from runner.engine.group import Group
 from runner.logs import Log, told
 
 log = Log(__name__)
+_LONE_STEPS = 4  # joining copies all that a row holds, which is no good for answers that are over then
 
 
 class Matching:
@@ -15,10 +16,14 @@ class Matching:
     def __init__(self, find_fault: Callable[[], str]) -> None:
         """`find_fault` is asked once, when it first matters: it takes some forwards."""
         self._find_fault = find_fault
+        self.lone_steps = _LONE_STEPS
+        """After how many steps alone a group may join another one."""
         self._fault: str | None = None  # why nobody decodes together; None: not known yet
 
     def host(self, group: Group, groups: Sequence[Group], cache: PrefixCache) -> Group | None:
         """Of `groups`, the one that the one generation of `group` goes best with and that has room for it."""
+        if group.steps < self.lone_steps:
+            return None
         hosts = [other for other in groups if other is not group and other.accepts(group)]
         if not hosts or not self._may_join() or not group.batchable:
             return None

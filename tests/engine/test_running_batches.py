@@ -11,6 +11,7 @@ Guards, the mutation each is there for, and the test that kills it:
 * alone again          the batch of one row is kept          test_rows_come_and_go_while_others_stay
 * found out            _may_join() always says yes           test_a_model_whose_rows_disturb_each_other_takes_turns
 * once                 it is found out every time            test_a_model_that_is_found_to_be_right_is_tried_once
+* a few steps alone    lone_steps is 0                       test_an_answer_joins_others_after_a_few_steps_alone
 * the trial breaks     _may_join() lets it out               test_a_trial_that_breaks_is_a_fault_of_the_model
 """
 
@@ -20,6 +21,7 @@ import mlx.core as mx
 import pytest
 
 from runner.cache.layers.trial import find_fault
+from runner.engine.matching import Matching
 from runner.engine.schedule import Schedule
 from runner.sampling import SamplingOptions
 from tests.cache.tiny import KINDS, VOCAB, words
@@ -110,6 +112,18 @@ def test_what_was_said_together_is_continued_by_the_next_turn(name: str) -> None
     # The last token of an answer is computed where others of the batch go on.
     lengths = [len(each.wish.prompt) + len(each.tokens) for each in asked]
     assert [turn.cached for turn in turns] == [lengths[0], lengths[1], lengths[2] - 1]
+
+
+def test_an_answer_joins_others_after_a_few_steps_alone() -> None:
+    """What a row holds is copied when it joins: very short answers are over before that pays."""
+    users = Company("llama")
+    users.running._matching.lone_steps = Matching(lambda: "").lone_steps
+    for tokens, rows in ((4, 1), (30, 3)):
+        for number in range(3):
+            users.ask(words(20, number), tokens)
+        users.finish()
+        assert users.forward.most_rows == rows
+    users.check()
 
 
 def test_one_request_alone_makes_no_batch() -> None:

@@ -97,6 +97,7 @@ class Bench:
         with patch("runner.model.load.load", lambda _: loaded):
             self.engine._load()
         self.running = self.engine._running
+        self.running._matching.lone_steps = 0  # so that short answers join, too
         self.compared = 0
         self.most_together = 0
         """Rows of the largest forward."""
