@@ -4,7 +4,13 @@ import msgspec
 
 from runner.cache import CACHE_KINDS
 from runner.engine.schedule import LEAST_TOKENS
-from runner.settings import DEFAULT_CONTEXT_TOKENS, DEFAULT_PARALLEL
+from runner.settings import (
+    CPU_CHUNK_TOKENS,
+    DEFAULT_CONTEXT_TOKENS,
+    DEFAULT_MAX_GAP_MS,
+    DEFAULT_PARALLEL,
+    GPU_CHUNK_TOKENS,
+)
 
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +128,7 @@ FLAGS = (
         group=USERS,
         name="max-gap-ms",
         metavar="N",
-        default="100",
+        default=str(DEFAULT_MAX_GAP_MS),
         help="the longest that a running answer is held up between two tokens while prompts of others are read, in"
         " milliseconds: more lets prompts through faster, less lets answers flow more evenly; never less than one"
         f" token of every running answer and {LEAST_TOKENS} of a prompt take on the model at hand",
@@ -132,7 +138,7 @@ FLAGS = (
         name="prefill-chunk",
         metavar="TOKENS",
         help="prompt tokens per forward while nobody else's answer is written; a cancelled request is noticed between"
-        " two of them; default: 2048 on GPUs, 128 on CPUs",
+        f" two of them; default: {GPU_CHUNK_TOKENS} on GPUs, {CPU_CHUNK_TOKENS} on CPUs",
     ),
     Flag(
         group=COMPUTE,

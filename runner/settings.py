@@ -8,6 +8,9 @@ from runner.sizes import Bound
 
 DEFAULT_CONTEXT_TOKENS = 32768
 """The context of a model that does not tell its own."""
+DEFAULT_MAX_GAP_MS = 100
+GPU_CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 128
+"""Of a prompt, per forward: on a CPU larger chunks are no faster, and much larger ones slower."""
 DEFAULT_PARALLEL = 4
 """How many requests run at once where nobody says how many."""
 
@@ -28,7 +31,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """None: keys and values as the model computes them."""
     parallel: int = DEFAULT_PARALLEL
     """The most requests that run at once; a cache that keeps no more than one conversation runs one."""
-    max_gap_s: float = 0.1
+    max_gap_s: float = DEFAULT_MAX_GAP_MS / 1000
     """The longest that a running answer is held up between two tokens while prompts are read."""
     prefill_chunk_tokens: int | None = None
     """Of a prompt, per forward, while no answer is written; None: what suits the device."""

@@ -57,9 +57,13 @@ class Session(ABC):
     matched: int
     cached: int
     miss: Miss
-    remaining: list[int]
     recorded: list[int]
     layers: list[object]
+
+    @property
+    def remaining(self) -> list[int]:
+        """The rest of the prompt, behind what was cached."""
+        return self.recorded[self.cached : self.total]
 
     @property
     @abstractmethod

@@ -23,7 +23,6 @@ class LiveSession(Session):
         """`end(session, failed)` is called once, by the first `close`."""
         self.total = len(prompt)
         self.matched, self.cached, self.miss = match
-        self.remaining = prompt[self.cached :]
         self.layers = stack.layers
         self.stack = stack
         self.recorded = prompt

@@ -195,12 +195,11 @@ class TrieCache(PrefixCache):
 
     def _follow(self, session: TrieSession, to: int) -> None:
         """Takes the trie along the tokens up to `to`, where the layers stand, and keeps what they hold."""
-        node = session.node
-        for passed in self._trie.advance(node, keys(session.recorded[node.end : to])):
-            landing.fill(session.stack, passed)
-            node = passed
-        self._use(session, node)
-        self._trie.touch(self._eviction.used(node))
+        passed = self._trie.advance(session.node, keys(session.recorded[session.node.end : to]))
+        for node in passed:
+            landing.fill(session.stack, node)
+        self._use(session, passed[-1] if passed else session.node)
+        self._trie.touch(self._eviction.used(session.node))
 
     def _use(self, session: TrieSession, node: Node) -> None:
         """The session has got to this node."""
@@ -213,23 +212,27 @@ class TrieCache(PrefixCache):
     def _close(self, session: LiveSession, failed: bool) -> None:
         assert isinstance(session, TrieSession)
         self._stacks.sessions.remove(session)
+        if not session.adrift:
+            self._keep(session, failed)
+        if session.stack is not self._stacks.kept:
+            session.stack.abandon()  # what broke half-way may still be live in it, and they would hold each other
+
+    def _keep(self, session: TrieSession, failed: bool) -> None:
         try:
-            if session.torn and not session.adrift:
+            if session.torn:
                 log.warning("cache freed", why="it could not follow a request")
                 self.give_up()  # a node may have been left half cut, half joined or half copied
-            elif failed and not session.adrift:
+            elif failed:
                 log.warning("what was live in the cache is freed", why="a forward failed")
                 self._trie.unlock(session.node)
                 self._trie.drop(self._stacks.only_in(session.stack))
                 session.stack.reset()
                 self._evict()
-            elif not session.adrift:
+            else:
                 self._record(session)
         except Exception:
             log.exception("cache freed: a conversation could not be kept")
             self.give_up()
-        if session.stack is not self._stacks.kept:
-            session.stack.abandon()  # what broke half-way may still be live in it, and they would hold each other
 
     def _record(self, session: TrieSession) -> None:
         stack = session.stack
@@ -267,8 +270,7 @@ class TrieCache(PrefixCache):
         return LeastWorth(slots) if slots else LeastRecentLeaf()
 
     def _evict(self, spare: int = 0) -> None:
-        """Makes what is held fit the budget, but for what open sessions use; if it does not fit, with so many bytes to
-        spare."""
+        """Makes what is held fit the budget, but for what open sessions use; if it did not, with `spare` left."""
         if self._budget is None or self.nbytes <= self._budget:
             return
         stacks = self._stacks
@@ -294,5 +296,5 @@ class TrieCache(PrefixCache):
 
     def _say_once(self, what: str) -> None:
         if what not in self._said:
-            self._said.add(what)
             log.warning(what, held_bytes=self.nbytes, budget_bytes=self._budget or 0)
+        self._said.add(what)

@@ -17,14 +17,13 @@ from runner.engine.schedule import Schedule
 from runner.errors import RunnerError, no_mlx
 from runner.logs import Log, fatal, told
 from runner.model import OpenedModel
-from runner.settings import Settings
+from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, Settings
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from runner.engine.running import Running
 
 log = Log(__name__)
-_GPU_CHUNK, _CPU_CHUNK = 2048, 128  # tokens: on a CPU larger chunks are no faster, and much larger ones slower
 
 
 class Numbers(msgspec.Struct, frozen=True):
@@ -113,7 +112,7 @@ class Engine:
             )
         device_bytes = _device_bytes(mx.device_info(), mx.get_memory_limit())
         cache_bytes = self._settings.cache_memory.bytes_of(device_bytes)
-        chunk = self._settings.prefill_chunk_tokens or (_CPU_CHUNK if on_cpu else _GPU_CHUNK)
+        chunk = self._settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if on_cpu else GPU_CHUNK_TOKENS)
 
         def new_cache() -> PrefixCache:
             special = self.tokenizer.special

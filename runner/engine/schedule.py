@@ -57,8 +57,8 @@ class View(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Group:
-    """What is known of a group that has stepped."""
+class _Pace:
+    """How a group that has stepped gets on."""
 
     slice: int
     """The number of the slice in which it stepped last."""
@@ -81,7 +81,7 @@ class Schedule:
         self._now_s = 0.0
         self._slices = 0
         self._held_up = 0  # the number of the last slice that was not a step
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, _Pace] = {}
         self._begin_s = 0.0
         self._token_s: float | None = None
         self._most_tokens = _FIRST_TOKENS  # doubles from slice to slice: the first measurements are not trusted far
@@ -131,7 +131,7 @@ class Schedule:
     def _stepped(self, group: int, seconds: float) -> None:
         known = self._groups.get(group)
         step_s = known.step_s + (seconds - known.step_s) * _WEIGHT if known else seconds
-        self._groups[group] = _Group(self._slices, self._now_s, step_s)
+        self._groups[group] = _Pace(self._slices, self._now_s, step_s)
 
     def _measure(self, tokens: int, seconds: float) -> None:
         """What a token costs. It grows with the context, so a larger cost counts at once; a few tokens say little."""

@@ -8,7 +8,6 @@ import msgspec
 _SMALLEST_TEMPERATURE = 2.0**-126
 """The smallest normal float32. Anything below it is zero on some devices, and 0/0 is no score."""
 
-
 _LARGEST_PENALTY = 2.0**100
 """Larger ones and their inverses rule out or force a token just as much; infinity times 0 occurrences is no score."""
 

@@ -34,8 +34,7 @@ class Rows:
         self._min_p: mx.array | None = None
         if self._greedy:
             return
-        # For powers of 2 because those are three times as fast as `mx.exp` on a CPU, and no less accurate: mx.exp
-        # computes the same product.
+        # Powers of 2 are three times as fast as `mx.exp` on a CPU and as accurate: mx.exp computes the same product.
         self._powers = mx.array([[math.log2(math.e) / wish.temperature] for wish in options])
         if first.top_k > 0:
             self._top_k = filters.TopK(first.top_k, vocab_size)
@@ -82,11 +81,6 @@ class Rows:
         # Where top-p ranks the whole vocabulary it is costly: rows that do not want it are not with those that do.
         filtered = None if self._greedy else (first.top_k, first.top_k == 0 and first.top_p < 1)
         return filtered, self._penalties.kind if self._penalties is not None else None
-
-    @property
-    def options(self) -> Sequence[SamplingOptions]:
-        """Of each row, normalised."""
-        return self._options
 
     def arrays(self) -> list[mx.array]:
         """What is remembered from step to step."""

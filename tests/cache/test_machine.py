@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -30,6 +29,7 @@ from runner.cache.layers.kv import KVState
 from runner.cache.points import RestorePoints
 from runner.cache.trie_cache import TrieCache
 from tests.cache.driver import Accident, ask, ask_uncached, check_equal, check_trie
+from tests.cache.machines import limits
 from tests.cache.tiny import KINDS, VOCAB, Tiny, tiny
 
 MAX_PROMPT = 100
@@ -124,16 +124,8 @@ def run(kind: str, examples: int, steps: int, derandomize: bool, shrink: bool = 
         model = tiny(kind)
         steps = 0
 
-    limits = settings(
-        max_examples=examples,
-        stateful_step_count=steps,
-        deadline=None,
-        derandomize=derandomize,
-        database=None,
-        phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(Machine, settings=limits)
+    stories = limits(examples, steps, derandomize=derandomize, shrink=shrink)
+    run_state_machine_as_test(Machine, settings=stories)
     return Machine.steps
 
 

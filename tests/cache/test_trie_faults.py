@@ -17,16 +17,16 @@ Guards, the mutation each is there for, and the test that kills it:
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple
-from unittest.mock import patch
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from runner.cache.interface import Miss
 from runner.cache.stack import LayerStack
 from runner.cache.trie import PrefixTrie
+from tests.breaking import breaking
 from tests.cache.fakes import FAMILIES, FakeKVState, FakeRecurrentState, FakeSlice, FakeState, FakeWindowState
 from tests.cache.story import Conversation, Every
 
@@ -63,36 +63,24 @@ PLACES = [
     Place(LayerStack, "level", "KR"),
     Place(PrefixTrie, "advance", "KR"),
 ]
-CASES = [
-    pytest.param(family, place, id=f"{place.where.__name__}.{place.name}-{family}")
-    for place in PLACES
-    for family in place.families
-]
 
 
-@contextmanager
-def breaking(place: Place, at: int) -> Iterator[list[int]]:
-    """The call number `at` of a method raises MemoryError; the list has a number for every call."""
-    original: Callable[..., object] = getattr(place.where, place.name)
-    calls: list[int] = []
-
-    def broken(self: object, *args: object, **named: object) -> object:
-        calls.append(len(calls))
-        if calls[-1] == at:
-            raise MemoryError(f"in {place.name}")
-        return original(self, *args, **named)
-
-    with patch.object(place.where, place.name, broken):
-        yield calls
+def cases(places: Sequence[Place]) -> list[ParameterSet]:
+    """Each place with each of its families."""
+    return [
+        pytest.param(family, place, id=f"{place.where.__name__}.{place.name}-{family}")
+        for place in places
+        for family in place.families
+    ]
 
 
-@pytest.mark.parametrize(("family", "place"), CASES)
+@pytest.mark.parametrize(("family", "place"), cases(PLACES))
 @pytest.mark.parametrize("budget", [None, 90])
 def test_whatever_breaks_the_next_request_is_right(family: str, place: Place, budget: int | None) -> None:  # 77
     at, reached = 0, True
     while reached:
         users = Conversation(family, "trie", chunk=9, points=Every(8), budget=budget)
-        with breaking(place, at) as calls:
+        with breaking(place.where, place.name, at) as calls:
             for prompt in STORY:
                 broken = False
                 try:
@@ -245,7 +233,7 @@ def test_an_empty_prompt_is_refused_and_touches_nothing(family: str) -> None:
 
 def test_what_cannot_be_kept_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     users = Conversation("K", "trie")
-    with breaking(Place(LayerStack, "settle", ""), 0), caplog.at_level(logging.ERROR):
+    with breaking(LayerStack, "settle", 0), caplog.at_level(logging.ERROR):
         users.turn(A)
     assert caplog.records[-1].message == "cache freed: a conversation could not be kept"
     assert users.turn(A).miss == Miss.EMPTY
@@ -256,7 +244,7 @@ def test_a_trie_that_breaks_while_a_prompt_runs_is_given_up() -> None:
     users = Conversation("R", "trie", points=Every(8))
     users.turn(A)
     users.trie._budget = users.cache.nbytes + 10  # so that a state has to go for another conversation
-    with breaking(Place(FakeState, "after", ""), 0), pytest.raises(MemoryError):
+    with breaking(FakeState, "after", 0), pytest.raises(MemoryError):
         users.turn(range(100, 130))
     assert (users.shape, users.record) == ("", [])
     users.turn(range(100, 130))

@@ -31,11 +31,13 @@ from runner.cache.stack import LayerStack
 from runner.cache.stacks import Stacks
 from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
+from tests.breaking import breaking
 from tests.cache import together
 from tests.cache.driver import ask, ask_uncached, check_equal
-from tests.cache.fakes import FAMILIES, FakeKVState, FakeRecurrentState, FakeSlice, FakeState, FakeWindowState
+from tests.cache.fakes import FAMILIES, FakeWindowState
 from tests.cache.story import Every
-from tests.cache.test_trie_faults import Place, breaking
+from tests.cache.test_trie_faults import PLACES as ALONE
+from tests.cache.test_trie_faults import Place, cases
 from tests.cache.tiny import tiny, words
 from tests.cache.together import BrokenError, Talk, Together
 
@@ -43,23 +45,10 @@ PREFIX = list(range(1, 49))
 everyone = pytest.mark.parametrize("family", FAMILIES)
 
 PLACES = [
-    Place(FakeKVState, "copy", "KR"),
-    Place(FakeKVState, "restore", "KR"),
-    Place(FakeKVState, "snapshot", "KR"),
-    Place(FakeSlice, "split", "KR"),
-    Place(FakeSlice, "after", "KR"),
-    Place(FakeWindowState, "copy", "S"),
-    Place(FakeWindowState, "restore", "S"),
+    *ALONE,
     Place(FakeWindowState, "snapshot", "S"),
-    Place(FakeRecurrentState, "copy", "RP"),
-    Place(FakeRecurrentState, "restore", "RP"),
-    Place(FakeState, "split", "RP"),
-    Place(FakeState, "after", "RP"),
-    Place(LayerStack, "settle", "KR"),
-    Place(LayerStack, "level", "KR"),
     Place(LayerStack, "reset", "KR"),
     Place(LayerStack, "learn", "K"),
-    Place(PrefixTrie, "advance", "KR"),
     Place(PrefixTrie, "split", "KR"),
     Place(PrefixTrie, "merge", "KR"),
     Place(PrefixTrie, "remove", "KR"),
@@ -67,11 +56,6 @@ PLACES = [
     Place(PrefixTrie, "unlock", "KR"),
     Place(Stacks, "only_in", "KR"),
     Place(Stacks, "keep", "KR"),
-]
-CASES = [
-    pytest.param(family, place, id=f"{place.where.__name__}.{place.name}-{family}")
-    for place in PLACES
-    for family in place.families
 ]
 
 
@@ -116,13 +100,13 @@ class Crowd:
             talk.close()
 
 
-@pytest.mark.parametrize(("family", "place"), CASES)
+@pytest.mark.parametrize(("family", "place"), cases(PLACES))
 def test_whatever_breaks_the_others_go_on(family: str, place: Place) -> None:
     """`Together` checks every step of everybody, before and after."""
     at, reached = 0, True
     while reached:
         crowd = Crowd(family)
-        with breaking(place, at) as calls:
+        with breaking(place.where, place.name, at) as calls:
             crowd.tell()
         users = crowd.users
         assert users.talks == []
@@ -193,7 +177,7 @@ def test_an_eviction_that_fails_at_a_resumption_leaves_nobody(family: str) -> No
     users = Together(family)
     end = users.turn(PREFIX).recorded
     running = users.begin([*end, 1])
-    with breaking(Place(TrieCache, "_evict", ""), 0):
+    with breaking(TrieCache, "_evict", 0):
         second = users.begin([*end, 2])  # and `check` knows who is there
     assert (second.session.cached, running.session.adrift) == (0, True)
     running.say(5).close()
@@ -205,7 +189,7 @@ def test_a_resumption_that_fails_once_is_made_without_the_trie(family: str) -> N
     users = Together(family)
     end = users.turn(PREFIX).recorded
     running = users.begin([*end, 1]).say(7)
-    with breaking(Place(TrieCache, "_land", ""), 0):
+    with breaking(TrieCache, "_land", 0):
         second = users.begin([*end, 2])
     assert (second.session.cached, second.session.adrift, running.session.adrift) == (0, False, True)
     running.say(5).close()
@@ -242,7 +226,7 @@ def test_what_a_cut_left_half_done_is_free_at_once() -> None:
             mx.eval(session.state())
         assert not cache.follows(words(51))
         quiet = patch("runner.cache.trie_cache.log")  # pytest would keep what is logged, and the error with it
-        with breaking(Place(SliceSnapshot, "_part", ""), 1), quiet:
+        with breaking(SliceSnapshot, "_part", 1), quiet:
             last = cache.begin([*words(45), 63, 63])
         assert last.cached == 0
         for session in (*sessions, last):

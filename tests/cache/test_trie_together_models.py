@@ -18,7 +18,6 @@ from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -35,6 +34,7 @@ from runner.cache.stack import LayerStack
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession
 from tests.cache.driver import ask, ask_uncached, check_trie, largest
+from tests.cache.machines import limits
 from tests.cache.tiny import KINDS, VOCAB, Tiny, tiny, words
 
 BATCHABLE = ("llama", "gemma3", "mamba2", "qwen3_next", "falcon_h1", "deepseek_v3", "deepseek_v32")
@@ -365,16 +365,8 @@ def run(kind: str, examples: int, steps: int, derandomize: bool, shrink: bool = 
         sessions = 0
         batches = 0
 
-    limits = settings(
-        max_examples=examples,
-        stateful_step_count=steps,
-        deadline=None,
-        derandomize=derandomize,
-        database=None,
-        phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(Machine, settings=limits)
+    stories = limits(examples, steps, derandomize=derandomize, shrink=shrink)
+    run_state_machine_as_test(Machine, settings=stories)
     return Machine.sessions, Machine.batches
 
 

@@ -12,12 +12,12 @@ from typing import ClassVar
 from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from runner.cache.points import Points
 from tests.cache.fakes import FAMILIES, FakeKVState, FakeRecurrentState, FakeWindowState
+from tests.cache.machines import limits
 from tests.cache.story import BranchOnly, Every
 from tests.cache.together import Talk, Together
 
@@ -125,16 +125,8 @@ class Users(RuleBasedStateMachine):
 def run(family: str, examples: int, steps: int, derandomize: bool, shrink: bool = True) -> int:
     """Runs machines; returns how many sessions they opened."""
     machine = type("Machine", (Users,), {"family": family, "steps": 0})
-    limits = settings(
-        max_examples=examples,
-        stateful_step_count=steps,
-        deadline=None,
-        derandomize=derandomize,
-        database=None,
-        phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(machine, settings=limits)
+    stories = limits(examples, steps, derandomize=derandomize, shrink=shrink)
+    run_state_machine_as_test(machine, settings=stories)
     return machine.steps  # type: ignore[attr-defined, no-any-return]
 
 

@@ -31,6 +31,7 @@ from runner.engine.text import StopStrings
 from runner.sampling import SamplingOptions
 from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer, open_tokenizer
+from tests.breaking import breaking as break_call
 from tests.cache.driver import _breaking, check_trie, largest
 from tests.cache.tiny import KINDS, VOCAB, Tiny, tiny
 from tests.models.tokenizers import ALL_BYTES, byte_level
@@ -459,17 +460,8 @@ class Dice(Schedule):
 
 @contextmanager
 def breaking(where: object, name: str, at: int) -> Iterator[list[int]]:
-    """The call number `at`, from 0, of a function or a method raises MemoryError; the list tells all calls."""
+    """`tests.breaking.breaking`, once it is known which kinds can decode together: a trial must not be what breaks."""
     for kind in KINDS:
-        fault_of(kind)  # before anything is broken
-    original: Callable[..., object] = getattr(where, name)
-    calls: list[int] = []
-
-    def broken(*args: object, **named: object) -> object:
-        calls.append(len(calls))
-        if calls[-1] == at:
-            raise MemoryError(f"in {name}, broken on purpose")
-        return original(*args, **named)
-
-    with patch.object(where, name, broken):
+        fault_of(kind)
+    with break_call(where, name, at) as calls:
         yield calls

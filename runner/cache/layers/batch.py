@@ -18,12 +18,12 @@ from runner.cache.layers import flatten
 from runner.cache.layers.snapshot import own
 
 
-class Rows(Protocol):
+class BatchCache(Protocol):
     """What the batch caches have in common, and their makers."""
 
-    def merge(self, caches: "Sequence[Rows]") -> "Rows": ...
+    def merge(self, caches: "Sequence[BatchCache]") -> "BatchCache": ...
 
-    def extend(self, other: "Rows") -> None: ...
+    def extend(self, other: "BatchCache") -> None: ...
 
     def filter(self, batch_indices: list[int]) -> None: ...
 
@@ -34,7 +34,7 @@ def batchable(states: Sequence[LayerState]) -> bool:
 
 
 class Batch:
-    """Rows that decode in one forward, made of copies of the rows' layers: what happens here leaves those alone.
+    """BatchCache that decode in one forward, made of copies of the rows' layers: what happens here leaves those alone.
 
     Every change is evaluated at once, layer by layer, so that it needs room for the batch, one layer of it more, and
     copies of the rows that join. A change that raised leaves the batch good for nothing. Owner: the engine thread.
@@ -91,8 +91,8 @@ class Batch:
         """Bytes of the buffers, padding and room for tokens to come included."""
         return sum(array.nbytes for array in self.arrays())
 
-    def _leaves(self) -> list[Rows]:
-        return cast("list[Rows]", self.leaves())
+    def _leaves(self) -> list[BatchCache]:
+        return cast("list[BatchCache]", self.leaves())
 
 
 def _merged(rows: Sequence[list[object]]) -> list[object]:
@@ -110,13 +110,13 @@ def _joined(same: Sequence[object]) -> object:
     if type(first) is CacheList:
         children = zip(*(cast("CacheList", each).caches for each in same), strict=True)
         return CacheList(*(_joined(child) for child in children))
-    leaves = cast("Sequence[Rows]", same)
+    leaves = cast("Sequence[BatchCache]", same)
     batch = _stacked(leaves) if type(first) is ArraysCache else leaves[0].merge(leaves)
     mx.eval(_arrays(batch))
     return batch
 
 
-def _stacked(leaves: Sequence[Rows]) -> Rows:
+def _stacked(leaves: Sequence[BatchCache]) -> BatchCache:
     """In place of `ArraysCache.merge`, which takes a layer without its first state for an empty one, raises where a
     state is nobody's, and gives zeros to a row that lacks one, which a model need not take for the same."""
     _check_alike(leaves)
@@ -124,16 +124,16 @@ def _stacked(leaves: Sequence[Rows]) -> Rows:
     batch = ArraysCache(len(states))
     for index, same in enumerate(states):
         batch[index] = None if same[0] is None else mx.concatenate(list(same))
-    return cast("Rows", batch)
+    return cast("BatchCache", batch)
 
 
-def _check_alike(leaves: Sequence[Rows]) -> None:
+def _check_alike(leaves: Sequence[BatchCache]) -> None:
     """Raises ValueError where an ArraysCache has a state that another lacks."""
     held = {tuple(state is None for state in vars(leaf).get("cache", ())) for leaf in leaves}
     if len(held) > 1:
         raise ValueError("a row lacks a state that another one has")
 
 
-def _arrays(leaf: Rows) -> list[mx.array]:
+def _arrays(leaf: BatchCache) -> list[mx.array]:
     values = [value if isinstance(value, list) else (value,) for value in vars(leaf).values()]
     return [x for value in values for x in value if isinstance(x, mx.array)]

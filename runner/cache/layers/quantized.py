@@ -20,12 +20,11 @@ from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache  # isort: s
 
 from runner.cache.layers import flatten
 from runner.cache.layers.difference import difference
+from runner.cache.layers.trial import Forward, MakeLayers
 from runner.logs import Log
 
 log = Log(__name__)
 
-MakeLayers = Callable[[], list[object]]
-Forward = Callable[[mx.array, list[object]], mx.array]
 Groups = dict[int, int]
 """The group size of every KVCache that is quantized, by its place among those of a cache list."""
 
