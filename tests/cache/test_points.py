@@ -1,5 +1,5 @@
 """Where a prompt is left resumable: the plan for one prompt, what a long conversation keeps, and what both are worth on
-the agents of scripts/agent_trace.py, over the real trie cache with layers of one number a token.
+the agents of scripts/benchmarks/cache/agent_trace.py, over the real trie cache with layers of one number a token.
 
 Mutations of runner/cache/points.py, each of which the test named beside it notices:
 
@@ -31,7 +31,7 @@ import runner.mlxlm  # noqa: F401
 from runner.cache.points import Point, Points, RestorePoints
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession
-from scripts.agent_trace import END, FIRST_WORD, NEWLINE, START, TURN_TOKENS, AgentTrace, Workload
+from scripts.benchmarks.cache.agent_trace import END, FIRST_WORD, NEWLINE, START, TURN_TOKENS, AgentTrace, Workload
 
 from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
 

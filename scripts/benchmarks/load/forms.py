@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from runner.model.name import manifest_path, parse_name
-from scripts.bench_load_tensors import Tensor, dense, packed, sparse, stacked
+from scripts.benchmarks.load.tensors import Tensor, dense, packed, sparse, stacked
 
 _SHARDS = 8
 _NOISE_BYTES = 1 << 22

@@ -13,7 +13,7 @@ import aiohttp
 from tests.conformance.own import RUNNER
 from tests.host import F_SECOND, A, Client, Process, Request, StatusError, free_port, spawn
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 _START_S = 120
 _DATA, _DONE = b"data: ", b"[DONE]"
 
@@ -70,7 +70,7 @@ def other_runner(name: str, command: Sequence[str], parallel: int) -> Server:
 
 def mlx_lm_server(name: str, blas: str, blas_threads: int) -> Server:
     """mlx-lm's own server, its kernels as ready as ours: none is compiled while it answers."""
-    command = [sys.executable, "-m", "scripts.bench_parallel_mlx_lm", blas, str(blas_threads)]
+    command = [sys.executable, "-m", "scripts.benchmarks.mlx_lm_server", blas, str(blas_threads)]
     return Server(name, command, {"MLX_DISABLE_COMPILE": "1"}, speaks_openai=True)
 
 

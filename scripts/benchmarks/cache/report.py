@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.agent_trace import Workload
-from scripts.bench_cache_figures import CLOSE
-from scripts.bench_cache_rows import ModelReport
+from scripts.benchmarks.cache.agent_trace import Workload
+from scripts.benchmarks.cache.figures import CLOSE
+from scripts.benchmarks.cache.rows import ModelReport
 
 _LEGEND = f"""
 hit %       tokens of prompts that came from the cache
@@ -53,6 +53,6 @@ class CacheReport(NamedTuple):
 
     def plot(self, path: Path) -> None:
         """Draws the picture."""
-        from scripts.bench_cache_plot import draw  # matplotlib is there for those who draw
+        from scripts.benchmarks.cache.plot import draw  # matplotlib is there for those who draw
 
         draw(self.models, path)

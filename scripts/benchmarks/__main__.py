@@ -25,11 +25,13 @@ class Benchmark(NamedTuple):
 
 BENCHMARKS = {
     "cache": Benchmark(
-        "scripts.bench_cache", "prefix caches under the requests of several agents, every kind of model"
+        "scripts.benchmarks.cache.benchmark", "prefix caches under the requests of several agents, every kind of model"
     ),
-    "load": Benchmark("scripts.bench_load", "how fast weights on disk become a model, and how much memory that takes"),
+    "load": Benchmark(
+        "scripts.benchmarks.load.benchmark", "how fast weights on disk become a model, and how much memory that takes"
+    ),
     "parallel": Benchmark(
-        "scripts.bench_parallel", "several users of one runner at once: throughput, gaps, waits, sharing"
+        "scripts.benchmarks.parallel.benchmark", "several users of one runner at once: throughput, gaps, waits, sharing"
     ),
 }
 """By name. A module has the two functions of `BenchmarkModule`, and is imported only when it is chosen."""

@@ -1,7 +1,7 @@
 """One measurement of `scripts/bench load`, in a process of its own, so that no allocator remembers an earlier one.
 
-`python -m scripts.bench_load_turn` reads a Task as JSON from standard input and prints a Turn as JSON. What has to be
-imported is imported before the clock starts.
+`python -m scripts.benchmarks.load.turn` reads a Task as JSON from standard input and prints a Turn as JSON. What has to
+be imported is imported before the clock starts.
 """
 
 import gc

@@ -11,8 +11,8 @@ from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
-from scripts.bench_parallel_model import Prompts
-from scripts.bench_parallel_servers import Endpoint
+from scripts.benchmarks.llamas import Prompts
+from scripts.benchmarks.servers import Endpoint
 
 SHORT_TOKENS = 16
 """Of a short prompt."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple, TypeVar
 
-from scripts.bench_contender import LayerBytes, Served
-from scripts.bench_prefixes import Prefixes, Reuse
+from scripts.benchmarks.cache.contender import LayerBytes, Served
+from scripts.benchmarks.cache.prefixes import Prefixes, Reuse
 
 Number = TypeVar("Number", int, float)
 

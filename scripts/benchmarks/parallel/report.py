@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from scripts.bench_parallel_clients import PATIENCE_S, SUFFIXES, Dropped, Gaps, Rate, Shared
+from scripts.benchmarks.parallel.clients import PATIENCE_S, SUFFIXES, Dropped, Gaps, Rate, Shared
 
 OURS, IN_TURN, MLX_LM, BARE = "ours", "in-turn", "mlx_lm.server", "bare-loop"
 
@@ -175,7 +175,7 @@ class ParallelReport(NamedTuple):
 
     def plot(self, path: Path) -> None:
         """Draws the picture."""
-        from scripts.bench_parallel_plot import draw  # matplotlib is there for those who draw
+        from scripts.benchmarks.parallel.plot import draw  # matplotlib is there for those who draw
 
         draw(self.shape, self.rows, path)
 

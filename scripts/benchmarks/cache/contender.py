@@ -13,8 +13,8 @@ from runner.engine.group import Group
 from runner.engine.request import Request
 from runner.sampling import SamplingOptions
 from runner.tokenizer import Tokenizer
-from scripts.agent_trace import FIRST_WORD, TURN_TOKENS, Ask
-from scripts.bench_models import Subject
+from scripts.benchmarks.cache.agent_trace import FIRST_WORD, TURN_TOKENS, Ask
+from scripts.benchmarks.cache.models import Subject
 
 _CONTEXT = 1 << 20
 _TEMPERATURE, _TOP_K = 0.8, 4  # answers vary with the seed, and rounding noise seldom changes a draw among four

@@ -6,11 +6,11 @@ from typing import Protocol
 
 from mlx_lm.models import llama
 
-from scripts.bench_parallel_bare import decode_bare
-from scripts.bench_parallel_clients import SHORT_TOKENS, Rate, ask, decode, drop, gaps, share
-from scripts.bench_parallel_model import Prompts
-from scripts.bench_parallel_report import Row, Shape
-from scripts.bench_parallel_servers import Endpoint
+from scripts.benchmarks.llamas import Prompts
+from scripts.benchmarks.parallel.bare import decode_bare
+from scripts.benchmarks.parallel.clients import SHORT_TOKENS, Rate, ask, decode, drop, gaps, share
+from scripts.benchmarks.parallel.report import Row, Shape
+from scripts.benchmarks.servers import Endpoint
 
 Cell = tuple[str, int]
 """What is measured, and with how many streams, or a prompt or prefix of how many tokens."""

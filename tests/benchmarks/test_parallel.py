@@ -15,10 +15,12 @@ from pytest_aiohttp import AiohttpServer
 from tokenizers import Tokenizer
 
 from runner.flags import FLAGS
-from scripts import bench, bench_parallel_clients
-from scripts.bench_parallel import Options, measure
-from scripts.bench_parallel_bare import decode_bare
-from scripts.bench_parallel_clients import (
+from scripts.benchmarks import __main__ as bench
+from scripts.benchmarks.llamas import VOCABULARY, Prompts, Size, count_parameters, make_model, write_model
+from scripts.benchmarks.parallel import clients
+from scripts.benchmarks.parallel.bare import decode_bare
+from scripts.benchmarks.parallel.benchmark import Options, measure
+from scripts.benchmarks.parallel.clients import (
     FEW_TOKENS,
     SUFFIXES,
     Dropped,
@@ -32,10 +34,9 @@ from scripts.bench_parallel_clients import (
     gaps,
     share,
 )
-from scripts.bench_parallel_model import VOCABULARY, Prompts, Size, count_parameters, make_model, write_model
-from scripts.bench_parallel_report import BARE, OURS, ParallelReport, Row, Shape
-from scripts.bench_parallel_servers import Lines, Server, mlx_lm_server, other_runner, this_runner
-from scripts.bench_parallel_turns import Cell, Served, take_turns
+from scripts.benchmarks.parallel.report import BARE, OURS, ParallelReport, Row, Shape
+from scripts.benchmarks.parallel.turns import Cell, Served, take_turns
+from scripts.benchmarks.servers import Lines, Server, mlx_lm_server, other_runner, this_runner
 from tests.host import Process, StatusError
 
 TINY = Size(hidden=64, layers=1)
@@ -210,7 +211,7 @@ async def test_a_newcomer_comes_while_a_stream_runs_and_the_stream_outlasts_it()
 
 
 async def test_a_newcomer_that_waits_too_long_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_parallel_clients, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(clients, "PATIENCE_S", 0.05)
     stage = Stage(0.0, 60.0)
     found = await gaps(stage, Prompts(1), 500)
     assert found.newcomer_s is None
@@ -324,7 +325,11 @@ def test_what_the_servers_are_told() -> None:
     }
     assert set(this_runner("ours", 8, 50, "off", 2).environment) < {flag.variable for flag in FLAGS}
     assert other_runner("peer", ["run", "it"], 3) == Server("peer", ["run", "it"], {"OLLAMA_NUM_PARALLEL": "3"})
-    assert mlx_lm_server("peer", "/a/blas.so", 2).command[-3:] == ["scripts.bench_parallel_mlx_lm", "/a/blas.so", "2"]
+    assert mlx_lm_server("peer", "/a/blas.so", 2).command[-3:] == [
+        "scripts.benchmarks.mlx_lm_server",
+        "/a/blas.so",
+        "2",
+    ]
 
 
 # --- turns ---
@@ -442,7 +447,7 @@ def test_the_picture_is_a_png(tmp_path: Path) -> None:
 
 
 def test_a_miniature_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_parallel_clients, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(clients, "PATIENCE_S", 0.5)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     kept: list[Process] = []
     start = Server.start

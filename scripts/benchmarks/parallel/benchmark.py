@@ -28,10 +28,10 @@ from tempfile import TemporaryDirectory
 
 import mlx.core as mx
 
-from scripts.bench_parallel_model import HEAD, Prompts, Size, count_parameters, make_model, write_model
-from scripts.bench_parallel_report import BARE, IN_TURN, MLX_LM, OURS, ParallelReport, Row, Shape
-from scripts.bench_parallel_servers import Server, mlx_lm_server, other_runner, this_runner
-from scripts.bench_parallel_turns import Bare, Contender, Served, take_turns
+from scripts.benchmarks.llamas import HEAD, Prompts, Size, count_parameters, make_model, write_model
+from scripts.benchmarks.parallel.report import BARE, IN_TURN, MLX_LM, OURS, ParallelReport, Row, Shape
+from scripts.benchmarks.parallel.turns import Bare, Contender, Served, take_turns
+from scripts.benchmarks.servers import Server, mlx_lm_server, other_runner, this_runner
 from tests.host import LoadError, Process
 
 CONTENDERS = (OURS, IN_TURN, MLX_LM, BARE)
@@ -112,7 +112,7 @@ _COUNTS = {
 _JSON = """
 JSON: benchmark, ground (what it ran on), seed, turns, parameters, streams, tokens, prompts, prefix, max_gap_ms, limits,
 contenders. For each contender decode (by the number of streams), gap and drop (by the length of the prompt) and shared,
-each with one value for each turn in the figures that scripts/bench_parallel_clients.py explains (Rate, Gaps, Dropped,
+each with one value for each turn in the figures that benchmarks/parallel/clients.py explains (Rate, Gaps, Dropped,
 Shared), and ratio in decode and shared. Times are in seconds."""
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from scripts.bench_load_turn import PLAIN, Turn
+from scripts.benchmarks.load.turn import PLAIN, Turn
 
 _HEAD = (
     f"{'':<10}{'GB/s':>8}{'% of mx.load':>14}{'seconds':>9}{'least':>8}{'most':>8}{'open ms':>9}"
@@ -132,6 +132,6 @@ class LoadReport(NamedTuple):
 
     def plot(self, path: Path) -> None:
         """Draws the picture."""
-        from scripts.bench_load_plot import draw  # matplotlib is there for those who draw
+        from scripts.benchmarks.load.plot import draw  # matplotlib is there for those who draw
 
         draw(self.forms, path)

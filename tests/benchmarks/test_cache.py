@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from scripts import bench
-from scripts.agent_trace import FIRST_WORD, AgentTrace, Ask, Workload
-from scripts.bench_cache import Options, measure, serve_all
-from scripts.bench_cache_figures import Costs, Losses, percentile
-from scripts.bench_contender import Contender, LayerBytes, Served
-from scripts.bench_models import CHUNK, HEAD, KINDS, WINDOW, Size, Subject, make_subject
-from scripts.bench_prefixes import Anywhere, FixedPoints, Prefixes, Reuse, Shown
+from scripts.benchmarks import __main__ as bench
+from scripts.benchmarks.cache.agent_trace import FIRST_WORD, AgentTrace, Ask, Workload
+from scripts.benchmarks.cache.benchmark import Options, measure, serve_all
+from scripts.benchmarks.cache.contender import Contender, LayerBytes, Served
+from scripts.benchmarks.cache.figures import Costs, Losses, percentile
+from scripts.benchmarks.cache.models import CHUNK, HEAD, KINDS, WINDOW, Size, Subject, make_subject
+from scripts.benchmarks.cache.prefixes import Anywhere, FixedPoints, Prefixes, Reuse, Shown
 
 SIZE = Size(hidden=128, layers=1, vocabulary=64)
 SMALL = Workload(
@@ -362,8 +362,8 @@ def test_what_cannot_be_run_is_refused_in_one_line(
 
 
 def test_a_blas_that_cannot_be_loaded_is_told_before_anything_runs() -> None:
-    command = [sys.executable, "-m", "scripts.bench", "cache", "--blas=/no/such/library"]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(bench.__file__).parents[1], check=False)
+    command = [sys.executable, "-m", "scripts.benchmarks", "cache", "--blas=/no/such/library"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(bench.__file__).parents[2], check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("scripts/bench: --blas /no/such/library: cannot be loaded")
     assert not ended.stdout

@@ -1,7 +1,7 @@
 """`scripts/bench cache`: prefix caches side by side, on one model for every kind of layer cache.
 
-Several agents ask one model (scripts/agent_trace.py). Every request is served over each cache, in an order that rotates
-from request to request, so that noise of the machine hits all alike; the answer of the first one goes on in the
+Several agents ask one model (`agent_trace`). Every request is served over each cache, in an order that rotates from
+request to request, so that noise of the machine hits all alike; the answer of the first one goes on in the
 conversations. All answers are drawn with the same seeds and should be equal: a difference is counted, for rounding can
 tip a draw over when chunk boundaries differ.
 """
@@ -17,13 +17,13 @@ import mlx.core as mx
 
 from runner.cache import CACHE_KINDS
 from runner.sizes import parse_bound
-from scripts.agent_trace import AgentTrace, Ask, Workload
-from scripts.bench_cache_figures import Costs, Losses
-from scripts.bench_cache_report import CacheReport
-from scripts.bench_cache_rows import BEST, ModelReport, Row
-from scripts.bench_contender import Contender, LayerBytes, Served
-from scripts.bench_models import KINDS, Size, Subject, make_subject
-from scripts.bench_prefixes import Anywhere, FixedPoints, Reuse, Shown
+from scripts.benchmarks.cache.agent_trace import AgentTrace, Ask, Workload
+from scripts.benchmarks.cache.contender import Contender, LayerBytes, Served
+from scripts.benchmarks.cache.figures import Costs, Losses
+from scripts.benchmarks.cache.models import KINDS, Size, Subject, make_subject
+from scripts.benchmarks.cache.prefixes import Anywhere, FixedPoints, Reuse, Shown
+from scripts.benchmarks.cache.report import CacheReport
+from scripts.benchmarks.cache.rows import BEST, ModelReport, Row
 
 _CACHES = ("none", "single", "trie")
 _PEERS: dict[str, Callable[[], Anywhere | FixedPoints]] = {
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 _JSON = """
 JSON: benchmark, ground (what it ran on), workload, chunk_tokens, budget_bytes, models. For each model: model,
 parameters, bytes_per_token, bytes_per_state, counts, operations (what led to each request), caches, arithmetic. For
-each cache the figures that scripts/bench_cache_figures.py explains (Losses, Costs) and requests, with one value for
+each cache the figures that benchmarks/cache/figures.py explains (Losses, Costs) and requests, with one value for
 each request in total, matched, cached, computed, ttft_ms, ms and held_bytes; for each line of arithmetic those of
 Losses."""
 _MEANINGS = {

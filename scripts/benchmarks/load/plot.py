@@ -6,9 +6,9 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scripts.bench_bars import Bars, draw_bars
-from scripts.bench_load_report import FormReport, Row
-from scripts.bench_load_turn import LOADERS, PLAIN
+from scripts.benchmarks.bars import Bars, draw_bars
+from scripts.benchmarks.load.report import FormReport, Row
+from scripts.benchmarks.load.turn import LOADERS, PLAIN
 
 TARGET_PERCENT = 80
 

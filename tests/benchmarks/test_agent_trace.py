@@ -7,7 +7,18 @@ from typing import NamedTuple
 
 import pytest
 
-from scripts.agent_trace import END, FIRST_WORD, NEWLINE, ROLES, START, THINK, TURN_TOKENS, AgentTrace, Ask, Workload
+from scripts.benchmarks.cache.agent_trace import (
+    END,
+    FIRST_WORD,
+    NEWLINE,
+    ROLES,
+    START,
+    THINK,
+    TURN_TOKENS,
+    AgentTrace,
+    Ask,
+    Workload,
+)
 
 MANY = Workload(seed=3, requests=400, system_tokens=50, user_tokens=20, tool_tokens=30, answer_tokens=8)
 HAPPENINGS = {

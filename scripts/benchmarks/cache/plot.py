@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from scripts.bench_bars import COLOURS, Bars, bar_places, draw_bars, tidy
-from scripts.bench_cache_rows import BEST, ModelReport, Row, cumulative
+from scripts.benchmarks.bars import COLOURS, Bars, bar_places, draw_bars, tidy
+from scripts.benchmarks.cache.rows import BEST, ModelReport, Row, cumulative
 
 _ROOM = 4  # a bar of this height, in either chart, has room for its figure
 

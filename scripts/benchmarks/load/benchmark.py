@@ -17,11 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from runner.sizes import parse_bound
-from scripts.bench_load_forms import FORMS, Made
-from scripts.bench_load_report import FormReport, LoadReport, Row
-from scripts.bench_load_turn import LOADERS, MLX_LM, PLAIN, Task, Turn
+from scripts.benchmarks.load.forms import FORMS, Made
+from scripts.benchmarks.load.report import FormReport, LoadReport, Row
+from scripts.benchmarks.load.turn import LOADERS, MLX_LM, PLAIN, Task, Turn
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def _take_turns(made: Made, options: Options) -> list[Row]:
 
 
 def _turn(task: Task) -> Turn:
-    command = [sys.executable, "-m", "scripts.bench_load_turn"]
+    command = [sys.executable, "-m", "scripts.benchmarks.load.turn"]
     ended = subprocess.run(
         command, input=json.dumps(task._asdict()), stdout=subprocess.PIPE, text=True, cwd=_ROOT, check=True
     )

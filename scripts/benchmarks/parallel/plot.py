@@ -7,8 +7,8 @@ from statistics import median
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scripts.bench_bars import COLOURS, Bars, draw_bars, tidy
-from scripts.bench_parallel_report import DROP_TARGET_S, GAP_TARGET, SHARED_TARGET, Row, Shape
+from scripts.benchmarks.bars import COLOURS, Bars, draw_bars, tidy
+from scripts.benchmarks.parallel.report import DROP_TARGET_S, GAP_TARGET, SHARED_TARGET, Row, Shape
 
 
 def draw(shape: Shape, rows: Sequence[Row], path: Path) -> None:

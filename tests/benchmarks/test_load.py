@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from runner.model import open_model
-from scripts import bench
-from scripts.bench_load import Options, measure
-from scripts.bench_load_forms import FORMS, Made
-from scripts.bench_load_report import FormReport, LoadReport, Row
-from scripts.bench_load_turn import LOADERS, MLX_LM, PLAIN, RUNNER, Task, Turn
-from scripts.bench_load_turn import measure as measure_turn
+from scripts.benchmarks import __main__ as bench
+from scripts.benchmarks.load.benchmark import Options, measure
+from scripts.benchmarks.load.forms import FORMS, Made
+from scripts.benchmarks.load.report import FormReport, LoadReport, Row
+from scripts.benchmarks.load.turn import LOADERS, MLX_LM, PLAIN, RUNNER, Task, Turn
+from scripts.benchmarks.load.turn import measure as measure_turn
 
 TINY_BYTES = 1 << 20
 TINY = ["--size=1MiB", "--turns=1"]

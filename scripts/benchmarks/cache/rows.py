@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from scripts.bench_cache_figures import CLOSE, Costs, Losses
-from scripts.bench_contender import LayerBytes, Served
+from scripts.benchmarks.cache.contender import LayerBytes, Served
+from scripts.benchmarks.cache.figures import CLOSE, Costs, Losses
 
 BEST = "best possible"
 """The row of what a cache could have reused at most."""

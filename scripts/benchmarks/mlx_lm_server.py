@@ -1,4 +1,4 @@
-"""`mlx_lm.server` over the same BLAS as the runner: `python -m scripts.bench_parallel_mlx_lm BLAS THREADS [WORD ...]`.
+"""`mlx_lm.server` over our BLAS: `python -m scripts.benchmarks.mlx_lm_server BLAS THREADS [WORD ...]`.
 
 The words are those of `mlx_lm.server`.
 """
