@@ -1,4 +1,4 @@
-"""The model of `scripts/bench parallel`: a Llama of random weights, on disk and in memory, and prompts for it.
+"""The models of most benchmarks: Llamas of random weights, on disk and in memory, and prompts for it.
 
 Every token but the 256 bytes and the end of the sequence is a word of its own with a space before it: n such tokens
 spell a prompt of n tokens, whatever they are, and each token of an answer is text that can be shown at once. The rows
@@ -35,6 +35,10 @@ class Size(NamedTuple):
 
     hidden: int = 384
     layers: int = 6
+
+
+M1, M10, M60 = Size(128, 4), Size(), Size(768, 9)
+"""Of about as many million parameters."""
 
 
 def _spellings() -> Iterator[str]:

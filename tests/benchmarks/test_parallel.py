@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 
 from runner.flags import FLAGS
 from scripts.benchmarks import __main__ as bench
+from scripts.benchmarks.bare import decode_bare
 from scripts.benchmarks.llamas import VOCABULARY, Prompts, Size, count_parameters, make_model, write_model
 from scripts.benchmarks.parallel import clients
-from scripts.benchmarks.parallel.bare import decode_bare
 from scripts.benchmarks.parallel.benchmark import Options, measure
 from scripts.benchmarks.parallel.clients import (
     FEW_TOKENS,

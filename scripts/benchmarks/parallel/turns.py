@@ -6,8 +6,8 @@ from typing import Protocol
 
 from mlx_lm.models import llama
 
+from scripts.benchmarks.bare import decode_bare
 from scripts.benchmarks.llamas import Prompts
-from scripts.benchmarks.parallel.bare import decode_bare
 from scripts.benchmarks.parallel.clients import SHORT_TOKENS, Rate, ask, decode, drop, gaps, share
 from scripts.benchmarks.parallel.report import Row, Shape
 from scripts.benchmarks.servers import Endpoint

@@ -1,0 +1,63 @@
+"""What benchmarks have in common when they tell what they found: tables in plain text, and targets that are met or not."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+
+class Target(NamedTuple):
+    """A figure, and the bound that it is to keep. `most`: it is to be at most the bound, else at least."""
+
+    what: str
+    value: float
+    bound: float
+    most: bool = True
+    unit: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether it keeps its bound."""
+        return self.value <= self.bound if self.most else self.value >= self.bound
+
+    def data(self) -> Mapping[str, object]:
+        """For JSON."""
+        return {**self._asdict(), "met": self.met}
+
+
+class Table(NamedTuple):
+    """Rows of text under a title; the first column is the name of the row."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def lines(self) -> Iterator[str]:
+        """At most 132 characters each, where the cells are reasonable."""
+        widths = [max(len(row[at]) for row in (self.columns, *self.rows)) for at in range(len(self.columns))]
+        yield self.title
+        for row in (self.columns, *self.rows):
+            cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+            yield "  ".join((row[0].ljust(widths[0]), *cells)).rstrip()
+
+
+def targets_table(targets: Sequence[Target]) -> Table:
+    """Which of them are met."""
+    rows = [
+        (
+            target.what,
+            _figure(target.value) + target.unit,
+            ("at most " if target.most else "at least ") + _figure(target.bound) + target.unit,
+            "met" if target.met else "MISSED",
+        )
+        for target in targets
+    ]
+    return Table("targets", ("", "found", "target", ""), rows)
+
+
+def text_of(tables: Sequence[Table], note: str = "") -> str:
+    """The tables one below the other, and what their words mean."""
+    parts = ["\n".join(table.lines()) for table in tables if table.rows]
+    return "\n\n".join([*parts, note] if note else parts)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
