@@ -1,5 +1,6 @@
 """`mlx-runner` and `python -m runner`."""
 
+import gc
 import os
 import signal
 import sys
@@ -11,9 +12,13 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _open_missing_streams()
+    gc.disable()  # until all is there: whatever is imported stays, and would be looked through again and again
     try:
+        from runner import process
+
+        process.restart_without_host_libraries(os.environ, [sys.executable, *sys.orig_argv[1:]])
         from runner.start import start
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         os.write(2, f"Error: the installation is broken: {error}\n".encode())
         os._exit(1)
     start(sys.argv[1:])

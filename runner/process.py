@@ -1,13 +1,17 @@
-"""The process among other processes: the libraries its parent forces on it, and the end of that parent."""
+"""The process among other processes: the libraries its parent forces on it, and the end of that parent.
 
-import asyncio
+Little is imported here: where the process is restarted, all that was imported before is imported twice.
+"""
+
 import os
 import select
 import signal
 import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _CUDA_HOMES = ("CUDA_PATH", "CUDA_HOME")
@@ -47,20 +51,28 @@ def _is_host_directory(entry: str) -> bool:
     """Ollama's `lib/ollama`, or one of the `mlx_*` directories in it."""
     if not entry:
         return False
-    path = Path(entry)
-    if path.name.startswith("mlx_") or (path.name == "ollama" and path.parent.name == "lib"):
+    parts = [part for part in entry.split(os.sep) if part not in ("", ".")]  # noqa: PTH206 - pathlib would be imported
+    *_, parent, name = ("", "", *parts)
+    if name.startswith("mlx_") or (parent, name) == ("lib", "ollama"):
         return True
     try:
-        return any(path.glob("mlx_*/")) or any(path.glob("libmlx.*")) or any(path.glob("libmlxc.*"))
+        with os.scandir(entry) as found:
+            return any(_is_host_library(each) for each in found)
     except OSError:
         return False
 
 
-async def exit_with_host(parent: int) -> NoReturn:
+def _is_host_library(found: "os.DirEntry[str]") -> bool:
+    return found.name.startswith(("libmlx.", "libmlxc.")) or (found.name.startswith("mlx_") and found.is_dir())
+
+
+async def exit_with_host(parent: int) -> "NoReturn":
     """End the process when the host that started it has ended.
 
     Then it has another parent than `parent`, or, if the host died before we could ask, nobody reads its output.
     """
+    import asyncio
+
     output = select.poll()
     output.register(_STDERR, 0)  # errors are reported unasked
     while os.getppid() == parent and not _is_closed(output):  # noqa: ASYNC110 - no event tells of either

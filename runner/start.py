@@ -1,6 +1,7 @@
 """From the command line to a serving process: who is started when, and how each failure is told."""
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -27,14 +28,13 @@ def start(argv: Sequence[str]) -> NoReturn:
     parent = os.getppid()
     try:
         settings = _settings(argv)
-        process.restart_without_host_libraries(os.environ, [sys.executable, *sys.orig_argv[1:]])
         logs.start(settings.log_level)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text at a time: threads of its own would gain nothing
         if isinstance(settings, CheckSettings):
             from runner.check import check
 
+            gc.enable()
             sys.exit(check(settings))
-        os.environ["SSL_CERT_FILE"] = os.devnull  # aiohttp would read every certificate (60 ms) and we never use one
         _run(settings, parent)
     except UsageError as error:
         logs.fatal(str(error), status=2)
@@ -101,6 +101,9 @@ async def _serve(settings: Settings, model: OpenedModel, listener: socket.socket
     tokenizer = helper.submit(open_tokenizer, model.file, merge_eos=not model.checkpoint.from_store)
     engine = Engine(settings, model, tokenizer)
     ready = engine.start(asyncio.get_running_loop())
+    from runner.server.lean import leave_out_client
+
+    leave_out_client()
     from aiohttp import web
 
     from runner.server.app import make_app
@@ -114,6 +117,8 @@ async def _serve(settings: Settings, model: OpenedModel, listener: socket.socket
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, keepalive_timeout=_KEEP_ALIVE_S)
     await runner.setup()
     await ready.wait()
+    gc.freeze()  # what is there stays: it is not looked through while somebody waits for a token
+    gc.enable()
     with _telling_the_port(settings.port):  # another process may have bound it too, and listened first
         await web.SockSite(runner, listener).start()
     log.info("listening", url=f"http://{_HOST}:{listener.getsockname()[1]}")

@@ -1,0 +1,40 @@
+"""aiohttp's server without aiohttp's client.
+
+`aiohttp/__init__.py` imports the client, and that reads every certificate of the system: a fifth of a runner's start,
+for something that it never uses.
+"""
+
+import importlib.util
+import os
+import re
+import sys
+
+_NAME = "aiohttp"
+_VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
+
+
+def leave_out_client() -> None:
+    """Register the package without running its `__init__`; after that `from aiohttp import web` imports the server.
+
+    Whatever else is wanted of the package runs the `__init__` after all. Nothing changes where aiohttp is imported
+    already, or where its `__init__` is not as we know it.
+    """
+    spec = None if _NAME in sys.modules else importlib.util.find_spec(_NAME)
+    if spec is None or spec.loader is None or spec.origin is None:
+        return
+    with open(spec.origin, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slower to import than all of this
+        version = _VERSION.search(file.read())
+    if version is None:  # its modules want to know it, even the server's
+        return
+    package, loader = importlib.util.module_from_spec(spec), spec.loader
+    parts = {entry.partition(".")[0] for entry in os.listdir(os.path.dirname(spec.origin))}  # noqa: PTH120, PTH208
+
+    def look_up(name: str) -> object:
+        if name in parts or name.startswith("__"):  # a module that is not imported yet, or nothing of a package's own
+            raise AttributeError(f"module {_NAME!r} has no attribute {name!r}")
+        del package.__dict__["__getattr__"]
+        loader.exec_module(package)
+        return getattr(package, name)
+
+    package.__dict__.update(__version__=version[1], __getattr__=look_up)
+    sys.modules[_NAME] = package

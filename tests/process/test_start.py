@@ -1,0 +1,114 @@
+"""What a start costs, counted: modules, interpreters, rounds of the garbage collector."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.conformance.own import RUNNER
+from tests.host import free_port, write_decoys
+from tests.process.conftest import RANDOM
+
+ROOT = Path(__file__).parents[2]
+WATCHED = (sys.executable, str(Path(__file__).parent / "watched.py"))
+MOST_MODULES = 540
+"""All of Python's, ours, MLX's and aiohttp's that a start takes (492), and a tenth more for other Pythons."""
+NEVER = (
+    *("aiohttp.client", "aiohttp.connector", "aiohttp.cookiejar", "aiohttp.tracing", "aiohappyeyeballs"),
+    *("transformers", "huggingface_hub", "jinja2", "numpy", "safetensors", "sentencepiece", "yaml"),
+    *("mlx_lm.generate", "mlx_lm.utils", "mlx_lm.tokenizer_utils"),
+    *("importlib.metadata", "multiprocessing", "unittest", "matplotlib", "pytest"),
+)
+"""Each takes a good part of a start, or all of it, and is of no use here."""
+
+
+class Watched(NamedTuple):
+    """See watched.py."""
+
+    before: list[str]
+    ready: list[str]
+    first: list[str]
+    collections: int
+    frozen: int
+    collecting: bool
+
+
+@pytest.fixture(scope="module")
+def watched(models_dir: Path) -> Watched:
+    environment = {**os.environ, "OLLAMA_MODELS": str(models_dir)}
+    words = [*WATCHED, "--model", RANDOM, "--port", str(free_port()), "--log-level", "error"]
+    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, timeout=120, check=True)
+    return Watched(**json.loads(done.stdout))
+
+
+def test_what_a_server_never_uses_is_not_imported(watched: Watched) -> None:
+    assert {"aiohttp.web", "mlx.core", "runner.engine.running"} <= set(watched.ready)
+    assert not {name for name in NEVER if name in watched.first}
+
+
+def test_a_start_imports_no_more_than_it_did(watched: Watched) -> None:
+    assert len(watched.ready) <= MOST_MODULES
+
+
+def test_the_first_requests_import_nothing(watched: Watched) -> None:
+    assert set(watched.first) - set(watched.ready) == set()
+
+
+def test_what_the_start_made_is_looked_through_neither_then_nor_later(watched: Watched) -> None:
+    assert watched.collections <= 5, "some before the runner's first line"
+    assert watched.frozen > 10_000
+    assert watched.collecting, "what comes later is collected"
+
+
+def test_behind_a_hosts_libraries_the_process_starts_anew_once_and_before_it_has_imported_much(tmp_path: Path) -> None:
+    libraries = write_decoys(tmp_path / "lib" / "ollama")
+    words = [RUNNER[0], "-X", "importtime", *RUNNER[1:], "--model", str(tmp_path / "nothing")]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    imported = re.findall(r"^import time: .*\| +(\S+)$", done.stderr, re.MULTILINE)
+    assert imported.count("runner.process") == 2, "one interpreter before the restart, one after it"
+    assert imported.count("asyncio") == imported.count("runner.start") == imported.count("msgspec") == 1
+
+
+def python(code: str) -> list[str]:
+    """The words that this program prints."""
+    words = [sys.executable, "-c", f"import sys\nfrom runner.server import lean\n{code}"]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+
+
+IS_CLIENT_THERE = "print('aiohttp.client' in sys.modules)"
+
+
+def test_the_server_comes_without_the_client() -> None:
+    code = f"lean.leave_out_client()\nfrom aiohttp import web\n{IS_CLIENT_THERE}\nimport aiohttp\n"
+    code += "print(aiohttp.__version__, web.Application.__module__, hasattr(aiohttp, '__wrapped__'))\n"
+    assert python(code + IS_CLIENT_THERE) == ["False", version("aiohttp"), "aiohttp.web_app", "False", "False"]
+
+
+def test_the_client_is_there_once_it_is_wanted_after_all() -> None:
+    code = "lean.leave_out_client()\nfrom aiohttp import web\nimport aiohttp\n"
+    code += f"print(aiohttp.ClientSession.__module__)\n{IS_CLIENT_THERE}\n"
+    code += "print(aiohttp.web is web, hasattr(aiohttp, 'nonsense'))"
+    assert python(code) == ["aiohttp.client", "True", "True", "False"]
+
+
+def test_an_aiohttp_that_is_imported_already_stays_as_it_is() -> None:
+    code = "import aiohttp\nlean.leave_out_client()\nprint(sys.modules['aiohttp'] is aiohttp)\n"
+    assert python(f"{code}import aiohttp.web\n{IS_CLIENT_THERE}") == ["True", "True"]
+
+
+def test_an_aiohttp_that_does_not_say_its_version_is_imported_whole() -> None:
+    code = "import re\nlean._VERSION = re.compile('(?!)')\nlean.leave_out_client()\nfrom aiohttp import web\n"
+    assert python(code + IS_CLIENT_THERE) == ["True"]
+
+
+def test_without_aiohttp_the_import_says_so() -> None:
+    code = "lean._NAME = 'no_such_package'\nlean.leave_out_client()\nprint('no_such_package' in sys.modules)"
+    assert python(code) == ["False"]
