@@ -6,11 +6,12 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from protocol import BadRequestError, content_lines, decode_completion, error_line, final_line
+from protocol import BadRequestError, decode_completion
 from runner.engine.engine import Engine
-from runner.engine.events import Event, Failed, Finished, Refused, Started, Text
+from runner.engine.events import Refused
 from runner.engine.request import Request, prepare
 from runner.errors import RequestError
+from runner.server.answer import Answer
 from runner.server.bodies import read_body
 
 NUMBER = web.RequestKey("number", int)
@@ -42,32 +43,16 @@ class CompletionEndpoint:
         return prepare(decode_completion(body), self._engine.tokenizer, self._engine.limits)
 
     async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:
+        events = await request.stream.batch()
+        if isinstance(events[0], Refused):
+            raise RequestError(events[0].text)
         response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
+        if http.version >= (1, 1):
+            response.enable_chunked_encoding()
         with suppress(ConnectionError):  # the client is gone; the server finds out too when it ends the response
-            await self._write(http, request, response)
+            await response.prepare(http)  # only now has the request left the queue
+            answer = Answer(http.transport, chunked=response.chunked)
+            answer.take(events)
+            request.stream.follow(answer.take)
+            await response.write_eof(await answer.rest)
         return response
-
-    async def _write(self, http: web.Request, request: Request, response: web.StreamResponse) -> None:
-        ended = False
-        while not ended:
-            events = await request.stream.batch()
-            if isinstance(events[0], Refused):
-                raise RequestError(events[0].text)
-            if not response.prepared:  # only now has the request left the queue
-                await response.prepare(http)
-            if lines := b"".join(line for event in events for line in _lines(event)):
-                await response.write(lines)
-            ended = isinstance(events[-1], Finished | Failed)
-        await response.write_eof()
-
-
-def _lines(event: Event) -> list[bytes]:
-    match event:
-        case Text():
-            return content_lines(event.text, event.logprobs, event.metrics)
-        case Finished():
-            return [final_line(event.reason, event.metrics)]
-        case Failed():
-            return [error_line(event.text)]
-        case Started() | Refused():
-            return []

@@ -4,66 +4,21 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import cast
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
-from aiohttp.web import Application
-from aiohttp.web import Request as HttpRequest
 
 from protocol import DoneReason, Metrics
-from runner.engine.engine import Engine, Numbers
 from runner.engine.events import Failed, Finished, Started, Text
-from runner.engine.request import Limits, Request
-from runner.server.app import make_app
-from runner.tokenizer import open_tokenizer
-from tests.models.tokenizers import byte_level
+from tests.server.script import CONTEXT, MEMORY_BYTES, Client, Script
 
-CONTEXT = 100
-VOCABULARY = 200  # fewer than the tokenizer has, as in real models with tokens for pictures
 METRICS = Metrics(prompt_eval_count=2, eval_count=1)
-Client = TestClient[HttpRequest, Application]
-
-
-class Script:
-    """Stands in for the engine: keeps what is submitted, and a test tells its streams what it likes."""
-
-    def __init__(self) -> None:
-        files = {"tokenizer.json": json.dumps(byte_level()).encode(), "config.json": b"{}"}
-        self.tokenizer = open_tokenizer(files.get)
-        self.limits = Limits(CONTEXT, VOCABULARY)
-        self.numbers = Numbers(memory_bytes=12345)
-        self.submitted: list[Request] = []
-
-    def submit(self, request: Request) -> None:
-        self.submitted.append(request)
-
-    async def next(self) -> Request:
-        """The next request that arrives."""
-        async with asyncio.timeout(5):
-            while not self.submitted:
-                await asyncio.sleep(0.001)
-        return self.submitted.pop(0)
-
-
-@pytest.fixture
-def engine() -> Script:
-    return Script()
-
-
-@pytest.fixture
-async def client(engine: Script, aiohttp_client: Callable[..., Awaitable[Client]]) -> Client:
-    app = make_app(cast("Engine", engine), ThreadPoolExecutor(1))
-    return await aiohttp_client(TestServer(app), server_kwargs={"handler_cancellation": True})
 
 
 @pytest.mark.parametrize("path", ["/v1/status", "/health"])
 async def test_status_is_answered_from_the_last_published_numbers(client: Client, path: str) -> None:
     response = await client.get(path)
     assert (response.status, response.content_type) == (200, "application/json")
-    assert await response.json() == {"Status": 0, "Progress": 100, "ContextLength": CONTEXT, "Memory": 12345}
+    assert await response.json() == {"Status": 0, "Progress": 100, "ContextLength": CONTEXT, "Memory": MEMORY_BYTES}
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/models"), ("POST", "/v1/models"), ("POST", "/load")])
@@ -168,25 +123,24 @@ async def test_headers_are_withheld_until_the_request_starts(client: Client, eng
     request = await engine.next()
     await asyncio.sleep(0.05)
     assert not posted.done()
-    request.stream.put(Started())
+    engine.tell(request, Started())
     response = await asyncio.wait_for(posted, 5)
     assert (response.status, response.headers["Content-Type"]) == (200, "application/jsonl")
     assert response.headers["Transfer-Encoding"] == "chunked"
-    request.stream.put(Finished(DoneReason.STOP, METRICS))
+    engine.tell(request, Finished(DoneReason.STOP, METRICS))
     assert json.loads(await response.text())["Done"] is True
 
 
 async def test_each_line_is_sent_at_once_and_the_last_one_ends_the_stream(client: Client, engine: Script) -> None:
     posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
     request = await engine.next()
-    request.stream.put(Started())
+    engine.tell(request, Started())
     response = await posted
     for word in ("a", "b"):
-        request.stream.put(Text(word, [], None))
+        engine.tell(request, Text(word, [], None))
         line = await asyncio.wait_for(response.content.readline(), 5)
         assert json.loads(line) == {"Content": word, "Done": False}
-    request.stream.put(Text("c", [], None))
-    request.stream.put(Finished(DoneReason.LENGTH, METRICS))
+    engine.tell(request, Text("c", [], None), Finished(DoneReason.LENGTH, METRICS))
     rest = [json.loads(line) for line in (await response.read()).splitlines()]
     assert [line["Done"] for line in rest] == [False, True]
     assert rest[1]["DoneReason"] == 1
@@ -195,8 +149,7 @@ async def test_each_line_is_sent_at_once_and_the_last_one_ends_the_stream(client
 async def test_a_fault_after_the_start_is_an_error_line(client: Client, engine: Script) -> None:
     posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
     request = await engine.next()
-    request.stream.put(Started())
-    request.stream.put(Failed("ValueError: boom"))
+    engine.tell(request, Started(), Failed("ValueError: boom"))
     [line] = (await (await posted).read()).splitlines()
     assert json.loads(line)["Error"] == {"StatusCode": 500, "Status": "", "error": "ValueError: boom"}
 
@@ -209,7 +162,7 @@ async def test_a_client_that_leaves_cancels_its_request(
     posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
     request = await engine.next()
     if started:
-        request.stream.put(Started())
+        engine.tell(request, Started())
         (await posted).close()
     else:
         posted.cancel()
@@ -222,7 +175,7 @@ async def test_a_client_that_leaves_cancels_its_request(
 async def test_tokenize_takes_plain_text_and_answers_while_a_stream_is_open(client: Client, engine: Script) -> None:
     posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
     request = await engine.next()
-    request.stream.put(Started())
+    engine.tell(request, Started())
     response = await posted
     tokenized = await client.post("/v1/tokenize", data="hé".encode(), headers={"Content-Type": "text/plain"})
     assert await tokenized.json() == [104, 195, 169]
@@ -272,8 +225,7 @@ async def test_a_body_of_many_megabytes_is_taken(client: Client, engine: Script)
     body = json.dumps({"Prompt": "x", "Media": None, "Padding": "y" * (64 << 20)})
     posted = asyncio.create_task(client.post("/completion", data=body.encode()))
     request = await engine.next()
-    request.stream.put(Started())
-    request.stream.put(Finished(DoneReason.STOP, METRICS))
+    engine.tell(request, Started(), Finished(DoneReason.STOP, METRICS))
     assert (await posted).status == 200
 
 
@@ -282,7 +234,7 @@ async def test_an_http_1_0_client_is_answered_until_the_connection_closes(client
     writer.write(b'POST /completion HTTP/1.0\r\nContent-Length: 15\r\n\r\n{"Prompt":"xy"}')
     request = await engine.next()
     for event in (Started(), Text("a", [], None), Finished(DoneReason.STOP, METRICS)):
-        request.stream.put(event)
+        engine.tell(request, event)
     head, _, body = (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n\r\n")
     writer.close()
     assert head.startswith(b"HTTP/1.0 200")
