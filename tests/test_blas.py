@@ -1,9 +1,14 @@
 """A fast BLAS is in front of MLX's own, and its answers are the same to rounding."""
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from runner import blas
+from runner.errors import UsageError
 
 PRODUCTS = """
 from runner import blas
@@ -73,3 +78,165 @@ def test_a_library_that_is_no_blas_is_refused_by_name(library: str) -> None:
         check=False,
     )
     assert f"UsageError: --blas {library}: " in done.stderr
+
+
+KERNEL = """
+import ctypes, os, random, sys
+import numpy as np
+from pathlib import Path
+from runner import blas
+_, path, threads = sys.argv
+os.environ["OPENBLAS_NUM_THREADS"] = threads
+blas._shim = lambda: Path(path)
+assert blas._load_shim(int(threads))
+product = ctypes.CDLL(path).cblas_sgemm
+whole, number, address = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
+product.argtypes = [*[whole] * 6, number, address, whole, address, whole, number, address, whole]
+product.restype = None
+numbers, choose = np.random.default_rng(0), random.Random(0).choice
+NONE, TRANSPOSED, GUARD = 111, 112, 7.0
+
+
+def padded(array, extra):
+    "With `extra` columns that nobody may use."
+    room = np.full((max(1, array.shape[0]), max(1, array.shape[1] + extra)), np.nan, np.float32)
+    room[: array.shape[0], : array.shape[1]] = array
+    return room
+
+
+def multiply(a, b, c, alpha, beta, trans_a=NONE, trans_b=TRANSPOSED, extra=0):
+    m, n = c.shape
+    k = a.shape[1] if trans_a == NONE else a.shape[0]
+    left, right, out = padded(a, extra), padded(b, extra), padded(c, extra)
+    out[m:], out[:, n:] = GUARD, GUARD
+    rest = left.ctypes.data, left.shape[1], right.ctypes.data, right.shape[1], beta, out.ctypes.data, out.shape[1]
+    product(101, trans_a, trans_b, m, n, k, alpha, *rest)
+    assert (out[m:] == GUARD).all() and (out[:, n:] == GUARD).all(), "it wrote beside its place"
+    return out[:m, :n]
+
+
+for _ in range(1500):
+    m, n, k = choose((0, *range(1, 11), 17)), choose((0, 1, 2, 3, 4, 7, 8, 9, 31, 100)), choose((0, *range(1, 40), 127))
+    forms = choose((NONE, TRANSPOSED)), choose((NONE, TRANSPOSED))
+    alpha, beta = choose((1.0, 1.0, 0.5, 0.0, -2.0)), choose((0.0, 0.0, 1.0, 0.25))
+    a, b = (numbers.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
+    c = numbers.standard_normal((m, n)).astype(np.float32) if beta else np.full((m, n), np.nan, np.float32)
+    want = alpha * (a.astype(np.float64) @ b.astype(np.float64)) + (beta * c if beta else 0)
+    stored = [array.T.copy() if form == TRANSPOSED else array for array, form in zip((a, b), forms)]
+    got = multiply(*stored, c, alpha, beta, *forms, extra=choose((0, 3)))
+    assert np.allclose(got, want, atol=2e-5 * (1 + k) ** 0.5), (m, n, k, forms, alpha, beta)
+
+b = numbers.standard_normal((37, 45)).astype(np.float32)
+a = numbers.standard_normal((8, 45)).astype(np.float32)
+whole = multiply(a, b, np.zeros((8, 37), np.float32), 1.0, 0.0)
+alone = [multiply(a[:m], b, np.zeros((m, 37), np.float32), 1.0, 0.0) for m in range(1, 9)]
+print(all(np.array_equal(rows, whole[: len(rows)]) for rows in alone))
+"""
+
+
+def compiled(directory: Path, **replaced: str) -> Path:
+    """The shim built as on another processor: with other words in place of the names of its instruction sets."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    source = Path(blas.__file__).with_name("shim.c")
+    text = source.read_text()
+    for word, other in replaced.items():
+        assert word in text
+        text = text.replace(word, other)
+    (directory / "shim.c").write_text(text)
+    library = directory / "shim.so"
+    words = [compiler, "-O2", "-shared", "-fPIC", "-Wall", "-Werror", f"-I{source.parent}", str(directory / "shim.c")]
+    subprocess.run([*words, "-o", str(library)], check=True, timeout=120)
+    return library
+
+
+def kernel(library: Path, threads: int = 1) -> str:
+    """What the products of random shapes and forms came to, held against numpy's in float64."""
+    words = [sys.executable, "-c", KERNEL, str(library), str(threads)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
+def test_every_product_is_right_and_a_row_does_not_depend_on_its_company() -> None:
+    """Shapes with odd ends, of every form, in the room of larger ones; up to eight rows have one order of terms."""
+    library = blas._shim()
+    assert library is not None
+    has_vectors = {"avx2", "fma"} <= set(Path("/proc/cpuinfo").read_text().split())
+    assert kernel(library) == str(has_vectors)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
+@pytest.mark.parametrize(
+    "replaced", [{'__builtin_cpu_supports("avx512f")': "0"}, {"defined(__x86_64__)": "0"}], ids=["avx2", "plain"]
+)
+def test_every_product_is_right_on_other_processors(replaced: dict[str, str], tmp_path: Path) -> None:
+    assert kernel(compiled(tmp_path, **replaced)) in ("True", "False")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
+def test_several_threads_share_products_of_few_rows() -> None:
+    """Then all of them are the other library's."""
+    library = blas._shim()
+    assert library is not None
+    assert kernel(library, threads=2) == "False"
+
+
+LOOKS = """
+import sys
+from pathlib import Path
+from runner import blas
+_, choice, *missing = sys.argv
+for name in missing:
+    if name == "numpy":
+        blas._numpys_openblas = lambda: None
+    elif name == "shim":
+        blas._shim = lambda: None
+    else:
+        blas._DEBIAN = "libnothing.so.0"
+looked = blas.look(choice, 3)
+loaded = [line for line in Path("/proc/self/maps").read_text().splitlines() if "openblas" in line]
+print(looked.name, looked.advice, "opened" if loaded else "looked", blas.preload(choice, 3), sep="|")
+"""
+
+
+def looks(choice: str, *missing: str) -> list[str]:
+    """What a look tells, its advice, whether a library was opened for it, and what preloading says then."""
+    words = [sys.executable, "-c", LOOKS, choice, *missing]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip().split("|")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
+def test_a_look_tells_what_preloading_would_take() -> None:
+    fast = "numpy's OpenBLAS (3 threads)"
+    assert looks("auto") == [fast, "", "looked", fast]
+    assert looks("off") == ["MLX's own", f"leave --blas off out: {fast} is there", "looked", "MLX's own"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
+@pytest.mark.parametrize(
+    ("missing", "advice"),
+    [
+        ("shim", "install a C compiler and this package again, or Debian's libopenblas0-pthread"),
+        ("numpy", "install numpy's wheel from PyPI, or Debian's libopenblas0-pthread"),
+    ],
+)
+def test_without_a_fast_one_it_says_what_to_install(missing: str, advice: str) -> None:
+    assert looks("auto", missing, "debian") == ["MLX's own", advice, "looked", f"MLX's own (slow: {advice})"]
+    assert looks("off", missing, "debian")[:2] == ["MLX's own", advice]
+
+
+def test_where_mlx_has_no_slow_one_none_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blas, "_mlx_runs_on_linux_cpu", lambda: False)
+    for choice in ("auto", "off"):
+        assert blas.look(choice) == blas.Blas("MLX's own", "", matters=False)
+        assert blas.preload(choice) == "MLX's own"
+
+
+@pytest.mark.parametrize("library", ["/nonexistent/libblas.so", "libm.so.6"])
+def test_a_look_refuses_what_serving_refuses(library: str) -> None:
+    with pytest.raises(UsageError, match=f"^--blas {library}: "):
+        blas.look(library)

@@ -10,11 +10,42 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from runner.errors import UsageError
 
 _NEEDED = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
 _OPENBLAS = "scipy_cblas_{}64_"  # how numpy's wheels prefix and suffix the functions of their OpenBLAS
+_DEBIAN = "libopenblas.so.0"
+_OWN = "MLX's own"
+
+
+class Blas(NamedTuple):
+    """The BLAS that a process would compute with, in a few words.
+
+    `advice` is what to do for a faster one; empty where there is none. `matters` is False where products do not go
+    through a BLAS that could be replaced.
+    """
+
+    name: str
+    advice: str = ""
+    matters: bool = True
+
+
+def look(choice: str = "auto", threads: int = 1) -> Blas:
+    """What `preload` would take. Numpy's is only looked for; others are opened, but take nobody's place."""
+    if not _mlx_runs_on_linux_cpu():
+        return Blas(_OWN if choice in ("auto", "off") else _opened(choice, threads, ctypes.RTLD_LOCAL), matters=False)
+    if choice not in ("auto", "off"):
+        return Blas(_opened(choice, threads, ctypes.RTLD_LOCAL))
+    if _shim() and _numpys_openblas():
+        fast = Blas(f"numpy's OpenBLAS ({_counted(threads)})")
+    else:
+        try:
+            fast = Blas(_opened(_DEBIAN, threads, ctypes.RTLD_LOCAL))
+        except UsageError:
+            return Blas(_OWN, _advice())
+    return Blas(_OWN, f"leave --blas off out: {fast.name} is there") if choice == "off" else fast
 
 
 def preload(choice: str = "auto", threads: int = 1) -> str:
@@ -24,22 +55,26 @@ def preload(choice: str = "auto", threads: int = 1) -> str:
     UsageError when a library that was asked for by path cannot be used.
     """
     if choice == "off" or (choice == "auto" and not _mlx_runs_on_linux_cpu()):
-        return "MLX's own"
+        return _OWN
     if "mlx.core" in sys.modules:
-        return "MLX's own (mlx was imported first)"
-    # OpenBLAS reads the number of its threads once, while it is being loaded.
-    os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
-    plural = "thread" if threads == 1 else "threads"
+        return f"{_OWN} (mlx was imported first)"
     if choice != "auto":
-        _load_cblas(choice)
-        return f"{choice} ({threads} {plural})"
-    if _load_shim():
-        return f"numpy's OpenBLAS ({threads} {plural})"
+        return _opened(choice, threads, ctypes.RTLD_GLOBAL)
+    if _load_shim(threads):
+        return f"numpy's OpenBLAS ({_counted(threads)})"
     try:
-        _load_cblas("libopenblas.so.0")
+        return _opened(_DEBIAN, threads, ctypes.RTLD_GLOBAL)
     except UsageError:
-        return "MLX's own (slow: install a C compiler and reinstall, or Debian's libopenblas0-pthread)"
-    return f"libopenblas.so.0 ({threads} {plural})"
+        return f"{_OWN} (slow: {_advice()})"
+
+
+def _advice() -> str:
+    missing = "a C compiler and this package again" if _numpys_openblas() else "numpy's wheel from PyPI"
+    return f"install {missing}, or Debian's libopenblas0-pthread"
+
+
+def _counted(threads: int) -> str:
+    return f"{threads} {'thread' if threads == 1 else 'threads'}"
 
 
 def _mlx_runs_on_linux_cpu() -> bool:
@@ -50,32 +85,48 @@ def _mlx_runs_on_linux_cpu() -> bool:
     return any((Path(location).parent / "mlx_cpu.libs").is_dir() for location in locations or ())
 
 
-def _load_cblas(path: str) -> None:
+def _opened(path: str, threads: int, mode: int) -> str:
+    """Loads a CBLAS library and names it."""
+    _set_threads(threads)
     try:
-        library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(path, mode=mode)
     except OSError as error:
         raise UsageError(f"--blas {path}: cannot be loaded: {error}") from error
     missing = [name for name in _NEEDED if not hasattr(library, name)]
     if missing:
         raise UsageError(f"--blas {path}: not a CBLAS library, it lacks {', '.join(missing)}")
+    return f"{path} ({_counted(threads)})"
 
 
-def _load_shim() -> bool:
-    shim = next(Path(__file__).parent.glob("_shim.*.so"), None)
+def _set_threads(threads: int) -> None:
+    """OpenBLAS reads the number of its threads once, while it is being loaded."""
+    os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
+
+
+def _shim() -> Path | None:
+    return next(Path(__file__).parent.glob("_shim.*.so"), None)
+
+
+def _numpys_openblas() -> Path | None:
     numpy = importlib.util.find_spec("numpy")
-    if shim is None or numpy is None or numpy.origin is None:
-        return False
+    if numpy is None or numpy.origin is None:
+        return None
     libraries = Path(numpy.origin).parent.parent / "numpy.libs"
-    openblas = next(libraries.glob("libscipy_openblas64_*.so"), None)
-    if openblas is None:
+    return next(libraries.glob("libscipy_openblas64_*.so"), None)
+
+
+def _load_shim(threads: int) -> bool:
+    shim, openblas = _shim(), _numpys_openblas()
+    if shim is None or openblas is None:
         return False
+    _set_threads(threads)
     try:
         target = ctypes.CDLL(str(openblas))
         functions = [
             ctypes.cast(getattr(target, _OPENBLAS.format(name)), ctypes.c_void_p)
             for name in ("sgemm", "dgemm", "cgemm", "sgemv")
         ]
-        ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL).shim_use(*functions)
+        ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL).shim_use(*functions, threads)
     except (OSError, AttributeError):
         return False
     return True

@@ -2,9 +2,10 @@
  *
  * libmlx.so imports exactly three CBLAS entry points. Loaded with RTLD_GLOBAL before libmlx.so, this file provides them and
  * forwards each call to the OpenBLAS inside numpy's wheel, whose functions take 64-bit sizes and are handed over once
- * by shim_use(). Products with few rows (a decode step is one row) go to gemv: gemm would first pack the whole weight
- * matrix, which costs more than the product. MLX passes row-major operands only. */
+ * by shim_use(). Products with few rows (a decode step is one row for each stream) are computed here or go to gemv: gemm
+ * would first pack the whole weight matrix, which costs more than the product. MLX passes row-major operands only. */
 #include <stdint.h>
+#include <string.h>
 
 typedef int64_t size64;
 typedef void (*sgemm_fn)(int, int, int, size64, size64, size64, float, const float *, size64, const float *, size64, float,
@@ -18,16 +19,46 @@ typedef void (*sgemv_fn)(int, int, size64, size64, float, const float *, size64,
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112, FEW_ROWS = 4 };
 
+/* Products of up to MOST_ROWS rows with a transposed matrix; NULL where the processor has no wide vectors. */
+typedef void (*rows_fn)(int, size64, size64, float, const float *, size64, const float *, size64, float, float *, size64);
+enum { MOST_ROWS = 8, MOST_WIDE = 8 };
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define NAME(WORD) WORD##_avx512
+#define TARGET "avx512f"
+#define WIDTH 16
+#define REGISTERS 32
+#include "rows.h"
+
+#define NAME(WORD) WORD##_avx2
+#define TARGET "avx2,fma"
+#define WIDTH 8
+#define REGISTERS 16
+#include "rows.h"
+
+static rows_fn find_rows(void) {
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f")) return rows_avx512;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return rows_avx2;
+  return NULL;
+}
+#else
+static rows_fn find_rows(void) { return NULL; }
+#endif
+
 static sgemm_fn sgemm;
 static dgemm_fn dgemm;
 static cgemm_fn cgemm;
 static sgemv_fn sgemv;
+static rows_fn few_rows;
 
-void shim_use(sgemm_fn s, dgemm_fn d, cgemm_fn c, sgemv_fn v) {
+/* `threads` is how many the other library has: where it has several, products of few rows are its business too. */
+void shim_use(sgemm_fn s, dgemm_fn d, cgemm_fn c, sgemv_fn v, int threads) {
   sgemm = s;
   dgemm = d;
   cgemm = c;
   sgemv = v;
+  few_rows = threads == 1 ? find_rows() : NULL;
 }
 
 static int64_t calls;
@@ -38,7 +69,11 @@ int64_t shim_calls(void) { return calls; }
 void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc) {
   calls++;
-  if (order == ROW_MAJOR && trans_a == NO_TRANS && m <= FEW_ROWS) {
+  if (few_rows && order == ROW_MAJOR && trans_a == NO_TRANS && trans_b == TRANS && m <= MOST_ROWS) {
+    few_rows(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    return;
+  }
+  if (order == ROW_MAJOR && trans_a == NO_TRANS && m <= FEW_ROWS && k > 0) { /* without terms gemv does nothing */
     for (int row = 0; row < m; row++) {
       const float *x = a + (size64)row * lda;
       float *y = c + (size64)row * ldc;
