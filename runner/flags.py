@@ -5,10 +5,12 @@ import msgspec
 from runner.cache import CACHE_KINDS
 from runner.engine.schedule import LEAST_TOKENS
 from runner.settings import (
+    CACHE_PERCENT,
     CPU_CHUNK_TOKENS,
     DEFAULT_CONTEXT_TOKENS,
     DEFAULT_MAX_GAP_MS,
     DEFAULT_PARALLEL,
+    DTYPES,
     GPU_CHUNK_TOKENS,
 )
 
@@ -87,6 +89,12 @@ FLAGS = (
         choices=("trace", "debug", "info", "warn", "error"),
         help="default: info, or what $OLLAMA_DEBUG asks for",
     ),
+    Flag(
+        group=PROCESS,
+        name="trace",
+        metavar="FILE",
+        help="write what every slice of computation spends its time on, for https://ui.perfetto.dev or chrome://tracing",
+    ),
     _switch(PROCESS, "verbose", "accepted because hosts send it; changes nothing"),
     Flag(
         group=CACHE,
@@ -102,7 +110,7 @@ FLAGS = (
         group=CACHE,
         name="cache-memory",
         metavar="BYTES|N%",
-        default="8GiB,25%",
+        default=f"8GiB,{CACHE_PERCENT}%",
         help="the most that the trie holds, conversations in use included: `512MiB`, `8G` (K, M, G, T count in 1024) or"
         " a share of the memory that the device lends; of both, the smaller counts; a request waits for room beside"
         " those that run, whose answers may outgrow it; 0 keeps nothing between requests, which run one by one",
@@ -142,6 +150,17 @@ FLAGS = (
     ),
     Flag(
         group=COMPUTE,
+        name="dtype",
+        metavar="|".join(DTYPES),
+        default="auto",
+        choices=DTYPES,
+        help="the type of floating-point weights, and with them of keys and values: `keep` leaves them as the model has"
+        " them; the others convert them while they are loaded, float32 at twice the memory of 16 bits, for the prefix"
+        " cache too; `auto` is `keep` on GPUs, and `float32` on CPUs, which are many times slower with 16-bit numbers,"
+        " where memory allows; packed weights stay packed, their scales and all norms are converted",
+    ),
+    Flag(
+        group=COMPUTE,
         name="blas",
         metavar="auto|off|PATH",
         default="auto",
@@ -154,9 +173,18 @@ FLAGS = (
         default="1",
         help="threads of that BLAS; more help only large models on idle machines",
     ),
+    Flag(
+        group=COMPUTE,
+        name="one-core",
+        metavar="auto|off",
+        default="auto",
+        choices=("auto", "off"),
+        help="`auto` keeps the engine's two threads on one core on Linux CPUs, as long as nobody else wants it: waking"
+        " another core costs more than a small model's kernels; `off` leaves them to the system",
+    ),
 )
 
-_CHECKED = ("models-dir", "context", "verify", "log-level")
+_CHECKED = ("models-dir", "context", "verify", "log-level", "dtype", "blas", "blas-threads")
 
 CHECK_FLAGS = (
     *(flag for flag in FLAGS if flag.name in _CHECKED),

@@ -11,6 +11,10 @@ DEFAULT_CONTEXT_TOKENS = 32768
 DEFAULT_MAX_GAP_MS = 100
 GPU_CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 128
 """Of a prompt, per forward: on a CPU larger chunks are no faster, and much larger ones slower."""
+DTYPES = ("auto", "keep", "float32", "bfloat16", "float16")
+"""What may become of floating-point weights."""
+CACHE_PERCENT = 25
+"""The share of memory that the prefix cache may take where nobody says how much, and that weights leave to it."""
 DEFAULT_PARALLEL = 4
 """How many requests run at once where nobody says how many."""
 
@@ -24,6 +28,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int | None = None
     """The most that a context may hold; None: as much as the model says."""
     verify: bool = False
+    dtype: str = "auto"
+    """One of DTYPES."""
     cache: str
     cache_memory: Bound = Bound()
     """Of everything the prefix cache holds, live and paged out; of the memory that the device lends."""
@@ -37,6 +43,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Of a prompt, per forward, while no answer is written; None: what suits the device."""
     blas: str
     blas_threads: int
+    one_core: bool = True
+    """Whether the engine, on a Linux CPU, keeps to one core as long as it has that for itself."""
+    trace: Path | None = None
+    """Where to write what the engine spends its time on."""
     log_level: int
     watch_parent: bool
     remarks: tuple[str, ...] = ()
@@ -57,5 +67,8 @@ class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
     models_dir: Path
     context_tokens: int | None = None
     verify: bool = False
+    dtype: str = "auto"
+    blas: str = "auto"
+    blas_threads: int = 1
     json: bool = False
     log_level: int

@@ -78,6 +78,9 @@ def test_every_flag_has_its_variable() -> None:
         "parallel": "5",
         "max-gap-ms": "7",
         "prefill-chunk": "8",
+        "dtype": "float16",
+        "one-core": "off",
+        "trace": "/t.json",
         "blas": "off",
         "blas-threads": "2",
     }
@@ -85,12 +88,14 @@ def test_every_flag_has_its_variable() -> None:
     by_variable = parse([], {flag.variable: examples[flag.name] for flag in FLAGS})
     by_flag = parse([word for name, value in examples.items() for word in (f"--{name}", value)], {})
     assert by_variable == by_flag
-    assert (by_flag.context_tokens, by_flag.verify) == (4096, True)
+    assert (by_flag.context_tokens, by_flag.verify, by_flag.dtype) == (4096, True, "float16")
+    assert (by_flag.one_core, by_flag.trace) == (False, Path("/t.json"))
     assert (by_flag.parallel, by_flag.max_gap_s, by_flag.prefill_chunk_tokens) == (5, 0.007, 8)
 
 
 def test_every_flag_of_check_has_its_variable() -> None:
     examples = {"models-dir": "/m", "context": "4096", "verify": "on", "log-level": "debug", "json": "on"}
+    examples |= {"dtype": "keep", "blas": "off", "blas-threads": "2"}
     assert set(examples) == {flag.name for flag in CHECK_FLAGS}
     variables = {flag.variable: examples[flag.name] for flag in CHECK_FLAGS}
     by_variable = parse_check([], {**variables, "MLX_RUNNER_MODEL": "m"})
@@ -98,6 +103,7 @@ def test_every_flag_of_check_has_its_variable() -> None:
     assert by_variable == by_flag
     assert (by_flag.model, by_flag.models_dir, by_flag.context_tokens) == ("m", Path("/m"), 4096)
     assert (by_flag.verify, by_flag.json, by_flag.log_level) == (True, True, logging.DEBUG)
+    assert (by_flag.dtype, by_flag.blas, by_flag.blas_threads) == ("keep", "off", 2)
 
 
 def test_check_takes_its_model_before_or_after_its_flags() -> None:

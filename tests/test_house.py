@@ -12,11 +12,11 @@ LAYERS = (
     ("__main__",),
     ("start",),
     ("cli",),
-    ("flags", "process", "blas"),
+    ("flags", "process"),
     ("server", "check"),
     ("engine",),
     ("cache", "model", "tokenizer", "sampling"),
-    ("logs", "settings", "mlxlm"),
+    ("logs", "settings", "mlxlm", "blas"),
     ("errors", "sizes", "__version__"),
 )
 """From top to bottom: a part imports only from the rows below its own, and within itself."""

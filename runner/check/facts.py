@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from runner import blas
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.arrays import ArraysState
 from runner.cache.layers.chunk import ChunkState
@@ -13,6 +14,7 @@ from runner.cache.layers.kv import KVState
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.window import WindowState
 from runner.model import OpenedModel
+from runner.model.dtype import device, plan
 from runner.model.inspect import Amount, Examined, contents, examine, files, noting, skipped
 from runner.model.load import LoadedModel
 from runner.settings import CheckSettings, context_limit
@@ -33,6 +35,24 @@ class Context(msgspec.Struct, frozen=True):
 
     tokens: int
     source: Literal["model", "--context", "default"]
+
+
+class NumberFormat(msgspec.Struct, frozen=True):
+    """The type in which the model computes, and why."""
+
+    dtype: str
+    why: str
+
+
+class BlasFacts(msgspec.Struct, frozen=True):
+    """The BLAS that serving would load; `advice` is what to do for a faster one.
+
+    Where it does not matter, products are computed by a GPU or by the system's own fast library.
+    """
+
+    name: str
+    matters: bool
+    advice: str | None
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -78,6 +98,9 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """Those that `read_bytes` are read from."""
     skipped: list[Amount] | None
     """What the files hold beside the text model."""
+    device: Literal["cpu", "gpu"]
+    computes: NumberFormat | None
+    blas: BlasFacts
     context: Context | None
     tokenizer: TokenizerFacts | None
     warnings: list[str]
@@ -93,7 +116,9 @@ def inspect(settings: CheckSettings) -> Inspection:
         with noting(found.problems):
             tokenizer = open_tokenizer(found.file, merge_eos=not checkpoint.from_store)
     context = _context(opened, settings.context_tokens) if opened else None
-    amounts, parameters = contents(module) if module else (None, None)
+    types = plan(settings.dtype, module) if module else None
+    amounts, parameters = contents(module, types) if module and types else (None, None)
+    fast_blas = blas.look(settings.blas, settings.blas_threads)
     layers = LoadedModel(module).make_layers() if module else None
     skips = skipped(checkpoint, opened) if checkpoint and opened else None
     problems = list(dict.fromkeys(plain(str(problem)) for problem in found.problems))
@@ -111,10 +136,14 @@ def inspect(settings: CheckSettings) -> Inspection:
         read_bytes=opened.total_bytes if opened else None,
         files=len(files(opened.tensors.values())) if opened else None,
         skipped=skips,
+        device=device(),
+        computes=NumberFormat(types.computes, types.why) if types else None,
+        blas=BlasFacts(plain(fast_blas.name), fast_blas.matters, fast_blas.advice or None),
         context=context,
         tokenizer=_tokenizer_facts(tokenizer, opened) if tokenizer else None,
         warnings=[
             *_tensor_warnings(found),
+            *((types.lacking,) if types and types.lacking else ()),
             *_context_warnings(context, settings.context_tokens),
             *(_tokenizer_warnings(tokenizer, found) if tokenizer else ()),
         ],

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from runner.check.facts import (
+    BlasFacts,
     Context,
     Inspection,
     LayerKind,
@@ -52,6 +53,10 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "reads", f"{shown(found.read_bytes)} from {_counted(found.files, 'file')}"
     if found.skipped:
         yield "skips", _amounts(found.skipped)
+    if found.computes is not None:
+        where = {"cpu": "the CPU", "gpu": "the GPU"}[found.device]
+        yield "computes", f"in {found.computes.dtype} on {where} ({found.computes.why})"
+        yield "BLAS", _blas(found.blas)
     if found.context:
         yield "context", _context(found.context)
     if found.tokenizer:
@@ -64,6 +69,12 @@ def _tokenizer(facts: TokenizerFacts) -> Iterator[tuple[str, str]]:
     yield "tokenizer", f"{facts.kind} of {facts.file}: {facts.vocabulary} tokens{rows}, {added}"
     yield "BOS", _token(facts.bos) + (", put in front of prompts" if facts.add_bos else "") if facts.bos else "none"
     yield "EOS", ", ".join(map(_token, facts.eos)) or "none"
+
+
+def _blas(blas: BlasFacts) -> str:
+    if not blas.matters:
+        return f"{blas.name}: it does not matter here"
+    return f"{blas.name}; for a much faster one, {blas.advice}" if blas.advice else blas.name
 
 
 def _context(context: Context) -> str:

@@ -20,6 +20,7 @@ from runner.errors import FaultsError, ModelError
 from runner.model.checkpoint import Checkpoint, Tensor
 from runner.model.config import read_config
 from runner.model.digests import verify
+from runner.model.dtype import Plan
 from runner.model.families import UNNEEDED, Config, Family, architecture_of, family_of
 from runner.model.module import rehearse
 from runner.model.opened import OpenedModel, find_checkpoint, open_checkpoint
@@ -126,8 +127,11 @@ def files(tensors: Iterable[Tensor]) -> set[Path]:
     return {part.file for tensor in tensors for part in tensor.parts}
 
 
-def contents(module: Module) -> tuple[list[Amount], int]:
-    """What the module holds by type or packing, and how many parameters that is; a packed one counts as its values."""
+def contents(module: Module, types: Plan) -> tuple[list[Amount], int]:
+    """What the module holds by type or packing once `types` are made of it, and how many parameters that is.
+
+    A packed one counts as its values.
+    """
     packed = {path: layer for path, layer in module.named_modules() if _is_packed(layer)}
     found: list[tuple[str, int, int]] = []
     parameters = 0
@@ -135,7 +139,8 @@ def contents(module: Module) -> tuple[list[Amount], int]:
         path, _, last = name.rpartition(".")
         layer = packed.get(path) if last in ("weight", *_COMPANIONS) else None
         counts = layer is None or last == "weight"
-        found.append((_dtype(array) if layer is None else _packing(layer), counts, array.nbytes))
+        dtype = types.of(name, array.dtype)
+        found.append((_dtype(dtype) if layer is None else _packing(layer), counts, array.size * dtype.size))
         if counts:
             parameters += array.size if layer is None else array.size * WORD_BITS // layer.bits
     return _amounts(found), parameters
@@ -150,9 +155,9 @@ def _packing(layer: Module) -> str:
     return f"int{layer.bits} g{layer.group_size}" if layer.mode == "affine" else str(layer.mode)
 
 
-def _dtype(array: mx.array) -> str:
+def _dtype(dtype: mx.Dtype) -> str:
     """`bf16`, `f32`, `u8`: as short as files spell it."""
-    return re.sub("float|uint|int", lambda match: match[0][0], str(array.dtype).removeprefix("mlx.core."))
+    return re.sub("float|uint|int", lambda match: match[0][0], str(dtype).removeprefix("mlx.core."))
 
 
 def _amounts(items: Iterable[tuple[str, int, int]]) -> list[Amount]:

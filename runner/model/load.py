@@ -3,7 +3,7 @@
 Owner: the engine thread. Every array is made, read and evaluated on the thread that calls `load`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -19,6 +19,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from runner.errors import ModelError
 from runner.logs import Log
+from runner.model.dtype import Plan, plan
 from runner.model.families import SOLITARY
 from runner.model.header import Entry, read_header
 from runner.model.module import arrays_of, assemble, rehearse
@@ -59,40 +60,55 @@ class LoadedModel(NamedTuple):
         return scores.at[..., mx.array(self.suppressed)].minimum(-mx.inf) if self.suppressed else scores
 
 
-def load(opened: OpenedModel) -> LoadedModel:
+def load(opened: OpenedModel, dtype: str = "keep") -> LoadedModel:
     """Reads the weights and builds the module. Raises ModelError that names the file or tensor at fault.
 
-    Shapes, names and types are checked against the module before the first byte is read.
+    Shapes, names and types are checked against the module before the first byte is read. `dtype` is one of
+    `settings.DTYPES`; what it means for this model is told in the log.
     """
-    _, recipe = rehearse(opened)
-    module = _filled(opened, recipe)
+    rehearsed, recipe = rehearse(opened)
+    types = plan(dtype, rehearsed)
+    types.tell()
+    del rehearsed
+    module = _filled(opened, recipe, types)
     # What sanitize made of the arrays is lazy still. Nothing else holds what was read, so each group that is evaluated
     # lets go of what it was made from.
-    group: list[mx.array] = []
+    waiting = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))[::-1]
+    group: list[tuple[str, mx.array]] = []
     group_bytes = 0
-    for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())):
-        group.append(array)
+    while waiting:
+        name, array = waiting.pop()
+        array = array.astype(types.of(name, array.dtype))
+        group.append((name, array))
         group_bytes += array.nbytes
-        if group_bytes >= _MADE_BYTES:
-            mx.eval(group)
+        if group_bytes >= _MADE_BYTES or not waiting:
+            del array
+            if types.dtype is not None:
+                module.load_weights(group, strict=False)
+            mx.eval([array for _, array in group])
             group, group_bytes = [], 0
     mx.eval(module.state)
     return LoadedModel(module, tuple(opened.suppressed_tokens))
 
 
-def _filled(opened: OpenedModel, recipe: Recipe) -> Module:
+def _filled(opened: OpenedModel, recipe: Recipe, types: Plan) -> Module:
     """The module with every byte read, but not everything evaluated that is made of them."""
     progress = Progress(log, "loading", opened.total_bytes)
     stacks, recipe = find_stacks(opened, recipe)
     arrays: dict[str, Arrays] = {}
     with closing(StackReader()) as reader:
         for name, experts in stacks.items():
-            arrays[name] = reader.read(experts)
+            arrays[name] = stack = reader.read(experts)
+            if early := types.early(name, experts[0]):
+                arrays[name] = stack._replace(weight=stack.weight.astype(early))
+                del stack
+                mx.eval(arrays[name].weight)
             progress.add(sum(tensor.nbytes for tensor in experts))
     rest = opened._replace(tensors=others(opened.tensors, stacks))
+    early_types = {part.weight: early for name, part in rest.tensors.items() if (early := types.early(name, part))}
     loaded: dict[Entry, mx.array] = {}
     for group in _groups(part for tensor in rest.tensors.values() for part in tensor.parts):
-        loaded |= _read_group(group)
+        loaded |= _read_group(group, early_types)
         progress.add(sum(entry.nbytes for entry in group))
     arrays |= arrays_of(rest, loaded.__getitem__)
     return assemble(opened, arrays, recipe)
@@ -114,15 +130,16 @@ def _groups(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         yield group
 
 
-def _read_group(group: list[Entry]) -> dict[Entry, mx.array]:
-    """Reads some arrays; when it returns, none of their files is open on its account."""
+def _read_group(group: list[Entry], types: Mapping[Entry, mx.Dtype]) -> dict[Entry, mx.array]:
+    """Reads some arrays, as one of `types` where there is one; when it returns, it has none of their files open."""
     try:
         files = {path: mx.load(str(path), format="safetensors") for path in {entry.file for entry in group}}
-        arrays = {entry: cast("dict[str, mx.array]", files[entry.file])[entry.key] for entry in group}
+        arrays = {entry: cast("dict[str, mx.array]", files[entry.file]).pop(entry.key) for entry in group}
+        arrays |= {entry: arrays[entry].astype(types[entry]) for entry in group if entry in types}
         mx.eval(list(arrays.values()))
     except (RuntimeError, KeyError, OSError) as error:
         if len(group) > 1:  # once more, one by one, to tell which one it is
-            return {entry: array for single in group for entry, array in _read_group([single]).items()}
+            return {entry: array for single in group for entry, array in _read_group([single], types).items()}
         path = group[0].file
         read_header(path)  # says what became of the file, if it was cut or taken away since it was opened
         raise ModelError(f"read {path}: {error}") from error

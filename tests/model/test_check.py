@@ -10,7 +10,8 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from runner.check.facts import Context, Inspection, LayerKind, Token, inspect
+from runner import blas
+from runner.check.facts import BlasFacts, Context, Inspection, LayerKind, Token, inspect
 from runner.model.inspect import Amount
 from runner.model.load import load
 from runner.settings import CheckSettings
@@ -320,3 +321,9 @@ def test_names_out_of_files_cannot_command_a_terminal(store: Store) -> None:
     (problem,) = check_store(store).problems
     assert problem.isprintable()
     assert "model.\\x1b[31m\\u202e\\ud800 x.weight" in problem
+
+
+def test_the_blas_is_the_one_that_serving_would_load(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blas, "look", lambda choice, threads: blas.Blas(f"{choice}\n{threads}", "install it"))
+    settings = CheckSettings(model="tiny", models_dir=store.models_dir, blas="here", blas_threads=3, log_level=0)
+    assert inspect(settings).blas == BlasFacts("here 3", True, "install it")

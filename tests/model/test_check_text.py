@@ -5,7 +5,7 @@ import re
 import msgspec
 import pytest
 
-from runner.check.facts import Inspection, inspect
+from runner.check.facts import BlasFacts, Inspection, NumberFormat, inspect
 from runner.check.text import as_text
 from runner.model.inspect import Amount
 from runner.settings import CheckSettings
@@ -14,7 +14,7 @@ from tests.models.store import Store
 
 KEYS = (
     *("model", "loads", "source", "path", "architecture", "module", "layers", "parameters", "caches", "weights"),
-    *("read_bytes", "files", "skipped", "context", "tokenizer", "warnings", "problems"),
+    *("read_bytes", "files", "skipped", "device", "computes", "blas", "context", "tokenizer", "warnings", "problems"),
 )
 
 
@@ -34,7 +34,7 @@ def value(text: str, label: str) -> str:
 def test_a_sound_model_is_a_table_with_its_verdict_last(store: Store) -> None:
     text = as_text(check(store))
     assert labels(text) == [
-        *("model", "store", "architecture", "layers", "parameters", "weights", "reads", "context"),
+        *("model", "store", "architecture", "layers", "parameters", "weights", "reads", "computes", "BLAS", "context"),
         *("tokenizer", "BOS", "EOS", "verdict"),
     ]
     assert value(text, "architecture") == "LlamaForCausalLM, run by mlx_lm.models.llama"
@@ -116,5 +116,25 @@ def test_the_keys_of_the_object_are_always_the_same(store: Store) -> None:
     assert tuple(broken) == KEYS
     assert [key for key in KEYS if broken[key] is None] == [
         *("architecture", "module", "layers", "parameters", "caches", "weights", "read_bytes", "files", "skipped"),
-        "context",
+        *("computes", "context"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("blas", "shown"),
+    [
+        (BlasFacts("it (1 thread)", True, None), "it (1 thread)"),
+        (BlasFacts("MLX's own", True, "install another"), "MLX's own; for a much faster one, install another"),
+        (BlasFacts("MLX's own", False, None), "MLX's own: it does not matter here"),
+    ],
+)
+def test_the_blas_is_told_with_what_to_do_for_a_faster_one(blas: BlasFacts, shown: str, store: Store) -> None:
+    assert value(as_text(msgspec.structs.replace(check(store), blas=blas)), "BLAS") == shown
+
+
+def test_the_device_and_the_type_of_numbers_are_told(store: Store) -> None:
+    found = check(store)
+    on_gpu = msgspec.structs.replace(found, device="gpu", computes=NumberFormat("bfloat16", "so it is"))
+    assert value(as_text(on_gpu), "computes") == "in bfloat16 on the GPU (so it is)"
+    if found.device == "cpu":
+        assert value(as_text(found), "computes") == "in float32 on the CPU (the model's own type)"
