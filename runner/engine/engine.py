@@ -3,7 +3,7 @@
 import asyncio
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from runner.cache import PrefixCache, make_cache
+from runner.engine.core import OneCore, keep_together
 from runner.engine.events import Outbox
 from runner.engine.request import Limits, Request
 from runner.engine.schedule import Schedule
+from runner.engine.trace import TRACE
 from runner.errors import RunnerError, no_mlx
 from runner.logs import Log, fatal, told
 from runner.model import OpenedModel
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from runner.engine.running import Running
 
 log = Log(__name__)
+_WARM_BYTES = 256 << 20  # on a CPU: a larger model's own forwards take so long that the first one's extra is nothing
+_PUBLISH_S = 0.02  # a decode step may take a millisecond or two, of which asking MLX for its memory would be a percent
 
 
 class Numbers(msgspec.Struct, frozen=True):
@@ -51,6 +55,9 @@ class Engine:
         self._opening = tokenizer
         self.limits = Limits(model.context_length, model.vocab_size)
         self._mailbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._core: OneCore | None = None
+        self._publish_at = 0.0
+        self._warm_up: Callable[[], None] = lambda: None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
         """Begin to load. The event is set when requests can be computed; a fault until then ends the process."""
@@ -68,6 +75,7 @@ class Engine:
         try:
             self._load()
             loop.call_soon_threadsafe(self._ready.set)
+            self._warm_up()  # hosts ask for the status, and then take a moment to ask for more
             while True:
                 self._step()
         except RunnerError as error:
@@ -79,12 +87,21 @@ class Engine:
     def _step(self) -> None:
         """One slice, and what the others want to know of it."""
         self._receive()
+        TRACE.begin()
+        if self._core is not None:
+            self._core.work()
         self._running.advance()
-        self._publish()
+        if self._running.idle or perf_counter() >= self._publish_at:
+            self._publish()
+            TRACE.lap("publish")
         self._outbox.send()
+        TRACE.lap("hand over")
+        TRACE.end()
 
     def _load(self) -> None:
         started = perf_counter()
+        if self._settings.trace is not None:
+            TRACE.start(self._settings.trace)
         try:
             import mlx.core as mx
         except ImportError as error:
@@ -93,15 +110,18 @@ class Engine:
         from runner.cache.layers.trial import find_fault
         from runner.engine.means import Means
         from runner.engine.running import Running
+        from runner.engine.warm import warm_up
         from runner.model.load import load
 
         self._mx = mx
         on_cpu = mx.default_device() == mx.Device(mx.cpu)
         if on_cpu:
+            if self._settings.one_core:
+                self._core = keep_together(lambda: mx.eval(mx.zeros(1)))
             mx.disable_compile()  # every fused kernel would cost a run of g++, and gains nothing on CPUs
         elif limit := mx.device_info().get("max_recommended_working_set_size"):
             mx.set_wired_limit(int(limit))  # Metal would page a large model's weights out between two requests
-        loaded = load(self._model)
+        loaded = load(self._model, self._settings.dtype)
         self.tokenizer = self._opening.result()
         make_layers, salt = loaded.make_layers, ""
         if self._settings.kv_bits is not None:
@@ -118,6 +138,9 @@ class Engine:
             special = self.tokenizer.special
             return make_cache(self._settings.cache, make_layers, budget_bytes=cache_bytes, turn_tokens=special)
 
+        if not on_cpu or self._model.total_bytes <= _WARM_BYTES:
+            limits = self.limits
+            self._warm_up = lambda: warm_up(make_layers, loaded.logits, limits.vocab_size, limits.context_length)
         means = Means(
             loaded.logits,
             self.tokenizer,
@@ -145,11 +168,15 @@ class Engine:
     def _receive(self) -> None:
         """Take what arrived; waits only when there is nothing to do."""
         if self._running.idle:
+            TRACE.flush()
+            if self._core is not None:
+                self._core.rest()
             self._running.add(self._mailbox.get())
         while not self._mailbox.empty():
             self._running.add(self._mailbox.get())
 
     def _publish(self) -> None:
+        self._publish_at = perf_counter() + _PUBLISH_S
         self.numbers = Numbers(memory_bytes=self._mx.get_active_memory() + self._mx.get_cache_memory())
 
 

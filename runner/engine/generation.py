@@ -10,6 +10,7 @@ from runner.cache.session import LiveSession
 from runner.engine.events import Event, Failed, Finished, Text
 from runner.engine.request import Request
 from runner.engine.text import Piece, TextStream
+from runner.engine.trace import TRACE
 from runner.logs import Log, told
 from runner.sampling.sample import Choice
 from runner.sampling.sampler import Sampler
@@ -62,7 +63,9 @@ class Generation:
         at = session.position
         with session.forward(count):
             forward(mx.array([session.recorded[at : at + count]]), session.layers)
+        TRACE.lap("forward")
         mx.eval(session.state())
+        TRACE.lap("wait")
         mx.clear_cache()  # a chunk's intermediates have other sizes than those of the next forwards
         return count
 

@@ -9,6 +9,7 @@ import mlx.core as mx
 from runner.cache.rows import Rows
 from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation
+from runner.engine.trace import TRACE
 from runner.sampling.sample import Choice, Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
 
@@ -23,8 +24,9 @@ Results: TypeAlias = list[tuple[Generation, list[Event]]]
 class Group:
     """One generation, which decodes on its own layers, or several on copies of theirs.
 
-    The forward of the next token is always on its way before the present one is read. When a step of several raises,
-    nobody has taken anything of it: each can be set back to what its own layers have seen, and go on alone.
+    From the second step on the forward of the next token is on its way before the present one is read. When a step of
+    several raises, nobody has taken anything of it: each can be set back to what its own layers have seen, and go on
+    alone.
     """
 
     def __init__(self, generation: Generation, forward: Forward) -> None:
@@ -50,9 +52,11 @@ class Group:
             mx.array([generation.start_decode() for generation in self.generations])
         )
         self._ahead = None
-        if any(generation.wants_more for generation in self.generations):
+        # Not before the first token is read: it would come a forward later where a CPU computes while it is told to.
+        if self.steps and any(generation.wants_more for generation in self.generations):
             self._ahead = self._dispatch(current.token)
         choices = current.read()
+        TRACE.lap("wait")
         self._own.clear()
         self.steps += 1
         if self.steps % _CLEAR_STEPS == 0:
@@ -142,13 +146,16 @@ class Group:
         """Start the forward over one token of each [B] and the sampling of the next ones."""
         with self._rows.forward():
             logits = self._forward(tokens[:, None], self._rows.layers)
+        TRACE.lap("forward")
         if self._sampler is None:
             if self.steps:
                 mx.clear_cache()  # others have come or gone, and with them buffers of other sizes
             samplers = [generation.sampler(logits.shape[-1]) for generation in self.generations]
             self._sampler = samplers[0] if len(samplers) == 1 else SamplerBatch(samplers)
         sample = self._sampler(logits[:, -1, :])
+        TRACE.lap("sample")
         mx.async_eval([*sample.arrays(), *self._rows.arrays()])
+        TRACE.lap("dispatch")
         return sample
 
     def _release(self) -> None:

@@ -14,6 +14,7 @@ from runner.engine.matching import Matching
 from runner.engine.means import Means
 from runner.engine.request import Request
 from runner.engine.schedule import Begin, Decode, Prefill, Schedule, Slice, View
+from runner.engine.trace import TRACE
 from runner.engine.waiting import Waiting
 from runner.logs import Log, told
 from runner.sizes import shown
@@ -69,6 +70,7 @@ class Running:
             decoding=[group.id for group in self._groups],
         )
         chosen = self._schedule.next(view)
+        TRACE.lap("schedule")
         if chosen is not None:
             done = self._run(chosen, view, startable)
             self._schedule.took(done, view, perf_counter() - started)
@@ -82,9 +84,12 @@ class Running:
         """Returns what it really did."""
         match chosen:
             case Begin() if startable is not None:
+                TRACE.name("begin", request=startable.number, tokens=len(startable.prompt))
                 self._begin(startable)
+                TRACE.lap("resume")
             case Prefill(index, tokens):
                 self._waiting.changed = True
+                TRACE.name("prefill", request=self._prefilling[index].request.number, tokens=tokens)
                 return chosen._replace(tokens=self._prefill(self._prefilling[index], tokens))
             case Decode(index):
                 return Decode(view.decoding.index(self._decode(self._groups[index])))
@@ -150,6 +155,7 @@ class Running:
     def _decode(self, group: Group) -> int:
         """A step of this group or, where it joins another one, of that. Returns the id of the group that stepped."""
         group = self._join(group) or group
+        TRACE.name("decode", rows=len(group.generations))
         try:
             choices = group.step()
         except Exception as error:
@@ -160,7 +166,9 @@ class Running:
                 (generation,) = group.generations
                 self._deliver([(generation, generation.fail(error))])
         else:
-            self._leave(group, self._tell(group.take(choices)))
+            done = self._tell(group.take(choices))
+            TRACE.lap("text")
+            self._leave(group, done)
         self._waiting.changed |= group.steps <= 1  # the very first forward shows what a request takes
         return group.id
 
@@ -243,6 +251,7 @@ class Running:
             log.exception("a session could not be closed")
             self._spoiled = True
         generation.report()
+        TRACE.lap("keep")
 
     def _reserve(self) -> None:
         self._waiting.changed = True
@@ -257,5 +266,6 @@ class Running:
             log.exception("a part of the cache cannot be freed")
         self.cache = self._means.make_cache()
         self._spoiled = False
+        gc.unfreeze()  # the first cache was made before the process froze what it had
         gc.collect()  # the pieces of the old one hold each other, and gigabytes
         mx.clear_cache()

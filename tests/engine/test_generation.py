@@ -141,8 +141,9 @@ async def test_the_next_forward_is_dispatched_before_a_token_is_read(request_of:
     forward = Watched(kind.model)
     running = generation(kind, request_of(max_tokens=5), forward=forward)
     seen = [len(forward.lengths) for events in running.slices() if any(isinstance(e, Text) for e in events)]
-    # prefill and the first decode step are two forwards; each token is told after one more, the last after none.
-    assert seen == [3, 4, 5, 6, 6]
+    # Prefill and the first decode step are two forwards, and the first token is told at once; then each is told when
+    # the forward after it has been dispatched, and the last after none.
+    assert seen == [2, 4, 5, 6, 6]
 
 
 async def test_every_step_is_started_before_it_is_read_and_every_chunk_is_computed(
@@ -155,7 +156,7 @@ async def test_every_step_is_started_before_it_is_read_and_every_chunk_is_comput
     monkeypatch.setattr(mx, "async_eval", started)
     monkeypatch.setattr(mx, "eval", computed)
     running = generation(kind, request_of(max_tokens=5), cache, chunk=20)
-    assert [len(started.sizes) for _ in running.slices()] == [0, 0, 0, 2, 3, 4, 5, 5]
+    assert [len(started.sizes) for _ in running.slices()] == [0, 0, 0, 1, 3, 4, 5, 5]
     assert computed.sizes == [
         4,
         4,

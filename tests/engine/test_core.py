@@ -1,0 +1,174 @@
+"""One core for the engine: when its threads are bound and freed, and that the kernel really does it."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runner.engine import core
+from runner.engine.core import OneCore, keep_together
+
+
+class Desk:
+    """A clock and threads, both moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.ran = 0.0
+        self.moves: list[str] = []
+
+    def bind(self) -> None:
+        self.moves.append("bind")
+
+    def free(self) -> None:
+        self.moves.append("free")
+
+    def cpu_s(self) -> float:
+        return self.ran
+
+    def work(self, one: OneCore, seconds: float, share: float = 1.0) -> None:
+        """In slices of 10 ms, of which the threads run a share."""
+        for _ in range(round(seconds / 0.01)):
+            one.work()
+            self.now += 0.01
+            self.ran += 0.01 * share
+        one.work()
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    desk = Desk()
+    monkeypatch.setattr(core, "perf_counter", lambda: desk.now)
+    return desk
+
+
+def test_threads_are_bound_when_work_begins_and_freed_when_it_ends(desk: Desk) -> None:
+    one = OneCore(desk)
+    assert not desk.moves
+    desk.work(one, 3.0)
+    assert desk.moves == ["bind"]
+    one.rest()
+    one.rest()
+    assert desk.moves == ["bind", "free"]
+    desk.work(one, 0.01)
+    assert desk.moves == ["bind", "free", "bind"]
+
+
+def test_a_core_that_others_want_too_is_left_for_a_while(desk: Desk) -> None:
+    one = OneCore(desk)
+    desk.work(one, 0.3, share=0.5)
+    assert desk.moves == ["bind", "free"]
+    desk.work(one, 1.5)
+    assert desk.moves == ["bind", "free"]
+    desk.work(one, 1.0)
+    assert desk.moves == ["bind", "free", "bind"]
+    desk.work(one, 5.0)
+    assert desk.moves == ["bind", "free", "bind"]
+
+
+def test_little_waiting_is_no_reason_to_leave(desk: Desk) -> None:
+    one = OneCore(desk)
+    desk.work(one, 5.0, share=0.85)
+    assert desk.moves == ["bind"]
+
+
+def test_time_at_rest_is_not_held_against_the_core(desk: Desk) -> None:
+    one = OneCore(desk)
+    desk.work(one, 0.1)
+    one.rest()
+    desk.now += 60.0
+    desk.work(one, 1.0)
+    assert desk.moves == ["bind", "free", "bind"]
+
+
+def test_rest_while_another_wants_the_core_frees_nothing_twice(desk: Desk) -> None:
+    one = OneCore(desk)
+    desk.work(one, 0.5, share=0.1)
+    one.rest()
+    assert desk.moves == ["bind", "free"]
+
+
+def in_a_thread(work: Callable[[], None]) -> None:
+    """Whatever it does to the affinity of its thread ends with it."""
+    faults: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as fault:  # told to the test below
+            faults.append(fault)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    if faults:
+        raise faults[0]
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and a choice of cores"
+)
+def test_the_caller_and_what_it_starts_share_a_core_and_nobody_else_does() -> None:
+    started: list[int] = []
+    done, ready = threading.Event(), threading.Event()
+
+    def mlx() -> None:
+        started.append(threading.get_native_id())
+        ready.set()
+        done.wait(30)
+
+    def start() -> None:
+        threading.Thread(target=mlx).start()
+        ready.wait(30)
+
+    def work() -> None:
+        everywhere = os.sched_getaffinity(0)
+        one = keep_together(start)
+        try:
+            assert one is not None
+            (other,) = started
+            main = threading.main_thread().native_id
+            assert main is not None
+            assert os.sched_getaffinity(0) == os.sched_getaffinity(other) == everywhere
+            one.work()
+            assert len(os.sched_getaffinity(0)) == 1
+            assert os.sched_getaffinity(other) == os.sched_getaffinity(0)
+            assert os.sched_getaffinity(main) == everywhere
+            one.rest()
+            assert os.sched_getaffinity(0) == os.sched_getaffinity(other) == everywhere
+        finally:
+            done.set()
+
+    in_a_thread(work)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and a choice of cores"
+)
+def test_where_there_is_no_choice_everything_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never() -> None:
+        pytest.fail("nothing is started")
+
+    def refused(number: int, cores: set[int]) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    def work() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "platform", "darwin")
+            assert keep_together(never) is None
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "sched_setaffinity", refused)
+            assert keep_together(never) is None
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        assert keep_together(never) is None
+
+    in_a_thread(work)
+
+
+def test_a_thread_that_has_ended_is_on_no_core(tmp_path: Path) -> None:
+    if sys.platform == "linux":
+        assert core._cores(1 << 22) == set()
