@@ -21,7 +21,8 @@ def draw_bars(axes: Axes, groups: Sequence[str], series: Sequence[Bars], *, room
     for index, bars in enumerate(series):
         shown = [(place + places[index], height) for place, height in enumerate(bars.heights) if height is not None]
         colour = COLOURS[index % len(COLOURS)]
-        axes.bar(*zip(*shown, strict=True), 0.84 / len(series), color=colour, label=bars.name)
+        middles, heights = [place for place, _ in shown], [height for _, height in shown]
+        axes.bar(middles, heights, width=0.84 / len(series), color=colour, label=bars.name)
         for place, height in shown:
             up, alignment, ink = (-3, "top", "white") if height >= room else (2, "bottom", "black")
             axes.annotate(

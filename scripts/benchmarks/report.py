@@ -1,7 +1,9 @@
-"""What benchmarks have in common when they tell what they found: tables in plain text, and targets that are met or not."""
+"""What benchmarks have in common when they tell what they found: tables, and targets that are met or not."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+_FIGURES = "0123456789-"  # what those begin with; they stand on the right
 
 
 class Target(NamedTuple):
@@ -32,11 +34,13 @@ class Table(NamedTuple):
 
     def lines(self) -> Iterator[str]:
         """At most 132 characters each, where the cells are reasonable."""
-        widths = [max(len(row[at]) for row in (self.columns, *self.rows)) for at in range(len(self.columns))]
+        columns = list(zip(self.columns, *self.rows, strict=True))
+        widths = [max(map(len, column)) for column in columns]
+        figures = [all(not cell or cell[0] in _FIGURES for cell in column[1:]) for column in columns]
         yield self.title
         for row in (self.columns, *self.rows):
-            cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
-            yield "  ".join((row[0].ljust(widths[0]), *cells)).rstrip()
+            cells = zip(row, widths, figures, strict=True)
+            yield "  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in cells).rstrip()
 
 
 def targets_table(targets: Sequence[Target]) -> Table:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import aiohttp
 
+from runner.settings import DEFAULT_MAX_GAP_MS
 from tests.conformance.own import RUNNER
 from tests.host import F_SECOND, A, Client, Process, Request, StatusError, free_port, spawn
 
@@ -18,12 +19,15 @@ _START_S = 120
 _DATA, _DONE = b"data: ", b"[DONE]"
 
 
-Lines = AsyncIterator[None]
-"""The lines of an answer that hold content, one after another."""
+Lines = AsyncIterator[str]
+"""The content of the lines of an answer that hold some, one after another."""
 
 
 class Endpoint(Protocol):
     """A server that is asked over HTTP. Belongs to one event loop."""
+
+    cached: int | None
+    """How many tokens of the last prompt that was answered to the end came from the cache, where it tells."""
 
     def stream(self, prompt: str, tokens: int) -> AbstractAsyncContextManager[Lines]:
         """The greedy answer of so many tokens. Whoever leaves the block early closes the connection."""
@@ -40,14 +44,24 @@ class Server(NamedTuple):
     environment: Mapping[str, str]
     speaks_openai: bool = False
 
-    def start(self, model: Path, stack: ExitStack) -> Process:
-        """A process that is ready, and ends with the stack. Raises `LoadError`."""
+    def launch(self, model: Path, libraries: Path | None = None) -> Process:
+        """A process that may not be ready. `libraries`: the host's own directory, put in front of all others."""
         if self.speaks_openai:
             port = free_port()
             argv = [*self.command, "--model", str(model), "--port", str(port)]
-            process = Process(argv, port, A, {**os.environ, **self.environment}, ROOT)
-        else:
-            process = spawn(self.command, str(model), generation=F_SECOND, environment=self.environment)
+            return Process(argv, port, A, {**os.environ, **self.environment}, ROOT)
+        return spawn(
+            self.command,
+            str(model),
+            generation=F_SECOND,
+            environment=self.environment,
+            libraries=libraries,
+            cwd=ROOT,
+        )
+
+    def start(self, model: Path, stack: ExitStack) -> Process:
+        """A process that is ready, and ends with the stack. Raises `LoadError`."""
+        process = self.launch(model)
         stack.callback(process.kill)
         process.wait_ready(_START_S)
         return process
@@ -57,7 +71,9 @@ class Server(NamedTuple):
         return _OpenAI(process.port, str(model)) if self.speaks_openai else _Runner(process)
 
 
-def this_runner(name: str, parallel: int, max_gap_ms: int, blas: str, blas_threads: int) -> Server:
+def this_runner(
+    name: str, parallel: int, max_gap_ms: int = DEFAULT_MAX_GAP_MS, *, blas: str, blas_threads: int
+) -> Server:
     """The runner of this tree."""
     settings = {"PARALLEL": parallel, "MAX_GAP_MS": max_gap_ms, "BLAS": blas, "BLAS_THREADS": blas_threads}
     return Server(name, RUNNER, {f"MLX_RUNNER_{key}": str(value) for key, value in settings.items()})
@@ -79,6 +95,7 @@ class _Runner:
 
     def __init__(self, process: Process) -> None:
         self._client = Client.of(process)
+        self.cached: int | None = None
 
     @asynccontextmanager
     async def stream(self, prompt: str, tokens: int) -> AsyncIterator[Lines]:
@@ -87,7 +104,9 @@ class _Runner:
             async def lines() -> Lines:
                 async for answer in answers:
                     if answer.content:
-                        yield
+                        yield answer.content
+                    if answer.done:
+                        self.cached = answer.prompt_eval_cached_count
 
             yield lines()
 
@@ -99,6 +118,7 @@ class _OpenAI:
     """`POST /v1/completions` with server-sent events."""
 
     def __init__(self, port: int, model: str) -> None:
+        self.cached: int | None = None
         self._model = model
         self._session = aiohttp.ClientSession(
             f"http://127.0.0.1:{port}",
@@ -116,8 +136,8 @@ class _OpenAI:
             async def lines() -> Lines:
                 async for line in response.content:
                     event = line.removeprefix(_DATA).strip()
-                    if line.startswith(_DATA) and event != _DONE and json.loads(event)["choices"][0]["text"]:
-                        yield
+                    if line.startswith(_DATA) and event != _DONE and (text := json.loads(event)["choices"][0]["text"]):
+                        yield text
 
             yield lines()
 

@@ -16,24 +16,12 @@ from tokenizers import Tokenizer
 
 from runner.flags import FLAGS
 from scripts.benchmarks import __main__ as bench
+from scripts.benchmarks.asking import FEW_TOKENS, MismeasuredError, ask
 from scripts.benchmarks.bare import decode_bare
 from scripts.benchmarks.llamas import VOCABULARY, Prompts, Size, count_parameters, make_model, write_model
 from scripts.benchmarks.parallel import clients
 from scripts.benchmarks.parallel.benchmark import Options, measure
-from scripts.benchmarks.parallel.clients import (
-    FEW_TOKENS,
-    SUFFIXES,
-    Dropped,
-    Gaps,
-    MismeasuredError,
-    Rate,
-    Shared,
-    ask,
-    decode,
-    drop,
-    gaps,
-    share,
-)
+from scripts.benchmarks.parallel.clients import SUFFIXES, Dropped, Gaps, Rate, Shared, decode, drop, gaps, share
 from scripts.benchmarks.parallel.report import BARE, OURS, ParallelReport, Row, Shape
 from scripts.benchmarks.parallel.turns import Cell, Served, take_turns
 from scripts.benchmarks.servers import Lines, Server, mlx_lm_server, other_runner, this_runner
@@ -139,6 +127,8 @@ def test_a_ratio_is_that_of_each_turn() -> None:
 class Stage:
     """An endpoint without a server: who asked for what, and who was there when."""
 
+    cached: int | None = None
+
     def __init__(self, *prefills_s: float, step_s: float = 0.001, most_lines: int = 1 << 30) -> None:
         self._prefills_s = [*prefills_s]
         self._step_s = step_s
@@ -166,7 +156,7 @@ class Stage:
             self.log.append(f"{number} begins")
             for _ in range(min(tokens, self._most_lines)):
                 await asyncio.sleep(self._step_s)
-                yield
+                yield " a"
 
         try:
             yield lines()
@@ -317,13 +307,13 @@ async def test_the_protocol_of_openai(aiohttp_server: AiohttpServer) -> None:
 
 
 def test_what_the_servers_are_told() -> None:
-    assert this_runner("ours", 8, 50, "off", 2).environment == {
+    assert this_runner("ours", 8, 50, blas="off", blas_threads=2).environment == {
         "MLX_RUNNER_PARALLEL": "8",
         "MLX_RUNNER_MAX_GAP_MS": "50",
         "MLX_RUNNER_BLAS": "off",
         "MLX_RUNNER_BLAS_THREADS": "2",
     }
-    assert set(this_runner("ours", 8, 50, "off", 2).environment) < {flag.variable for flag in FLAGS}
+    assert set(this_runner("ours", 8, 50, blas="off", blas_threads=2).environment) < {flag.variable for flag in FLAGS}
     assert other_runner("peer", ["run", "it"], 3) == Server("peer", ["run", "it"], {"OLLAMA_NUM_PARALLEL": "3"})
     assert mlx_lm_server("peer", "/a/blas.so", 2).command[-3:] == [
         "scripts.benchmarks.mlx_lm_server",
@@ -459,13 +449,15 @@ def test_a_miniature_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, mon
     monkeypatch.setattr(Server, "start", start_and_keep)
     file = tmp_path / "found.json"
     sizes = ["--hidden=64", "--layers=1", "--streams=1,2", "--tokens=6", "--prompts=100", "--prefix=60"]
-    assert bench.main(["parallel", "--contenders=ours,bare-loop", "--turns=1", *sizes, f"--json={file}"]) == 0
+    assert (
+        bench.main(["parallel", "--contenders=ours,bare-loop", "--turns=1", *sizes, f"--json={file}"]) in bench.MEASURED
+    )
     data = json.loads(file.read_text())
     assert list(tmp_path.iterdir()) == [file]
     assert [process.exit_status is None for process in kept] == [False]
     assert set(data) == {
         *("benchmark", "ground", "seed", "turns", "parameters", "streams", "tokens", "prompts", "prefix", "max_gap_ms"),
-        *("targets", "contenders"),
+        *("targets", "limits", "contenders"),
     }
     assert (data["streams"], data["tokens"], data["prompts"], data["prefix"]) == ([1, 2], 6, [100], 60)
     ours, bare = data["contenders"]["ours"], data["contenders"]["bare-loop"]
@@ -505,7 +497,7 @@ def test_a_server_without_its_packages_is_left_out(monkeypatch: pytest.MonkeyPat
         (["--peer=other"], "NAME=COMMAND is wanted"),
         (["--peer=other="], "NAME=COMMAND is wanted"),
         (["--peer=other='"], "No closing quotation"),
-        (["--peer=ours=true"], "a name that is not taken"),
+        (["--peer=ours=true"], "the name is taken"),
         (["--turns=0"], "turns, streams and lengths are at least 1"),
         (["--parallel=0"], "turns, streams and lengths are at least 1"),
         (["--streams=0"], "turns, streams and lengths are at least 1"),

@@ -8,6 +8,9 @@ from typing import NamedTuple
 from scripts.benchmarks.cache.agent_trace import Workload
 from scripts.benchmarks.cache.figures import CLOSE
 from scripts.benchmarks.cache.rows import ModelReport
+from scripts.benchmarks.report import Target
+
+_HELD = 1.1
 
 _LEGEND = f"""
 hit %       tokens of prompts that came from the cache
@@ -41,6 +44,20 @@ class CacheReport(NamedTuple):
             f"scale {work.scale:g}; caches {bound}; prefill in chunks of {self.chunk_tokens}\n{counts}"
         )
         return "\n\n".join([head, *(model.table() for model in self.models)]) + "\n" + _LEGEND
+
+    @property
+    def targets(self) -> list[Target]:
+        """Of the trie, for the models that they are about."""
+        found = []
+        for model in self.models:
+            costs = next((row.costs for row in model.contenders if row.name == "trie"), None)
+            if costs is None:
+                continue
+            found.append(Target(f"{model.kind}: answers that differ", costs.mismatches, 0))
+            if costs.held_ratio is not None and costs.held_states is None and self.budget_bytes is None:
+                what = f"{model.kind}: bytes held over those of the distinct tokens"
+                found.append(Target(what, costs.held_ratio, _HELD))
+        return found
 
     def data(self) -> Mapping[str, object]:
         """For JSON."""

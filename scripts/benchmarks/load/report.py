@@ -5,8 +5,10 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from scripts.benchmarks.load.turn import PLAIN, Turn
+from scripts.benchmarks.load.turn import PLAIN, RUNNER, Turn
+from scripts.benchmarks.report import Target
 
+_SPEED, _PEAK = 80.0, 110.0  # percent
 _HEAD = (
     f"{'':<10}{'GB/s':>8}{'% of mx.load':>14}{'seconds':>9}{'least':>8}{'most':>8}{'open ms':>9}"
     f"{'peak %':>9}{'resident %':>12}"
@@ -119,6 +121,18 @@ class LoadReport(NamedTuple):
         cache = "dropped from the page cache before every turn" if self.cold else "in the page cache"
         head = f"{self.turns} turns of each loader, every one in a fresh process, files {cache}; seed {self.seed}"
         return "\n\n".join([head, *(form.table() for form in self.forms)]) + "\n" + _LEGEND
+
+    @property
+    def targets(self) -> list[Target]:
+        """Of this runner, form by form."""
+        found = []
+        for form in self.forms:
+            if ours := form.loaders.get(RUNNER):
+                percent = ours.percent_of(form.rows[0])
+                peak = 100 * ours.peak_bytes / form.weight_bytes
+                found.append(Target(f"{form.form}: speed over MLX's own", percent, _SPEED, most=False, unit=" %"))
+                found.append(Target(f"{form.form}: peak memory over weights", peak, _PEAK, unit=" %"))
+        return found
 
     def data(self) -> Mapping[str, object]:
         """For JSON."""

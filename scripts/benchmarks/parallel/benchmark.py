@@ -19,7 +19,6 @@ shared  eight prompts with one prefix and suffixes of 16 to 32 tokens come at on
 import argparse
 import asyncio
 import importlib.util
-import shlex
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from tempfile import TemporaryDirectory
 
 import mlx.core as mx
 
+from scripts.benchmarks.bare import BareLoop
 from scripts.benchmarks.llamas import HEAD, Prompts, Size, count_parameters, make_model, write_model
 from scripts.benchmarks.parallel.report import BARE, IN_TURN, MLX_LM, OURS, ParallelReport, Row, Shape
 from scripts.benchmarks.parallel.turns import Bare, Contender, Served, take_turns
@@ -64,14 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=usual.contenders,
         metavar="NAME,...",
         help=f"of {', '.join(CONTENDERS)} (default: all; {MLX_LM} where its packages are installed)",
-    )
-    parser.add_argument(
-        "--peer",
-        action="append",
-        default=[],
-        type=_peer,
-        metavar="NAME=COMMAND",
-        help="another contender: any executable that speaks the runner protocol; may be repeated",
     )
     parser.add_argument(
         "--measure",
@@ -137,6 +129,8 @@ def measure(options: Options, say: Callable[[str], None] = lambda _: None) -> Pa
     """Start the contenders and let them take turns. Raises what clients raise when a contender breaks."""
     if min(options.turns, options.parallel, *options.shape.streams, *options.shape.prompts, options.shape.prefix) < 1:
         raise ValueError("turns, streams and lengths are at least 1")
+    if taken := {name for name, _ in options.peers} & set(CONTENDERS):
+        raise ValueError(f"--peer {', '.join(taken)}: the name is taken")
     if options.shape.tokens < 2:
         raise ValueError("a stream has at least 2 tokens")
     numbers = {
@@ -147,8 +141,6 @@ def measure(options: Options, say: Callable[[str], None] = lambda _: None) -> Pa
     }
     cells = [(what, number) for what in options.measured for number in numbers[what]]
     servers = _servers(options, say)
-    if mx.default_device() == mx.Device(mx.cpu):
-        mx.disable_compile()  # as the runner does
     model = make_model(options.size, options.seed)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="bench-parallel-")))
@@ -163,7 +155,9 @@ def measure(options: Options, say: Callable[[str], None] = lambda _: None) -> Pa
                     open_endpoints.push_async_callback(endpoint.close)
                     contenders.append(Served(server.name, endpoint, options.shape))
                 if BARE in options.contenders:
-                    contenders.append(Bare(BARE, model, options.shape))
+                    blas, threads, on_cpu = options.blas, options.blas_threads, mx.default_device() == mx.Device(mx.cpu)
+                    one = BareLoop(options.size, options.seed, stack, blas=blas, blas_threads=threads, one_core=on_cpu)
+                    contenders.append(Bare(BARE, one, options.shape))
                 return await take_turns(contenders, cells, options.turns, Prompts(options.seed), say)
 
         rows = asyncio.run(all_turns())
@@ -180,8 +174,8 @@ def _start(server: Server, model: Path, stack: ExitStack) -> Process:
 def _servers(options: Options, say: Callable[[str], None]) -> list[Server]:
     gap, blas, threads = options.shape.max_gap_ms, options.blas, options.blas_threads
     known = [
-        this_runner(OURS, options.parallel, gap, blas, threads),
-        this_runner(IN_TURN, 1, gap, blas, threads),
+        this_runner(OURS, options.parallel, gap, blas=blas, blas_threads=threads),
+        this_runner(IN_TURN, 1, gap, blas=blas, blas_threads=threads),
         mlx_lm_server(MLX_LM, blas, threads),
     ]
     servers = [server for server in known if server.name in options.contenders]
@@ -207,14 +201,3 @@ def _numbers(text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers") from error
-
-
-def _peer(text: str) -> tuple[str, list[str]]:
-    name, _, command = text.partition("=")
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
-    if not name or not words or name in CONTENDERS:
-        raise argparse.ArgumentTypeError(f"{text!r}: NAME=COMMAND is wanted, with a name that is not taken")
-    return name, words

@@ -11,13 +11,10 @@ from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
+from scripts.benchmarks.asking import FEW_TOKENS, SHORT_TOKENS, MismeasuredError, ask, first_line_s
 from scripts.benchmarks.llamas import Prompts
 from scripts.benchmarks.servers import Endpoint
 
-SHORT_TOKENS = 16
-"""Of a short prompt."""
-FEW_TOKENS = 4
-"""Of an answer of which only the first matters."""
 SUFFIXES = tuple(round(16 + 16 * index / 7) for index in range(8))
 """Lengths of what follows a shared prefix, in tokens."""
 PATIENCE_S = 10.0
@@ -25,10 +22,6 @@ PATIENCE_S = 10.0
 _LONG_TOKENS = 8192
 _WARM_LINES = 16
 _DROPPED_AT = 0.4
-
-
-class MismeasuredError(Exception):
-    """A server did not do what was asked, so its times mean nothing."""
 
 
 class Rate(NamedTuple):
@@ -88,21 +81,6 @@ class Shared(NamedTuple):
     def ratio(self) -> float:
         """1 is the time that no sharing can beat: the prefix and all suffixes, each computed once and alone."""
         return self.together_s / (self.cold_s + self.warm_s)
-
-
-async def ask(endpoint: Endpoint, prompt: str, tokens: int) -> list[float]:
-    """The times of an answer's lines. Raises `MismeasuredError` when there are not as many as tokens."""
-    async with endpoint.stream(prompt, tokens) as lines:
-        times = [perf_counter() async for _ in lines]
-    if len(times) != tokens:
-        raise MismeasuredError(f"{len(times)} lines came for {tokens} tokens")
-    return times
-
-
-async def first_line_s(endpoint: Endpoint, prompt: str) -> float:
-    """From sending a prompt until its first line; the few others are read too."""
-    sent = perf_counter()
-    return (await ask(endpoint, prompt, FEW_TOKENS))[0] - sent
 
 
 async def decode(endpoint: Endpoint, prompts: Prompts, streams: int, tokens: int) -> Rate:

@@ -7,6 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 from scripts.benchmarks.parallel.clients import PATIENCE_S, SUFFIXES, Dropped, Gaps, Rate, Shared
+from scripts.benchmarks.report import Target
 
 OURS, IN_TURN, MLX_LM, BARE = "ours", "in-turn", "mlx_lm.server", "bare-loop"
 
@@ -84,6 +85,26 @@ class ParallelReport(NamedTuple):
         parts = [self._decode(), self._gap(), self._drop(), self._shared()]
         tables = ["\n".join(lines) for part in parts if len(lines := list(part)) > 2]
         return "\n\n".join([head, *tables]) + "\n" + _LEGEND.format(patience=PATIENCE_S, others=len(SUFFIXES) - 1)
+
+    @property
+    def targets(self) -> list[Target]:
+        """Those of this runner, as far as they were measured."""
+        ours = next((row for row in self.rows if row.name == OURS), Row(OURS))
+        found = []
+        if (self.shape.streams[0], self.shape.streams[-1]) == _TARGET_STREAMS and ours.decode:
+            ratio = median(ours.ratios(*_TARGET_STREAMS))
+            found.append(Target("decode, 8 streams over 1", ratio, RATIO_TARGET, most=False))
+        limit_ms = GAP_TARGET * self.shape.max_gap_ms
+        for length, gaps in ours.gap.items():
+            worst_ms = 1e3 * max(one.largest_s for one in gaps)
+            found.append(Target(f"worst gap while {length} tokens are read", worst_ms, limit_ms, unit=" ms"))
+        for length, drops in ours.drop.items():
+            after_ms = 1e3 * median(one.after_s for one in drops)
+            found.append(Target(f"first token after a drop at {length}", after_ms, 1e3 * DROP_TARGET_S, unit=" ms"))
+        if ours.shared:
+            ratio = median(one.ratio for one in ours.shared)
+            found.append(Target("shared prefix, last first token over the bound", ratio, SHARED_TARGET))
+        return found
 
     def _decode(self) -> Iterator[str]:
         streams = self.shape.streams
@@ -164,7 +185,7 @@ class ParallelReport(NamedTuple):
             "turns": self.turns,
             "parameters": self.parameters,
             **self.shape._asdict(),
-            "targets": {
+            "limits": {
                 "decode_ratio": RATIO_TARGET,
                 "gap_s": GAP_TARGET * self.shape.max_gap_ms / 1e3,
                 "drop_s": DROP_TARGET_S,

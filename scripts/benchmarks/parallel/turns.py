@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from mlx_lm.models import llama
-
-from scripts.benchmarks.bare import decode_bare
+from scripts.benchmarks.asking import SHORT_TOKENS, ask
+from scripts.benchmarks.bare import BareLoop
 from scripts.benchmarks.llamas import Prompts
-from scripts.benchmarks.parallel.clients import SHORT_TOKENS, Rate, ask, decode, drop, gaps, share
+from scripts.benchmarks.parallel.clients import Rate, decode, drop, gaps, share
 from scripts.benchmarks.parallel.report import Row, Shape
 from scripts.benchmarks.servers import Endpoint
 
@@ -56,16 +55,16 @@ class Served:
 class Bare:
     """The loop without a server; it only decodes."""
 
-    def __init__(self, name: str, model: llama.Model, shape: Shape) -> None:
+    def __init__(self, name: str, loop: BareLoop, shape: Shape) -> None:
         self.name = name
-        self._model = model
+        self._loop = loop
         self._tokens = shape.tokens
 
     async def measure(self, cell: Cell, prompts: Prompts, row: Row) -> None:
         """Nothing but what is measured runs meanwhile."""
         what, number = cell
         if what == "decode":
-            speed = decode_bare(self._model, [prompts.ids(SHORT_TOKENS) for _ in range(number)], self._tokens)
+            speed = self._loop.decode([prompts.ids(SHORT_TOKENS) for _ in range(number)], self._tokens)
             row.decode.setdefault(number, []).append(Rate(speed, True))
 
 

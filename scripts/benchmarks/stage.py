@@ -1,0 +1,63 @@
+"""The contenders that answer one model: servers that all run from the beginning to the end, and rest between turns."""
+
+import asyncio
+import importlib.util
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import mlx.core as mx
+
+from scripts.benchmarks.bare import BareLoop
+from scripts.benchmarks.llamas import M1, M10, M60, Size, make_model, write_model
+from scripts.benchmarks.servers import Endpoint, Server, mlx_lm_server
+from tests.host import LoadError, Process
+
+OURS, MLX_LM, BARE, BARE_FREE = "ours", "mlx_lm.server", "bare loop", "bare, all cores"
+SIZES = {"1M": M1, "10M": M10, "60M": M60}
+
+
+def servers(
+    ours: Server, peers: Iterable[Server], blas: str, blas_threads: int, say: Callable[[str], None]
+) -> list[Server]:
+    """Ours, mlx-lm's where its packages are installed, and the others."""
+    if importlib.util.find_spec("transformers") is None:
+        say(f"{MLX_LM} is left out: it needs transformers")
+        return [ours, *peers]
+    return [ours, mlx_lm_server(MLX_LM, blas, blas_threads), *peers]
+
+
+def serve(
+    size: Size, seed: int, servers: Sequence[Server], stack: ExitStack, loop: asyncio.Runner
+) -> dict[str, Endpoint]:
+    """The servers by name, all with the same random Llama, until the stack ends. ValueError if one does not start."""
+    directory = Path(stack.enter_context(TemporaryDirectory(prefix="bench-")))
+    write_model(directory, make_model(size, seed), size)
+    endpoints = {}
+    for server in servers:
+        try:
+            process = server.start(directory, stack)
+        except LoadError as error:
+            raise ValueError(f"{server.name} did not start: {error}") from error
+        endpoints[server.name] = loop.run(_endpoint(server, process, directory))
+        stack.callback(_close, endpoints[server.name], loop)
+    return endpoints
+
+
+async def _endpoint(server: Server, process: Process, model: Path) -> Endpoint:
+    return server.endpoint(process, model)  # its client belongs to the loop that runs
+
+
+def _close(endpoint: Endpoint, loop: asyncio.Runner) -> None:
+    loop.run(endpoint.close())
+
+
+def bare_loops(size: Size, seed: int, stack: ExitStack, blas: str, blas_threads: int) -> dict[str, BareLoop]:
+    """The loop on one core, as the runner keeps itself on CPUs, and on all."""
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    return {
+        name: BareLoop(size, seed, stack, blas=blas, blas_threads=blas_threads, one_core=one_core)
+        for name, one_core in ((BARE, on_cpu), (BARE_FREE, False))
+        if on_cpu or (not one_core and name == BARE)
+    }
