@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from runner.cache import PrefixCache, make_cache
+from runner.engine.bell import Bell
 from runner.engine.core import OneCore, keep_together
 from runner.engine.events import Outbox
 from runner.engine.request import Limits, Request
@@ -62,7 +63,7 @@ class Engine:
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
         """Begin to load. The event is set when requests can be computed; a fault until then ends the process."""
         self._ready = asyncio.Event()
-        self._outbox = Outbox(loop)
+        self._outbox = Outbox(loop, Bell(loop).wake)
         self._opening.add_done_callback(_die_of_a_fault)
         threading.Thread(target=self._live, args=(loop,), name="engine", daemon=True).start()
         return self._ready

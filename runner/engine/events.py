@@ -86,8 +86,12 @@ class Outbox:
     Owner: the engine thread, which alone calls `put` and `send`.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, wake: Callable[[Callable[[], None]], object] | None = None
+    ) -> None:
+        """`wake` has the event loop call something, from this thread."""
         self._loop = loop
+        self._wake = wake or loop.call_soon_threadsafe
         self._pending: list[tuple[EventStream, Event]] = []
         self._sent: deque[list[tuple[EventStream, Event]]] = deque()
         self._woken = False  # the event loop has still to come, or is not done; it looks again before it leaves
@@ -103,7 +107,7 @@ class Outbox:
             self._pending = []
             if not self._woken:
                 self._woken = True
-                self._loop.call_soon_threadsafe(self._deliver)
+                self._wake(self._deliver)
 
     def _deliver(self) -> None:
         """On the event loop: each stream is flushed once, whatever was sent meanwhile."""

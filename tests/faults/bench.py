@@ -85,6 +85,7 @@ class Bench:
             prefill_chunk_tokens=CHUNK,
             blas="auto",
             blas_threads=1,
+            one_core=False,
             log_level=20,
             watch_parent=False,
         )
@@ -94,7 +95,7 @@ class Bench:
         self.engine = Engine(settings, cast("OpenedModel", model), tokenizer)
         self.engine._outbox = Outbox(cast("asyncio.AbstractEventLoop", _Loop()))
         loaded = LoadedModel(cast("Module", tiny(kind).model))
-        with patch("runner.model.load.load", lambda _: loaded):
+        with patch("runner.model.load.load", lambda *_: loaded):
             self.engine._load()
         self.running = self.engine._running
         self.running._matching.lone_steps = 0  # so that short answers join, too

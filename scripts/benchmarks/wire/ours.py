@@ -13,6 +13,7 @@ from typing import cast
 from aiohttp import web
 
 from protocol import DoneReason, Metrics
+from runner.engine.bell import Bell
 from runner.engine.engine import Engine, Numbers
 from runner.engine.events import Event, EventStream, Finished, Outbox, Started, Text
 from runner.engine.request import Limits, Request
@@ -35,7 +36,7 @@ class _Feeder:
         self.numbers = Numbers()
         self._load = load
         self._loop = loop
-        self._outbox = Outbox(loop)
+        self._outbox = Outbox(loop, Bell(loop).wake)
         self._streams: list[EventStream] = []
 
     def submit(self, request: Request) -> None:
