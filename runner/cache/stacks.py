@@ -38,10 +38,19 @@ class Stacks:
         return [session for session in self.sessions if not session.adrift]
 
     @property
+    def layer_bytes(self) -> int:
+        """Bytes of all layers."""
+        stacks = {self.kept, *(session.stack for session in self.sessions)}
+        return sum(stack.nbytes for stack in stacks)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all layers, and of the snapshots that own theirs."""
-        stacks = {self.kept, *(session.stack for session in self.sessions)}
-        return sum(stack.nbytes for stack in stacks) + self.layout.ledger.nbytes
+        return self.layer_bytes + self.layout.ledger.nbytes
+
+    def settle(self) -> None:
+        """Computes what was put off when nodes were cut and joined. Raises what MLX raises."""
+        self.layout.ledger.settle()
 
     def take(self) -> tuple[LayerStack, Node | None]:
         """A stack for a session, and where it stands: the kept one if it is free."""

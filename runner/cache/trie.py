@@ -90,13 +90,25 @@ class PrefixTrie:
 
     def __init__(self) -> None:
         self._roots: dict[str, Node] = {}
-        self._clock = 0
+        self.now = 0
+        """The time of the last use of any node."""
+        self.changed: set[Node] = set()
+        """Nodes that were made, taken away, touched or unlocked, or whose edge or children are others, since someone
+        emptied this; roots too. What is put into their slots or closed there shows only in that they are locked
+        meanwhile, or that something is live in them."""
 
     def root(self, salt: str = "") -> Node:
-        """The root under which prompts of this salt are found, and no others."""
+        """The root under which prompts of this salt are found, and no others. It is gone, when another one is asked
+        for, if nothing hangs below it and nobody has locked it."""
         if salt not in self._roots:
+            self._roots = {name: root for name, root in self._roots.items() if root.children or root.locks}
             self._roots[salt] = Node(keys(()), None)
         return self._roots[salt]
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing but roots."""
+        return not any(root.children for root in self._roots.values())
 
     def nodes(self) -> Iterator[Node]:
         """All nodes but the roots, parents before their children."""
@@ -145,6 +157,7 @@ class PrefixTrie:
         node.tokens = node.tokens[at:]
         node.parent = upper
         upper.children[node.tokens[0]] = node
+        self.changed.update((upper, node))
         return upper
 
     def cut(self, path: list[Node], at: int) -> list[Node]:
@@ -167,6 +180,7 @@ class PrefixTrie:
         child.parent = node.parent
         node.parent.children[child.tokens[0]] = child
         _unlink(node)
+        self.changed.update((node, child))
         return child
 
     def compact(self, end: Node) -> None:
@@ -186,6 +200,7 @@ class PrefixTrie:
         node.clear()
         del parent.children[node.tokens[0]]
         _unlink(node)
+        self.changed.update((node, parent))
         if parent.parent is not None and not (parent.children or parent.locks or any(parent.slots)):
             self.remove(parent)
 
@@ -198,6 +213,7 @@ class PrefixTrie:
                         held.close()
             _unlink(node)
         self._roots.clear()
+        self.changed.clear()
 
     def drop(self, lost: Collection[Snapshot]) -> None:
         """Closes these snapshots, and removes the nodes of which nothing is left then, unless someone uses them."""
@@ -222,18 +238,22 @@ class PrefixTrie:
             raise ValueError(f"{node!r} is not locked")
         for each in node.path():
             each.locks -= 1
+            if not each.locks:
+                self.changed.add(each)
 
     def touch(self, nodes: Iterable[Node]) -> None:
         """These were useful just now."""
-        self._clock += 1
+        self.now += 1
         for node in nodes:
-            node.used = self._clock
+            node.used = self.now
+            self.changed.add(node)
 
     def _append(self, parent: Node, tokens: Tokens) -> Node:
         if not tokens or tokens[0] in parent.children:
             raise ValueError(f"{parent!r} has a child with this first token, or there is none")
         node = Node(tokens, parent)
         parent.children[tokens[0]] = node
+        self.changed.update((parent, node))
         return node
 
 

@@ -12,7 +12,7 @@ Invariants: those of `Stacks`; and the ledger counts exactly the snapshots in th
 from collections.abc import Callable, Sequence
 
 from runner.cache import landing
-from runner.cache.eviction import Eviction, LeastRecentLeaf, LeastWorth
+from runner.cache.budget import Budget
 from runner.cache.interface import Match, Miss, PrefixCache, Session
 from runner.cache.points import Points, RestorePoints
 from runner.cache.prefix import common_prefix
@@ -43,10 +43,10 @@ class TrieCache(PrefixCache):
         """`make_layers` gives a fresh cache list. `budget_bytes` bounds all that open sessions do not need; or None."""
         self._budget = budget_bytes
         self._points = points or RestorePoints()
-        self._said: set[str] = set()
         self._reserved = 0
         self._trie = PrefixTrie()
         self._stacks = Stacks(make_layers)
+        self._bound = Budget(self._trie, self._stacks)
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> Session:
         if not tokens:
@@ -70,6 +70,7 @@ class TrieCache(PrefixCache):
         # Taken apart: nodes and live snapshots hold each other, and would wait for Python's collector.
         self._trie.clear()
         self._stacks.renew()
+        self._bound.renew()
 
     # --- a session begins
 
@@ -149,7 +150,7 @@ class TrieCache(PrefixCache):
     def _why_nothing(self, root: Node) -> Miss:
         if root.children:
             return Miss.NO_COMMON_PREFIX
-        return Miss.SALT if next(self._trie.nodes(), None) else Miss.EMPTY
+        return Miss.EMPTY if self._trie.empty else Miss.SALT
 
     def _land(self, stack: LayerStack, end: Node | None, path: list[Node], matched: int) -> tuple[Node, Miss]:
         """Takes the layers, which stand at `end`, as far along the path as they get, at most `matched` tokens; returns
@@ -157,10 +158,11 @@ class TrieCache(PrefixCache):
         common = landing.common(path, matched, end)
         at, refusal = landing.find(stack, path, matched, common)
         path = self._trie.cut(path, at)
+        self._stacks.settle()
         landing.go(stack, path, at, common)
         node = next(node for node in path if node.end == at)
         landing.fill(stack, node)
-        self._trie.touch(self._eviction.used(node))
+        self._bound.touch(node)
         return node, refusal
 
     # --- while it runs
@@ -174,7 +176,7 @@ class TrieCache(PrefixCache):
         if count > 1 or not self.session_bytes(1):
             session.stack.learn()
         if count > 1 or session.position % _CHECK_TOKENS == 0:
-            # Further than needed: looking at all nodes again after each few tokens would hold up a decode.
+            # Further than needed, lest each few tokens of a decode have something to give up.
             self._evict(spare=(self._budget or 0) // 32)
 
     def _distrust(self) -> None:
@@ -184,6 +186,7 @@ class TrieCache(PrefixCache):
                 if slot < len(node.slots) and (held := node.slots[slot]) is not None:
                     held.close()
                     node.slots[slot] = None
+                    self._trie.changed.add(node)
 
     def _keep_points(self, session: TrieSession) -> None:
         position = session.position
@@ -198,8 +201,9 @@ class TrieCache(PrefixCache):
         passed = self._trie.advance(session.node, keys(session.recorded[session.node.end : to]))
         for node in passed:
             landing.fill(session.stack, node)
+        self._stacks.settle()
         self._use(session, passed[-1] if passed else session.node)
-        self._trie.touch(self._eviction.used(session.node))
+        self._bound.touch(session.node)
 
     def _use(self, session: TrieSession, node: Node) -> None:
         """The session has got to this node."""
@@ -250,6 +254,7 @@ class TrieCache(PrefixCache):
         self._stacks.keep(stack, end)
         self._trie.compact(end)
         self._thin(end)
+        self._stacks.settle()
         self._evict()
 
     def _thin(self, end: Node) -> None:
@@ -262,39 +267,6 @@ class TrieCache(PrefixCache):
             if child is not None and child.locks == node.locks:
                 self._trie.merge(node)
 
-    # --- bytes
-
-    @property
-    def _eviction(self) -> Eviction:
-        slots = [slot for slot, state in self._stacks.kept.used if not state.sliceable]
-        return LeastWorth(slots) if slots else LeastRecentLeaf()
-
     def _evict(self, spare: int = 0) -> None:
-        """Makes what is held fit the budget, but for what open sessions use; if it did not, with `spare` left."""
-        if self._budget is None or self.nbytes <= self._budget:
-            return
-        stacks = self._stacks
-        if stacks.end is not None:
-            if stacks.sessions:
-                stacks.give_up_kept()
-            elif stacks.kept.nbytes > self._budget:
-                stacks.kept.trim(0)
-                if stacks.kept.nbytes > self._budget:
-                    self._say_once("a conversation is larger than --cache-memory: only its beginning is kept")
-                    stacks.end = landing.shorten(stacks.kept, self._trie, stacks.end, self._budget)
-        for victim in self._eviction.victims(node for node in self._trie.nodes() if node is not stacks.end):
-            if self.nbytes <= self._budget - spare:
-                return
-            if victim.children:
-                self._trie.merge(victim)
-            else:
-                self._trie.remove(victim)
-        if stacks.end is not None:
-            landing.lend(stacks.kept, stacks.end)
-        if self.nbytes > self._budget > 0:
-            self._say_once("what runs needs more than --cache-memory")
-
-    def _say_once(self, what: str) -> None:
-        if what not in self._said:
-            log.warning(what, held_bytes=self.nbytes, budget_bytes=self._budget or 0)
-        self._said.add(what)
+        """Makes what is held fit the budget; if it did not, with `spare` bytes left."""
+        self._bound.fit(self._budget, self._reserved, spare)

@@ -224,7 +224,8 @@ class Conversation:
 
 
 def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
-    """Edges, locks, snapshots, bytes and stacks agree with each other, however many sessions are open."""
+    """Edges, locks, snapshots, bytes, stacks and the order in which nodes go agree with each other, however many
+    sessions are open."""
     stacks = cache._stacks
     locks = Counter(node for session in stacks.sharing for node in session.node.path())
     held: list[Snapshot] = []
@@ -250,6 +251,21 @@ def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
             check_content(stacks.kept.layers, kinds, recorded)
     else:
         assert stacks.end is None
+    check_order(cache)
+
+
+def check_order(cache: TrieCache) -> None:
+    """Who would go next is who goes next by a fresh look at all nodes, and so it is with everybody's weight."""
+    eviction, spared, now = cache._bound._current(), cache._stacks.end, cache._trie.now
+    order = eviction.order
+    ranks = [
+        order.rank(node, now)
+        for node in cache._trie.nodes()
+        if node is not spared and not node.locks and order.may_go(node)
+    ]
+    victim = next(eviction.victims(spared), None)
+    assert [order.rank(victim, now)] == [min(ranks)] if victim else not ranks
+    assert all(weight == order.weight(node) for node, (weight, _) in eviction._places.items())
 
 
 def check_content(layers: Sequence[object], kinds: Sequence[type[FakeLayer]], tokens: Sequence[int]) -> None:

@@ -4,37 +4,37 @@ Trees are written as `tree("12*", "3", ...)`: see there. Nodes are known by the 
 
 Mutations of runner/cache/eviction.py, each of which the test named beside it notices:
 
-    the youngest first, the shallowest, the smallest    test_the_oldest_goes_first, test_ties_*
+    the youngest first, the shallowest                  test_the_oldest_goes_first, test_ties_*
     locks do not count                                  test_what_is_used_never_goes
     nodes with two children may go                      test_where_conversations_part_stays
     inner nodes may go when all layers are sliceable    test_slices_are_given_up_from_the_leaves
     a use counts for the node only / for the way        test_a_use_keeps_the_way_alive_or_only_the_point
-    a parent is not thought of after its child went     test_slices_are_given_up_from_the_leaves
-    a child is not ranked anew after a merge, or its    test_victims_come_one_after_the_other_as_if_asked_each_time
-        old rank believed
-    nodes that were not offered                         test_what_was_not_offered_never_goes
+    who is spared goes, or is never thought of again    test_who_is_spared_never_goes
     worth: without bytes, without tokens, without age   test_worth_*
     worth: slices count for a merge, or nothing counts  test_what_frees_nothing_is_not_merged
-    all nodes are ranked again for every victim         test_many_victims_cost_one_look_at_all_nodes
+    worth: one weight for all, or as many as nodes      test_weights_are_few_and_close
+    what is live is ranked once and for all             test_the_order_is_that_of_a_fresh_look_at_all_nodes
+    no node of those that trie.py says have changed:    test_the_order_is_that_of_a_fresh_look_at_all_nodes
+        made, cut, joined, removed, touched, unlocked
+    nodes that are gone stay in a line                  test_nobody_stands_in_line_who_is_gone
+    all nodes are ranked again for every victim, or     test_a_victim_costs_the_same_however_many_nodes_there_are
+        for every call
 """
 
 import random
-from collections.abc import Iterator
+from itertools import pairwise
+from math import log2
 from unittest.mock import patch
 
 import pytest
 
-from runner.cache.eviction import Eviction, LeastRecentLeaf, LeastRecentPoint, LeastWorth
+from runner.cache.eviction import Eviction, LeastRecentLeaf, LeastWorth, Order
 from runner.cache.interface import Snapshot
 from runner.cache.trie import Node, PrefixTrie, keys
 
 SLICE, STATE = 0, 1
-POLICIES: dict[str, Eviction] = {
-    "leaf": LeastRecentLeaf(),
-    "point": LeastRecentPoint(),
-    "worth": LeastWorth((STATE,)),
-}
-every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+LEAF, WORTH = LeastRecentLeaf(), LeastWorth((STATE,))
+every_order = pytest.mark.parametrize("order", [LEAF, WORTH], ids=["leaf", "worth"])
 
 
 class Tree:
@@ -50,18 +50,17 @@ class Tree:
             self.at[way] = node
             self.trie.touch([node])
 
-    def order(self, policy: Eviction, without: str = "") -> list[str]:
+    def going(self, order: Order, spared: str = "") -> list[str]:
         """All that go, each taken out before the next is asked for."""
         names = {node: way for way, node in self.at.items()}
-        nodes = [node for node in self.trie.nodes() if names.get(node) != without]
         gone = []
-        for node in policy.victims(nodes):
+        for node in Eviction(self.trie, order).victims(self.at.get(spared)):
             gone.append(names.get(node, "?"))
             self.give_up(node)
         return gone
 
-    def first(self, policy: Eviction) -> str | None:
-        victim = policy.victim(self.trie.nodes())
+    def first(self, order: Order) -> str | None:
+        victim = next(Eviction(self.trie, order).victims(), None)
         return next((way for way, node in self.at.items() if node is victim), None)
 
     def give_up(self, node: Node) -> None:
@@ -72,22 +71,27 @@ class Tree:
 
 
 class Bytes(Snapshot):
-    """Some bytes that join anything. A slice adds up, a state does not."""
+    """Some bytes that join anything. A slice adds up, a state does not. Until it gets bytes of its own it is live."""
 
-    def __init__(self, size: int, *, state: bool = False) -> None:
+    def __init__(self, size: int, *, state: bool = False, live: bool = False) -> None:
         self.start, self.stop = 0, size
+        self.homeless = not live
         self._state = state
 
     @property
     def live(self) -> bool:
-        return False
+        return not self.homeless
 
     @property
     def nbytes(self) -> int:
-        return self.stop
+        return self.stop if self.homeless else 0
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
-        return None, self
+        if self._state:
+            return None, self
+        upper = min(at, self.stop)  # a merge may have found nothing above
+        self.stop -= upper
+        return Bytes(upper, live=self.live), self
 
     def after(self, first: Snapshot | None) -> Snapshot | None:
         self.stop += 0 if first is None or self._state else first.stop
@@ -96,92 +100,85 @@ class Bytes(Snapshot):
     def close(self) -> None: ...
 
 
-@every_policy
-def test_the_oldest_goes_first(policy: Eviction) -> None:
-    assert Tree("a", "b", "c").order(policy) == ["a", "b", "c"]
+@every_order
+def test_the_oldest_goes_first(order: Order) -> None:
+    assert Tree("a", "b", "c").going(order) == ["a", "b", "c"]
 
 
-@every_policy
-def test_nothing_goes_from_an_empty_trie(policy: Eviction) -> None:
-    assert policy.victim(()) is None
+@every_order
+def test_nothing_goes_from_an_empty_trie(order: Order) -> None:
+    assert Tree().going(order) == []
 
 
-@every_policy
-def test_what_is_used_never_goes(policy: Eviction) -> None:
+@every_order
+def test_what_is_used_never_goes(order: Order) -> None:
     """Neither it nor the way to it, however old and large."""
     tree = Tree("a", "ab", "abc", "d", "abcd", state=1000)
     tree.trie.lock(tree.at["abc"])
     for node in (tree.at["d"], tree.at["abcd"]):
         tree.trie.touch([node])
-    assert tree.order(policy) == ["d", "abcd"]
+    assert tree.going(order) == ["d", "abcd"]
 
 
-@every_policy
-def test_what_was_not_offered_never_goes(policy: Eviction) -> None:
-    """The end of the live conversation is left out by the cache; it stays when its children are gone, too."""
+@every_order
+def test_who_is_spared_never_goes(order: Order) -> None:
+    """The end of the live conversation: it stays when its children are gone, too. Another time it may go."""
     tree = Tree("a", "ab")
     tree.trie.touch([tree.at["a"]])
-    assert tree.order(policy, without="a") == ["ab"]
+    eviction = Eviction(tree.trie, order)
+    for node in eviction.victims(tree.at["a"]):
+        assert node is tree.at["ab"]
+        tree.give_up(node)
+    assert list(tree.trie.nodes()) == [tree.at["a"]] == [next(eviction.victims())]
 
 
 def test_slices_are_given_up_from_the_leaves() -> None:
     """An inner node frees nothing by being merged, so it has to wait until it is a leaf."""
     tree = Tree("a", "ab", "abc", "d")
-    assert tree.order(POLICIES["leaf"]) == ["abc", "ab", "a", "d"]
+    assert tree.going(LEAF) == ["abc", "ab", "a", "d"]
 
 
 def test_points_go_by_their_own_age() -> None:
     """Inner ones too: they are merged into their child."""
     tree = Tree("a", "ab", "abc", "d")
-    assert tree.order(POLICIES["point"]) == ["a", "ab", "abc", "d"]
+    assert tree.going(WORTH) == ["a", "ab", "abc", "d"]
 
 
-@every_policy
-def test_where_conversations_part_stays(policy: Eviction) -> None:
+@every_order
+def test_where_conversations_part_stays(order: Order) -> None:
     """Until one of them is gone."""
     tree = Tree("a", "ab", "ac")
     tree.trie.touch([tree.at["ac"]])
-    gone = tree.order(policy)
+    gone = tree.going(order)
     assert gone[0] == "ab"
     assert sorted(gone) == ["a", "ab", "ac"]
 
 
-@every_policy
-def test_ties_go_to_the_deepest(policy: Eviction) -> None:
+@every_order
+def test_ties_go_to_the_deepest(order: Order) -> None:
     tree = Tree("a", "bcd", "ef", state=0)
     for node in tree.at.values():
-        node.slots = [Bytes(10), None] if policy is not POLICIES["worth"] else [None, None]
+        node.slots = [Bytes(10), None] if order is LEAF else [None, None]
     tree.trie.touch(tree.at.values())
-    assert tree.order(policy) == ["bcd", "ef", "a"]
-
-
-def test_ties_at_one_depth_go_to_the_largest() -> None:
-    tree = Tree("a", "b", "c")
-    tree.at["b"].slots[SLICE] = Bytes(50)
-    tree.trie.touch(tree.at.values())
-    assert tree.first(POLICIES["point"]) == "b"
+    assert tree.going(order) == ["bcd", "ef", "a"]
 
 
 def test_a_use_keeps_the_way_alive_or_only_the_point() -> None:
     """67: all are aged, then one branch goes on. Where leaves go first the way to it is refreshed with it; where points
     age by themselves only the point that was used."""
-    for policy, kept in (
-        (POLICIES["leaf"], ["a", "ab", "abc"]),
-        (POLICIES["point"], ["abc"]),
-        (POLICIES["worth"], ["abc"]),
-    ):
+    orders: list[tuple[Order, list[str]]] = [(LEAF, ["a", "ab", "abc"]), (WORTH, ["abc"])]
+    for order, kept in orders:
         tree = Tree("a", "ab", "abc", "abd", "e")
         tree.trie.touch(tree.at.values())
         aged = tree.at["e"].used
-        tree.trie.touch(policy.used(tree.at["abc"]))
+        tree.trie.touch(order.used(tree.at["abc"]))
         assert [way for way, node in tree.at.items() if node.used > aged] == kept
 
 
 def test_no_node_is_older_than_what_hangs_below_it_when_uses_count_for_the_way() -> None:
-    policy = POLICIES["leaf"]
     tree, choice = Tree("a", "ab", "abc", "abd", "ae"), random.Random(3)
     for _ in range(30):
-        tree.trie.touch(policy.used(choice.choice(list(tree.at.values()))))
+        tree.trie.touch(LEAF.used(choice.choice(list(tree.at.values()))))
     assert all(node.parent is None or node.parent.used >= node.used for way, node in tree.at.items() if len(way) > 1)
 
 
@@ -193,7 +190,7 @@ def test_worth_is_the_tokens_that_it_takes_to_have_it_again() -> None:
     tree = Tree("a" * 300, "b")
     tree.trie.touch(tree.at.values())
     assert tree.at["a" * 300].nbytes > tree.at["b"].nbytes
-    assert tree.order(POLICIES["worth"]) == ["b", "a" * 300]
+    assert tree.going(WORTH) == ["b", "a" * 300]
 
 
 def test_worth_falls_with_age() -> None:
@@ -201,87 +198,176 @@ def test_worth_falls_with_age() -> None:
     tree = Tree("a" * 300, "b")
     for _ in range(20):
         tree.trie.touch([tree.at["b"]])
-    assert tree.first(POLICIES["worth"]) == "a" * 300
+    assert tree.first(WORTH) == "a" * 300
 
 
 def test_worth_is_less_the_more_bytes_it_frees() -> None:
     tree = Tree("a", "b")
     tree.at["b"].slots[STATE] = Bytes(1000, state=True)
     tree.trie.touch(tree.at.values())
-    assert tree.first(POLICIES["worth"]) == "b"
+    assert tree.first(WORTH) == "b"
 
 
 def test_what_frees_nothing_is_not_merged() -> None:
     """A node without a state: its slice would only move into the child."""
     tree = Tree("a", "ab")
     tree.at["a"].slots = [Bytes(1000), None]
-    assert tree.order(POLICIES["worth"], without="ab") == []
-    assert tree.order(POLICIES["worth"]) == ["ab", "a"]
+    assert tree.going(WORTH, spared="ab") == []
+    assert tree.going(WORTH) == ["ab", "a"]
 
 
-# --- many at once
+def test_weights_are_few_and_close() -> None:
+    """So that lines are few: within each, whoever is first goes sooner than it should by less than a tenth."""
+    tree = Tree("a")
+    node = tree.at["a"]
+    weights = []
+    for size in range(1000, 8001):
+        node.slots[STATE] = Bytes(size, state=True)
+        weights.append(WORTH.weight(node))
+        assert 0 <= log2(node.nbytes / 17 / weights[-1]) < 1 / 8
+    assert all(before <= after for before, after in pairwise(weights))
+    assert len(set(weights)) <= 8 * 3 + 1
 
 
-@every_policy
-@pytest.mark.parametrize("seed", range(20))
-def test_victims_come_one_after_the_other_as_if_asked_each_time(policy: Eviction, seed: int) -> None:
-    """Merging and removing change who may go, and how soon; a fresh look at all nodes would say the same."""
-    assert _taken_out(policy, seed, at_once=True) == _taken_out(policy, seed, at_once=False)
+# --- kept up
 
 
-def _taken_out(policy: Eviction, seed: int, *, at_once: bool) -> list[tuple[int, int, int]]:
-    tree, locked = _random_tree(seed)
-    now = max(node.used for node in tree.trie.nodes())
+@every_order
+@pytest.mark.parametrize("seed", range(40))
+def test_the_order_is_that_of_a_fresh_look_at_all_nodes(order: Order, seed: int) -> None:
+    """Whatever was done to the trie since the last look, and while one node goes after the other."""
+    story = Story(order, seed)
+    for _ in range(60):
+        story.step()
+    story.check(gone=99)
+    assert all(node.locks for node in story.trie.nodes() if not node.children)
+
+
+class Story:
+    """Random changes to a trie, a few of them between one look and the next."""
+
+    def __init__(self, order: Order, seed: int) -> None:
+        self.trie = PrefixTrie()
+        self.order = order
+        self.eviction = Eviction(self.trie, order)
+        self.choice = random.Random(seed)
+        self.locked: list[Node] = []
+
+    def step(self) -> None:
+        choice, nodes = self.choice, list(self.trie.nodes())
+        kind = choice.choice(("say", "say", "touch", "lock", "unlock", "own", "cut", "compact", "look"))
+        if kind == "say" or not nodes:
+            self.say()
+        elif kind == "touch":
+            self.trie.touch(self.order.used(choice.choice(nodes)))
+        elif kind == "lock" and len(self.locked) < 3:
+            self.locked.append(choice.choice(nodes))
+            self.trie.lock(self.locked[-1])
+        elif kind == "unlock" and self.locked:
+            self.trie.unlock(self.locked.pop(choice.randrange(len(self.locked))))
+        elif kind == "own":
+            for snapshot in filter(None, choice.choice(nodes).slots):
+                assert isinstance(snapshot, Bytes)
+                snapshot.homeless = True
+        elif kind == "cut" and (long := [node for node in nodes if len(node.tokens) > 1]):
+            self.trie.split(choice.choice(long), 1)
+        elif kind == "compact":
+            self.trie.compact(choice.choice(nodes))
+        elif kind == "look":
+            self.check(gone=choice.randrange(3), spared=choice.choice([None, *nodes]))
+
+    def say(self) -> None:
+        """Nodes on the way get what they lack, live or not, while they are locked."""
+        way = keys(self.choice.choices(range(3), k=self.choice.randint(1, 8)))
+        passed = self.trie.advance(self.trie.root(self.choice.choice("ab")), way)
+        self.trie.lock(passed[-1])
+        for node in passed:
+            if not any(node.slots):
+                live = self.choice.random() < 0.5
+                state = Bytes(self.choice.choice((0, 100, 1000)), state=True, live=live)
+                node.slots = [Bytes(len(node.tokens), live=live), state]
+        self.trie.touch(self.order.used(passed[-1]))
+        self.trie.unlock(passed[-1])
+
+    def check(self, gone: int, spared: Node | None = None) -> None:
+        """The next ones to go, which go."""
+        victims = self.eviction.victims(spared)
+        for _ in range(gone):
+            ranks = [
+                self.order.rank(node, self.trie.now)
+                for node in self.trie.nodes()
+                if node is not spared and not node.locks and self.order.may_go(node)
+            ]
+            victim = next(victims, None)
+            assert [self.order.rank(victim, self.trie.now)] == [min(ranks)] if victim else not ranks
+            if victim is None:
+                return
+            if victim.children:
+                self.trie.merge(victim)
+            else:
+                self.trie.remove(victim)
+
+
+def test_a_node_that_is_made_goes_before_the_one_above() -> None:
+    """Even if nobody has locked either since, or touched the one above."""
+    tree = Tree("a", "b")
+    eviction = Eviction(tree.trie, LEAF)
+    eviction.follow()
+    (below,) = tree.trie.advance(tree.at["a"], keys([0]))
+    tree.trie.touch([below])
     gone = []
-    for node in policy.victims(tree.trie.nodes()) if at_once else _asked_each_time(policy, tree, now):
-        gone.append((node.start, node.end, node.used))
+    for node in eviction.victims():
+        gone.append(node)
         tree.give_up(node)
-    assert {node for node in tree.trie.nodes() if node.locks} == set(locked)
-    return gone
+    assert gone == [tree.at["b"], below, tree.at["a"]]
 
 
-def _asked_each_time(policy: Eviction, tree: Tree, now: int) -> Iterator[Node]:
-    while some := [node for node in tree.trie.nodes() if policy._may_go(node)]:
-        yield min(some, key=lambda node: policy._rank(node, now))
-
-
-def _random_tree(seed: int) -> tuple[Tree, list[Node]]:
-    choice = random.Random(seed)
-    ways = ["".join(choice.choices("abc", k=choice.randint(1, 8))) for _ in range(25)]
-    tree = Tree(*sorted(set(ways), key=len))
-    nodes = list(tree.trie.nodes())
-    for node in choice.choices(nodes, k=40):
-        tree.trie.touch([node])
-    used = choice.choice(nodes)
-    tree.trie.lock(used)
-    return tree, used.path()[1:]
-
-
-@every_policy
-def test_many_victims_cost_one_look_at_all_nodes(policy: Eviction) -> None:
-    """Half of 10,000 nodes go: each is ranked a few times, not once for every victim."""
+@every_order
+def test_nobody_stands_in_line_who_is_gone(order: Order) -> None:
+    """Nor does the trie remember those of whom it told: turn after turn nothing is left over."""
     trie = PrefixTrie()
-    for number in range(5000):
+    eviction = Eviction(trie, order)
+    node = trie.root()
+    for turn in range(50):
+        (node,) = trie.advance(node, keys([turn]))
+        node.slots = [Bytes(1), Bytes(10, state=True)]
+        trie.touch(order.used(node))
+        trie.compact(node)
+        eviction.follow()
+    assert list(trie.nodes()) == [node]
+    assert set(eviction._places) == {node}
+    assert [place[-1] for line in eviction._lines.values() for place in line] == [node]
+    assert not eviction._unsettled
+    assert not trie.changed
+
+
+@every_order
+def test_a_victim_costs_the_same_however_many_nodes_there_are(order: Order) -> None:
+    """A turn and an eviction after it: how many nodes are weighed, and how many lines there are."""
+    few, many = _looks(order, 100), _looks(order, 3000)
+    assert many == few
+    assert max(few) <= 12
+
+
+def _looks(order: Order, conversations: int) -> tuple[int, int]:
+    trie = PrefixTrie()
+    eviction = Eviction(trie, order)
+
+    def turn(number: int) -> None:
         node = trie.root()
         for part in ([number, 1], [2, 3]):
             (node,) = trie.advance(node, keys(part))
             node.slots = [Bytes(2), Bytes(10, state=True)]
-            trie.touch(policy.used(node))
-    ranked = 0
-    rank = policy._rank
+            trie.touch(order.used(node))
 
-    def counted(node: Node, now: int) -> tuple[float, ...]:
-        nonlocal ranked
-        ranked += 1
-        return rank(node, now)
-
-    with patch.object(policy, "_rank", counted):
-        for gone, node in enumerate(policy.victims(trie.nodes()), 1):
+    for number in range(conversations):
+        turn(number)
+        eviction.follow()
+    with patch.object(order, "weight", wraps=order.weight) as weighed:
+        turn(-1)
+        for _, node in zip(range(3), eviction.victims(), strict=False):
             if node.children:
                 trie.merge(node)
             else:
                 trie.remove(node)
-            if gone == 5000:
-                break
-    assert sum(1 for _ in trie.nodes()) == 5000
-    assert ranked <= 3 * 10_000
+    return weighed.call_count, len(eviction._lines)

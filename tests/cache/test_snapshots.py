@@ -6,7 +6,7 @@ Guards, the mutation each is there for, and the test that kills it:
 * own bytes            own() returns x or mx.contiguous(x)          test_a_copy_keeps_no_other_buffer_alive
 * own, when whole      own() returns mx.contiguous(x)               test_a_copy_of_a_whole_buffer_is_another_buffer
 * evaluated            complete() without mx.eval                   test_copying_out_is_evaluated_at_once
-* evaluated halves     evaluated() without mx.eval                  test_a_cut_lets_go_of_the_whole
+* evaluated halves     later() settles never                        test_a_cut_lets_go_of_the_whole
 * no aliasing          the layers' copy() without own()             test_what_is_copied_out_keeps_no_buffer_alive
 * free while live      snapshot() that copies                       test_a_live_snapshot_costs_nothing
 * moved, not copied    restore without page_in                      test_a_restore_moves_the_bytes

@@ -5,6 +5,7 @@ Guards, the mutation each is there for, and the test that kills it:
 * free at once        give_up() drops the trie without clear()         test_what_is_forgotten_is_free_at_once
 * free before anew    _open() opens anew within the except block      test_a_failed_resume_frees_before_it_starts_...
 * another clock       heed() does nothing                    test_a_layer_that_gets_out_of_step_late_...
+* nor in the order    _distrust() does not tell what it changed      test_what_was_kept_of_a_layer_out_of_step_...
 * and for good        give_up() makes a stack that trusts again        test_a_layer_out_of_step_stays_known_...
 * no empty leaves     remove() leaves what is above alone              test_nodes_without_content_do_not_pile_up
 * no cut in vain      _land() cuts at what matched                     test_a_prompt_that_is_left_at_once_cuts_nothing
@@ -15,8 +16,9 @@ Guards, the mutation each is there for, and the test that kills it:
 
 import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 from unittest.mock import patch
 
 import mlx.core as mx
@@ -27,9 +29,11 @@ from runner.cache import landing
 from runner.cache.interface import Miss
 from runner.cache.trie_cache import TrieCache
 
-from mlx_lm.models.cache import KVCache  # isort: skip
+from mlx_lm.models.cache import KVCache, RotatingKVCache  # isort: skip
 
 from tests.cache.driver import Accident, ask, ask_uncached, check_equal, check_trie
+from tests.cache.leaves import Appending
+from tests.cache.story import check_order
 from tests.cache.tiny import VOCAB, tiny, words
 
 some_kinds = pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next", "deepseek_v41"])
@@ -96,8 +100,8 @@ def _fail_with_something_in_hand(*_: object) -> None:
 class Clocks:
     """Two layers, of which the second skips every token from some offset on, over a trie cache."""
 
-    def __init__(self, in_step: int) -> None:
-        self.cache = TrieCache(lambda: [KVCache(), KVCache()])
+    def __init__(self, in_step: int, second: Callable[[], KVCache | RotatingKVCache] = KVCache) -> None:
+        self.cache = TrieCache(lambda: [KVCache(), second()])
         self._in_step = in_step
 
     def ask(self, prompt: Sequence[int]) -> int:
@@ -108,10 +112,10 @@ class Clocks:
             count = session.next_forward(4) or 1
             with session.forward(count):
                 for layer, least in zip(session.layers, (10**9, self._in_step), strict=True):
-                    assert isinstance(layer, KVCache)
                     entries = max(0, min(at + count, least) - min(at, least))
                     if entries:
-                        layer.update_and_fetch(mx.ones((1, 1, entries, 4)), mx.ones((1, 1, entries, 4)))
+                        ones = mx.ones((1, 1, entries, 4))
+                        cast("Appending", layer).update_and_fetch(ones, ones)
             at += count
         session.close()
         check_trie(self.cache)
@@ -127,6 +131,19 @@ def test_a_layer_that_gets_out_of_step_late_costs_nothing_that_lasts(caplog: pyt
             clocks.ask([*words(10), *words(8, seed)])
             assert clocks.ask([*words(10), *words(8, seed), *words(4)]) == 18
     assert not caplog.records
+
+
+def test_what_was_kept_of_a_layer_out_of_step_counts_no_more() -> None:
+    """A window: the order in which nodes go is the same before and after, but not their weights."""
+    clocks = Clocks(12, lambda: RotatingKVCache(max_size=64))
+    for seed in (1, 2):
+        clocks.ask(words(10, seed))
+    kept = [node for node in clocks.cache._trie.nodes() if node.nbytes]
+    before = [node.nbytes for node in kept]
+    clocks.ask(words(20, seed=3))
+    assert clocks.cache._stacks.layout.distrusted == {1}
+    assert sum(node.nbytes for node in kept) < sum(before)
+    check_order(clocks.cache)
 
 
 def test_a_layer_out_of_step_stays_known_when_all_is_forgotten() -> None:

@@ -1,6 +1,6 @@
 """Snapshots of the layers: live in the buffers of their layer, or paged out into bytes of their own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import mlx.core as mx
@@ -10,6 +10,7 @@ from runner.cache.interface import Copy, Snapshot
 Content = TypeVar("Content")
 Buffers = list[mx.array]
 """Keys then values, [B, H, L, D] each, L counting tokens; three of both where they are quantized."""
+_TOGETHER_BYTES = 1 << 20  # beyond that the copies take longer than the evaluation around them
 
 
 def own(x: mx.array) -> mx.array:
@@ -21,19 +22,42 @@ def own(x: mx.array) -> mx.array:
     return mx.array(mx.contiguous(x))
 
 
-class Ledger:
-    """Counts the snapshots that are open and the bytes that they own."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.nbytes = 0
-
-
 class Owned(NamedTuple, Generic[Content]):
     """Some content that owns its bytes, and the arrays within it."""
 
     content: Content
     arrays: list[mx.array]
+
+
+class Ledger:
+    """Counts the snapshots that are open and the bytes that they own, those of copies under way included."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.nbytes = 0
+        self._copies: Buffers = []
+        self._sources: Buffers = []
+        self._copied_bytes = 0
+
+    def later(self, copies: Buffers, sources: Sequence[mx.array] = ()) -> Owned[Buffers]:
+        """Copies as what a snapshot owns, to be evaluated together with others: each evaluation takes a while, whatever
+        is in it. Large ones are evaluated at once, for until then both they and their sources take room.
+
+        The sources are held: a buffer that nobody else holds MLX would hand on instead of copying nearly all of it.
+        """
+        self._copies += copies
+        self._sources += sources
+        self._copied_bytes += sum(copy.nbytes for copy in copies)
+        if self._copied_bytes > _TOGETHER_BYTES:
+            self.settle()
+        return Owned(copies, copies)
+
+    def settle(self) -> None:
+        """Evaluates what was put off: call it before anything writes into layers. Raises what MLX raises."""
+        copies, sources = self._copies, self._sources
+        self._copies, self._sources, self._copied_bytes = [], [], 0
+        mx.eval(copies)
+        sources.clear()
 
 
 class Home(Protocol[Content]):
@@ -51,8 +75,8 @@ class Home(Protocol[Content]):
 
 
 class LayerSnapshot(Snapshot, Generic[Content]):
-    """A snapshot, live or owned. What it owns is evaluated: an unevaluated copy would hold the live buffer and make the
-    next write into that copy all of it."""
+    """A snapshot, live or owned. What it owns is evaluated, at the latest when the ledger settles: an unevaluated copy
+    would hold the live buffer and make the next write into that copy all of it."""
 
     def __init__(
         self, start: int, stop: int, home: Home[Content] | None, ledger: Ledger, owned: Owned[Content] | None = None
@@ -62,6 +86,7 @@ class LayerSnapshot(Snapshot, Generic[Content]):
         self.stop = stop
         self._home: Home[Content] | None = None
         self._owned: Owned[Content] | None = None
+        self._nbytes = 0
         self._ledger = ledger
         ledger.count += 1
         if home is not None:
@@ -75,7 +100,7 @@ class LayerSnapshot(Snapshot, Generic[Content]):
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self._owned.arrays) if self._owned else 0
+        return self._nbytes
 
     @property
     def content(self) -> Content:
@@ -96,6 +121,7 @@ class LayerSnapshot(Snapshot, Generic[Content]):
         """Its bytes are these from now on; they are evaluated."""
         self._leave()
         self._owned = owned
+        self._nbytes = sum(array.nbytes for array in owned.arrays)
         self._ledger.nbytes += self.nbytes
 
     def page_in(self, home: Home[Content]) -> None:
@@ -115,6 +141,7 @@ class LayerSnapshot(Snapshot, Generic[Content]):
             self._home.live.remove(self)
         self._ledger.nbytes -= self.nbytes
         self._home = self._owned = None
+        self._nbytes = 0
 
 
 class SliceSnapshot(LayerSnapshot[Buffers]):
@@ -123,7 +150,11 @@ class SliceSnapshot(LayerSnapshot[Buffers]):
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
         if not self.start < at < self.stop:
             raise ValueError(f"cannot cut tokens {self.start}..{self.stop} at {at}")
-        halves = self._part(self.start, at), self._part(at, self.stop)
+        upper = lower = None
+        if not self.live:
+            pieces = [[own(half) for half in mx.split(x, [at - self.start], axis=-2)] for x in self.content]
+            upper, lower = (self._ledger.later([*halves], self.content) for halves in zip(*pieces, strict=True))
+        halves = self._like(self.start, at, upper), self._like(at, self.stop, lower)
         self.close()
         return halves
 
@@ -144,10 +175,6 @@ class SliceSnapshot(LayerSnapshot[Buffers]):
         """Another one of its kind: `owned`, or live in the same place."""
         return SliceSnapshot(start, stop, None if owned else self._home, self._ledger, owned)
 
-    def _part(self, start: int, stop: int) -> "SliceSnapshot":
-        owned = None if self.live else evaluated([own(x) for x in self.parts(start, stop)])
-        return self._like(start, stop, owned)
-
     def _joined(self, first: Snapshot, start: int) -> Snapshot:
         """From `start` on, within `first`, which may reach into this one."""
         if not isinstance(first, type(self)) or not start < self.start <= first.stop:
@@ -155,7 +182,7 @@ class SliceSnapshot(LayerSnapshot[Buffers]):
         owned = None
         if not self._stays_live(first):
             pairs = zip(first.parts(start, self.start), self.parts(self.start, self.stop), strict=True)
-            owned = evaluated([mx.concatenate([*pair], axis=-2) for pair in pairs])
+            owned = self._ledger.later([mx.concatenate([*pair], axis=-2) for pair in pairs])
         joined = self._like(start, self.stop, owned)
         first.close()
         self.close()
@@ -224,9 +251,3 @@ def complete(copies: list[Copy]) -> None:
         mx.eval([copy.arrays for copy in copies])
         for copy in copies:
             copy.done()
-
-
-def evaluated(arrays: list[mx.array]) -> Owned[Buffers]:
-    """Some arrays as what a snapshot owns."""
-    mx.eval(arrays)
-    return Owned(arrays, arrays)
