@@ -5,7 +5,6 @@ loop in a process of its own, which rests while others are measured: a line of J
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ if __name__ == "__main__":
 import mlx.core as mx
 
 import runner.mlxlm  # noqa: F401  registers mlx_lm without its package __init__
+from runner.engine.core import keep_together
 from scripts.benchmarks.llamas import Size, make_model
 
 # isort: split
@@ -104,14 +104,17 @@ class BareLoop:
 
 
 def _serve(hidden: str, layers: str, seed: str, *one_core: str) -> None:
-    if one_core and sys.platform == "linux":
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # which MLX's thread inherits
+    core = keep_together(lambda: mx.eval(mx.zeros(1))) if one_core else None
     if mx.default_device() == mx.Device(mx.cpu):
         mx.disable_compile()  # as the runner does
     model = make_model(Size(int(hidden), int(layers)), int(seed))
     for line in sys.stdin:
         what, *words = json.loads(line)
+        if core is not None:
+            core.work()
         print(decode_bare(model, *words) if what == "decode" else first_token_s(model, *words), flush=True)
+        if core is not None:
+            core.rest()
 
 
 if __name__ == "__main__":

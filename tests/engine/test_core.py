@@ -134,12 +134,16 @@ def test_the_caller_and_what_it_starts_share_a_core_and_nobody_else_does() -> No
             main = threading.main_thread().native_id
             assert main is not None
             assert os.sched_getaffinity(0) == os.sched_getaffinity(other) == everywhere
+            assert os.sched_getscheduler(0) == os.sched_getscheduler(other) == os.SCHED_OTHER
             one.work()
             assert len(os.sched_getaffinity(0)) == 1
             assert os.sched_getaffinity(other) == os.sched_getaffinity(0)
             assert os.sched_getaffinity(main) == everywhere
+            policies = [os.sched_getscheduler(number) for number in (0, other, main)]
+            assert policies == [os.SCHED_BATCH, os.SCHED_BATCH, os.SCHED_OTHER]
             one.rest()
             assert os.sched_getaffinity(0) == os.sched_getaffinity(other) == everywhere
+            assert os.sched_getscheduler(0) == os.sched_getscheduler(other) == os.SCHED_OTHER
         finally:
             done.set()
 
