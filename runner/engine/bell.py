@@ -28,12 +28,13 @@ class Bell:
         self._inside, self._outside = socket.socketpair()
         for end in (self._inside, self._outside):
             end.setblocking(False)
+        self._number = self._outside.fileno()
         loop.add_reader(self._inside, self._answer)
 
     def wake(self, call: Callable[[], None]) -> None:
         """Have the event loop call this soon; not again before it has. From another thread."""
         self._call = call
-        if _write(self._outside.fileno(), _BYTE, 1) != 1:
+        if _write(self._number, _BYTE, 1) != 1:
             self._loop.call_soon_threadsafe(call)
 
     def _answer(self) -> None:

@@ -22,7 +22,7 @@ class Matching:
 
     def host(self, group: Group, groups: Sequence[Group], cache: PrefixCache) -> Group | None:
         """Of `groups`, the one that the one generation of `group` goes best with and that has room for it."""
-        if group.steps < self.lone_steps:
+        if len(groups) < 2 or group.steps < self.lone_steps:
             return None
         hosts = [other for other in groups if other is not group and other.accepts(group)]
         if not hosts or not self._may_join() or not group.batchable:

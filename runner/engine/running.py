@@ -63,7 +63,7 @@ class Running:
         """One slice: a beginning, a part of a prompt, or a decode step."""
         started = perf_counter()
         self._drop_cancelled()
-        startable = self._waiting.first(self.cache, self._computed)
+        startable = self._waiting.first(self.cache, self._computed) if self._waiting else None
         view = View(
             startable=int(startable is not None),
             prefilling=[generation.left for generation in self._prefilling],
@@ -222,12 +222,14 @@ class Running:
     # --- ends
 
     def _drop_cancelled(self) -> None:
-        self._waiting.drop_cancelled()
+        if self._waiting:
+            self._waiting.drop_cancelled()
         for generation in [each for each in self._prefilling if each.request.cancelled]:
             self._prefilling.remove(generation)
             self._end(generation)
         for group in list(self._groups):
-            self._leave(group, [generation for generation in group.generations if generation.request.cancelled])
+            if any(generation.request.cancelled for generation in group.generations):
+                self._leave(group, [generation for generation in group.generations if generation.request.cancelled])
 
     def _tell(self, results: Results) -> list[Generation]:
         """Returns those that are done."""

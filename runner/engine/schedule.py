@@ -93,6 +93,8 @@ class Schedule:
             if view.startable:
                 return Begin()
             return self._part(view, self._chunk_tokens) if view.prefilling else None
+        if len(view.decoding) == 1 and not view.startable and not view.prefilling:
+            return Decode(0)
         step = Decode(min(range(len(view.decoding)), key=lambda index: self._last_slice(view.decoding[index])))
         if view.decoding[step.index] not in self._groups:
             return step  # the first token of an answer, or rows of other groups, which have waited there
@@ -116,7 +118,8 @@ class Schedule:
         """
         self._now_s += seconds
         self._slices += 1
-        self._groups = {group: self._groups[group] for group in view.decoding if group in self._groups}
+        if len(self._groups) > len(view.decoding):
+            self._groups = {group: self._groups[group] for group in view.decoding if group in self._groups}
         if isinstance(slice, Decode):
             self._stepped(view.decoding[slice.index], seconds)
             return

@@ -24,7 +24,8 @@ from scripts.benchmarks.servers import Endpoint, other_runner, this_runner
 from scripts.benchmarks.stage import BARE, MLX_LM, OURS, SIZES, bare_loops, serve, servers
 from scripts.benchmarks.turns import take_turns
 
-TOKENS = {"1M": 400, "10M": 200, "60M": 60}
+TOKENS = {"1M": 200, "10M": 100, "60M": 40}
+"""Of a turn: short ones, for what disturbs the machine comes and goes within seconds."""
 OF_BARE = {"1M": 0.90, "10M": 0.97}
 """The least that is to be reached of the bare loop."""
 
@@ -101,7 +102,7 @@ class DecodeReport(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark beside those of all."""
     parser.add_argument("--size", action="append", choices=SIZES, help="this model only; may be repeated")
-    parser.add_argument("--turns", type=int, default=7, metavar="N", help="of each contender (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=15, metavar="N", help="of each contender (default: %(default)s)")
     parser.add_argument(
         "--profile",
         type=Path,

@@ -15,11 +15,15 @@ _ROOT = Path(__file__).parents[2]
 
 
 def run_all(names: Sequence[str], arguments: argparse.Namespace) -> int:
-    """Returns the exit status: that of the first that could not be measured, else whether all targets are met."""
+    """Returns the exit status: that of one that could not be measured, else whether all targets are met.
+
+    One that could not does not keep the others from being measured.
+    """
     from scripts.benchmarks.__main__ import MEASURED, MET, MISSED, write_json  # it imports this module
 
     found: dict[str, dict[str, object]] = {}
     targets: list[Target] = []
+    failed: dict[str, int] = {}
     if arguments.plot:
         arguments.plot.mkdir(parents=True, exist_ok=True)
     for name in names:
@@ -30,12 +34,17 @@ def run_all(names: Sequence[str], arguments: argparse.Namespace) -> int:
             output = sys.stderr if arguments.json == "-" else None
             ended = subprocess.run([sys.executable, "-m", "scripts.benchmarks", *words], cwd=_ROOT, stdout=output)
             if ended.returncode not in MEASURED:
-                return ended.returncode
+                failed[name] = ended.returncode
+                continue
             found[name] = json.loads(file.read_text())
         targets += _targets(name, found[name]["targets"])
     print(text_of([targets_table(targets)]), file=sys.stderr if arguments.json == "-" else sys.stdout, flush=True)
+    if failed:
+        print(f"not measured: {', '.join(failed)}", file=sys.stderr)
     if arguments.json:
         write_json(arguments.json, {"benchmarks": found, "targets": [target.data() for target in targets]})
+    if failed:
+        return max(failed.values())
     return MET if all(target.met for target in targets) else MISSED
 
 

@@ -59,7 +59,7 @@ def profiled(trace: Path, size: Size, seed: int, ours: Server, tokens: int) -> P
     with asyncio.Runner() as loop, ExitStack() as stack:
         (endpoint,) = serve(size, seed, [traced], stack, loop).values()
         prompts = Prompts(seed)
-        for _ in range(2):  # what is written when the second one begins is all of the first one at least
+        for _ in range(3):  # what is written when the second one begins is all of the first one at least
             loop.run(answer(endpoint, prompts.text(SHORT_TOKENS), tokens))
     return read(trace.read_text())
 

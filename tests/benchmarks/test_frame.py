@@ -281,10 +281,16 @@ def test_all_runs_each_and_gathers_what_they_found(
     assert rest == [*("--seed", "5", "--blas", "auto", "--blas-threads", "2", "--peer", "other=run 'it now'", "--busy")]
 
 
-def test_all_ends_at_the_first_that_could_not_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    status, runs = run_all(monkeypatch, [0, bench.BUSY, 0])
+def test_one_that_could_not_be_measured_keeps_no_other_from_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, runs = run_all(monkeypatch, [0, bench.BUSY, 1], "--json=-")
     assert status == bench.BUSY
-    assert len(runs.words) == 2
+    assert len(runs.words) == 3
+    shown = capsys.readouterr()
+    names = list(bench.BENCHMARKS)
+    assert set(json.loads(shown.out)["benchmarks"]) == {names[0], names[2]}
+    assert shown.err.splitlines()[-1] == f"not measured: {names[1]}"
 
 
 def test_all_meets_its_targets_when_each_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
