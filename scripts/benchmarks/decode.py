@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from scripts.benchmarks.asking import SHORT_TOKENS, answer
@@ -31,7 +32,7 @@ OF_BARE = {"1M": 0.90, "10M": 0.97}
 
 
 class Decoded(NamedTuple):
-    """One model: tokens per second of each contender, turn by turn, and where ours spent the time if it was asked."""
+    """One model: tokens per second of each contender, turn by turn, and where ours spent the time of a token."""
 
     size: str
     speeds: Mapping[str, Sequence[float]]
@@ -142,7 +143,6 @@ def _measure(name: str, arguments: argparse.Namespace, say: Callable[[str], None
             **{each: partial(bare_speed, one) for each, one in bare.items()},
         }
         speeds = take_turns(contenders, arguments.turns)
-    profile = None
-    if arguments.profile:
-        profile = profiled(arguments.profile / f"decode-{name}.json", size, seed, ours, tokens)
-    return Decoded(name, speeds, profile)
+    with TemporaryDirectory(prefix="bench-") as folder:
+        trace = (arguments.profile or Path(folder)) / f"decode-{name}.json"
+        return Decoded(name, speeds, profiled(trace, size, seed, ours, tokens))
