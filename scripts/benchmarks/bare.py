@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from time import perf_counter
+from time import perf_counter, sleep
 
 from runner import blas
 
@@ -25,6 +25,8 @@ from scripts.benchmarks.llamas import Size, make_model
 # isort: split
 from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+_REST_S = 0.02
 
 
 def decode_bare(model: llama.Model, prompts: Sequence[Sequence[int]], tokens: int) -> float:
@@ -56,9 +58,13 @@ def decode_bare(model: llama.Model, prompts: Sequence[Sequence[int]], tokens: in
 
 
 def first_token_s(model: llama.Model, known: Sequence[int], prompt: Sequence[int], chunk: int) -> float:
-    """Seconds until the first token after `prompt` is read, in a cache that has seen `known`, in chunks of so many."""
+    """Seconds until the first token after `prompt` is read, in a cache that has seen `known`, in chunks of so many.
+
+    It rests before: a prompt comes to a process that waits for one, on a core that has gone to sleep.
+    """
     cache = make_prompt_cache(model)
     _prefill(model, cache, known, chunk)
+    sleep(_REST_S)
     started = perf_counter()
     _prefill(model, cache, prompt[:-1], chunk)
     mx.argmax(model(mx.array([prompt[-1:]]), cache)[:, -1, :], axis=-1).item()

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from scripts.benchmarks.bars import COLOURS, Bars, draw_bars, tidy
 from scripts.benchmarks.decode import Decoded
 from scripts.benchmarks.profile import PARTS
+from scripts.benchmarks.stage import BARE
 
 
 def draw(models: Sequence[Decoded], path: Path) -> None:
@@ -17,8 +18,8 @@ def draw(models: Sequence[Decoded], path: Path) -> None:
     traced = [model for model in models if model.profile]
     figure, axes = pyplot.subplots(1, 2 if traced else 1, figsize=(13 if traced else 7, 4.5), squeeze=False)
     names = list(dict.fromkeys(name for model in models for name in model.speeds))
-    bars = [Bars(name, [model.ratio(name, "bare loop") for model in models]) for name in names]
-    groups = [f"{model.size}\nbare loop {median(model.speeds['bare loop']):.0f} tok/s" for model in models]
+    bars = [Bars(name, [model.ratio(name, BARE) for model in models]) for name in names]
+    groups = [f"{model.size}\nbare loop {median(model.speeds[BARE]):.0f} tok/s" for model in models]
     draw_bars(axes[0][0], groups, bars, room=0.2, digits=2)
     axes[0][0].set_title("decode, one stream, over the bare loop")
     axes[0][0].legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=len(names))

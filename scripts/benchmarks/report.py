@@ -36,7 +36,7 @@ class Table(NamedTuple):
         """At most 132 characters each, where the cells are reasonable."""
         columns = list(zip(self.columns, *self.rows, strict=True))
         widths = [max(map(len, column)) for column in columns]
-        figures = [all(not cell or cell[0] in _FIGURES for cell in column[1:]) for column in columns]
+        figures = [False, *(all(not cell or cell[0] in _FIGURES for cell in column[1:]) for column in columns[1:])]
         yield self.title
         for row in (self.columns, *self.rows):
             cells = zip(row, widths, figures, strict=True)

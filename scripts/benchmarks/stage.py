@@ -14,7 +14,7 @@ from scripts.benchmarks.llamas import M1, M10, M60, Size, make_model, write_mode
 from scripts.benchmarks.servers import Endpoint, Server, mlx_lm_server
 from tests.host import LoadError, Process
 
-OURS, MLX_LM, BARE, BARE_FREE = "ours", "mlx_lm.server", "bare loop", "bare, all cores"
+OURS, MLX_LM, BARE, BARE_FREE = "ours", "mlx_lm.server", "bare loop", "bare loop, all cores"
 SIZES = {"1M": M1, "10M": M10, "60M": M60}
 
 

@@ -20,7 +20,7 @@ def test_ratios_are_taken_turn_by_turn() -> None:
     assert model.ratio(OURS, BARE) == pytest.approx(0.95)
     report = DecodeReport(3, [model])
     loop, server = report.targets
-    assert (loop.what, loop.met) == ("10M, ours over the bare loop", False)
+    assert (loop.what, loop.met) == ("10M, ours over bare loop", False)
     assert (server.what, server.met) == ("10M, ours over mlx_lm.server", True)
     assert [loop.value, server.value] == pytest.approx([0.95, 1.5])
     assert "190.0" in report.table()
