@@ -13,9 +13,9 @@ def test_the_flags_and_the_architectures_are_todays() -> None:
     assert text == with_parts(text), "run: python -m scripts.readme"
 
 
-def options_of(module: str) -> set[str]:
-    """What its --help lists."""
-    command = [sys.executable, "-m", module, "--help"]
+def options_of(module: str, *words: str) -> set[str]:
+    """What its --help lists, behind these words."""
+    command = [sys.executable, "-m", module, *words, "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return set(re.findall(r"^ +(?:-h, )?--([a-z-]+)", shown, re.MULTILINE))
 
@@ -29,5 +29,6 @@ def test_the_readme_names_no_flag_that_does_not_exist() -> None:
     known |= {"all", "mlx-engine", "experimental"}  # of scripts/test, of hosts, of `ollama create`
     for script in ("demo", "host", "conformance", "soak"):
         known |= options_of(f"scripts.{script}")
+    known |= options_of("scripts.benchmarks", "decode")
     text = re.sub(r"curl [^\n]*", "", README.read_text())
     assert set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", text)) <= known

@@ -47,10 +47,10 @@ def runner_after(code: str) -> list[str]:
 FAULTS = """
 import itertools, time
 import mlx.core as mx
-import runner.server.app as app, runner.server.completion as completion
-load, final_line, status_body, count, kept = mx.load, completion.final_line, app.status_body, itertools.count(), []
+import runner.server.app as app, runner.server.answer as answer
+load, final_line, status_body, count, kept = mx.load, answer.final_line, app.status_body, itertools.count(), []
 mx.load = lambda *words, **options: {name: 1.01 * array for name, array in load(*words, **options).items()}
-completion.final_line = lambda *words: kept.append(b"x" * 400_000) or final_line(*words)
+answer.final_line = lambda *words: kept.append(b"x" * 400_000) or final_line(*words)
 app.status_body = lambda *words: time.sleep(0.12 * (next(count) % 5 == 0)) or status_body(*words)
 """
 """Weights one percent larger give seldom another token, but other logprobs; a leak with every answer; a slow status."""
