@@ -112,10 +112,11 @@ class Engine:
         from runner.engine.means import Means
         from runner.engine.running import Running
         from runner.engine.warm import warm_up
+        from runner.model.dtype import device
         from runner.model.load import load
 
         self._mx = mx
-        on_cpu = mx.default_device() == mx.Device(mx.cpu)
+        on_cpu = device() == "cpu"
         if on_cpu:
             if self._settings.one_core:
                 self._core = keep_together(lambda: mx.eval(mx.zeros(1)))
@@ -159,7 +160,7 @@ class Engine:
             architecture=self._model.architecture,
             bytes=self._model.total_bytes,
             seconds=round(perf_counter() - started, 3),
-            device="cpu" if on_cpu else "gpu",
+            device=device(),
             context=self.limits.context_length,
             cache=self._settings.cache,
             cache_bytes=cache_bytes,

@@ -20,7 +20,7 @@ class Trace:
     def __init__(self) -> None:
         self._file: TextIO | None = None
         self._events: list[dict[str, object]] = []
-        self._mark = self._begun = 0
+        self._mark = self._begun = self._before = 0
         self._slice = ""
         self._facts: dict[str, int] = {}
 
@@ -36,6 +36,7 @@ class Trace:
         """A slice begins."""
         if self._file is not None:
             self._mark = self._begun = perf_counter_ns()
+            self._before = len(self._events)
             self._slice = ""
 
     def name(self, slice_name: str, **facts: int) -> None:
@@ -57,7 +58,7 @@ class Trace:
         if self._slice:
             self._add(self._slice, self._begun, perf_counter_ns(), self._facts)
         else:
-            self._events = [event for event in self._events if float(str(event["ts"])) * 1e3 < self._begun]
+            del self._events[self._before :]
         if len(self._events) >= _FLUSH_EVENTS:
             self.flush()
 

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from time import perf_counter, sleep
 
 from runner import blas
@@ -19,8 +19,9 @@ if __name__ == "__main__":
 import mlx.core as mx
 
 import runner.mlxlm  # noqa: F401  registers mlx_lm without its package __init__
-from runner.engine.core import keep_together
+from runner.model.dtype import device
 from scripts.benchmarks.llamas import Size, make_model
+from scripts.benchmarks.one_core import one_core
 
 # isort: split
 from mlx_lm.models import llama
@@ -109,18 +110,15 @@ class BareLoop:
         return float(self._process.stdout.readline())
 
 
-def _serve(hidden: str, layers: str, seed: str, *one_core: str) -> None:
-    core = keep_together(lambda: mx.eval(mx.zeros(1))) if one_core else None
-    if mx.default_device() == mx.Device(mx.cpu):
+def _serve(hidden: str, layers: str, seed: str, *alone: str) -> None:
+    turn = one_core() if alone else nullcontext
+    if device() == "cpu":
         mx.disable_compile()  # as the runner does
     model = make_model(Size(int(hidden), int(layers)), int(seed))
     for line in sys.stdin:
         what, *words = json.loads(line)
-        if core is not None:
-            core.work()
-        print(decode_bare(model, *words) if what == "decode" else first_token_s(model, *words), flush=True)
-        if core is not None:
-            core.rest()
+        with turn():
+            print(decode_bare(model, *words) if what == "decode" else first_token_s(model, *words), flush=True)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class Decoded(NamedTuple):
 
     size: str
     speeds: Mapping[str, Sequence[float]]
-    profile: Profile | None
+    profile: Profile
 
     def ratio(self, name: str, other: str) -> float:
         """The median of a turn's ratios."""
@@ -78,7 +78,7 @@ class DecodeReport(NamedTuple):
         sizes = [model.size for model in self.models]
         columns = ("", *(f"{size} tok/s" for size in sizes), *(f"{size} / bare" for size in sizes))
         title = f"decode, one stream: medians of {self.turns} turns, and of each turn's ratio to the bare loop"
-        profiles = [model.profile.table(f"{model.size}, ours") for model in self.models if model.profile]
+        profiles = [model.profile.table(f"{model.size}, ours") for model in self.models]
         return text_of([Table(title, columns, rows), *profiles])
 
     def data(self) -> Mapping[str, object]:
@@ -89,7 +89,7 @@ class DecodeReport(NamedTuple):
                 model.size: {
                     "tokens_per_s": model.speeds,
                     "of_bare": {name: model.ratio(name, BARE) for name in model.speeds},
-                    "profile": model.profile.data() if model.profile else None,
+                    "profile": model.profile.data(),
                 }
                 for model in self.models
             },
@@ -141,7 +141,7 @@ def _measure(name: str, arguments: argparse.Namespace, say: Callable[[str], None
             return one.decode([prompts.ids(SHORT_TOKENS)], tokens)
 
         contenders: dict[str, Callable[[], float]] = {
-            **{each: partial(served_speed, endpoint) for each, endpoint in served.items()},
+            **{each: partial(served_speed, one.endpoint) for each, one in served.items()},
             **{each: partial(bare_speed, one) for each, one in bare.items()},
         }
         speeds = take_turns(contenders, arguments.turns)

@@ -14,34 +14,30 @@ from scripts.benchmarks.stage import BARE
 
 
 def draw(models: Sequence[Decoded], path: Path) -> None:
-    """Speeds over that of the bare loop; where ours was traced, where a token's time goes."""
-    traced = [model for model in models if model.profile]
-    figure, axes = pyplot.subplots(1, 2 if traced else 1, figsize=(13 if traced else 7, 4.5), squeeze=False)
+    """Speeds over that of the bare loop, and where a token's time goes."""
+    figure, (speeds, profiles) = pyplot.subplots(1, 2, figsize=(13, 4.5))
     names = list(dict.fromkeys(name for model in models for name in model.speeds))
     bars = [Bars(name, [model.ratio(name, BARE) for model in models]) for name in names]
     groups = [f"{model.size}\nbare loop {median(model.speeds[BARE]):.0f} tok/s" for model in models]
-    draw_bars(axes[0][0], groups, bars, room=0.2, digits=2)
-    axes[0][0].set_title("decode, one stream, over the bare loop")
-    axes[0][0].legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=len(names))
-    if traced:
-        _draw_profiles(axes[0][1], traced)
+    draw_bars(speeds, groups, bars, room=0.2, digits=2)
+    speeds.set_title("decode, one stream, over the bare loop")
+    speeds.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=len(names))
+    _draw_profiles(profiles, models)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
 
-def _draw_profiles(axes: Axes, traced: Sequence[Decoded]) -> None:
-    bottoms = [0.0] * len(traced)
+def _draw_profiles(axes: Axes, models: Sequence[Decoded]) -> None:
+    bottoms = [0.0] * len(models)
     colours = [*COLOURS, "#c0504d", "#5b9bd5", "#70ad47", "#ffc000"]
     for part, colour in zip(PARTS, colours, strict=True):
-        shares = [
-            100 * model.profile.parts_us[part] / model.profile.step_us for model in traced if model.profile is not None
-        ]
-        axes.bar(range(len(traced)), shares, 0.6, bottom=bottoms, color=colour, label=part)
+        shares = [100 * model.profile.parts_us[part] / model.profile.step_us for model in models]
+        axes.bar(range(len(models)), shares, 0.6, bottom=bottoms, color=colour, label=part)
         bottoms = [bottom + share for bottom, share in zip(bottoms, shares, strict=True)]
-    steps = [model.profile.step_us / 1e3 for model in traced if model.profile is not None]
-    labels = [f"{model.size}\n{step:.2f} ms" for model, step in zip(traced, steps, strict=True)]
-    axes.set_xticks(range(len(traced)), labels)
+    steps = [model.profile.step_us / 1e3 for model in models]
+    labels = [f"{model.size}\n{step:.2f} ms" for model, step in zip(models, steps, strict=True)]
+    axes.set_xticks(range(len(models)), labels)
     axes.set_title("where a token's time goes, %")
     axes.legend(fontsize=8, bbox_to_anchor=(1.0, 1.0), loc="upper left")
     tidy(axes)

@@ -9,10 +9,7 @@ decode   tokens per second of one greedy stream
 """
 
 import argparse
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,10 +23,12 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import llama
 
 from runner.model import open_model
+from runner.model.dtype import device
 from runner.model.load import load
 from runner.settings import CPU_CHUNK_TOKENS
 from scripts.benchmarks.bare import decode_bare, first_token_s
 from scripts.benchmarks.llamas import M1, M10, M60, Prompts, Size, make_model, write_model
+from scripts.benchmarks.one_core import one_core
 from scripts.benchmarks.report import Table, Target, text_of
 from scripts.benchmarks.turns import take_turns
 
@@ -145,31 +144,31 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> FormatsRep
     """Measure. ValueError when the options make no sense."""
     if min(arguments.turns, arguments.prompt, arguments.tokens) < 1:
         raise ValueError("turns and lengths are at least 1")
-    if mx.default_device() == mx.Device(mx.cpu):
+    if device() == "cpu":
         mx.disable_compile()  # as the runner does
     formats = [REFERENCE, *(name for name in FORMATS if name in arguments.formats and name != REFERENCE)]
-    prompts = Prompts(arguments.seed)
+    prompts, kept = Prompts(arguments.seed), one_core()
 
     def turn(name: str, model: llama.Model) -> Turn:
         say(f"{name} ...")
-        first_token_s(model, [], prompts.ids(_WARM_TOKENS), CPU_CHUNK_TOKENS)
-        seconds = first_token_s(model, [], prompts.ids(arguments.prompt), CPU_CHUNK_TOKENS)
-        return Turn(arguments.prompt / seconds, decode_bare(model, [prompts.ids(16)], arguments.tokens))
+        with kept():
+            first_token_s(model, [], prompts.ids(_WARM_TOKENS), CPU_CHUNK_TOKENS)
+            seconds = first_token_s(model, [], prompts.ids(arguments.prompt), CPU_CHUNK_TOKENS)
+            return Turn(arguments.prompt / seconds, decode_bare(model, [prompts.ids(16)], arguments.tokens))
 
     rows = []
-    with _one_core():
-        for size in arguments.models:
-            models = {
-                f"{size} {name} {way}": model
-                for name in formats
-                for way, model in _loaded(SIZES[size], arguments.seed, name).items()
-            }
-            contenders = {name: partial(turn, name, model) for name, model in models.items()}
-            found = take_turns(contenders, arguments.turns, warm=0)
-            for name in formats:
-                names = {way: f"{size} {name} {way}" for way in (KEEP, AUTO)}
-                held = {way: _held_bytes(models[full]) for way, full in names.items()}
-                rows.append(Row(size, name, held, {way: found[full] for way, full in names.items()}))
+    for size in arguments.models:
+        models = {
+            f"{size} {name} {way}": model
+            for name in formats
+            for way, model in _loaded(SIZES[size], arguments.seed, name).items()
+        }
+        contenders = {name: partial(turn, name, model) for name, model in models.items()}
+        found = take_turns(contenders, arguments.turns, warm=0)
+        for name in formats:
+            names = {way: f"{size} {name} {way}" for way in (KEEP, AUTO)}
+            held = {way: _held_bytes(models[full]) for way, full in names.items()}
+            rows.append(Row(size, name, held, {way: found[full] for way, full in names.items()}))
     return FormatsReport(rows)
 
 
@@ -194,17 +193,3 @@ def _fits(_: str, layer: Module) -> bool:
 
 def _held_bytes(model: llama.Model) -> int:
     return sum(array.nbytes for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters())))
-
-
-@contextmanager
-def _one_core() -> Iterator[None]:
-    """MLX's thread gets the core of the thread that starts it, as the runner's does."""
-    if sys.platform != "linux":
-        yield
-        return
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(cores)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)

@@ -33,7 +33,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 from runner.cache.layers.snapshot import Owned, SliceSnapshot, StateSnapshot
 from runner.cache.trie import Node, keys, spelled
 from runner.cache.trie_cache import TrieCache
-from runner.engine.core import OneCore, keep_together
+from scripts.benchmarks.one_core import one_core
 from scripts.benchmarks.report import Table, Target, text_of
 from scripts.benchmarks.turns import take_turns
 
@@ -268,7 +268,12 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> NodesRepor
         raise ValueError("there is at least one node and one turn, and two layers")
     times: dict[str, dict[int, list[Times]]] = {}
     collect_ms: dict[str, dict[int, float]] = {}
-    core = keep_together(lambda: mx.eval(mx.ones(1) + 1)) if mx.default_device() == mx.Device(mx.cpu) else None
+    kept = one_core()
+
+    def turn(forest: Forest) -> Times:
+        with kept():
+            return forest.turn()
+
     for order, stateful in ORDERS.items():
         forests: dict[str, Forest] = {}
         collect_ms[order] = {}
@@ -277,19 +282,11 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> NodesRepor
             forests[str(nodes)] = Forest(nodes, arguments.layers, stateful, arguments.seed)
             gc.collect()
             collect_ms[order][nodes] = _ms(gc.collect)
-        found = take_turns({name: partial(_turn, forest, core) for name, forest in forests.items()}, arguments.turns)
+        found = take_turns({name: partial(turn, forest) for name, forest in forests.items()}, arguments.turns)
         times[order] = {int(name): turns for name, turns in found.items()}
         for forest in forests.values():
             forest.cache.give_up()  # nodes hold each other, and a gigabyte
-    if core:
-        core.rest()
     return NodesReport(arguments.layers, times, collect_ms)
-
-
-def _turn(forest: Forest, core: OneCore | None) -> Times:
-    if core:
-        core.work()
-    return forest.turn()
 
 
 def _numbers(text: str) -> list[int]:

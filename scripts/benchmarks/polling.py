@@ -4,10 +4,8 @@ In a process of its own, so that nothing but the server and the system makes it 
 """
 
 import json
-import math
 import socket
 import sys
-from collections.abc import Sequence
 from time import perf_counter, sleep
 from typing import NamedTuple
 
@@ -21,11 +19,6 @@ class Waits(NamedTuple):
 
     kept: list[float]
     fresh: list[float]
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The least value that this share of all are not above."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def poll(port: int, path: str, count: int, interval_s: float) -> Waits:

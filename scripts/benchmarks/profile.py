@@ -57,7 +57,7 @@ def profiled(trace: Path, size: Size, seed: int, ours: Server, tokens: int) -> P
     trace.parent.mkdir(parents=True, exist_ok=True)
     traced = ours._replace(environment={**ours.environment, "MLX_RUNNER_TRACE": str(trace.resolve())})
     with asyncio.Runner() as loop, ExitStack() as stack:
-        (endpoint,) = serve(size, seed, [traced], stack, loop).values()
+        ((endpoint, _),) = serve(size, seed, [traced], stack, loop).values()
         prompts = Prompts(seed)
         for _ in range(3):  # what is written when the second one begins is all of the first one at least
             loop.run(answer(endpoint, prompts.text(SHORT_TOKENS), tokens))

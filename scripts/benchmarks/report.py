@@ -1,7 +1,10 @@
 """What benchmarks have in common when they tell what they found: tables, and targets that are met or not."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from math import ceil
+from typing import NamedTuple, TypeVar
+
+Number = TypeVar("Number", int, float)
 
 _FIGURES = "0123456789-"  # what those begin with; they stand on the right
 
@@ -65,3 +68,9 @@ def text_of(tables: Sequence[Table], note: str = "") -> str:
 
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def percentile(values: Sequence[Number], percent: float) -> Number:
+    """The smallest value that at least `percent` of them do not exceed (nearest rank); 0 where there are none."""
+    ranked = sorted(values)
+    return ranked[max(0, ceil(len(ranked) * percent / 100) - 1)] if ranked else 0

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
-import mlx.core as mx
-
+from runner.model.dtype import device
 from scripts.benchmarks.bare import BareLoop
 from scripts.benchmarks.llamas import M1, M10, M60, Size, make_model, write_model
 from scripts.benchmarks.servers import Endpoint, Server, mlx_lm_server
@@ -16,6 +16,13 @@ from tests.host import LoadError, Process
 
 OURS, MLX_LM, BARE, BARE_FREE = "ours", "mlx_lm.server", "bare loop", "bare loop, all cores"
 SIZES = {"1M": M1, "10M": M10, "60M": M60}
+
+
+class Served(NamedTuple):
+    """A server that is ready."""
+
+    endpoint: Endpoint
+    process: Process
 
 
 def servers(
@@ -30,19 +37,19 @@ def servers(
 
 def serve(
     size: Size, seed: int, servers: Sequence[Server], stack: ExitStack, loop: asyncio.Runner
-) -> dict[str, Endpoint]:
+) -> dict[str, Served]:
     """The servers by name, all with the same random Llama, until the stack ends. ValueError if one does not start."""
     directory = Path(stack.enter_context(TemporaryDirectory(prefix="bench-")))
     write_model(directory, make_model(size, seed), size)
-    endpoints = {}
+    served = {}
     for server in servers:
         try:
             process = server.start(directory, stack)
         except LoadError as error:
             raise ValueError(f"{server.name} did not start: {error}") from error
-        endpoints[server.name] = loop.run(_endpoint(server, process, directory))
-        stack.callback(_close, endpoints[server.name], loop)
-    return endpoints
+        served[server.name] = Served(loop.run(_endpoint(server, process, directory)), process)
+        stack.callback(_close, served[server.name].endpoint, loop)
+    return served
 
 
 async def _endpoint(server: Server, process: Process, model: Path) -> Endpoint:
@@ -55,7 +62,7 @@ def _close(endpoint: Endpoint, loop: asyncio.Runner) -> None:
 
 def bare_loops(size: Size, seed: int, stack: ExitStack, blas: str, blas_threads: int) -> dict[str, BareLoop]:
     """The loop on one core, as the runner keeps itself on CPUs, and on all."""
-    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    on_cpu = device() == "cpu"
     return {
         name: BareLoop(size, seed, stack, blas=blas, blas_threads=blas_threads, one_core=one_core)
         for name, one_core in ((BARE, on_cpu), (BARE_FREE, False))

@@ -16,17 +16,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from scripts.benchmarks.asking import SHORT_TOKENS, ask
-from scripts.benchmarks.llamas import M10, Prompts, Size, make_model, write_model
-from scripts.benchmarks.polling import Waits, percentile
-from scripts.benchmarks.report import Table, Target, text_of
-from scripts.benchmarks.servers import Endpoint, Server, other_runner, this_runner
-from scripts.benchmarks.stage import OURS, servers
+from scripts.benchmarks.llamas import M10, Prompts, Size
+from scripts.benchmarks.polling import Waits
+from scripts.benchmarks.report import Table, Target, percentile, text_of
+from scripts.benchmarks.servers import other_runner, this_runner
+from scripts.benchmarks.stage import OURS, Served, serve, servers
 from scripts.benchmarks.turns import take_turns
-from tests.host import LoadError
 
 P99_MS = 10.0
 STREAMS = (1, 8)
@@ -35,7 +33,7 @@ PHASES = (IDLE, PREFILL, *(f"decode {streams}" for streams in STREAMS))
 _ROOT = Path(__file__).parents[2]
 _WARM_S = 0.3
 _MOST_S = 120.0
-_P99 = 0.99
+_P99 = 99
 _ANSWER_TOKENS = 256
 
 
@@ -96,14 +94,6 @@ class StatusReport(NamedTuple):
         figure.savefig(path, dpi=110)
 
 
-class _Contender(NamedTuple):
-    """A server that runs, and where it is asked for its status."""
-
-    endpoint: Endpoint
-    port: int
-    path: str
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark beside those of all."""
     parser.add_argument("--turns", type=int, default=3, metavar="N", help="of each server (default: %(default)s)")
@@ -129,9 +119,8 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None], size: Size = 
         say,
     )
     prompts, waits = Prompts(arguments.seed), {}
-    with ExitStack() as stack:
-        loop = stack.enter_context(asyncio.Runner())
-        contenders = _start(wanted, size, arguments.seed, stack, loop)
+    with asyncio.Runner() as loop, ExitStack() as stack:
+        contenders = serve(size, arguments.seed, wanted, stack, loop)
         for phase in PHASES:
             say(f"{phase} ...")
             polls = {
@@ -142,38 +131,11 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None], size: Size = 
     return StatusReport(arguments.turns, waits)
 
 
-def _start(
-    wanted: Iterable[Server], size: Size, seed: int, stack: ExitStack, loop: asyncio.Runner
-) -> dict[str, _Contender]:
-    """By name, until the stack ends. ValueError if one does not start."""
-    directory = Path(stack.enter_context(TemporaryDirectory(prefix="bench-status-")))
-    write_model(directory, make_model(size, seed), size)
-
-    async def connect(server: Server) -> _Contender:
-        try:
-            process = server.start(directory, stack)
-        except LoadError as error:
-            raise ValueError(f"{server.name} did not start: {error}") from error
-        path = "/health" if server.speaks_openai else "/v1/status"
-        return _Contender(server.endpoint(process, directory), process.port, path)
-
-    def close(endpoint: Endpoint) -> None:
-        loop.run(endpoint.close())
-
-    contenders = {}
-    for server in wanted:
-        contenders[server.name] = contender = loop.run(connect(server))
-        stack.callback(close, contender.endpoint)
-    return contenders
-
-
-def _run(
-    loop: asyncio.Runner, contender: _Contender, phase: str, prompts: Prompts, arguments: argparse.Namespace
-) -> Waits:
+def _run(loop: asyncio.Runner, contender: Served, phase: str, prompts: Prompts, arguments: argparse.Namespace) -> Waits:
     return loop.run(_measure(contender, phase, prompts, arguments))
 
 
-async def _measure(contender: _Contender, phase: str, prompts: Prompts, arguments: argparse.Namespace) -> Waits:
+async def _measure(contender: Served, phase: str, prompts: Prompts, arguments: argparse.Namespace) -> Waits:
     """One turn of one server."""
 
     async def keep_busy(prompt_tokens: int, tokens: int) -> None:
@@ -200,8 +162,15 @@ async def _measure(contender: _Contender, phase: str, prompts: Prompts, argument
     return waits
 
 
-async def _poll(contender: _Contender, count: int, interval_s: float) -> Waits:
-    words = ("-m", "scripts.benchmarks.polling", str(contender.port), contender.path, str(count), str(interval_s))
+async def _poll(contender: Served, count: int, interval_s: float) -> Waits:
+    words = (
+        "-m",
+        "scripts.benchmarks.polling",
+        str(contender.process.port),
+        contender.process.generation.ready_path,
+        str(count),
+        str(interval_s),
+    )
     process = await asyncio.create_subprocess_exec(
         sys.executable, *words, cwd=_ROOT, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
     )
@@ -225,4 +194,4 @@ def _told(found: Iterable[Sequence[float]]) -> tuple[str, str, str]:
     waits = [1e3 * wait for one in found for wait in one]
     if not waits:
         return "-", "-", "-"
-    return f"{percentile(waits, 0.5):.2f}", f"{percentile(waits, _P99):.2f}", f"{max(waits):.2f}"
+    return f"{percentile(waits, 50):.2f}", f"{percentile(waits, _P99):.2f}", f"{max(waits):.2f}"

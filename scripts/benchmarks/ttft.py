@@ -19,8 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import mlx.core as mx
-
+from runner.model.dtype import device
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS
 from scripts.benchmarks.asking import FEW_TOKENS, answer
 from scripts.benchmarks.bare import BareLoop
@@ -112,13 +111,13 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> TtftReport
     peers = [other_runner(name, command, 1) for name, command in arguments.peer]
     with asyncio.Runner() as loop, ExitStack() as stack:
         bare = bare_loops(size, arguments.seed, stack, blas, threads)[BARE]
-        endpoints = serve(size, arguments.seed, servers(ours, peers, blas, threads, say), stack, loop)
+        servers_up = serve(size, arguments.seed, servers(ours, peers, blas, threads, say), stack, loop)
 
         def served(endpoint: Endpoint) -> Times:
             return loop.run(served_times(endpoint, prompts))
 
         contenders: dict[str, Callable[[], Times]] = {
-            **{name: partial(served, endpoint) for name, endpoint in endpoints.items()},
+            **{name: partial(served, one.endpoint) for name, one in servers_up.items()},
             BARE: partial(bare_times, bare, prompts),
         }
         found = take_turns(contenders, arguments.turns)
@@ -156,7 +155,7 @@ async def served_times(endpoint: Endpoint, prompts: Prompts) -> Times:
 
 def bare_times(bare: BareLoop, prompts: Prompts) -> Times:
     """The same work, without what is known already: the last token of an answer has been drawn, but not seen."""
-    chunk = CPU_CHUNK_TOKENS if mx.default_device() == mx.Device(mx.cpu) else GPU_CHUNK_TOKENS
+    chunk = CPU_CHUNK_TOKENS if device() == "cpu" else GPU_CHUNK_TOKENS
 
     def first_ms(known: int, tokens: int) -> float:
         return 1e3 * bare.first_token_s(prompts.ids(known), prompts.ids(tokens), chunk)

@@ -13,9 +13,10 @@ from scripts.benchmarks import __main__ as bench
 from scripts.benchmarks.cache.agent_trace import FIRST_WORD, AgentTrace, Ask, Workload
 from scripts.benchmarks.cache.benchmark import Options, measure, serve_all
 from scripts.benchmarks.cache.contender import Contender, LayerBytes, Served
-from scripts.benchmarks.cache.figures import Costs, Losses, percentile
+from scripts.benchmarks.cache.figures import Costs, Losses
 from scripts.benchmarks.cache.models import CHUNK, HEAD, KINDS, WINDOW, Size, Subject, make_subject
 from scripts.benchmarks.cache.prefixes import Anywhere, FixedPoints, Prefixes, Reuse, Shown
+from scripts.benchmarks.report import percentile
 
 SIZE = Size(hidden=128, layers=1, vocabulary=64)
 SMALL = Workload(

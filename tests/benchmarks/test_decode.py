@@ -16,7 +16,7 @@ SPEEDS = {OURS: [90.0, 190.0, 300.0], MLX_LM: [60.0, 100.0, 250.0], BARE: [100.0
 
 
 def test_ratios_are_taken_turn_by_turn() -> None:
-    model = Decoded("10M", SPEEDS, None)
+    model = Decoded("10M", SPEEDS, read(trace(20)))
     assert model.ratio(OURS, BARE) == pytest.approx(0.95)
     report = DecodeReport(3, [model])
     loop, server = report.targets
@@ -28,7 +28,7 @@ def test_ratios_are_taken_turn_by_turn() -> None:
 
 
 def test_the_largest_model_has_no_target_against_the_loop() -> None:
-    report = DecodeReport(3, [Decoded("60M", SPEEDS, None)])
+    report = DecodeReport(3, [Decoded("60M", SPEEDS, read(trace(20)))])
     assert [target.what for target in report.targets] == ["60M, ours over mlx_lm.server"]
 
 
@@ -79,7 +79,7 @@ def test_a_miniature_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 def test_the_picture_is_a_png(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="not installed; scripts/bench --plot installs it")
     file = tmp_path / "found.png"
-    DecodeReport(3, [Decoded("1M", SPEEDS, read(trace(20))), Decoded("10M", SPEEDS, None)]).plot(file)
+    DecodeReport(3, [Decoded("1M", SPEEDS, read(trace(20))), Decoded("10M", SPEEDS, read(trace(20)))]).plot(file)
     assert file.read_bytes().startswith(b"\x89PNG")
 
 

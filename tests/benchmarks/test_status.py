@@ -12,7 +12,8 @@ import pytest
 
 from scripts.benchmarks import status
 from scripts.benchmarks.llamas import Size
-from scripts.benchmarks.polling import Waits, percentile, poll
+from scripts.benchmarks.polling import Waits, poll
+from scripts.benchmarks.report import percentile
 from scripts.benchmarks.servers import Server
 from scripts.benchmarks.stage import MLX_LM, OURS
 from scripts.benchmarks.status import IDLE, PHASES, PREFILL, StatusReport
@@ -32,10 +33,10 @@ REPORT = StatusReport(
 
 
 def test_a_percentile_is_one_of_the_values() -> None:
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert percentile(range(1, 101), 0.99) == 99
-    assert percentile(range(1, 102), 0.99) == 100
-    assert percentile([7.0], 0.01) == 7.0
+    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
+    assert percentile(range(1, 101), 99) == 99
+    assert percentile(range(1, 102), 99) == 100
+    assert percentile([7.0], 1) == 7.0
 
 
 def test_targets_hold_for_ours_at_work_over_connections_of_both_kinds() -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import mlx.core as mx
 
 from runner.cache import CACHE_KINDS
+from runner.model.dtype import device
 from runner.sizes import parse_bound
 from scripts.benchmarks.cache.agent_trace import AgentTrace, Ask, Workload
 from scripts.benchmarks.cache.contender import Contender, LayerBytes, Served
@@ -142,7 +143,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> CacheRepor
 
 def measure(options: Options, say: Callable[[str], None] = lambda _: None) -> CacheReport:
     """Serve the same workload to every model over every cache."""
-    if mx.default_device() == mx.Device(mx.cpu):
+    if device() == "cpu":
         mx.disable_compile()  # as the runner does
     size = Size(options.hidden, options.layers, options.workload.vocabulary)
     reports = []

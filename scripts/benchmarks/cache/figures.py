@@ -1,13 +1,11 @@
 """What the requests that one cache served amount to."""
 
 from collections.abc import Sequence
-from math import ceil
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from scripts.benchmarks.cache.contender import LayerBytes, Served
 from scripts.benchmarks.cache.prefixes import Prefixes, Reuse
-
-Number = TypeVar("Number", int, float)
+from scripts.benchmarks.report import percentile
 
 CLOSE = 256
 """Tokens lost before the point of divergence that are thought little."""
@@ -93,9 +91,3 @@ class Costs(NamedTuple):
             held_states=max(0, held - distinct) / layer_bytes.per_state if layer_bytes.per_state else None,
             mismatches=mismatches,
         )
-
-
-def percentile(values: Sequence[Number], percent: float) -> Number:
-    """The smallest value that at least `percent` of them do not exceed (nearest rank); 0 where there are none."""
-    ranked = sorted(values)
-    return ranked[max(0, ceil(len(ranked) * percent / 100) - 1)] if ranked else 0

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from runner.model.dtype import device
 from scripts.benchmarks.asking import answer
 from scripts.benchmarks.llamas import M1, M10, Prompts, Size, make_model, write_model
 from scripts.benchmarks.memory.growth import Sample, grow, sample
@@ -71,7 +72,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None], sizes: Sizes 
     shape = Shape(*(getattr(arguments, name) for name in Shape._fields))
     if min(*shape, arguments.prompt_tokens) < 1 or shape.answer < 2 or arguments.prompts < 4:
         raise ValueError("there is at least one of everything, two tokens in an answer, and four prompts")
-    if mx.default_device() == mx.Device(mx.cpu):
+    if device() == "cpu":
         mx.disable_compile()  # as the runner does
     measured = arguments.measure or MEASURES
     report = MemoryReport(shape, arguments.cache_memory)

@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import mlx.core as mx
-
+from runner.model.dtype import device
 from scripts.benchmarks.bare import BareLoop
 from scripts.benchmarks.llamas import HEAD, Prompts, Size, count_parameters, make_model, write_model
 from scripts.benchmarks.parallel.report import BARE, IN_TURN, MLX_LM, OURS, ParallelReport, Row, Shape
@@ -155,7 +154,7 @@ def measure(options: Options, say: Callable[[str], None] = lambda _: None) -> Pa
                     open_endpoints.push_async_callback(endpoint.close)
                     contenders.append(Served(server.name, endpoint, options.shape))
                 if BARE in options.contenders:
-                    blas, threads, on_cpu = options.blas, options.blas_threads, mx.default_device() == mx.Device(mx.cpu)
+                    blas, threads, on_cpu = options.blas, options.blas_threads, device() == "cpu"
                     one = BareLoop(options.size, options.seed, stack, blas=blas, blas_threads=threads, one_core=on_cpu)
                     contenders.append(Bare(BARE, one, options.shape))
                 return await take_turns(contenders, cells, options.turns, Prompts(options.seed), say)
