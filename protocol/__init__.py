@@ -3,6 +3,7 @@
 No MLX, no sockets, no clock: `decode_completion` and the `*_line` functions turn bytes into values and back.
 """
 
+from protocol.format import Format, FormatError, decode_format
 from protocol.golang import BadRequestError
 from protocol.request import CompletionRequest, Media, Options, decode_completion
 from protocol.response import (
@@ -23,6 +24,8 @@ __all__ = [
     "BadRequestError",
     "CompletionRequest",
     "DoneReason",
+    "Format",
+    "FormatError",
     "Logprob",
     "Media",
     "Metrics",
@@ -30,6 +33,7 @@ __all__ = [
     "TopLogprob",
     "content_lines",
     "decode_completion",
+    "decode_format",
     "error_line",
     "final_line",
     "status_body",

@@ -49,11 +49,6 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, rename="pasca
             return self.options.seed if self.options.seed >= 0 else None
         return None if self.logprobs is None else 0
 
-    @property
-    def wants_format(self) -> bool:
-        """Whether a grammar is asked for: null and the empty string ask for none."""
-        return bytes(self.format) not in (b"", b'""')
-
 
 def decode_completion(body: bytes) -> CompletionRequest:
     """The request in `body`; golang.BadRequestError when it is none."""

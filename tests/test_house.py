@@ -15,6 +15,7 @@ LAYERS = (
     ("flags", "process"),
     ("server", "check"),
     ("engine",),
+    ("grammar",),
     ("cache", "model", "tokenizer", "sampling"),
     ("logs", "settings", "mlxlm", "blas"),
     ("errors", "sizes", "__version__"),

@@ -29,7 +29,7 @@ class Rows:
 
     @property
     def layers(self) -> list[object]:
-        """What the forward of the model takes as `cache=`, with tokens [B, 1]."""
+        """What the forward of the model takes as `cache=`, with tokens [B, 1], or of one session [1, L]."""
         return self.sessions[0].layers if self._batch is None else self._batch.layers
 
     @property
@@ -43,10 +43,10 @@ class Rows:
         return 0 if self._batch is None else self._batch.nbytes
 
     @contextmanager
-    def forward(self) -> Iterator[None]:
-        """Surrounds the call of the model over one more token of each."""
+    def forward(self, count: int = 1) -> Iterator[None]:
+        """Surrounds the call of the model over one more token of each, or `count` more of one."""
         if self._batch is None:
-            with self.sessions[0].forward(1):
+            with self.sessions[0].forward(count):
                 yield
         else:
             yield

@@ -55,7 +55,7 @@ class Engine:
         self._model = model
         self._opening = tokenizer
         self.limits = Limits(model.context_length, model.vocab_size)
-        self._mailbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._mailbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._core: OneCore | None = None
         self._publish_at = 0.0
         self._warm_up: Callable[[], None] = lambda: None
@@ -71,6 +71,8 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request; its stream tells what becomes of it."""
         self._mailbox.put(request)
+        if request.grammar is not None:
+            request.grammar.add_done_callback(lambda _: self._mailbox.put(None))
 
     def _live(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -173,9 +175,14 @@ class Engine:
             TRACE.flush()
             if self._core is not None:
                 self._core.rest()
-            self._running.add(self._mailbox.get())
+            self._accept(self._mailbox.get())
         while not self._mailbox.empty():
-            self._running.add(self._mailbox.get())
+            self._accept(self._mailbox.get())
+
+    def _accept(self, request: Request | None) -> None:
+        """None stands for something else that has happened: a grammar is compiled."""
+        if request is not None:
+            self._running.add(request)
 
     def _publish(self) -> None:
         self._publish_at = perf_counter() + _PUBLISH_S

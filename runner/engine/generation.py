@@ -1,7 +1,8 @@
 """A request that is being computed: its life from the first prefill chunk to the last token."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -9,14 +10,19 @@ from protocol import DoneReason, Logprob, Metrics, TopLogprob
 from runner.cache.session import LiveSession
 from runner.engine.events import Event, Failed, Finished, Text
 from runner.engine.request import Request
-from runner.engine.text import Piece, TextStream
+from runner.engine.text import Piece, TextStream, joined
 from runner.engine.trace import TRACE
 from runner.logs import Log, told
+from runner.sampling.mask import Mask
 from runner.sampling.sample import Choice
 from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from runner.grammar import Guide
+
 log = Log(__name__)
+_JUMP_TOKENS = 64  # the model computes the logits of all of them
 Forward = Callable[[mx.array, list[object]], mx.array]
 """Tokens [B, L] and the layers' caches to logits [B, L, V]."""
 
@@ -50,6 +56,7 @@ class Generation:
         self._outcome = "done"
         self._sampling = request.sampling
         self._sampler: Sampler | None = None
+        self._guide: Guide | None = None
 
     @property
     def left(self) -> int:
@@ -69,14 +76,77 @@ class Generation:
         mx.clear_cache()  # a chunk's intermediates have other sizes than those of the next forwards
         return count
 
-    def start_decode(self) -> int:
-        """The prefill is over; returns the token that the first decode step takes."""
+    # --- the grammar
+
+    @property
+    def compiled(self) -> bool:
+        """Whether its grammar is known, if it has one."""
+        return self.request.grammar is None or self.request.grammar.done()
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar has a say."""
+        return self._guide is not None
+
+    def constrain(self) -> list[Event]:
+        """Follow the grammar of the request, which is known, from here on. What the answer has to begin with becomes
+        part of what is to prefill; returns what there is to tell of it."""
+        if self._guide is not None or self.request.grammar is None:
+            return []
+        if self.request.grammar.cancelled() or self.request.grammar.exception() is not None:  # the client knows it
+            self._outcome = "refused"
+            self._end()
+            return []
+        try:
+            self._guide = self.request.grammar.result().guide()
+            events = self._push(self._forced(self.request.max_tokens))
+            return events
+        except Exception as error:  # of this request alone
+            return self.fail(error)
+
+    def follow(self, choice: Choice, *, alone: bool) -> Choice:
+        """Lead the grammar along its next token. Returns what to `take`: where it is `alone`, with the tokens behind it
+        that the grammar leaves no choice about."""
+        if self._guide is None or choice.token in self._tokenizer.eos:
+            return choice
+        self._guide.take(choice.token)
+        most = min(self.request.max_tokens - self._count - 1, _JUMP_TOKENS)
+        forced = self._forced(most) if alone else []
+        if forced and self._sampler is not None:
+            self._sampler.skip(forced)
+        return choice._replace(follow=forced)
+
+    def _forced(self, most: int) -> list[int]:
+        """Nobody has to know the probabilities of what comes without a choice; if somebody wants to, it is drawn."""
+        return self._guide.forced(most) if self._guide is not None and not self._sampling.logprobs else []
+
+    def retrace(self) -> None:
+        """Lead the grammar from its beginning along what was taken: it may be a token further."""
+        if self._guide is not None:
+            self._guide.restart(self.session.recorded[self.session.total :])
+
+    def ends_with(self, choice: Choice) -> bool:
+        """Whether nothing can come behind this choice, along which the grammar was led."""
+        if choice.token in self._tokenizer.eos or (self._guide is not None and self._guide.complete):
+            return True
+        return self._count + 1 + len(choice.follow) >= self.request.max_tokens
+
+    @property
+    def mask(self) -> Mask | None:
+        """Which tokens may come next; None: all, or none at all."""
+        return self._guide.mask() if self._guide is not None and not self._guide.complete else None
+
+    # --- decode
+
+    def start_decode(self) -> list[int]:
+        """The prefill is over; returns the tokens that the first decode step takes."""
         self._decode_started_ns = self._decode_started_ns or perf_counter_ns()
-        return self.session.recorded[-1]
+        return self.session.recorded[self.session.position :]
 
     def set_back(self) -> None:
         """Its layers are behind what is recorded: prefill again up to there, and decode alone from then on."""
         self.sociable = False
+        self.retrace()
         if self._sampler is not None:
             self._sampling, self._sampler = self._sampler.options, None
 
@@ -149,22 +219,41 @@ class Generation:
         )
 
     def _take(self, choice: Choice) -> list[Event]:
-        self.session.record(choice.token)
-        self._first_token_ns = self._first_token_ns or perf_counter_ns()
         if choice.token in self._tokenizer.eos:
+            self.session.record(choice.token)
+            self._first_token_ns = self._first_token_ns or perf_counter_ns()
             return self._finish(DoneReason.STOP)
-        self._count += 1
-        piece = self._text.push(choice.token, self._entry(choice))
-        if self._text.stopped:
-            return [*self._tell(piece), *self._finish(DoneReason.STOP)]
-        if self._count == self.request.max_tokens:
-            return [*self._tell(piece), *self._finish(DoneReason.LENGTH)]
-        return self._tell(piece)
+        before = self._count
+        events = self._push([choice.token, *choice.follow], self._entry(choice))
+        return events
+
+    def _push(self, tokens: Sequence[int], entry: Logprob | None = None) -> list[Event]:
+        """The answer goes on with these tokens, of which the first one has this entry."""
+        if tokens:
+            self._first_token_ns = self._first_token_ns or perf_counter_ns()
+        for token in tokens:
+            self.session.record(token)  # all of them, wherever the text ends: the layers see them
+        pieces = []
+        cut = False
+        for token in tokens:
+            if cut:
+                break
+            self._count += 1
+            pieces.append(self._text.push(token, entry))
+            entry = None
+            cut = self._text.stopped or self._count == self.request.max_tokens
+        events = self._tell(joined(pieces))
+        if self._guide is not None and self._guide.complete and len(pieces) == len(tokens):
+            return [*events, *self._finish(DoneReason.STOP)]
+        return [*events, *self._finish(DoneReason.LENGTH)] if cut else events
 
     def _finish(self, reason: DoneReason) -> list[Event]:
         rest = self._tell(self._text.finish())
         self._end()
-        return [*rest, Finished(DoneReason.STOP if self._text.stopped else reason, self.metrics())]
+        if self._text.stopped:
+            reason = DoneReason.STOP
+        self._outcome = "done" if reason is DoneReason.STOP else "length"
+        return [*rest, Finished(reason, self.metrics())]
 
     def _end(self) -> None:
         self.done = True

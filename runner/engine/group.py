@@ -48,15 +48,24 @@ class Group:
 
     def step(self) -> list[Choice]:
         """The next token of each, for `take`."""
-        current = self._ahead or self._dispatch(
-            mx.array([generation.start_decode() for generation in self.generations])
+        current = self._ahead or self._draw(
+            self._run(mx.array([generation.start_decode() for generation in self.generations]))
         )
-        self._ahead = None
+        self._ahead = logits = None
+        constrained = any(generation.constrained for generation in self.generations)
         # Not before the first token is read: it would come a forward later where a CPU computes while it is told to.
         if self.steps and any(generation.wants_more for generation in self.generations):
-            self._ahead = self._dispatch(current.token)
+            logits = self._run(current.token[:, None])
+            if constrained:
+                mx.async_eval([logits, *self._rows.arrays()])
+            else:
+                self._ahead = self._draw(logits)
         choices = current.read()
         TRACE.lap("wait")
+        if constrained:
+            choices = self._follow(choices)
+            if logits is not None:
+                self._ahead = self._draw_on(logits, choices)
         self._own.clear()
         self.steps += 1
         if self.steps % _CLEAR_STEPS == 0:
@@ -134,7 +143,9 @@ class Group:
                 continue
             events: list[Event] = []
             try:
-                events += generation.take(own.read()[0]) if own else []
+                if own:
+                    generation.retrace()
+                    events += generation.take(generation.follow(own.read()[0], alone=False))
                 if not generation.done:
                     generation.set_back()
             except Exception as fault:
@@ -142,17 +153,39 @@ class Group:
             results.append((generation, events))
         return results
 
-    def _dispatch(self, tokens: mx.array) -> Sample:
-        """Start the forward over one token of each [B] and the sampling of the next ones."""
-        with self._rows.forward():
-            logits = self._forward(tokens[:, None], self._rows.layers)
+    def _follow(self, choices: Sequence[Choice]) -> list[Choice]:
+        """Lead the grammars along what was read."""
+        alone = len(choices) == 1
+        pairs = zip(self.generations, choices, strict=True)
+        followed = [generation.follow(choice, alone=alone) for generation, choice in pairs]
+        TRACE.lap("grammar")
+        return followed
+
+    def _draw_on(self, logits: mx.array, choices: Sequence[Choice]) -> Sample | None:
+        """The next tokens behind these, the forward over which is on its way; None if nothing comes behind them."""
+        pairs = [*zip(self.generations, choices, strict=True)]
+        if all(generation.ends_with(choice) for generation, choice in pairs):
+            return None
+        if choices[0].follow:
+            logits = self._run(mx.array([choices[0].follow]))
+        return self._draw(logits)
+
+    def _run(self, tokens: mx.array) -> mx.array:
+        """The forward over these tokens of each [B, L]; its logits [B, L, V]. L is 1 for several."""
+        with self._rows.forward(tokens.shape[1]):
+            logits = self._forward(tokens, self._rows.layers)
         TRACE.lap("forward")
+        return logits
+
+    def _draw(self, logits: mx.array) -> Sample:
+        """Start the sampling of the next token of each, and the forward if it was not."""
         if self._sampler is None:
             if self.steps:
                 mx.clear_cache()  # others have come or gone, and with them buffers of other sizes
             samplers = [generation.sampler(logits.shape[-1]) for generation in self.generations]
             self._sampler = samplers[0] if len(samplers) == 1 else SamplerBatch(samplers)
-        sample = self._sampler(logits[:, -1, :])
+        masks = [generation.mask for generation in self.generations]
+        sample = self._sampler(logits[:, -1, :], masks if any(masks) else ())
         TRACE.lap("sample")
         mx.async_eval([*sample.arrays(), *self._rows.arrays()])
         TRACE.lap("dispatch")

@@ -1,17 +1,21 @@
 """A request as the engine takes it, and the way there: decode, tokenize, validate."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from protocol import CompletionRequest, Media
+from protocol import CompletionRequest, Format, FormatError, Media, decode_format
 from runner.engine.events import EventStream
 from runner.engine.text import StopStrings
 from runner.errors import RequestError
 from runner.sampling import SamplingOptions
 from runner.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from runner.grammar import Compiled
 
 _MOST_LOGPROBS = 20  # hosts let nobody ask for more
 _MOST_STOP_CHARACTERS = 65536
@@ -36,6 +40,8 @@ class Request:
     sampling: SamplingOptions
     stops: StopStrings | None
     metered: bool
+    grammar: "Future[Compiled] | None" = None
+    """What the answer has to follow; being compiled while the prompt is read."""
     stream: EventStream = field(default_factory=EventStream)
     cancelled: bool = False
     number: int = field(default_factory=_numbers.__next__)
@@ -47,11 +53,18 @@ class Request:
         self.cancelled = True
 
 
-def prepare(wire: CompletionRequest, tokenizer: Tokenizer, limits: Limits) -> Request:
-    """The request to compute for what came over the wire. RequestError, in the words hosts know, if it cannot be."""
+def prepare(
+    wire: CompletionRequest,
+    tokenizer: Tokenizer,
+    limits: Limits,
+    compile_grammar: "Callable[[Format], Future[Compiled]]",
+) -> Request:
+    """The request to compute for what came over the wire. RequestError, in the words hosts know, if it cannot be.
+
+    `compile_grammar` begins to compile, and is called last: nothing else is wrong with the request then.
+    """
     _refuse_media(wire.media)
-    if wire.wants_format:
-        raise RequestError("Format (structured output) is not supported by this runner version; leave it out")
+    wanted_format = _format(wire)
     _refuse_hopeless(wire.prompt, tokenizer, limits.context_length)
     prompt = tokenizer.encode(wire.prompt)
     if not prompt:
@@ -66,7 +79,15 @@ def prepare(wire: CompletionRequest, tokenizer: Tokenizer, limits: Limits) -> Re
         sampling=_sampling(wire),
         stops=_stops(wire.options.stop),
         metered=wire.include_intermediate_metrics,
+        grammar=compile_grammar(wanted_format) if wanted_format is not None else None,
     )
+
+
+def _format(wire: CompletionRequest) -> Format | None:
+    try:
+        return decode_format(bytes(wire.format))
+    except FormatError as error:
+        raise RequestError(str(error)) from None
 
 
 def _refuse_hopeless(text: str, tokenizer: Tokenizer, context_length: int) -> None:

@@ -40,6 +40,7 @@ class Running:
         """How many requests may run at once."""
         self._waiting = Waiting(means.salt, self.places)
         self._prefilling: list[Generation] = []
+        self._compiling: list[Generation] = []  # prefilled, but their grammar is not known yet
         self._groups: list[Group] = []
         self._matching = Matching(means.find_fault)
         self._spoiled = False  # the next request must not meet what the last one left behind in the cache
@@ -51,19 +52,28 @@ class Running:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
-        return not (self._waiting or self._computed)
+        """Whether there is nothing to do, until something comes in or a grammar is compiled."""
+        return not (
+            self._prefilling or self._groups or self._startable or any(each.compiled for each in self._compiling)
+        )
+
+    @property
+    def _startable(self) -> Request | None:
+        return self._waiting.first(self.cache, self._computed) if self._waiting else None
 
     @property
     def _computed(self) -> int:
         """How many have begun to be computed."""
-        return len(self._prefilling) + sum(len(group.generations) for group in self._groups)
+        return len(self._prefilling) + len(self._compiling) + sum(len(group.generations) for group in self._groups)
 
     def advance(self) -> None:
         """One slice: a beginning, a part of a prompt, or a decode step."""
         started = perf_counter()
         self._drop_cancelled()
-        startable = self._waiting.first(self.cache, self._computed) if self._waiting else None
+        for generation in [each for each in self._compiling if each.compiled]:
+            self._compiling.remove(generation)
+            self._place(generation)
+        startable = self._startable
         view = View(
             startable=int(startable is not None),
             prefilling=[generation.left for generation in self._prefilling],
@@ -130,10 +140,16 @@ class Running:
         )
 
     def _place(self, generation: Generation) -> None:
+        if generation.compiled:
+            self._deliver([(generation, generation.constrain())])
+        if generation.done:
+            return
         if generation.left:
             self._prefilling.append(generation)
-        else:
+        elif generation.compiled:
             self._groups.append(Group(generation, self._means.forward))
+        else:
+            self._compiling.append(generation)
 
     # --- prefill
 
@@ -224,9 +240,10 @@ class Running:
     def _drop_cancelled(self) -> None:
         if self._waiting:
             self._waiting.drop_cancelled()
-        for generation in [each for each in self._prefilling if each.request.cancelled]:
-            self._prefilling.remove(generation)
-            self._end(generation)
+        for generations in (self._prefilling, self._compiling):
+            for generation in [each for each in generations if each.request.cancelled]:
+                generations.remove(generation)
+                self._end(generation)
         for group in list(self._groups):
             if any(generation.request.cancelled for generation in group.generations):
                 self._leave(group, [generation for generation in group.generations if generation.request.cancelled])

@@ -9,7 +9,7 @@ Invariants:
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from runner.tokenizer import Utf8Stream
@@ -30,6 +30,14 @@ class Piece(NamedTuple, Generic[Entry]):
 
     text: str
     entries: list[Entry]
+
+
+def joined(pieces: "Sequence[Piece[Entry] | None]") -> "Piece[Entry] | None":
+    """One piece of those that are any."""
+    there = [piece for piece in pieces if piece is not None]
+    if len(there) < 2:
+        return there[0] if there else None
+    return Piece("".join(piece.text for piece in there), [entry for piece in there for entry in piece.entries])
 
 
 class _Settled(NamedTuple, Generic[Entry]):

@@ -94,6 +94,13 @@ class Rows:
         self._penalties.record(token)
         return token
 
+    def skip(self, tokens: Sequence[int]) -> None:
+        """These came next in the one row, without a draw. What comes after them is drawn as if each had been drawn."""
+        if self._penalties is not None:
+            for token in tokens:
+                self._penalties.record(mx.array([token], dtype=mx.uint32))
+        self._uniforms.skip(len(tokens))
+
     def _choose(self, scores: mx.array) -> mx.array:
         if self._greedy:
             return mx.argmax(scores, axis=-1)

@@ -14,6 +14,8 @@ class Choice(NamedTuple):
     """Of the token, where it was asked for."""
     top: Sequence[tuple[int, float]] = ()
     """Ids and log-probabilities, the most probable first."""
+    follow: Sequence[int] = ()
+    """The tokens behind it, where its grammar leaves only these."""
 
 
 class Details(NamedTuple):

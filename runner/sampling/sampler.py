@@ -5,6 +5,7 @@ from collections.abc import Hashable, Sequence
 import mlx.core as mx
 
 from runner.sampling import logprobs
+from runner.sampling.mask import Mask, masked
 from runner.sampling.options import SamplingOptions
 from runner.sampling.rows import Rows
 from runner.sampling.sample import Details, Sample, Wish
@@ -13,9 +14,9 @@ from runner.sampling.sample import Details, Sample, Wish
 class Sampler:
     """The sampler of one request: called once for each token, in order, on the engine's thread.
 
-    The order is fixed (protocol.md, section 4): penalties; greedy if the temperature is 0; top-k; softmax of
-    score/temperature; top-p; min-p; draw. Each call takes the token of the call before as part of the history, whether
-    or not anybody has read it yet.
+    The order is fixed (protocol.md, section 4): what the grammar forbids; penalties; greedy if the temperature is 0;
+    top-k; softmax of score/temperature; top-p; min-p; draw. Each call takes the token of the call before as part of the
+    history, whether or not anybody has read it yet.
     """
 
     def __init__(
@@ -31,26 +32,32 @@ class Sampler:
         """In one spelling each and with the seed of an unseeded request: they make the same sampler again."""
         self._rows: Rows | None = Rows.of_request(self.options, prompt, vocab_size, context_length, generated)
 
-    def __call__(self, logits: mx.array) -> Sample:
-        """The next token for `logits` [1, V] of any float type. Lazy: nothing is evaluated here."""
-        if self._rows is None:
-            raise RuntimeError("this sampler's row is in a batch")
+    def __call__(self, logits: mx.array, masks: Sequence[Mask | None] = ()) -> Sample:
+        """The next token for `logits` [1, V] of any float type, one of its mask if there is one. Lazy: nothing is
+        evaluated here."""
         logits = logits.astype(mx.float32)
-        token = self._rows(logits)
+        token = self._own()(masked(logits, masks) if masks else logits)
         if not self.options.logprobs:
             return Sample(token)
         return Sample(token, [Wish(_details(logits, token, self.options.top_logprobs), 0, self.options.top_logprobs)])
 
+    def skip(self, tokens: Sequence[int]) -> None:
+        """These came next, and nothing had to be drawn for it."""
+        self._own().skip(tokens)
+
     def lend(self) -> Rows:
         """Its state, for a batch. Until it is back nothing can be drawn here; raises RuntimeError if it is lent."""
-        if self._rows is None:
-            raise RuntimeError("this sampler's row is in a batch")
-        rows, self._rows = self._rows, None
+        rows, self._rows = self._own(), None
         return rows
 
     def take_back(self, rows: Rows) -> None:
         """The state that was lent, as the batch has left it."""
         self._rows = rows
+
+    def _own(self) -> Rows:
+        if self._rows is None:
+            raise RuntimeError("this sampler's row is in a batch")
+        return self._rows
 
 
 class SamplerBatch:
@@ -76,10 +83,12 @@ class SamplerBatch:
         self._asking = _selection([*tops], len(lent))
         self._tops = tops
 
-    def __call__(self, logits: mx.array) -> Sample:
-        """The next tokens for `logits` [B, V] of any float type. Lazy: nothing is evaluated here."""
+    def __call__(self, logits: mx.array, masks: Sequence[Mask | None] = ()) -> Sample:
+        """The next tokens for `logits` [B, V] of any float type, of their masks where rows have one. Lazy: nothing is
+        evaluated here."""
         logits = logits.astype(mx.float32)
-        tokens = [rows(_selected(logits, members)) for members, rows in self._groups]
+        scores = masked(logits, masks) if masks else logits
+        tokens = [rows(_selected(scores, members)) for members, rows in self._groups]
         token = _selected(tokens[0] if len(tokens) == 1 else mx.concatenate(tokens), self._in_order)
         if not self._tops:
             return Sample(token)

@@ -48,6 +48,12 @@ class Uniforms:
             self._made = block.split(_BLOCK, axis=1)[::-1]
         return self._made.pop()
 
+    def skip(self, count: int) -> None:
+        """Leave out the next `count` numbers of each."""
+        made = min(count, len(self._made))
+        del self._made[len(self._made) - made :]
+        self._taken = [taken + count - made for taken in self._taken]
+
 
 def _uint64(values: Sequence[int]) -> mx.array:
     """`values` modulo 2**64; MLX takes numbers beyond 2**63 only as negative ones."""

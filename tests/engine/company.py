@@ -8,15 +8,18 @@ import json
 import random
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple, cast
 from unittest.mock import patch
 
 import mlx.core as mx
+from llguidance import LLMatcher
 
 import runner.engine.running
 from protocol import DoneReason, Logprob
+from protocol.format import Lark
 from runner.cache import make_cache
 from runner.cache.layers.trial import find_fault
 from runner.cache.session import LiveSession
@@ -28,6 +31,8 @@ from runner.engine.request import Request
 from runner.engine.running import Running
 from runner.engine.schedule import Begin, Decode, Prefill, Schedule, Slice, View
 from runner.engine.text import StopStrings
+from runner.grammar import Compiler
+from runner.grammar.vocabulary import make_vocabulary
 from runner.sampling import SamplingOptions
 from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer, open_tokenizer
@@ -81,6 +86,8 @@ class Wish(NamedTuple):
     options: SamplingOptions
     stop: str = ""
     eos: frozenset[int] = frozenset()
+    grammar: str = ""
+    """In Lark; none where it is empty."""
 
 
 class Alone(NamedTuple):
@@ -98,8 +105,58 @@ class End(NamedTuple):
     eval_count: int
 
 
+@cache
+def compiler(eos: frozenset[int]) -> Compiler:
+    return Compiler(tokenizer(eos), VOCAB, ThreadPoolExecutor(1))
+
+
+class Rules:
+    """What llguidance itself says about an answer, from its beginning again for every question."""
+
+    def __init__(self, wish: Wish, tokens: Sequence[int]) -> None:
+        vocabulary = make_vocabulary(tokenizer(wish.eos), VOCAB)
+        self._matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(wish.grammar), log_level=0)
+        self._forced: list[int] = []
+        for token in tokens:
+            self._take(token)
+
+    def _take(self, token: int) -> None:
+        """What is forced is forced all at once, as far as it was seen when the last choice was made."""
+        self._look()
+        if self._forced:
+            assert self._forced.pop(0) == token
+        else:
+            assert self._matcher.consume_token(token)
+
+    def _look(self) -> None:
+        if not self._forced:
+            self._forced = self._matcher.compute_ff_tokens()
+            assert self._matcher.consume_tokens(self._forced)
+
+    @property
+    def complete(self) -> bool:
+        self._look()
+        return not self._forced and self._matcher.is_stopped()
+
+    @property
+    def allowed(self) -> mx.array:
+        """Which tokens may come next, bool [VOCAB]."""
+        self._look()
+        if self._forced:
+            return mx.arange(VOCAB) == self._forced[0]
+        bits = self._matcher.compute_bitmask()
+        return mx.array([bool(bits[token // 8] >> token % 8 & 1) for token in range(VOCAB)])
+
+
 def end_of(wish: Wish, tokens: Sequence[int]) -> End:
     """The rules of an answer, token by token."""
+    end = _end_without_grammar(wish, tokens)
+    if wish.grammar and end.reason is not DoneReason.STOP and Rules(wish, tokens).complete:
+        return end._replace(reason=DoneReason.STOP)
+    return end
+
+
+def _end_without_grammar(wish: Wish, tokens: Sequence[int]) -> End:
     text = ""
     for count, token in enumerate(tokens):
         if token in wish.eos:
@@ -120,13 +177,20 @@ def alone(name: str, wish: Wish) -> Alone:
     if prompt[:-1]:
         mx.eval(kind.model(mx.array([prompt[:-1]]), cache=layers))
     answer, token = Alone([], []), prompt[-1]
-    sampler = Sampler(wish.options, prompt, VOCAB, CONTEXT)
     while end_of(wish, answer.tokens).reason is None:
         logits = kind.model(mx.array([[token]]), cache=layers)[:, -1]
-        token = sampler(logits).read()[0].token
+        token = drawn_token(wish, answer.tokens, logits)
         answer.tokens.append(token)
         answer.logits.append(logits[0])
     return answer
+
+
+def drawn_token(wish: Wish, drawn: Sequence[int], logits: mx.array) -> int:
+    """What comes after those that were drawn, given logits [1, VOCAB]: each draw has its number, and so has each token
+    that needed none."""
+    if wish.grammar:
+        logits = mx.where(Rules(wish, drawn).allowed, logits, -mx.inf)
+    return Sampler(wish.options, wish.prompt, VOCAB, CONTEXT, drawn)(logits).read()[0].token
 
 
 def could_be(wish: Wish, drawn: Sequence[int], logits: mx.array, token: int, tolerance: float) -> bool:
@@ -138,11 +202,7 @@ def could_be(wish: Wish, drawn: Sequence[int], logits: mx.array, token: int, tol
         for above in (-1, 1)
     ]
     pushes += [mx.array([numbers.choice((-1.0, 1.0)) for _ in range(VOCAB)]) for _ in range(40)]
-    for push in pushes:
-        sampler = Sampler(wish.options, wish.prompt, VOCAB, CONTEXT, drawn)
-        if sampler((logits + tolerance * push)[None]).read()[0].token == token:
-            return True
-    return False
+    return any(drawn_token(wish, drawn, (logits + tolerance * push)[None]) == token for push in pushes)
 
 
 # --- a request on its way
@@ -164,6 +224,7 @@ class Asked(EventStream):
             sampling=wish.options,
             stops=stops,
             metered=metered,
+            grammar=compiler(wish.eos).submit(Lark(wish.grammar)) if wish.grammar else None,
             stream=self,
         )
 
@@ -230,7 +291,10 @@ class Asked(EventStream):
         oracle, tolerance = alone(self.kind.name, self.wish), self.kind.tolerance
         sure, known = True, len(self.tokens)
         for step, token in enumerate(self.tokens):
-            assert step < len(oracle.tokens), f"goes on after {oracle.tokens}: {self.tokens}"
+            if sure and step >= len(oracle.tokens):  # the layers have seen what the grammar forced behind a stop string
+                allowed = Rules(self.wish, self.tokens[:step]).allowed if self.wish.grammar else mx.ones(VOCAB)
+                assert allowed.sum().item() == 1, f"goes on after {oracle.tokens}: {self.tokens}"
+                continue
             if token != oracle.tokens[step]:
                 drawn = oracle.tokens[:step]
                 assert could_be(self.wish, drawn, oracle.logits[step], token, tolerance), (
@@ -239,7 +303,7 @@ class Asked(EventStream):
                 sure, known = False, step + 1
                 break
         if sure and self.finished:
-            assert len(self.tokens) == len(oracle.tokens)
+            assert len(self.tokens) >= len(oracle.tokens), f"{self.tokens} instead of {oracle.tokens}, for {self.wish}"
         for entry, token, logits in zip(self.entries, self.tokens[:known], oracle.logits, strict=False):
             assert entry.token == text_of([token])
             self._check_entry(entry, token, logits)
@@ -354,6 +418,12 @@ class Company:
         self._outbox = Outbox(cast("AbstractEventLoop", _Loop()))
         self.running = Running(means, self.schedule, parallel, self._outbox)
         self.running._matching.lone_steps = 0  # so that short answers join, too
+        self._place, self.running._place = self.running._place, self._notice  # type: ignore[method-assign]  # to see all
+
+    def _notice(self, generation: Generation) -> None:
+        """A request has a session."""
+        cast("Asked", generation.request.stream).session = generation.session
+        self._place(generation)
 
     @property
     def trie(self) -> TrieCache:
@@ -381,8 +451,6 @@ class Company:
                 self.running.advance()
             self._outbox.send()
             self.slices += 1
-            for generation in self.generations():
-                cast("Asked", generation.request.stream).session = generation.session
 
     def until(self, reached: Callable[[], bool]) -> None:
         """Advances up to there."""
@@ -400,7 +468,7 @@ class Company:
     def generations(self) -> list[Generation]:
         """All that run."""
         decoding = [generation for group in self.running._groups for generation in group.generations]
-        return [*self.running._prefilling, *decoding]
+        return [*self.running._prefilling, *self.running._compiling, *decoding]
 
     def taken(self) -> int:
         """How many places are in use."""
@@ -418,6 +486,8 @@ class Company:
         for group in running._groups:
             if any(generation.request is request for generation in group.generations):
                 return "batch" if len(group.generations) > 1 else "alone"
+        if any(generation.request is request for generation in running._compiling):
+            return "compiling"
         return "gone"
 
     def check(self) -> None:

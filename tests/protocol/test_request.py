@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import BadRequestError, CompletionRequest, decode_completion
+from protocol import BadRequestError, CompletionRequest, decode_completion, decode_format
 
 HEAD_REQUEST = (
     rb'{"Prompt":"hi \u003ca\u003e\u0026","Media":null,"Options":{"num_ctx":4096,"num_batch":512,"num_gpu":-1,'
@@ -110,10 +110,9 @@ def test_text_that_is_no_unicode_becomes_replacement_characters() -> None:
 def test_format_keeps_its_own_bytes_and_null_asks_for_none() -> None:
     wanted = decode_completion(b'{"Format":{"Type":"a","type":"b"}}')
     assert bytes(wanted.format) == b'{"Type":"a","type":"b"}'
-    assert wanted.wants_format
-    assert not decode_completion(b'{"Format":null}').wants_format
-    assert not decode_completion(b'{"Format":""}').wants_format
-    assert not decode_completion(b"{}").wants_format
+    assert decode_format(bytes(wanted.format)) is not None
+    for body in (b'{"Format":null}', b'{"Format":""}', b"{}"):
+        assert decode_format(bytes(decode_completion(body).format)) is None
 
 
 def test_the_kind_of_media_is_read_in_any_case() -> None:

@@ -28,7 +28,7 @@ def test_without_alternatives_only_the_tokens_own() -> None:
 
 
 def test_alternatives_are_descending_and_start_with_the_greedy_token() -> None:
-    token, logprob, top = sample(SamplingOptions(logprobs=True, top_logprobs=3), [1, 4, 2, 4, 3])
+    token, logprob, top, *_ = sample(SamplingOptions(logprobs=True, top_logprobs=3), [1, 4, 2, 4, 3])
     ids, logprobs = [*zip(*top, strict=True)]
     assert (token, ids) == (1, (1, 3, 4))
     assert [*logprobs] == sorted(logprobs, reverse=True)
@@ -36,12 +36,12 @@ def test_alternatives_are_descending_and_start_with_the_greedy_token() -> None:
 
 
 def test_the_greedy_token_is_first_among_many_equals() -> None:
-    token, _, top = sample(SamplingOptions(logprobs=True, top_logprobs=1), [0.0] * 50 + [1.0] * 50)
+    token, _, top, *_ = sample(SamplingOptions(logprobs=True, top_logprobs=1), [0.0] * 50 + [1.0] * 50)
     assert token == top[0][0] == 50
 
 
 def test_alternatives_are_capped_at_the_vocabulary() -> None:
-    _, _, top = sample(SamplingOptions(logprobs=True, top_logprobs=20), [1, 3, 2])
+    _, _, top, *_ = sample(SamplingOptions(logprobs=True, top_logprobs=20), [1, 3, 2])
     ids, logprobs = [*zip(*top, strict=True)]
     assert ids == (1, 2, 0)
     assert sum(np.exp(logprobs)) == pytest.approx(1, abs=1e-6)
@@ -62,7 +62,7 @@ def test_values_are_those_of_the_raw_logits() -> None:
         logprobs=True,
         top_logprobs=4,
     )
-    token, logprob, top = sample(changed, logits, prompt=(1, 3))
+    token, logprob, top, *_ = sample(changed, logits, prompt=(1, 3))
     ids, logprobs = [*zip(*top, strict=True)]
     assert token in (0, 2)
     assert logprob == pytest.approx(expected[token])
@@ -72,7 +72,7 @@ def test_values_are_those_of_the_raw_logits() -> None:
 
 def test_the_sampled_token_need_not_be_among_the_alternatives() -> None:
     options = SamplingOptions(presence_penalty=100, repeat_last_n=4, logprobs=True, top_logprobs=1)
-    token, _, top = sample(options, [1, 9, 3], prompt=(1,))
+    token, _, top, *_ = sample(options, [1, 9, 3], prompt=(1,))
     assert (token, [index for index, _ in top]) == (2, [1])
 
 

@@ -63,7 +63,15 @@ async def test_no_endpoint_answers_a_web_page(
             f"input length ({CONTEXT} tokens) exceeds the model's maximum context length ({CONTEXT} tokens)",
         ),
         ({"Prompt": "ж"}, "the model has no token 208"),
-        ({"Prompt": "x", "Format": {"type": "object"}}, "Format (structured output) is not supported"),
+        ({"Prompt": "x", "Format": 5}, 'Format: expected "json", a JSON schema'),
+        ({"Prompt": "x", "Format": {"type": "sequence"}}, "Format: Object missing required field `elements`"),
+        (
+            {
+                "Prompt": "x",
+                "Format": {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "regex", "pattern": ""}]},
+            },
+            "Format: only a const_string can end an any_text - at `$.elements[0]`",
+        ),
     ],
 )
 async def test_a_request_that_cannot_be_served_gets_its_reason_and_never_reaches_the_engine(
@@ -73,6 +81,16 @@ async def test_a_request_that_cannot_be_served_gets_its_reason_and_never_reaches
     assert response.status == 400
     assert (await response.text()).startswith(text)
     assert not engine.submitted
+
+
+async def test_a_format_that_does_not_compile_is_refused_and_its_request_given_up(
+    client: Client, engine: Script
+) -> None:
+    response = await client.post("/completion", data=json.dumps({"Prompt": "x", "Format": {"type": "objec"}}))
+    assert response.status == 400
+    assert await response.text() == "Format: Invalid type: objec - at `$` of the JSON schema\n"
+    (request,) = engine.submitted
+    assert request.cancelled
 
 
 async def test_a_hopeless_prompt_is_refused_without_tokenizing_all_of_it(client: Client, engine: Script) -> None:

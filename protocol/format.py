@@ -1,0 +1,157 @@
+"""What `Format` may be: the structural tag of hosts since September 2026, or what a person writes by hand.
+
+By hand it is `"json"`, a JSON schema, or any node of a structural tag, `regex` and `lark` among them: no JSON schema
+has a `type` of these names.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+_MOST_BYTES = 1 << 20
+_MOST_DEPTH = 128
+_FORMS = (
+    '"json", a JSON schema, {"type": "regex", "pattern": ...}, {"type": "lark", "grammar": ...} or a structural tag'
+)
+_ANY_OBJECT = b'{"type":"object"}'
+
+
+class FormatError(ValueError):
+    """The `Format` means nothing; the text says what and where."""
+
+
+class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    """A part of a structural tag."""
+
+
+class JsonSchema(_Node, frozen=True, tag="json_schema"):
+    """A JSON text that the schema describes."""
+
+    json_schema: msgspec.Raw
+
+
+class ConstString(_Node, frozen=True, tag="const_string"):
+    """This text."""
+
+    value: str
+
+
+class AnyText(_Node, frozen=True, tag="any_text"):
+    """Any text, an empty one too, in which none of `excludes` occurs."""
+
+    excludes: list[str] = []
+
+
+class OptionalNode(_Node, frozen=True, tag="optional"):
+    """The content or nothing."""
+
+    content: "Node"
+
+
+class OrNode(_Node, frozen=True, tag="or"):
+    """One of the elements."""
+
+    elements: list["Node"]
+
+
+class SequenceNode(_Node, frozen=True, tag="sequence"):
+    """One element after the other."""
+
+    elements: list["Node"]
+
+
+class Regex(_Node, frozen=True, tag="regex"):
+    """A text that the regular expression matches from end to end."""
+
+    pattern: str
+
+
+class Lark(_Node, frozen=True, tag="lark"):
+    """A text of this grammar in llguidance's kind of Lark; it stands alone."""
+
+    grammar: str
+
+
+Node = JsonSchema | ConstString | AnyText | OptionalNode | OrNode | SequenceNode | Regex
+Format = Node | Lark
+
+
+class _StructuralTag(_Node, frozen=True, tag="structural_tag"):
+    format: Format
+
+
+_Tagged = Format | _StructuralTag
+_TAGS = frozenset(
+    str(kind.__struct_config__.tag)
+    for kind in (JsonSchema, ConstString, AnyText, OptionalNode, OrNode, SequenceNode, Regex, Lark, _StructuralTag)
+)
+_decoder = msgspec.json.Decoder(_Tagged)
+
+
+def decode_format(data: bytes) -> Format | None:
+    """The format in the JSON text `data`; None where none is asked for: nothing, null, or an empty string.
+
+    Raises:
+        FormatError: it is none of the forms, a schema is larger than 1 MiB, or something is nested too deep.
+    """
+    if data in (b"", b"null", b'""'):
+        return None
+    try:
+        value = msgspec.json.decode(data)
+        if value == "json":
+            return JsonSchema(msgspec.Raw(_ANY_OBJECT))
+        if not isinstance(value, dict):
+            raise FormatError(f"Format: expected {_FORMS}, found {data[:40].decode(errors='replace')}")
+        kind = value.get("type")
+        found = _decoder.decode(data) if isinstance(kind, str) and kind in _TAGS else JsonSchema(msgspec.Raw(data))
+        format_ = found.format if isinstance(found, _StructuralTag) else found
+        for schema in schemas(format_):
+            _refuse_vast(bytes(schema.json_schema))
+    except RecursionError:
+        raise FormatError(f"Format: nested deeper than {_MOST_DEPTH} levels") from None
+    except msgspec.DecodeError as error:
+        raise FormatError(f"Format: {_explained(str(error))}") from None
+    return format_
+
+
+def _explained(text: str) -> str:
+    """msgspec names the place; that a tag is unknown does not say which are known."""
+    if text.startswith("Invalid value ") and "type`" in text:
+        return f"{text}; known are {', '.join(sorted(_TAGS))}"
+    return text
+
+
+def schemas(root: Format) -> Iterator[JsonSchema]:
+    """Every schema in it. Raises FormatError where the nodes are nested too deep."""
+    level: list[Format] = [root]
+    depth = 0
+    while level:
+        depth += 1
+        if depth > _MOST_DEPTH:
+            raise FormatError(f"Format: nested deeper than {_MOST_DEPTH} levels")
+        yield from (node for node in level if isinstance(node, JsonSchema))
+        level = [child for node in level for child in _children(node)]
+
+
+def _children(node: Format) -> list["Node"]:
+    match node:
+        case OptionalNode(content):
+            return [content]
+        case OrNode(elements) | SequenceNode(elements):
+            return elements
+    return []
+
+
+def _refuse_vast(schema: bytes) -> None:
+    if len(schema) > _MOST_BYTES:
+        raise FormatError(f"Format: a schema of {len(schema)} bytes, at most {_MOST_BYTES} are taken")
+    level = _containers([msgspec.json.decode(schema)])
+    for _ in range(_MOST_DEPTH):
+        level = [child for value in level for child in _containers(value)]
+    if level:
+        raise FormatError(f"Format: a schema nested deeper than {_MOST_DEPTH} levels")
+
+
+def _containers(value: dict[str, object] | list[object]) -> list[dict[str, object] | list[object]]:
+    """The objects and arrays directly in this one."""
+    return [child for child in (value.values() if isinstance(value, dict) else value) if isinstance(child, dict | list)]

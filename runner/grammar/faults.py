@@ -1,0 +1,68 @@
+"""What is wrong with a format that does not compile, in words for the person who wrote it."""
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from protocol.format import Format, Lark, schemas
+
+_POSITION = re.compile(r"^at \d+\(\d+\): ")  # in a text that the person has never seen
+_SCHEMA = "failed to compile JSON schema: "
+_MOST_LOOKS = 300
+_MOST_CHARACTERS = 1000
+_LENIENT = '; with "x-guidance": {"lenient": true} in the schema, what is not supported is passed over'
+
+
+def explained(error: str, wanted: Format) -> str:
+    """Why `wanted` does not compile, in the words of llguidance, and where in it the fault is if that can be told."""
+    if isinstance(wanted, Lark):
+        return _clipped(error.strip())
+    first, *rest = _POSITION.sub("", error.strip()).splitlines()
+    if first.startswith(_SCHEMA):
+        return _of_schema(first.removeprefix(_SCHEMA), wanted)
+    details = [line.strip() for line in rest if line.startswith("error: ")]
+    return _clipped(" ".join([first, *details]))
+
+
+def _of_schema(reason: str, wanted: Format) -> str:
+    advice = _LENIENT if any(word in reason for word in ("Unimplemented", "Unknown format", "not supported")) else ""
+    for schema in schemas(wanted):
+        place = _place(msgspec.json.decode(schema.json_schema), reason)
+        if place is not None:
+            return f"{_clipped(reason)} - at `{place}` of the JSON schema{advice}"
+    return f"JSON schema: {_clipped(reason)}{advice}"
+
+
+def _place(schema: object, reason: str) -> str | None:
+    """The innermost part of `schema` that has this fault by itself; one that refers to other parts has another."""
+    found = None
+    for looks, (path, part) in enumerate(_parts(schema, "$")):
+        if looks == _MOST_LOOKS:
+            break
+        if (found is None or path.startswith(found)) and _fault(part) == reason:
+            found = path
+    return found
+
+
+def _parts(value: object, path: str) -> Iterator[tuple[str, dict[str, object]]]:
+    """All objects, the outer ones first."""
+    if isinstance(value, dict):
+        yield path, value
+        for key, each in value.items():
+            yield from _parts(each, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _parts(each, f"{path}[{index}]")
+
+
+def _fault(schema: dict[str, object]) -> str:
+    from llguidance import LLMatcher
+
+    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
+    first = error.splitlines()[0] if error else ""
+    return _POSITION.sub("", first).removeprefix(_SCHEMA)
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]} ..."

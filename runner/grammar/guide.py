@@ -1,0 +1,84 @@
+"""Where an answer stands in its grammar."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from runner.errors import RequestError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class Guide:
+    """Leads one answer through its grammar: what has to come next, what may, and whether anything does.
+
+    What the grammar leaves no choice about is spelled in the tokens that the tokenizer would make of it, whoever
+    computes the answer and together with whom. Owner: the engine thread.
+    """
+
+    def __init__(self, matcher: "LLMatcher", size: int) -> None:
+        """`matcher` stands at the beginning and is nobody else's; `size` is that of the vocabulary."""
+        self._matcher = matcher
+        self._size = size
+        self._forced: deque[int] = deque()  # the matcher is behind them already
+        self._mask: bytes | None = None
+        self._look_ahead()
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more may come."""
+        return not self._forced and self._matcher.is_stopped()
+
+    def take(self, token: int) -> None:
+        """The answer goes on with this token, which may not be one that ends it. RequestError if it cannot."""
+        self._mask = None
+        if not self._forced:
+            self._matcher.consume_token(token)
+            self._look_ahead()
+        elif self._forced.popleft() != token:
+            raise RequestError(f"the grammar has no place for token {token}")
+
+    def forced(self, most: int) -> list[int]:
+        """Goes on with what has to come next, at most so many tokens, and returns them."""
+        tokens = [self._forced.popleft() for _ in range(min(most, len(self._forced)))]
+        if tokens:
+            self._mask = None
+        return tokens
+
+    def mask(self) -> bytes:
+        """A bit for each token that may come next, those that end the answer included.
+
+        Raises:
+            RequestError: there is none in this vocabulary, or the grammar takes too long to follow.
+        """
+        if self._mask is None:
+            self._mask = self._bit(self._forced[0]) if self._forced else self._matcher.compute_bitmask()
+            self._refuse_errors()
+            if not self._mask.strip(b"\0"):
+                raise RequestError("the grammar wants a text here that the model's vocabulary cannot spell")
+        return self._mask
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        """Back to the beginning, and from there along `tokens`."""
+        self._forced.clear()
+        self._mask = None
+        self._matcher.reset()
+        self._matcher.consume_tokens(list(tokens))
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Takes the matcher on to the next choice."""
+        self._refuse_errors()
+        self._forced.extend(self._matcher.compute_ff_tokens())
+        self._matcher.consume_tokens(list(self._forced))
+        self._refuse_errors()
+
+    def _refuse_errors(self) -> None:
+        if self._matcher.is_error():
+            raise RequestError(f"the grammar cannot be followed: {self._matcher.get_error()}")
+
+    def _bit(self, token: int) -> bytes:
+        mask = bytearray(-(-self._size // 8))
+        mask[token // 8] = 1 << token % 8
+        return bytes(mask)

@@ -1,0 +1,200 @@
+"""From a `Format` to the Lark text that llguidance compiles.
+
+A special token is matched as the one token that it is, everything else by its bytes. Between the tokens of JSON there
+is no space but one after each comma and colon: an answer that may go on with spaces need never end.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from protocol.format import (
+    AnyText,
+    ConstString,
+    Format,
+    FormatError,
+    JsonSchema,
+    Lark,
+    Node,
+    OptionalNode,
+    OrNode,
+    Regex,
+    SequenceNode,
+)
+from runner.tokenizer.literals import literal_pattern
+
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_OPTIONS_KEY = "x-guidance"
+_MOST_WAYS = 64  # in which what follows a free text may begin
+
+
+def lark_text(root: Format, special: Mapping[str, int]) -> str:
+    """The grammar of `root`. `special`: ids by text of the tokens that are no text; those that end an answer are not
+    among them.
+
+    Raises:
+        FormatError: the nodes stand in an order that cannot be recognised while the answer is written.
+    """
+    if isinstance(root, Lark):
+        return root.grammar
+    writer = _Writer(special)
+    start = writer.node(root, "$", last=True)
+    return "\n".join([f"start: {start}", *writer.rules, ""])
+
+
+class _Writer:
+    """Collects the rules of one grammar."""
+
+    def __init__(self, special: Mapping[str, int]) -> None:
+        self.rules: list[str] = []
+        self._special = special
+        self._marks = literal_pattern(special) if special else None
+        self._names: dict[str, str] = {}
+
+    def node(self, node: Node, path: str, *, last: bool) -> str:
+        """An expression for `node`. `last`: nothing follows it."""
+        match node:
+            case SequenceNode(elements):
+                return self._sequence(_flat(elements), path, last=last)
+            case OrNode(elements):
+                if not elements:
+                    raise FormatError(f"Format: nothing to choose from - at `{path}.elements`")
+                ways = [self.node(each, f"{path}.elements[{i}]", last=last) for i, each in enumerate(elements)]
+                return f"({' | '.join(ways)})"
+            case OptionalNode(content):
+                return f"({self.node(content, f'{path}.content', last=last)})?"
+            case ConstString(value):
+                return self._text(value)
+            case JsonSchema(schema):
+                return self._named("json", f"%json {_with_spacing(bytes(schema), path)}")
+            case Regex(pattern):
+                return self._named("REGEX", f"/{_lark_regex(pattern)}/")
+            case AnyText(excludes):
+                if not last:
+                    raise FormatError(f"Format: any_text must end the format or its sequence - at `{path}`")
+                return self._free(excludes)
+        raise AssertionError(node)
+
+    def _sequence(self, elements: Sequence[Node], path: str, *, last: bool) -> str:
+        parts = []
+        for index, element in enumerate(elements):
+            rest = elements[index + 1 :]
+            if isinstance(element, AnyText) and rest:
+                parts.append(self._free_before(element.excludes, rest, f"{path}.elements[{index}]", last=last))
+                break
+            parts.append(self.node(element, f"{path}.elements[{index}]", last=last and not rest))
+        return f"({' '.join(parts)})" if parts else '""'
+
+    def _free_before(self, excludes: Sequence[str], rest: Sequence[Node], path: str, *, last: bool) -> str:
+        """A free text and what follows it. The lexer reads on as long as it can, so what ends the text is read with it:
+        lazily, up to its first occurrence."""
+        ways = []
+        for opener, following in _openings(rest, path):
+            if opener is None:
+                ways.append(self._free(excludes))
+                continue
+            if not any(text in opener for text in excludes):
+                raise FormatError(f"Format: any_text must exclude what follows it, {opener!r} - at `{path}`")
+            after = self._sequence(following, path, last=last) if following else ""
+            if self._marks is not None and self._marks.match(opener):
+                ways.append(f"{self._free(excludes)} {self._text(opener)} {after}")
+            else:
+                until = self._named("UNTIL", f"{self._any(excludes)}? {_quoted(opener)}")
+                ways.append(f"{self._marked(excludes)} {self._named('until[lazy]', until)} {after}")
+        return f"({' | '.join(ways)})"
+
+    def _free(self, excludes: Sequence[str]) -> str:
+        """A free text to its end."""
+        return f"{self._marked(excludes)} {self._any(excludes)}?".lstrip()
+
+    def _marked(self, excludes: Sequence[str]) -> str:
+        """The part of a free text up to the last special token in it."""
+        ids = [token for text, token in self._special.items() if not any(each in text for each in excludes)]
+        return f"({self._any(excludes)}? {_token(*ids)})*" if ids else ""
+
+    def _any(self, excludes: Sequence[str]) -> str:
+        """A terminal: some bytes that are valid UTF-8."""
+        anything = "/(?s:.+)/"
+        excluded = [text for text in excludes if text]
+        if not excluded:
+            return self._named("ANY", anything)
+        texts = " | ".join(map(_quoted, excluded))
+        everything = self._named("ALL", "/(?s:.*)/")
+        with_them = self._named("EXCLUDED", f"{everything} ({texts}) {everything}")
+        return self._named("ANY", f"{anything} & ~{with_them}")
+
+    def _text(self, value: str) -> str:
+        """This text; the special tokens that are spelled in it are these tokens."""
+        parts = []
+        at = 0
+        for mark in self._marks.finditer(value) if self._marks is not None else ():
+            parts += [_quoted(value[at : mark.start()])] if mark.start() > at else []
+            parts.append(_token(self._special[mark[0]]))
+            at = mark.end()
+        parts += [_quoted(value[at:])] if at < len(value) or not parts else []
+        return " ".join(parts)
+
+    def _named(self, name: str, body: str) -> str:
+        """The name of a rule with this body, of which there is one. A name in capitals makes a terminal."""
+        known = self._names.get(name + body)
+        if known is None:
+            stem, bracket, options = name.partition("[")
+            known = self._names[name + body] = f"{stem}_{len(self._names)}"
+            self.rules.append(f"{known}{bracket}{options}: {body}")
+        return known
+
+
+def _flat(elements: Sequence[Node]) -> list[Node]:
+    """With the elements of sequences in place of these."""
+    flat: list[Node] = []
+    for element in elements:
+        flat += _flat(element.elements) if isinstance(element, SequenceNode) else [element]
+    return flat
+
+
+def _openings(rest: Sequence[Node], path: str) -> list[tuple[str | None, Sequence[Node]]]:
+    """The texts that `rest` may begin with, each with what follows it; None where there may be nothing at all."""
+    if not rest:
+        return [(None, ())]
+    first, tail = rest[0], rest[1:]
+    ways: list[tuple[str | None, Sequence[Node]]] = []
+    match first:
+        case ConstString(value):
+            return [(value, tail)] if value else _openings(tail, path)
+        case SequenceNode(elements):
+            return _openings([*elements, *tail], path)
+        case OptionalNode(content):
+            ways = [*_openings([content, *tail], path), *_openings(tail, path)]
+        case OrNode(elements):
+            ways = [way for element in elements for way in _openings([element, *tail], path)]
+        case _:
+            raise FormatError(f"Format: only a const_string can end an any_text - at `{path}`")
+    if len(ways) > _MOST_WAYS:
+        raise FormatError(f"Format: more than {_MOST_WAYS} ways to go on after any_text - at `{path}`")
+    return ways
+
+
+def _with_spacing(schema: bytes, path: str) -> str:
+    """The schema, with the space between the tokens of its texts as it has to be."""
+    try:
+        members = {} if schema == b"true" else msgspec.json.decode(schema, type=dict[str, msgspec.Raw])
+        options = msgspec.json.decode(members.pop(_OPTIONS_KEY, b"{}"), type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError as error:
+        raise FormatError(f"Format: a JSON schema is an object: {error} - in `{path}`") from None
+    spacing = {key: msgspec.Raw(json.dumps(value).encode()) for key, value in _SPACING.items()}
+    return msgspec.json.encode({_OPTIONS_KEY: {**options, **spacing}, **members}).decode()
+
+
+def _lark_regex(pattern: str) -> str:
+    from llguidance import regex_to_lark
+
+    return regex_to_lark(pattern)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _token(*ids: int) -> str:
+    return f"<[{','.join(map(str, ids))}]>"
