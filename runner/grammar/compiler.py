@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 log = Log(__name__)
 _MOST_KEPT = 32
 _MOST_KEPT_CHARACTERS = 4 << 20
+_MOST_ITEMS = 50_000  # four for each property that may be left out, where as many may come next
 
 
 class Compiled:
@@ -75,15 +76,17 @@ class Compiler:
             self._kept.popitem(last=False)
 
     def _compile(self, text: str, wanted: Format) -> Compiled:
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         with self._building:
             if self._vocabulary is None:
                 from runner.grammar.vocabulary import make_vocabulary
 
                 self._vocabulary = make_vocabulary(self._tokenizer, self._size)
-        matcher = LLMatcher(self._vocabulary, LLMatcher.grammar_from_lark(text), log_level=0)
+        limits = LLParserLimits(verbose_errors=False, max_items_in_row=_MOST_ITEMS)
+        matcher = LLMatcher(self._vocabulary, LLMatcher.grammar_from_lark(text), log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # the lexer's first states are the same for all answers
         if matcher.is_error():
             raise RequestError(f"Format: {explained(matcher.get_error(), wanted)}")
-        matcher.compute_bitmask()  # the lexer's first states are the same for all answers
         return Compiled(matcher, self._size)

@@ -1,15 +1,17 @@
 """What is wrong with a format that does not compile, in words for the person who wrote it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from time import monotonic
 
 import msgspec
 
 from protocol.format import Format, Lark, schemas
 
 _POSITION = re.compile(r"^at \d+\(\d+\): ")  # in a text that the person has never seen
+_PANIC = "panic: "  # it catches its own
 _SCHEMA = "failed to compile JSON schema: "
-_MOST_LOOKS = 300
+_MOST_LOOKS_S = 0.5
 _MOST_CHARACTERS = 1000
 _LENIENT = '; with "x-guidance": {"lenient": true} in the schema, what is not supported is passed over'
 
@@ -19,26 +21,29 @@ def explained(error: str, wanted: Format) -> str:
     if isinstance(wanted, Lark):
         return _clipped(error.strip())
     first, *rest = _POSITION.sub("", error.strip()).splitlines()
-    if first.startswith(_SCHEMA):
-        return _of_schema(first.removeprefix(_SCHEMA), wanted)
+    if first.startswith(_PANIC):
+        return _clipped(f"too large or too intricate to compile ({first.removeprefix(_PANIC)})")
     details = [line.strip() for line in rest if line.startswith("error: ")]
+    if first.startswith(_SCHEMA):
+        return _of_schema(first.removeprefix(_SCHEMA), details, wanted)
     return _clipped(" ".join([first, *details]))
 
 
-def _of_schema(reason: str, wanted: Format) -> str:
+def _of_schema(reason: str, details: Sequence[str], wanted: Format) -> str:
     advice = _LENIENT if any(word in reason for word in ("Unimplemented", "Unknown format", "not supported")) else ""
     for schema in schemas(wanted):
         place = _place(msgspec.json.decode(schema.json_schema), reason)
         if place is not None:
-            return f"{_clipped(reason)} - at `{place}` of the JSON schema{advice}"
-    return f"JSON schema: {_clipped(reason)}{advice}"
+            return f"{_clipped(' '.join([reason, *details]))} - at `{place}` of the JSON schema{advice}"
+    return f"JSON schema: {_clipped(' '.join([reason, *details]))}{advice}"
 
 
 def _place(schema: object, reason: str) -> str | None:
     """The innermost part of `schema` that has this fault by itself; one that refers to other parts has another."""
     found = None
-    for looks, (path, part) in enumerate(_parts(schema, "$")):
-        if looks == _MOST_LOOKS:
+    until = monotonic() + _MOST_LOOKS_S
+    for path, part in _parts(schema, "$"):
+        if monotonic() > until:
             break
         if (found is None or path.startswith(found)) and _fault(part) == reason:
             found = path

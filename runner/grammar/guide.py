@@ -10,6 +10,14 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 
+_REASONS = {
+    "NoExtensionBias": "the model's vocabulary cannot spell what has to come next",
+    "ParserTooComplex": "it is too ambiguous; give its parts other beginnings",
+    "LexerTooComplex": "its texts are too complex; make patterns and length limits simpler",
+}
+"""What llguidance calls it, and what to do."""
+
+
 class Guide:
     """Leads one answer through its grammar: what has to come next, what may, and whether anything does.
 
@@ -55,8 +63,6 @@ class Guide:
         if self._mask is None:
             self._mask = self._bit(self._forced[0]) if self._forced else self._matcher.compute_bitmask()
             self._refuse_errors()
-            if not self._mask.strip(b"\0"):
-                raise RequestError("the grammar wants a text here that the model's vocabulary cannot spell")
         return self._mask
 
     def restart(self, tokens: Sequence[int]) -> None:
@@ -76,7 +82,8 @@ class Guide:
 
     def _refuse_errors(self) -> None:
         if self._matcher.is_error():
-            raise RequestError(f"the grammar cannot be followed: {self._matcher.get_error()}")
+            reason = self._matcher.get_error().partition("\n")[0]
+            raise RequestError(f"the answer cannot follow its grammar: {_REASONS.get(reason, reason)}")
 
     def _bit(self, token: int) -> bytes:
         mask = bytearray(-(-self._size // 8))

@@ -24,7 +24,12 @@ from protocol.format import (
 )
 from runner.tokenizer.literals import literal_pattern
 
-_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_SPACING = {
+    "whitespace_flexible": False,
+    "whitespace_pattern": None,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 _OPTIONS_KEY = "x-guidance"
 _MOST_WAYS = 64  # in which what follows a free text may begin
 

@@ -8,7 +8,7 @@ import json
 import random
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple, cast
@@ -27,11 +27,12 @@ from runner.cache.trie_cache import TrieCache
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.generation import Generation
 from runner.engine.means import Means
+from runner.engine.memory import Memory
 from runner.engine.request import Request
 from runner.engine.running import Running
 from runner.engine.schedule import Begin, Decode, Prefill, Schedule, Slice, View
 from runner.engine.text import StopStrings
-from runner.grammar import Compiler
+from runner.grammar import Compiled, Compiler
 from runner.grammar.vocabulary import make_vocabulary
 from runner.sampling import SamplingOptions
 from runner.sampling.sampler import Sampler
@@ -108,6 +109,15 @@ class End(NamedTuple):
 @cache
 def compiler(eos: frozenset[int]) -> Compiler:
     return Compiler(tokenizer(eos), VOCAB, ThreadPoolExecutor(1))
+
+
+def compiled(wish: Wish) -> Future[Compiled] | None:
+    """What the request has to follow, known already: nothing here waits."""
+    if not wish.grammar:
+        return None
+    grammar = compiler(wish.eos).submit(Lark(wish.grammar))
+    grammar.result()
+    return grammar
 
 
 class Rules:
@@ -224,7 +234,7 @@ class Asked(EventStream):
             sampling=wish.options,
             stops=stops,
             metered=metered,
-            grammar=compiler(wish.eos).submit(Lark(wish.grammar)) if wish.grammar else None,
+            grammar=compiled(wish),
             stream=self,
         )
 
@@ -384,6 +394,20 @@ class _Loop:
         call(*arguments)
 
 
+class NoMeter:
+    """MLX holds nothing but what the cache counts, and computing takes nothing."""
+
+    def active(self) -> int:
+        return 0
+
+    def peak(self) -> int:
+        return 0
+
+    def restart(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+
 class Company:
     """`Running` over a tiny model and all who were asked for. `slices` counts what has been advanced."""
 
@@ -396,6 +420,7 @@ class Company:
         cache: str = "trie",
         budget: int | None = None,
         room: int | None = None,
+        memory: Memory | None = None,
         eos: frozenset[int] = frozenset(),
         find_fault: Callable[[], str] | None = None,
     ) -> None:
@@ -412,8 +437,8 @@ class Company:
             tokenizer(eos),
             CONTEXT,
             lambda: make_cache(cache, self.kind.make_layers, budget_bytes=budget),
+            memory or Memory(NoMeter(), room, 2048),
             find_fault=find_fault or (lambda: fault),
-            room_bytes=room,
         )
         self._outbox = Outbox(cast("AbstractEventLoop", _Loop()))
         self.running = Running(means, self.schedule, parallel, self._outbox)
