@@ -10,6 +10,7 @@ from runner.errors import RequestError
 from runner.grammar.faults import explained
 from runner.grammar.guide import Guide
 from runner.grammar.lark import lark_text
+from runner.grammar.panics import told_as_errors
 from runner.logs import Log
 from runner.tokenizer import Tokenizer
 
@@ -64,7 +65,7 @@ class Compiler:
             if known is not None and not (known.done() and known.exception()):
                 self._kept.move_to_end(text)
                 return known
-            compiling = self._helper.submit(self._compile, text, wanted)
+            compiling = self._helper.submit(told_as_errors()(self._compile), text, wanted)
             self._keep(text, compiling)
         return compiling
 
@@ -85,8 +86,9 @@ class Compiler:
                 self._vocabulary = make_vocabulary(self._tokenizer, self._size)
         limits = LLParserLimits(verbose_errors=False, max_items_in_row=_MOST_ITEMS)
         matcher = LLMatcher(self._vocabulary, LLMatcher.grammar_from_lark(text), log_level=0, limits=limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # the lexer's first states are the same for all answers
         if matcher.is_error():
             raise RequestError(f"Format: {explained(matcher.get_error(), wanted)}")
-        return Compiled(matcher, self._size)
+        matcher.compute_bitmask()  # the lexer's first states are the same for all answers
+        compiled = Compiled(matcher, self._size)
+        compiled.guide()  # raises for one that nobody can even begin to follow
+        return compiled

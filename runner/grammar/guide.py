@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from runner.errors import RequestError
+from runner.grammar.panics import told_as_errors
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -42,7 +43,8 @@ class Guide:
         """The answer goes on with this token, which may not be one that ends it. RequestError if it cannot."""
         self._mask = None
         if not self._forced:
-            self._matcher.consume_token(token)
+            with told_as_errors():
+                self._matcher.consume_token(token)
             self._look_ahead()
         elif self._forced.popleft() != token:
             raise RequestError(f"the grammar has no place for token {token}")
@@ -61,7 +63,8 @@ class Guide:
             RequestError: there is none in this vocabulary, or the grammar takes too long to follow.
         """
         if self._mask is None:
-            self._mask = self._bit(self._forced[0]) if self._forced else self._matcher.compute_bitmask()
+            with told_as_errors():
+                self._mask = self._bit(self._forced[0]) if self._forced else self._matcher.compute_bitmask()
             self._refuse_errors()
         return self._mask
 
@@ -70,14 +73,16 @@ class Guide:
         self._forced.clear()
         self._mask = None
         self._matcher.reset()
-        self._matcher.consume_tokens(list(tokens))
         self._look_ahead()
+        for token in tokens:
+            self.take(token)
 
     def _look_ahead(self) -> None:
         """Takes the matcher on to the next choice."""
         self._refuse_errors()
-        self._forced.extend(self._matcher.compute_ff_tokens())
-        self._matcher.consume_tokens(list(self._forced))
+        with told_as_errors():
+            self._forced.extend(self._matcher.compute_ff_tokens())
+            self._matcher.consume_tokens(list(self._forced))
         self._refuse_errors()
 
     def _refuse_errors(self) -> None:

@@ -95,7 +95,8 @@ class _Writer:
         """A free text and what follows it. The lexer reads on as long as it can, so what ends the text is read with it:
         lazily, up to its first occurrence."""
         ways = []
-        for opener, following in _openings(rest, path):
+        openings = _openings(rest, path)
+        for opener, following in openings:
             if opener is None:
                 ways.append(self._free(excludes))
                 continue
@@ -105,8 +106,10 @@ class _Writer:
             if self._marks is not None and self._marks.match(opener):
                 ways.append(f"{self._free(excludes)} {self._text(opener)} {after}")
             else:
-                until = self._named("UNTIL", f"{self._any(excludes)}? {_quoted(opener)}")
-                ways.append(f"{self._marked(excludes)} {self._named('until[lazy]', until)} {after}")
+                first = min((each for each, _ in openings if each and opener.startswith(each)), key=len)
+                until = self._named("UNTIL", f"{self._any(excludes)}? {_quoted(first)}")
+                beyond = self._text(opener.removeprefix(first)) if opener != first else ""
+                ways.append(f"{self._marked(excludes)} {self._named('until[lazy]', until)} {beyond} {after}")
         return f"({' | '.join(ways)})"
 
     def _free(self, excludes: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from runner.tokenizer import Tokenizer
 
+_MOST_BYTES: Final = 1000  # of a token; llguidance takes 24 more, and such tokens spell no text of a grammar
 _END: Final = b"<end>"
 _BEFORE: Final = "\n"  # some tokenizers set a space in front of a text, which none has in the middle of an answer
 
@@ -31,7 +32,8 @@ class _View:
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         self._tokenizer = tokenizer
-        self.tokens = [tokenizer.token_bytes(token) for token in range(size)]
+        spelled = map(tokenizer.token_bytes, range(size))
+        self.tokens = [data if len(data) <= _MOST_BYTES else b"" for data in spelled]
         self.ends = sorted(token for token in tokenizer.eos if token < size)
         if not self.ends:
             self.ends = [size]

@@ -1,0 +1,24 @@
+"""A panic in Rust is no Exception: uncaught it would end the engine, not the request."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from runner.errors import RequestError
+
+_PANIC = "PanicException"  # its module cannot be imported
+
+
+@contextmanager
+def told_as_errors() -> Iterator[None]:
+    """Raises RequestError in place of a panic."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if type(error).__name__ != _PANIC:
+            raise
+        reason = str(error)
+    else:
+        return
+    raise RequestError(f"Format: llguidance broke off: {reason}; write it another way")
