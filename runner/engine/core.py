@@ -5,6 +5,9 @@ of the two threads waits for the other. They seldom run at the same time, so nex
 core. On two cores the kernel wakes the other one, which takes tens of microseconds where cores are virtual. As batch
 threads they also do not interrupt each other: ten operations are handed over, then ten are computed, and the kernel
 switches ten times for a token, not five hundred times.
+
+Where waking is cheap or a model large, two cores are faster: both ways are tried, now and then, on the steps of real
+answers.
 """
 
 import ctypes
@@ -15,6 +18,7 @@ from pathlib import Path
 from time import clock_gettime, perf_counter
 from typing import Protocol
 
+from runner.engine.comparison import Comparison
 from runner.logs import Log
 
 log = Log(__name__)
@@ -39,7 +43,8 @@ class Threads(Protocol):
 
 
 class OneCore:
-    """Keeps threads on one core as long as they have it nearly for themselves. Owner: the engine thread.
+    """Keeps threads on one core where that is faster, and as long as they have it nearly for themselves. Owner: the
+    engine thread.
 
     A core that others want too is left to the kernel's choice for a while: cores that are busy anyway wake quickly.
     """
@@ -49,11 +54,23 @@ class OneCore:
         self._bound = False
         self._look_at = 0.0
         self._since = (0.0, 0.0)
+        self._faster = Comparison()
+
+    def took(self, kind: int, seconds: float) -> None:
+        """A step took so long; those of one kind take equally long."""
+        if self._bound == self._faster.first:  # else somebody else has the core, or nobody has looked yet
+            self._faster.took(kind, seconds)
+            if self._bound != self._faster.first:
+                self._look_at = 0.0
 
     def work(self) -> None:
         """Called between two slices."""
         now = perf_counter()
         if now < self._look_at:
+            return
+        if not self._faster.first:
+            self._free()
+            self._look_at = now + _LOOK_S
             return
         if self._bound and self._share(now) < _ENOUGH:
             self._free()

@@ -37,6 +37,21 @@ class Desk:
             self.ran += 0.01 * share
         one.work()
 
+    def answer(self, one: OneCore, seconds: float, bound_s: float, free_s: float) -> float:
+        """Steps of an answer, each as long as the way takes. Returns the share of steps in which they were bound."""
+        bound = steps = 0
+        while seconds > 0:
+            one.work()
+            is_bound = self.moves[-1:] == ["bind"]
+            step_s = bound_s if is_bound else free_s
+            self.now += step_s
+            self.ran += step_s
+            one.took(1, step_s)
+            seconds -= step_s
+            bound += is_bound
+            steps += 1
+        return bound / steps
+
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
@@ -89,6 +104,17 @@ def test_rest_while_another_wants_the_core_frees_nothing_twice(desk: Desk) -> No
     desk.work(one, 0.5, share=0.1)
     one.rest()
     assert desk.moves == ["bind", "free"]
+
+
+def test_they_stay_free_where_that_is_faster(desk: Desk) -> None:
+    one = OneCore(desk)
+    assert desk.answer(one, 60.0, bound_s=0.010, free_s=0.008) < 0.2
+    one.rest()
+    assert desk.answer(one, 20.0, bound_s=0.010, free_s=0.008) < 0.2, "it is remembered"
+
+
+def test_they_stay_together_where_that_is_faster(desk: Desk) -> None:
+    assert desk.answer(OneCore(desk), 60.0, bound_s=0.008, free_s=0.010) > 0.85
 
 
 def in_a_thread(work: Callable[[], None]) -> None:
