@@ -85,6 +85,7 @@ _TAGS = frozenset(
     str(kind.__struct_config__.tag)
     for kind in (JsonSchema, ConstString, AnyText, OptionalNode, OrNode, SequenceNode, Regex, Lark, _StructuralTag)
 )
+_ALONE = frozenset(str(kind.__struct_config__.tag) for kind in (Lark, _StructuralTag))
 _decoder = msgspec.json.Decoder(_Tagged)
 
 
@@ -109,16 +110,18 @@ def decode_format(data: bytes) -> Format | None:
             _refuse_vast(bytes(schema.json_schema))
     except RecursionError:
         raise FormatError(f"Format: nested deeper than {_MOST_DEPTH} levels") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"Format: {_explained(str(error))}") from None
     return format_
 
 
 def _explained(text: str) -> str:
     """msgspec names the place; that a tag is unknown does not say which are known."""
-    if text.startswith("Invalid value ") and "type`" in text:
-        return f"{text}; known are {', '.join(sorted(_TAGS))}"
-    return text
+    if not text.startswith("Invalid value ") or "type`" not in text:
+        return text
+    if any(f"value '{alone}'" in text for alone in _ALONE):
+        return f"{text}, which is no part of another"
+    return f"{text}; known are {', '.join(sorted(_TAGS - _ALONE))}"
 
 
 def schemas(root: Format) -> Iterator[JsonSchema]:

@@ -5,7 +5,9 @@ is no space but one after each comma and colon: an answer that may go on with sp
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -31,6 +33,7 @@ _SPACING = {
     "key_separator": ": ",
 }
 _OPTIONS_KEY = "x-guidance"
+_ASCII_CLASSES = "dw"  # as in a JSON schema's patterns
 _MOST_WAYS = 64  # in which what follows a free text may begin
 
 
@@ -54,8 +57,12 @@ class _Writer:
     def __init__(self, special: Mapping[str, int]) -> None:
         self.rules: list[str] = []
         self._special = special
-        self._marks = literal_pattern(special) if special else None
         self._names: dict[str, str] = {}
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str] | None:
+        """Finds the special tokens in a text; of a thousand it takes a moment to make."""
+        return literal_pattern(self._special) if self._special else None
 
     def node(self, node: Node, path: str, *, last: bool) -> str:
         """An expression for `node`. `last`: nothing follows it."""
@@ -197,7 +204,7 @@ def _with_spacing(schema: bytes, path: str) -> str:
 def _lark_regex(pattern: str) -> str:
     from llguidance import regex_to_lark
 
-    return regex_to_lark(pattern)
+    return regex_to_lark(pattern, _ASCII_CLASSES)
 
 
 def _quoted(text: str) -> str:
@@ -205,4 +212,11 @@ def _quoted(text: str) -> str:
 
 
 def _token(*ids: int) -> str:
-    return f"<[{','.join(map(str, ids))}]>"
+    """Any one of these tokens, which ascend: some models have thousands, with numbers in a row."""
+    spans: list[list[int]] = []
+    for token in ids:
+        if spans and token == spans[-1][1] + 1:
+            spans[-1][1] = token
+        else:
+            spans.append([token, token])
+    return f"<[{','.join(f'{first}-{last}' if last > first else str(first) for first, last in spans)}]>"

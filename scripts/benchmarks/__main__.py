@@ -48,6 +48,7 @@ BENCHMARKS = {
     "wire": _here("wire.benchmark", "lines per second through the server, and what one costs it"),
     "status": _here("status", "how long /v1/status takes while prompts are read and answers written"),
     "blas": _here("blas", "what the fast BLAS brings, and whether results are equal"),
+    "format": _here("format.benchmark", "structured output: what a mask costs, a jump ahead brings, a grammar takes"),
     "formats": _here("formats", "number formats of weights on a CPU: prefill and decode"),
 }
 """By name, in the order of `all`. A module has the two functions of `BenchmarkModule`, and is imported only when it is

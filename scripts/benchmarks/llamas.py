@@ -69,7 +69,7 @@ def make_model(size: Size, seed: int) -> llama.Model:
     if size.hidden < HEAD or size.hidden % HEAD or size.layers < 1:
         raise ValueError(f"the width of the model is a multiple of {HEAD}, and it has layers")
     mx.random.seed(seed)
-    model = llama.Model(llama.ModelArgs.from_dict(_config(size)))
+    model = llama.Model(llama.ModelArgs.from_dict(config_of(size)))
     spoken = [_FIRST_WORD <= token < VOCABULARY - 1 for token in range(VOCABULARY)]
     model.model.embed_tokens.weight *= mx.array(spoken)[:, None]
     model.eval()
@@ -86,7 +86,7 @@ def count_parameters(model: llama.Model) -> int:
 def write_model(directory: Path, model: llama.Model, size: Size) -> None:
     """As Hugging Face keeps models: what this runner and `transformers` open."""
     architecture = {"architectures": ["LlamaForCausalLM"], "eos_token_id": VOCABULARY - 1}
-    (directory / "config.json").write_text(json.dumps(architecture | _config(size)))
+    (directory / "config.json").write_text(json.dumps(architecture | config_of(size)))
     (directory / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END})
     )
@@ -95,7 +95,8 @@ def write_model(directory: Path, model: llama.Model, size: Size) -> None:
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
 
 
-def _config(size: Size) -> dict[str, object]:
+def config_of(size: Size, vocabulary: int = VOCABULARY) -> dict[str, object]:
+    """What `config.json` says of the model, and mlx-lm's `ModelArgs` take."""
     heads = size.hidden // HEAD
     return {
         "model_type": "llama",
@@ -107,7 +108,7 @@ def _config(size: Size) -> dict[str, object]:
         "head_dim": HEAD,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "max_position_embeddings": CONTEXT_TOKENS,
         "tie_word_embeddings": True,
     }

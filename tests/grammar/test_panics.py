@@ -8,7 +8,8 @@ from protocol.format import Lark
 from runner.errors import RequestError
 from runner.grammar import Compiler
 from runner.grammar.panics import told_as_errors
-from tests.engine.company import VOCAB, tokenizer
+from tests.cache.tiny import VOCAB
+from tests.engine.company import tokenizer
 
 PanicException = type("PanicException", (BaseException,), {})
 """As pyo3 calls it, in a module that cannot be imported."""

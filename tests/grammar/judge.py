@@ -1,0 +1,91 @@
+"""What another library says about an answer: whether it is JSON, and whether the schema describes it.
+
+Numbers are exact. Where llguidance departs from JSON Schema, and says so or is known to, the judge goes along; each
+such place is a function here.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import TypeGuard
+
+from jsonschema import Draft202012Validator, FormatChecker, ValidationError, validators
+
+_EXPONENT = re.compile(r"(?<=[eE])([+-]?)[0-9]{5,}")
+
+
+class Repeated(dict[str, object]):
+    """An object in which a name stands twice; the last one counts."""
+
+
+def fault(schema: object, answer: str | bytes) -> str:
+    """Why this is no JSON text that the schema describes, or nothing."""
+    try:
+        value = json.loads(answer, parse_float=_exact, parse_constant=_refuse, object_pairs_hook=_object)
+    except ValueError as error:
+        return f"no JSON: {error}"
+    exact_schema = json.loads(json.dumps(schema), parse_float=Decimal)
+    errors = sorted(_Validator(exact_schema, format_checker=_formats).iter_errors(value), key=str)
+    return "; ".join(f"{error.json_path}: {error.message}" for error in errors)
+
+
+def _exact(number: str) -> Decimal:
+    """Exponents of five digits and more become 9999."""
+    return Decimal(_EXPONENT.sub(r"\g<1>9999", number))
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else Repeated(found)
+
+
+def _is_exact(value: object) -> TypeGuard[int | Decimal]:
+    return isinstance(value, int | Decimal) and not isinstance(value, bool)
+
+
+def _is_number(_: object, value: object) -> bool:
+    return _is_exact(value)
+
+
+def _is_integer(_: object, value: object) -> bool:
+    return _is_exact(value) and Fraction(value).denominator == 1
+
+
+def _multiple_of(validator: object, of: int | Decimal, value: object, schema: object) -> Iterator[ValidationError]:
+    if _is_exact(value) and Fraction(value) % Fraction(of):
+        yield ValidationError(f"{value} is no multiple of {of}")
+
+
+def _min_properties(validator: object, least: int, value: object, schema: object) -> Iterator[ValidationError]:
+    """Names that come from `additionalProperties` or `patternProperties` may be repeated, and are counted each time."""
+    if isinstance(value, dict) and not isinstance(value, Repeated) and len(value) < least:
+        yield ValidationError(f"{value} has fewer than {least} properties")
+
+
+_types = Draft202012Validator.TYPE_CHECKER.redefine("number", _is_number).redefine("integer", _is_integer)
+_Validator = validators.extend(  # type: ignore[no-untyped-call]  # it has no annotations
+    Draft202012Validator, {"multipleOf": _multiple_of, "minProperties": _min_properties}, type_checker=_types
+)
+_formats = FormatChecker()
+_strict = Draft202012Validator.FORMAT_CHECKER
+
+
+def _forgiving(form: str) -> Callable[[object], bool]:
+    """February may have 29 days in any year, there is a year 0, and any minute may have a leap second."""
+
+    def conforms(value: object) -> bool:
+        if not isinstance(value, str):
+            return True
+        return _strict.conforms(re.sub(r"^\d{4}(?=-)", "2000", value).replace(":60", ":59"), form)
+
+    return conforms
+
+
+for _form in ("date", "date-time", "time"):
+    _formats.checks(_form)(_forgiving(_form))
