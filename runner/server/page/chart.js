@@ -1,0 +1,109 @@
+// One quantity over the last ten minutes, as a line over an area.
+
+import { duration, svg, set, write } from "./text.js";
+import { SPAN_S, STEP_S } from "./history.js";
+
+const HEIGHT = 100;
+const STEPS = SPAN_S / STEP_S;
+
+/** Draws into a <figure> whose caption has a name, a value and a note. */
+export class Chart {
+  #area = svg("path", { class: "area" });
+  #line = svg("path", { class: "line" });
+  #bound = svg("path", { class: "bound" });
+  #mark = svg("path", { class: "mark" });
+  #value;
+  #note;
+  #top;
+  #picture;
+  #show;
+  #values = [];
+  #texts = { value: "–", note: "\u00a0" };
+  #pointed = null;
+
+  /** `show` makes a value into text. */
+  constructor(figure, show) {
+    this.#show = show;
+    this.#value = figure.querySelector(".value");
+    this.#note = figure.querySelector(".note");
+    this.#picture = svg(
+      "svg",
+      { viewBox: `0 0 ${STEPS} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" },
+      this.#area, this.#bound, this.#line, this.#mark,
+    );
+    this.#top = document.createElement("span");
+    this.#top.className = "top";
+    const axis = document.createElement("div");
+    axis.className = "axis";
+    axis.append(span("10 min ago"), span("now"));
+    const plot = document.createElement("div");
+    plot.className = "plot";
+    plot.append(this.#picture, this.#top);
+    figure.append(plot, axis);
+    plot.addEventListener("pointermove", (event) => this.#point(event));
+    plot.addEventListener("pointerleave", () => this.#leave());
+  }
+
+  /** `values` from the oldest to now, null for none; `most` is the upper edge, `bound` a line to stay below. */
+  draw(values, { value, note, most, bound = null, label }) {
+    this.#values = values;
+    this.#texts = { value, note };
+    const y = (number) => (HEIGHT * (1 - Math.min(number / (most || 1), 1))).toFixed(1);
+    let line = "";
+    let area = "";
+    for (let from = 0; from < values.length; from++) {
+      if (values[from] === null) continue;
+      let to = from;
+      while (to + 1 < values.length && values[to + 1] !== null) to++;
+      let points = `${from} ${y(values[from])}`;
+      for (let step = from + 1; step <= to; step++) points += `L${step} ${y(values[step])}`;
+      if (to === from) points += `h${from ? -1 : 1}`; // one value alone is seen too
+      line += `M${points}`;
+      area += `M${from} ${HEIGHT}L${points}L${Math.max(to, from)} ${HEIGHT}Z`;
+      from = to;
+    }
+    set(this.#line, { d: line });
+    set(this.#area, { d: area });
+    set(this.#bound, { d: bound !== null && bound <= most ? `M0 ${y(bound)}H${STEPS}` : "" });
+    set(this.#picture, { "aria-label": label });
+    write(this.#top, this.#show(most).replace(".0 ", " "));
+    this.#texts_shown();
+  }
+
+  #point(event) {
+    const box = this.#picture.getBoundingClientRect();
+    const step = Math.round(((event.clientX - box.left) / box.width) * STEPS);
+    this.#pointed = Math.max(0, Math.min(STEPS, step));
+    this.#texts_shown();
+  }
+
+  #leave() {
+    this.#pointed = null;
+    this.#texts_shown();
+  }
+
+  #texts_shown() {
+    const step = this.#pointed;
+    set(this.#mark, { d: step === null ? "" : `M${step} 0V${HEIGHT}` });
+    if (step === null) {
+      write(this.#value, this.#texts.value);
+      write(this.#note, this.#texts.note);
+      return;
+    }
+    const value = this.#values[step] ?? null;
+    write(this.#value, value === null ? "–" : this.#show(value));
+    write(this.#note, step === STEPS ? "now" : `${duration((STEPS - step) * STEP_S)} ago`);
+  }
+}
+
+/** The next round number: 1, 2 or 5 times a power of ten. */
+export function rounded(number) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(number, 1)));
+  return [1, 2, 5, 10].find((factor) => factor * power >= number) * power;
+}
+
+function span(text) {
+  const made = document.createElement("span");
+  made.textContent = text;
+  return made;
+}

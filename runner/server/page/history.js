@@ -1,0 +1,111 @@
+// What the last ten minutes were like. It lives as long as the page: the runner keeps no history.
+
+export const SPAN_S = 600;
+export const STEP_S = 2;
+const HIT_WINDOW_S = 60;
+const SPEED_WINDOW_S = 4;
+
+/** Samples of the counters, each of which holds until the next one: the runner tells only of changes. */
+export class History {
+  #samples = [];
+  #ended = null;
+
+  /** `at` in seconds of the page's own clock. */
+  add(at, stats) {
+    const last = this.#samples.at(-1);
+    // Another process has begun to count anew.
+    const fresh = !last || this.#ended !== null || stats.uptime_s < last.uptime_s;
+    const since = fresh ? at : last.since;
+    this.#samples.push({
+      at,
+      since,
+      from: fresh && last ? this.#ended ?? at : null,
+      uptime_s: stats.uptime_s,
+      prompt: stats.tokens.prompt,
+      cached: stats.tokens.cached,
+      generated: stats.tokens.generated,
+      used: stats.memory.used_bytes,
+      prefill_tokens: stats.slices.prefill_tokens,
+      prefill_s: stats.slices.prefill_s,
+    });
+    this.#ended = null;
+    // One that is older than the span is kept, since it still holds at its beginning.
+    const oldest = at - SPAN_S - HIT_WINDOW_S;
+    while (this.#samples.length > 1 && this.#samples[1].at < oldest) this.#samples.shift();
+  }
+
+  /** Nothing is known from here on, until the next sample. */
+  end(at) {
+    if (this.#samples.length) this.#ended ??= at;
+  }
+
+  /** The moment up to which something is known. */
+  until(now) {
+    return this.#ended ?? now;
+  }
+
+  /** How fast answers are written just now, all together, in tokens a second. */
+  speed(now) {
+    return this.#speed(this.#at(now), now) ?? 0;
+  }
+
+  /** How fast prompts were read in the last minute, in tokens a second of reading; null if none was. */
+  reading(now) {
+    const last = this.#at(now);
+    const first = last && this.#at(Math.max(now - HIT_WINDOW_S, last.since));
+    const seconds = first ? last.prefill_s - first.prefill_s : 0;
+    return seconds > 0 ? (last.prefill_tokens - first.prefill_tokens) / seconds : null;
+  }
+
+  /**
+   * One value for every STEP_S of the span and one for now, null where there is none: of `hits`, `memory` or `speed`.
+   * Between two calls in one step only the last value changes.
+   */
+  series(kind, now) {
+    const steps = SPAN_S / STEP_S;
+    const last = (Math.ceil(this.until(now) / STEP_S) - 1) * STEP_S;
+    const values = [];
+    for (let step = steps - 1; step >= 0; step--) {
+      const at = last - step * STEP_S;
+      const sample = this.#at(at);
+      values.push(sample ? this.#kinds[kind](sample, at) : null);
+    }
+    const newest = this.#at(this.until(now));
+    values.push(newest ? this.#kinds[kind](newest, this.until(now)) : null);
+    return values;
+  }
+
+  #kinds = {
+    memory: (sample) => sample.used,
+    hits: (sample, at) => this.#hits(sample, at),
+    speed: (sample, at) => this.#speed(sample, at),
+  };
+
+  /** The share of the prompt tokens of the last minute that came from the cache. */
+  #hits(sample, at) {
+    const first = this.#at(Math.max(at - HIT_WINDOW_S, sample.since));
+    const prompt = sample.prompt - first.prompt;
+    return prompt > 0 ? (sample.cached - first.cached) / prompt : null;
+  }
+
+  #speed(sample, at) {
+    if (!sample) return null;
+    const from = Math.max(at - SPEED_WINDOW_S, sample.since);
+    const first = this.#at(from);
+    return at - from >= 1 ? (sample.generated - first.generated) / (at - from) : 0;
+  }
+
+  /** The sample that holds at this moment: none before the first one, and while the runner was away. */
+  #at(at) {
+    let low = 0;
+    let high = this.#samples.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.#samples[middle].at <= at) low = middle + 1;
+      else high = middle;
+    }
+    const next = this.#samples[low];
+    if (low === 0 || (next && next.from !== null && at >= next.from)) return null;
+    return this.#samples[low - 1];
+  }
+}

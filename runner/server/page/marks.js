@@ -1,0 +1,86 @@
+// What stands for a node, or for several, in the picture of the trie.
+
+import { fitting, oneLine, shortened } from "./label.js";
+import { bytes, count, counted, set, svg, write } from "./text.js";
+
+export const ROW = 50;
+export const TOP = 8;
+const OLD_USES = 64;
+
+/** Where the middle of an item's edge is, from the top. */
+export const middle = (item) => TOP + item.row * ROW + 26;
+
+const levels = (item) => (item.from ? levels(item.from) + 1 : 1);
+
+/** A node: its edge as a bar in three parts, what it says above and its bytes below. */
+export class Edge {
+  #parts = ["live", "paged", "missing"].map((kind) => svg("rect", { class: `part ${kind}` }));
+  #frame = svg("rect", { class: "frame" });
+  #point = svg("path", { class: "point" });
+  #name = svg("text", { class: "name" });
+  #size = svg("text", { class: "size" });
+  #area = svg("rect", { class: "hit" });
+  #hint = svg("title");
+
+  constructor(key) {
+    this.element = svg(
+      "g", { class: "edge", role: "treeitem", "data-key": key }, this.#hint,
+      ...this.#parts, this.#frame, this.#point, this.#name, this.#size, this.#area,
+    );
+  }
+
+  draw(item, chosen) {
+    const { node, x, length, thickness } = item;
+    const y = middle(item) - thickness / 2;
+    const layers = Math.max(1, node.layers);
+    const shares = [node.live_layers, node.paged_layers, node.missing_layers].map((number) => number / layers);
+    let left = x;
+    this.#parts.forEach((part, index) => {
+      const wide = length * Math.min(1, Math.max(0, shares[index]));
+      set(part, { x: left.toFixed(1), y: y.toFixed(1), width: wide.toFixed(1), height: thickness.toFixed(1) });
+      left += wide;
+    });
+    const box = { y: (y - 0.5).toFixed(1), width: length.toFixed(1), height: (thickness + 1).toFixed(1) };
+    set(this.#frame, { x: x.toFixed(1), ...box, rx: 2 });
+    const tip = x + length;
+    const half = thickness / 2 + 3;
+    set(this.#point, { d: node.restore_point ? `M${tip} ${middle(item) - half}V${middle(item) + half}` : "" });
+    const tokens = node.end - node.start;
+    const name = node.text ? shortened(length + 6, oneLine(node.text)) : fitting(length + 6, counted(tokens, "token"), count(tokens));
+    put(this.#name, x, y - 5, name);
+    put(this.#size, x, y + thickness + 12, fitting(length + 6, bytes(node.bytes)));
+    set(this.#area, { x: x - 4, y: middle(item) - 22, width: length + 8, height: 46 });
+    const uses = Math.min(node.idle_uses, OLD_USES) / OLD_USES;
+    this.element.style.setProperty("--fresh", (1 - 0.55 * uses).toFixed(2));
+    const told = `${node.text ? `${oneLine(node.text)}: ` : ""}tokens ${count(node.start)} to ${count(node.end)}, ` +
+      `${bytes(node.bytes)}${node.locks ? ", in use" : ""}`;
+    write(this.#hint, told);
+    set(this.element, {
+      class: `edge${node.locks ? " used" : ""}${chosen ? " chosen" : ""}`,
+      "aria-level": levels(item),
+      "aria-selected": chosen,
+      "aria-label": told,
+    });
+  }
+}
+
+/** The nodes that are left out somewhere. */
+export class More {
+  #name = svg("text", { class: "name" });
+  #area = svg("rect", { class: "hit pill", rx: 4 });
+
+  constructor(key) {
+    this.element = svg("g", { class: "more", role: "treeitem", "data-key": key }, this.#area, this.#name);
+  }
+
+  draw(item) {
+    put(this.#name, item.x + 8, middle(item) + 4, item.words);
+    set(this.#area, { x: item.x, y: middle(item) - 13, width: item.length, height: 26 });
+    set(this.element, { "aria-level": levels(item), "aria-expanded": false, "aria-label": `${item.words}: show some` });
+  }
+}
+
+function put(text, x, y, words) {
+  set(text, { x: x.toFixed(1), y: y.toFixed(1) });
+  write(text, words);
+}

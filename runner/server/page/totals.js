@@ -1,0 +1,46 @@
+// The runner's counters, as a table and as one-line summaries.
+
+import { bytes, count, counted, duration, percent, rate } from "./text.js";
+
+const MISSES = {
+  off: "the cache is off",
+  empty: "nothing was kept yet",
+  salt: "kept under another salt",
+  no_common_prefix: "nothing in common",
+  lost: "what was kept is lost",
+  non_trimmable_divergence: "a layer cannot go back",
+  window_passed: "a window has passed",
+};
+
+/** `mlx-runner 0.1.0 · LlamaForCausalLM · CPU · context of 4,096 tokens · cache trie`. */
+export const about = (stats) =>
+  [`mlx-runner ${stats.version}`, stats.architecture, stats.device.toUpperCase(), `context of ${count(stats.context_length)} tokens`, `cache ${stats.cache_kind}`]
+    .filter(Boolean)
+    .join(" · ");
+
+export const requestsNote = ({ running, queued }) =>
+  running || queued ? `${count(running)} running, ${count(queued)} waiting` : "idle";
+
+/** [name, value] rows; `reading` is how fast prompts were read lately, or null. */
+export function totals(stats, reading) {
+  const { requests, tokens, cache } = stats;
+  const others = [["Cut at their limit", requests.length], ["Cancelled", requests.cancelled], ["Failed", requests.failed], ["Refused", requests.refused]];
+  return [
+    ["Answered", count(requests.done + requests.length)],
+    ...others.filter(([, number]) => number).map(([name, number]) => [name, count(number)]),
+    ["First token", stats.ttft_s === null ? "–" : `after ${duration(stats.ttft_s)}`],
+    ["Prompts", `${count(tokens.prompt)} tokens`],
+    ["Read at", reading === null ? "–" : `${rate(reading)} tokens/s`],
+    ["From the cache", `${count(tokens.cached)} tokens`],
+    ["Computed", `${count(tokens.recomputed)} tokens`],
+    ["Written", `${count(tokens.generated)} tokens`],
+    ...(tokens.forced ? [["By a grammar", `${count(tokens.forced)} tokens (${percent(tokens.forced / Math.max(1, tokens.generated))})`]] : []),
+    ["Cache, live", bytes(cache.live_bytes)],
+    ["Cache, paged out", bytes(cache.paged_bytes)],
+    ["Restored", bytes(cache.restored_bytes)],
+    ["Evicted", `${bytes(cache.evicted_bytes)}, ${counted(cache.evictions, "node")}`],
+    ["Weights", bytes(stats.memory.weights_bytes)],
+    ["MLX's reserve", bytes(stats.memory.reusable_bytes)],
+    ...Object.entries(cache.misses).map(([reason, number]) => [`Miss: ${MISSES[reason] ?? reason.replaceAll("_", " ")}`, count(number)]),
+  ];
+}

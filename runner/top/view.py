@@ -1,0 +1,112 @@
+"""The numbers as a table for people."""
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from protocol.stats import RunningRequest, Stats
+from runner.sizes import shown
+
+_LABEL = 10
+_BAR = 12
+_PHASES = {"queued": "waits", "prefill": "reads", "grammar": "waits for grammar", "decode": "answers"}
+
+
+def view(stats: Stats, remark: str = "") -> RenderableType:
+    """All of it; `remark` is what is wrong with it."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", min_width=_LABEL)
+    facts.add_column()
+    for label, value in _facts(stats):
+        facts.add_row(label, Text(_plain(value)))
+    parts: list[RenderableType] = [_title(stats), Text(), facts, Text()]
+    parts.append(_requests(stats.running) if stats.running else Text("no request is running", style="dim"))
+    if remark:
+        parts += [Text(), Text(_plain(remark), style="reverse")]
+    return Group(*parts)
+
+
+def _title(stats: Stats) -> Text:
+    about = [stats.architecture, stats.device.upper(), f"context {stats.context_length:,}", f"cache {stats.cache_kind}"]
+    about += [f"up {duration(stats.uptime_s)}", f"mlx-runner {stats.version}"]
+    title = Text(_plain(stats.model), style="bold")
+    title.append(_plain("  " + " · ".join(filter(None, about))), style="not bold dim")
+    return title
+
+
+def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
+    requests, tokens, cache, memory = stats.requests, stats.tokens, stats.cache, stats.memory
+    ended = {
+        "answered": requests.done + requests.length,
+        "cancelled": requests.cancelled,
+        "failed": requests.failed,
+        "refused": requests.refused,
+    }
+    counted = [f"{count:,} {name}" for name, count in ended.items() if count or name == "answered"]
+    yield "requests", ", ".join([f"{requests.running:,} running", f"{requests.queued:,} waiting", *counted])
+    hits = f", {tokens.cached:,} from the cache ({tokens.cached / tokens.prompt:.0%})" if tokens.prompt else ""
+    yield "prompts", f"{tokens.prompt:,} tokens{hits}"
+    speed = sum(request.tokens_per_s for request in stats.running if request.phase == "decode")
+    first = f", first token after {duration(stats.ttft_s)}" if stats.ttft_s is not None else ""
+    yield "answers", f"{tokens.generated:,} tokens{f', {speed:,.1f} tokens/s now' if speed else ''}{first}"
+    yield (
+        "cache",
+        f"{shown(cache.held_bytes)}{_of(cache.budget_bytes)} in {cache.nodes:,} nodes,"
+        f" live {shown(cache.live_bytes)}, paged out {shown(cache.paged_bytes)},"
+        f" restored {shown(cache.restored_bytes)}, evicted {shown(cache.evicted_bytes)}",
+    )
+    if cache.misses:
+        yield "misses", ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in cache.misses.items())
+    yield (
+        "memory",
+        f"{shown(memory.used_bytes)}{_of(memory.budget_bytes)}, peak {shown(memory.peak_bytes)},"
+        f" weights {shown(memory.weights_bytes)}, MLX's reserve {shown(memory.reusable_bytes)}",
+    )
+
+
+def _requests(running: list[RunningRequest]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for name in ("request", "phase"):
+        table.add_column(name, no_wrap=True)
+    for name in ("prompt", "cached", "read", "written", "tokens/s", "age"):
+        table.add_column(name, justify="left" if name in ("read", "written") else "right", no_wrap=True)
+    for request in running:
+        table.add_row(
+            f"#{request.number}",
+            Text(_PHASES.get(request.phase, _plain(request.phase))),
+            f"{request.prompt:,}",
+            f"{request.cached:,}",
+            ProgressBar(total=max(1, request.prompt), completed=request.prefilled, width=_BAR),
+            f"{request.generated:,}{f' of {request.max_tokens:,}' if request.max_tokens > 0 else ''}",
+            f"{request.tokens_per_s:,.1f}" if request.tokens_per_s else "",
+            duration(request.age_s),
+        )
+    return table
+
+
+def duration(seconds: float) -> str:
+    """`40 ms`, `0.4 s`, `12 s`, `3 min 05 s`, `2 h 05 min`, `3 d 4 h`."""
+    if seconds < 0.1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def _of(budget_bytes: int | None) -> str:
+    return "" if budget_bytes is None else f" of {shown(budget_bytes)}"
+
+
+def _plain(text: str) -> str:
+    """Nothing in it can steer a terminal."""
+    return "".join(character if character.isprintable() else "·" for character in text)

@@ -1,0 +1,60 @@
+"""Which runner `mlx-runner top` looks at."""
+
+import re
+
+import pytest
+
+from runner.cli import parse, parse_top
+from runner.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "url"),
+    [
+        (["--port", "11500"], {}, "http://127.0.0.1:11500"),
+        (["-port=11500"], {}, "http://127.0.0.1:11500"),
+        (["11500"], {}, "http://127.0.0.1:11500"),
+        (["127.0.0.1:11500"], {}, "http://127.0.0.1:11500"),
+        (["http://localhost:11500/"], {}, "http://localhost:11500"),
+        (["http://[::1]:11500"], {}, "http://[::1]:11500"),
+        ([], {"MLX_RUNNER_PORT": "11500"}, "http://127.0.0.1:11500"),
+        (["--port", "2"], {"MLX_RUNNER_PORT": "11500"}, "http://127.0.0.1:2"),
+        (["3"], {"MLX_RUNNER_PORT": "11500"}, "http://127.0.0.1:3"),
+    ],
+)
+def test_a_runner_is_named_by_its_port_or_its_address(words: list[str], environ: dict[str, str], url: str) -> None:
+    settings = parse_top(words, environ)
+    assert (settings.url, settings.once) == (url, False)
+    assert parse_top([*words, "--once"], environ).once
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "say which runner: mlx-runner top --port N"),
+        (["--port", "0"], "--port 0: a whole number from 1 to 65535"),
+        (["70000"], "--port 70000: a whole number"),
+        (["localhost"], "localhost: the address of a runner looks like http://127.0.0.1:11500"),
+        (["https://127.0.0.1:1"], "looks like http://"),
+        (["http://127.0.0.1:x"], "looks like http://"),
+        (["http://127.0.0.1:1/page"], "looks like http://"),
+        (["http://[::1"], "looks like http://"),
+        (["1", "2"], "unrecognized arguments: 2; see mlx-runner top --help"),
+        (["--model", "m"], "unrecognized arguments: --model"),
+    ],
+)
+def test_what_names_no_runner_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        parse_top(words, {})
+
+
+def test_the_help_tells_of_top_and_top_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        parse(["--help"], {})
+    assert re.search(r"^ +(mlx-runner )?top ", capsys.readouterr().out, re.MULTILINE)
+    with pytest.raises(SystemExit, match=r"^0$"):
+        parse_top(["--help"], {})
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: mlx-runner top [--port N | URL] [--once]\n")
+    assert set(re.findall(r"--([a-z-]+) ", shown)) >= {"port", "once"}
+    assert max(map(len, shown.splitlines())) <= 100
