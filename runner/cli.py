@@ -1,19 +1,29 @@
 """The command line and the environment, made into frozen settings. Nothing else looks into either of them."""
 
-import argparse
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from runner import __version__, logs
+from runner import logs
+from runner.completion import completion
 from runner.errors import UsageError
-from runner.flags import CHECK_FLAGS, FLAGS, MOST_PARALLEL, ON_OFF, Flag
-from runner.settings import DEFAULT_PARALLEL, CheckSettings, Settings
+from runner.flags import CHECK_FLAGS, COMMANDS, FLAGS, MOST_PARALLEL, TOP_FLAGS
+from runner.parser import Parser, values_of, version_text
+from runner.settings import DEFAULT_PARALLEL, CheckSettings, Settings, TopSettings
 from runner.sizes import Bound, parse_bound
 
 CHECK = "check"
 """The first word of `mlx-runner check`."""
+_PRINTED: dict[str, Callable[[Sequence[str]], str]] = {
+    "completion": completion,
+    "version": lambda _: f"{version_text()}\n",
+}
+"""The first words after which something is printed, and no more."""
+TOP = "top"
+"""The first word of `mlx-runner top`."""
 
 _ENGINE = "--mlx-engine"
 _LEVELS = {
@@ -25,20 +35,19 @@ _LEVELS = {
 }
 _OLLAMA_KV_BITS = {"q8_0": 8, "q4_0": 4, "f16": None, "bf16": None, "f32": None, "": None}
 _SERVICE_STORE = Path("/usr/share/ollama/.ollama/models")  # where Ollama's Linux installer puts it
-_GO_BOOLEANS = {
-    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), "on"),
-    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), "off"),
-}
 _NO_MODEL = "name a model of the Ollama store or a directory"
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Settings from the words after the program's name. UsageError says what is wrong with them.
 
-    Exits by itself after `--help` and `--version`.
+    Exits by itself after `--help` and `--version`, and after `completion` and `version`.
     """
+    if argv[:1] and (text := _PRINTED.get(argv[0])):
+        sys.stdout.write(text(argv[1:]))
+        raise SystemExit(0)
     words, hosted = _without_host_words(argv)
-    values = _values(_parser(), FLAGS, words, environ)
+    values = values_of(_parser(), FLAGS, words, environ)
     if not values.get("model"):
         raise UsageError(f"--model is missing: {_NO_MODEL}")
     kv_bits, kv_remarks = _kv_bits(values.get("kv-bits"), environ)
@@ -52,6 +61,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         dtype=values["dtype"],
         one_core=values["one-core"] == "auto",
         trace=Path(values["trace"]) if "trace" in values else None,
+        memory=_bound(values, "memory"),
         cache=values["cache"],
         cache_memory=_bound(values, "cache-memory"),
         kv_bits=kv_bits,
@@ -61,14 +71,16 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         blas=values["blas"],
         blas_threads=_whole(values, "blas-threads", 1, 1024),
         log_level=_log_level(values, environ),
+        inspect_text=values["inspect-text"] == "on",
         watch_parent=values.get("watch-parent", "on" if hosted else "off") == "on",
+        hosted=hosted,
         remarks=(*kv_remarks, *parallel_remarks),
     )
 
 
 def parse_check(words: Sequence[str], environ: Mapping[str, str]) -> CheckSettings:
     """Settings from the words after `check`; the rest as `parse`."""
-    values = _values(_check_parser(), CHECK_FLAGS, words, environ)
+    values = values_of(_check_parser(), CHECK_FLAGS, words, environ)
     model = values.get("model") or environ.get("MLX_RUNNER_MODEL", "").strip()
     if not model:
         raise UsageError(f"{_NO_MODEL}: mlx-runner check NAME|DIR")
@@ -78,6 +90,7 @@ def parse_check(words: Sequence[str], environ: Mapping[str, str]) -> CheckSettin
         context_tokens=_context(values),
         verify=values["verify"] == "on",
         dtype=values["dtype"],
+        memory=_bound(values, "memory"),
         blas=values["blas"],
         blas_threads=_whole(values, "blas-threads", 1, 1024),
         json=values["json"] == "on",
@@ -85,18 +98,27 @@ def parse_check(words: Sequence[str], environ: Mapping[str, str]) -> CheckSettin
     )
 
 
-def _values(
-    parser: argparse.ArgumentParser, flags: Sequence[Flag], words: Sequence[str], environ: Mapping[str, str]
-) -> dict[str, str]:
-    """What holds, by the names of the flags: the flag, else its variable, else the default."""
-    given = vars(parser.parse_args(_go_style(words, flags)))
-    values = {name: value for name, value in given.items() if value is not None}
-    for flag in flags:
-        if flag.name not in values:
-            from_environment = environ.get(flag.variable, "").strip() or flag.default
-            if from_environment is not None:
-                values[flag.name] = _checked(flag, from_environment)
-    return values
+def parse_top(words: Sequence[str], environ: Mapping[str, str]) -> TopSettings:
+    """Settings from the words after `top`; the rest as `parse`."""
+    values = values_of(_top_parser(), TOP_FLAGS, words, environ)
+    return TopSettings(url=_url(values), once=values["once"] == "on", log_level=_log_level(values, environ))
+
+
+def _url(values: Mapping[str, str]) -> str:
+    """Of a runner, from `URL`, which may be a mere port too, or from `--port`."""
+    given = values.get("url", "")
+    if not given and "port" not in values:
+        raise UsageError("say which runner: mlx-runner top --port N; its log tells the port (`listening url=...`)")
+    if not given or given.isdecimal():
+        return f"http://127.0.0.1:{_whole({'port': given or values['port']}, 'port', 1, 65535)}"
+    try:
+        parts = urlsplit(given if "//" in given else f"http://{given}")
+        good = parts.scheme == "http" and parts.hostname and parts.port and parts.path in ("", "/")
+    except ValueError:
+        good = False
+    if not good:
+        raise UsageError(f"{given}: the address of a runner looks like http://127.0.0.1:11500")
+    return f"http://{parts.netloc}"
 
 
 def _without_host_words(argv: Sequence[str]) -> tuple[list[str], bool]:
@@ -112,59 +134,21 @@ def _without_host_words(argv: Sequence[str]) -> tuple[list[str], bool]:
     return words, hosted
 
 
-def _go_style(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
-    """Go takes `-model` for `--model` and `--verbose` for `--verbose=true`; so do we."""
-    switches = {f"--{flag.name}" for flag in flags if flag.is_switch}
-    result: list[str] = []
-    for word in words:
-        if word in ON_OFF and result and result[-1] in switches:
-            result[-1] += f"={word}"
-            continue
-        dashed = f"-{word}" if word[:1] == "-" and word[1:2].isalpha() and len(word) > 2 else word
-        name, equals, value = dashed.partition("=")
-        result.append(f"{name}={_GO_BOOLEANS.get(value, value)}" if equals and name in switches else dashed)
-    return [f"{word}=on" if word in switches else word for word in result]
-
-
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, prog: str, usage: str, description: str, epilog: str) -> None:
-        super().__init__(
-            prog,
-            usage,
-            description,
-            epilog,
-            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=100),
-            allow_abbrev=False,
-            add_help=False,
-        )
-
-    def error(self, message: str) -> None:  # type: ignore[override]  # argparse exits here; we raise
-        raise UsageError(f"{message}; see {self.prog} --help")
-
-    def add_flags(self, flags: Sequence[Flag]) -> None:
-        groups: dict[str, argparse._ArgumentGroup] = {}
-        for flag in flags:
-            _add(groups.setdefault(flag.group, self.add_argument_group(flag.group)), flag)
-        about = self.add_argument_group("about")
-        about.add_argument("-h", "--help", action="help", help="show this and exit")
-        about.add_argument("--version", action="version", version=f"mlx-runner {__version__}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="mlx-runner",
-        usage="mlx-runner --model NAME|DIR [--port N] [flags]\n       mlx-runner check NAME|DIR [flags]",
-        description="Serves one MLX model to an Ollama host, or to curl, on 127.0.0.1. `mlx-runner check` says what a"
-        " model is and all that is wrong with it, without reading its weights.",
-        epilog="Every flag can also be given as an environment variable: --prefill-chunk is MLX_RUNNER_PREFILL_CHUNK."
-        " A host starts it as: mlx-runner runner --mlx-engine --model NAME --port N",
+        usage="mlx-runner --model NAME|DIR [--port N] [flags]\n       mlx-runner COMMAND ...",
+        description="Serves one MLX model to an Ollama host, or to curl, on 127.0.0.1.",
+        epilog="Defaults stand in brackets. Every flag can also be given as an environment variable: --kv-bits is"
+        " MLX_RUNNER_KV_BITS. README.md says more about each, docs/operating.md what to do when something is wrong.",
     )
+    parser.add_commands(COMMANDS)
     parser.add_flags(FLAGS)
     return parser
 
 
-def _check_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _check_parser() -> Parser:
+    parser = Parser(
         prog="mlx-runner check",
         usage="mlx-runner check NAME|DIR [flags]",
         description="Reads the headers of a model, not its weights, and says what it is and everything that is wrong"
@@ -178,23 +162,19 @@ def _check_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
-    shown = f"{flag.help} (default: {flag.default})" if flag.default and not flag.is_switch else flag.help
-    group.add_argument(
-        f"--{flag.name}",
-        dest=flag.name,
-        metavar=flag.metavar,
-        nargs="?" if flag.is_switch else None,
-        choices=flag.choices or None,
-        help=shown.replace("%", "%%"),  # argparse formats it
+def _top_parser() -> Parser:
+    parser = Parser(
+        prog="mlx-runner top",
+        usage="mlx-runner top [--port N | URL] [--once]",
+        description="Shows what a runner does: requests, tokens, memory and its prefix cache, until Ctrl-C. Without a"
+        " terminal it prints that once. The page at the same address shows more.",
+        epilog="The flags have environment variables too: --port is MLX_RUNNER_PORT.",
     )
-
-
-def _checked(flag: Flag, value: str) -> str:
-    value = _GO_BOOLEANS.get(value, value) if flag.is_switch else value
-    if flag.choices and value not in flag.choices:
-        raise UsageError(f"{flag.variable}={value}: choose one of {', '.join(flag.choices)}")
-    return value
+    parser.add_argument_group("where").add_argument(
+        "url", nargs="?", metavar="URL", help="its address, such as http://127.0.0.1:11500, or its port alone"
+    )
+    parser.add_flags(TOP_FLAGS)
+    return parser
 
 
 def _log_level(values: Mapping[str, str], environ: Mapping[str, str]) -> int:

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 class RunnerError(Exception):
     """Anything the runner itself says no to. Its text is written for the person who reads it."""
 
+    advice = ""
+    """What to do next, where the text does not say it: for the log."""
+
 
 class UsageError(RunnerError):
     """A flag or an environment variable has a value that cannot be used."""
@@ -20,6 +23,8 @@ class UsageError(RunnerError):
 
 class ModelError(RunnerError):
     """The model cannot be opened; the text names the file or tensor, what was wanted and what was found."""
+
+    advice = "`mlx-runner check NAME` tells everything that is wrong with a model, without loading it"
 
 
 class FaultsError(ModelError):

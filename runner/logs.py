@@ -19,6 +19,9 @@ from datetime import datetime
 from types import TracebackType
 from typing import NoReturn
 
+from runner.errors import RunnerError
+from runner.terminal import STATUS_LINE
+
 TRACE = 5
 _STDERR = 2
 _FATAL_WAIT_MS = 500
@@ -69,6 +72,14 @@ def harmless(text: str) -> str:
     return _respelled(_ANY_MARKER, text)
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Whether it says that there was no memory. Never raises."""
+    try:
+        return isinstance(error, MemoryError) or (type(error) is RuntimeError and bool(_NO_MEMORY.search(str(error))))
+    except Exception:
+        return False
+
+
 def told(error: BaseException) -> str:
     """An exception in a line for the host, with a phrase for want of memory if, and only if, that is the reason: a host
     that reads one unloads every model it has. Never raises."""
@@ -77,7 +88,7 @@ def told(error: BaseException) -> str:
     except Exception:
         text = "(its text cannot be told)"
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if isinstance(error, MemoryError) or (type(error) is RuntimeError and _NO_MEMORY.search(text)):
+    if lacks_memory(error):
         return f"out of memory: {line}"
     return _respelled(_ANY_PHRASE, line)
 
@@ -149,7 +160,7 @@ class _Pipe(logging.Handler):
         line = text.encode(errors="backslashreplace")[: LINE_LIMIT - 1] + b"\n"
         with suppress(OSError):  # the host is gone: there is nobody to tell
             if self._poll.poll(0):
-                os.write(_STDERR, line)
+                STATUS_LINE.write(line)
 
 
 class Log:
@@ -212,6 +223,13 @@ def _triple(error: BaseException) -> tuple[type[BaseException], BaseException, T
     return type(error), error, error.__traceback__
 
 
+def die(error: RunnerError, status: int = 1) -> NoReturn:
+    """End the process by this error; what to do next is a line before, for hosts report the last one."""
+    if error.advice:
+        logging.getLogger(__name__).warning("what to do: %s", error.advice)
+    fatal(str(error), status)
+
+
 def fatal(text: str, status: int = 1) -> NoReturn:
     """End the process with the one line that a host reports to its user: `Error: <text>`."""
     line = f"Error: {' '.join(text.split())}".encode(errors="backslashreplace")[: LINE_LIMIT - 1] + b"\n"
@@ -219,7 +237,7 @@ def fatal(text: str, status: int = 1) -> NoReturn:
         output = select.poll()
         output.register(_STDERR, select.POLLOUT)
         if output.poll(_FATAL_WAIT_MS):  # a host that reads no more must not keep us
-            os.write(_STDERR, line)
+            os.write(_STDERR, STATUS_LINE.blank + line)
     finally:
         os._exit(status)
 

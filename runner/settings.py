@@ -15,6 +15,8 @@ DTYPES = ("auto", "keep", "float32", "bfloat16", "float16")
 """What may become of floating-point weights."""
 CACHE_PERCENT = 25
 """The share of memory that the prefix cache may take where nobody says how much, and that weights leave to it."""
+MEMORY_PERCENT = 75
+"""The share of the device's memory that everything together may take where nobody says how much."""
 DEFAULT_PARALLEL = 4
 """How many requests run at once where nobody says how many."""
 
@@ -30,6 +32,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     verify: bool = False
     dtype: str = "auto"
     """One of DTYPES."""
+    memory: Bound = Bound(percent=MEMORY_PERCENT)
+    """Of everything together: weights, caches, and what computing takes meanwhile; of the memory that the device lends,
+    or, on a CPU, of what the machine has available at the start."""
     cache: str
     cache_memory: Bound = Bound()
     """Of everything the prefix cache holds, live and paged out; of the memory that the device lends."""
@@ -47,8 +52,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the engine, on a Linux CPU, keeps to one core as long as it has that for itself."""
     trace: Path | None = None
     """Where to write what the engine spends its time on."""
+    inspect_text: bool = False
+    """Whether `/v1/cache`, and the page, show the beginnings of prompts."""
     log_level: int
     watch_parent: bool
+    hosted: bool = False
+    """Whether a host has started it, and not a person."""
     remarks: tuple[str, ...] = ()
     """What was passed over in the environment, for the log."""
 
@@ -60,6 +69,15 @@ def context_limit(own_tokens: int, wanted_tokens: int | None) -> int:
     return min(own_tokens, wanted_tokens or own_tokens)
 
 
+class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What `mlx-runner top` was asked for."""
+
+    url: str
+    """Of the runner: `http://host:port`."""
+    once: bool = False
+    log_level: int
+
+
 class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What `mlx-runner check` was asked for."""
 
@@ -68,6 +86,7 @@ class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int | None = None
     verify: bool = False
     dtype: str = "auto"
+    memory: Bound = Bound(percent=MEMORY_PERCENT)
     blas: str = "auto"
     blas_threads: int = 1
     json: bool = False

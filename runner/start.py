@@ -15,7 +15,8 @@ from runner import blas, cli, logs, process
 from runner.errors import RunnerError, UsageError
 from runner.logs import Log
 from runner.model import OpenedModel, open_model
-from runner.settings import CheckSettings, Settings, context_limit
+from runner.settings import CheckSettings, Settings, TopSettings, context_limit
+from runner.terminal import STATUS_LINE
 
 log = Log(__name__)
 _HOST = "127.0.0.1"
@@ -24,7 +25,7 @@ _HELPERS = 2  # one prompt of many megabytes must not hold up the tokenizing of 
 
 
 def start(argv: Sequence[str]) -> NoReturn:
-    """Serve until a signal ends the process, or check a model. `argv` are the words after the program's name."""
+    """Serve until a signal ends the process, check a model, or watch a runner; `argv` are the words that say so."""
     parent = os.getppid()
     try:
         settings = _settings(argv)
@@ -35,19 +36,26 @@ def start(argv: Sequence[str]) -> NoReturn:
 
             gc.enable()
             sys.exit(check(settings))
+        if isinstance(settings, TopSettings):
+            from runner.top import top
+
+            gc.enable()
+            sys.exit(top(settings))
         _run(settings, parent)
     except UsageError as error:
         logs.fatal(str(error), status=2)
     except RunnerError as error:
-        logs.fatal(str(error))
+        logs.die(error)
     except Exception as error:
         log.exception("the runner died")
         logs.fatal(logs.told(error))
 
 
-def _settings(argv: Sequence[str]) -> Settings | CheckSettings:
+def _settings(argv: Sequence[str]) -> Settings | CheckSettings | TopSettings:
     if argv[:1] == [cli.CHECK]:
         return cli.parse_check(argv[1:], os.environ)
+    if argv[:1] == [cli.TOP]:
+        return cli.parse_top(argv[1:], os.environ)
     return cli.parse(argv, os.environ)
 
 
@@ -56,6 +64,8 @@ def _run(settings: Settings, parent: int) -> NoReturn:
         log.warning(remark)
     listener = _bind(settings.port)
     model = _open(settings)
+    if not settings.hosted:
+        STATUS_LINE.enable()
     log.info("starting", model=model.name, blas=blas.preload(settings.blas, settings.blas_threads))
     asyncio.run(_serve(settings, model, listener, parent))
     raise AssertionError("a server ends only with its process")
@@ -85,7 +95,8 @@ def _telling_the_port(port: int) -> Iterator[None]:
         yield
     except OSError as error:
         reason = os.strerror(error.errno or 0).lower()
-        raise RunnerError(f"listen tcp {_HOST}:{port}: bind: {reason}") from error
+        advice = "choose another --port, or 0 for one that is free"
+        raise RunnerError(f"listen tcp {_HOST}:{port}: bind: {reason}; {advice}") from error
 
 
 async def _serve(settings: Settings, model: OpenedModel, listener: socket.socket, parent: int) -> None:

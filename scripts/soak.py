@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import get_args
 
 from runner.cache import CACHE_KINDS
+from runner.sizes import parse_bound
 from scripts.soak_checker import Checker
 from scripts.soak_clients import Tally, Visitor
-from scripts.soak_meter import Meter, Trend, settled
+from scripts.soak_meter import Meter, Trend, memory_told, settled
+from scripts.soak_scraper import Scraper
 from scripts.soak_verdict import BUDGET_BYTES, Soaked
 from tests.conformance.own import RUNNER
 from tests.host import F_SECOND, Client, LoadError, Process, spawn
@@ -50,6 +52,8 @@ class Plan:
     cache: str = "trie"
     clients: int = 6
     seed: int = 0
+    memory: str | None = None
+    """Of everything together, as `--memory` takes it, or with a plus in front: beside the weights."""
     command: Sequence[str] = RUNNER
 
 
@@ -62,32 +66,52 @@ def soak(plan: Plan, say: Callable[[str], None]) -> Soaked:
         _keep_readable(source)
         store = write_store(directory / "models", MODEL, source).models_dir
 
-        def start(command: Sequence[str], cache: str) -> Process:
+        def start(command: Sequence[str], cache: str, memory_bytes: int | None = None) -> Process:
             environment = {
                 "MLX_RUNNER_CACHE": cache,
                 "MLX_RUNNER_CACHE_MEMORY": str(BUDGET_BYTES),
                 "MLX_RUNNER_PREFILL_CHUNK": "128",
             }
+            if memory_bytes is not None:  # which is what bounds the cache then
+                environment |= {"MLX_RUNNER_MEMORY": str(memory_bytes), "MLX_RUNNER_CACHE_MEMORY": "100%"}
             process = spawn(command, MODEL, models_dir=store, generation=F_SECOND, environment=environment)
             stack.callback(process.kill)
             process.wait_ready(60)
             return process
 
-        return asyncio.run(_measure(plan, start(plan.command, plan.cache), start(RUNNER, "none"), say))
+        reference = start(RUNNER, "none")
+        memory = _memory_bytes(plan.memory, reference.port)
+        process = start(plan.command, plan.cache, memory)
+        return asyncio.run(_measure(plan, process, reference, memory, say))
 
 
-async def _measure(plan: Plan, process: Process, reference: Process, say: Callable[[str], None]) -> Soaked:
+def _memory_bytes(wanted: str | None, port: int) -> int | None:
+    """What is wanted; the runner at that port tells what the weights take, of which it holds nothing else yet."""
+    if wanted is None:
+        return None
+    amount = parse_bound(wanted.removeprefix("+")).bytes
+    if amount is None:
+        raise ValueError(f"{wanted!r} is no amount of memory")
+    return amount + (memory_told(port).weights if wanted.startswith("+") else 0)
+
+
+async def _measure(
+    plan: Plan, process: Process, reference: Process, memory: int | None, say: Callable[[str], None]
+) -> Soaked:
     tally, stopped = Tally(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with Client.of(process) as client:
         weights = (await client.status()).memory
+        await Scraper(client).scrape()  # the first one imports what it needs
     before = descriptors(process.pid)
     meter = Meter(process, lambda: tally.answers)
     meter.start()
     async with Client.of(process) as client, Client.of(reference) as asked:
         checker = Checker(asked)
         checking = asyncio.create_task(checker.run())
+        scraper = Scraper(client)
+        scraping = asyncio.create_task(scraper.run())
         until = time.monotonic() + plan.minutes * 60
         visitors = [Visitor(number, plan.seed, client, checker, tally) for number in range(plan.clients)]
         visits = asyncio.gather(*(visitor.run(until) for visitor in visitors))
@@ -106,6 +130,11 @@ async def _measure(plan: Plan, process: Process, reference: Process, say: Callab
             meter.stop()
         await checker.finish()
         checking.cancel()
+        scraping.cancel()
+        await asyncio.gather(scraping, return_exceptions=True)
+        if not stopped.is_set() and await scraper.scrape():
+            scraper.check(tally.answers)
+    peak = memory_told(process.port).peak if memory is not None else None
     after = settled(partial(descriptors, process.pid), before)
     _check_running(process, reference)
     exit_s = process.close()
@@ -120,9 +149,12 @@ async def _measure(plan: Plan, process: Process, reference: Process, say: Callab
         memory=Trend.of(meter.memory),
         most_memory=round(max((value for _, value in meter.memory), default=0)),
         weights=weights,
+        budget=memory,
+        peak=peak,
         descriptors=(before, after),
         captured=process.output.captured,
-        faults=[*meter.faults, *(["it was stopped early"] if stopped.is_set() else [])],
+        scrapes=scraper.scrapes,
+        faults=[*meter.faults, *scraper.faults, *(["it was stopped early"] if stopped.is_set() else [])],
         exit_s=None if process.exit_status == -signal.SIGKILL else exit_s,
     )
 
@@ -149,6 +181,9 @@ def main() -> None:
     parser.add_argument("--cache", choices=CACHE_KINDS, default=Plan.cache, help="default: %(default)s")
     parser.add_argument("--clients", type=int, default=Plan.clients, help="at once (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=Plan.seed, help="of model and clients (default: %(default)s)")
+    parser.add_argument(
+        "--memory", metavar="BYTES|+BYTES", help="of everything together, or, with a plus, beside the weights"
+    )
     parser.add_argument("--runner", metavar="COMMAND", help="another runner than this repository's")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     arguments = parser.parse_args()
@@ -163,6 +198,7 @@ def main() -> None:
         cache=arguments.cache,
         clients=arguments.clients,
         seed=arguments.seed,
+        memory=arguments.memory,
         command=shlex.split(arguments.runner) if arguments.runner is not None else RUNNER,
     )
     print(f"{plan.minutes:g} minutes, {plan.clients} clients, {plan.kind}, --cache {plan.cache}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import json
 import os
 import threading
 import time
@@ -101,6 +102,22 @@ class Meter(threading.Thread):
         """Ends it and waits for that."""
         self._stopped.set()
         self.join(20)
+
+
+class Told(NamedTuple):
+    """What a runner tells of its memory, in bytes."""
+
+    weights: int
+    peak: int
+
+
+def memory_told(port: int) -> Told:
+    """As the statistics of the runner at this port have it. OSError or HTTPException where nobody answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", "/v1/stats")
+        memory = json.loads(connection.getresponse().read())["memory"]
+    return Told(memory["weights_bytes"], memory["peak_bytes"])
 
 
 def waiting_s(pid: int, thread: int) -> float:

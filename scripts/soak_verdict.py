@@ -10,6 +10,8 @@ from scripts.soak_meter import QUICK_S, Trend
 
 BUDGET_BYTES = 1 << 20
 """What the cache may hold: little, so that it is full within seconds and evicts from then on."""
+BEYOND = 1.05
+"""How far a budget of everything may be passed."""
 WORKSPACE_BYTES = 4 << 20
 """By how much MLX's memory may exceed weights and cache while requests run."""
 CACHED_SHARE = {"trie": 0.2, "single": 0.0, "none": 0.0}
@@ -22,6 +24,7 @@ _GROWTH_PER_ANSWER = 10 << 10
 _SLOW = 0.001  # the share of status answers that may be slow
 _TIES = 0.002
 _CHECKED = 0.5
+_CHECKED_OF_MANY = 0.2  # with a large cache answers come quicker than a runner without one can give the right ones
 _TOGETHER = 0.1  # the share of answers that must have had company
 
 
@@ -29,7 +32,8 @@ _TOGETHER = 0.1  # the share of answers that must have had company
 class Soaked:
     """What was seen. Of `latencies`, `own` leaves out what the machine was busy with other processes; trends are None
     where there were too few samples; `concurrent` tells whether several answers may be written at once; `descriptors`
-    are those of before and after, without any client, or None where nobody tells; `exit_s` is None where the process
+    are those of before and after, without any client, or None where nobody tells; `budget` is what everything together
+    may take, `peak` the most that was in use, None where there was no budget; `exit_s` is None where the process
     had to be killed."""
 
     cache: str
@@ -42,8 +46,11 @@ class Soaked:
     memory: Trend | None
     most_memory: int
     weights: int
+    budget: int | None
+    peak: int | None
     descriptors: tuple[int | None, int | None]
     captured: str
+    scrapes: int
     faults: Sequence[str]
     exit_s: float | None
 
@@ -55,7 +62,8 @@ class Soaked:
     def _answers(self) -> list[str]:
         tally, checker = self.tally, self.checker
         found = [f"wrong answer: {text}" for text in checker.wrong]
-        if checker.checked < max(_CHECKED * tally.answers, 1):
+        share = _CHECKED if self.budget is None else _CHECKED_OF_MANY
+        if checker.checked < max(share * tally.answers, 1):
             found.append(f"only {checker.checked} of {tally.answers} answers were checked")
         if checker.ties > 1 + _TIES * checker.checked:
             found.append(f"{checker.ties} of {checker.checked} answers left the right one at a tie")
@@ -80,11 +88,15 @@ class Soaked:
             return [f"too few samples of memory for {self.tally.answers} answers"]
         found = []
         for name, trend in (("resident memory", self.rss), ("MLX's memory", self.memory)):
-            if trend.growth > _GROWTH_BYTES + _GROWTH_PER_ANSWER * trend.answers:
+            if self.budget is None and trend.growth > _GROWTH_BYTES + _GROWTH_PER_ANSWER * trend.answers:
                 found.append(
                     f"{name} grew from {_mib(trend.warm)} to {_mib(trend.late)} over {trend.answers:.0f} answers"
                 )
-        if self.most_memory > self.weights + BUDGET_BYTES + WORKSPACE_BYTES:
+        if self.budget is not None:
+            most = max(self.most_memory, self.peak or 0)
+            if most > self.budget * BEYOND:
+                found.append(f"MLX held {_mib(most)} where {_mib(self.budget)} were allowed")
+        elif self.most_memory > self.weights + BUDGET_BYTES + WORKSPACE_BYTES:
             found.append(f"MLX held {_mib(self.most_memory)} with {_mib(self.weights)} of weights")
         return found
 
@@ -113,13 +125,20 @@ class Soaked:
             "prompts": f"{tally.prompt_tokens} tokens, {self._cached:.1%} from the cache",
             "actions": ", ".join(f"{name} {count}" for name, count in tally.done.most_common()),
             "status": _latencies(self.latencies, self.own),
+            "metrics": f"scraped {self.scrapes} times",
             "resident": _trend(self.rss),
-            "MLX memory": f"{_trend(self.memory)}, at most {_mib(self.most_memory)}",
+            "MLX memory": f"{_trend(self.memory)}, at most {_mib(self.most_memory)}{self._of_budget}",
             "descriptors": "{} before, {} after".format(*self.descriptors),
             "output": f"{len(self.captured.splitlines())} lines that a host would take for an error",
             "end": "killed" if self.exit_s is None else f"{self.exit_s:.2f} s after the signal",
         }
         return "\n".join(f"  {name:<12} {text}" for name, text in rows.items())
+
+    @property
+    def _of_budget(self) -> str:
+        if self.budget is None or self.peak is None:
+            return ""
+        return f", {_mib(self.peak)} at its peak, of {_mib(self.budget)}"
 
     def data(self) -> dict[str, object]:
         """For JSON; bytes and seconds."""
@@ -139,9 +158,12 @@ class Soaked:
                 "slow": _slow(self.latencies),
                 "slow_by_itself": _slow(self.own),
             },
+            "scrapes": self.scrapes,
             "rss": self.rss and self.rss._asdict(),
             "memory": self.memory and self.memory._asdict(),
             "most_memory": self.most_memory,
+            "budget": self.budget,
+            "peak": self.peak,
             "descriptors": self.descriptors,
             "exit_s": self.exit_s,
             "failures": self.failures,

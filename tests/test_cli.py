@@ -2,6 +2,7 @@
 
 import logging
 import re
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from runner import logs
 from runner.cli import parse, parse_check
 from runner.engine.schedule import LEAST_TOKENS
 from runner.errors import UsageError
-from runner.flags import CHECK_FLAGS, FLAGS
+from runner.flags import CHECK_FLAGS, COMMANDS, FLAGS
+from runner.parser import version_text
 from runner.settings import DEFAULT_CONTEXT_TOKENS, Settings, context_limit
 from runner.sizes import Bound
 
@@ -48,6 +50,15 @@ def test_only_a_process_started_by_a_host_watches_its_parent() -> None:
     assert not parse(HOST_CALL, {"MLX_RUNNER_WATCH_PARENT": "off"}).watch_parent
 
 
+def test_who_has_started_it_is_known() -> None:
+    assert parse(HOST_CALL, {}).hosted
+    assert not parse(HOST_CALL[2:], {}).hosted
+
+
+def test_prompts_are_shown_to_nobody_who_did_not_ask_for_it() -> None:
+    assert not parse(HOST_CALL, {}).inspect_text
+
+
 def test_a_flag_beats_its_variable_and_that_the_default() -> None:
     argv = ["--model", "m"]
     assert parse(argv, {}).max_gap_s == 0.1
@@ -74,6 +85,7 @@ def test_every_flag_has_its_variable() -> None:
         "verbose": "on",
         "cache": "none",
         "cache-memory": "3MiB",
+        "memory": "9G,60%",
         "kv-bits": "4",
         "parallel": "5",
         "max-gap-ms": "7",
@@ -81,6 +93,7 @@ def test_every_flag_has_its_variable() -> None:
         "dtype": "float16",
         "one-core": "off",
         "trace": "/t.json",
+        "inspect-text": "on",
         "blas": "off",
         "blas-threads": "2",
     }
@@ -89,13 +102,13 @@ def test_every_flag_has_its_variable() -> None:
     by_flag = parse([word for name, value in examples.items() for word in (f"--{name}", value)], {})
     assert by_variable == by_flag
     assert (by_flag.context_tokens, by_flag.verify, by_flag.dtype) == (4096, True, "float16")
-    assert (by_flag.one_core, by_flag.trace) == (False, Path("/t.json"))
+    assert (by_flag.one_core, by_flag.trace, by_flag.inspect_text) == (False, Path("/t.json"), True)
     assert (by_flag.parallel, by_flag.max_gap_s, by_flag.prefill_chunk_tokens) == (5, 0.007, 8)
 
 
 def test_every_flag_of_check_has_its_variable() -> None:
     examples = {"models-dir": "/m", "context": "4096", "verify": "on", "log-level": "debug", "json": "on"}
-    examples |= {"dtype": "keep", "blas": "off", "blas-threads": "2"}
+    examples |= {"dtype": "keep", "memory": "40%", "blas": "off", "blas-threads": "2"}
     assert set(examples) == {flag.name for flag in CHECK_FLAGS}
     variables = {flag.variable: examples[flag.name] for flag in CHECK_FLAGS}
     by_variable = parse_check([], {**variables, "MLX_RUNNER_MODEL": "m"})
@@ -104,6 +117,7 @@ def test_every_flag_of_check_has_its_variable() -> None:
     assert (by_flag.model, by_flag.models_dir, by_flag.context_tokens) == ("m", Path("/m"), 4096)
     assert (by_flag.verify, by_flag.json, by_flag.log_level) == (True, True, logging.DEBUG)
     assert (by_flag.dtype, by_flag.blas, by_flag.blas_threads) == ("keep", "off", 2)
+    assert by_flag.memory == Bound(percent=40)
 
 
 def test_check_takes_its_model_before_or_after_its_flags() -> None:
@@ -298,38 +312,79 @@ def test_settings_made_by_hand_hold_the_defaults_of_the_command_line() -> None:
     assert by_hand == told
 
 
-def test_the_help_says_what_bounds_a_gap_and_which_caches_run_one(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--help"], {})
-    shown = " ".join(capsys.readouterr().out.split())
-    assert f"never less than one token of every running answer and {LEAST_TOKENS} of a prompt" in shown
-    assert "`--cache single` and `none` run one, whatever this says" in shown
-    assert "default: 2048 on GPUs, 128 on CPUs" in shown
+def test_the_table_says_what_bounds_a_gap_and_which_caches_run_one() -> None:
+    help_of = {flag.name: flag.help for flag in FLAGS}
+    assert f"never less than one token of every running answer and {LEAST_TOKENS} of a prompt" in help_of["max-gap-ms"]
+    assert "`--cache single` and `none` run one, whatever this says" in help_of["parallel"]
+    assert "default: 2048 on GPUs, 128 on CPUs" in help_of["prefill-chunk"]
+
+
+def shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        parse(words, {})
+    return capsys.readouterr().out
+
+
+def test_the_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 80 columns, and nearly on one screen; what there is more to say stands in the README."""
+    lines = shown(["--help"], capsys).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 60
+    for flag in FLAGS:
+        (at,) = [number for number, line in enumerate(lines) if line.split()[:1] == [f"--{flag.name}"]]
+        texts = " ".join(lines[at : at + 2])
+        assert flag.short in texts, "one line, or one below"
+
+
+def test_every_group_of_the_help_is_in_one_piece(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = [flag.group for flag in FLAGS]
+    assert [group for group, _ in groupby(groups)] == list(dict.fromkeys(groups))
+    titles = re.findall(r"^(\w[\w ]*):$", shown(["--help"], capsys), re.MULTILINE)
+    assert titles == ["commands", *dict.fromkeys(groups), "about"]
+
+
+def test_the_help_names_the_commands_and_each_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(["--help"], capsys)
+    assert [command.name for command in COMMANDS] == ["check", "top", "completion", "version"]
+    for command in COMMANDS:
+        assert re.search(rf"^  {command.name} .*{re.escape(command.short)}$", text, re.MULTILINE)
+
+
+def test_the_version_is_that_of_what_it_stands_on_too(capsys: pytest.CaptureFixture[str]) -> None:
+    told = shown(["version"], capsys)
+    assert told == shown(["--version"], capsys)
+    assert told == version_text() + "\n"
+    pattern = r"mlx-runner \d+\.\d+\.\d+ \(mlx \d[\w.]*, mlx-lm \d[\w.]*, Python \d[\w.]*\)"
+    assert re.fullmatch(pattern, version_text())
 
 
 def test_a_share_of_the_memory_stands_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     """argparse would take the sign of percent for its own."""
-    with pytest.raises(SystemExit):
-        parse(["--help"], {})
-    assert "(default: 8GiB,25%)" in capsys.readouterr().out
+    assert "[8GiB,25%]" in shown(["--help"], capsys)
+
+
+def test_all_together_takes_three_quarters_of_what_there_is() -> None:
+    argv = ["--model", "m"]
+    assert parse(argv, {}).memory == parse_check(["m"], {}).memory == Bound(percent=75)
+    assert parse(argv, {"MLX_RUNNER_MEMORY": "24G"}).memory == Bound(24 << 30)
+    assert parse([*argv, "--memory", "50%"], {"MLX_RUNNER_MEMORY": "24G"}).memory == Bound(percent=50)
 
 
 def test_the_help_tells_of_check_and_check_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in (["--help"], ["-h"]):
         with pytest.raises(SystemExit, match=r"^0$"):
             parse(argv, {})
-        assert "mlx-runner check NAME|DIR" in capsys.readouterr().out
+        assert "check NAME|DIR" in capsys.readouterr().out
         with pytest.raises(SystemExit, match=r"^0$"):
             parse_check(argv, {})
-        shown = capsys.readouterr().out
-        assert shown.startswith("usage: mlx-runner check NAME|DIR [flags]\n")
-        assert set(re.findall(r"^ +(?:-h, )?--([a-z-]+)", shown, re.MULTILINE)) == {
+        told = capsys.readouterr().out
+        assert told.startswith("usage: mlx-runner check NAME|DIR [flags]\n")
+        assert set(re.findall(r"^ +(?:-h, )?--([a-z-]+)", told, re.MULTILINE)) == {
             "help",
             "version",
             *(flag.name for flag in CHECK_FLAGS),
         }
-        assert max(map(len, shown.splitlines())) <= 100
-    assert str(DEFAULT_CONTEXT_TOKENS) in shown
+        assert max(map(len, told.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -357,6 +412,9 @@ def test_the_help_tells_of_check_and_check_has_its_own(capsys: pytest.CaptureFix
         (["--model", "m"], {"MLX_RUNNER_MAX_GAP_MS": "60001"}, "--max-gap-ms 60001"),
         (["--model", "m", "--cache-memory", "8Q"], {}, "--cache-memory 8Q: bytes (123456, 512MiB, 8G) or a share"),
         (["--model", "m"], {"MLX_RUNNER_CACHE_MEMORY": "much"}, "--cache-memory much: bytes"),
+        (["--model", "m", "--memory", "all"], {}, "--memory all: bytes (123456, 512MiB, 8G) or a share (25%)"),
+        (["completion"], {}, "mlx-runner completion bash|zsh|fish"),
+        (["completion", "ksh"], {}, "mlx-runner completion bash|zsh|fish"),
         (["--model", "m", "--kv-bits", "6"], {}, "invalid choice: '6'"),
         (["--model", "m"], {"MLX_RUNNER_KV_BITS": "q8_0"}, "MLX_RUNNER_KV_BITS=q8_0: choose one of 8, 4, off"),
     ],

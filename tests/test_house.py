@@ -12,13 +12,14 @@ LAYERS = (
     ("__main__",),
     ("start",),
     ("cli",),
+    ("parser", "completion"),
     ("flags", "process"),
-    ("server", "check"),
+    ("server", "check", "top"),
     ("engine",),
     ("grammar",),
     ("cache", "model", "tokenizer", "sampling"),
     ("logs", "settings", "mlxlm", "blas"),
-    ("errors", "sizes", "__version__"),
+    ("errors", "sizes", "terminal", "__version__"),
 )
 """From top to bottom: a part imports only from the rows below its own, and within itself."""
 

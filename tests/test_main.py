@@ -1,6 +1,7 @@
 """The first lines of the process: what can go wrong before anything else is there."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -48,3 +49,45 @@ def test_a_missing_mlx_is_told_with_what_to_install(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith(b"Error: MLX not available: No module named 'mlx.core'; install ")
     assert done.stderr.count(b"\n") == 1
+
+
+def test_a_model_that_cannot_be_opened_is_told_last_and_what_to_do_before_that(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    done = subprocess.run(
+        [sys.executable, "-m", "runner", "--model", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    *_, advice, last = done.stderr.decode().splitlines()
+    assert "level=WARN" in advice
+    assert "`mlx-runner check NAME`" in advice
+    assert last.startswith("Error: ")
+
+
+def test_a_taken_port_is_told_with_what_to_do(tmp_path: Path) -> None:
+    model = write_scripted(tmp_path / "model", BYTES, {}, [0])
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        holder.listen()
+        command = [sys.executable, "-m", "runner", "--model", str(model), "--port", str(port)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines()[-1] == (
+        f"Error: listen tcp 127.0.0.1:{port}: bind: address already in use; choose another --port, or 0 for one that is"
+        " free"
+    )
+
+
+def test_weights_beyond_the_budget_end_the_process_with_the_numbers(tmp_path: Path) -> None:
+    model = write_scripted(tmp_path / "model", BYTES, {}, [0])
+    command = [sys.executable, "-m", "runner", "--model", str(model), "--memory", "1000"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 1
+    last = done.stderr.decode().splitlines()[-1]
+    assert last.startswith("Error: the weights take ")
+    assert "the runner may use 1.0 KB in all" in last
+    assert last.endswith("or allow more with --memory")

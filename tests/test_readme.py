@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from runner.flags import CHECK_FLAGS, FLAGS
+from runner.flags import CHECK_FLAGS, FLAGS, TOP_FLAGS
 from scripts.readme import README, with_parts
 
 
@@ -25,10 +25,11 @@ def test_help_names_every_flag_and_nothing_else() -> None:
 
 
 def test_the_readme_names_no_flag_that_does_not_exist() -> None:
-    known = {flag.name for flag in (*FLAGS, *CHECK_FLAGS)} | {"help", "version"}
+    known = {flag.name for flag in (*FLAGS, *CHECK_FLAGS, *TOP_FLAGS)} | {"help", "version"}
     known |= {"all", "mlx-engine", "experimental"}  # of scripts/test, of hosts, of `ollama create`
     for script in ("demo", "host", "conformance", "soak"):
         known |= options_of(f"scripts.{script}")
     known |= options_of("scripts.benchmarks", "decode")
-    text = re.sub(r"curl [^\n]*", "", README.read_text())
-    assert set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", text)) <= known
+    for path in (README, README.parent / "docs" / "operating.md"):
+        text = re.sub(r"curl [^\n]*", "", path.read_text())
+        assert set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", text)) <= known

@@ -91,10 +91,10 @@ def _opened(path: str, threads: int, mode: int) -> str:
     try:
         library = ctypes.CDLL(path, mode=mode)
     except OSError as error:
-        raise UsageError(f"--blas {path}: cannot be loaded: {error}") from error
+        raise UsageError(f"--blas {path}: cannot be loaded: {error}; --blas auto finds one") from error
     missing = [name for name in _NEEDED if not hasattr(library, name)]
     if missing:
-        raise UsageError(f"--blas {path}: not a CBLAS library, it lacks {', '.join(missing)}")
+        raise UsageError(f"--blas {path}: not a CBLAS library, it lacks {', '.join(missing)}; --blas auto finds one")
     return f"{path} ({_counted(threads)})"
 
 

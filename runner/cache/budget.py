@@ -44,23 +44,27 @@ class Budget:
             if ledger.nbytes <= most:
                 stacks.settle()
                 return
+            held_bytes = ledger.nbytes
             if victim.children:
                 self._trie.merge(victim)
             else:
                 self._trie.remove(victim)
+            stacks.layout.count_eviction(held_bytes - ledger.nbytes)
         stacks.settle()
         if stacks.end is not None:
             landing.lend(stacks.kept, stacks.end)
         if stacks.nbytes + reserved_bytes > budget_bytes > 0:
-            self._say_once("what runs needs more than --cache-memory", reserved_bytes, budget_bytes)
+            self._say_once("what runs needs more than the cache may hold", reserved_bytes, budget_bytes)
 
     def _shorten(self, end: Node, budget_bytes: int) -> None:
         """Keeps of the conversation that nobody uses, and which stands at `end`, as much as fits."""
         kept = self._stacks.kept
         kept.trim(0)
         if kept.nbytes > budget_bytes:
-            self._say_once("a conversation is larger than --cache-memory: only its beginning is kept", 0, budget_bytes)
+            self._say_once("a conversation is larger than the cache: only its beginning is kept", 0, budget_bytes)
+            held_bytes = self._stacks.nbytes
             self._stacks.end = landing.shorten(kept, self._trie, end, budget_bytes)
+            self._stacks.layout.count_eviction(held_bytes - self._stacks.nbytes)
 
     def _current(self) -> Eviction:
         """In the order that the layers ask for, as far as they are known."""

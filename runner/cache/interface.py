@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    from runner.cache.picture import Parts
+
 
 class Miss(StrEnum):
     """Why fewer tokens came from the cache than the prompt shares with it, or why it shares none."""
@@ -136,6 +138,12 @@ class PrefixCache(ABC):
     def reserve(self, nbytes: int) -> None:  # noqa: B027  caches of one session have no budget
         """So many bytes are held by batches of open sessions, beside what these hold themselves."""
 
+    def bound(self, nbytes: int) -> None:  # noqa: B027  what one session needs is needed
+        """From now on it holds at most so many bytes, and no more than it was made for: what nobody uses goes."""
+
+    def evict(self) -> None:  # noqa: B027  as above
+        """Frees whatever no open session uses."""
+
     @abstractmethod
     def session_bytes(self, tokens: int) -> int:
         """About how many bytes the layers of a session over so many tokens take; 0 before the first forward."""
@@ -151,6 +159,11 @@ class PrefixCache(ABC):
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes held in layers and snapshots, allocated but unused room included."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> "Parts":
+        """What it is made of, for somebody who only looks."""
 
 
 class Snapshot(ABC):
@@ -202,8 +215,7 @@ class LayerState(ABC):
     """One layer cache of a model.
 
     A layer is *sliceable* (keys and values per token, and it can go back to any of them), or it has a *tail* (keys and
-    values of the last tokens: a window, a chunk), or a *state* that means something at one offset only (recurrent, or
-    a class that we do not know).
+    values of the last tokens: a window, a chunk), or a *state*, good for one offset only (recurrent, or not known).
     """
 
     sliceable = False

@@ -52,7 +52,9 @@ def go(stack: LayerStack, path: Sequence[Node], at: int, common: int) -> None:
         if state.sliceable:
             begin = min(at, common)
             state.rewind(begin)
-        state.restore([held for node in path if begin < node.end <= at and (held := _held(node, slot)) is not None])
+        wanted = [held for node in path if begin < node.end <= at and (held := _held(node, slot)) is not None]
+        stack.layout.restored_bytes += sum(held.nbytes for held in wanted)
+        state.restore(wanted)
     stack.position = at
 
 

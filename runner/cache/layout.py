@@ -20,10 +20,21 @@ class Layout:
         """Of all layers with a tail, the most that was seen."""
         self.state_bytes = 0
         """Of all layers with a state, the most that was seen."""
+        self.evictions = 0
+        """How often something was ever given up for want of room."""
+        self.evicted_bytes = 0
+        """What it had."""
+        self.restored_bytes = 0
+        """What snapshots that layers ever took up again owned."""
 
     def bytes_of(self, tokens: int) -> int:
         """About what a stack takes after so many tokens; 0 before the first forward."""
         return self.token_bytes * tokens + self.tail_bytes + self.state_bytes
+
+    def count_eviction(self, nbytes: int) -> None:
+        """Something was given up that had so many bytes; none where joining two pieces took as much."""
+        self.evictions += 1
+        self.evicted_bytes += max(0, nbytes)
 
     def most_points(self, budget_bytes: int | None) -> int | None:
         """How many restore points one prompt may leave, so that their states take a quarter of the budget at most.

@@ -1,6 +1,7 @@
 """No cache: every prompt is computed from its first token on."""
 
 from runner.cache.interface import Match, Miss
+from runner.cache.picture import Parts
 from runner.cache.session import LiveSession, OneSessionCache
 from runner.cache.stack import LayerStack
 
@@ -13,6 +14,10 @@ class NullCache(OneSessionCache):
     @property
     def nbytes(self) -> int:
         return 0 if self._stack is None else self._stack.nbytes
+
+    @property
+    def parts(self) -> Parts:
+        return Parts(self._layout, [] if self._stack is None else [self._stack])
 
     def _start(self, prompt: list[int], salt: str) -> LiveSession:  # noqa: ARG002  nothing is shared
         self._stack = LayerStack(self._make_layers(), self._layout)

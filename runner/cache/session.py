@@ -30,11 +30,17 @@ class LiveSession(Session):
         """Whether the cache's own part of a forward broke off: nothing that it holds can be trusted then."""
         self._end: Callable[[LiveSession, bool], None] | None = end
         self._failed = False
+        self._evicted_bytes = stack.layout.evicted_bytes
 
     @property
     def failed(self) -> bool:
         """Whether a forward broke off: nothing in its layers can be trusted then."""
         return self._failed
+
+    @property
+    def evicted_bytes(self) -> int:
+        """What the cache has given up for want of room since the session began, for whomever."""
+        return self.stack.layout.evicted_bytes - self._evicted_bytes
 
     @property
     def position(self) -> int:

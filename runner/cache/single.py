@@ -7,6 +7,7 @@ says nothing about the layers; they are reset before they are used.
 from collections.abc import Callable
 
 from runner.cache.interface import Match, Miss
+from runner.cache.picture import Parts
 from runner.cache.prefix import common_prefix
 from runner.cache.session import LiveSession, OneSessionCache
 from runner.cache.stack import LayerStack
@@ -27,6 +28,10 @@ class SingleEntryCache(OneSessionCache):
     @property
     def nbytes(self) -> int:
         return 0 if self._stack is None else self._stack.nbytes
+
+    @property
+    def parts(self) -> Parts:
+        return Parts(self._layout, [] if self._stack is None else [self._stack], record=self._tokens)
 
     def _start(self, prompt: list[int], salt: str) -> LiveSession:
         if self._stack is None:

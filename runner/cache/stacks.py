@@ -38,10 +38,14 @@ class Stacks:
         return [session for session in self.sessions if not session.adrift]
 
     @property
+    def all(self) -> set[LayerStack]:
+        """Those of open sessions, and the kept one."""
+        return {self.kept, *(session.stack for session in self.sessions)}
+
+    @property
     def layer_bytes(self) -> int:
         """Bytes of all layers."""
-        stacks = {self.kept, *(session.stack for session in self.sessions)}
-        return sum(stack.nbytes for stack in stacks)
+        return sum(stack.nbytes for stack in self.all)
 
     @property
     def nbytes(self) -> int:
@@ -97,7 +101,7 @@ class Stacks:
         known, self._heeded = self._heeded, len(self.layout.distrusted)
         if known == self._heeded:
             return False
-        for stack in (self.kept, *(session.stack for session in self.sessions)):
+        for stack in self.all:
             stack.heed()
         return True
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from runner.cache import landing
 from runner.cache.budget import Budget
 from runner.cache.interface import Match, Miss, PrefixCache, Session
+from runner.cache.picture import Parts
 from runner.cache.points import Points, RestorePoints
 from runner.cache.prefix import common_prefix
 from runner.cache.session import LiveSession
@@ -41,7 +42,7 @@ class TrieCache(PrefixCache):
         points: Points | None = None,
     ) -> None:
         """`make_layers` gives a fresh cache list. `budget_bytes` bounds all that open sessions do not need; or None."""
-        self._budget = budget_bytes
+        self._budget = self._most = budget_bytes
         self._points = points or RestorePoints()
         self._reserved = 0
         self._trie = PrefixTrie()
@@ -61,6 +62,11 @@ class TrieCache(PrefixCache):
     @property
     def nbytes(self) -> int:
         return self._stacks.nbytes + self._reserved
+
+    @property
+    def parts(self) -> Parts:
+        stacks = self._stacks
+        return Parts(stacks.layout, stacks.all, self._trie, (), self._budget, self._reserved)
 
     def session_bytes(self, tokens: int) -> int:
         return self._stacks.layout.bytes_of(tokens)
@@ -108,6 +114,23 @@ class TrieCache(PrefixCache):
 
     def reserve(self, nbytes: int) -> None:
         self._reserved = nbytes
+        self._fit()
+
+    def bound(self, nbytes: int) -> None:
+        self._budget = nbytes if self._most is None else min(nbytes, self._most)
+        self._fit()
+
+    def evict(self) -> None:
+        if not self._stacks.sessions:
+            self._stacks.layout.count_eviction(self.nbytes)
+            self.give_up()
+            return
+        budget, self._budget = self._budget, 0
+        self._fit()
+        self._budget = budget
+
+    def _fit(self) -> None:
+        """Outside of any request: whatever goes wrong is nobody's fault."""
         try:
             self._evict(spare=(self._budget or 0) // 32)
         except Exception:

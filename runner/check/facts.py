@@ -13,10 +13,12 @@ from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.kv import KVState
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.window import WindowState
+from runner.errors import ModelError
 from runner.model import OpenedModel
 from runner.model.dtype import device, plan
 from runner.model.inspect import Amount, Examined, contents, examine, files, noting, skipped
 from runner.model.load import LoadedModel
+from runner.model.memory import lent_bytes
 from runner.settings import CheckSettings, context_limit
 from runner.tokenizer import Tokenizer, open_tokenizer
 from runner.tokenizer.files import read_object
@@ -116,7 +118,10 @@ def inspect(settings: CheckSettings) -> Inspection:
         with noting(found.problems):
             tokenizer = open_tokenizer(found.file, merge_eos=not checkpoint.from_store)
     context = _context(opened, settings.context_tokens) if opened else None
-    types = plan(settings.dtype, module) if module else None
+    budget_bytes = settings.memory.bytes_of(lent_bytes())
+    types = plan(settings.dtype, module, budget_bytes) if module else None
+    if types and module and (too_large := types.beyond(budget_bytes, module)):
+        found.problems.append(ModelError(too_large))
     amounts, parameters = contents(module, types) if module and types else (None, None)
     fast_blas = blas.look(settings.blas, settings.blas_threads)
     layers = LoadedModel(module).make_layers() if module else None

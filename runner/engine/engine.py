@@ -3,13 +3,15 @@
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from protocol.stats import CacheNode
+from runner import __version__
 from runner.cache import PrefixCache, make_cache
 from runner.engine.bell import Bell
 from runner.engine.core import OneCore, keep_together
@@ -18,14 +20,17 @@ from runner.engine.request import Limits, Request
 from runner.engine.schedule import Schedule
 from runner.engine.trace import TRACE
 from runner.errors import RunnerError, no_mlx
-from runner.logs import Log, fatal, told
+from runner.logs import Log, die, fatal, told
 from runner.model import OpenedModel
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, Settings
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from runner.engine.running import Running
+    from runner.engine.stats import Published
+    from runner.engine.survey import Survey
 
+Answer = TypeVar("Answer")
 log = Log(__name__)
 _WARM_BYTES = 256 << 20  # on a CPU: a larger model's own forwards take so long that the first one's extra is nothing
 _PUBLISH_S = 0.02  # a decode step may take a millisecond or two, of which asking MLX for its memory would be a percent
@@ -47,6 +52,7 @@ class Engine:
     tokenizer: Tokenizer
     """There once requests can be computed."""
     _running: "Running"
+    _survey: "Survey"
 
     def __init__(self, settings: Settings, model: OpenedModel, tokenizer: Future[Tokenizer]) -> None:
         """`tokenizer` may still be on its way: a large one takes as long to open as many weights to read."""
@@ -55,7 +61,7 @@ class Engine:
         self._model = model
         self._opening = tokenizer
         self.limits = Limits(model.context_length, model.vocab_size)
-        self._mailbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._mailbox: queue.SimpleQueue[Request | Callable[[], None] | None] = queue.SimpleQueue()
         self._core: OneCore | None = None
         self._publish_at = 0.0
         self._warm_up: Callable[[], None] = lambda: None
@@ -74,6 +80,21 @@ class Engine:
         if request.grammar is not None:
             request.grammar.add_done_callback(lambda _: self._mailbox.put(None))
 
+    async def published(self) -> "Published":
+        """All that it counts, as of between two slices. Costs the engine some tens of microseconds."""
+        return await self._ask(lambda: self._survey.publish())
+
+    async def cache_nodes(self) -> list[CacheNode]:
+        """What the cache holds, node by node, as of between two slices. A node of many layers takes some microseconds
+        of the engine's time."""
+        return await self._ask(lambda: self._survey.nodes())
+
+    def _ask(self, question: Callable[[], Answer]) -> "asyncio.Future[Answer]":
+        """Have the engine's thread answer this between two slices."""
+        answer: Future[Answer] = Future()
+        self._mailbox.put(lambda: _answer(question, answer))
+        return asyncio.wrap_future(answer)
+
     def _live(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             self._load()
@@ -82,7 +103,7 @@ class Engine:
             while True:
                 self._step()
         except RunnerError as error:
-            fatal(str(error))
+            die(error)
         except BaseException as error:  # without its engine the process would be a zombie: end it, and say why
             log.exception("the engine died")
             fatal(f"the engine died: {told(error)}")
@@ -93,7 +114,10 @@ class Engine:
         TRACE.begin()
         if self._core is not None:
             self._core.work()
-        self._running.advance()
+        started = perf_counter()
+        running = self._running.advance()
+        if self._core is not None and running:
+            self._core.took(running, perf_counter() - started)
         if self._running.idle or perf_counter() >= self._publish_at:
             self._publish()
             TRACE.lap("publish")
@@ -112,10 +136,13 @@ class Engine:
 
         from runner.cache.layers.trial import find_fault
         from runner.engine.means import Means
+        from runner.engine.memory import Memory, MLXMeter, set_limits
         from runner.engine.running import Running
+        from runner.engine.survey import About, Survey
         from runner.engine.warm import warm_up
         from runner.model.dtype import device
         from runner.model.load import load
+        from runner.model.memory import device_bytes, lent_bytes
 
         self._mx = mx
         on_cpu = device() == "cpu"
@@ -123,9 +150,11 @@ class Engine:
             if self._settings.one_core:
                 self._core = keep_together(lambda: mx.eval(mx.zeros(1)))
             mx.disable_compile()  # every fused kernel would cost a run of g++, and gains nothing on CPUs
-        elif limit := mx.device_info().get("max_recommended_working_set_size"):
-            mx.set_wired_limit(int(limit))  # Metal would page a large model's weights out between two requests
-        loaded = load(self._model, self._settings.dtype)
+        budget_bytes = self._settings.memory.bytes_of(lent_bytes())
+        whole_bytes = device_bytes(mx.device_info(), mx.get_memory_limit())
+        if not on_cpu and mx.metal.is_available():
+            mx.set_wired_limit(min(whole_bytes, budget_bytes))  # lest weights are paged out between two requests
+        loaded = load(self._model, self._settings.dtype, budget_bytes)
         self.tokenizer = self._opening.result()
         make_layers, salt = loaded.make_layers, ""
         if self._settings.kv_bits is not None:
@@ -134,8 +163,7 @@ class Engine:
             make_layers, salt = find_format(
                 loaded.make_layers, loaded.logits, self.limits.vocab_size, self._settings.kv_bits
             )
-        device_bytes = _device_bytes(mx.device_info(), mx.get_memory_limit())
-        cache_bytes = self._settings.cache_memory.bytes_of(device_bytes)
+        cache_bytes = self._settings.cache_memory.bytes_of(whole_bytes)
         chunk = self._settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if on_cpu else GPU_CHUNK_TOKENS)
 
         def new_cache() -> PrefixCache:
@@ -145,16 +173,27 @@ class Engine:
         if not on_cpu or self._model.total_bytes <= _WARM_BYTES:
             limits = self.limits
             self._warm_up = lambda: warm_up(make_layers, loaded.logits, limits.vocab_size, limits.context_length)
+        reuse_bytes = set_limits(budget_bytes, on_cpu=on_cpu)
         means = Means(
             loaded.logits,
             self.tokenizer,
             self.limits.context_length,
             new_cache,
+            Memory(MLXMeter(), budget_bytes, chunk, reuse_bytes),
             salt,
             find_fault=lambda: loaded.solitary or find_fault(make_layers, loaded.logits, self.limits.vocab_size),
-            room_bytes=device_bytes - mx.get_active_memory(),
         )
         self._running = Running(means, Schedule(chunk, self._settings.max_gap_s), self._settings.parallel, self._outbox)
+        about = About(
+            __version__,
+            self._model.name,
+            self._model.architecture,
+            device(),
+            self.limits.context_length,
+            self._settings.cache,
+        )
+        shown = self.tokenizer if self._settings.inspect_text else None
+        self._survey = Survey(about, self._running, means.memory, shown)
         self._publish()
         log.info(
             "model loaded",
@@ -166,6 +205,7 @@ class Engine:
             context=self.limits.context_length,
             cache=self._settings.cache,
             cache_bytes=cache_bytes,
+            memory_bytes=budget_bytes,
             parallel=self._running.places,
         )
 
@@ -179,23 +219,30 @@ class Engine:
         while not self._mailbox.empty():
             self._accept(self._mailbox.get())
 
-    def _accept(self, request: Request | None) -> None:
-        """None stands for something else that has happened: a grammar is compiled."""
-        if request is not None:
-            self._running.add(request)
+    def _accept(self, message: Request | Callable[[], None] | None) -> None:
+        """A request, or a question; None stands for something else that has happened: a grammar is compiled."""
+        if isinstance(message, Request):
+            self._running.add(message)
+        elif message is not None:
+            message()
 
     def _publish(self) -> None:
         self._publish_at = perf_counter() + _PUBLISH_S
         self.numbers = Numbers(memory_bytes=self._mx.get_active_memory() + self._mx.get_cache_memory())
 
 
-def _device_bytes(info: Mapping[str, str | int], limit_bytes: int) -> int:
-    """The memory that the device lends: what Metal recommends, what a GPU has, else MLX's own limit."""
-    return int(info.get("max_recommended_working_set_size") or info.get("total_memory") or limit_bytes)
+def _answer(question: Callable[[], Answer], answer: Future[Answer]) -> None:
+    if answer.set_running_or_notify_cancel():
+        try:
+            answer.set_result(question())
+        except Exception as error:  # of whoever asked
+            answer.set_exception(error)
 
 
 def _die_of_a_fault(opening: Future[Tokenizer]) -> None:
     """A broken tokenizer is told at once, not when gigabytes have been read."""
     error = opening.exception()
     if error is not None:
-        fatal(str(error) if isinstance(error, RunnerError) else told(error))
+        if isinstance(error, RunnerError):
+            die(error)
+        fatal(told(error))

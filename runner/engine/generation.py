@@ -9,9 +9,11 @@ import mlx.core as mx
 from protocol import DoneReason, Logprob, Metrics, TopLogprob
 from runner.cache.session import LiveSession
 from runner.engine.events import Event, Failed, Finished, Text
+from runner.engine.life import Life
 from runner.engine.request import Request
 from runner.engine.text import Piece, TextStream, joined
 from runner.engine.trace import TRACE
+from runner.errors import RequestError
 from runner.logs import Log, told
 from runner.sampling.mask import Mask
 from runner.sampling.sample import Choice
@@ -44,6 +46,8 @@ class Generation:
         """Whether there is nothing left to compute."""
         self.sociable = True
         """Whether it may decode together with others."""
+        self.began_again = False
+        """Whether memory has run out for it once."""
         self._tokenizer = tokenizer
         self._text: TextStream[Logprob] = TextStream(tokenizer, request.stops)
         self._context_length = context_length
@@ -53,10 +57,16 @@ class Generation:
         self._first_token_ns = 0
         self._ended_ns = 0
         self._count = 0  # tokens generated, the end-of-sequence token excluded
+        self._forced_count = 0  # of those, what the grammar left no choice about
         self._outcome = "done"
         self._sampling = request.sampling
         self._sampler: Sampler | None = None
         self._guide: Guide | None = None
+
+    @property
+    def dropped(self) -> bool:
+        """Whether it is to be dropped wherever it is."""
+        return self.done or self.request.cancelled
 
     @property
     def left(self) -> int:
@@ -100,9 +110,10 @@ class Generation:
         try:
             self._guide = self.request.grammar.result().guide()
             events = self._push(self._forced(self.request.max_tokens))
-            return events
         except Exception as error:  # of this request alone
             return self.fail(error)
+        self._forced_count = self._count
+        return events
 
     def follow(self, choice: Choice, *, alone: bool) -> Choice:
         """Lead the grammar along its next token. Returns what to `take`: where it is `alone`, with the tokens behind it
@@ -171,10 +182,27 @@ class Generation:
 
     def fail(self, error: Exception) -> list[Event]:
         """The request ends by this error, which is being handled; what there is to tell of it."""
+        if isinstance(error, RequestError):  # nothing is wrong but the request
+            return self.turn_away(str(error))
         log.exception("a request failed", request=self.request.number)
         self._outcome = "failed"
         self._end()
         return [Failed(told(error))]
+
+    def turn_away(self, text: str) -> list[Event]:
+        """The request cannot go on, as `text` says; what there is to tell of it."""
+        log.warning("a request cannot go on", request=self.request.number, why=text)
+        self._outcome = "failed"
+        self._end()
+        return [Failed(text)]
+
+    def begin_again(self, session: LiveSession) -> None:
+        """In place of its session, which failed and is closed, this one: of its prompt, and nothing computed yet but
+        what was kept. What was generated so far counts."""
+        session.recorded += self.session.recorded[self.session.total :]
+        self.session = session
+        self.began_again = True
+        self.set_back()
 
     def close(self) -> None:
         """Give the cache back what was computed, or, after a fault, nothing. Later calls do nothing.
@@ -186,24 +214,18 @@ class Generation:
             self._end()
         self.session.close(failed=self._outcome == "failed")
 
-    def report(self) -> None:
-        """Write the request's line to the log."""
-        session = self.session
-        first = self._first_token_ns or self._ended_ns
-        decode_s = max(1, self._ended_ns - first) / 1e9
-        log.info(
-            "completion",
-            request=self.request.number,
-            outcome=self._outcome,
-            total=session.total,
-            matched=session.matched,
-            cached=session.cached,
-            left=session.total - session.cached,
-            miss=session.miss,
-            generated=self._count,
-            waited_ms=round((self._computed_ns - self.request.arrived_ns) / 1e6, 1),
-            ttft_ms=round((first - self.request.arrived_ns) / 1e6, 1),
-            tokens_per_s=round(max(0, self._count - 1) / decode_s, 1),
+    @property
+    def life(self) -> Life:
+        """What has become of it so far."""
+        return Life(
+            self.request.arrived_ns,
+            self._computed_ns,
+            self._decode_started_ns,
+            self._first_token_ns,
+            self._ended_ns,
+            self._count,
+            self._forced_count,
+            self._outcome,
         )
 
     def metrics(self) -> Metrics:
@@ -225,6 +247,7 @@ class Generation:
             return self._finish(DoneReason.STOP)
         before = self._count
         events = self._push([choice.token, *choice.follow], self._entry(choice))
+        self._forced_count += self._count - before - 1
         return events
 
     def _push(self, tokens: Sequence[int], entry: Logprob | None = None) -> list[Event]:

@@ -115,7 +115,9 @@ def _refuse_strangers(prompt: Sequence[int], tokenizer: Tokenizer, vocab_size: i
     token = max(prompt)
     if token >= vocab_size > 0:
         text = tokenizer.token_text(token)
-        raise RequestError(f"the model has no token {token} ({text!r}): its vocabulary has {vocab_size}")
+        raise RequestError(
+            f"the model has no token {token} ({text!r}): its vocabulary has {vocab_size}; leave that out of the prompt"
+        )
 
 
 def _stops(wanted: Sequence[str]) -> StopStrings | None:

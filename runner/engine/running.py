@@ -1,23 +1,21 @@
 """The requests from their arrival to their end, one slice at a time."""
 
-import gc
 from collections.abc import Sequence
 from time import perf_counter, perf_counter_ns
-
-import mlx.core as mx
 
 from runner.cache.session import LiveSession
 from runner.engine.events import Failed, Outbox, Refused, Started
 from runner.engine.generation import Generation
 from runner.engine.group import Group, Results
+from runner.engine.journal import Journal
 from runner.engine.matching import Matching
 from runner.engine.means import Means
 from runner.engine.request import Request
 from runner.engine.schedule import Begin, Decode, Prefill, Schedule, Slice, View
+from runner.engine.shortage import Shortage, collect, give_up
 from runner.engine.trace import TRACE
 from runner.engine.waiting import Waiting
 from runner.logs import Log, told
-from runner.sizes import shown
 
 log = Log(__name__)
 _RESERVE_SLICES = 64  # how often the bytes of batches, which grow, are told to the cache
@@ -39,12 +37,16 @@ class Running:
         self.places = parallel if self.cache.concurrent else 1
         """How many requests may run at once."""
         self._waiting = Waiting(means.salt, self.places)
+        self.journal = Journal(self._waiting)
         self._prefilling: list[Generation] = []
         self._compiling: list[Generation] = []  # prefilled, but their grammar is not known yet
         self._groups: list[Group] = []
         self._matching = Matching(means.find_fault)
+        self.memory = means.memory
+        self._shortage = Shortage(means.memory, means.salt)
         self._spoiled = False  # the next request must not meet what the last one left behind in the cache
         self._slices = 0
+        self._make_room()
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -53,23 +55,23 @@ class Running:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do, until something comes in or a grammar is compiled."""
-        return not (
-            self._prefilling or self._groups or self._startable or any(each.compiled for each in self._compiling)
-        )
+        busy = self._prefilling or self._groups or self._startable
+        return not busy and not any(each.compiled for each in self._compiling)
 
     @property
     def _startable(self) -> Request | None:
-        return self._waiting.first(self.cache, self._computed) if self._waiting else None
+        return self._waiting.first(self.cache, self.memory, len(self._generations)) if self._waiting else None
 
     @property
-    def _computed(self) -> int:
-        """How many have begun to be computed."""
-        return len(self._prefilling) + len(self._compiling) + sum(len(group.generations) for group in self._groups)
+    def _generations(self) -> list[Generation]:
+        """Those that have begun to be computed."""
+        decoding = [generation for group in self._groups for generation in group.generations]
+        return [*self._prefilling, *self._compiling, *decoding]
 
-    def advance(self) -> None:
-        """One slice: a beginning, a part of a prompt, or a decode step."""
+    def advance(self) -> int:
+        """One slice: a beginning, a part of a prompt, or a decode step. Returns how many ran, for such a step."""
         started = perf_counter()
-        self._drop_cancelled()
+        self._drop()
         for generation in [each for each in self._compiling if each.compiled]:
             self._compiling.remove(generation)
             self._place(generation)
@@ -84,11 +86,20 @@ class Running:
         if chosen is not None:
             done = self._run(chosen, view, startable)
             self._schedule.took(done, view, perf_counter() - started)
+            self.journal.counters.sliced(done, perf_counter() - started)
         self._slices += 1
         if self._slices % _RESERVE_SLICES == 0:
             self._reserve()
+        if self._shortage:
+            results = self._shortage.again(self.cache)
+            self._spoiled |= any(generation.done for generation, _ in results)
+            self._go_on(results)
         if self._spoiled:
             self._renew_cache()
+        stepped = isinstance(chosen, Decode)
+        if self._unsettled or not stepped:
+            self._make_room()
+        return len(self._generations) if stepped else 0
 
     def _run(self, chosen: Slice, view: View, startable: Request | None) -> Slice:
         """Returns what it really did."""
@@ -105,13 +116,14 @@ class Running:
                 return Decode(view.decoding.index(self._decode(self._groups[index])))
         return chosen
 
-    # --- beginning
+    # --- beginning and prefill
 
     def _begin(self, request: Request) -> None:
         started_ns = self._waiting.take(request)
         if started_ns is None:
-            if text := self._refusal(request):
+            if text := self.memory.refusal(self.cache, len(request.prompt)):
                 self._outbox.put(request.stream, Refused(text))
+                self.journal.never_began([request], "refused")
                 return
             started_ns = perf_counter_ns()
             self._outbox.put(request.stream, Started())
@@ -125,42 +137,33 @@ class Running:
         except Exception as error:  # this request ends, the engine goes on
             log.exception("a request failed", request=request.number)
             self._outbox.put(request.stream, Failed(told(error)))
+            self.journal.never_began([request], "failed")
             self._spoiled = True
         else:
+            self.journal.began(generation)
             self._place(generation)
 
-    def _refusal(self, request: Request) -> str:
-        """Why the request could not be computed even alone, or nothing."""
-        needed, room = self.cache.session_bytes(len(request.prompt)), self._means.room_bytes
-        if room is None or needed <= room:
-            return ""
-        return (
-            f"the prompt has {len(request.prompt)} tokens, whose keys and values take about {shown(needed)}; the device"
-            f" has {shown(room)} beside the model. Shorten the prompt, or let them take less: --kv-bits 8 or 4"
-        )
-
     def _place(self, generation: Generation) -> None:
-        if generation.compiled:
+        if generation.compiled and not generation.done:
             self._deliver([(generation, generation.constrain())])
         if generation.done:
             return
         if generation.left:
             self._prefilling.append(generation)
         elif generation.compiled:
-            self._groups.append(Group(generation, self._means.forward))
+            self._groups.append(Group(generation, self.memory.watched(self._means.forward)))
         else:
             self._compiling.append(generation)
-
-    # --- prefill
 
     def _prefill(self, generation: Generation, tokens: int) -> int:
         """Returns how many it computed."""
         try:
-            computed = generation.prefill(tokens, self._means.forward)
-        except Exception as error:  # this request ends, the engine goes on
+            computed = self.memory.prefill(self.cache, generation, tokens, self._means.forward)
+        except Exception as error:  # this request begins again or ends, the engine goes on
             self._prefilling.remove(generation)
-            self._deliver([(generation, generation.fail(error))])
+            self._deliver(self._shortage.struck(generation, error))
             return 0
+        self.journal.prefilled(generation)
         if not generation.left:
             self._prefilling.remove(generation)
             self._place(generation)
@@ -178,11 +181,12 @@ class Running:
             self._groups.remove(group)
             if len(group.generations) > 1:
                 self._disband(group, error)
-            else:  # this request ends, the engine goes on
-                (generation,) = group.generations
-                self._deliver([(generation, generation.fail(error))])
+            else:  # this request begins again or ends, the engine goes on
+                self._deliver(self._shortage.struck(group.generations[0], error))
         else:
+            self.memory.stepped()
             done = self._tell(group.take(choices))
+            self.journal.counters.stepped(group.generations, perf_counter())
             TRACE.lap("text")
             self._leave(group, done)
         self._waiting.changed |= group.steps <= 1  # the very first forward shows what a request takes
@@ -228,25 +232,35 @@ class Running:
     def _disband(self, group: Group, error: Exception) -> None:
         """The answers of a group, of which something raised, go on each alone."""
         log.exception("answers that were computed together go on one by one", answers=len(group.generations))
+        self._shortage.heed(error)
         results = group.disband(error)
         self._reserve()
+        self._go_on(results)
+
+    def _go_on(self, results: Results) -> None:
+        """Each alone, but for those that are done."""
         self._deliver(results)
         for generation, _ in results:
-            if not generation.done:
-                self._place(generation)
+            self._place(generation)
+
+    def _make_room(self) -> None:
+        """What nobody uses goes as far as it must; where that is not enough, somebody who runs ends."""
+        while results := self.memory.fit(self.cache, self._generations):
+            self._tell(results)
+            self._drop()
+        self._unsettled = False  # it is known again that what runs fits, and who waits
 
     # --- ends
 
-    def _drop_cancelled(self) -> None:
-        if self._waiting:
-            self._waiting.drop_cancelled()
+    def _drop(self) -> None:
+        """Those for whom nobody waits any more, and who were turned away."""
+        self.journal.never_began(self._waiting.drop_cancelled(), "cancelled")
         for generations in (self._prefilling, self._compiling):
-            for generation in [each for each in generations if each.request.cancelled]:
+            for generation in [each for each in generations if each.dropped]:
                 generations.remove(generation)
                 self._end(generation)
         for group in list(self._groups):
-            if any(generation.request.cancelled for generation in group.generations):
-                self._leave(group, [generation for generation in group.generations if generation.request.cancelled])
+            self._leave(group, [generation for generation in group.generations if generation.dropped])
 
     def _tell(self, results: Results) -> list[Generation]:
         """Returns those that are done."""
@@ -263,28 +277,23 @@ class Running:
             self._end(generation)
 
     def _end(self, generation: Generation) -> None:
-        self._waiting.changed = True
+        self._waiting.changed = self._unsettled = True
         try:
             generation.close()
         except Exception:
             log.exception("a session could not be closed")
             self._spoiled = True
-        generation.report()
+        self.journal.ended(generation)
         TRACE.lap("keep")
 
     def _reserve(self) -> None:
-        self._waiting.changed = True
+        self._waiting.changed = self._unsettled = True
         self.cache.reserve(sum(group.nbytes for group in self._groups))
 
     def _renew_cache(self) -> None:
         self._outbox.send()
-        log.warning("the cache is dropped", why="a session in it could not be opened or closed")
-        try:
-            self.cache.give_up()
-        except Exception:
-            log.exception("a part of the cache cannot be freed")
+        self.journal.counters.cache_dropped(self.cache.parts.layout)
+        give_up(self.cache)
         self.cache = self._means.make_cache()
         self._spoiled = False
-        gc.unfreeze()  # the first cache was made before the process froze what it had
-        gc.collect()  # the pieces of the old one hold each other, and gigabytes
-        mx.clear_cache()
+        collect()

@@ -29,7 +29,8 @@ class Trace:
         try:
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
-            raise UsageError(f"--trace {path}: {os.strerror(error.errno or 0).lower()}") from error
+            reason = os.strerror(error.errno or 0).lower()
+            raise UsageError(f"--trace {path}: {reason}; name a file that you may write") from error
         self._file.write("[\n")  # a missing end is allowed: the process ends when it is told to
 
     def begin(self) -> None:

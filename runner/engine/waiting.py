@@ -3,6 +3,7 @@
 from collections import deque
 
 from runner.cache import PrefixCache
+from runner.engine.memory import Memory
 from runner.engine.request import Request
 
 
@@ -36,17 +37,19 @@ class Waiting:
         """It left the queue at `left_ns`, and has to wait for what another one computes."""
         self.behind[request] = left_ns
 
-    def drop_cancelled(self) -> None:
-        """Forget those for whom nobody waits any more."""
-        for request in [each for each in (*self.queue, *self.behind) if each.cancelled]:
+    def drop_cancelled(self) -> list[Request]:
+        """Forget those for whom nobody waits any more; returns them."""
+        dropped = [each for each in (*self.queue, *self.behind) if each.cancelled] if self else []
+        for request in dropped:
             self.changed = True
             if self.behind.pop(request, None) is None:
                 self.queue.remove(request)
+        return dropped
 
-    def first(self, cache: PrefixCache, computed: int) -> Request | None:
+    def first(self, cache: PrefixCache, memory: Memory, computed: int) -> Request | None:
         """The first that can begin while so many others are computed, as of the last change."""
         if self.changed:
-            self._first, self.changed = self._find(cache, computed), False
+            self._first, self.changed = self._find(cache, memory, computed), False
         return self._first
 
     def take(self, request: Request) -> int | None:
@@ -57,13 +60,13 @@ class Waiting:
             self.queue.popleft()
         return left_ns
 
-    def _find(self, cache: PrefixCache, computed: int) -> Request | None:
+    def _find(self, cache: PrefixCache, memory: Memory, computed: int) -> Request | None:
         for request in self.behind:
             if not cache.follows(request.prompt, self._salt):
-                return request if cache.admits(len(request.prompt)) else None
+                return request if memory.admits(cache, len(request.prompt)) else None
         taken = computed + len(self.behind)
         if self.queue and taken < self._places:
             request = self.queue[0]
-            if not taken or cache.admits(len(request.prompt)):
+            if not taken or memory.admits(cache, len(request.prompt)):
                 return request
         return None

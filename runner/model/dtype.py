@@ -56,6 +56,20 @@ class Plan(NamedTuple):
         is_wide = tensor.weight.dtype == "F32" and len(tensor.weight.shape) > 1
         return self.dtype if is_wide and name.endswith(".weight") and self.may_shrink(name) else None
 
+    def nbytes(self, module: Module) -> int:
+        """What the parameters of the module, which may be placeholders, take when they are held."""
+        parameters = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
+        return sum(array.size * self.of(name, array.dtype).size for name, array in parameters)
+
+    def beyond(self, budget_bytes: int | None, module: Module) -> str:
+        """Why the model cannot be loaded within so many bytes, or nothing."""
+        if budget_bytes is None or (needed := self.nbytes(module)) <= budget_bytes:
+            return ""
+        return (
+            f"the weights take {shown(needed)} in {self.computes}, and the runner may use {shown(budget_bytes)} in all:"
+            " choose a smaller or a quantized model, end what else needs memory, or allow more with --memory"
+        )
+
     def tell(self) -> None:
         """Writes it into the log."""
         if self.lacking:
@@ -68,8 +82,11 @@ def device() -> Literal["cpu", "gpu"]:
     return "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
 
 
-def plan(wanted: str, module: Module) -> Plan:
-    """What `--dtype wanted` means for `module`, which may hold placeholders: only shapes and types are looked at."""
+def plan(wanted: str, module: Module, budget_bytes: int | None = None) -> Plan:
+    """What `--dtype wanted` means for `module`, which may hold placeholders: only shapes and types are looked at.
+
+    `budget_bytes` is what weights, caches and computing may take together; None: all that the machine has left.
+    """
     parameters = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
     own = _most(parameters)
     if wanted in _TYPES:
@@ -82,14 +99,13 @@ def plan(wanted: str, module: Module) -> Plan:
     converting = Plan(
         mx.float32, "float32", _converted(own, "float32", "a CPU is many times slower with 16-bit numbers")
     )
-    wanted_bytes = sum(array.size * converting.of(name, array.dtype).size for name, array in parameters)
-    wanted_bytes = wanted_bytes * 100 // (100 - CACHE_PERCENT)
-    found_bytes = available_bytes()
+    wanted_bytes = converting.nbytes(module) * 100 // (100 - CACHE_PERCENT)
+    found_bytes = available_bytes() if budget_bytes is None else budget_bytes
     if wanted_bytes <= found_bytes:
         return converting
     lacking = (
         f"weights stay {_name(own)}, in which a CPU is many times slower, and runs no experts: float32 needs"
-        f" {shown(wanted_bytes)} of memory, a share for the cache included, and {shown(found_bytes)} are available;"
+        f" {shown(wanted_bytes)} of memory, a share for the cache included, and {shown(found_bytes)} may be used;"
         " --dtype float32 takes it in any case"
     )
     return kept._replace(why="too little memory for float32", lacking=lacking)

@@ -60,15 +60,18 @@ class LoadedModel(NamedTuple):
         return scores.at[..., mx.array(self.suppressed)].minimum(-mx.inf) if self.suppressed else scores
 
 
-def load(opened: OpenedModel, dtype: str = "keep") -> LoadedModel:
-    """Reads the weights and builds the module. Raises ModelError that names the file or tensor at fault.
+def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = None) -> LoadedModel:
+    """Reads the weights and builds the module. Raises ModelError that names the file or tensor at fault, or that says
+    how far the weights go beyond the budget.
 
-    Shapes, names and types are checked against the module before the first byte is read. `dtype` is one of
-    `settings.DTYPES`; what it means for this model is told in the log.
+    Shapes, names, types and sizes are checked before the first byte is read. `dtype` is one of `settings.DTYPES`; what
+    it means for this model is told in the log.
     """
     rehearsed, recipe = rehearse(opened)
-    types = plan(dtype, rehearsed)
+    types = plan(dtype, rehearsed, budget_bytes)
     types.tell()
+    if too_large := types.beyond(budget_bytes, rehearsed):
+        raise ModelError(too_large)
     del rehearsed
     module = _filled(opened, recipe, types)
     # What sanitize made of the arrays is lazy still. Nothing else holds what was read, so each group that is evaluated

@@ -11,13 +11,19 @@ from protocol import LOADED, status_body
 from runner.engine.engine import Engine
 from runner.errors import RequestError
 from runner.logs import Log
+from runner.server.board import Board
 from runner.server.completion import NUMBER, CompletionEndpoint
 from runner.server.guards import is_local
+from runner.server.page import add_page
+from runner.server.stats import PATHS as _WATCHED_PATHS
+from runner.server.stats import StatsEndpoints
 from runner.server.tokenize import TokenizeEndpoint
 
 log = Log(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _STATUS_PATHS = ("/v1/status", "/health")
+_COMPLETION_PATHS = ("/completion", "/v1/completions")
+_BOARD = web.AppKey("board", Board)
 
 
 def make_app(engine: Engine, helper: Executor) -> web.Application:
@@ -35,9 +41,13 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
         app.router.add_get(path, status)
     for path in ("/v1/models", "/load"):
         app.router.add_route("*", path, loaded)
-    for path in ("/completion", "/v1/completions"):
+    for path in _COMPLETION_PATHS:
         app.router.add_post(path, completion.post)
     app.router.add_post("/v1/tokenize", tokenize.post)
+    stats = StatsEndpoints(engine, helper)
+    app[_BOARD] = stats.board
+    stats.add_to(app.router)
+    add_page(app.router)
     return app
 
 
@@ -56,6 +66,8 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             response = _refusal(403, "only programs on this machine may use the runner")
     except RequestError as error:
         response = _refusal(error.status, str(error))
+        if request.path in _COMPLETION_PATHS and NUMBER not in request:
+            request.app[_BOARD].refused += 1
     except web.HTTPMethodNotAllowed as error:
         response = _refusal(error.status, "Method Not Allowed")
         response.headers["Allow"] = error.headers["Allow"]
@@ -64,7 +76,8 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.RequestPayloadError:
         response = _refusal(400, "Bad Request")
     except (asyncio.CancelledError, ConnectionResetError):  # while waiting, or while writing
-        log.info("the client is gone", path=request.path, **_named(request))
+        write = log.debug if request.path in _WATCHED_PATHS else log.info
+        write("the client is gone", path=request.path, **_named(request))
         raise
     except web.HTTPException as error:
         response = _refusal(error.status, error.reason)
@@ -81,7 +94,7 @@ def _refusal(status: int, text: str) -> web.Response:
 
 
 def _log_access(http: web.Request, status: int, took_s: float) -> None:
-    polled = http.path in _STATUS_PATHS
+    polled = http.path in (*_STATUS_PATHS, *_WATCHED_PATHS)
     write = log.warning if status >= 400 else log.trace if polled else log.debug
     write("ServeHTTP", method=http.method, path=http.path, took=f"{took_s * 1e3:.3f}ms", status=status, **_named(http))
 

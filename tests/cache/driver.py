@@ -152,7 +152,7 @@ def check_level(cache: SingleEntryCache) -> None:
 
 
 @contextmanager
-def _breaking(tiny: Tiny, wanted: bool) -> Iterator[None]:
+def _breaking(tiny: Tiny, wanted: bool, error: Callable[[str], Exception] = MemoryError) -> Iterator[None]:
     """The last layer of the model raises, when the others have seen the tokens already."""
     if not wanted:
         yield
@@ -163,7 +163,7 @@ def _breaking(tiny: Tiny, wanted: bool) -> Iterator[None]:
 
     def broken(self: object, *args: object, **named: object) -> object:
         if self is last:
-            raise MemoryError("in the last layer")
+            raise error("in the last layer")
         return original(self, *args, **named)
 
     with patch.object(kind, "__call__", broken):

@@ -167,8 +167,8 @@ def test_what_does_not_fit_is_said_once(family: str, caplog: pytest.LogCaptureFi
     for user in range(3):
         users.turn([*own(user), *range(40)])
     assert sorted(warnings(caplog)) == [
-        "a conversation is larger than --cache-memory: only its beginning is kept",
-        "what runs needs more than --cache-memory",
+        "a conversation is larger than the cache: only its beginning is kept",
+        "what runs needs more than the cache may hold",
     ]
 
 

@@ -183,7 +183,7 @@ def test_what_cannot_be_had_is_said_once(caplog: pytest.LogCaptureFixture) -> No
     for nbytes in (MUCH, 0, 2 * MUCH):
         users.reserve(nbytes)
     told = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert told == ["what runs needs more than --cache-memory"]
+    assert told == ["what runs needs more than the cache may hold"]
     assert len(talks) == 2
 
 

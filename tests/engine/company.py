@@ -367,6 +367,8 @@ class Watched:
         self.forward_s, self.token_s = 0.010, 0.001
         self.breaks: Callable[[int, int], bool] = lambda rows, length: False
         """Given the shape; says whether this call raises in the last layer of the model."""
+        self.error: Callable[[str], Exception] = ValueError
+        """What it raises then; for want of memory a request begins again."""
         self._kind = kind
         self._clock = clock
 
@@ -374,7 +376,7 @@ class Watched:
         rows, length = tokens.shape
         self.calls.append((rows, length))
         self._clock.now += self.forward_s + self.token_s * length
-        with _breaking(self._kind, self.breaks(rows, length)):
+        with _breaking(self._kind, self.breaks(rows, length), self.error):
             return self._kind.model(tokens, cache=layers)
 
     @property

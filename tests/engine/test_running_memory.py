@@ -153,7 +153,7 @@ def test_a_prompt_that_the_device_has_no_room_for_is_refused_and_nothing_else_su
 
 @pytest.mark.parametrize("before", [1, 300])
 def test_a_prompt_that_fits_is_not_refused_whatever_came_before(before: int) -> None:
-    users = company(None, room_tokens=1000)
+    users = company(None, room_tokens=1024)  # layers grow by 256
     users.ask(words(before), 1)
     users.finish()
     asked = users.ask(words(900, 2), 1)

@@ -25,12 +25,14 @@ from mlx.nn.layers.base import Module
 from runner.cache.interface import PrefixCache
 from runner.cache.none import NullCache
 from runner.cache.points import RestorePoints
+from runner.cache.session import LiveSession
 from runner.cache.single import SingleEntryCache
 from runner.cache.trie_cache import TrieCache
+from runner.engine import journal
 from runner.engine.engine import Engine
 from runner.engine.events import Event, Failed, Finished, Outbox, Started, Text
-from runner.engine.generation import Generation
 from runner.engine.group import Group
+from runner.engine.life import Life, report
 from runner.engine.request import Request
 from runner.model import OpenedModel
 from runner.model.load import LoadedModel
@@ -216,13 +218,12 @@ class _Loop:
 def reported() -> Iterator[Counter[Request]]:
     """Counts for each request the lines that tell of its end in the log."""
     lines = Counter[Request]()
-    original = Generation.report
 
-    def report(generation: Generation) -> None:
-        lines[generation.request] += 1
-        original(generation)
+    def counted(request: Request, session: LiveSession, life: Life) -> None:
+        lines[request] += 1
+        report(request, session, life)
 
-    with patch.object(Generation, "report", report):
+    with patch.object(journal, "report", counted):
         yield lines
 
 

@@ -30,11 +30,16 @@ _WATCHED = (
 )
 _ENGINE = str(_ROOT / "engine" / "running.py")
 _QUESTIONS = frozenset(
-    {"report", "left", "accepts", "padded", "nbytes", "admits", "allows", "session_bytes", "__init__", "make_cache"}
+    {
+        *("left", "accepts", "padded", "nbytes", "admits", "allows", "session_bytes", "__init__", "make_cache"),
+        *("began", "prefilled", "stepped", "ended", "parts"),  # of the journal
+    }
 )
 """What the engine asks or makes between two slices, by counting and comparing alone: a fault there ends the process."""
 _GUARDED_INSIDE = frozenset({"follows", "reserve"})
 """What does the same, and sees to itself that nothing it calls comes out of it."""
+_FIT = ("fit", "TrieCache._fit")
+"""A question that has the cache fit its bound: what that calls is guarded."""
 _ALL_OR_NOTHING = frozenset({"Generation.take", "Group.take", "Group.take.<locals>.<listcomp>"})
 """What has told one of a group of its token and not yet the next one. It calls what may fail within a guard."""
 Tracer = Callable[[FrameType, str, object], object]
@@ -85,7 +90,17 @@ def _of_the_engine(frame: FrameType) -> bool:
         return True
     asked, asking = below.f_code.co_name, below.f_back
     guarded = asking is not None and (asking.f_code.co_name, asked) == ("_begin", "__init__")  # of a generation
+    if asked == _FIT[0]:
+        return not _is_within(frame, _FIT[1])
     return (asked in _QUESTIONS and not guarded) or (asked in _GUARDED_INSIDE and frame is below)
+
+
+def _is_within(frame: FrameType, name: str) -> bool:
+    """Whether a function of this qualified name has called it."""
+    above = frame.f_back
+    while above is not None and above.f_code.co_qualname != name:
+        above = above.f_back
+    return above is not None
 
 
 @cache

@@ -122,9 +122,22 @@ async def test_want_of_memory_is_told_in_the_words_that_hosts_know(
 ) -> None:
     _, demand = breakable
     demand.ask("forward", fault)
+    demand.ask("sample", fault)  # where it comes to when it has begun again
     _, error = await ask(client, Request("no memory for w"))
     text = f"RuntimeError: {NO_MEMORY}" if fault == "mlx memory" else "MemoryError"
     assert error == f"out of memory: {text}"
+    await check_serving(client)
+
+
+@pytest.mark.parametrize("fault", ["python memory", "mlx memory"])
+@pytest.mark.parametrize("point", ["forward", "evaluate", "sample", "read", "surround forward"])
+async def test_what_finds_no_memory_once_is_answered_all_the_same(
+    point: str, fault: str, breakable: Breakable, client: Client
+) -> None:
+    _, demand = breakable
+    demand.ask(point, fault)
+    assert await ask(client, Request("memory for w")) == ("xyz", None)
+    assert demand.struck(point)
     await check_serving(client)
 
 
@@ -158,7 +171,7 @@ async def test_faults_of_one_client_are_not_those_of_the_others(breakable: Break
     first = asyncio.create_task(ask(client, Request("0", {"num_predict": 50})))
     await asyncio.sleep(0.05)
     others = [asyncio.create_task(ask(client, Request(f"{number} w"))) for number in range(7)]
-    demand.ask("sample", "mlx memory")
+    demand.ask("sample", "fault")
     answers = [await each for each in (first, *others)]
     assert sum(error is not None for _, error in answers) == 1
     assert all(error or text in ("xyz", "1234567890" * 5) for text, error in answers)

@@ -18,6 +18,7 @@ from tests.process.conftest import CHUNK_TOKENS, FAULTY, SpawnModel
 ALPHABET = "jklmnopqrstuvwxyz"
 CHUNKED = ["--prefill-chunk", str(CHUNK_TOKENS)]
 PHASES = ("loading", "prefill", "decode", "idle")
+ADVICE = "; choose another --port, or 0 for one that is free"
 _TIME_WAIT = "06"
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -97,7 +98,7 @@ async def test_a_port_that_was_taken_serves_when_it_is_free(start: SpawnModel) -
         port = holder.getsockname()[1]  # bound and not listening, as a host probes for a free one
         refused = start(port=port, ready=False)
         assert await asyncio.to_thread(refused.wait, 20) == 1
-        assert refused.output.captured == f"Error: listen tcp 127.0.0.1:{port}: bind: address already in use"
+        assert refused.output.captured == f"Error: listen tcp 127.0.0.1:{port}: bind: address already in use{ADVICE}"
     async with Client.of(start(port=port)) as client:
         assert (await client.complete(Request("Hi"))).text == ALPHABET
 
@@ -113,7 +114,8 @@ async def test_a_port_that_is_taken_while_it_loads_is_told_in_one_line(start: Sp
         thief.listen()
         demand.release("load")
         assert await asyncio.to_thread(process.wait, 20) == 1
-    assert process.output.captured == f"Error: listen tcp 127.0.0.1:{process.port}: bind: address already in use"
+    told = f"Error: listen tcp 127.0.0.1:{process.port}: bind: address already in use"
+    assert process.output.captured == told + ADVICE
 
 
 async def test_stopped_for_seconds_it_goes_on_where_it_was(start: SpawnModel) -> None:

@@ -12,11 +12,13 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
 from runner.check.facts import Inspection, inspect
+from runner.errors import ModelError
 from runner.model import dtype as dtype_module
 from runner.model import memory, open_model
 from runner.model.dtype import Plan, plan
 from runner.model.load import LoadedModel, load
 from runner.settings import CACHE_PERCENT, DTYPES, CheckSettings
+from runner.sizes import Bound
 from tests.model.conftest import Checkpoints, same
 from tests.model.conftest import run as run_loaded
 from tests.model.test_architectures import SERVED, run
@@ -227,7 +229,7 @@ def test_the_log_says_what_and_why_once(
     warning, line = caplog.records
     assert warning.levelname == "WARNING"
     assert "float32 needs 582.0 KB of memory" in warning.getMessage()
-    assert "1.0 KB are available" in warning.getMessage()
+    assert "1.0 KB may be used" in warning.getMessage()
     assert line.__dict__["attributes"] == {"dtype": "bfloat16", "why": "too little memory for float32"}
     assert set(floats(model.module).values()) == {mx.bfloat16}
 
@@ -252,12 +254,31 @@ def test_check_tells_what_loading_makes(wanted: str, stored: Dtype, checkpoint: 
 
 
 def test_check_warns_of_too_little_memory(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dtype_module, "available_bytes", lambda: 1000)
-    found = checked(checkpoint("llama", "bfloat16"))
+    directory = checkpoint("llama", "bfloat16")
+    weights = checked(directory, "keep").weights
+    assert weights is not None
+    enough = sum(amount.bytes for amount in weights)
+    found = inspect(CheckSettings(model=str(directory), models_dir=Path("unused"), memory=Bound(enough), log_level=0))
     assert found.loads
     assert found.computes is not None
     assert found.computes.dtype == "bfloat16"
     assert [warning.partition(",")[0] for warning in found.warnings] == ["weights stay bfloat16"]
+
+
+def test_weights_beyond_the_budget_are_refused_with_the_numbers_and_in_the_same_words(checkpoint: Checkpoints) -> None:
+    directory = checkpoint("llama", "bfloat16")
+    opened = open_model(str(directory), Path("unused"))
+    with pytest.raises(ModelError) as raised:
+        load(opened, "keep", 200_000)
+    for part in ("the weights take 218.2 KB in bfloat16", "may use 200.0 KB in all", "allow more with --memory"):
+        assert part in str(raised.value)
+    settings = CheckSettings(
+        model=str(directory), models_dir=Path("unused"), dtype="keep", memory=Bound(200_000), log_level=0
+    )
+    found = inspect(settings)
+    assert not found.loads
+    assert found.problems == [str(raised.value)]
+    assert load(opened, "keep", 10**9).module
 
 
 def write_system(root: Path, files: Mapping[str, str]) -> Path:

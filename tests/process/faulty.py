@@ -3,7 +3,6 @@
 * `slow-load`  reading a tensor file takes ten seconds
 * `forward`    a forward over the id in `FAULT_TOKEN` raises
 * `clock`      the wall clock jumps by decades, forward and backward, whenever somebody looks at it
-* `small`      the device has no more than `FAULT_BYTES`
 * `on-demand`  whatever a test asks for while the process runs, by files in the directory `FAULT_DIR`: see `OnDemand`
 """
 
@@ -91,15 +90,6 @@ def clock() -> None:
     time.time_ns = lambda: int(time.time() * 1e9)
 
 
-def small() -> None:
-    """As MLX tells it; it takes what it needs all the same."""
-    import mlx.core as mx
-
-    most = int(os.environ["FAULT_BYTES"])
-    mx.get_memory_limit = lambda: most
-    mx.device_info = lambda *_: {}
-
-
 def on_demand() -> None:
     """In place before the runner's own first line."""
     hook = OnDemand(Path(os.environ["FAULT_DIR"]))
@@ -108,7 +98,7 @@ def on_demand() -> None:
 
 def main() -> None:
     blas.preload()
-    faults = {"slow-load": slow_load, "forward": forward, "clock": clock, "small": small, "on-demand": on_demand}
+    faults = {"slow-load": slow_load, "forward": forward, "clock": clock, "on-demand": on_demand}
     faults[os.environ["FAULT"]]()
     from runner.__main__ import main as run
 

@@ -24,6 +24,7 @@ NEVER = (
     *("transformers", "huggingface_hub", "jinja2", "numpy", "safetensors", "sentencepiece", "yaml"),
     *("mlx_lm.generate", "mlx_lm.utils", "mlx_lm.tokenizer_utils"),
     *("importlib.metadata", "multiprocessing", "unittest", "matplotlib", "pytest"),
+    *("prometheus_client", "rich", "runner.server.metrics"),
 )
 """Each takes a good part of a start, or all of it, and is of no use here."""
 

@@ -14,7 +14,7 @@ from tests.conformance.assertions import drain, expect, generating, gone, quiet,
 from tests.conformance.script import CONTEXT, VOCABULARY
 from tests.conformance.status import rounds
 from tests.host import OUT_OF_MEMORY, Client, Completion, Process, Request, Stream, StreamError
-from tests.process.conftest import FAULTY, SpawnModel
+from tests.process.conftest import SpawnModel
 
 DIGITS = "1234567890" * 60
 WAIT_S = 60.0
@@ -162,15 +162,15 @@ async def test_with_one_place_they_are_served_one_by_one(
 
 async def test_what_can_never_fit_is_refused_before_its_stream_and_nobody_else(start: SpawnModel) -> None:
     """What a prompt takes is known after the first one; it is refused when it would start, in the words of a 400."""
-    process = start(executable=FAULTY, environment={"FAULT": "small", "FAULT_BYTES": str(4 << 20)})
+    process = start(arguments=["--memory", "4MiB"])
     async with Client.of(process) as client:
         assert (await client.complete(Request("w"))).text == "xyz"
         answer = ask(client, "0")
         body = json.dumps({"Prompt": "q" * (CONTEXT - 100)}).encode()
         reply = await asyncio.wait_for(client.send("POST", "/completion", body), WAIT_S)
         refused(reply, reply.text.strip())
-        assert reply.text.startswith(f"the prompt has {CONTEXT - 100} tokens, whose keys and values take about ")
-        assert "the device has" in reply.text
+        assert f"the keys and values of {CONTEXT - 100} tokens take about " in reply.text
+        assert "the budget is 4.2 MB" in reply.text
         assert not any(phrase in reply.text.lower() for phrase in OUT_OF_MEMORY), "hosts would unload other models"
         expect("text", (await asyncio.wait_for(answer, WAIT_S)).text, TEXTS["0"])
         assert (await client.complete(Request("w"))).text == "xyz"

@@ -13,6 +13,7 @@ from scripts.soak import EndedError, Plan, soak
 from scripts.soak_checker import TIE, TOLERANCE, Checker, difference
 from scripts.soak_clients import Tally
 from scripts.soak_meter import Trend
+from scripts.soak_scraper import Scraper, samples
 from scripts.soak_verdict import BUDGET_BYTES, WORKSPACE_BYTES, Soaked
 from tests.host import Answer, Client, Completion, Logprob, Request, StreamError, TokenLogprob
 
@@ -29,6 +30,7 @@ def silent(text: str) -> None:
         pytest.param(Plan(1), id="1-minute"),
         pytest.param(Plan(10, kind="qwen3_next", seed=1), id="10-minutes", marks=pytest.mark.slow),
         pytest.param(Plan(2, kind="gemma3_text", cache="single", seed=2), id="single", marks=pytest.mark.slow),
+        pytest.param(Plan(2, kind="qwen3_next", memory="+64MiB", seed=3), id="64 MiB", marks=pytest.mark.slow),
     ],
 )
 def test_nothing_goes_wrong(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,6 +38,7 @@ def test_nothing_goes_wrong(plan: Plan, capsys: pytest.CaptureFixture[str]) -> N
     with capsys.disabled():
         sys.stdout.write(f"\n{soaked.table()}\n")
     assert soaked.failures == []
+    assert soaked.scrapes > 10
     assert set(soaked.tally.done) >= {"chat", "branch", "cancel", "retry", "tokenize", "refused"}
 
 
@@ -116,8 +119,11 @@ def good() -> Soaked:
         memory=Trend(2.0 * MIB, 2.0 * MIB, 400),
         most_memory=3 * MIB,
         weights=MIB,
+        budget=None,
+        peak=None,
         descriptors=(8, 8),
         captured="",
+        scrapes=60,
         faults=[],
         exit_s=0.1,
     )
@@ -159,6 +165,8 @@ def test_a_good_soak_has_no_failures_and_a_table() -> None:
         (lambda soaked: replace(soaked, memory=Trend(2.0 * MIB, 10.0 * MIB, 400)), "MLX's memory grew"),
         (lambda soaked: replace(soaked, rss=None), "too few samples of memory for 1000 answers"),
         (lambda soaked: replace(soaked, most_memory=2 * MIB + BUDGET_BYTES + WORKSPACE_BYTES), "MLX held 7.0 MiB"),
+        (lambda soaked: replace(soaked, budget=4 * MIB, peak=43 * MIB // 10), "MLX held 4.3 MiB where 4.0 MiB were"),
+        (lambda soaked: replace(soaked, budget=2 * MIB, peak=MIB), "MLX held 3.0 MiB where 2.0 MiB were allowed"),
         (lambda soaked: replace(soaked, descriptors=(8, 9)), "9 descriptors are open where there were 8"),
         (lambda soaked: replace(soaked, descriptors=(8, None)), "None descriptors are open where there were 8"),
         (lambda soaked: replace(soaked, captured="Error: x"), "a host would take this for an error"),
@@ -186,6 +194,18 @@ def test_each_failure_is_told(change: Callable[[Soaked], Soaked], text: str) -> 
 )
 def test_answers_that_were_written_at_once_are_counted(spans: list[tuple[float, float]], together: int) -> None:
     assert Tally(spans=spans).together == together
+
+
+def test_a_budget_is_kept_to_five_percent_and_then_nothing_else_bounds_memory() -> None:
+    soaked = with_checker(checked=250)(replace(good(), budget=100 * MIB, peak=104 * MIB, most_memory=90 * MIB))
+    assert soaked.failures == []
+    assert "at most 90.0 MiB, 104.0 MiB at its peak, of 100.0 MiB" in soaked.table()
+
+
+@pytest.mark.parametrize("wanted", ["lots", "+50%", ""])
+def test_a_budget_that_is_no_amount_is_refused(wanted: str) -> None:
+    with pytest.raises(ValueError, match="amount of memory"):
+        soak(Plan(0.1, kind="llama", memory=wanted), silent)
 
 
 def test_nobody_asks_for_company_where_there_can_be_none() -> None:
@@ -223,3 +243,33 @@ async def test_an_answer_that_cannot_be_judged_is_a_finding_and_the_others_are_j
     assert checker.checked == 2
     (wrong,) = checker.wrong
     assert "StreamError: it is gone" in wrong
+
+
+def scraped(*texts: str, answers: int = 0) -> list[str]:
+    scraper = Scraper(Client.__new__(Client))
+    for text in texts:
+        scraper.take(samples(text))
+    scraper.check(answers)
+    return scraper.faults
+
+
+ENDED = 'mlx_runner_requests_total{outcome="done"} 5\nmlx_runner_requests_total{outcome="length"} 2\n'
+
+
+@pytest.mark.parametrize(
+    ("texts", "answers", "found"),
+    [
+        ([ENDED], 7, ""),
+        ([ENDED], 8, "7 answers ended where clients got 8"),
+        ([ENDED, ENDED.replace("5", "6")], 7, ""),
+        ([ENDED, ENDED.replace("5", "4")], 6, "mlx_runner_requests_total done went from 5 to 4"),
+        ([ENDED, ""], 0, "mlx_runner_requests_total done went from 5 to None"),
+        (["mlx_runner_cache_nodes 5\n", "mlx_runner_cache_nodes 2\n"], 0, ""),
+        (['x_seconds_bucket{le="1"} 3\n', 'x_seconds_bucket{le="1"} 2\n'], 0, "x_seconds_bucket 1 went from 3 to 2"),
+        (["mlx_runner_requests_queued 1\n"], 0, "1 requests run or wait"),
+    ],
+)
+def test_metrics_that_go_back_or_do_not_add_up_are_found(texts: list[str], answers: int, found: str) -> None:
+    faults = scraped(*texts, answers=answers)
+    assert bool(faults) == bool(found)
+    assert not found or found in faults[0]

@@ -7,15 +7,20 @@ from aiohttp.test_utils import TestClient
 from aiohttp.web import Application
 from aiohttp.web import Request as HttpRequest
 
+from protocol.stats import CacheNode, Stats
 from runner.engine.engine import Numbers
 from runner.engine.events import Event, Outbox
 from runner.engine.request import Limits, Request
+from runner.engine.stats import Counters, Published
 from runner.tokenizer import open_tokenizer
 from tests.models.tokenizers import byte_level
 
 CONTEXT = 100
 VOCABULARY = 200  # fewer than the tokenizer has, as in real models with tokens for pictures
 MEMORY_BYTES = 12345
+STATS = Stats(
+    version="1.2.3", model="tiny:latest", architecture="llama", device="cpu", context_length=CONTEXT, cache_kind="trie"
+)
 Client = TestClient[HttpRequest, Application]
 
 
@@ -28,6 +33,19 @@ class Script:
         self.limits = Limits(CONTEXT, VOCABULARY)
         self.numbers = Numbers(memory_bytes=MEMORY_BYTES)
         self.submitted: list[Request] = []
+        self.stats = STATS
+        self.nodes: list[CacheNode] = []
+        self.mark = 0
+        self.asked: list[str] = []
+        """What of its numbers was asked for."""
+
+    async def published(self) -> Published:
+        self.asked.append("stats")
+        return Published(self.stats, Counters().distributions(), (self.mark,))
+
+    async def cache_nodes(self) -> list[CacheNode]:
+        self.asked.append("cache")
+        return self.nodes
 
     def submit(self, request: Request) -> None:
         self.submitted.append(request)

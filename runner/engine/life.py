@@ -1,0 +1,74 @@
+"""What became of a request, and the line of the log that says so."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from runner.logs import Log
+
+if TYPE_CHECKING:
+    from runner.cache.session import LiveSession
+    from runner.engine.request import Request
+
+log = Log(__name__)
+
+OUTCOMES = ("done", "length", "cancelled", "failed", "refused")
+"""The model, a stop string or a grammar ended the answer; its length did; the client left; a fault; it was none."""
+
+
+class Life(NamedTuple):
+    """When what happened to a request that has begun, in ns of `perf_counter_ns`, 0 for what has not happened yet."""
+
+    arrived_ns: int
+    computed_ns: int
+    """From here on it was computed."""
+    decoded_ns: int
+    """From here on its answer was."""
+    first_token_ns: int
+    ended_ns: int
+    generated: int
+    """Tokens of the answer, the end-of-sequence token excluded."""
+    forced: int
+    """Of those: a grammar left no choice about them."""
+    outcome: str
+    """One of OUTCOMES, once it has ended."""
+
+    @property
+    def ttft_s(self) -> float:
+        """From its arrival to its first token, or to its end."""
+        return ((self.first_token_ns or self.ended_ns) - self.arrived_ns) / 1e9
+
+    @property
+    def waited_s(self) -> float:
+        """From its arrival until it was computed."""
+        return (self.computed_ns - self.arrived_ns) / 1e9
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of its answer, from the first token on; 0 with fewer than two."""
+        if self.generated < 2:
+            return 0.0
+        return (self.generated - 1) / (max(1, self.ended_ns - self.first_token_ns) / 1e9)
+
+    def prefill_tokens_per_s(self, tokens: int) -> float:
+        """Of its prompt, of which so many were computed; 0 unless all of them were."""
+        return tokens / (max(1, self.decoded_ns - self.computed_ns) / 1e9) if self.decoded_ns else 0.0
+
+
+def report(request: "Request", session: "LiveSession", life: Life) -> None:
+    """Write the line of a request that has ended."""
+    log.info(
+        "completion",
+        request=request.number,
+        outcome=life.outcome,
+        total=session.total,
+        matched=session.matched,
+        cached=session.cached,
+        left=session.total - session.cached,
+        miss=session.miss,
+        evicted_bytes=session.evicted_bytes,
+        generated=life.generated,
+        forced=life.forced,
+        waited_ms=round(life.waited_s * 1e3, 1),
+        ttft_ms=round(life.ttft_s * 1e3, 1),
+        prefill_tokens_per_s=round(life.prefill_tokens_per_s(session.total - session.cached), 1),
+        tokens_per_s=round(life.tokens_per_s, 1),
+    )

@@ -1,0 +1,159 @@
+"""`GET /metrics`: the engine's numbers in the text format of Prometheus.
+
+Nothing of it is kept between two scrapes: the counters are the engine's own. Imported when somebody scrapes, for the
+package takes a tenth of a start.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from protocol.stats import Stats
+from runner.cache.interface import Miss
+from runner.engine.life import OUTCOMES
+from runner.engine.stats import Distribution, Distributions, Published
+
+_PREFIX = "mlx_runner_"
+
+
+class Exporter(Collector):
+    """A registry of its own with one collector, this one. Owner: whoever calls `text`, one at a time."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._published: Published | None = None
+        self._registry.register(self)
+
+    def text(self, published: Published, accept: str) -> tuple[bytes, str]:
+        """The body and its content type, for a scraper that takes what `accept` says."""
+        self._published = published
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    def collect(self) -> Iterator[Metric]:
+        if self._published is not None:
+            stats = self._published.stats
+            for metrics in (_about, _requests, _tokens, _cache, _memory, _slices):
+                yield from metrics(stats)
+            yield from _distributions(self._published.distributions)
+
+
+def _about(stats: Stats) -> Iterator[Metric]:
+    info = {
+        "version": stats.version,
+        "model": stats.model,
+        "architecture": stats.architecture,
+        "device": stats.device,
+        "cache": stats.cache_kind,
+    }
+    yield InfoMetricFamily(_PREFIX.rstrip("_"), "What runs here.", value=info)
+    yield _gauge("uptime_seconds", "Since the model was loaded.", stats.uptime_s)
+    yield _gauge("context_tokens", "The most that prompt and answer may have together.", stats.context_length)
+
+
+def _requests(stats: Stats) -> Iterator[Metric]:
+    counts = stats.requests
+    ended = [((outcome,), getattr(counts, outcome)) for outcome in OUTCOMES]
+    yield _counters("requests", "Requests that have ended, by how.", ("outcome",), ended)
+    yield _gauge("requests_running", "Requests that are computed.", counts.running)
+    yield _gauge("requests_queued", "Requests that wait to be computed.", counts.queued)
+
+
+def _tokens(stats: Stats) -> Iterator[Metric]:
+    tokens = stats.tokens
+    prompt = [(("cache",), tokens.cached), (("computed",), tokens.recomputed)]
+    yield _counters("prompt_tokens", "Tokens of prompts, by where they came from.", ("source",), prompt)
+    yield _counter("matched_tokens", "Tokens of prompts that the cache knew, usable or not.", tokens.matched)
+    generated = [(("sampled",), tokens.generated - tokens.forced), (("forced",), tokens.forced)]
+    yield _counters(
+        "generated_tokens", "Tokens of answers, drawn or left without a choice by a grammar.", ("source",), generated
+    )
+
+
+def _cache(stats: Stats) -> Iterator[Metric]:
+    cache = stats.cache
+    held = [(("live",), cache.live_bytes), (("paged",), cache.paged_bytes)]
+    yield _gauges("cache_bytes", "Held in the buffers of layers, and copied out of them.", ("state",), held)
+    yield _gauge("cache_nodes", "Nodes of the trie.", cache.nodes)
+    if cache.budget_bytes is not None:
+        yield _gauge("cache_budget_bytes", "The most that the cache may hold.", cache.budget_bytes)
+    yield _counter("cache_evictions", "Nodes given up for want of room.", cache.evictions)
+    yield _counter("cache_evicted_bytes", "Bytes given up for want of room.", cache.evicted_bytes)
+    yield _counter("cache_restored_bytes", "Bytes taken back into the buffers of layers.", cache.restored_bytes)
+    misses = [((str(reason),), cache.misses.get(reason, 0)) for reason in Miss if reason]
+    yield _counters("cache_misses", "Requests that got less from the cache than they might.", ("reason",), misses)
+
+
+def _memory(stats: Stats) -> Iterator[Metric]:
+    memory = stats.memory
+    yield _gauge("memory_used_bytes", "Memory of the device in use.", memory.used_bytes)
+    yield _gauge("memory_reusable_bytes", "Freed, and kept by MLX for the next arrays.", memory.reusable_bytes)
+    yield _gauge("memory_peak_bytes", "The most that was ever in use.", memory.peak_bytes)
+    yield _gauge("memory_weights_bytes", "What the weights take.", memory.weights_bytes)
+    if memory.budget_bytes is not None:
+        yield _gauge("memory_budget_bytes", "The most that may be in use.", memory.budget_bytes)
+
+
+def _slices(stats: Stats) -> Iterator[Metric]:
+    slices = stats.slices
+    kinds = [(("begin",), slices.begin), (("prefill",), slices.prefill), (("decode",), slices.decode)]
+    yield _counters("slices", "Slices of computation, by kind.", ("kind",), kinds)
+    seconds = [(("prefill",), slices.prefill_s), (("decode",), slices.decode_s)]
+    yield _counters("slice_seconds", "Time spent in slices, by kind.", ("kind",), seconds)
+    tokens = [(("prefill",), slices.prefill_tokens), (("decode",), slices.decode_rows)]
+    yield _counters("slice_tokens", "Tokens computed in slices, by kind.", ("kind",), tokens)
+
+
+def _distributions(of: Distributions) -> Iterator[Metric]:
+    yield _histogram("time_to_first_token_seconds", "From a request's arrival to its first token.", of.ttft_s)
+    yield _histogram("inter_token_latency_seconds", "Between two decode steps of one answer.", of.gap_s)
+    yield _histogram("queue_time_seconds", "From a request's arrival until it was computed.", of.queue_s)
+    yield _histogram(
+        "prefill_tokens_per_second",
+        "Prompt tokens computed, over the time it took; one value a request.",
+        of.prefill_rate,
+    )
+    yield _histogram(
+        "decode_tokens_per_second", "Answer tokens, over the time they took; one value a request.", of.decode_rate
+    )
+
+
+def _gauge(name: str, help_: str, value: float) -> Metric:
+    return GaugeMetricFamily(_PREFIX + name, help_, value=value)
+
+
+def _gauges(name: str, help_: str, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    family = GaugeMetricFamily(_PREFIX + name, help_, labels=labels)
+    for names, value in values:
+        family.add_metric(names, value)
+    return family
+
+
+def _counter(name: str, help_: str, value: float) -> Metric:
+    return CounterMetricFamily(_PREFIX + name, help_, value=value)
+
+
+def _counters(
+    name: str, help_: str, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float]]
+) -> Metric:
+    family = CounterMetricFamily(_PREFIX + name, help_, labels=labels)
+    for names, value in values:
+        family.add_metric(names, value)
+    return family
+
+
+def _histogram(name: str, help_: str, values: Distribution) -> Metric:
+    edges = [*map(floatToGoString, values.bounds), "+Inf"]
+    buckets = list(zip(edges, map(float, accumulate(values.counts)), strict=True))
+    return HistogramMetricFamily(_PREFIX + name, help_, buckets=buckets, sum_value=values.total)

@@ -1,0 +1,80 @@
+"""`GET /v1/stats`, `/v1/cache`, `/v1/events` and `/metrics`: what the runner tells of itself."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from runner.engine.engine import Engine
+from runner.server.board import Board
+from runner.server.events import STATS_S, News
+
+if TYPE_CHECKING:
+    from runner.server.metrics import Exporter
+
+Sleep = Callable[[float], Awaitable[object]]
+PATHS = ("/v1/stats", "/v1/cache", "/v1/events", "/metrics")
+
+
+class StatsEndpoints:
+    """Answers whoever looks. While nobody does, nothing is asked of the engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        helper: Executor,
+        *,
+        clock: Callable[[], float] = monotonic,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self.board = Board(engine, clock=clock)
+        self._helper = helper
+        self._clock = clock
+        self._sleep = sleep
+        self._exporter: Exporter | None = None
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the routes."""
+        for path, get in zip(PATHS, (self._stats, self._cache, self._events, self._metrics), strict=True):
+            router.add_get(path, get, allow_head=get != self._events)  # whose head would come without an end
+
+    async def _stats(self, _: web.Request) -> web.Response:
+        return _json((await self.board.numbers()).stats)
+
+    async def _cache(self, _: web.Request) -> web.Response:
+        return _json(await self.board.picture())
+
+    async def _events(self, http: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        news = News(self.board, self._clock)
+        with suppress(ConnectionError):  # the page is closed
+            await response.prepare(http)
+            while True:
+                if frames := await news.next():
+                    await response.write(frames)
+                await self._sleep(STATS_S)
+        return response
+
+    async def _metrics(self, http: web.Request) -> web.Response:
+        published = await self.board.numbers()
+        if self._exporter is None:
+            self._exporter = await asyncio.get_running_loop().run_in_executor(self._helper, _make_exporter)
+        body, content_type = self._exporter.text(published, http.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+def _make_exporter() -> "Exporter":
+    """Off the event loop: the import takes some tens of milliseconds."""
+    from runner.server.metrics import Exporter
+
+    return Exporter()
+
+
+def _json(value: msgspec.Struct) -> web.Response:
+    body = msgspec.json.encode(value)
+    return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "no-store"})

@@ -1,0 +1,114 @@
+"""What a shell completes is what the program takes."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from runner.completion import SHELLS, completion
+from runner.errors import UsageError
+from runner.flags import CHECK_FLAGS, COMMANDS, FLAGS, TOP_FLAGS
+
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+
+
+@pytest.fixture(name="script")
+def script_of_bash(tmp_path: Path) -> Path:
+    path = tmp_path / "mlx-runner.bash"
+    path.write_text(completion(["bash"]))
+    return path
+
+
+def completed(script: Path, line: str) -> list[str]:
+    """What bash offers at the end of the line, which it cuts into words as it does: at blanks and at `=`."""
+    words = line.replace("=", " = ").split(" ")
+    words = [word for at, word in enumerate(words) if word or at == len(words) - 1]
+    code = (
+        'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _mlx_runner; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "--norc", "-c", code, "bash", str(script), *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=script.parent,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_script_is_one_that_its_shell_can_read(shell: str, tmp_path: Path) -> None:
+    path = tmp_path / "script"
+    path.write_text(completion([shell]))
+    executable = shutil.which(shell)
+    if executable is None:
+        pytest.skip(f"there is no {shell}")
+    subprocess.run([executable, "-n", str(path)], check=True)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_script_names_every_flag_and_every_command(shell: str) -> None:
+    script = completion([shell])
+    prefix = "-l " if shell == "fish" else "--"
+    for flag in (*FLAGS, *CHECK_FLAGS, *TOP_FLAGS):
+        assert f"{prefix}{flag.name}" in script
+    for command in COMMANDS:
+        assert command.name in script
+
+
+@needs_bash
+def test_bash_knows_it_as_the_completion_of_the_program(script: Path) -> None:
+    code = 'source "$1"; complete -p mlx-runner'
+    done = subprocess.run(
+        ["bash", "--norc", "-c", code, "bash", str(script)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "complete -F _mlx_runner mlx-runner\n"
+
+
+@needs_bash
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("mlx-runner c", ["check", "completion"]),
+        ("mlx-runner v", ["version"]),
+        ("mlx-runner --cache", ["--cache", "--cache-memory"]),
+        ("mlx-runner --cache ", ["trie", "single", "none"]),
+        ("mlx-runner --cache=", ["trie", "single", "none"]),
+        ("mlx-runner --cache=s", ["single"]),
+        ("mlx-runner --port 1 --kv-bits ", ["8", "4", "off"]),
+        ("mlx-runner --port ", []),
+        ("mlx-runner --memory 5", []),
+        ("mlx-runner --models-dir ", ["models"]),
+        ("mlx-runner --model m", ["models"]),
+        ("mlx-runner --trace tr", ["trace.json"]),
+        ("mlx-runner check --j", ["--json"]),
+        ("mlx-runner check mo", ["models"]),
+        ("mlx-runner check --port", []),
+        ("mlx-runner top --", ["--port", "--once", "--help", "--version"]),
+        ("mlx-runner completion ", ["bash", "zsh", "fish"]),
+        ("mlx-runner version ", []),
+    ],
+)
+def test_bash_offers_what_may_come_next(script: Path, line: str, wanted: list[str]) -> None:
+    (script.parent / "models").mkdir()
+    (script.parent / "trace.json").touch()
+    assert completed(script, line) == wanted
+
+
+@needs_bash
+def test_the_first_word_may_be_any_flag_or_command(script: Path) -> None:
+    offered = completed(script, "mlx-runner ")
+    assert set(offered) == {
+        *(command.name for command in COMMANDS),
+        *(f"--{flag.name}" for flag in FLAGS),
+        "--help",
+        "--version",
+    }
+
+
+@pytest.mark.parametrize("words", [[], ["ksh"], ["bash", "zsh"]])
+def test_another_shell_is_refused_with_what_to_do(words: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"bash\|zsh\|fish.*source <\(mlx-runner completion bash\)"):
+        completion(words)
