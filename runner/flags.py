@@ -218,9 +218,9 @@ FLAGS = (
         default="auto",
         choices=("auto", "off"),
         short="one core for the engine, where that is faster",
-        help="`auto` keeps the engine's two threads on one core on Linux CPUs where answers come faster so, which it finds"
-        " out as they are written, and as long as nobody else wants that core: waking another one can cost more than a"
-        " small model's kernels; `off` leaves them to the system",
+        help="`auto` keeps the engine's two threads on one core on Linux CPUs where answers come faster so, which it"
+        " finds out as they are written, and as long as nobody else wants that core: waking another one can cost more"
+        " than a small model's kernels; `off` leaves them to the system",
     ),
     _switch(
         PROCESS,

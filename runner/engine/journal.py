@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from runner.engine.life import report
+from runner.engine import life
 from runner.engine.prefills import Prefills, Reading
 from runner.engine.request import Request
 from runner.engine.stats import Counters
@@ -49,7 +49,7 @@ class Journal:
     def ended(self, generation: "Generation") -> None:
         """It is closed."""
         self._read(generation.request.number)
-        report(generation.request, generation.session, self.counters.ended(generation))
+        life.report(generation.request, generation.session, self.counters.ended(generation))
 
     def never_began(self, requests: Sequence[Request], outcome: str) -> None:
         """They ended before they had a session."""

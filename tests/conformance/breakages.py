@@ -235,7 +235,7 @@ BROKEN: dict[str, Broken] = {
         Breakage(reply=status_of(400, becomes=500)),
         (
             *("25-bad-request", "27-wrong-option-types", "29-empty-prompt", "31-context-full", "32-media-refused"),
-            *("33-image-tags", "34-refused-while-busy", "11.8-bad-format", "11.9-format-not-ignored", "80-keep-alive"),
+            *("33-image-tags", "34-refused-while-busy", "11.8-bad-format", "80-keep-alive"),
         ),
     ),
     "ignores media": Broken(

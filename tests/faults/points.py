@@ -97,7 +97,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     "count": ("runner.engine.generation:Generation.metrics",),
     "close generation": ("runner.engine.generation:Generation.close",),
     "hand over": ("runner.engine.events:Outbox.put", "runner.engine.events:Outbox.send"),
-    "report": ("runner.engine.journal:report",),
+    "report": ("runner.engine.life:report",),
     "admit": ("runner.cache.trie_cache:TrieCache.admits", "runner.cache.trie_cache:TrieCache.allows"),
     "take stack": ("runner.cache.stacks:Stacks.take",),
     "keep stack": ("runner.cache.stacks:Stacks.keep",),
