@@ -248,7 +248,8 @@ class Running:
         while results := self.memory.fit(self.cache, self._generations):
             self._tell(results)
             self._drop()
-        self._unsettled = False  # it is known again that what runs fits, and who waits
+        self._unsettled = False
+        self._waiting.changed = True  # who ended has left room, of which nobody knew until now
 
     # --- ends
 

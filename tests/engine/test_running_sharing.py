@@ -14,6 +14,7 @@ Guards, the mutation each is there for, and the test that kills it:
 * more than is kept    what is kept already is waited for  test_the_same_prompt_twice_is_computed_once
 * places               those behind take none              test_those_who_wait_for_another_do_so_within_the_places
 * cancel               those behind are not looked at      test_who_waits_for_another_may_leave
+* room                 `changed` not set in _make_room()   test_who_waits_for_another_that_leaves_finds_its_room
 """
 
 import logging
@@ -165,3 +166,18 @@ def test_who_waits_for_another_may_leave() -> None:
     users.check()
     assert third.cached == 200
     assert second.session is None
+
+
+def test_who_waits_for_another_that_leaves_finds_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else happens then: nobody would look again."""
+    users = company("llama")
+    memory = users.running.memory
+    memory.budget_bytes = 1 << 40
+    first, second = together(users, [suffix(0), suffix(1)], 5)
+    users.until(lambda: users.phase(second) == "behind")
+    monkeypatch.setattr(memory, "admits", lambda *_: not memory._rows)  # as far as it knows who runs
+    users.advance()
+    assert users.phase(first) == "prefilling"
+    first.request.cancel()
+    users.finish()
+    second.check_answer()
