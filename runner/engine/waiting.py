@@ -63,7 +63,7 @@ class Waiting:
     def _find(self, cache: PrefixCache, memory: Memory, computed: int) -> Request | None:
         for request in self.behind:
             if not cache.follows(request.prompt, self._salt):
-                return request if memory.admits(cache, len(request.prompt)) else None
+                return request if not computed or memory.admits(cache, len(request.prompt)) else None
         taken = computed + len(self.behind)
         if self.queue and taken < self._places:
             request = self.queue[0]
