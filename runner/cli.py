@@ -8,7 +8,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from runner import logs
-from runner.completion import completion
 from runner.errors import UsageError
 from runner.flags import CHECK_FLAGS, COMMANDS, FLAGS, MOST_PARALLEL, TOP_FLAGS
 from runner.parser import Parser, values_of, version_text
@@ -17,8 +16,16 @@ from runner.sizes import Bound, parse_bound
 
 CHECK = "check"
 """The first word of `mlx-runner check`."""
+
+
+def _completion(words: Sequence[str]) -> str:
+    from runner.completion import completion  # no server needs it
+
+    return completion(words)
+
+
 _PRINTED: dict[str, Callable[[Sequence[str]], str]] = {
-    "completion": completion,
+    "completion": _completion,
     "version": lambda _: f"{version_text()}\n",
 }
 """The first words after which something is printed, and no more."""

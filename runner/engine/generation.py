@@ -259,12 +259,12 @@ class Generation:
         pieces = []
         cut = False
         for token in tokens:
-            if cut:
-                break
             self._count += 1
             pieces.append(self._text.push(token, entry))
             entry = None
             cut = self._text.stopped or self._count == self.request.max_tokens
+            if cut:
+                break
         events = self._tell(joined(pieces))
         if self._guide is not None and self._guide.complete and len(pieces) == len(tokens):
             return [*events, *self._finish(DoneReason.STOP)]
