@@ -21,8 +21,10 @@ def random_keys(seeds: Sequence[int], draws: Sequence[int], count: int) -> mx.ar
     z = (z ^ (z >> 30)) * factors[0]
     z = (z ^ (z >> 27)) * factors[1]
     z = z ^ (z >> 31)
-    # The upper half is the first of a key: everything that MLX runs on is little-endian.
-    return z.view(mx.uint32).reshape(len(seeds), count, 2)[..., ::-1]
+    # The upper half is the first of a key: the halves change places, as everything that MLX runs on is little-endian.
+    # No reversed view of them will do: MLX's CUDA kernel takes negative strides of keys for enormous ones.
+    z = (z >> 32) | (z << 32)
+    return z.view(mx.uint32).reshape(len(seeds), count, 2)
 
 
 class Uniforms:
