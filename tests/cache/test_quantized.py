@@ -8,6 +8,7 @@ Guards, the mutation each is there for, and the test that kills it:
 * widths of both       looking at the keys only                     test_the_group_is_64_or_32_as_the_widths_allow
 * fresh layers         handing out the layers of the trial          test_every_list_is_fresh
 * the layer at fault   dropping all layers when one raises          test_only_the_layer_that_raises_stays_unquantized
+* computed later       trying only what is not computed           test_a_device_that_cannot_compute_it_leaves_all_...
 * nobody at fault      used[-1] without a layer that was used       test_a_model_that_raises_before_it_uses_a_cache_...
 * comparison           trusting a forward that does not raise       test_attention_that_goes_wrong_silently_is_found
 * no number            difference > limit instead of not <=         test_logits_that_are_no_numbers_are_found
@@ -334,6 +335,15 @@ def test_a_cache_that_no_layer_uses_stays(caplog: pytest.LogCaptureFixture) -> N
     chosen = model.format(make_layers=lambda: [*model.make_layers(), KVCache()])
     assert type(chosen.make_layers()[2]) is KVCache
     assert lines(caplog)[0][2]["unquantized"] == "1 KVCache: not used"
+
+
+def test_a_device_that_cannot_compute_it_leaves_all_unquantized(caplog: pytest.LogCaptureFixture) -> None:
+    """CUDA says so only when it is to compute."""
+    missing = RuntimeError("[quantized_matmul] No implementation\nfor this shape")
+    with patch("runner.cache.layers.quantized.difference", side_effect=missing):
+        assert [a_llama().format(bits).name for bits in (8, 4)] == ["", ""]
+    said = "2 KVCache: RuntimeError: [quantized_matmul] No implementation"
+    assert [attributes["layers"] for _, _, attributes in lines(caplog)] == [said, said]
 
 
 def test_what_the_model_raises_by_itself_is_its_own() -> None:
