@@ -5,6 +5,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
@@ -170,9 +171,18 @@ class Engine:
             special = self.tokenizer.special
             return make_cache(self._settings.cache, make_layers, budget_bytes=cache_bytes, turn_tokens=special)
 
+        @cache
+        def fault() -> str:
+            return loaded.solitary or find_fault(make_layers, loaded.logits, self.limits.vocab_size)
+
+        def warm() -> None:
+            if not on_cpu:
+                log.info("warming up", why="a GPU's kernels are compiled when they are first used, once on a machine")
+            batches = [fault] if not on_cpu and self._running.places > 1 else []
+            warm_up(make_layers, loaded.logits, self.limits.vocab_size, self.limits.context_length, *batches)
+
         if not on_cpu or self._model.total_bytes <= _WARM_BYTES:
-            limits = self.limits
-            self._warm_up = lambda: warm_up(make_layers, loaded.logits, limits.vocab_size, limits.context_length)
+            self._warm_up = warm
         reuse_bytes = set_limits(budget_bytes, on_cpu=on_cpu)
         means = Means(
             loaded.logits,
@@ -181,7 +191,7 @@ class Engine:
             new_cache,
             Memory(MLXMeter(), budget_bytes, chunk, reuse_bytes),
             salt,
-            find_fault=lambda: loaded.solitary or find_fault(make_layers, loaded.logits, self.limits.vocab_size),
+            find_fault=fault,
         )
         self._running = Running(means, Schedule(chunk, self._settings.max_gap_s), self._settings.parallel, self._outbox)
         about = About(

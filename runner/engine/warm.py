@@ -13,26 +13,33 @@ from runner.sampling.sampler import Sampler
 log = Log(__name__)
 _TOKENS = 16
 _OPTIONS = (
-    SamplingOptions(),
+    SamplingOptions(logprobs=True, top_logprobs=5),
     SamplingOptions(temperature=0.8, top_k=40, top_p=0.9, min_p=0.05, repeat_penalty=1.1, repeat_last_n=64, seed=0),
 )
-"""Greedy, and with what hosts send by default and more."""
+"""Greedy with all that can be asked about a token, and with what hosts send by default and more."""
 
 
-def warm_up(make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int, context_length: int) -> None:
-    """A slice of a prompt, and a step with each kind of sampling, on layers that nobody keeps.
+def warm_up(
+    make_layers: Callable[[], list[object]],
+    forward: Forward,
+    vocab_size: int,
+    context_length: int,
+    trial: Callable[[], object] = lambda: None,
+) -> None:
+    """A slice of a prompt, and a step with each kind of sampling, on layers that nobody keeps; then a `trial`.
 
     Never raises: whatever a request would meet, it meets itself, and can be told. Owner: the engine thread.
     """
     started = perf_counter()
     try:
         prompt = [token * vocab_size // _TOKENS for token in range(min(_TOKENS, context_length))]
-        layers = make_layers()
+        layers, mask = make_layers(), b"\xff" * (-(-vocab_size // 8))
         logits = forward(mx.array([prompt]), layers)
         mx.eval(logits)
         for options in _OPTIONS:
             logits = forward(mx.array([[0]]), layers)
-            mx.eval(Sampler(options, prompt, vocab_size, context_length)(logits[:, -1, :]).arrays())
+            mx.eval(Sampler(options, prompt, vocab_size, context_length)(logits[:, -1, :], [mask]).arrays())
+        trial()
     except Exception as error:
         log.warning("the model could not be warmed up", reason=told(error))
     finally:

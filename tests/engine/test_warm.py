@@ -36,6 +36,24 @@ def test_a_context_of_a_few_tokens_is_not_exceeded() -> None:
     assert seen[0] == 3
 
 
+def test_what_is_tried_comes_last_and_its_fault_is_only_told(caplog: pytest.LogCaptureFixture) -> None:
+    kind = tiny("llama")
+    done: list[str] = []
+
+    def trial() -> None:
+        done.append("tried")
+        raise RuntimeError("no kernel for a batch")
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        assert not done
+        return plain(kind)(tokens, layers)
+
+    with caplog.at_level(logging.WARNING):
+        warm_up(kind.make_layers, forward, VOCAB, CONTEXT, trial)
+    assert done == ["tried"]
+    assert "the model could not be warmed up" in caplog.text
+
+
 def test_a_model_that_fails_is_told_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
         raise RuntimeError("no kernel for this")
