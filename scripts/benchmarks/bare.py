@@ -110,11 +110,11 @@ class BareLoop:
         return float(self._process.stdout.readline())
 
 
-def _serve(hidden: str, layers: str, seed: str, *alone: str) -> None:
+def _serve(hidden: str, layers: str, dtype: str, seed: str, *alone: str) -> None:
     turn = one_core() if alone else nullcontext
     if device() == "cpu":
         mx.disable_compile()  # as the runner does
-    model = make_model(Size(int(hidden), int(layers)), int(seed))
+    model = make_model(Size(int(hidden), int(layers), dtype), int(seed))
     for line in sys.stdin:
         what, *words = json.loads(line)
         with turn():

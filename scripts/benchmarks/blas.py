@@ -190,9 +190,9 @@ def _logits(choice: str, threads: int, size: Size, seed: int, length: int) -> mx
         return logits
 
 
-def _write_logits(path: str, hidden: str, layers: str, seed: str, length: str) -> None:
+def _write_logits(path: str, hidden: str, layers: str, dtype: str, seed: str, length: str) -> None:
     mx.disable_compile()
-    model = make_model(Size(int(hidden), int(layers)), int(seed))
+    model = make_model(Size(int(hidden), int(layers), dtype), int(seed))
     mx.save(path, model(mx.array([Prompts(int(seed)).ids(int(length))]))[0])
 
 

@@ -1,9 +1,9 @@
 """`scripts/bench decode`: tokens per second of one stream, at the client, against the loop without a server.
 
-Random Llamas of 1, 10 and 60 million parameters. The contenders are processes that run from the beginning to the end
-and rest while another one is measured. `bare loop` is the model, mlx-lm's caches and a loop; on a CPU it is kept on one
-core, as the runner keeps its engine, and `bare loop, all cores` is the same left to the kernel. Counted from the first
-token to the last.
+Random Llamas of 1, 10 and 60 million parameters, on a GPU of 10, 700 and 2,800 million. The contenders are processes
+that run from the beginning to the end and rest while another one is measured. `bare loop` is the model, mlx-lm's caches
+and a loop; on a CPU it is kept on one core, as the runner keeps its engine, and `bare loop, all cores` is the same left
+to the kernel. Counted from the first token to the last.
 """
 
 import argparse
@@ -22,10 +22,10 @@ from scripts.benchmarks.llamas import Prompts
 from scripts.benchmarks.profile import Profile, profiled
 from scripts.benchmarks.report import Table, Target, text_of
 from scripts.benchmarks.servers import Endpoint, other_runner, this_runner
-from scripts.benchmarks.stage import BARE, BARE_FREE, MLX_LM, OURS, SIZES, bare_loops, serve, servers
+from scripts.benchmarks.stage import BARE, BARE_FREE, MLX_LM, OURS, SIZES, bare_loops, default_sizes, serve, servers
 from scripts.benchmarks.turns import take_turns
 
-TOKENS = {"1M": 200, "10M": 100, "60M": 40}
+TOKENS = {"1M": 200, "10M": 100, "60M": 40, "700M": 200, "3B": 200}
 """Of a turn: short ones, for what disturbs the machine comes and goes within seconds."""
 OF_BARE = {"1M": 0.90, "10M": 0.97}
 """The least that is to be reached of the bare loop."""
@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> DecodeRepo
     if arguments.turns < 1:
         raise ValueError("there is at least one turn")
     models = []
-    for name in arguments.size or SIZES:
+    for name in arguments.size or default_sizes():
         say(f"{name} ...")
         models.append(_measure(name, arguments, say))
     return DecodeReport(arguments.turns, models)

@@ -35,10 +35,13 @@ class Size(NamedTuple):
 
     hidden: int = 384
     layers: int = 6
+    dtype: str = "float32"
 
 
 M1, M10, M60 = Size(128, 4), Size(), Size(768, 9)
 """Of about as many million parameters."""
+M700, B3 = Size(1536, 28, "bfloat16"), Size(3072, 28, "bfloat16")
+"""Such as GPUs are asked to compute: 0.7 and 2.8 billion parameters."""
 
 
 def _spellings() -> Iterator[str]:
@@ -65,13 +68,14 @@ class Prompts:
 
 
 def make_model(size: Size, seed: int) -> llama.Model:
-    """The same float32 weights for the same seed. ValueError when there is no such size."""
+    """The same weights for the same seed. ValueError when there is no such size."""
     if size.hidden < HEAD or size.hidden % HEAD or size.layers < 1:
         raise ValueError(f"the width of the model is a multiple of {HEAD}, and it has layers")
     mx.random.seed(seed)
     model = llama.Model(llama.ModelArgs.from_dict(config_of(size)))
     spoken = [_FIRST_WORD <= token < VOCABULARY - 1 for token in range(VOCABULARY)]
     model.model.embed_tokens.weight *= mx.array(spoken)[:, None]
+    model.set_dtype(getattr(mx, size.dtype))
     model.eval()
     mx.eval(model.parameters())
     return model
@@ -111,4 +115,5 @@ def config_of(size: Size, vocabulary: int = VOCABULARY) -> dict[str, object]:
         "vocab_size": vocabulary,
         "max_position_embeddings": CONTEXT_TOKENS,
         "tie_word_embeddings": True,
+        "torch_dtype": size.dtype,
     }

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import aiohttp
 
+from runner.model.dtype import device
 from runner.settings import DEFAULT_MAX_GAP_MS
 from tests.conformance.own import RUNNER
 from tests.host import F_SECOND, A, Client, Process, Request, StatusError, free_port, spawn
@@ -85,9 +86,9 @@ def other_runner(name: str, command: Sequence[str], parallel: int) -> Server:
 
 
 def mlx_lm_server(name: str, blas: str, blas_threads: int) -> Server:
-    """mlx-lm's own server, its kernels as ready as ours: none is compiled while it answers."""
+    """mlx-lm's own server, its kernels as ready as ours: on a CPU none is compiled while it answers."""
     command = [sys.executable, "-m", "scripts.benchmarks.mlx_lm_server", blas, str(blas_threads)]
-    return Server(name, command, {"MLX_DISABLE_COMPILE": "1"}, speaks_openai=True)
+    return Server(name, command, {"MLX_DISABLE_COMPILE": "1"} if device() == "cpu" else {}, speaks_openai=True)
 
 
 class _Runner:

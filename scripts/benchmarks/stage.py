@@ -10,12 +10,17 @@ from typing import NamedTuple
 
 from runner.model.dtype import device
 from scripts.benchmarks.bare import BareLoop
-from scripts.benchmarks.llamas import M1, M10, M60, Size, make_model, write_model
+from scripts.benchmarks.llamas import B3, M1, M10, M60, M700, Size, make_model, write_model
 from scripts.benchmarks.servers import Endpoint, Server, mlx_lm_server
 from tests.host import LoadError, Process
 
 OURS, MLX_LM, BARE, BARE_FREE = "ours", "mlx_lm.server", "bare loop", "bare loop, all cores"
-SIZES = {"1M": M1, "10M": M10, "60M": M60}
+SIZES = {"1M": M1, "10M": M10, "60M": M60, "700M": M700, "3B": B3}
+
+
+def default_sizes() -> tuple[str, ...]:
+    """What the device is asked to compute where nobody says anything else."""
+    return ("1M", "10M", "60M") if device() == "cpu" else ("10M", "700M", "3B")
 
 
 class Served(NamedTuple):

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from scripts.benchmarks.llamas import Prompts, make_model, write_model
 from scripts.benchmarks.report import Table, Target, text_of
 from scripts.benchmarks.servers import Server, other_runner
-from scripts.benchmarks.stage import MLX_LM, OURS, SIZES, servers
+from scripts.benchmarks.stage import MLX_LM, OURS, SIZES, default_sizes, servers
 from scripts.benchmarks.starting import First, Started, Took, ask_first, start
 from scripts.benchmarks.turns import take_turns
 from tests.conformance.own import RUNNER
@@ -163,7 +163,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> StartRepor
     started: dict[str, dict[str, list[Started]]] = {}
     first: dict[str, dict[int, dict[str, list[First]]]] = {}
     try:
-        for size in arguments.size or SIZES:
+        for size in arguments.size or default_sizes():
             say(f"{size} ...")
             with TemporaryDirectory(prefix="bench-start-") as folder:
                 model = Path(folder) / "model"
