@@ -1,7 +1,5 @@
 """Which of two ways of doing the same is the faster one, found out while it is done."""
 
-from statistics import median
-
 _WINDOW_S = 0.1
 _WINDOW_STEPS = 6
 _STAY_S, _MOST_STAY_S = 2.0, 64.0
@@ -41,7 +39,7 @@ class Comparison:
             return
         self._steps.append(seconds)
         if len(self._steps) >= _WINDOW_STEPS and sum(self._steps) >= _WINDOW_S:
-            self._taken_s[self.first] = median(self._steps)
+            self._taken_s[self.first] = sorted(self._steps)[len(self._steps) // 2]
             self._begin_turn()
             if len(self._taken_s) < 2:
                 self.first = not self.first
