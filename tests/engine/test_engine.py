@@ -169,7 +169,9 @@ async def test_a_fault_ends_its_own_request_and_nothing_else(engine: Engine, wat
     assert text(await events(good)) == "bcdefghijklmnopqrstuvwxy"
 
 
-async def test_the_events_of_a_slice_wake_the_loop_no_more_than_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_events_of_a_slice_wake_the_loop_no_more_than_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wake_ups = 0
     write = bell._write
 
