@@ -6,8 +6,8 @@ core. On two cores the kernel wakes the other one, which takes tens of microseco
 threads they also do not interrupt each other: ten operations are handed over, then ten are computed, and the kernel
 switches ten times for a token, not five hundred times.
 
-Where waking is cheap or a model large, two cores are faster: both ways are tried, now and then, on the steps of real
-answers.
+Where waking is cheap or a model large, two cores are faster for answers: both ways are tried, now and then, on the
+steps of real ones. Prompts, whose operations are few and long, gain nothing from the other core and lose by moving.
 """
 
 import ctypes
@@ -55,20 +55,21 @@ class OneCore:
         self._look_at = 0.0
         self._since = (0.0, 0.0)
         self._faster = Comparison()
+        self._wanted = True
 
     def took(self, kind: int, seconds: float) -> None:
         """A step took so long; those of one kind take equally long."""
         if self._bound == self._faster.first:  # else somebody else has the core, or nobody has looked yet
             self._faster.took(kind, seconds)
-            if self._bound != self._faster.first:
-                self._look_at = 0.0
 
-    def work(self) -> None:
-        """Called between two slices."""
+    def work(self, prompts: bool = False) -> None:
+        """Called between two slices; `prompts`: of those that run, some are not read yet."""
         now = perf_counter()
-        if now < self._look_at:
+        wanted = self._faster.first or prompts
+        if now < self._look_at and wanted == self._wanted:
             return
-        if not self._faster.first:
+        self._wanted = wanted
+        if not wanted:
             self._free()
             self._look_at = now + _LOOK_S
             return

@@ -114,7 +114,7 @@ class Engine:
         self._receive()
         TRACE.begin()
         if self._core is not None:
-            self._core.work()
+            self._core.work(bool(self._running.prefilling))
         started = perf_counter()
         running = self._running.advance()
         if self._core is not None and running:

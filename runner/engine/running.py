@@ -38,7 +38,7 @@ class Running:
         """How many requests may run at once."""
         self._waiting = Waiting(means.salt, self.places)
         self.journal = Journal(self._waiting)
-        self._prefilling: list[Generation] = []
+        self.prefilling: list[Generation] = []  # their prompts are being read
         self._compiling: list[Generation] = []  # prefilled, but their grammar is not known yet
         self._groups: list[Group] = []
         self._matching = Matching(means.find_fault)
@@ -55,7 +55,7 @@ class Running:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do, until something comes in or a grammar is compiled."""
-        busy = self._prefilling or self._groups or self._startable
+        busy = self.prefilling or self._groups or self._startable
         return not busy and not any(each.compiled for each in self._compiling)
 
     @property
@@ -66,7 +66,7 @@ class Running:
     def _generations(self) -> list[Generation]:
         """Those that have begun to be computed."""
         decoding = [generation for group in self._groups for generation in group.generations]
-        return [*self._prefilling, *self._compiling, *decoding]
+        return [*self.prefilling, *self._compiling, *decoding]
 
     def advance(self) -> int:
         """One slice: a beginning, a part of a prompt, or a decode step. Returns how many ran, for such a step."""
@@ -78,7 +78,7 @@ class Running:
         startable = self._startable
         view = View(
             startable=int(startable is not None),
-            prefilling=[generation.left for generation in self._prefilling],
+            prefilling=[generation.left for generation in self.prefilling],
             decoding=[group.id for group in self._groups],
         )
         chosen = self._schedule.next(view)
@@ -110,8 +110,8 @@ class Running:
                 TRACE.lap("resume")
             case Prefill(index, tokens):
                 self._waiting.changed = True
-                TRACE.name("prefill", request=self._prefilling[index].request.number, tokens=tokens)
-                return chosen._replace(tokens=self._prefill(self._prefilling[index], tokens))
+                TRACE.name("prefill", request=self.prefilling[index].request.number, tokens=tokens)
+                return chosen._replace(tokens=self._prefill(self.prefilling[index], tokens))
             case Decode(index):
                 return Decode(view.decoding.index(self._decode(self._groups[index])))
         return chosen
@@ -149,7 +149,7 @@ class Running:
         if generation.done:
             return
         if generation.left:
-            self._prefilling.append(generation)
+            self.prefilling.append(generation)
         elif generation.compiled:
             self._groups.append(Group(generation, self.memory.watched(self._means.forward)))
         else:
@@ -160,12 +160,12 @@ class Running:
         try:
             computed = self.memory.prefill(self.cache, generation, tokens, self._means.forward)
         except Exception as error:  # this request begins again or ends, the engine goes on
-            self._prefilling.remove(generation)
+            self.prefilling.remove(generation)
             self._deliver(self._shortage.struck(generation, error))
             return 0
         self.journal.prefilled(generation)
         if not generation.left:
-            self._prefilling.remove(generation)
+            self.prefilling.remove(generation)
             self._place(generation)
         return computed
 
@@ -256,7 +256,7 @@ class Running:
     def _drop(self) -> None:
         """Those for whom nobody waits any more, and who were turned away."""
         self.journal.never_began(self._waiting.drop_cancelled(), "cancelled")
-        for generations in (self._prefilling, self._compiling):
+        for generations in (self.prefilling, self._compiling):
             for generation in [each for each in generations if each.dropped]:
                 generations.remove(generation)
                 self._end(generation)

@@ -495,7 +495,7 @@ class Company:
     def generations(self) -> list[Generation]:
         """All that run."""
         decoding = [generation for group in self.running._groups for generation in group.generations]
-        return [*self.running._prefilling, *self.running._compiling, *decoding]
+        return [*self.running.prefilling, *self.running._compiling, *decoding]
 
     def taken(self) -> int:
         """How many places are in use."""
@@ -508,7 +508,7 @@ class Company:
             return "waiting"
         if request in running._waiting.behind:
             return "behind"
-        if any(generation.request is request for generation in running._prefilling):
+        if any(generation.request is request for generation in running.prefilling):
             return "prefilling"
         for group in running._groups:
             if any(generation.request is request for generation in group.generations):

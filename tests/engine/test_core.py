@@ -117,6 +117,22 @@ def test_they_stay_together_where_that_is_faster(desk: Desk) -> None:
     assert desk.answer(OneCore(desk), 60.0, bound_s=0.008, free_s=0.010) > 0.85
 
 
+def test_prompts_have_one_core_where_answers_are_faster_on_all(desk: Desk) -> None:
+    one = OneCore(desk)
+    desk.answer(one, 60.0, bound_s=0.010, free_s=0.008)
+    one.rest()
+    for _ in range(3):
+        del desk.moves[:]
+        one.work(prompts=True)
+        desk.now += 0.1
+        desk.ran += 0.1
+        one.work(prompts=True)
+        assert desk.moves == ["bind"]
+        assert desk.answer(one, 0.5, bound_s=0.010, free_s=0.008) == 0, "from the first step on"
+        assert desk.moves == ["bind", "free"]
+        one.rest()
+
+
 def in_a_thread(work: Callable[[], None]) -> None:
     """Whatever it does to the affinity of its thread ends with it."""
     faults: list[BaseException] = []

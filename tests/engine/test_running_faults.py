@@ -248,7 +248,7 @@ def test_answers_that_could_not_be_joined_are_not_joined_again() -> None:
     company = Company("llama")
     for number in range(2):
         company.ask(words(30, number), 20)
-    company.until(lambda: len(company.generations()) == 2 and not company.running._prefilling)
+    company.until(lambda: len(company.generations()) == 2 and not company.running.prefilling)
     with breaking(Batch, "__init__", 0) as calls:
         company.finish()
     assert len(calls) == 1
