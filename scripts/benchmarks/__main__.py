@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -195,6 +196,7 @@ def _module(name: str) -> BenchmarkModule:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what it has started ends with it
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TextIO
 
 from scripts.benchmarks.report import Target, targets_table, text_of
 
@@ -31,10 +32,9 @@ def run_all(names: Sequence[str], arguments: argparse.Namespace) -> int:
         with TemporaryDirectory(prefix="bench-") as folder:
             file = Path(folder) / "found.json"
             words = [name, "--json", str(file), *_words(name, arguments)]
-            output = sys.stderr if arguments.json == "-" else None
-            ended = subprocess.run([sys.executable, "-m", "scripts.benchmarks", *words], cwd=_ROOT, stdout=output)
-            if ended.returncode not in MEASURED:
-                failed[name] = ended.returncode
+            status = run_one(words, sys.stderr if arguments.json == "-" else None)
+            if status not in MEASURED:
+                failed[name] = status
                 continue
             found[name] = json.loads(file.read_text())
         targets += _targets(name, found[name]["targets"])
@@ -46,6 +46,16 @@ def run_all(names: Sequence[str], arguments: argparse.Namespace) -> int:
     if failed:
         return max(failed.values())
     return MET if all(target.met for target in targets) else MISSED
+
+
+def run_one(words: Sequence[str], output: TextIO | None) -> int:
+    """One benchmark in a process of its own, which does not outlive this one. Returns its exit status."""
+    with subprocess.Popen([sys.executable, "-m", "scripts.benchmarks", *words], cwd=_ROOT, stdout=output) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            raise
 
 
 def _words(name: str, arguments: argparse.Namespace) -> Iterator[str]:

@@ -2,20 +2,22 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from time import monotonic, sleep
 
 import pytest
 
 from scripts.benchmarks import __main__ as bench
-from scripts.benchmarks import ground
+from scripts.benchmarks import everything, ground
 from scripts.benchmarks.ground import MOST_OTHERS, BusyError, Others, check_quiet
 from scripts.benchmarks.report import Table, Target, targets_table, text_of
 from scripts.benchmarks.turns import take_turns
 
+ROOT = Path(__file__).parents[2]
 QUIET = check_quiet, Others.check  # before the fixture of this folder takes their place
 
 
@@ -243,20 +245,19 @@ class Runs:
         self.words: list[list[str]] = []
         self._statuses = [*statuses]
 
-    def __call__(self, command: Sequence[str], **_: object) -> SimpleNamespace:
-        words = [*command[3:]]
-        self.words.append(words)
+    def __call__(self, words: Sequence[str], _: object) -> int:
+        self.words.append([*words])
         status = self._statuses.pop(0)
         if status in bench.MEASURED:
             file = Path(words[words.index("--json") + 1])
             target = Target("speed", 1.0 + 2 * status, 2.0)
             file.write_text(json.dumps({"figure": len(self.words), "targets": [target.data()]}))
-        return SimpleNamespace(returncode=status)
+        return status
 
 
 def run_all(monkeypatch: pytest.MonkeyPatch, statuses: Sequence[int], *words: str) -> tuple[int, Runs]:
     runs = Runs(statuses)
-    monkeypatch.setattr(subprocess, "run", runs)
+    monkeypatch.setattr(everything, "run_one", runs)
     monkeypatch.setattr(bench, "BENCHMARKS", dict(list(bench.BENCHMARKS.items())[: len(statuses)]))
     return bench.main([bench.ALL, *words]), runs
 
@@ -302,3 +303,19 @@ def test_all_meets_its_targets_when_each_does(monkeypatch: pytest.MonkeyPatch, t
     assert [words[words.index("--plot") + 1] for words in runs.words] == [
         str(tmp_path / "pictures" / f"{name}.png") for name in names[:2]
     ]
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
+def test_who_ends_all_ends_the_one_that_runs() -> None:
+    words = [sys.executable, "-m", "scripts.benchmarks", bench.ALL, "--busy"]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        begun, started = monotonic(), list[str]()
+        while not started and monotonic() < begun + 60:
+            sleep(0.05)
+            started = children.read_text().split()
+        sleep(1)  # it has begun, and may have started others
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert started
+    assert not [child for child in started if Path(f"/proc/{child}").exists()]
