@@ -83,6 +83,7 @@ class Generation:
         TRACE.lap("forward")
         mx.eval(session.state())
         TRACE.lap("wait")
+        mx.clear_cache()  # a chunk's intermediates have other sizes than those of the next forwards
         return count
 
     # --- the grammar

@@ -141,7 +141,7 @@ FATAL = ("hand over", "report", "admit", "reserve")
 COMPANY_ONLY = frozenset(
     {"stop at", "give up", "try batches", "join", "join rows", "join layers", "join samples", "join samplers"}
     | {"sample together", "release samplers", "part layers", "part samples", "absorb", "absorb layers"}
-    | {"admit", "clear MLX's cache"}
+    | {"admit"}
 )
 """What only happens where several requests run."""
 
