@@ -69,7 +69,8 @@ class Catalog:
     def find(self, name: str) -> Model | None:
         """The model that a user calls `name`, tag or none."""
         single = self._directory
-        if single is not None and name in (single.name, single.name.removesuffix(":latest"), single.argument):
+        own = (single.name, single.name.removesuffix(":latest")) if single is not None else ()
+        if single is not None and (name.lower() in own or name == single.argument):
             return single
         try:
             parsed = parse_name(name)
