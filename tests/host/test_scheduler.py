@@ -229,6 +229,7 @@ async def test_a_loaded_runner_that_ends_by_itself_is_reported(make_host: MakeHo
         async with host.runner("busy:latest", keep_alive_s=0) as busy, busy.client.stream(Request("hold on")) as stream:
             async for _ in stream:
                 os.kill(busy.process.pid, signal.SIGSEGV)
+                await until(lambda: busy.process.exit_status is not None)  # before the host ends it for being idle
                 break  # what was written before may still arrive when nobody of that number is left
     await until(lambda: len(lines) == 2)
     await host.complete("idle:latest", SAY, keep_alive_s=0)
