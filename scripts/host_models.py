@@ -69,9 +69,10 @@ class Catalog:
     def find(self, name: str) -> Model | None:
         """The model that a user calls `name`, tag or none."""
         single = self._directory
-        own = (single.name, single.name.removesuffix(":latest")) if single is not None else ()
-        if single is not None and (name.lower() in own or name == single.argument):
-            return single
+        if single is not None:
+            names = (single.name, single.name.removesuffix(":latest"))
+            if name.lower() in names or name == single.argument:
+                return single
         try:
             parsed = parse_name(name)
             path = find_manifest(self._models_dir, parsed)

@@ -20,7 +20,7 @@ from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache  # isort: s
 
 from runner.cache.layers import flatten
 from runner.cache.layers.difference import difference
-from runner.cache.layers.trial import Forward, MakeLayers
+from runner.cache.layers.trial import Forward, MakeLayers, first_line
 from runner.logs import Log
 
 log = Log(__name__)
@@ -151,7 +151,7 @@ class _Trial:
         try:
             return difference(self._logits(quantized(self._make_layers(), self.groups, bits)), self._plain)
         except Exception as error:  # only when it is computed: CUDA has no kernel for most shapes of these products
-            self._drop(list(self.groups), _first_line(error))
+            self._drop(list(self.groups), first_line(error))
             return 0.0
 
     def _drop_those_that_raise(self) -> None:
@@ -160,7 +160,7 @@ class _Trial:
             try:
                 self._logits(self._watched(used))
             except Exception as error:  # whatever a model makes of what it does not expect
-                self._drop(used[-1:] or list(self.groups), _first_line(error))
+                self._drop(used[-1:] or list(self.groups), first_line(error))
             else:
                 return
 
@@ -179,10 +179,6 @@ class _Trial:
         """[8 + 1, V], not evaluated: after a prompt, and after one token that follows."""
         parts = [self._forward(mx.array([ids]), layers)[0] for ids in (self._prompt, self._prompt[:1])]
         return mx.concatenate(parts).astype(mx.float32)
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _why_not(widths: list[int]) -> str:

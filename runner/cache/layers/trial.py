@@ -47,9 +47,14 @@ def find_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> st
     try:
         return _try(make_layers, forward, vocab_size)
     except Exception as error:  # whatever a model makes of what it does not expect
-        return f"{type(error).__name__}: {error}".splitlines()[0]
+        return first_line(error)
     finally:
         mx.clear_cache()  # nothing stays of it
+
+
+def first_line(error: Exception) -> str:
+    """Of what it says, for the log."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 class _Row:
