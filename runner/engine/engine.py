@@ -5,7 +5,8 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import cache
+from contextlib import suppress
+from functools import cache, cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
     from runner.engine.running import Running
     from runner.engine.stats import Published
     from runner.engine.survey import Survey
+    from runner.grammar import Workers
 
 Answer = TypeVar("Answer")
 log = Log(__name__)
 _WARM_BYTES = 256 << 20  # on a CPU: a larger model's own forwards take so long that the first one's extra is nothing
+_EXPECTANT_S = 0.002  # between two looks at whether a mask is there, when there is nothing else to do
+_LEAST_WORKER_BYTES = 32 << 20
 _PUBLISH_S = 0.02  # a decode step may take a millisecond or two, of which asking MLX for its memory would be a percent
 
 
@@ -76,10 +80,28 @@ class Engine:
         return self._ready
 
     def submit(self, request: Request) -> None:
-        """Queue a request; its stream tells what becomes of it."""
+        """Queue a request; its stream tells what becomes of it. What it has to follow is compiled meanwhile."""
+        if request.format is not None:
+            request.grammar = self._workers.compile(request.format)
         self._mailbox.put(request)
         if request.grammar is not None:
             request.grammar.add_done_callback(lambda _: self._mailbox.put(None))
+
+    @cached_property
+    def _workers(self) -> "Workers":
+        """Those who compile formats: few hosts ever ask for one."""
+        from runner.grammar import Setup, Workers
+
+        model, size = self._model, self.tokenizer.vocab_size
+        files = {name: str(file.path) for name, file in model.checkpoint.files.items()}
+        setup = Setup(files, merge_eos=not model.checkpoint.from_store, vocab_size=model.vocab_size)
+        workers = Workers(setup, min(model.vocab_size or size, size), self._running.places)
+        workers.worker_bytes = max(_LEAST_WORKER_BYTES, min(workers.worker_bytes, self._running.memory.room_bytes // 8))
+        return workers
+
+    def _workers_bytes(self) -> int:
+        workers: Workers | None = self.__dict__.get("_workers")
+        return workers.nbytes if workers is not None else 0
 
     async def published(self) -> "Published":
         """All that it counts, as of between two slices. Costs the engine some tens of microseconds."""
@@ -184,12 +206,13 @@ class Engine:
         if not on_cpu or self._model.total_bytes <= _WARM_BYTES:
             self._warm_up = warm
         reuse_bytes = set_limits(budget_bytes, on_cpu=on_cpu)
+        shared = on_cpu or mx.metal.is_available()  # one memory for the device and for processes
         means = Means(
             loaded.logits,
             self.tokenizer,
             self.limits.context_length,
             new_cache,
-            Memory(MLXMeter(), budget_bytes, chunk, reuse_bytes),
+            Memory(MLXMeter(), budget_bytes, chunk, reuse_bytes, self._workers_bytes if shared else lambda: 0),
             salt,
             find_fault=fault,
         )
@@ -225,7 +248,8 @@ class Engine:
             TRACE.flush()
             if self._core is not None:
                 self._core.rest()
-            self._accept(self._mailbox.get())
+            with suppress(queue.Empty):
+                self._accept(self._mailbox.get(timeout=_EXPECTANT_S if self._running.expectant else None))
         while not self._mailbox.empty():
             self._accept(self._mailbox.get())
 

@@ -62,6 +62,7 @@ class Generation:
         self._sampling = request.sampling
         self._sampler: Sampler | None = None
         self._guide: Guide | None = None
+        self._fault: RequestError | None = None  # why it cannot follow its grammar any further
 
     @property
     def dropped(self) -> bool:
@@ -115,16 +116,29 @@ class Generation:
         self._forced_count = self._count
         return events
 
+    def lead(self, choice: Choice) -> None:
+        """Lead the grammar along its next token; `wait` until that is done."""
+        if self._guide is not None and choice.token not in self._tokenizer.eos:
+            self._guide.take(choice.token)
+
+    def wait(self, patience_s: float) -> bool:
+        """Wait so many seconds at most for the grammar, if there is one. Returns whether it can be asked."""
+        return self._guide is None or self._guide.wait(patience_s)
+
     def follow(self, choice: Choice, *, alone: bool) -> Choice:
-        """Lead the grammar along its next token. Returns what to `take`: where it is `alone`, with the tokens behind it
-        that the grammar leaves no choice about."""
+        """What to `take` of its next token, along which the grammar has been led: where it is `alone`, with the tokens
+        behind it that the grammar leaves no choice about."""
         if self._guide is None or choice.token in self._tokenizer.eos:
             return choice
-        self._guide.take(choice.token)
         most = min(self.request.max_tokens - self._count - 1, _JUMP_TOKENS)
         forced = self._forced(most) if alone else []
         if forced and self._sampler is not None:
             self._sampler.skip(forced)
+        try:
+            if not self._guide.complete:
+                self._guide.mask()
+        except RequestError as error:  # of this request alone: it ends when it takes the token
+            self._fault = error
         return choice._replace(follow=forced)
 
     def _forced(self, most: int) -> list[int]:
@@ -138,14 +152,16 @@ class Generation:
 
     def ends_with(self, choice: Choice) -> bool:
         """Whether nothing can come behind this choice, along which the grammar was led."""
-        if choice.token in self._tokenizer.eos or (self._guide is not None and self._guide.complete):
+        if choice.token in self._tokenizer.eos or self._fault or (self._guide is not None and self._guide.complete):
             return True
         return self._count + 1 + len(choice.follow) >= self.request.max_tokens
 
     @property
     def mask(self) -> Mask | None:
         """Which tokens may come next; None: all, or none at all."""
-        return self._guide.mask() if self._guide is not None and not self._guide.complete else None
+        if self._guide is None or self._fault or self._guide.complete:
+            return None
+        return self._guide.mask()
 
     # --- decode
 
@@ -175,6 +191,8 @@ class Generation:
 
     def take(self, choice: Choice) -> list[Event]:
         """Its next token, and what there is to tell of it."""
+        if self._fault:
+            return self.fail(self._fault)
         try:
             return self._take(choice)
         except Exception as error:  # of this request alone
@@ -212,6 +230,8 @@ class Generation:
         if not self.done:
             self._outcome = "cancelled"
             self._end()
+        if self._guide is not None:
+            self._guide.close()
         self.session.close(failed=self._outcome == "failed")
 
     @property

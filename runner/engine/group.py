@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from itertools import count
-from typing import TypeAlias
+from time import monotonic
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 
@@ -15,10 +16,24 @@ from runner.sampling.sampler import Sampler, SamplerBatch
 
 _CLEAR_STEPS = 256  # mlx-lm's caches grow in steps of as many, each time into new buffers
 _PADDING_TOKENS = 256  # a row may always be padded so far
+_PATIENCE_S = 0.05  # with a grammar in company; then its answer goes on alone
+_PATIENCE_ALONE_S = 0.005  # then others have their turn
 _ids = count()
 
 Results: TypeAlias = list[tuple[Generation, list[Event]]]
 """Of generations: what there is to tell."""
+
+
+class _Awaited(NamedTuple):
+    """A step that goes on when the grammars have been led along its tokens."""
+
+    choices: list[Choice]
+    logits: mx.array | None
+    """[B, 1, V], of the forward over these tokens; None if there was none."""
+
+    def of(self, rows: Sequence[int]) -> "_Awaited":
+        logits = None if self.logits is None else self.logits[mx.array([*rows])]
+        return _Awaited([self.choices[row] for row in rows], logits)
 
 
 class Group:
@@ -38,6 +53,10 @@ class Group:
         self._sampler: Sampler | SamplerBatch | None = None
         self._ahead: Sample | None = None  # dispatched, not yet read
         self._own: dict[Generation, Sample] = {}  # what each drew on its own layers, and has not taken yet
+        self._awaited: _Awaited | None = None
+        self._lost: Results = []
+        self.parted: list[Group] = []
+        """Those whose grammars took too long for the others: each goes on in a group of its own. Take them out."""
         self.steps = 0
         """How many there have been."""
 
@@ -46,8 +65,29 @@ class Group:
         """Bytes that it holds beside the layers of its generations."""
         return self._rows.nbytes
 
+    @property
+    def ready(self) -> bool:
+        """Whether it can step: not while a grammar is being followed, which takes as long as the grammar makes it."""
+        return all(generation.wait(0.0) for generation in self.generations)
+
     def step(self) -> list[Choice]:
-        """The next token of each, for `take`."""
+        """The next token of each, for `take`. None yet if a grammar takes long; when it is ready, step again."""
+        self._awaited = awaited = self._awaited or self._read()
+        if any(generation.constrained for generation in self.generations):
+            if not self._wait():
+                return []
+            awaited = self._awaited._replace(choices=self._follow(self._awaited.choices))  # of those who have stayed
+            if awaited.logits is not None and self._ahead is None:
+                self._ahead = self._draw_on(awaited.logits, awaited.choices)
+        self._awaited = None
+        self._own.clear()
+        self.steps += 1
+        if self.steps % _CLEAR_STEPS == 0:
+            mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
+        return awaited.choices
+
+    def _read(self) -> _Awaited:
+        """The next token of each, read. The forward behind it is on its way, and so are the masks."""
         current = self._ahead or self._draw(
             self._run(mx.array([generation.start_decode() for generation in self.generations]))
         )
@@ -62,20 +102,38 @@ class Group:
                 self._ahead = self._draw(logits)
         choices = current.read()
         TRACE.lap("wait")
-        if constrained:
-            choices = self._follow(choices)
-            if logits is not None:
-                self._ahead = self._draw_on(logits, choices)
-        self._own.clear()
-        self.steps += 1
-        if self.steps % _CLEAR_STEPS == 0:
-            mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
-        return choices
+        for generation, choice in zip(self.generations, choices, strict=True):
+            generation.lead(choice)
+        return _Awaited(choices, logits)
+
+    def _wait(self) -> bool:
+        """Waits for the masks. Whose takes too long for the others parts. Returns whether all are there."""
+        until_s = monotonic() + (_PATIENCE_S if len(self.generations) > 1 else _PATIENCE_ALONE_S)
+        late = [each for each in self.generations if not each.wait(max(0.0, until_s - monotonic()))]
+        TRACE.lap("grammar")
+        if not late or len(late) == len(self.generations):
+            return not late
+        everyone, awaited = self.generations, self._awaited
+        assert awaited is not None
+        try:
+            self._lost += self.leave(late)
+        except Exception:
+            self.generations = everyone
+            raise
+        for generation in late:
+            if not generation.done:
+                generation.sociable = False
+                group = Group(generation, self._forward)
+                group.steps = self.steps
+                group._awaited = awaited.of([everyone.index(generation)])
+                self.parted.append(group)
+        return True
 
     def take(self, choices: Sequence[Choice]) -> Results:
         """Give each its token, which `step` returned."""
         pairs = zip(self.generations, choices, strict=True)
-        return [(generation, generation.take(choice)) for generation, choice in pairs]
+        lost, self._lost = self._lost, []
+        return [*lost, *((generation, generation.take(choice)) for generation, choice in pairs)]
 
     def accepts(self, other: "Group") -> bool:
         """Whether the one generation of `other` may join. Rows are as long as the longest: one that is much shorter
@@ -113,22 +171,26 @@ class Group:
         self._ahead = ahead
         self.generations += other.generations
 
-    def leave(self, leaving: Sequence[Generation]) -> None:
-        """These go, each with its own layers as far as it got. If it raises, the others are good for nothing but being
-        set back."""
+    def leave(self, leaving: Sequence[Generation]) -> Results:
+        """These go, each with its own layers as far as it got; returns those that got no layers, by which they failed.
+        If it raises, the others are good for nothing but being set back."""
         rows = self.generations
         staying = [row for row, generation in enumerate(rows) if generation not in leaving]
         self.generations = [rows[row] for row in staying]
         self._release()
         if self._ahead is not None and staying:
             self._ahead = self._ahead.take(staying)
+        if self._awaited is not None and staying:
+            self._awaited = self._awaited.of(staying)
+        failed: Results = []
         for row, generation in enumerate(rows):
             if row not in staying:
                 try:
                     self._rows.settle(row)
                 except Exception as error:
-                    generation.fail(error)
+                    failed.append((generation, generation.fail(error)))
         self._rows.keep(staying)  # last: what has settled has seen the token that it would be set back to
+        return failed
 
     def disband(self, error: Exception) -> Results:
         """After this error of several: each is set back, and takes what it drew on its own layers, if it has not. One
@@ -145,7 +207,11 @@ class Group:
             try:
                 if own:
                     generation.retrace()
-                    events += generation.take(generation.follow(own.read()[0], alone=False))
+                    generation.lead(choice := own.read()[0])
+                    if generation.wait(_PATIENCE_S):
+                        events += generation.take(generation.follow(choice, alone=False))
+                    else:
+                        events += generation.turn_away("its grammar takes too long to be followed again")
                 if not generation.done:
                     generation.set_back()
             except Exception as fault:
@@ -154,12 +220,10 @@ class Group:
         return results
 
     def _follow(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Lead the grammars along what was read."""
+        """What comes behind these tokens without a choice, along which the grammars have been led."""
         alone = len(choices) == 1
         pairs = zip(self.generations, choices, strict=True)
-        followed = [generation.follow(choice, alone=alone) for generation, choice in pairs]
-        TRACE.lap("grammar")
-        return followed
+        return [generation.follow(choice, alone=alone) for generation, choice in pairs]
 
     def _draw_on(self, logits: mx.array, choices: Sequence[Choice]) -> Sample | None:
         """The next tokens behind these, the forward over which is on its way; None if nothing comes behind them."""

@@ -2,7 +2,7 @@
 
     budget  =  weights  +  room
     room    =  cache (keys and values of those that run, and snapshots)
-             + what else is held (samplers, forwards on their way)
+             + what else is held (samplers, forwards on their way, grammars)
              + headroom (the next slice of a prompt, the growth of answers, MLX's own reuse)
 
 The cache may hold what the headroom leaves, and no more than `--cache-memory`: as contexts grow the headroom does, and
@@ -10,7 +10,7 @@ what nobody uses goes. Where even that is not enough, a slice is cut short, the 
 fit is refused, always with the numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
@@ -54,15 +54,24 @@ class Meter(Protocol):
 class Memory:
     """Decides what fits. Owner: the engine thread. Asks MLX for numbers through a meter; all else is arithmetic."""
 
-    def __init__(self, meter: Meter, budget_bytes: int | None, chunk_tokens: int, reuse_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        meter: Meter,
+        budget_bytes: int | None,
+        chunk_tokens: int,
+        reuse_bytes: int = 0,
+        grammar_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
         """Made when the weights are loaded and nothing else is. `budget_bytes` None bounds nothing; `chunk_tokens` is
-        the longest slice of a prompt, `reuse_bytes` what MLX may keep for reuse whatever else is needed."""
+        the longest slice of a prompt, `reuse_bytes` what MLX may keep for reuse whatever else is needed, and
+        `grammar_bytes` what grammars take of the same memory."""
         self.budget_bytes = budget_bytes
         self.weights_bytes = meter.active()
         self.workspace = Workspace()
         self._meter = meter
         self._chunk_tokens = chunk_tokens
         self._reuse_bytes = reuse_bytes
+        self._grammar_bytes = grammar_bytes
         self._step_bytes = 0  # what steps of decoding took, beside what they left
         self._peak_bytes = self._mark = 0
         self._rows = self._reached = 0
@@ -173,7 +182,7 @@ class Memory:
 
     def _others(self, cache: PrefixCache) -> int:
         """Bytes held that are neither weights nor the cache's."""
-        return max(0, self._meter.active() - self.weights_bytes - cache.nbytes)
+        return max(0, self._meter.active() - self.weights_bytes - cache.nbytes) + self._grammar_bytes()
 
     def _fixed(self) -> int:
         return self._reuse_bytes + self._step_bytes

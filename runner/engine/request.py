@@ -1,6 +1,6 @@
 """A request as the engine takes it, and the way there: decode, tokenize, validate."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
@@ -15,7 +15,7 @@ from runner.sampling import SamplingOptions
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.grammar import Compiled
+    from runner.grammar import Grammar
 
 _MOST_LOGPROBS = 20  # hosts let nobody ask for more
 _MOST_STOP_CHARACTERS = 65536
@@ -40,8 +40,10 @@ class Request:
     sampling: SamplingOptions
     stops: StopStrings | None
     metered: bool
-    grammar: "Future[Compiled] | None" = None
-    """What the answer has to follow; being compiled while the prompt is read."""
+    format: Format | None = None
+    """What the answer has to follow."""
+    grammar: "Future[Grammar] | None" = None
+    """The same; it is compiled while the prompt is read."""
     stream: EventStream = field(default_factory=EventStream)
     cancelled: bool = False
     number: int = field(default_factory=_numbers.__next__)
@@ -51,18 +53,12 @@ class Request:
     def cancel(self) -> None:
         """Nobody waits for the answer any more: the engine drops the request at its next slice."""
         self.cancelled = True
+        if self.grammar is not None and not self.grammar.cancel() and self.grammar.exception() is None:
+            self.grammar.result().give_up()
 
 
-def prepare(
-    wire: CompletionRequest,
-    tokenizer: Tokenizer,
-    limits: Limits,
-    compile_grammar: "Callable[[Format], Future[Compiled]]",
-) -> Request:
-    """The request to compute for what came over the wire. RequestError, in the words hosts know, if it cannot be.
-
-    `compile_grammar` begins to compile, and is called last: nothing else is wrong with the request then.
-    """
+def prepare(wire: CompletionRequest, tokenizer: Tokenizer, limits: Limits) -> Request:
+    """The request to compute for what came over the wire. RequestError, in the words hosts know, if it cannot be."""
     _refuse_media(wire.media)
     wanted_format = _format(wire)
     _refuse_hopeless(wire.prompt, tokenizer, limits.context_length)
@@ -79,7 +75,7 @@ def prepare(
         sampling=_sampling(wire),
         stops=_stops(wire.options.stop),
         metered=wire.include_intermediate_metrics,
-        grammar=compile_grammar(wanted_format) if wanted_format is not None else None,
+        format=wanted_format,
     )
 
 

@@ -16,6 +16,7 @@ from runner.engine.shortage import Shortage, collect, give_up
 from runner.engine.trace import TRACE
 from runner.engine.waiting import Waiting
 from runner.logs import Log, told
+from runner.sampling.sample import Choice
 
 log = Log(__name__)
 _RESERVE_SLICES = 64  # how often the bytes of batches, which grow, are told to the cache
@@ -55,8 +56,13 @@ class Running:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do, until something comes in or a grammar is compiled."""
-        busy = self.prefilling or self._groups or self._startable
+        busy = self.prefilling or self._startable or any(group.ready for group in self._groups)
         return not busy and not any(each.compiled for each in self._compiling)
+
+    @property
+    def expectant(self) -> bool:
+        """Whether a grammar is being followed for an answer: there will be something to do without a word."""
+        return bool(self._groups)
 
     @property
     def _startable(self) -> Request | None:
@@ -75,16 +81,16 @@ class Running:
         for generation in [each for each in self._compiling if each.compiled]:
             self._compiling.remove(generation)
             self._place(generation)
-        startable = self._startable
+        startable, ready = self._startable, [group for group in self._groups if group.ready]
         view = View(
             startable=int(startable is not None),
             prefilling=[generation.left for generation in self.prefilling],
-            decoding=[group.id for group in self._groups],
+            decoding=[group.id for group in ready],
         )
         chosen = self._schedule.next(view)
         TRACE.lap("schedule")
         if chosen is not None:
-            done = self._run(chosen, view, startable)
+            done = self._run(chosen, view, startable, ready)
             self._schedule.took(done, view, perf_counter() - started)
             self.journal.counters.sliced(done, perf_counter() - started)
         self._slices += 1
@@ -101,7 +107,7 @@ class Running:
             self._make_room()
         return len(self._generations) if stepped else 0
 
-    def _run(self, chosen: Slice, view: View, startable: Request | None) -> Slice:
+    def _run(self, chosen: Slice, view: View, startable: Request | None, ready: Sequence[Group]) -> Slice:
         """Returns what it really did."""
         match chosen:
             case Begin() if startable is not None:
@@ -113,7 +119,7 @@ class Running:
                 TRACE.name("prefill", request=self.prefilling[index].request.number, tokens=tokens)
                 return chosen._replace(tokens=self._prefill(self.prefilling[index], tokens))
             case Decode(index):
-                return Decode(view.decoding.index(self._decode(self._groups[index])))
+                return Decode(view.decoding.index(self._decode(ready[index])))
         return chosen
 
     # --- beginning and prefill
@@ -184,13 +190,24 @@ class Running:
             else:  # this request begins again or ends, the engine goes on
                 self._deliver(self._shortage.struck(group.generations[0], error))
         else:
-            self.memory.stepped()
-            done = self._tell(group.take(choices))
-            self.journal.counters.stepped(group.generations, perf_counter())
-            TRACE.lap("text")
-            self._leave(group, done)
+            if choices:
+                self._take(group, choices)
         self._waiting.changed |= group.steps <= 1  # the very first forward shows what a request takes
         return group.id
+
+    def _take(self, group: Group, choices: Sequence[Choice]) -> None:
+        """The tokens of a step."""
+        self.memory.stepped()
+        done = self._tell(group.take(choices))
+        self.journal.counters.stepped(group.generations, perf_counter())
+        TRACE.lap("text")
+        if group.parted:
+            self._groups += group.parted
+            group.parted = []
+            self._reserve()
+        for generation in [each for each in done if each not in group.generations]:
+            self._end(generation)
+        self._leave(group, [each for each in done if each in group.generations])
 
     def _join(self, group: Group) -> Group | None:
         """Puts a group of one into another group, if there is one that it goes well with, and returns that."""

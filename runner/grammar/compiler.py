@@ -1,8 +1,6 @@
-"""Grammars, compiled off the event loop and the engine's thread, and kept for the next request that wants the same."""
+"""From a `Format` to a grammar that answers can follow. Takes as long, and as much memory, as the format makes it."""
 
-from collections import OrderedDict
-from concurrent.futures import Executor, Future
-from threading import Lock
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from protocol.format import Format, FormatError
@@ -10,16 +8,14 @@ from runner.errors import RequestError
 from runner.grammar.faults import explained
 from runner.grammar.guide import Guide
 from runner.grammar.lark import lark_text
+from runner.grammar.messages import Follow, State
 from runner.grammar.panics import told_as_errors
-from runner.logs import Log
+from runner.grammar.steps import Steps
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-log = Log(__name__)
-_MOST_KEPT = 32
-_MOST_KEPT_CHARACTERS = 4 << 20
 _MOST_ITEMS = 50_000  # four for each property that may be left out, where as many may come next
 
 
@@ -30,65 +26,73 @@ class Compiled:
         self._matcher = matcher
         self._size = size
 
-    def guide(self) -> Guide:
+    def steps(self) -> Steps:
         """For one answer, from its beginning."""
-        return Guide(self._matcher.deep_copy(), self._size)
+        return Steps(self._matcher.deep_copy())
+
+    def guide(self) -> Guide:
+        """For one answer, from its beginning, computed where it is asked for."""
+        steps = self.steps()
+        return Guide(_Here(steps), steps.begin(), self._size)
+
+    def give_up(self) -> None:
+        """There will be no answer; nothing is kept for it."""
 
 
 class Compiler:
-    """Compiles grammars over one tokenizer. Any thread may call `submit`."""
+    """Compiles grammars over one tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, helper: Executor) -> None:
-        """`vocab_size` is that of the model, 0 if it is not known; `helper` runs what takes long."""
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """`vocab_size` is that of the model in tokens, 0 if it is not known."""
         self._tokenizer = tokenizer
         self._size = min(vocab_size or tokenizer.vocab_size, tokenizer.vocab_size)
-        self._helper = helper
-        self._lock = Lock()
-        self._building = Lock()
-        self._vocabulary: LLTokenizer | None = None
-        self._kept: OrderedDict[str, Future[Compiled]] = OrderedDict()
 
-    def submit(self, wanted: Format) -> Future[Compiled]:
-        """Begin to compile; of the same grammar only once. The future raises RequestError for one that is none.
+    @cached_property
+    def vocabulary(self) -> "LLTokenizer":
+        """The tokenizer as llguidance knows it, used by all grammars. Takes a second for 100,000 tokens."""
+        from runner.grammar.vocabulary import make_vocabulary
+
+        return make_vocabulary(self._tokenizer, self._size)
+
+    def compile(self, wanted: Format) -> Compiled:
+        """The grammar of `wanted`.
 
         Raises:
-            RequestError: the format is none, as is seen without compiling it.
+            RequestError: the format is none, or no answer in this vocabulary can even begin to follow it.
         """
+        from llguidance import LLMatcher, LLParserLimits
+
         from runner.grammar.vocabulary import special_tokens
 
+        limits = LLParserLimits(verbose_errors=False, max_items_in_row=_MOST_ITEMS)
         try:
             text = lark_text(wanted, special_tokens(self._tokenizer, self._size))
         except FormatError as error:
             raise RequestError(str(error)) from None
-        with self._lock:
-            known = self._kept.get(text)
-            if known is not None and not (known.done() and known.exception()):
-                self._kept.move_to_end(text)
-                return known
-            compiling = self._helper.submit(told_as_errors()(self._compile), text, wanted)
-            self._keep(text, compiling)
-        return compiling
-
-    def _keep(self, text: str, compiling: "Future[Compiled]") -> None:
-        self._kept[text] = compiling
-        while len(self._kept) > 1 and (
-            len(self._kept) > _MOST_KEPT or sum(map(len, self._kept)) > _MOST_KEPT_CHARACTERS
-        ):
-            self._kept.popitem(last=False)
-
-    def _compile(self, text: str, wanted: Format) -> Compiled:
-        from llguidance import LLMatcher, LLParserLimits
-
-        with self._building:
-            if self._vocabulary is None:
-                from runner.grammar.vocabulary import make_vocabulary
-
-                self._vocabulary = make_vocabulary(self._tokenizer, self._size)
-        limits = LLParserLimits(verbose_errors=False, max_items_in_row=_MOST_ITEMS)
-        matcher = LLMatcher(self._vocabulary, LLMatcher.grammar_from_lark(text), log_level=0, limits=limits)
-        if matcher.is_error():
-            raise RequestError(f"Format: {explained(matcher.get_error(), wanted)}")
-        matcher.compute_bitmask()  # the lexer's first states are the same for all answers
+        with told_as_errors():
+            matcher = LLMatcher(self.vocabulary, LLMatcher.grammar_from_lark(text), log_level=0, limits=limits)
+            if matcher.is_error():
+                raise RequestError(f"Format: {explained(matcher.get_error(), wanted)}")
+            matcher.compute_bitmask()  # the lexer's first states are the same for all answers
         compiled = Compiled(matcher, self._size)
-        compiled.guide()  # raises for one that nobody can even begin to follow
+        beginning = compiled.steps().begin()
+        if beginning.error and not beginning.forced:
+            raise RequestError(beginning.error)
         return compiled
+
+
+class _Here:
+    """Computes each state when it is asked for."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._states: list[State] = []
+
+    def send(self, step: Follow) -> None:
+        self._states.append(self._steps.follow(step))
+
+    def receive(self, patience_s: float) -> State:  # noqa: ARG002 - it has waited already
+        return self._states.pop(0)
+
+    def close(self) -> None:
+        """Nothing is kept."""

@@ -2,93 +2,138 @@
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import Protocol
 
 from runner.errors import RequestError
-from runner.grammar.panics import told_as_errors
+from runner.grammar.messages import Follow, State
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
+_STEP_S = 0.05
+_SAVED_S = 5.0
+_LATE_S = 1.0  # other processes may have the processor meanwhile
 
 
-_REASONS = {
-    "NoExtensionBias": "the model's vocabulary cannot spell what has to come next",
-    "ParserTooComplex": "it is too ambiguous; give its parts other beginnings",
-    "LexerTooComplex": "its texts are too complex; make patterns and length limits simpler",
-}
-"""What llguidance calls it, and what to do."""
+class Source(Protocol):
+    """Takes one answer through its grammar, elsewhere. One step is on its way at a time."""
+
+    def send(self, step: Follow) -> None:
+        """Begin to compute the state behind this step. Raises RequestError if that is impossible."""
+        ...
+
+    def receive(self, patience_s: float) -> State | None:
+        """That state; None if it is not there within so many seconds. Raises RequestError if it will never be."""
+        ...
+
+    def close(self) -> None:
+        """The answer has ended."""
+        ...
+
+
+class Grammar(Protocol):
+    """What an answer has to follow, compiled."""
+
+    def guide(self) -> "Guide":
+        """For the answer. Raises RequestError if it has been given up."""
+        ...
+
+    def give_up(self) -> None:
+        """There will be no answer."""
+        ...
 
 
 class Guide:
     """Leads one answer through its grammar: what has to come next, what may, and whether anything does.
 
-    What the grammar leaves no choice about is spelled in the tokens that the tokenizer would make of it, whoever
-    computes the answer and together with whom. Owner: the engine thread.
+    Masks take as long as a grammar makes them, so they are computed elsewhere: after `take` and `restart` it is not
+    `ready` for a while, and until then it can only be waited for. An answer may take 50 ms of processor time for each
+    token, and what it saves, up to 5 s, for others. Owner: the engine thread.
     """
 
-    def __init__(self, matcher: "LLMatcher", size: int) -> None:
-        """`matcher` stands at the beginning and is nobody else's; `size` is that of the vocabulary."""
-        self._matcher = matcher
+    def __init__(self, source: Source, state: State, size: int) -> None:
+        """`state` is the beginning of the answer, `size` that of the vocabulary in tokens."""
+        self._source = source
         self._size = size
-        self._forced: deque[int] = deque()  # the matcher is behind them already
-        self._mask: bytes | None = None
-        self._look_ahead()
+        self._awaited = 0  # states that are on their way, of which only the last one counts
+        self._since_s = 0.0  # when the last one was asked for
+        self._spare_s = _SAVED_S
+        self._stand(state)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next token may be asked for."""
+        return self.wait(0.0)
+
+    def wait(self, patience_s: float) -> bool:
+        """Wait so many seconds at most until it is ready. Returns whether it is."""
+        while self._awaited:
+            try:
+                state = self._source.receive(patience_s)
+            except RequestError as error:
+                self._fail(str(error))
+                break
+            if state is not None:
+                self._awaited -= 1
+                self._spare_s = min(_SAVED_S, self._spare_s + _STEP_S) - state.seconds
+            if self._spare_s < 0 or (state is None and monotonic() - self._since_s > self._spare_s + _LATE_S):
+                self._fail(f"it takes more than {_STEP_S * 1e3:.0f} ms for each token; make it simpler")
+            elif state is None:
+                return False
+            elif not self._awaited:
+                self._stand(state)
+        return True
 
     @property
     def complete(self) -> bool:
         """Whether nothing more may come."""
-        return not self._forced and self._matcher.is_stopped()
+        return not self._forced and self._complete
 
     def take(self, token: int) -> None:
-        """The answer goes on with this token, which may not be one that ends it. RequestError if it cannot."""
-        self._mask = None
+        """The answer goes on with this token, which may not be one that ends it. If it cannot, `mask` says so."""
         if not self._forced:
-            with told_as_errors():
-                self._matcher.consume_token(token)
-            self._look_ahead()
+            self._send(Follow([token]))
         elif self._forced.popleft() != token:
-            raise RequestError(f"the grammar has no place for token {token}")
+            self._stand(State(error=f"the grammar has no place for token {token}"))
 
     def forced(self, most: int) -> list[int]:
         """Goes on with what has to come next, at most so many tokens, and returns them."""
-        tokens = [self._forced.popleft() for _ in range(min(most, len(self._forced)))]
-        if tokens:
-            self._mask = None
-        return tokens
+        return [self._forced.popleft() for _ in range(min(most, len(self._forced)))]
 
     def mask(self) -> bytes:
         """A bit for each token that may come next, those that end the answer included.
 
         Raises:
-            RequestError: there is none in this vocabulary, or the grammar takes too long to follow.
+            RequestError: the answer cannot go on: no token of the vocabulary may come, the last one might not, or the
+                grammar takes too much time or memory to follow.
         """
-        if self._mask is None:
-            with told_as_errors():
-                self._mask = self._bit(self._forced[0]) if self._forced else self._matcher.compute_bitmask()
-            self._refuse_errors()
-        return self._mask
+        if self._error and not self._forced:
+            raise RequestError(self._error)
+        return self._bit(self._forced[0]) if self._forced else self._mask
 
     def restart(self, tokens: Sequence[int]) -> None:
         """Back to the beginning, and from there along `tokens`."""
-        self._forced.clear()
-        self._mask = None
-        self._matcher.reset()
-        self._look_ahead()
-        for token in tokens:
-            self.take(token)
+        self._send(Follow([*tokens], restart=True))
 
-    def _look_ahead(self) -> None:
-        """Takes the matcher on to the next choice."""
-        self._refuse_errors()
-        with told_as_errors():
-            self._forced.extend(self._matcher.compute_ff_tokens())
-            self._matcher.consume_tokens(list(self._forced))
-        self._refuse_errors()
+    def close(self) -> None:
+        """The answer has ended."""
+        self._source.close()
 
-    def _refuse_errors(self) -> None:
-        if self._matcher.is_error():
-            reason = self._matcher.get_error().partition("\n")[0]
-            raise RequestError(f"the answer cannot follow its grammar: {_REASONS.get(reason, reason)}")
+    def _send(self, step: Follow) -> None:
+        self._since_s = monotonic()
+        try:
+            self._source.send(step)
+        except RequestError as error:
+            self._fail(str(error))
+        else:
+            self._awaited += 1
+            self.wait(0.0)
+
+    def _fail(self, why: str) -> None:
+        self._awaited = 0
+        self._stand(State(error=f"the answer cannot follow its grammar: {why}"))
+
+    def _stand(self, state: State) -> None:
+        self._forced = deque(state.forced)
+        self._mask, self._complete, self._error = state.mask, state.complete, state.error
 
     def _bit(self, token: int) -> bytes:
         mask = bytearray(-(-self._size // 8))

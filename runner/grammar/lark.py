@@ -6,8 +6,9 @@ is no space but one after each comma and colon: an answer that may go on with sp
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import TypeAlias
 
 import msgspec
 
@@ -168,26 +169,57 @@ def _flat(elements: Sequence[Node]) -> list[Node]:
     return flat
 
 
-def _openings(rest: Sequence[Node], path: str) -> list[tuple[str | None, Sequence[Node]]]:
+_Chain: TypeAlias = "tuple[Node, _Chain] | None"
+"""Nodes one behind the other. Those that branch share what follows both, so that it is looked at once."""
+
+
+def _openings(rest: Sequence[Node], path: str) -> list[tuple[str | None, list[Node]]]:
     """The texts that `rest` may begin with, each with what follows it; None where there may be nothing at all."""
-    if not rest:
-        return [(None, ())]
-    first, tail = rest[0], rest[1:]
-    ways: list[tuple[str | None, Sequence[Node]]] = []
-    match first:
-        case ConstString(value):
-            return [(value, tail)] if value else _openings(tail, path)
-        case SequenceNode(elements):
-            return _openings([*elements, *tail], path)
-        case OptionalNode(content):
-            ways = [*_openings([content, *tail], path), *_openings(tail, path)]
-        case OrNode(elements):
-            ways = [way for element in elements for way in _openings([element, *tail], path)]
-        case _:
-            raise FormatError(f"Format: only a const_string can end an any_text - at `{path}`")
-    if len(ways) > _MOST_WAYS:
-        raise FormatError(f"Format: more than {_MOST_WAYS} ways to go on after any_text - at `{path}`")
+    chain = _chained(rest, None)
+    ways: list[tuple[str | None, list[Node]]] = []
+    seen: dict[int, _Chain] = {}  # by identity; kept, or another one might get it
+    found: set[tuple[str | None, int]] = set()
+    ahead = [chain]
+    while ahead:
+        chain = ahead.pop()
+        if id(chain) in seen:
+            continue
+        seen[id(chain)] = chain
+        opener, tail = None, None
+        if chain is not None:
+            first, tail = chain
+            match first:
+                case ConstString(value) if value:
+                    opener = value
+                case ConstString():
+                    ahead.append(tail)
+                case SequenceNode(elements):
+                    ahead.append(_chained(elements, tail))
+                case OptionalNode(content):
+                    ahead += [tail, (content, tail)]
+                case OrNode(elements):
+                    ahead += [(element, tail) for element in reversed(elements)]
+                case _:
+                    raise FormatError(f"Format: only a const_string can end an any_text - at `{path}`")
+        if chain is None or opener:
+            if (opener, id(tail)) not in found:
+                found.add((opener, id(tail)))
+                ways.append((opener, [*_unchained(tail)]))
+            if len(ways) > _MOST_WAYS:
+                raise FormatError(f"Format: more than {_MOST_WAYS} ways to go on after any_text - at `{path}`")
     return ways
+
+
+def _chained(nodes: Sequence[Node], tail: _Chain) -> _Chain:
+    for node in reversed(nodes):
+        tail = (node, tail)
+    return tail
+
+
+def _unchained(chain: _Chain) -> Iterator[Node]:
+    while chain is not None:
+        node, chain = chain
+        yield node
 
 
 def _with_spacing(schema: bytes, path: str) -> str:

@@ -3,12 +3,11 @@
 import asyncio
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from protocol import BadRequestError, Format, decode_completion
+from protocol import BadRequestError, decode_completion
 from runner.engine.engine import Engine
 from runner.engine.events import Refused
 from runner.engine.request import Request, prepare
@@ -17,7 +16,7 @@ from runner.server.answer import Answer
 from runner.server.bodies import read_body
 
 if TYPE_CHECKING:
-    from runner.grammar import Compiled, Compiler
+    from runner.grammar import Grammar
 
 NUMBER = web.RequestKey("number", int)
 """What the engine's log lines call the request, once it has got as far."""
@@ -47,16 +46,7 @@ class CompletionEndpoint:
             request.cancel()
 
     def _prepare(self, body: bytes) -> Request:
-        return prepare(decode_completion(body), self._engine.tokenizer, self._engine.limits, self._compile)
-
-    def _compile(self, wanted: Format) -> "Future[Compiled]":
-        return self._compiler.submit(wanted)
-
-    @cached_property
-    def _compiler(self) -> "Compiler":
-        from runner.grammar import Compiler  # few hosts ask for a format
-
-        return Compiler(self._engine.tokenizer, self._engine.limits.vocab_size, self._helper)
+        return prepare(decode_completion(body), self._engine.tokenizer, self._engine.limits)
 
     async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:
         events = await request.stream.batch()
@@ -74,7 +64,7 @@ class CompletionEndpoint:
         return response
 
 
-async def _done(compiling: "Future[Compiled]") -> None:
+async def _done(compiling: "Future[Grammar]") -> None:
     """Waits for a grammar, which others may wait for too. RequestError if it is none."""
     waiting = asyncio.wrap_future(compiling)
     waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # it was retrieved, whoever is gone

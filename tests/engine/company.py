@@ -8,7 +8,7 @@ import json
 import random
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple, cast
@@ -32,7 +32,10 @@ from runner.engine.request import Request
 from runner.engine.running import Running
 from runner.engine.schedule import Begin, Decode, Prefill, Schedule, Slice, View
 from runner.engine.text import StopStrings
-from runner.grammar import Compiled, Compiler
+from runner.grammar import Grammar, Guide
+from runner.grammar.compiler import Compiler
+from runner.grammar.guide import Source
+from runner.grammar.messages import Follow, State
 from runner.grammar.vocabulary import make_vocabulary
 from runner.sampling import SamplingOptions
 from runner.sampling.sampler import Sampler
@@ -108,16 +111,50 @@ class End(NamedTuple):
 
 @cache
 def compiler(eos: frozenset[int]) -> Compiler:
-    return Compiler(tokenizer(eos), VOCAB, ThreadPoolExecutor(1))
+    return Compiler(tokenizer(eos), VOCAB)
 
 
-def compiled(wish: Wish) -> Future[Compiled] | None:
+def compiled(wish: Wish) -> Future[Grammar] | None:
     """What the request has to follow, known already: nothing here waits."""
     if not wish.grammar:
         return None
-    grammar = compiler(wish.eos).submit(Lark(wish.grammar))
-    grammar.result()
+    grammar: Future[Grammar] = Future()
+    grammar.set_result(compiler(wish.eos).compile(Lark(wish.grammar)))
     return grammar
+
+
+class Slow:
+    """A grammar whose masks are late: each is there after it was asked for so often as `late` says."""
+
+    def __init__(self, grammar: Grammar, late: Callable[[], int]) -> None:
+        self._grammar = grammar
+        self._late = late
+
+    def guide(self) -> Guide:
+        guide = self._grammar.guide()
+        guide._source = _SlowSource(guide._source, self._late)
+        return guide
+
+    def give_up(self) -> None:
+        self._grammar.give_up()
+
+
+class _SlowSource:
+    def __init__(self, source: Source, late: Callable[[], int]) -> None:
+        self._source = source
+        self._late = late
+        self._left = 0
+
+    def send(self, step: Follow) -> None:
+        self._left = self._late()
+        self._source.send(step)
+
+    def receive(self, patience_s: float) -> State | None:
+        self._left -= 1
+        return self._source.receive(patience_s) if self._left < 0 else None
+
+    def close(self) -> None:
+        self._source.close()
 
 
 class Rules:
@@ -432,6 +469,8 @@ class Company:
         self.forward = Watched(self.kind, self.clock)
         self.schedule = schedule or Schedule(2048, 0.1)
         self.slices = 0
+        self.late: Callable[[], int] = lambda: 0
+        """How late the next mask is, as `Slow` counts it."""
         self._eos = eos
         fault = "" if find_fault else fault_of(name)  # found before a test breaks anything
         means = Means(
@@ -467,6 +506,9 @@ class Company:
     def admit(self, wish: Wish, metered: bool = False) -> Asked:
         """The same for what is known already."""
         asked = Asked(self.kind, wish, metered)
+        if asked.request.grammar is not None:
+            grammar, asked.request.grammar = asked.request.grammar.result(), Future()
+            asked.request.grammar.set_result(Slow(grammar, lambda: self.late()))
         self.everyone.append(asked)
         self.running.add(asked.request)
         return asked
@@ -484,13 +526,18 @@ class Company:
         for _ in range(MOST_SLICES):
             if reached():
                 return
-            assert not self.running.idle, "all is done, and it was not reached"
+            assert not self.idle, "all is done, and it was not reached"
             self.advance()
         raise AssertionError("never reached")
 
     def finish(self) -> None:
         """Advances until nothing is left to do."""
-        self.until(lambda: self.running.idle)
+        self.until(lambda: self.idle)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to do, and no mask is late."""
+        return self.running.idle and not self.running.expectant
 
     def generations(self) -> list[Generation]:
         """All that run."""
@@ -526,7 +573,7 @@ class Company:
 
     def check_cache(self) -> None:
         """Nobody is left behind in the cache."""
-        assert self.running.idle
+        assert self.idle
         if isinstance(self.running.cache, TrieCache):
             assert not self.trie._stacks.sessions
             assert self.trie._reserved == 0

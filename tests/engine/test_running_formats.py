@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from protocol import DoneReason
 from runner.engine.events import Failed, Text
 from runner.errors import RequestError
-from runner.grammar import Compiled, Guide
+from runner.grammar import Grammar, Guide
 from runner.sampling import SamplingOptions
 from tests.breaking import breaking
 from tests.cache.tiny import KINDS
@@ -35,7 +35,7 @@ def wish(
     return Wish(prompt, max_tokens, options, grammar=grammar)
 
 
-class Later(Future[Compiled]):
+class Later(Future[Grammar]):
     """A grammar that is compiled when a test says so."""
 
     def arrive(self, wanted: Wish) -> None:
@@ -220,7 +220,7 @@ def test_a_client_that_leaves_while_its_grammar_is_compiled_takes_its_place_with
     other = company.ask(PROMPT, 3)
     assert company.running.idle, "the only place is taken"
     asked.request.cancel()
-    later.arrive(asked.wish)
+    assert later.cancelled(), "nobody else waits for it"
     company.finish()
     assert other.finished
     assert asked.text == ""
@@ -277,6 +277,56 @@ def test_a_mask_that_raises_sets_everyone_back_and_loses_nothing() -> None:
         for asked in finished:
             asked.check_answer()
         company.check_cache()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_mask_that_is_late_holds_up_its_own_answer_only(name: str) -> None:
+    company = Company(name)
+    others = [company.ask(range(row, 30), 20) for row in range(2)]
+    company.until(lambda: all(company.phase(other) == "batch" or company.taken() < 2 for other in others))
+    late = company.admit(wish('start: (/[0-9]/ "=>"){9}', 40, tuple(range(5, 30))))
+    company.until(lambda: len(late.tokens) > 1)
+    company.late = lambda: 10**6
+    company.until(lambda: all(other.finished for other in others))
+    assert late.finished is None
+    company.until(lambda: company.running.idle)
+    assert company.running.expectant, "there is nothing to do but to wait for the mask"
+    company.late = lambda: 0
+    late.request.cancel()
+    company.finish()
+    company.check()
+
+
+def test_who_is_late_parts_from_a_batch_and_the_batch_goes_on() -> None:
+    company = Company("llama")
+    for row in range(2):
+        company.ask(range(row, 30), 30)
+    late = company.admit(wish('start: (/[0-9]/ "=>"){9}', 40, tuple(range(5, 30))))
+    company.until(lambda: company.phase(late) == "batch" and company.forward.most_rows == 3)
+    at, company.late = len(company.forward.calls), lambda: 2
+    company.until(lambda: company.phase(late) == "alone")
+    company.late = lambda: 0
+    company.finish()
+    company.check()
+    assert company.forward.calls[at:].count((2, 1)) > 10, "the others stay together"
+    assert all(length == 1 for rows, length in company.forward.calls[at:] if rows > 1)
+    assert sum(rows * length for rows, length in company.forward.calls[at:]) < 120, "nobody begins again"
+
+
+def test_a_grammar_that_fails_in_a_batch_ends_its_answer_only() -> None:
+    company = Company("llama")
+    others = [company.ask(range(row, 30), 30) for row in range(2)]
+    failing = company.admit(wish('start: /[0-9]/ /[0-9]/ /[0-9]/ /[0-9]/ /[0-9]/ "é"', 40, tuple(range(5, 30))))
+    company.until(lambda: company.phase(failing) == "batch" and company.forward.most_rows == 3)
+    at = len(company.forward.calls)
+    company.finish()
+    (*_, last) = failing.told
+    assert isinstance(last, Failed)
+    for other in others:
+        other.check_answer()
+    company.check_cache()
+    assert {length for _, length in company.forward.calls[at:]} == {1}, "nobody is set back"
+    assert company.forward.calls[at:].count((2, 1)) > 10
 
 
 def test_a_forced_text_comes_in_one_line() -> None:

@@ -69,6 +69,7 @@ class Mix:
         self.parts = [self._part(at_once) for _ in range(count)]
         self.parallel = numbers.choice((2, 4, 8, 8, 8))
         self.budget = numbers.choice((None, None, None, 4_000_000, 400_000))
+        self.late = numbers.choice(((0,), (0, 0, 0, 1), (0, 2, 9)))
         self.schedule = Dice(numbers) if numbers.random() < 0.7 else Schedule(numbers.choice((8, 32, 512)), 0.05)
 
     def _part(self, at_once: bool) -> Part:
@@ -111,7 +112,9 @@ class Mix:
         )
 
     def company(self) -> Company:
-        return Company(self._name, self.schedule, parallel=self.parallel, budget=self.budget, eos=EOS)
+        company = Company(self._name, self.schedule, parallel=self.parallel, budget=self.budget, eos=EOS)
+        company.late = lambda: self._numbers.choice(self.late)
+        return company
 
 
 def play(mix: Mix) -> Company:
@@ -119,8 +122,8 @@ def play(mix: Mix) -> Company:
     company = mix.company()
     coming, wait = list(mix.parts), 0
     here: list[tuple[Part, Asked]] = []
-    while coming or not company.running.idle:
-        while coming and (wait >= coming[0].wait or company.running.idle):
+    while coming or not company.idle:
+        while coming and (wait >= coming[0].wait or company.idle):
             here.append((coming[0], company.admit(coming.pop(0).wish)))
             wait = 0
         company.advance()

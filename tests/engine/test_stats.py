@@ -15,7 +15,7 @@ from runner.engine.schedule import Schedule
 from runner.engine.stats import Counters, Histogram
 from runner.engine.survey import About, Survey, preview
 from runner.errors import RequestError
-from runner.grammar import Compiled
+from runner.grammar import Grammar
 from runner.sampling import SamplingOptions
 from tests.cache.tiny import VOCAB
 from tests.engine.company import CONTEXT, Company, NoMeter, Wish, text_of, tokenizer
@@ -168,7 +168,7 @@ def test_who_asked_for_a_grammar_that_is_none_was_refused_and_has_not_left(momen
     """The client reads why, and its connection ends the request."""
     company = Company("llama")
     asked = company.ask(PROMPT, 4)
-    grammar: Future[Compiled] = Future()
+    grammar: Future[Grammar] = Future()
     asked.request.grammar = grammar
     if moment == "prefilled":
         company.advance(3)

@@ -1,12 +1,10 @@
 """Whatever happens inside llguidance ends the request that it happens to, and nothing else."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from protocol.format import Lark
 from runner.errors import RequestError
-from runner.grammar import Compiler
+from runner.grammar.compiler import Compiler
 from runner.grammar.panics import told_as_errors
 from tests.cache.tiny import VOCAB
 from tests.engine.company import tokenizer
@@ -48,9 +46,9 @@ def test_a_panic_while_compiling_is_told_and_not_kept(monkeypatch: pytest.Monkey
     def panic(*_: object) -> None:
         raise PanicException("out of fuel")
 
-    compiler = Compiler(tokenizer(), VOCAB, ThreadPoolExecutor(1))
+    compiler = Compiler(tokenizer(), VOCAB)
     with monkeypatch.context() as patch:
         patch.setattr("runner.grammar.vocabulary.make_vocabulary", panic)
         with pytest.raises(RequestError, match="out of fuel"):
-            compiler.submit(Lark('start: "0"')).result()
-    assert compiler.submit(Lark('start: "0"')).result().guide().forced(5) == [ord("0") - 1]
+            compiler.compile(Lark('start: "0"'))
+    assert compiler.compile(Lark('start: "0"')).guide().forced(5) == [ord("0") - 1]

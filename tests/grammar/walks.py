@@ -2,20 +2,17 @@
 
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
 from functools import cache
 from random import Random
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from protocol import Format, decode_format
-from runner.grammar import Compiler, Guide
+from runner.grammar import Guide
+from runner.grammar.compiler import Compiler
 from runner.tokenizer import Tokenizer, open_tokenizer
 from tests.models.tokenizers import ALL_BYTES, byte_level
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 END = "<|end|>"
 WORDS = (
@@ -36,18 +33,6 @@ _IMPATIENCE = 0.7
 _KINDS = (b"0123456789", b"abcdefghijklmnopqrstuvwxyz", b"@.-:/")
 """Of single bytes, one of which a format or a pattern may wait for."""
 _MOST_TOKENS = 20_000
-
-
-class Inline(Executor):
-    """Runs what it is given at once, in the thread that gives it."""
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        future: Future[T] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
 
 
 def opened(document: object, **files: object) -> Tokenizer:
@@ -84,12 +69,12 @@ def format_of(wanted: object) -> Format:
 @cache
 def compiler_of(tokenizer: Tokenizer, vocab_size: int = 0) -> Compiler:
     """Whose vocabulary is built once."""
-    return Compiler(tokenizer, vocab_size, Inline())
+    return Compiler(tokenizer, vocab_size)
 
 
 def guide_of(wanted: object, tokenizer: Tokenizer, *, vocab_size: int = 0) -> Guide:
     """For an answer in this `Format`. Raises RequestError, FormatError."""
-    return compiler_of(tokenizer, vocab_size).submit(format_of(wanted)).result().guide()
+    return compiler_of(tokenizer, vocab_size).compile(format_of(wanted)).guide()
 
 
 def bits(mask: bytes) -> list[int]:

@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
 from protocol import decode_format
-from runner.grammar import Compiler
+from runner.grammar.compiler import Compiler
 from runner.grammar.vocabulary import make_vocabulary
 from runner.tokenizer import Tokenizer
 from scripts.benchmarks.turns import take_turns
@@ -66,13 +65,12 @@ def measure_compiling(tokenizer: Tokenizer, turns: int) -> Compiled:
         make_vocabulary(tokenizer, tokenizer.vocab_size)
         return 1e3 * (perf_counter() - started)
 
-    with ThreadPoolExecutor(1) as pool:
-        compiler = Compiler(tokenizer, tokenizer.vocab_size, pool)
-        _compile_ms(compiler, {"const": "the first one builds the vocabulary"}, turn=0)
-        contenders: dict[str, Callable[[], float]] = {"": build_ms}
-        for name, schema in SCHEMAS.items():
-            contenders[name] = partial(_Anew(compiler, schema).compile_ms)
-        found = take_turns(contenders, turns)
+    compiler = Compiler(tokenizer, tokenizer.vocab_size)
+    _compile_ms(compiler, {"const": "the first one builds the vocabulary"}, turn=0)
+    contenders: dict[str, Callable[[], float]] = {"": build_ms}
+    for name, schema in SCHEMAS.items():
+        contenders[name] = partial(_Anew(compiler, schema).compile_ms)
+    found = take_turns(contenders, turns)
     return Compiled(tokenizer.vocab_size, found.pop(""), found)
 
 
@@ -93,5 +91,5 @@ def _compile_ms(compiler: Compiler, schema: Schema, turn: int) -> float:
     wanted = decode_format(json.dumps({**schema, "description": str(turn)}).encode())
     assert wanted is not None
     started = perf_counter()
-    compiler.submit(wanted).result()
+    compiler.compile(wanted)
     return 1e3 * (perf_counter() - started)

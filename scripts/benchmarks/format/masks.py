@@ -1,7 +1,6 @@
 """What a mask costs: on the host, to find it, and on the device, to apply it, in several ways."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle, islice
 from statistics import median
@@ -12,7 +11,8 @@ import mlx.core as mx
 import numpy as np
 
 from protocol import decode_format
-from runner.grammar import Compiler, Guide
+from runner.grammar import Guide
+from runner.grammar.compiler import Compiler
 from runner.sampling.mask import Mask, masked
 from runner.tokenizer import Tokenizer
 from scripts.benchmarks.turns import take_turns
@@ -56,13 +56,12 @@ class Masked(NamedTuple):
 def measure_masks(tokenizer: Tokenizer, turns: int, rows: Sequence[int], seed: int) -> Masked:
     """In turns."""
     vocabulary = tokenizer.vocab_size
-    with ThreadPoolExecutor(1) as pool:
-        compiler = Compiler(tokenizer, vocabulary, pool)
-        hosts = {
-            name: partial(_host_us, _guides(compiler, tokenizer, place), place.again) for name, place in PLACES.items()
-        }
-        host = take_turns(hosts, turns)
-        string = _guides(compiler, tokenizer, PLACES["in a string"])()
+    compiler = Compiler(tokenizer, vocabulary)
+    hosts = {
+        name: partial(_host_us, _guides(compiler, tokenizer, place), place.again) for name, place in PLACES.items()
+    }
+    host = take_turns(hosts, turns)
+    string = _guides(compiler, tokenizer, PLACES["in a string"])()
     device: dict[str, dict[int, list[float]]] = {way: {} for way in WAYS}
     for count in rows:
         mx.random.seed(seed)
@@ -81,7 +80,7 @@ def _guides(compiler: Compiler, tokenizer: Tokenizer, place: Place) -> Callable[
     """Makes guides that stand there."""
     format_ = decode_format(place.wanted)
     assert format_ is not None
-    compiled = compiler.submit(format_).result()
+    compiled = compiler.compile(format_)
 
     def make() -> Guide:
         guide = compiled.guide()

@@ -1,0 +1,79 @@
+"""An answer's way through its grammar, in the hands of llguidance."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from runner.errors import RequestError
+from runner.grammar.messages import Follow, State
+from runner.grammar.panics import told_as_errors
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_REASONS = {
+    "NoExtensionBias": "the model's vocabulary cannot spell what has to come next",
+    "ParserTooComplex": "it is too ambiguous; give its parts other beginnings",
+    "LexerTooComplex": "its texts are too complex; make patterns and length limits simpler",
+}
+"""What llguidance calls it, and what to do."""
+
+
+class Steps:
+    """Takes one answer through its grammar, token by token.
+
+    What the grammar leaves no choice about is spelled in the tokens that the tokenizer would make of it, whoever
+    computes the answer and together with whom.
+    """
+
+    def __init__(self, matcher: "LLMatcher") -> None:
+        """`matcher` stands at the beginning and is nobody else's."""
+        self._matcher = matcher
+
+    def begin(self) -> State:
+        """The beginning of an answer."""
+        return self._state(lambda: self._look_ahead())
+
+    def follow(self, step: Follow) -> State:
+        """The state behind these tokens."""
+        return self._state(lambda: self._restart(step.tokens) if step.restart else self._take(deque(), step.tokens))
+
+    def _state(self, go: Callable[[], deque[int]]) -> State:
+        forced: deque[int] = deque()
+        try:
+            with told_as_errors():
+                forced = go()
+                if self._matcher.is_stopped() and not self._matcher.is_error():
+                    return State([*forced], complete=True)
+                mask = self._matcher.compute_bitmask()
+            self._refuse_errors()
+        except RequestError as error:
+            return State([*forced], error=str(error))
+        return State([*forced], mask)
+
+    def _restart(self, tokens: Sequence[int]) -> deque[int]:
+        self._matcher.reset()
+        return self._take(self._look_ahead(), tokens)
+
+    def _take(self, forced: deque[int], tokens: Sequence[int]) -> deque[int]:
+        """Goes on with `tokens`, where `forced` has to come first. Returns what then has to come."""
+        for token in tokens:
+            if not forced:
+                self._matcher.consume_token(token)
+                forced = self._look_ahead()
+            elif forced.popleft() != token:
+                raise RequestError(f"the grammar has no place for token {token}")
+        return forced
+
+    def _look_ahead(self) -> deque[int]:
+        """Takes the matcher on to the next choice."""
+        self._refuse_errors()
+        forced = self._matcher.compute_ff_tokens()
+        self._matcher.consume_tokens(forced)
+        self._refuse_errors()
+        return deque(forced)
+
+    def _refuse_errors(self) -> None:
+        if self._matcher.is_error():
+            reason = self._matcher.get_error().partition("\n")[0]
+            raise RequestError(f"the answer cannot follow its grammar: {_REASONS.get(reason, reason)}")

@@ -1,0 +1,184 @@
+"""Who compiles which format, how many at once, and which grammars are kept for the next request."""
+
+import asyncio
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import count
+from time import monotonic
+
+import msgspec
+
+from protocol.format import Format
+from runner.errors import RequestError
+from runner.grammar.forking import Forking, start_forking
+from runner.grammar.guide import Grammar
+from runner.grammar.messages import COMPILE_S, Compile, Follow, Setup, State, packed
+from runner.grammar.worker import Beginning, Worker
+
+_UNDISTURBED_S = 0.25
+_MORE_PLACES = 4  # so that those who wait in the engine's queue have their formats compiled meanwhile
+_MOST_KEPT = 8
+_MOST_KEPT_BYTES = 64 << 20
+_WORKER_BYTES = 128 << 20
+_RECEIVE_BYTES = 1 << 20
+
+
+class Workers:
+    """Compiles formats in processes that can be ended.
+
+    Every answer that follows a grammar, and every format that is being compiled, has a worker of its own. Their number
+    is bounded; who comes first gets the next one. Compiling may take 5 s, but only a quarter of a second where others
+    wait for a worker. A worker whose answer has ended is kept for the same format while there is room.
+
+    Owner: the event loop, but for `nbytes` and what it hands out.
+    """
+
+    def __init__(self, setup: Setup, size: int, running: int) -> None:
+        """`size` is that of the vocabulary in tokens; at most `running` answers are computed at once."""
+        self.worker_bytes = _WORKER_BYTES
+        """The most memory that a worker may take."""
+        self._setup = setup
+        self._size = size
+        self._places = asyncio.Semaphore(running + _MORE_PLACES)
+        self._waiting = 0
+        self._numbers = count(1)
+        self._compiling: dict[Worker, float] = {}  # since when, the oldest first
+        self._busy: set[Worker] = set()
+        self._kept: list[Worker] = []  # the one that was used last is the last
+        self._forking: asyncio.Task[Forking] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the workers have taken, as they last said. Any thread may ask."""
+        return sum(worker.nbytes for worker in [*self._busy, *self._kept])
+
+    def compile(self, wanted: Format) -> Future[Grammar]:
+        """Begin to compile. Cancelling the future ends that; it raises RequestError for a format that is none."""
+        grammar: Future[Grammar] = Future()
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._compile(msgspec.json.encode(wanted), grammar))
+
+        def end(done: Future[Grammar]) -> None:
+            if done.cancelled():
+                loop.call_soon_threadsafe(task.cancel)
+
+        grammar.add_done_callback(end)
+        return grammar
+
+    async def _compile(self, key: bytes, grammar: Future[Grammar]) -> None:
+        try:
+            worker, beginning = await self._worker(key)
+        except RequestError as error:
+            if grammar.set_running_or_notify_cancel():
+                grammar.set_exception(error)
+        except Exception as error:
+            if grammar.set_running_or_notify_cancel():
+                grammar.set_exception(error)
+            raise
+        else:
+            ready = Beginning(worker, beginning, self._size)
+            if grammar.set_running_or_notify_cancel():
+                grammar.set_result(ready)
+            else:
+                ready.give_up()
+
+    async def _worker(self, key: bytes) -> tuple[Worker, State]:
+        """A worker that has compiled the format, and the beginning of an answer."""
+        self._waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            for worker in [worker for worker in self._kept if worker.key == key][:1]:
+                self._kept.remove(worker)
+                with suppress(RequestError):  # it may have died meanwhile
+                    return worker, await self._beginning(worker)
+            worker = await self._fork(key)
+            return worker, await self._beginning(worker)
+        except BaseException:
+            self._places.release()
+            raise
+
+    async def _beginning(self, worker: Worker) -> State:
+        """Its next state, the beginning of an answer. If this raises, the worker is gone."""
+        self._busy.add(worker)
+        self._compiling[worker] = monotonic()
+        receiving = asyncio.ensure_future(self._receive(worker))
+        try:
+            while not (await asyncio.wait([receiving], timeout=_UNDISTURBED_S))[0]:
+                self._make_way(worker)
+            return receiving.result()
+        except BaseException:
+            receiving.cancel()
+            self._end(worker)
+            raise
+        finally:
+            del self._compiling[worker]
+
+    async def _receive(self, worker: Worker) -> State:
+        loop = asyncio.get_running_loop()
+        while (state := worker.take()) is None:
+            try:
+                worker.feed(await loop.sock_recv(worker.channel, _RECEIVE_BYTES))
+            except (OSError, RequestError) as error:
+                too_long = monotonic() - self._compiling[worker] >= COMPILE_S
+                why = f"compiling it takes longer than {COMPILE_S:.0f} s; make it simpler" if too_long else error
+                raise RequestError(f"Format: {why}") from None
+        if state.error:
+            raise RequestError(state.error)
+        return state
+
+    def _make_way(self, worker: Worker) -> None:
+        """Raises RequestError if others wait for a worker, and this one has been compiling for the longest time."""
+        if self._waiting and worker is next(iter(self._compiling)):
+            raise RequestError(f"Format: compiling it takes longer than {_UNDISTURBED_S} s while others wait for that")
+
+    async def _fork(self, key: bytes) -> Worker:
+        """A new worker, which begins to compile."""
+        loop = asyncio.get_running_loop()
+        if self._forking is None or (self._forking.done() and not self._forking.result().alive):
+            self._forking = asyncio.create_task(start_forking(self._setup))
+        forking = await asyncio.shield(self._forking)
+        if forking.fault:
+            raise RequestError(forking.fault)
+
+        def give_back(worker: Worker) -> None:
+            loop.call_soon_threadsafe(self._take_back, worker)
+
+        try:
+            worker = Worker(key, next(self._numbers), self.worker_bytes, give_back)
+        except OSError as error:
+            raise RequestError(f"Format: no worker can be started to compile it: {error.strerror}", 503) from None
+        forking.fork(worker.number, worker.other_end)
+        worker.other_end.close()
+        try:
+            await loop.sock_sendall(worker.channel, packed(Compile(key, worker.memory_bytes)))
+        except BaseException:
+            self._end(worker)
+            raise
+        worker.awaited += 1
+        return worker
+
+    def _take_back(self, worker: Worker) -> None:
+        """Its answer has ended: keep it at the beginning of the next one, if it is any good."""
+        self._places.release()
+        if worker.awaited or worker.broken or worker.nbytes > _MOST_KEPT_BYTES:
+            self._end(worker)
+            return
+        try:
+            worker.send(Follow([], restart=True))
+        except RequestError:
+            self._end(worker)
+            return
+        self._busy.discard(worker)
+        self._kept.append(worker)
+        while len(self._kept) > _MOST_KEPT or sum(each.nbytes for each in self._kept) > _MOST_KEPT_BYTES:
+            self._end(self._kept.pop(0))
+
+    def _end(self, worker: Worker) -> None:
+        """Whatever it is doing."""
+        self._busy.discard(worker)
+        worker.channel.close()
+        if self._forking is not None and self._forking.done():
+            self._forking.result().kill(worker.number)
