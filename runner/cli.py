@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from runner import logs
+from runner import logs, process
 from runner.errors import UsageError
 from runner.flags import CHECK_FLAGS, COMMANDS, FLAGS, MOST_PARALLEL, TOP_FLAGS
 from runner.parser import Parser, values_of, version_text
-from runner.settings import DEFAULT_PARALLEL, CheckSettings, Settings, TopSettings
+from runner.settings import DEFAULT_PARALLEL, CheckSettings, OllamaRunner, Settings, TopSettings
 from runner.sizes import Bound, parse_bound
 
 CHECK = "check"
@@ -81,6 +81,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         inspect_text=values["inspect-text"] == "on",
         watch_parent=values.get("watch-parent", "on" if hosted else "off") == "on",
         hosted=hosted,
+        hand_over=values["hand-over"],
+        ollama=_ollama(argv, environ) if hosted else None,
         remarks=(*kv_remarks, *parallel_remarks),
     )
 
@@ -139,6 +141,20 @@ def _without_host_words(argv: Sequence[str]) -> tuple[list[str], bool]:
     if words[:1] == [_ENGINE]:
         del words[0]
     return words, hosted
+
+
+def _ollama(argv: Sequence[str], environ: Mapping[str, str]) -> OllamaRunner | None:
+    """What scripts/ollama-serve tells of Ollama's own runner; None if it has not started this one."""
+    executable = environ.get(process.OLLAMA)
+    if not executable:
+        return None
+    libraries = environ.get(f"{process.OLLAMA}_LIBRARIES")
+    return OllamaRunner(
+        command=(executable, *argv),
+        environ=process.with_host_libraries(environ),
+        libraries=Path(libraries) if libraries else None,
+        media=frozenset(environ.get(f"{process.OLLAMA}_MEDIA", "").split()),
+    )
 
 
 def _parser() -> Parser:

@@ -3,7 +3,8 @@
 RunnerError
 ├── UsageError        the command line or an environment variable is wrong: exit status 2
 ├── ModelError        the model cannot be opened: `Error: <text>` on stderr, exit status 1
-│   └── FaultsError   for several reasons at once
+│   ├── FaultsError   for several reasons at once
+│   └── ReadError     its weights cannot be read, though all headers are in order
 └── RequestError      one request is refused: `status` and text before the stream, an `Error` line after it began
 """
 
@@ -33,6 +34,10 @@ class FaultsError(ModelError):
     def __init__(self, faults: Sequence[ModelError]) -> None:
         super().__init__(str(faults[0]))
         self.faults = tuple(faults)
+
+
+class ReadError(ModelError):
+    """The weights cannot be read, though all headers are in order."""
 
 
 def no_mlx(error: ImportError) -> RunnerError:

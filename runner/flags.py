@@ -12,6 +12,7 @@ from runner.settings import (
     DEFAULT_PARALLEL,
     DTYPES,
     GPU_CHUNK_TOKENS,
+    HAND_OVER,
     MEMORY_PERCENT,
 )
 
@@ -237,6 +238,17 @@ FLAGS = (
         short="exit with the parent process [on for hosts]",
         help="exit when the process that started this one is gone; default: on when started as a host does"
         " (`mlx-runner runner ...`), else off",
+    ),
+    Flag(
+        group=PROCESS,
+        name="hand-over",
+        metavar="|".join(HAND_OVER),
+        default=HAND_OVER[0],
+        choices=HAND_OVER,
+        short="what Ollama's own runner takes over",
+        help="what Ollama's own runner takes over where `scripts/ollama-serve` has put this one in its place: `auto`,"
+        " every model that this one refuses to load, and those with pictures or sound that only Ollama's can take;"
+        " `refused`, the former alone; `off`, none; changes nothing elsewhere",
     ),
     Flag(
         group=PROCESS,

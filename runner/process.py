@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 _LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _CUDA_HOMES = ("CUDA_PATH", "CUDA_HOME")
+OLLAMA = "MLX_RUNNER_OLLAMA"
+"""The variable in which scripts/ollama-serve tells of Ollama's executable, and what those begin with that tell more."""
+FORCED = ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME")
+"""What a host sets for its MLX runners, to libraries of its own; scripts/ollama-serve undoes it."""
+CHANGED = (*FORCED, "LC_CTYPE")
+"""What is another thing for this runner than for Ollama's own: Python sets the last one, where the locale is C."""
 _HOST_CHECK_S = 0.5
 _STDERR = 2
 
@@ -45,6 +51,12 @@ def without_host_libraries(environ: Mapping[str, str]) -> dict[str, str]:
         if variable in result and _is_host_directory(result[variable]):
             del result[variable]
     return result
+
+
+def with_host_libraries(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment that a host had made for its own runner, before scripts/ollama-serve made this one of it."""
+    result = {name: value for name, value in environ.items() if not name.startswith(OLLAMA) and name not in CHANGED}
+    return result | {name: environ[f"{OLLAMA}_{name}"] for name in CHANGED if f"{OLLAMA}_{name}" in environ}
 
 
 def _is_host_directory(entry: str) -> bool:

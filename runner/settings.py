@@ -1,5 +1,6 @@
 """What the process was told at its start. `cli` makes it from flags and environment, everything else only reads it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -13,12 +14,27 @@ GPU_CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 128
 """Of a prompt, per forward: on a CPU larger chunks are no faster, and much larger ones slower."""
 DTYPES = ("auto", "keep", "float32", "bfloat16", "float16")
 """What may become of floating-point weights."""
+HAND_OVER = ("auto", "refused", "off")
+"""What Ollama's own runner may take over."""
 CACHE_PERCENT = 25
 """The share of memory that the prefix cache may take where nobody says how much, and that weights leave to it."""
 MEMORY_PERCENT = 75
 """The share of the device's memory that everything together may take where nobody says how much."""
 DEFAULT_PARALLEL = 4
 """How many requests run at once where nobody says how many."""
+
+
+class OllamaRunner(msgspec.Struct, frozen=True, kw_only=True):
+    """Ollama's own runner, which `scripts/ollama-serve` would have let the host start but for this one."""
+
+    command: tuple[str, ...]
+    """Ollama's executable and the words that the host has given to its runner."""
+    environ: Mapping[str, str]
+    """As the host has given it to its runner."""
+    libraries: Path | None = None
+    """Where Ollama's MLX library lies; None: nowhere, or the host finds it without our help."""
+    media: frozenset[str] = frozenset()
+    """The packages of Ollama's sources whose models take pictures or sound."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +74,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     watch_parent: bool
     hosted: bool = False
     """Whether a host has started it, and not a person."""
+    hand_over: str = HAND_OVER[0]
+    """One of HAND_OVER."""
+    ollama: OllamaRunner | None = None
+    """Where to hand over to; None: there is no such place."""
     remarks: tuple[str, ...] = ()
     """What was passed over in the environment, for the log."""
 

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from runner import blas, cli, logs, process
-from runner.errors import RunnerError, UsageError
+from runner.errors import ModelError, RunnerError, UsageError
+from runner.handover import HandOver
 from runner.logs import Log
 from runner.model import OpenedModel, open_model
 from runner.settings import CheckSettings, Settings, TopSettings, context_limit
@@ -63,11 +64,16 @@ def _run(settings: Settings, parent: int) -> NoReturn:
     for remark in settings.remarks:
         log.warning(remark)
     listener = _bind(settings.port)
-    model = _open(settings)
+    hand_over = HandOver(settings)
+    try:
+        model = _open(settings)
+    except ModelError as error:
+        hand_over.refuse(error)
+    hand_over.offer(model)
     if not settings.hosted:
         STATUS_LINE.enable()
     log.info("starting", model=model.name, blas=blas.preload(settings.blas, settings.blas_threads))
-    asyncio.run(_serve(settings, model, listener, parent))
+    asyncio.run(_serve(settings, model, listener, parent, hand_over))
     raise AssertionError("a server ends only with its process")
 
 
@@ -99,7 +105,9 @@ def _telling_the_port(port: int) -> Iterator[None]:
         raise RunnerError(f"listen tcp {_HOST}:{port}: bind: {reason}; {advice}") from error
 
 
-async def _serve(settings: Settings, model: OpenedModel, listener: socket.socket, parent: int) -> None:
+async def _serve(
+    settings: Settings, model: OpenedModel, listener: socket.socket, parent: int, hand_over: HandOver
+) -> None:
     """Load and serve: the model on the engine thread, the tokenizer on a helper, while this one imports the server."""
     watch = asyncio.create_task(process.exit_with_host(parent)) if settings.watch_parent else None
     from runner.engine.engine import Engine
@@ -110,7 +118,7 @@ async def _serve(settings: Settings, model: OpenedModel, listener: socket.socket
     if settings.verify:
         await asyncio.get_running_loop().run_in_executor(helper, verify, model.checkpoint, model.tensors.values())
     tokenizer = helper.submit(open_tokenizer, model.file, merge_eos=not model.checkpoint.from_store)
-    engine = Engine(settings, model, tokenizer)
+    engine = Engine(settings, model, tokenizer, hand_over.refuse)
     ready = engine.start(asyncio.get_running_loop())
     from runner.server.lean import leave_out_client
 

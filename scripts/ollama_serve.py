@@ -25,13 +25,23 @@ from pathlib import Path
 from typing import NoReturn
 
 from scripts.ollama_serve_directory import PrivateDirectory, lock, make_directory
-from scripts.ollama_serve_plan import START, LaunchError, Plan, find_ollama, find_runner, refuse_taken_address
+from scripts.ollama_serve_plan import (
+    START,
+    LaunchError,
+    Plan,
+    find_media,
+    find_ollama,
+    find_runner,
+    refuse_taken_address,
+)
 
 _EPILOG = """\
 Ollama and its runners get your environment: OLLAMA_HOST, OLLAMA_MODELS and so on work as ever, and the runner's own
 settings are variables too (mlx-runner --help lists them): MLX_RUNNER_KV_BITS=8 scripts/ollama-serve
 
-Only MLX models (model_format safetensors) run on this runner. GGUF models and everything else stay Ollama's own."""
+Only MLX models (model_format safetensors) run on this runner. GGUF models and everything else stay Ollama's own, and
+Ollama's own runner takes over what this one cannot serve: models that it refuses to load, and pictures and sound.
+MLX_RUNNER_HAND_OVER=refused keeps the latter here, as text; MLX_RUNNER_HAND_OVER=off keeps all."""
 
 
 def parse(argv: Sequence[str]) -> Plan:
@@ -48,7 +58,8 @@ def parse(argv: Sequence[str]) -> Plan:
     parser.add_argument("--runner", metavar="COMMAND", help="another runner, as one word (default: this checkout's)")
     parser.add_argument("--start", choices=("descriptor", "symlink"), default=START, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    return Plan(find_ollama(options.ollama), options.words or ["serve"], find_runner(options.runner), options.start)
+    plan = Plan(find_ollama(options.ollama), options.words or ["serve"], find_runner(options.runner), options.start)
+    return plan._replace(media=find_media(plan.ollama)) if plan.serves else plan
 
 
 def execute(plan: Plan, directory: PrivateDirectory, environ: Mapping[str, str]) -> NoReturn:

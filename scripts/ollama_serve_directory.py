@@ -155,13 +155,10 @@ def _fill(directory: PrivateDirectory, plan: Plan, environ: Mapping[str, str]) -
 
 def _add_libraries(directory: PrivateDirectory, plan: Plan) -> None:
     """`../lib/ollama`, where all hosts on Linux look first: what they would find for themselves, and an MLX library."""
-    home = plan.ollama.parent
-    candidates = [home.parent / "lib", *(home / name for name in ("lib", "build/lib"))]
-    found = next((place / "ollama" for place in candidates if (place / "ollama").is_dir()), None)
     own = directory.path / "lib" / "ollama"
     own.mkdir(parents=True)
-    if found is not None:
-        _link_all(found, own)
+    if plan.libraries is not None:
+        _link_all(plan.libraries, own)
     if not (own / mlxc.NAME).exists() and not mlxc.write_library(plan.ollama, own) and plan.serves:
         print(
             "ollama-serve: there is no C compiler (cc) that works. This release of Ollama refuses MLX models where it "

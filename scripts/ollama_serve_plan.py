@@ -20,6 +20,9 @@ _DEFAULT_PORT = 11434
 _ADDRESS = re.compile(r"(?:(https?)://)?(\[[^\]]*\]|[^:/]*)(?::(\d{1,5}))?(?:/.*)?")
 _OWN_RUNNER = b"mlxrunner"
 """In the executables of all hosts that have one: the folder of its sources."""
+_MEDIA = re.compile(rb"/x/models/(\w+)\.\(\*Model\)\.PrepareMedia")
+"""Go keeps the names of functions: the packages of the models that its own runner shows pictures or plays sound to. The
+version would not do: those who build Ollama themselves have none, and its releases' is nowhere to be read."""
 _PROGRAMS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # Linux, macOS, macOS for several processors
 
 
@@ -34,6 +37,15 @@ class Plan(NamedTuple):
     words: Sequence[str]
     runner: Sequence[str]
     start: Start = START
+    media: Sequence[str] = ()
+    """The packages of Ollama's sources whose models take pictures or sound in its own runner."""
+
+    @property
+    def libraries(self) -> Path | None:
+        """Ollama's `lib/ollama`, where its runners find MLX; None if it has none."""
+        home = self.ollama.parent
+        places = [home.parent / "lib", *(home / name for name in ("lib", "build/lib"))]
+        return next((place / "ollama" for place in places if (place / "ollama").is_dir()), None)
 
     @property
     def serves(self) -> bool:
@@ -60,6 +72,11 @@ def find_ollama(name: str | None) -> Path:
             f"{path} is no Ollama that has MLX models (0.16.2 or newer); of a snap, name the program in it"
         )
     return path
+
+
+def find_media(ollama: Path) -> list[str]:
+    """The packages whose models take pictures or sound in the runner of this executable."""
+    return sorted({name.decode() for name in _MEDIA.findall(ollama.read_bytes())})
 
 
 def find_runner(command: str | None) -> list[str]:

@@ -5,17 +5,17 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from runner.process import CHANGED, FORCED, OLLAMA
 from scripts.ollama_serve_plan import Plan
 
 LAUNCHER = Path(__file__).resolve().with_name("ollama-serve")
-FORCED = ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME")
-"""What a host sets for its MLX runners, to libraries of its own; ours get what the host itself was started with."""
-
 _SHIM = """\
 #!/bin/sh
 # Ollama finds this in place of its own executable. Its MLX runners are ours, everything else is its own.
 
+# They may hand over to Ollama's own (runner/handover.py), in the environment that this script is given.
 mlx_runner() {{
+{tell}
 {restore}
   exec {runner} "$@"
 }}
@@ -52,12 +52,18 @@ exec {ollama} "$@"
 
 def shim(plan: Plan, environ: Mapping[str, str]) -> bytes:
     """The script's bytes. `environ` has what is given back to runners."""
+    told = {"": str(plan.ollama), "_LIBRARIES": str(plan.libraries or ""), "_MEDIA": " ".join(plan.media)}
+    tell = [f"  export {OLLAMA}{name}={shlex.quote(value)}" for name, value in told.items()]
+    tell += [
+        f'  unset {OLLAMA}_{name}; [ -z "${{{name}+set}}" ] || export {OLLAMA}_{name}="${name}"' for name in CHANGED
+    ]
     restore = [
         f"  export {name}={shlex.quote(environ[name])}" if name in environ else f"  unset {name}" for name in FORCED
     ]
     runner = shlex.join(plan.runner)
     launcher = [str(LAUNCHER), "--start", plan.start, "--runner", runner, str(plan.ollama)]
     text = _SHIM.format(
+        tell="\n".join(tell),
         restore="\n".join(restore),
         runner=runner,
         launcher=shlex.join(launcher),

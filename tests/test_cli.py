@@ -81,6 +81,7 @@ def test_every_flag_has_its_variable() -> None:
         "verify": "on",
         "port": "9",
         "watch-parent": "on",
+        "hand-over": "refused",
         "log-level": "debug",
         "verbose": "on",
         "cache": "none",

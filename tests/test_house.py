@@ -12,7 +12,7 @@ LAYERS = (
     ("__main__",),
     ("start",),
     ("cli",),
-    ("parser", "completion"),
+    ("parser", "completion", "handover"),
     ("flags", "process"),
     ("server", "check", "top"),
     ("engine",),

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache, cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 
@@ -21,7 +21,7 @@ from runner.engine.events import Outbox
 from runner.engine.request import Limits, Request
 from runner.engine.schedule import Schedule
 from runner.engine.trace import TRACE
-from runner.errors import RunnerError, no_mlx
+from runner.errors import ModelError, RunnerError, no_mlx
 from runner.logs import Log, die, fatal, told
 from runner.model import OpenedModel
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, Settings
@@ -59,12 +59,22 @@ class Engine:
     _running: "Running"
     _survey: "Survey"
 
-    def __init__(self, settings: Settings, model: OpenedModel, tokenizer: Future[Tokenizer]) -> None:
-        """`tokenizer` may still be on its way: a large one takes as long to open as many weights to read."""
+    def __init__(
+        self,
+        settings: Settings,
+        model: OpenedModel,
+        tokenizer: Future[Tokenizer],
+        refuse: Callable[[ModelError], NoReturn] = die,
+    ) -> None:
+        """`tokenizer` may still be on its way: a large one takes as long to open as many weights to read.
+
+        `refuse` ends the process, on any thread, when the model cannot be loaded.
+        """
         self.numbers = Numbers()
         self._settings = settings
         self._model = model
         self._opening = tokenizer
+        self._refuse = refuse
         self.limits = Limits(model.context_length, model.vocab_size)
         self._mailbox: queue.SimpleQueue[Request | Callable[[], None] | None] = queue.SimpleQueue()
         self._core: OneCore | None = None
@@ -75,7 +85,7 @@ class Engine:
         """Begin to load. The event is set when requests can be computed; a fault until then ends the process."""
         self._ready = asyncio.Event()
         self._outbox = Outbox(loop, Bell(loop).wake)
-        self._opening.add_done_callback(_die_of_a_fault)
+        self._opening.add_done_callback(self._check_tokenizer)
         threading.Thread(target=self._live, args=(loop,), name="engine", daemon=True).start()
         return self._ready
 
@@ -117,6 +127,16 @@ class Engine:
         answer: Future[Answer] = Future()
         self._mailbox.put(lambda: _answer(question, answer))
         return asyncio.wrap_future(answer)
+
+    def _check_tokenizer(self, opening: Future[Tokenizer]) -> None:
+        """A broken tokenizer is told at once, not when gigabytes have been read."""
+        error = opening.exception()
+        if isinstance(error, ModelError):
+            self._refuse(error)
+        if isinstance(error, RunnerError):
+            die(error)
+        if error is not None:
+            fatal(told(error))
 
     def _live(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -177,8 +197,11 @@ class Engine:
         whole_bytes = device_bytes(mx.device_info(), mx.get_memory_limit())
         if not on_cpu and mx.metal.is_available():
             mx.set_wired_limit(min(whole_bytes, budget_bytes))  # lest weights are paged out between two requests
-        loaded = load(self._model, self._settings.dtype, budget_bytes)
-        self.tokenizer = self._opening.result()
+        try:
+            loaded = load(self._model, self._settings.dtype, budget_bytes)
+            self.tokenizer = self._opening.result()
+        except ModelError as error:
+            self._refuse(error)
         make_layers, salt = loaded.make_layers, ""
         if self._settings.kv_bits is not None:
             from runner.cache.layers.quantized import find_format
@@ -271,12 +294,3 @@ def _answer(question: Callable[[], Answer], answer: Future[Answer]) -> None:
             answer.set_result(question())
         except Exception as error:  # of whoever asked
             answer.set_exception(error)
-
-
-def _die_of_a_fault(opening: Future[Tokenizer]) -> None:
-    """A broken tokenizer is told at once, not when gigabytes have been read."""
-    error = opening.exception()
-    if error is not None:
-        if isinstance(error, RunnerError):
-            die(error)
-        fatal(told(error))

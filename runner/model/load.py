@@ -17,7 +17,7 @@ import runner.mlxlm  # noqa: F401  # registers mlx_lm without its __init__
 # isort: split
 from mlx_lm.models.cache import make_prompt_cache
 
-from runner.errors import ModelError
+from runner.errors import ModelError, ReadError
 from runner.logs import Log
 from runner.model.dtype import Plan, plan
 from runner.model.families import SOLITARY
@@ -64,8 +64,8 @@ def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = No
     """Reads the weights and builds the module. Raises ModelError that names the file or tensor at fault, or that says
     how far the weights go beyond the budget.
 
-    Shapes, names, types and sizes are checked before the first byte is read. `dtype` is one of `settings.DTYPES`; what
-    it means for this model is told in the log.
+    Shapes, names, types and sizes are checked before the first byte is read; what fails from then on is a ReadError.
+    `dtype` is one of `settings.DTYPES`; what it means for this model is told in the log.
     """
     rehearsed, recipe = rehearse(opened)
     types = plan(dtype, rehearsed, budget_bytes)
@@ -73,7 +73,10 @@ def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = No
     if too_large := types.beyond(budget_bytes, rehearsed):
         raise ModelError(too_large)
     del rehearsed
-    module = _filled(opened, recipe, types)
+    try:
+        module = _filled(opened, recipe, types)
+    except ModelError as error:
+        raise ReadError(str(error)) from error
     # What sanitize made of the arrays is lazy still. Nothing else holds what was read, so each group that is evaluated
     # lets go of what it was made from.
     waiting = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))[::-1]

@@ -1,0 +1,106 @@
+"""Hand-over: Ollama's own runner takes the place of this process, for a model that it serves and this one does not.
+
+Only where scripts/ollama-serve has put this one in its place. The decision comes from headers, before any weight is
+read. The process is replaced, so that the host still has the one child that it started.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import NoReturn
+
+from runner import logs
+from runner.errors import ModelError, ReadError
+from runner.logs import Log
+from runner.model import OpenedModel
+from runner.model.media import media_of
+from runner.settings import OllamaRunner, Settings
+
+log = Log(__name__)
+_DEFAULT, _IGNORED = 0, 1  # SIG_DFL and SIG_IGN, as C has them
+_LOAD_S = 60.0  # several gigabytes of CUDA, from a disk that has not been read yet
+
+
+class HandOver:
+    """Decides who serves the model. Any thread may call it; of several, one does it and the others wait for the end."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._model = settings.model
+        self._ollama = settings.ollama if settings.hand_over != "off" else None
+        self._offers = settings.hand_over == "auto"
+        self._lock = threading.Lock()
+
+    def refuse(self, error: ModelError) -> NoReturn:
+        """End this process as a runner: hand over a model that cannot be loaded here, or die of the error.
+
+        A disk that fails while weights are read is no reason to have another runner read them.
+        """
+        with self._lock:
+            if self._ollama is not None and not isinstance(error, ReadError):
+                keep = "MLX_RUNNER_HAND_OVER=off ends with this refusal"
+                self._hand_over(self._ollama, why=str(error), keep=keep)
+            logs.die(error)
+
+    def offer(self, model: OpenedModel) -> None:
+        """Hand over a model whose pictures or sound only Ollama's runner takes."""
+        if self._ollama is None or not self._offers:
+            return
+        if media := media_of(model, self._ollama.media):
+            why = f"it takes {media}, which this runner does not serve yet"
+            self._hand_over(self._ollama, why=why, keep="MLX_RUNNER_HAND_OVER=refused serves its text here")
+
+    def _hand_over(self, ollama: OllamaRunner, *, why: str, keep: str) -> None:
+        """Returns only where that is not possible."""
+        if not _loads_mlx(ollama):
+            log.info(
+                "not handed over: Ollama's own MLX library does not load on this machine", model=self._model, why=why
+            )
+            return
+        log.warning("handing over to Ollama's own runner", model=self._model, why=why, to_keep_it=keep)
+        _set_signals(_DEFAULT)
+        try:
+            os.execve(ollama.command[0], ollama.command, ollama.environ)  # noqa: S606 - what the host meant to start
+        except OSError as error:
+            _set_signals(_IGNORED)
+            log.warning("not handed over", executable=ollama.command[0], why=error.strerror or str(error))
+
+
+def _set_signals(handler: int) -> None:
+    """Python ignores these, and what is ignored stays so in what is executed. Its own `signal` is the main thread's."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        ctypes.CDLL(None).signal(number, ctypes.c_void_p(handler))
+
+
+def _loads_mlx(ollama: OllamaRunner) -> bool:
+    """Whether Ollama's runner has an MLX library that can be loaded: on Linux, those for GPUs need their drivers.
+
+    Another process tries, with the library path that Ollama's will have.
+    """
+    if sys.platform == "darwin":
+        return True
+    import subprocess  # which hardly any start needs
+
+    found: list[Path] = []
+    if ollama.libraries is not None:
+        found = [*sorted(ollama.libraries.glob("mlx_*/libmlxc.*"), reverse=True), *ollama.libraries.glob("libmlxc.*")]
+    for library in found:
+        command = [sys.executable, "-I", "-S", "-c", f"import ctypes; ctypes.CDLL({str(library)!r})"]
+        try:
+            # None of the streams: a host would wait for whoever holds them.
+            done = subprocess.run(  # noqa: S603 - Python itself
+                command,
+                env=ollama.environ,
+                timeout=_LOAD_S,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if done.returncode == 0:
+            return True
+    return False
