@@ -10,7 +10,9 @@ by the process that waits for that, or by the next start. `systemd-tmpfiles` lea
 
 import errno
 import fcntl
+import grp
 import os
+import pwd
 import shutil
 import stat
 import sys
@@ -108,10 +110,35 @@ def _own(place: Path) -> Path:
         raise PermissionError(errno.EPERM, "is not a directory in which only you can write")
     found = place.resolve()
     for above in found.parents:
-        mode = above.stat().st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise PermissionError(errno.EPERM, f"lies in {above}, where everybody can rename it")
+        if reason := _reason_to_distrust(above.stat()):
+            raise PermissionError(errno.EPERM, f"lies in {above}, {reason}")
     return found
+
+
+def _reason_to_distrust(above: os.stat_result) -> str:
+    """Who but this user and root can put something else into the place of what lies in a directory; "" for nobody.
+
+    Where a directory is sticky, as /tmp, only its owner can.
+    """
+    # Whoever owns `/` is root, whatever number that has here: a container may have another one for it.
+    if above.st_uid not in (os.geteuid(), 0, Path("/").stat().st_uid):
+        return "which belongs to another user"
+    if above.st_mode & stat.S_ISVTX:
+        return ""
+    if above.st_mode & stat.S_IWOTH:
+        return "in which everybody may write"
+    if above.st_mode & stat.S_IWGRP and not _is_own_group(above.st_gid):
+        return "in which its group may write"
+    return ""
+
+
+def _is_own_group(number: int) -> bool:
+    """Whether a group has no member but this user: many systems make one for each."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
+    except KeyError:
+        return False
+    return number == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
 def _make(place: Path, name: str) -> PrivateDirectory:

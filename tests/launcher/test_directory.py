@@ -2,7 +2,9 @@
 
 import errno
 import fcntl
+import grp
 import os
+import pwd
 import shutil
 import stat
 import subprocess
@@ -160,6 +162,76 @@ def test_a_directory_of_somebody_else_is_not_used(
     assert not any((tmp_path / "target").iterdir())
 
 
+@pytest.fixture
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory above the only place that there is, which is two levels below it."""
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    monkeypatch.setattr(ollama_serve_directory, "places", lambda environ: [parent / "child" / "place"])
+    return parent
+
+
+def refusal(installation: Installation, tmp_path: Path) -> str:
+    """Why the place is refused; "" if it is taken."""
+    try:
+        directory = make_directory(plan(installation), environment(tmp_path))
+    except LaunchError as error:
+        return str(error).splitlines()[1].partition(": ")[2]
+    os.close(directory.lock)
+    return ""
+
+
+@pytest.mark.parametrize(("mode", "reason"), [(0o777, "in which everybody may write"), (0o1777, ""), (0o755, "")])
+def test_a_parent_that_everybody_may_write_to_is_refused(
+    installation: Installation, tmp_path: Path, parent: Path, mode: int, reason: str
+) -> None:
+    parent.chmod(mode)
+    assert refusal(installation, tmp_path) == (reason and f"lies in {parent}, {reason}")
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "own"), [(None, [], True), (None, ["mallory"], False), ("staff", [], False)]
+)
+def test_a_parent_that_its_group_may_write_to_is_refused_but_for_a_group_of_ones_own(
+    installation: Installation,
+    tmp_path: Path,
+    parent: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str | None,
+    members: list[str],
+    own: bool,
+) -> None:
+    user = pwd.getpwuid(os.geteuid())
+    os.chown(parent, -1, user.pw_gid)
+    parent.chmod(0o775)
+    group = grp.struct_group((name or user.pw_name, "x", user.pw_gid, members))
+    monkeypatch.setattr(grp, "getgrgid", lambda number: group)
+    assert refusal(installation, tmp_path) == ("" if own else f"lies in {parent}, in which its group may write")
+    parent.chmod(0o1775)
+    assert refusal(installation, tmp_path) == "", "sticky: they may add to it, not rename what is there"
+
+
+def test_a_group_that_nobody_knows_is_not_ones_own(
+    installation: Installation, tmp_path: Path, parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    parent.chmod(0o775)
+    monkeypatch.setattr(grp, "getgrgid", unknown)
+    assert refusal(installation, tmp_path) == f"lies in {parent}, in which its group may write"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_a_parent_of_another_user_is_refused(
+    installation: Installation, tmp_path: Path, parent: Path, mode: int
+) -> None:
+    parent.chmod(mode)
+    os.chown(parent, 12345, -1)
+    assert refusal(installation, tmp_path) == f"lies in {parent}, which belongs to another user"
+
+
 def test_where_no_place_will_do_each_is_told(
     installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +248,7 @@ def test_where_no_place_will_do_each_is_told(
         "  /proc/none/below: No such file or directory",
         "  ~/.cache/x: you have no home directory",
         f"  {tmp_path}/open: is not a directory in which only you can write",
-        f"  {tmp_path}/open/mine: lies in {tmp_path}/open, where everybody can rename it",
+        f"  {tmp_path}/open/mine: lies in {tmp_path}/open, in which everybody may write",
     ]
     assert "XDG_CACHE_HOME" in last
 
