@@ -24,6 +24,7 @@ from runner.cli import parse_check
 from scripts.host_api import Api
 from scripts.host_json import dumps
 from scripts.host_models import Catalog, Model
+from scripts.ollama_serve_plan import RUNNER
 from tests.host import GENERATIONS, Generation, Host, LoadError
 from tests.host.golang import host_duration_s
 
@@ -31,7 +32,6 @@ PORT = 11434
 PORTS_TRIED = 20
 GENERATION = "G'"
 """The newest release."""
-_RUNNER = [sys.executable, "-P", "-m", "runner"]
 _LETTERS = {generation.letter: generation for generation in GENERATIONS}
 _EPILOG = """\
 Words after -- go to the runner: scripts/host qwen3 -- --cache single
@@ -92,7 +92,7 @@ def parse(argv: Sequence[str]) -> Wanted:
     if given.port is not None and not 0 <= given.port <= 65535:
         parser.error("--port: 0 to 65535")
     try:
-        runner = _RUNNER if given.runner is None else shlex.split(given.runner)
+        runner = list(RUNNER) if given.runner is None else shlex.split(given.runner)
     except ValueError as error:
         parser.error(f"--runner: {error}")
     if not runner:

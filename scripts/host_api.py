@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import aiohttp
 from aiohttp import web
-from jinja2 import TemplateError
 
+from runner.server.guards import is_local
 from scripts.host_answer import Job, Writer, json_response
 from scripts.host_json import (
     Body,
@@ -26,6 +26,7 @@ from scripts.host_json import (
     top_logprobs_of,
 )
 from scripts.host_models import Catalog, Model
+from scripts.host_rendering import Renderer, RenderingError
 from scripts.host_template import ChatTemplate, Message
 from tests.host import (
     Host,
@@ -54,9 +55,11 @@ class Api:
         self._models: dict[str, Model] = {}
         """What was loaded, by the argument of its runner."""
         self._templates: dict[str, ChatTemplate] = {}
+        self._renderer = Renderer()
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=_BODY_BYTES, middlewares=[_answer_refusals])
+        app.on_cleanup.append(self._close)
         app.add_routes(
             [
                 web.get("/", self._root),
@@ -69,6 +72,9 @@ class Api:
             ]
         )
         return app
+
+    async def _close(self, _: web.Application) -> None:
+        await self._renderer.close()
 
     async def load(self, model: Model) -> None:
         """Has the model's runner started. Raises `LoadError`."""
@@ -175,7 +181,7 @@ class Api:
                     return json_response(job.empty("load"))
                 if job.body.get("context"):
                     return await writer.fail(500, "not supported")
-                prompt, thinking = self._prompt(job, messages(), raw_prompt, think)
+                prompt, thinking = await self._prompt(job, messages(), raw_prompt, think)
                 wire = Request(prompt, options, wants_logprobs, alternatives, job.media or None)
                 user_format = job.body.get("format") or None
                 if not job.chat:
@@ -183,7 +189,7 @@ class Api:
                     user_format = None  # never in two passes
                 async with aclosing(parts(loaded.client, wire, thinking, user_format=user_format)) as answer:
                     await self._deliver(job, loaded, prompt, answer, writer)
-        except (LoadError, StreamError, TemplateError, UndecodableError, aiohttp.ClientError) as error:
+        except (LoadError, StreamError, RenderingError, UndecodableError, aiohttp.ClientError) as error:
             return await writer.fail(500, str(error))
         except StatusError as error:
             kept = error.streamed or self._host.generation.keeps_status
@@ -205,14 +211,14 @@ class Api:
                 context = await loaded.client.tokenize(prompt + text)
             await writer.write(job.line(part, context))
 
-    def _prompt(
+    async def _prompt(
         self, job: Job, messages: list[Message] | None, raw_prompt: str, think: bool | None
     ) -> tuple[str, Thinking | None]:
         if messages is None:
             return raw_prompt, None
         template = self._template(job.model)
         tools = job.body.get("tools")
-        prompt = template.render(messages, tools if isinstance(tools, list) else None, think=think)
+        prompt = await template.render(messages, tools if isinstance(tools, list) else None, think=think)
         if template.closing is None or not think:
             return prompt, None
         return prompt, Thinking(
@@ -257,7 +263,7 @@ class Api:
 
     def _template(self, model: Model) -> ChatTemplate:
         if model.digest not in self._templates:
-            template = self._templates[model.digest] = ChatTemplate(model)
+            template = self._templates[model.digest] = ChatTemplate(model, self._renderer)
             if template.source is None:
                 print(f"{model.name} has no chat template: roles are spelled out as words", file=sys.stderr)
         return self._templates[model.digest]
@@ -278,6 +284,8 @@ def _unforeseen(error: Exception) -> str:
 async def _answer_refusals(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
+    if not is_local(request.headers.get("Host"), request.headers.get("Origin")):
+        return json_response({"error": "only programs on this machine may use this host"}, 403)
     try:
         return await handler(request)
     except RefusedError as refusal:

@@ -1,17 +1,11 @@
 """Renders a chat into one prompt with the model's own chat template, as transformers does, without importing that."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 
-from jinja2 import Template, TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from scripts.host_models import Model
+from scripts.host_rendering import Renderer
 
 _SPECIAL = re.compile(r"[a-z_]+_token")
 _OPENING, _CLOSING = "<think>", "</think>"
@@ -19,41 +13,11 @@ _OPENING, _CLOSING = "<think>", "</think>"
 Message = Mapping[str, object]
 
 
-class _GenerationBlock(Extension):
-    """`{% generation %}`, with which templates mark what a model has said: nothing but its inside."""
-
-    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise(message: str) -> str:
-    raise TemplateError(message)
-
-
-def _json(value: object, indent: int | None = None, **_: object) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _compile(source: str) -> Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
-    )
-    environment.filters["tojson"] = _json
-    environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
-    return environment.from_string(source)
-
-
 class ChatTemplate:
     """The chat template of one model; a model without one gets its roles spelled out."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, renderer: Renderer) -> None:
+        self._renderer = renderer
         self._config = model.json("tokenizer_config.json")
         self._sources = _sources(model, self._config)
 
@@ -81,10 +45,10 @@ class ChatTemplate:
                 tokens[key] = text
         return tokens
 
-    def render(
+    async def render(
         self, messages: Sequence[Message], tools: Sequence[object] | None = None, *, think: bool | None = None
     ) -> str:
-        """The prompt for the model's next turn. Raises jinja2's `TemplateError` when the template refuses the chat.
+        """The prompt for the model's next turn. Raises `RenderingError` when the template refuses the chat.
 
         A BOS at its start is left out where the runner adds it.
         """
@@ -93,12 +57,7 @@ class ChatTemplate:
             return _spelled_out(messages)
         given = {} if think is None else {"enable_thinking": think, "thinking": think}
         values = {**self.special_tokens, **given, "messages": messages, "tools": tools or None}
-        try:
-            text = _compile(source).render(values, add_generation_prompt=True)
-        except TemplateError:
-            raise
-        except Exception as error:  # a template computes with what it is given
-            raise TemplateError(f"{type(error).__name__}: {error}") from error
+        text = await self._renderer.render(source, {**values, "add_generation_prompt": True})
         bos = self.special_tokens.get("bos_token", "")
         return text.removeprefix(bos) if self._config.get("add_bos_token") is True else text
 

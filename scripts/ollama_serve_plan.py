@@ -14,6 +14,7 @@ Start = Literal["descriptor", "symlink"]
 """How the host is started, so that it finds the shim afterwards (scripts/ollama_serve.py)."""
 START: Start = "symlink" if sys.platform == "darwin" else "descriptor"
 RUNNER = (sys.executable, "-I", "-m", "runner")
+"""This checkout's. Isolated: where the user is, and on his PYTHONPATH, may lie anything."""
 SERVE = ("serve", "start")
 """The words with which Ollama serves; with all others it is a client, or ends at once."""
 _DEFAULT_PORT = 11434

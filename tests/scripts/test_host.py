@@ -4,12 +4,11 @@ import json
 import math
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from jinja2 import TemplateError
 
 from scripts.demo_questions import CONVERSATIONS
 from scripts.host import listen, open_catalog, parse, usage
@@ -25,6 +24,7 @@ from scripts.host_json import (
     top_logprobs_of,
 )
 from scripts.host_models import Catalog, Model
+from scripts.host_rendering import Renderer, RenderingError
 from scripts.host_template import ChatTemplate
 from tests.host import A, F
 from tests.models.store import write_store
@@ -85,7 +85,14 @@ def test_a_directory_is_a_model_of_its_name(store: Path) -> None:
     assert catalog.find("demo") is not None, "the store is still there"
 
 
-def test_the_demo_models_template_is_how_it_was_trained(store: Path) -> None:
+@pytest.fixture
+async def renderer() -> AsyncIterator[Renderer]:
+    renderer = Renderer()
+    yield renderer
+    await renderer.close()
+
+
+async def test_the_demo_models_template_is_how_it_was_trained(renderer: Renderer, store: Path) -> None:
     model = Catalog(store).find("demo")
     assert model is not None
     conversation = CONVERSATIONS[0]
@@ -96,49 +103,52 @@ def test_the_demo_models_template_is_how_it_was_trained(store: Path) -> None:
         {"role": "assistant", "content": turns[0].answer},
         {"role": "user", "content": turns[1].user},
     ]
-    template = ChatTemplate(model)
-    assert template.render(chat) == conversation.prompt(1)
+    template = ChatTemplate(model, renderer)
+    assert await template.render(chat) == conversation.prompt(1)
     assert (template.closing, template.knows_tools) == (None, False)
 
 
-def test_a_template_is_found_in_each_of_its_places(tmp_path: Path) -> None:
+async def test_a_template_is_found_in_each_of_its_places(renderer: Renderer, tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     model = model_with(tmp_path, tokenizer_config__json={"chat_template": named})
-    assert ChatTemplate(model).render(CHAT) == "plain"
-    assert ChatTemplate(model).render(CHAT, [{"type": "function"}]) == "tools"
-    assert ChatTemplate(model).knows_tools
+    assert await ChatTemplate(model, renderer).render(CHAT) == "plain"
+    assert await ChatTemplate(model, renderer).render(CHAT, [{"type": "function"}]) == "tools"
+    assert ChatTemplate(model, renderer).knows_tools
     model = model_with(tmp_path, chat_template__jinja="from a file")
-    assert ChatTemplate(model).render(CHAT) == "from a file"
+    assert await ChatTemplate(model, renderer).render(CHAT) == "from a file"
 
 
-def test_a_template_gets_what_transformers_gives_it(tmp_path: Path) -> None:
+async def test_a_template_gets_what_transformers_gives_it(renderer: Renderer, tmp_path: Path) -> None:
     source = """{%- for message in messages %}
     {% generation %}{{ message | tojson }}{% endgeneration %}
     {% break %}
 {%- endfor %}{{ bos_token }}{{ eos_token }}{{ strftime_now('%Y') | length }}{{ tools is none }}{{ enable_thinking }}"""
     config = {"chat_template": source, "bos_token": "<b>", "eos_token": {"content": "<e>"}, "add_bos_token": False}
-    template = ChatTemplate(model_with(tmp_path, tokenizer_config__json=config))
-    text = template.render([{"role": "user", "content": "<é>"}], think=False)
+    template = ChatTemplate(model_with(tmp_path, tokenizer_config__json=config), renderer)
+    text = await template.render([{"role": "user", "content": "<é>"}], think=False)
     assert text == '{"role": "user", "content": "<é>"}<b><e>4TrueFalse'
 
 
 @pytest.mark.parametrize("source", ["{{ raise_exception('no') }}", "{{ ''.__class__.__mro__ }}", "{{ 1 + 'a' }}", "{%"])
-def test_a_template_that_refuses_or_reaches_out_is_an_error(source: str, tmp_path: Path) -> None:
-    template = ChatTemplate(model_with(tmp_path, tokenizer_config__json={"chat_template": source}))
-    with pytest.raises(TemplateError):
-        template.render(CHAT)
+async def test_a_template_that_refuses_or_reaches_out_is_an_error(
+    renderer: Renderer, source: str, tmp_path: Path
+) -> None:
+    template = ChatTemplate(model_with(tmp_path, tokenizer_config__json={"chat_template": source}), renderer)
+    with pytest.raises(RenderingError):
+        await template.render(CHAT)
 
 
 @pytest.mark.parametrize(("adds", "prompt"), [(True, "Hello"), (False, "<b>Hello")])
-def test_a_bos_is_written_once(adds: bool, prompt: str, tmp_path: Path) -> None:
+async def test_a_bos_is_written_once(renderer: Renderer, adds: bool, prompt: str, tmp_path: Path) -> None:
     config = {"chat_template": "<b>{{ messages[0].content }}", "bos_token": "<b>", "add_bos_token": adds}
-    assert ChatTemplate(model_with(tmp_path, tokenizer_config__json=config)).render(CHAT) == prompt
+    template = ChatTemplate(model_with(tmp_path, tokenizer_config__json=config), renderer)
+    assert await template.render(CHAT) == prompt
 
 
-def test_without_a_template_the_roles_are_words(tmp_path: Path) -> None:
-    template = ChatTemplate(model_with(tmp_path, tokenizer_config__json={}))
+async def test_without_a_template_the_roles_are_words(renderer: Renderer, tmp_path: Path) -> None:
+    template = ChatTemplate(model_with(tmp_path, tokenizer_config__json={}), renderer)
     assert template.source is None
-    assert template.render(CHAT) == "user: Hello\nassistant:"
+    assert await template.render(CHAT) == "user: Hello\nassistant:"
 
 
 def test_thinking_that_has_ended_goes_behind_the_prompt() -> None:
@@ -216,7 +226,7 @@ def test_the_command_line() -> None:
     assert (wanted.model, wanted.generation.letter, wanted.runner) == ("m", "G", ["a", "b c"])
     assert (wanted.keep_alive_s, wanted.words, wanted.port) == (math.inf, ["--cache", "none"], None)
     assert parse([]).model is None
-    assert parse([]).runner[-2:] == ["-m", "runner"]
+    assert parse([]).runner[-3:] == ["-I", "-m", "runner"]
     assert [parse(["--port", port]).port for port in ("0", "65535")] == [0, 65535]
 
 

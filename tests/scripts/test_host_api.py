@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from scripts.host_api import Api
 from scripts.host_models import Catalog
+from scripts.host_rendering import Renderer
 from tests.host import G_PRIME, D, E, Generation, Host
 from tests.host.conftest import STAND_IN
 
@@ -156,6 +158,51 @@ async def test_the_longest_keep_alive_is_shown(open_api: OpenApi) -> None:
 async def test_a_template_that_refuses_is_a_500(open_api: OpenApi) -> None:
     opened = await open_api("{{ raise_exception('roles must alternate') }}")
     assert await opened.chat("say x") == (500, [{"error": "roles must alternate"}])
+
+
+async def test_a_template_that_does_not_end_holds_up_nobody(open_api: OpenApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scripts.host_api.Renderer", partial(Renderer, 3))
+    opened = await open_api("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+    chat = asyncio.create_task(opened.chat("say x"))
+    for _ in range(3):
+        status, (line,) = await opened.post(
+            "/api/generate", {"model": "m", "prompt": "say x", "raw": True, "stream": False}
+        )
+        assert (status, line["response"]) == (200, "x")
+    assert not chat.done()
+    assert await chat == (500, [{"error": "the chat template did not end within 3 s"}])
+
+
+LOCAL: tuple[dict[str, str], ...] = (
+    {},
+    {"Origin": "http://localhost:3000"},
+    {"Host": "localhost"},
+    {"Host": "[::1]:11434"},
+)
+FOREIGN = (
+    {"Host": "evil.example"},
+    {"Origin": "https://evil.example"},
+    {"Origin": "null"},
+    {"Host": "127.0.0.1.evil.example"},
+)
+
+
+@pytest.mark.parametrize("headers", [*LOCAL, *FOREIGN], ids=str)
+async def test_a_web_page_gets_no_answer(open_api: OpenApi, headers: dict[str, str]) -> None:
+    opened = await open_api()
+    body = {"model": "m", "messages": [{"role": "user", "content": "say x"}], "stream": False}
+    for request in (
+        opened.client.get("/api/tags", headers=headers),
+        opened.client.get("/nowhere", headers=headers),
+        opened.client.post("/api/chat", json=body, headers=headers),
+    ):
+        async with request as response:
+            if headers in LOCAL:
+                assert response.status == (404 if response.url.path == "/nowhere" else 200)
+            else:
+                assert response.status == 403
+                assert await response.json() == {"error": "only programs on this machine may use this host"}
+    assert bool(opened.host.loaded) == (headers in LOCAL), "nothing was started"
 
 
 async def test_pictures_travel_with_the_request_and_are_named_in_the_prompt(open_api: OpenApi) -> None:

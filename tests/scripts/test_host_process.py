@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 
 from scripts.demo import demo_store
-from scripts.demo_questions import CONVERSATIONS
+from scripts.demo_questions import CONVERSATIONS, SMALL_TALK
 from tests.conformance.own import RUNNER
 from tests.host import GENERATIONS, Generation, Host, Request
 
@@ -40,19 +40,26 @@ class Served(NamedTuple):
 
     def pids(self) -> list[int]:
         """Of its runners that are alive."""
-        command = ["ps", "-o", "pid=", "--ppid", str(self.process.pid)]
-        words = subprocess.run(command, capture_output=True, text=True, timeout=20)
-        return [int(word) for word in words.stdout.split()]
+        command = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(self.process.pid)]
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        return [int(line.split()[0]) for line in listed.stdout.splitlines() if " --model " in line]
 
 
 @contextmanager
-def served(words: Sequence[str], directory: Path) -> Iterator[Served]:
+def served(
+    words: Sequence[str],
+    directory: Path,
+    command: Sequence[str] = (sys.executable, "-m", "scripts.host"),
+    cwd: Path = ROOT,
+    **variables: str,
+) -> Iterator[Served]:
     """Started with `words` on a free port, and ended as a person ends it."""
     stderr = directory / "stderr.txt"
-    command = [sys.executable, "-m", "scripts.host", "--port", "0", *words]
+    argv = [*command, "--port", "0", *words]
+    environ = {**os.environ, **variables}
     with (
         stderr.open("w") as file,
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=file, text=True) as process,
+        subprocess.Popen(argv, cwd=cwd, env=environ, stdout=subprocess.PIPE, stderr=file, text=True) as process,
     ):
         assert process.stdout is not None
         limit = threading.Timer(60, process.kill)
@@ -72,6 +79,20 @@ def served(words: Sequence[str], directory: Path) -> Iterator[Served]:
                 process.wait(20)
             finally:
                 process.kill()
+
+
+def test_what_lies_where_the_user_is_is_not_the_runners(tmp_path: Path) -> None:
+    for name in ("runner", "msgspec", "jinja2"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')\n")
+    script = [str(ROOT / "scripts" / "host")]
+    with served([], tmp_path, script, tmp_path, PYTHONPATH=":") as host:  # an empty entry is the current directory
+        asyncio.run(_chats(host.url))
+
+
+async def _chats(url: str) -> None:
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "stream": False, "options": GREEDY}
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/api/chat", json=body) as response:
+        assert (await response.json())["message"]["content"] == SMALL_TALK["Hello"]
 
 
 @pytest.fixture(scope="module")
