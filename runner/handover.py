@@ -75,7 +75,7 @@ def _set_signals(handler: int) -> None:
 
 
 def _loads_mlx(ollama: OllamaRunner) -> bool:
-    """Whether Ollama's runner has an MLX library that can be loaded: on Linux, those for GPUs need their drivers.
+    """True if Ollama's runner has an MLX library that can be loaded: on Linux, those for GPUs need their drivers.
 
     Another process tries, with the library path that Ollama's will have.
     """

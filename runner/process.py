@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 _LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _CUDA_HOMES = ("CUDA_PATH", "CUDA_HOME")
 OLLAMA = "MLX_RUNNER_OLLAMA"
-"""The variable in which scripts/ollama-serve tells of Ollama's executable, and what those begin with that tell more."""
+"""The variable by which scripts/ollama-serve tells of Ollama's executable; further ones begin with it."""
 FORCED = ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME")
 """What a host sets for its MLX runners, to libraries of its own; scripts/ollama-serve undoes it."""
 CHANGED = (*FORCED, "LC_CTYPE")
-"""What is another thing for this runner than for Ollama's own: Python sets the last one, where the locale is C."""
+"""Variables that differ from those of Ollama's own runner: Python sets the last one, where the locale is C."""
 _HOST_CHECK_S = 0.5
 _STDERR = 2
 

@@ -15,7 +15,7 @@ GPU_CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 128
 DTYPES = ("auto", "keep", "float32", "bfloat16", "float16")
 """What may become of floating-point weights."""
 HAND_OVER = ("auto", "refused", "off")
-"""What Ollama's own runner may take over."""
+"""The extents of a hand-over to Ollama's own runner."""
 CACHE_PERCENT = 25
 """The share of memory that the prefix cache may take where nobody says how much, and that weights leave to it."""
 MEMORY_PERCENT = 75
@@ -32,7 +32,7 @@ class OllamaRunner(msgspec.Struct, frozen=True, kw_only=True):
     environ: Mapping[str, str]
     """As the host has given it to its runner."""
     libraries: Path | None = None
-    """Where Ollama's MLX library lies; None: nowhere, or the host finds it without our help."""
+    """Ollama's `lib/ollama`, with its MLX libraries; None: it has none."""
     media: frozenset[str] = frozenset()
     """The packages of Ollama's sources whose models take pictures or sound."""
 
@@ -77,7 +77,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hand_over: str = HAND_OVER[0]
     """One of HAND_OVER."""
     ollama: OllamaRunner | None = None
-    """Where to hand over to; None: there is no such place."""
+    """The one to hand over to; None: no launcher has told of any."""
     remarks: tuple[str, ...] = ()
     """What was passed over in the environment, for the log."""
 

@@ -116,9 +116,9 @@ def _own(place: Path) -> Path:
 
 
 def _reason_to_distrust(above: os.stat_result) -> str:
-    """Who but this user and root can put something else into the place of what lies in a directory; "" for nobody.
+    """The others who can exchange what lies in a directory, other than this user and root; "" if nobody can.
 
-    Where a directory is sticky, as /tmp, only its owner can.
+    In a sticky directory, as /tmp is, only its owner can.
     """
     # Whoever owns `/` is root, whatever number that has here: a container may have another one for it.
     if above.st_uid not in (os.geteuid(), 0, Path("/").stat().st_uid):
@@ -133,7 +133,7 @@ def _reason_to_distrust(above: os.stat_result) -> str:
 
 
 def _is_own_group(number: int) -> bool:
-    """Whether a group has no member but this user: many systems make one for each."""
+    """True for a group without other members than this user: many systems make one for each."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
     except KeyError:

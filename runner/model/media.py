@@ -1,4 +1,4 @@
-"""Which models take pictures or sound in Ollama's own runner. Here they are text models, all of them."""
+"""Models that take pictures or sound in Ollama's own runner. Here they are text models, all of them."""
 
 from collections.abc import Collection
 

@@ -208,7 +208,11 @@ async def test_a_web_page_gets_no_answer(open_api: OpenApi, headers: dict[str, s
 async def test_pictures_travel_with_the_request_and_are_named_in_the_prompt(open_api: OpenApi) -> None:
     opened = await open_api("say {{ messages[0].content }}")
     messages = [{"role": "user", "content": "look", "images": ["eA==", "eQ=="]}]
-    await opened.post("/api/chat", {"model": "m", "messages": messages, "stream": False})
+    status, _ = await opened.post("/api/chat", {"model": "m", "messages": messages, "stream": False})
+    assert status == 200
+    async with asyncio.timeout(10):
+        while not opened.wire:  # a thread reads what the runner says
+            await asyncio.sleep(0.01)
     (wire,) = opened.wire
     assert wire["prompt"] == "say [img-0][img-1]look"
     assert wire["media"] == [{"data": "eA==", "id": 0, "Kind": "image"}, {"data": "eQ==", "id": 1, "Kind": "image"}]
