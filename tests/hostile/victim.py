@@ -118,10 +118,10 @@ class Victim:
         assert not thread.is_alive(), "a status call goes on and on"
 
     @asynccontextmanager
-    async def storm(self, slack_bytes: int | None = None) -> AsyncIterator[None]:
+    async def storm(self, slack_bytes: int | None = None, *, kept: int = 2) -> AsyncIterator[None]:
         """Whatever happens in here: statuses come all the while, and afterwards the process is as it was before.
 
-        With `slack_bytes` it has also given its memory back, but for so much.
+        With `slack_bytes` it has also given its memory back, but for so much. It may have so many descriptors more.
         """
         async with Client.of(self.process) as client:
             await client.complete(GREETING)
@@ -135,7 +135,7 @@ class Victim:
             answer = await asyncio.wait_for(client.complete(GREETING), PATIENCE_S)
             assert answer.text == ANSWER
         async with asyncio.timeout(PATIENCE_S):
-            while self.descriptors() > descriptors + 2:
+            while self.descriptors() > descriptors + kept:
                 await asyncio.sleep(0.05)
         self.check_output(self.process.output.text[written:])
         limit = time.monotonic() + RETURN_S
