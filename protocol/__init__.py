@@ -1,11 +1,12 @@
 """The wire between an Ollama host and its runner, as data: what arrives, what is sent, and the words of refusals.
 
-No MLX, no sockets, no clock: `decode_completion` and the `*_line` functions turn bytes into values and back.
+No MLX, no sockets, no clock: a `CompletionReader` and the `*_line` functions turn bytes into values and back.
 """
 
 from protocol.format import Format, FormatError, decode_format
 from protocol.golang import BadRequestError
-from protocol.request import CompletionRequest, Media, Options, decode_completion
+from protocol.reader import CompletionReader, PromptTooLongError
+from protocol.request import CompletionRequest, Media, Options
 from protocol.response import (
     LINE_LIMIT_BYTES,
     DoneReason,
@@ -22,6 +23,7 @@ __all__ = [
     "LINE_LIMIT_BYTES",
     "LOADED",
     "BadRequestError",
+    "CompletionReader",
     "CompletionRequest",
     "DoneReason",
     "Format",
@@ -30,9 +32,9 @@ __all__ = [
     "Media",
     "Metrics",
     "Options",
+    "PromptTooLongError",
     "TopLogprob",
     "content_lines",
-    "decode_completion",
     "decode_format",
     "error_line",
     "final_line",

@@ -2,7 +2,6 @@
 
 import msgspec
 
-from protocol import golang
 from protocol.golang import Float32, Int64
 
 
@@ -48,8 +47,3 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, rename="pasca
         if self.options.seed is not None:
             return self.options.seed if self.options.seed >= 0 else None
         return None if self.logprobs is None else 0
-
-
-def decode_completion(body: bytes) -> CompletionRequest:
-    """The request in `body`; golang.BadRequestError when it is none."""
-    return golang.decode(body, CompletionRequest)

@@ -21,8 +21,7 @@ from runner.terminal import STATUS_LINE
 
 log = Log(__name__)
 _HOST = "127.0.0.1"
-_KEEP_ALIVE_S = 600.0  # hosts keep idle connections for 90 s; ours must not be the side that closes first
-_HELPERS = 2  # one prompt of many megabytes must not hold up the tokenizing of the others
+_HELPERS = 2
 
 
 def start(argv: Sequence[str]) -> NoReturn:
@@ -125,7 +124,7 @@ async def _serve(
     leave_out_client()
     from aiohttp import web
 
-    from runner.server.app import make_app
+    from runner.server.app import CONNECTIONS, make_app
     from runner.server.descriptors import Shortage, raise_limit
 
     raise_limit()
@@ -133,12 +132,13 @@ async def _serve(
     # Malformed HTTP would fill the log with tracebacks; the app itself tells of every fault of its own.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     app = make_app(engine, helper)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, keepalive_timeout=_KEEP_ALIVE_S)
+    runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
+    assert runner.server is not None
     await ready.wait()
     gc.freeze()  # what is there stays: it is not looked through while somebody waits for a token
     gc.enable()
     with _telling_the_port(settings.port):  # another process may have bound it too, and listened first
-        await web.SockSite(runner, listener).start()
+        await app[CONNECTIONS].serve(runner.server, listener)
     log.info("listening", url=f"http://{_HOST}:{listener.getsockname()[1]}")
     await (watch or asyncio.Event().wait())

@@ -284,7 +284,7 @@ def _unforeseen(error: Exception) -> str:
 async def _answer_refusals(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    if not is_local(request.headers.get("Host"), request.headers.get("Origin")):
+    if not is_local(*map(request.headers.get, TELLING)):
         return json_response({"error": "only programs on this machine may use this host"}, 403)
     try:
         return await handler(request)

@@ -1,26 +1,26 @@
-"""A request as the engine takes it, and the way there: decode, tokenize, validate."""
+"""A request as the engine takes it, and the way there: validate, tokenize, validate."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from protocol import CompletionRequest, Format, FormatError, Media, decode_format
 from runner.engine.events import EventStream
 from runner.engine.text import StopStrings
 from runner.errors import RequestError
 from runner.sampling import SamplingOptions
-from runner.tokenizer import Tokenizer
+from runner.tokenizer import PART_CHARACTERS, Tokenizer
 
 if TYPE_CHECKING:
     from runner.grammar import Grammar
 
 _MOST_LOGPROBS = 20  # hosts let nobody ask for more
 _MOST_STOP_CHARACTERS = 65536
+_LONGEST_TOKEN_BYTES = 64  # at least: normalizers and unknown words let a token stand for more than its own text
 _CHARACTERS_PER_TOKEN = 8  # twice what prose has; a prompt with more of them per token of context is looked at in parts
-_SLICE_CHARACTERS = 1 << 18
 _numbers = count(1)
 
 
@@ -57,11 +57,48 @@ class Request:
             self.grammar.result().give_up()
 
 
-def prepare(wire: CompletionRequest, tokenizer: Tokenizer, limits: Limits) -> Request:
-    """The request to compute for what came over the wire. RequestError, in the words hosts know, if it cannot be."""
+def most_prompt_bytes(tokenizer: Tokenizer, context_length: int) -> int:
+    """More than any prompt has, in UTF-8, that fits into the context. Looks through the vocabulary the first time."""
+    return context_length * max(tokenizer.longest_bytes, _LONGEST_TOKEN_BYTES)
+
+
+def refuse_size(size: int, tokenizer: Tokenizer, context_length: int) -> NoReturn:
+    """RequestError for a prompt of more than `most_prompt_bytes`, with the fewest tokens that it can have."""
+    _refuse_beyond(context_length, size * context_length // most_prompt_bytes(tokenizer, context_length))
+    raise AssertionError("so many bytes fit")
+
+
+def checked_format(wire: CompletionRequest) -> Format | None:
+    """What the answer has to follow. RequestError for media, and for a format that is none."""
     _refuse_media(wire.media)
-    wanted_format = _format(wire)
-    _refuse_hopeless(wire.prompt, tokenizer, limits.context_length)
+    try:
+        return decode_format(bytes(wire.format))
+    except FormatError as error:
+        raise RequestError(str(error)) from None
+
+
+def hopeless_parts(text: str, tokenizer: Tokenizer, context_length: int) -> Iterator[None]:
+    """Look at a prompt that is probably too long, a part with each step. RequestError as soon as it is.
+
+    All of it at once would take 100 times its memory. The count that the client reads is that of the parts which were
+    looked at. Nothing is done about a prompt that has few enough characters.
+    """
+    if len(text) <= max(PART_CHARACTERS, context_length * _CHARACTERS_PER_TOKEN):
+        return
+    count = 0
+    for ids in tokenizer.encode_parts([text]):
+        count += len(ids)
+        _refuse_beyond(context_length, count)
+        yield
+
+
+def prepare(
+    wire: CompletionRequest,
+    tokenizer: Tokenizer,
+    limits: Limits,
+    wanted_format: Format | None,
+) -> Request:
+    """The request to compute for what came over the wire. RequestError, in the words hosts know, if it cannot be."""
     prompt = tokenizer.encode(wire.prompt)
     if not prompt:
         raise RequestError("empty prompt")
@@ -77,26 +114,6 @@ def prepare(wire: CompletionRequest, tokenizer: Tokenizer, limits: Limits) -> Re
         metered=wire.include_intermediate_metrics,
         format=wanted_format,
     )
-
-
-def _format(wire: CompletionRequest) -> Format | None:
-    try:
-        return decode_format(bytes(wire.format))
-    except FormatError as error:
-        raise RequestError(str(error)) from None
-
-
-def _refuse_hopeless(text: str, tokenizer: Tokenizer, context_length: int) -> None:
-    """Refuse a prompt that is far too long without tokenizing all of it, which takes 100 times its memory.
-
-    The count that the client reads is then that of the part which was looked at.
-    """
-    if len(text) <= max(_SLICE_CHARACTERS, context_length * _CHARACTERS_PER_TOKEN):
-        return
-    count = 0
-    for start in range(0, len(text), _SLICE_CHARACTERS):
-        count += len(tokenizer.encode(text[start : start + _SLICE_CHARACTERS]))
-        _refuse_beyond(context_length, count)
 
 
 def _refuse_beyond(context_length: int, count: int) -> None:

@@ -3,8 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 
+from aiohttp import web
+
 from protocol import content_lines, error_line, final_line
 from runner.engine.events import Event, Failed, Finished, Refused, Started, Text
+from runner.server.connections import Connection
 
 _ENDS = (Finished, Failed)
 
@@ -13,14 +16,15 @@ class Answer:
     """Writes what the engine tells of one request, as one chunk for all that arrives together.
 
     Owner: the event loop. What the client does not read waits as bytes in the transport: at most the whole answer,
-    which the context bounds. So a slow client holds up nobody, and what it asked for leaves the engine.
+    which the context bounds, and for as long as the client reads any of it. So a slow client holds up nobody, and what
+    it asked for leaves the engine.
     """
 
-    def __init__(self, transport: asyncio.Transport | None, *, chunked: bool) -> None:
+    def __init__(self, protocol: web.RequestHandler, *, chunked: bool) -> None:
         """The head of the response has been written; `chunked` is how it says that the body is framed."""
         self.rest: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         """The last lines, which it does not write; or why there are none. Once it is cancelled nothing is written."""
-        self._transport = transport
+        self._protocol = protocol
         self._chunked = chunked
 
     def take(self, events: Sequence[Event]) -> None:
@@ -37,9 +41,13 @@ class Answer:
             self.rest.set_exception(error)
 
     def _write(self, lines: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
+        transport = self._protocol.transport
+        if transport is None or transport.is_closing():
             raise ConnectionResetError("the client is gone")
-        self._transport.write(b"%x\r\n%b\r\n" % (len(lines), lines) if self._chunked else lines)
+        data = b"%x\r\n%b\r\n" % (len(lines), lines) if self._chunked else lines
+        if isinstance(self._protocol, Connection):
+            self._protocol.written_bytes += len(data)
+        transport.write(data)
 
 
 def _lines(event: Event) -> list[bytes]:

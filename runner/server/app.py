@@ -12,8 +12,11 @@ from runner.engine.engine import Engine
 from runner.errors import RequestError
 from runner.logs import Log
 from runner.server.board import Board
+from runner.server.bodies import Bodies
 from runner.server.completion import NUMBER, CompletionEndpoint
+from runner.server.connections import Connections
 from runner.server.guards import is_local
+from runner.server.lanes import Lanes
 from runner.server.page import add_page
 from runner.server.stats import PATHS as _WATCHED_PATHS
 from runner.server.stats import StatsEndpoints
@@ -23,11 +26,13 @@ log = Log(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _STATUS_PATHS = ("/v1/status", "/health")
 _COMPLETION_PATHS = ("/completion", "/v1/completions")
+_TELLING = ("Host", "Origin", "Sec-Fetch-Site")
 _BOARD = web.AppKey("board", Board)
+CONNECTIONS = web.AppKey("connections", Connections)
 
 
 def make_app(engine: Engine, helper: Executor) -> web.Application:
-    """The runner's endpoints over an engine. `helper` runs what would hold up the event loop."""
+    """The runner's endpoints over an engine. `helper` runs what would hold up the event loop, but for tokenizing."""
 
     async def status(_: web.Request) -> web.Response:
         return _json(status_body(engine.limits.context_length, engine.numbers.memory_bytes))
@@ -35,7 +40,9 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     async def loaded(http: web.Request) -> web.Response:
         return _json(LOADED if http.method in ("GET", "POST") else b"")
 
-    completion, tokenize = CompletionEndpoint(engine, helper), TokenizeEndpoint(engine, helper)
+    lanes, bodies = Lanes(), Bodies()
+    completion = CompletionEndpoint(engine, helper, lanes, bodies)
+    tokenize = TokenizeEndpoint(engine, lanes, bodies)
     app = web.Application(middlewares=[_answer], handler_args={"auto_decompress": False})
     for path in _STATUS_PATHS:
         app.router.add_get(path, status)
@@ -45,7 +52,7 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
         app.router.add_post(path, completion.post)
     app.router.add_post("/v1/tokenize", tokenize.post)
     stats = StatsEndpoints(engine, helper)
-    app[_BOARD] = stats.board
+    app[_BOARD], app[CONNECTIONS] = stats.board, Connections()
     stats.add_to(app.router)
     add_page(app.router)
     return app
@@ -57,13 +64,16 @@ def _json(body: bytes) -> web.Response:
 
 @web.middleware
 async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse strangers, put refusals in the form hosts know, and log the request."""
-    started = perf_counter()
+    """Refuse strangers and crowds, put refusals in the form hosts know, and log the request."""
+    started, connections = perf_counter(), request.app[CONNECTIONS]
+    connections.begin(request.protocol)
     try:
-        if is_local(request.headers.get("Host"), request.headers.get("Origin")):
-            response = await handler(request)
+        if not is_local(*map(request.headers.get, _TELLING)):
+            response: web.StreamResponse = _refusal(403, "only programs on this machine may use the runner")
+        elif connections.is_crowded and request.path not in _STATUS_PATHS:
+            response = _refusal(503, f"{connections.most} connections are busy, and no more may be: come again later")
         else:
-            response = _refusal(403, "only programs on this machine may use the runner")
+            response = await handler(request)
     except RequestError as error:
         response = _refusal(error.status, str(error))
         if request.path in _COMPLETION_PATHS and NUMBER not in request:
@@ -84,6 +94,10 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     except Exception:
         log.exception("a request failed", path=request.path, **_named(request))
         raise  # the server answers 500, or breaks off a stream that has begun
+    finally:
+        connections.end(request.protocol)
+    if not request.content.is_eof():
+        response.force_close()  # nobody reads the rest
     _log_access(request, response.status, perf_counter() - started)
     return response
 

@@ -1,23 +1,35 @@
 """`POST /completion`: one request in, its stream of lines out."""
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from protocol import BadRequestError, decode_completion
+from protocol import BadRequestError, CompletionReader, CompletionRequest, Format, PromptTooLongError
+from protocol.reader import MOST_REST_BYTES
 from runner.engine.engine import Engine
 from runner.engine.events import Refused
-from runner.engine.request import Request, prepare
+from runner.engine.request import (
+    Request,
+    checked_format,
+    hopeless_parts,
+    most_prompt_bytes,
+    prepare,
+    refuse_size,
+)
 from runner.errors import RequestError
 from runner.server.answer import Answer
-from runner.server.bodies import read_body
+from runner.server.bodies import MOST_MEDIA_BYTES, Bodies, Body
+from runner.server.lanes import Lanes
+from runner.tokenizer import PART_CHARACTERS
 
-if TYPE_CHECKING:
-    from runner.grammar import Grammar
-
+_SMALL_BYTES = 1 << 20
+"""A body that fits, whatever the model; what its longest prompt is need not be known."""
+_ESCAPE_BYTES = 6
+"""In JSON, for each byte of a text."""
+_END = object()
 NUMBER = web.RequestKey("number", int)
 """What the engine's log lines call the request, once it has got as far."""
 
@@ -25,17 +37,16 @@ NUMBER = web.RequestKey("number", int)
 class CompletionEndpoint:
     """Prepares requests off the event loop, hands them to the engine, and writes what it tells."""
 
-    def __init__(self, engine: Engine, helper: Executor) -> None:
+    def __init__(self, engine: Engine, helper: Executor, lanes: Lanes, bodies: Bodies) -> None:
         self._engine = engine
         self._helper = helper
+        self._lanes = lanes
+        self._bodies = bodies
 
     async def post(self, http: web.Request) -> web.StreamResponse:
         """Answer one completion; cancelled by the server when the client goes away, in every phase."""
-        body = await read_body(http)
-        try:
-            request = await asyncio.get_running_loop().run_in_executor(self._helper, self._prepare, body)
-        except BadRequestError:
-            raise RequestError("Bad Request") from None
+        with self._bodies.body() as body:
+            request = await self._prepare(*await self._read(http, body))
         http[NUMBER] = request.number
         self._engine.submit(request)
         try:
@@ -45,8 +56,30 @@ class CompletionEndpoint:
         finally:
             request.cancel()
 
-    def _prepare(self, body: bytes) -> Request:
-        return prepare(decode_completion(body), self._engine.tokenizer, self._engine.limits)
+    async def _read(self, http: web.Request, body: Body) -> tuple[CompletionRequest, Format | None]:
+        """What came over the wire; off the event loop but for what must be done while it comes."""
+        tokenizer, context_length = self._engine.tokenizer, self._engine.limits.context_length
+        run = asyncio.get_running_loop().run_in_executor
+        most = _SMALL_BYTES
+        if http.content_length is None or http.content_length > _SMALL_BYTES:
+            most = await run(self._helper, most_prompt_bytes, tokenizer, context_length)
+        reader = CompletionReader(most)
+        try:
+            await body.read(http, most * _ESCAPE_BYTES + MOST_REST_BYTES + MOST_MEDIA_BYTES, reader.feed)
+            return await run(self._helper, _decode, reader.finish)
+        except BadRequestError:
+            raise RequestError("Bad Request") from None
+        except PromptTooLongError as error:
+            refuse_size(error.size, tokenizer, context_length)
+
+    async def _prepare(self, wire: CompletionRequest, wanted: Format | None) -> Request:
+        """Tokenized and checked, in as many steps as it takes while others want to be tokenized, too."""
+        tokenizer, limits, size = self._engine.tokenizer, self._engine.limits, len(wire.prompt)
+        if size > PART_CHARACTERS:
+            parts = hopeless_parts(wire.prompt, tokenizer, limits.context_length)
+            while await self._lanes.run(size, next, parts, _END) is not _END:
+                pass
+        return await self._lanes.run(size, prepare, wire, tokenizer, limits, wanted)
 
     async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:
         events = await request.stream.batch()
@@ -57,11 +90,16 @@ class CompletionEndpoint:
             response.enable_chunked_encoding()
         with suppress(ConnectionError):  # the client is gone; the server finds out too when it ends the response
             await response.prepare(http)  # only now has the request left the queue
-            answer = Answer(http.transport, chunked=response.chunked)
+            answer = Answer(http.protocol, chunked=response.chunked)
             answer.take(events)
             request.stream.follow(answer.take)
             await response.write_eof(await answer.rest)
         return response
+
+
+def _decode(finish: Callable[[], CompletionRequest]) -> tuple[CompletionRequest, Format | None]:
+    wire = finish()
+    return wire, checked_format(wire)
 
 
 async def _done(compiling: "Future[Grammar]") -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import resource
+from pathlib import Path
 from time import monotonic
 
 from runner.logs import Log
@@ -24,6 +25,11 @@ def raise_limit() -> None:
         except (OSError, ValueError):
             continue
         return
+
+
+def free_descriptors() -> int:
+    """How many more this process may open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(list(Path("/dev/fd").iterdir()))
 
 
 class Shortage:

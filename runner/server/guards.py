@@ -5,12 +5,15 @@ from urllib.parse import urlsplit
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-def is_local(host: str | None, origin: str | None) -> bool:
-    """Whether a request with these `Host` and `Origin` headers comes from a local program.
+def is_local(host: str | None, origin: str | None, fetch_site: str | None) -> bool:
+    """Whether a request with these `Host`, `Origin` and `Sec-Fetch-Site` headers comes from a local program.
 
-    A browser sends the page's own `Origin`, and after DNS rebinding the attacker's name as `Host`; local programs send
-    a loopback `Host` and no `Origin`, or a loopback one.
+    A browser sends the page's own `Origin`, and after DNS rebinding the attacker's name as `Host`; for what it sends
+    without an `Origin` (pictures, scripts, links) it says `cross-site`. Local programs send a loopback `Host` and no
+    `Origin`, or a loopback one.
     """
+    if fetch_site == "cross-site":
+        return False
     return (host is None or _is_loopback(f"//{host}")) and (origin is None or _is_loopback(origin))
 
 

@@ -1,6 +1,6 @@
 """What a vocabulary must be able to do, whatever file it is in."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from runner.tokenizer.added import AddedToken
@@ -28,6 +28,11 @@ class Backend(Protocol):
     @property
     def size(self) -> int:
         """Number of ids, gaps that added tokens leave included."""
+        ...
+
+    @property
+    def pieces(self) -> Iterable[str]:
+        """The entries of the vocabulary as the file spells them; added tokens may be missing."""
         ...
 
     @property

@@ -1,7 +1,8 @@
 """Text to ids, ids to bytes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import chain
 
 from runner.errors import ModelError
 from runner.tokenizer import document, model_proto, utf8
@@ -11,6 +12,7 @@ from runner.tokenizer.specials import SpecialIds, resolve_special_ids
 from runner.tokenizer.tokenizer_json import TokenizerJson
 from runner.tokenizer.tokenizer_model import CONVERT, TokenizerModel
 
+_LINE_END = "\n"
 PART_CHARACTERS = 1 << 18
 """Tokenized in some tenths of a second, at the cost of some ten megabytes."""
 _OTHER_FORMS = (
@@ -60,30 +62,40 @@ class Tokenizer:
         ids = self._backend.encode(_without_surrogates(text))
         return [self.bos, *ids] if self.add_bos and self.bos is not None else ids
 
-    def encode_parts(self, text: str) -> Iterator[list[int]]:
-        """`encode` for a text of any length: its ids part by part, of `PART_CHARACTERS` at most.
+    def encode_parts(self, pieces: Iterable[str]) -> Iterator[list[int]]:
+        """`encode` for the text of these pieces, of any length: its ids by parts of `PART_CHARACTERS` at most.
 
         The whole at once would take a hundred times its memory, and keep a thread for as long as it takes. Parts end
-        behind a line where they can; an id that would span two parts comes out as others. A tokenizer that marks where
-        a text begins gets the whole.
+        behind a line where they can; an id that would span two parts comes out as others.
         """
-        if len(text) > PART_CHARACTERS and not self._is_divisible:
-            yield self.encode(text)
-            return
-        start = 0
-        while True:
-            stop = _end_of_part(text, start)
-            ids = self.encode(text[start:stop])
-            yield ids[1:] if start > 0 and self.add_bos and self.bos is not None else ids
-            if stop == len(text):
-                return
-            start = stop
+        held, start, encode = "", 0, self.encode
+        for piece in pieces:
+            held, start = held[start:] + piece, 0
+            while len(held) - start > PART_CHARACTERS:
+                stop = _end_of_part(held, start)
+                yield encode(held[start:stop])
+                start, encode = stop, self._encode_later
+        yield encode(held[start:])
+
+    def _encode_later(self, text: str) -> list[int]:
+        """The ids of a text that goes on: without those that mark where one begins."""
+        text = _without_surrogates(text)
+        if self._is_divisible:
+            return self._backend.encode(text)
+        before, both = self._backend.encode(_LINE_END), self._backend.encode(_LINE_END + text)
+        return both[len(before) :] if both[: len(before)] == before else self._backend.encode(text)
 
     @cached_property
     def _is_divisible(self) -> bool:
         """Whether the ids of a text are those of its lines."""
         lines = ("one line\n", "and another")
         return self._backend.encode("".join(lines)) == [token for line in lines for token in self._backend.encode(line)]
+
+    @cached_property
+    def longest_bytes(self) -> int:
+        """How many bytes of text a token stands for at most, or some more. Looks through the whole vocabulary."""
+        added = (token.content for token in self._backend.added)
+        return max((len(piece.encode(errors="replace")) for piece in chain(self._backend.pieces, added)), default=0)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token adds to the output, often part of a character; empty for an id outside the table."""
@@ -130,8 +142,6 @@ def _open_backend(files: Files, *, is_directory: bool) -> Backend:
 def _end_of_part(text: str, start: int) -> int:
     """Where the part that begins at `start` ends: behind a line break that no more space follows, if there is one."""
     end = start + PART_CHARACTERS
-    if end >= len(text):
-        return len(text)
     at = text.rfind("\n", start, end)
     while at >= 0 and text[at + 1].isspace():
         at = text.rfind("\n", start, at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
@@ -49,6 +50,12 @@ class TokenizerJson:
     @cached_property
     def size(self) -> int:
         return max([*self._backend.get_vocab().values(), *self._added], default=-1) + 1
+
+    @property
+    def pieces(self) -> Iterator[str]:
+        # One by one: all of them in one call would keep the GIL for a tenth of a second.
+        for token_id in range(self._backend.get_vocab_size(with_added_tokens=False)):
+            yield self._backend.id_to_token(token_id) or ""
 
     def encode(self, text: str) -> list[int]:
         # The batch call is the one that gives up the GIL (a long prompt takes 0.3 s); `fast` leaves out the offsets.

@@ -48,13 +48,13 @@ class TokenizerModel:
             self._later = _load(without_dummy_prefix(data))
             if config.get("add_prefix_space") is False:
                 self._first = self._later
-        self._pieces = _pieces(self._first)
+        self.pieces = _pieces(self._first)
         self.own: JsonObject = {
             "bos_token": self._piece(self._first.bos_id()),
             "eos_token": self._piece(self._first.eos_id()),
         }
         self.added = self._added_tokens(proto, files)
-        self.size = max([len(self._pieces), *(token.id + 1 for token in self.added)])
+        self.size = max([len(self.pieces), *(token.id + 1 for token in self.added)])
         self._by_id = {token.id: token for token in self.added}
         self._ids = {token.content: token.id for token in self.added}
         symbols = [text for kind, text in proto.marked.values() if kind == PieceType.USER_DEFINED]
@@ -65,7 +65,7 @@ class TokenizerModel:
 
     def _added_tokens(self, proto: ModelProto, files: Files) -> list[AddedToken]:
         """Control symbols and the unknown, then the configured tokens, which take an id or a text from these."""
-        configured = configured_tokens(files, self._piece_id, len(self._pieces))
+        configured = configured_tokens(files, self._piece_id, len(self.pieces))
         ids, texts = {token.id for token in configured}, {token.content for token in configured}
         replaced = [token for token in configured if self._piece(token.id) not in (None, token.content)]
         if replaced:
@@ -85,7 +85,7 @@ class TokenizerModel:
         return [*marks, *configured]
 
     def _piece(self, piece_id: int) -> str | None:
-        return self._pieces[piece_id] if 0 <= piece_id < len(self._pieces) else None
+        return self.pieces[piece_id] if 0 <= piece_id < len(self.pieces) else None
 
     def _piece_id(self, text: str) -> int | None:
         piece_id: int = self._first.piece_to_id(text)  # the unknown's, where there is no such piece

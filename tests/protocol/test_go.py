@@ -5,26 +5,28 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from ctypes import c_float
+from unittest.mock import patch
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from protocol import BadRequestError, CompletionRequest, decode_completion
+from protocol import BadRequestError, CompletionRequest
 from tests.host import GENERATIONS, Generation, Medium, Request
 from tests.host.requests import encode
 from tests.protocol import go_json
 from tests.protocol.go_cases import REFUSED, TAKEN
+from tests.protocol.reading import PIECE_BYTES, decode_completion
 
 MEGABYTE = 1 << 20
 DEEP = 200
 """Levels of nesting that anybody takes; Python gives up below 1000, Go at 10000."""
 
 
-def seen(body: bytes) -> dict[str, object] | None:
+def seen(body: bytes, piece_bytes: int = PIECE_BYTES) -> dict[str, object] | None:
     """What the decoder found, less what is zero, by Go's names; None for a refusal."""
     try:
-        request = decode_completion(body)
+        request = decode_completion(body, piece_bytes)
     except BadRequestError:
         return None
     options = {name: getattr(request.options, name) for name in request.options.__struct_fields__}
@@ -144,6 +146,32 @@ def spoilt(draw: st.DrawFn, bodies: st.SearchStrategy[bytes]) -> bytes:
     return body
 
 
+@pytest.mark.parametrize("piece_bytes", range(1, 20))
+def test_a_body_may_come_in_pieces_and_its_strings_be_long(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every string counts as a long one here, so that of media nothing is kept."""
+    monkeypatch.setattr("protocol.reader._LONG_BYTES", 0)
+    for body, fields in TAKEN:
+        if b"Media" not in body:
+            assert seen(body, piece_bytes) == fields, body
+    for body in REFUSED:
+        assert b"Media" in body or seen(body, piece_bytes) is None, body
+
+
+@settings(max_examples=300, derandomize=True)
+@given(st.data(), st.integers(1, 40), st.integers(0, 12))
+def test_pieces_make_no_difference(data: st.DataObject, piece_bytes: int, long_bytes: int) -> None:
+    """However short the strings are that count as long ones; of media nothing is kept then."""
+    body = data.draw(
+        host_bodies().map(lambda sent: sent.replace(b'"Media":null,', b""))
+        | spoilt(host_bodies())
+        | BODIES
+        | spoilt(BODIES)
+    )
+    assume(b"media" not in body.lower())
+    with patch("protocol.reader._LONG_BYTES", long_bytes):
+        assert seen(body, piece_bytes) == wanted(body)
+
+
 @settings(max_examples=150, derandomize=True)
 @given(host_bodies())
 def test_what_a_host_sends_is_read_as_go_reads_it(body: bytes) -> None:
@@ -215,12 +243,19 @@ VAST = {
 
 @pytest.mark.parametrize("name", VAST)
 def test_more_structure_than_any_request_has_is_refused_unread(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value costs a hundred bytes of memory. A quarter of a megabyte of the same is taken."""
+    """A value costs a hundred bytes of memory and a microsecond or two."""
     head, piece, tail = VAST[name]
-    assert seen(_filled(head, piece, tail, MEGABYTE // 4)) is not None
+    assert seen(head + piece * 16_000 + tail) is not None
+    nobodys = '"x"' in head.decode()
+    assert (seen(head + piece * 17_000 + tail) is not None) == nobodys
     body = _filled(head, piece, tail, 8 * MEGABYTE)
     monkeypatch.setattr("protocol.golang._top_level", None)  # whoever reads it calls this
     assert seen(body) is None
+
+
+def test_separators_in_strings_are_text() -> None:
+    stop = "," * 20_000
+    assert seen(f'{{"Prompt":"{stop}","Options":{{"stop":["{stop}"]}}}}'.encode()) == {"Prompt": stop, "stop": [stop]}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import BadRequestError, CompletionRequest, decode_completion, decode_format
+from protocol import BadRequestError, CompletionRequest, decode_format
+from tests.protocol.reading import decode_completion
 
 HEAD_REQUEST = (
     rb'{"Prompt":"hi \u003ca\u003e\u0026","Media":null,"Options":{"num_ctx":4096,"num_batch":512,"num_gpu":-1,'

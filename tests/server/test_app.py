@@ -41,7 +41,15 @@ async def test_a_wrong_path_or_method_is_refused_as_go_does(
     assert ("Allow" in response.headers) == (status == 405)
 
 
-@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ],
+)
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/status"), ("POST", "/completion"), ("POST", "/v1/tokenize")])
 async def test_no_endpoint_answers_a_web_page(
     client: Client, engine: Script, headers: dict[str, str], method: str, path: str
@@ -93,12 +101,18 @@ async def test_a_format_that_does_not_compile_is_refused_and_its_request_given_u
     assert request.cancelled
 
 
-async def test_a_hopeless_prompt_is_refused_without_tokenizing_all_of_it(client: Client, engine: Script) -> None:
-    response = await client.post("/completion", data=json.dumps({"Prompt": "x" * (8 << 20)}))
-    assert response.status == 400
-    assert await response.text() == (
-        "input length (262144 tokens) exceeds the model's maximum context length (100 tokens)\n"
-    )
+async def test_a_hopeless_prompt_is_refused_without_reading_all_of_it(client: Client, engine: Script) -> None:
+    """It says how many tokens it has at least, by what came of it and the longest one that there is."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8388608\r\n\r\n"
+    writer.write(head + b'{"Prompt":"' + b"x" * (1 << 17))
+    answer = await asyncio.wait_for(reader.readuntil(b"(100 tokens)\n"), 5)
+    writer.close()
+    found = re.search(rb"input length \((\d+) tokens\) exceeds the model's maximum context length", answer)
+    assert answer.split()[1] == b"400"
+    assert found is not None
+    assert 100 <= int(found[1]) <= (1 << 17) // 64
+    assert not engine.submitted
 
 
 async def test_stop_strings_have_a_limit_that_nobody_meets_by_accident(client: Client, engine: Script) -> None:

@@ -1,7 +1,8 @@
 """How much of a body is read, and what is not unpacked."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from aiohttp import web
@@ -9,46 +10,116 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from runner.errors import RequestError
 from runner.server import bodies
+from runner.server.bodies import Bodies
 
 Client = TestClient[web.Request, web.Application]
+MOST = 1000
+HELD = web.AppKey("held", Bodies)
+GO_ON = web.AppKey("go_on", asyncio.Event)
 
 
 @pytest.fixture
 async def client(aiohttp_client: Callable[..., Awaitable[Client]]) -> Client:
-    """Of a server that answers with what it has read."""
+    """Of a server that answers with what it has read, of `/kept` as soon as it is told to."""
 
     async def echo(http: web.Request) -> web.Response:
+        held, body = http.app[HELD], bytearray()
+
+        def take(piece: bytes) -> int:
+            body.extend(piece)
+            return len(body) if http.path == "/kept" else 0
+
         try:
-            return web.Response(body=await bodies.read_body(http))
+            with held.body() as reading:
+                await reading.read(http, 1 << 30 if http.path == "/kept" else int(http.query.get("most", MOST)), take)
+                if http.path == "/kept":
+                    await http.app[GO_ON].wait()
         except RequestError as error:
             return web.Response(status=error.status, text=str(error))
+        return web.Response(body=bytes(body))
 
     app = web.Application(handler_args={"auto_decompress": False})
+    app[HELD], app[GO_ON] = Bodies(1000), asyncio.Event()
     app.router.add_post("/", echo)
+    app.router.add_post("/kept", echo)
     return await aiohttp_client(TestServer(app))
 
 
 async def test_a_body_is_read_whole(client: Client) -> None:
     body = bytes(range(256)) * 20_000
-    assert await (await client.post("/", data=body)).read() == body
+    assert await (await client.post("/?most=9999999", data=body)).read() == body
     assert await (await client.post("/")).read() == b""
 
 
-async def test_a_body_without_end_is_refused_before_it_fills_the_memory(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bodies, "MOST_BYTES", 1000)
-    assert (await client.post("/", data=bytes(1000))).status == 200
-    refused = await client.post("/", data=bytes(1001))
-    assert (refused.status, await refused.text()) == (413, "a body has at most 1000 bytes")
+async def test_a_body_that_says_how_large_it_is_is_refused_before_it_comes(client: Client) -> None:
+    assert (await client.post("/", data=bytes(MOST))).status == 200
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1001\r\n\r\n")
+    answer = await asyncio.wait_for(reader.readuntil(b"1000 bytes"), 5)
+    writer.close()
+    assert answer.split()[1] == b"413"
 
+
+async def test_a_body_without_end_is_refused_while_it_goes_on(client: Client) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
     writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + b"64\r\n" + bytes(100))
     for _ in range(10):
         writer.write(b"\r\n64\r\n" + bytes(100))
-    head = await asyncio.wait_for(reader.readline(), 5)  # while the body is still going on
+    head = await asyncio.wait_for(reader.readline(), 5)
     writer.close()
     assert head.split()[1] == b"413"
+
+
+async def test_a_body_that_stops_coming_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "_STALLED_S", 0.01)
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
+    head = await asyncio.wait_for(reader.readline(), 5)
+    writer.close()
+    assert head.split()[1] == b"408"
+
+
+async def test_a_body_may_take_what_all_leave_free(client: Client) -> None:
+    """Of 1000 bytes, of which each may take as many as are left then."""
+    server = client.app
+    assert server is not None
+    kept = []
+    for size, held in ((500, 500), (251, 500), (250, 750), (125, 875), (1, 876)):
+        posted = asyncio.create_task(client.post("/kept", data=bytes(size)))
+        if held == 500 and size == 251:
+            refused = await asyncio.wait_for(posted, 5)
+            assert refused.status == 503
+            assert "in a moment" in await refused.text()
+        else:
+            kept.append(posted)
+        async with asyncio.timeout(5):
+            while server[HELD].held_bytes != held:
+                await asyncio.sleep(0.001)
+    server[GO_ON].set()
+    answers = [await asyncio.wait_for(posted, 5) for posted in kept]
+    assert [answer.status for answer in answers] == [200] * 4
+    assert server[HELD].held_bytes == 0
+
+
+async def test_between_two_turns_of_a_body_everything_else_has_its_own(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that jumps makes each piece a turn; another task counts the turns of the event loop meanwhile."""
+    clock: Iterator[float] = iter(range(1_000_000))
+    monkeypatch.setattr(bodies, "perf_counter", lambda: next(clock))
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    body = json.dumps("x" * (1 << 20)).encode()
+    assert (await client.post("/?most=9999999", data=body)).status == 200
+    counting.cancel()
+    assert turns > len(body) // bodies._PIECE_BYTES
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "GZIP", "identity, gzip"])

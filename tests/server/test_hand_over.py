@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple, cast
 
 import pytest
+from aiohttp import web
 
 from protocol import DoneReason, Logprob, Metrics, content_lines
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Started, Text
@@ -183,9 +184,10 @@ async def test_a_line_that_cannot_be_written_breaks_off_its_own_answer_and_no_ot
 
 
 class Connection:
-    """Stands in for a transport."""
+    """Stands in for a connection and its transport."""
 
     def __init__(self) -> None:
+        self.transport = self
         self.closing = False
         self.written: list[bytes] = []
 
@@ -198,7 +200,7 @@ class Connection:
 
 async def test_nothing_is_written_to_a_connection_that_closes() -> None:
     connection = Connection()
-    written = Answer(cast("asyncio.Transport", connection), chunked=True)
+    written = Answer(cast("web.RequestHandler", connection), chunked=True)
     written.take([Text("a", [], None)])
     connection.closing = True
     written.take([Text("b", [], None)])
@@ -210,7 +212,7 @@ async def test_nothing_is_written_to_a_connection_that_closes() -> None:
 
 async def test_an_answer_that_nobody_waits_for_any_more_is_not_written() -> None:
     connection = Connection()
-    written = Answer(cast("asyncio.Transport", connection), chunked=True)
+    written = Answer(cast("web.RequestHandler", connection), chunked=True)
     written.rest.cancel()
     written.take([Text("a", [], None)])
     written.take([Failed("boom")])

@@ -26,7 +26,7 @@ def opened(*, add_bos: bool) -> Tokenizer:
 def parts(text: str) -> list[str]:
     """The parts as text: ids are bytes here."""
     with patch.object(tokenizer, "PART_CHARACTERS", SIZE):
-        return [bytes(ids).decode() for ids in opened(add_bos=False).encode_parts(text)]
+        return [bytes(ids).decode() for ids in opened(add_bos=False).encode_parts([text])]
 
 
 @pytest.mark.parametrize(
@@ -53,15 +53,33 @@ def test_the_beginning_of_a_text_is_marked_once() -> None:
     assert marked.bos is not None
     text = "one line\nand another one\nand a third"
     with patch.object(tokenizer, "PART_CHARACTERS", SIZE):
-        ids = [token for part in marked.encode_parts(text) for token in part]
-        assert list(marked.encode_parts("")) == [[marked.bos]]
+        ids = [token for part in marked.encode_parts([text]) for token in part]
+        assert list(marked.encode_parts([""])) == [[marked.bos]]
     assert ids == marked.encode(text)
 
 
-def test_a_tokenizer_that_marks_the_beginning_of_a_text_gets_the_whole() -> None:
+@pytest.mark.parametrize("size", [1, 5, SIZE, 100])
+def test_the_pieces_in_which_a_text_comes_are_not_the_parts(size: int) -> None:
+    text = "one line\nand another one\nand a third, which has no end for long"
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    with patch.object(tokenizer, "PART_CHARACTERS", SIZE):
+        whole = list(opened(add_bos=True).encode_parts([text]))
+        assert list(opened(add_bos=True).encode_parts(pieces)) == whole
+    assert len(whole) > 3
+
+
+@pytest.mark.parametrize("text", ["one line\nand another one\nand a third", "a line that ends nowhere, not even here"])
+def test_the_beginning_of_a_text_is_marked_once_by_tokenizers_that_do_so_themselves(text: str) -> None:
     files = {"tokenizer.json": json.dumps(sentencepiece(PIECES, prepend_space=True)).encode(), "config.json": b"{}"}
     marking = open_tokenizer(files.get)
-    text = "one line\nand another one\nand a third"
     with patch.object(tokenizer, "PART_CHARACTERS", SIZE):
-        assert list(marking.encode_parts(text)) == [marking.encode(text)]
-        assert list(marking.encode_parts("short")) == [marking.encode("short")]
+        found = list(marking.encode_parts([text]))
+        assert list(marking.encode_parts(["short"])) == [marking.encode("short")]
+    assert len(found) > 2
+    assert [token for ids in found for token in ids] == marking.encode(text)
+
+
+def test_the_longest_token_is_found_among_the_added_ones_too() -> None:
+    assert opened(add_bos=False).longest_bytes == len("<s>")
+    files = {"tokenizer.json": json.dumps(sentencepiece(("abcdefgh",))).encode(), "config.json": b"{}"}
+    assert open_tokenizer(files.get).longest_bytes == 8
