@@ -12,7 +12,7 @@ from aiohttp import web
 
 from runner.engine.engine import Engine
 from runner.server.board import Board
-from runner.server.events import STATS_S, News
+from runner.server.events import STATS_S, News, Told
 
 if TYPE_CHECKING:
     from runner.server.metrics import Exporter
@@ -33,8 +33,8 @@ class StatsEndpoints:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.board = Board(engine, clock=clock)
+        self._news = News(self.board, clock)
         self._helper = helper
-        self._clock = clock
         self._sleep = sleep
         self._exporter: Exporter | None = None
 
@@ -51,11 +51,11 @@ class StatsEndpoints:
 
     async def _events(self, http: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-        news = News(self.board, self._clock)
+        told = Told()
         with suppress(ConnectionError):  # the page is closed
             await response.prepare(http)
             while True:
-                if frames := await news.next():
+                if frames := await self._news.since(told):
                     await response.write(frames)
                 await self._sleep(STATS_S)
         return response

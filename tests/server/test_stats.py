@@ -18,8 +18,9 @@ from runner.engine.engine import Engine
 from runner.engine.events import Refused
 from runner.engine.life import OUTCOMES
 from runner.engine.stats import Counters, Published
+from runner.server import events
 from runner.server.board import Board
-from runner.server.events import CACHE_S, HEARTBEAT_S, STATS_S, News
+from runner.server.events import CACHE_S, HEARTBEAT_S, STATS_S, News, Told
 from runner.server.metrics import Exporter
 from runner.server.stats import PATHS, StatsEndpoints
 from tests.engine.company import Clock
@@ -141,11 +142,13 @@ class Page:
     def __init__(self, engine: Script, clock: Clock) -> None:
         self._clock = clock
         self._news = News(Board(cast("Engine", engine), fresh_s=0.0, clock=clock), clock)
+        self._told = Told()
 
-    async def at(self, seconds: float) -> list[str]:
-        """The names of the events at this time."""
+    async def at(self, seconds: float, other: Told | None = None) -> list[str]:
+        """The names of the events at this time, for another page if one is given."""
         self._clock.now = seconds
-        return re.findall(r"^(?:event: (\w+)$|: )", (await self._news.next()).decode(), re.MULTILINE)
+        frames = await self._news.since(other or self._told)
+        return re.findall(r"^(?:event: (\w+)$|: )", frames.decode(), re.MULTILINE)
 
 
 @pytest.fixture
@@ -177,6 +180,41 @@ async def test_a_picture_comes_once_a_second_at_most_and_not_unless_it_changed(p
     assert CACHE_S == 1.0
 
 
+async def test_two_hundred_pages_cost_the_engine_what_one_costs(
+    page: Page, engine: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bytes] = []
+    encode = events._encode
+
+    def counted(value: msgspec.Struct) -> bytes:
+        made.append(encode(value))
+        return made[-1]
+
+    monkeypatch.setattr(events, "_encode", counted)
+    pages = [Told() for _ in range(200)]
+    for step in range(5):
+        engine.mark += 1
+        engine.stats = msgspec.structs.replace(STATS, context_length=step + 1)
+        found = [await page.at(step * STATS_S, one) for one in pages]
+        assert found == [["stats", "cache"] if step % 2 == 0 else ["stats"]] * 200
+    assert (engine.asked.count("stats"), engine.asked.count("cache")) == (5 + 3, 3), "a picture asks for the numbers"
+    assert len(made) == 5 + 3
+
+
+async def test_a_page_that_comes_later_is_told_everything_as_it_is(page: Page, engine: Script) -> None:
+    await page.at(0.0)
+    engine.mark += 1
+    assert await page.at(0.25, Told()) == ["stats", "cache"]
+    assert engine.asked.count("cache") == 1
+
+
+async def test_pages_that_ask_at_once_are_told_the_same(engine: Script, clock: Clock) -> None:
+    news = News(board_of(engine, clock), clock)
+    frames = await asyncio.gather(*(news.since(Told()) for _ in range(5)))
+    assert len(set(frames)) == 1
+    assert engine.asked == ["stats", "cache"]
+
+
 async def test_a_page_that_is_told_nothing_hears_the_heart_beat(page: Page) -> None:
     await page.at(0.0)
     assert [await page.at(at) for at in (HEARTBEAT_S - 0.1, HEARTBEAT_S, HEARTBEAT_S + 1.0)] == [[], [""], []]
@@ -185,7 +223,7 @@ async def test_a_page_that_is_told_nothing_hears_the_heart_beat(page: Page) -> N
 
 async def test_news_are_events_of_one_line_of_json(engine: Script, clock: Clock) -> None:
     engine.nodes = [msgspec.structs.replace(NODE, text="two\nlines\r\n\u2028 of it")]
-    frames = await News(board_of(engine, clock), clock).next()
+    frames = await News(board_of(engine, clock), clock).since(Told())
     assert frames.endswith(b"\n\n")
     stats, cache = frames.decode().removesuffix("\n\n").split("\n\n")
     assert [frame.split("\n")[0] for frame in (stats, cache)] == ["event: stats", "event: cache"]
