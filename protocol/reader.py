@@ -26,8 +26,12 @@ _TO_THE_END = re.compile(
     rb'[^"\\]*+(?:\\(?:[^u]|u(?![dD][89abAB]..(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z)[0-9a-fA-F]{4})[^"\\]*+)*+', re.DOTALL
 )
 """To the end of a string, or of what has arrived of it, but neither into an escape nor between two that are a pair."""
-_MARKS = re.compile(rb"[][{},]")
-_SPACE = b" \t\r\n"
+_TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[][{},:"]', re.DOTALL)
+"""Strings and what stands between them; a quote alone begins a string that goes on."""
+
+
+class TooLargeError(Exception):
+    """Larger than any request is; the text says in what."""
 
 
 class PromptTooLongError(Exception):
@@ -65,7 +69,8 @@ class CompletionReader:
         """Take the next piece, of some ten kilobytes; returns `held_bytes`.
 
         Raises:
-            BadRequestError: it can become no request any more, or is too large beside its long strings.
+            BadRequestError: it can become no request any more.
+            TooLargeError: there is too much beside its long strings.
             PromptTooLongError: the prompt is longer than it may be.
         """
         piece, self._tail = self._tail + piece, b""
@@ -73,7 +78,10 @@ class CompletionReader:
         while at < len(piece) and not self._over:
             at = self._outside(piece, at) if self._string_at is None else self._inside(piece, at)
             if len(self._rest) > MOST_REST_BYTES or self._marks > _MOST_MARKS:
-                raise BadRequestError("too much beside prompt and media")
+                raise TooLargeError(
+                    f"beside prompt and media a request has at most {MOST_REST_BYTES} bytes,"
+                    f" and {_MOST_MARKS} brackets and commas"
+                )
         return self.held_bytes
 
     def finish(self) -> CompletionRequest:
@@ -85,27 +93,30 @@ class CompletionReader:
         return msgspec.structs.replace(request, prompt=text)
 
     def _outside(self, piece: bytes, at: int) -> int:
-        quote = piece.find(b'"', at)
-        between = piece[at : quote if quote >= 0 else len(piece)]
-        end = self._descend(between)
-        self._rest += between[:end]
-        if stripped := between.rstrip(_SPACE):
-            self._behind_colon = stripped.endswith(b":")
-        if quote >= 0 and not self._over:
-            self._string_at, self._long = len(self._rest), False
-            self._rest += b'"'
-        return at + end + (quote >= 0)
-
-    def _descend(self, between: bytes) -> int:
-        """Follow the brackets; returns how much of it belongs to the first value of the body."""
-        for mark in _MARKS.finditer(between):
-            self._marks += 1
-            if mark[0] != b",":
-                self._depth += 1 if mark[0] in b"{[" else -1
-                if self._depth <= 0:
-                    self._over = True
-                    return mark.end()
-        return len(between)
+        """Follow brackets and short strings, up to one whose end has not come; returns where that goes on."""
+        depth, behind_colon, end = self._depth, self._behind_colon, len(piece)
+        for found in _TOKENS.finditer(piece, at):
+            token = found[0]
+            if len(token) > 1:
+                if depth == 1 and not behind_colon:
+                    self._name = token[1:-1]
+                behind_colon = False
+            elif token == b":":
+                behind_colon = True
+            elif token == b'"':
+                end = found.end()
+                self._string_at, self._long = len(self._rest) + found.start() - at, False
+                break
+            else:
+                behind_colon = False
+                self._marks += 1
+                depth += (token in b"[{") - (token in b"]}")
+                if depth <= 0:
+                    end, self._over = found.end(), True
+                    break
+        self._depth, self._behind_colon = depth, behind_colon
+        self._rest += piece[at:end]
+        return end
 
     def _inside(self, piece: bytes, at: int) -> int:
         assert self._string_at is not None

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from protocol import BadRequestError, CompletionReader, CompletionRequest, Format, PromptTooLongError
+from protocol import BadRequestError, CompletionReader, CompletionRequest, Format, PromptTooLongError, TooLargeError
 from protocol.reader import MOST_REST_BYTES
 from runner.engine.engine import Engine
 from runner.engine.events import Refused
@@ -69,6 +69,8 @@ class CompletionEndpoint:
             return await run(self._helper, _decode, reader.finish)
         except BadRequestError:
             raise RequestError("Bad Request") from None
+        except TooLargeError as error:
+            raise RequestError(str(error)) from None
         except PromptTooLongError as error:
             refuse_size(error.size, tokenizer, context_length)
 

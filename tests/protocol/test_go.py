@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from protocol import BadRequestError, CompletionRequest
+from protocol import BadRequestError, CompletionRequest, TooLargeError
 from tests.host import GENERATIONS, Generation, Medium, Request
 from tests.host.requests import encode
 from tests.protocol import go_json
@@ -27,7 +27,7 @@ def seen(body: bytes, piece_bytes: int = PIECE_BYTES) -> dict[str, object] | Non
     """What the decoder found, less what is zero, by Go's names; None for a refusal."""
     try:
         request = decode_completion(body, piece_bytes)
-    except BadRequestError:
+    except (BadRequestError, TooLargeError):
         return None
     options = {name: getattr(request.options, name) for name in request.options.__struct_fields__}
     fields = {
