@@ -40,13 +40,14 @@ class Connections:
         """Whether so many are busy that nobody else can be."""
         return len(self._busy) > self.most
 
-    async def serve(self, server: web.Server, listener: socket.socket) -> None:
+    async def serve(self, server: web.Server, listener: socket.socket) -> asyncio.Server:
         """Take connections, as many as there are descriptors for. OSError if somebody else listens there."""
         self.most = max(1, min(self.most, free_descriptors() - _SPARE))
         settings = {"keepalive_timeout": KEEP_ALIVE_S, "access_log": None, "read_bufsize": _BUFFER_BYTES}
         make = partial(Connection, self, server, auto_decompress=False, **settings)
-        await asyncio.get_running_loop().create_server(make, sock=listener, backlog=_AT_ONCE)
+        serving = await asyncio.get_running_loop().create_server(make, sock=listener, backlog=_AT_ONCE)
         listener.listen(_BACKLOG)
+        return serving
 
     def begin(self, protocol: web.RequestHandler) -> None:
         """A request has come over this connection."""
@@ -63,7 +64,7 @@ class Connections:
         """A new one; if it is one too many, the longest idle goes."""
         self._idle[connection] = connection
         if len(self._idle) + len(self._busy) > self.most and len(self._idle) > 1:
-            next(iter(self._idle.values())).abort()
+            self._idle.pop(next(iter(self._idle))).abort()
 
     def is_idle(self, connection: "Connection") -> bool:
         """Whether it waits for a request."""

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from tests.hostile.victim import CONTEXT, Victim, completion, post, status_of
+from tests.hostile.victim import CONTEXT, PLAIN_HEAD, Victim, completion, post, status_of
 
 MEGABYTE = 1 << 20
 BIG = 64 * MEGABYTE
@@ -48,6 +48,66 @@ async def test_64_mib_are_tokenized(victim: Victim) -> None:
         answer = await victim.exchange(post("/v1/tokenize", text), timeout_s=600)
     _, _, body = answer.partition(b"\r\n\r\n")
     assert body.count(b",") == len(text) - 1
+
+
+HELD_BYTES = 32 * MEGABYTE
+"""What a body may take that has nothing in it that anybody wants."""
+UNUSED = {
+    "brackets in a string": (b'{"Prompt":"Hi","x":"', b"[,:{", b'"}', 200),
+    "escapes in a string": (b'{"Prompt":"Hi","x":"', b'\\"\\n', b'"}', 50),
+    "what follows the request": (b'{"Prompt":"Hi"}', b'{"x":["', b"", 200),
+}
+
+
+@pytest.mark.parametrize("name", UNUSED)
+async def test_what_nobody_reads_is_not_kept(name: str, victim: Victim) -> None:
+    head, piece, tail, megabytes = UNUSED[name]
+    rss, most = victim.rss_bytes(), 0
+    async with victim.storm(HELD_BYTES):
+        sending = asyncio.create_task(victim.send_large("/completion", head, piece, tail, megabytes * MEGABYTE))
+        while not sending.done():
+            most = max(most, victim.rss_bytes())
+            await asyncio.sleep(0.05)
+    assert status_of(await sending) == 200
+    assert most - rss < HELD_BYTES
+
+
+async def test_pictures_are_refused_without_being_kept(victim: Victim) -> None:
+    head, tail = b'{"Prompt":"Hi","Media":[{"data":"', b'","id":0,"Kind":"image"}]}'
+    async with victim.storm(HELD_BYTES):
+        answer = await victim.send_large("/completion", head, b"abcd", tail, 100 * MEGABYTE)
+    assert b"this model does not support image input" in answer
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/tokenize"])
+async def test_a_body_that_cannot_fit_is_refused_before_it_comes(path: str, victim: Victim) -> None:
+    reader, writer = await victim.open()
+    writer.write(f"POST {path} HTTP/1.1\r\nContent-Length: {400 * MEGABYTE}\r\n".encode() + PLAIN_HEAD + b"\r\n")
+    assert (await asyncio.wait_for(reader.readline(), 30)).split()[1] == b"413"
+    writer.close()
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_while_it_comes(victim: Victim) -> None:
+    """Eight megabytes of the hundred are sent; the longest prompt of this model has four."""
+    reader, writer = await victim.open()
+    writer.write(f"POST /completion HTTP/1.1\r\nContent-Length: {100 * MEGABYTE}\r\n".encode() + PLAIN_HEAD + b"\r\n")
+    writer.write(b'{"Prompt":"' + b"x" * (8 * MEGABYTE))
+    answer = await asyncio.wait_for(reader.readuntil(b"tokens)\n"), 30)
+    writer.transport.abort()
+    assert TOO_LONG in answer
+
+
+async def test_while_long_texts_are_tokenized_short_ones_are_too(victim: Victim) -> None:
+    """Four of some megabytes at once, which leave in the middle: they end with their clients."""
+    text = b"the quick brown fox\n" * (16 * MEGABYTE // 20)
+    async with victim.storm(SLACK_BYTES):
+        long = [asyncio.create_task(victim.exchange(post("/v1/tokenize", text), timeout_s=120)) for _ in range(4)]
+        answers = [await victim.exchange(post("/v1/tokenize", b"Hi")) for _ in range(20)]
+        assert not any(task.done() for task in long)
+        for task in long:
+            task.cancel()
+        await asyncio.gather(*long, return_exceptions=True)
+    assert {answer.partition(b"\r\n\r\n")[2] for answer in answers} == {b"[72,105]"}
 
 
 async def test_a_valid_body_of_20_mb_is_answered(victim: Victim) -> None:

@@ -91,6 +91,23 @@ class Victim:
             writer.transport.abort()
         return bytes(received)
 
+    async def send_large(self, path: str, head: bytes, piece: bytes, tail: bytes, size: int) -> bytes:
+        """The answer to a body of this size, made and sent piece by piece; asyncio's own buffer would be slow."""
+        count = size // len(piece)
+        reader, writer = await self.open()
+        length = len(head) + len(piece) * count + len(tail)
+        writer.write(f"POST {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {length}\r\n".encode())
+        writer.write(PLAIN_HEAD + b"\r\n" + head)
+        many = 1 + (1 << 18) // len(piece)
+        while count > 0:
+            writer.write(piece * min(many, count))
+            count -= many
+            await writer.drain()
+        writer.write(tail)
+        answer = await asyncio.wait_for(reader.read(), 10 * PATIENCE_S)
+        writer.close()
+        return answer
+
     @contextmanager
     def watched(self) -> Iterator[list[float]]:
         """Ask for the status all the time, from a thread; yields the seconds that each took, infinite without answer.
