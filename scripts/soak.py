@@ -1,4 +1,4 @@
-"""Random clients against one runner for some minutes: chats, branches, cancels, retries, nonsense, all at once.
+"""Random clients against one runner for some minutes: chats, branches, cancels, retries, attacks, all at once.
 
 Answers are compared with those of a second runner of the same model that has no cache. Beside that it checks that
 memory and descriptors do not grow, that the status stays quick, and that the output holds nothing that a host would
@@ -25,6 +25,7 @@ from runner.cache import CACHE_KINDS
 from runner.sizes import parse_bound
 from scripts.soak_checker import Checker
 from scripts.soak_clients import Tally, Visitor
+from scripts.soak_hostile import Intruder
 from scripts.soak_meter import Meter, Trend, memory_told, settled
 from scripts.soak_scraper import Scraper
 from scripts.soak_verdict import BUDGET_BYTES, Soaked
@@ -114,7 +115,8 @@ async def _measure(
         scraping = asyncio.create_task(scraper.run())
         until = time.monotonic() + plan.minutes * 60
         visitors = [Visitor(number, plan.seed, client, checker, tally) for number in range(plan.clients)]
-        visits = asyncio.gather(*(visitor.run(until) for visitor in visitors))
+        intruder = Intruder(plan.seed, process.port, tally)
+        visits = asyncio.gather(intruder.run(until), *(visitor.run(until) for visitor in visitors))
         try:
             while (left := until - time.monotonic()) > 0 and not stopped.is_set():
                 with contextlib.suppress(TimeoutError):

@@ -35,6 +35,8 @@ class Tally:
     spans: list[tuple[float, float]] = field(default_factory=list)
     """When the first and the last line of each answer came, by `time.monotonic()`."""
     faults: list[str] = field(default_factory=list)
+    attacks: Counter[str] = field(default_factory=Counter)
+    """What was tried that should harm nobody."""
 
     @property
     def together(self) -> int:

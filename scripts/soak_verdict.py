@@ -124,6 +124,7 @@ class Soaked:
             "together": f"{tally.together} answers were written while another one was",
             "prompts": f"{tally.prompt_tokens} tokens, {self._cached:.1%} from the cache",
             "actions": ", ".join(f"{name} {count}" for name, count in tally.done.most_common()),
+            "attacks": ", ".join(f"{name} {count}" for name, count in tally.attacks.most_common()) or "none",
             "status": _latencies(self.latencies, self.own),
             "metrics": f"scraped {self.scrapes} times",
             "resident": _trend(self.rss),
@@ -152,6 +153,7 @@ class Soaked:
             "prompt_tokens": self.tally.prompt_tokens,
             "cached_tokens": self.tally.cached_tokens,
             "actions": dict(self.tally.done),
+            "attacks": dict(self.tally.attacks),
             "status": {
                 "count": len(self.latencies),
                 "longest_s": max(self.latencies, default=None),
