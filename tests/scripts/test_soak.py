@@ -146,6 +146,8 @@ def test_a_good_soak_has_no_failures_and_a_table() -> None:
     soaked = good()
     assert soaked.failures == []
     assert "1000, 900 of them checked, 0 wrong" in soaked.table()
+    soaked.tally.attacks["silence"] += 2
+    assert "attacks      silence 2" in soaked.table()
     assert soaked.data()["failures"] == []
 
 
