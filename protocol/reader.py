@@ -20,7 +20,7 @@ MOST_REST_BYTES = 2 << 20
 """Beside long strings: a schema may have a megabyte of it."""
 _MOST_MARKS = 1 << 18
 """Brackets and commas in it: each may stand for a value, of a hundred bytes of memory."""
-_LONG_BYTES = 1 << 16
+_LONG_BYTES = 1 << 12  # many small pictures are not kept either
 _ESCAPE_BYTES = 12  # a character beyond U+FFFF, as two escapes
 _TO_THE_END = re.compile(
     rb'[^"\\]*+(?:\\(?:[^u]|u(?![dD][89abAB]..(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z)[0-9a-fA-F]{4})[^"\\]*+)*+', re.DOTALL
