@@ -10,7 +10,7 @@ from dataclasses import replace
 import aiohttp
 from aiohttp import web
 
-from runner.server.guards import is_local
+from runner.server.guards import TELLING, is_local
 from scripts.host_answer import Job, Writer, json_response
 from scripts.host_json import (
     Body,

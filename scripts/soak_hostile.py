@@ -1,12 +1,15 @@
-"""A client that means no good, beside those that do: large bodies, silent connections, heads that never end."""
+"""A client that means no good, beside those that do: large bodies, silent connections, heads that never end,
+formats that explode."""
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 
 from scripts.soak_clients import Tally
+from tests.hostile.formats import FORMATS
 
 _HEAD = b"POST /completion HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: "
 _LARGE_BYTES = 25_000_000
@@ -31,6 +34,8 @@ class Intruder:
             "silence": self._be_silent,
             "endless head": self._never_end,
             "leaving": self._leave,
+            "format": self._send_format,
+            "abandoned format": self._abandon_format,
         }
 
     async def run(self, until: float) -> None:
@@ -69,6 +74,27 @@ class Intruder:
             status = (await reader.readline()).split()[1:2]
         if status != [b"%d" % wanted]:
             self._tally.faults.append(f"a large body got {status}, not {wanted}")
+
+    async def _send_format(self) -> None:
+        """It is answered or refused."""
+        async with self._asking_format() as reader:
+            status = (await reader.readline()).split()[1:2]
+            await reader.read()
+        if status not in ([b"200"], [b"400"]):
+            self._tally.faults.append(f"a hostile format got {status}")
+
+    async def _abandon_format(self) -> None:
+        async with self._asking_format():
+            await asyncio.sleep(self._random.random())
+
+    @contextlib.asynccontextmanager
+    async def _asking_format(self) -> AsyncIterator[asyncio.StreamReader]:
+        wanted = FORMATS[self._random.choice(list(FORMATS))]
+        body = json.dumps({"Prompt": "x", "Format": wanted, "Options": {"num_predict": 20}}).encode()
+        async with self._connection() as (reader, writer):
+            writer.write(_HEAD + b"%d\r\n\r\n" % len(body) + body)
+            await writer.drain()
+            yield reader
 
     async def _be_silent(self) -> None:
         async with contextlib.AsyncExitStack() as stack:

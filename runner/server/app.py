@@ -15,7 +15,7 @@ from runner.server.board import Board
 from runner.server.bodies import Bodies
 from runner.server.completion import NUMBER, CompletionEndpoint
 from runner.server.connections import Connections
-from runner.server.guards import is_local
+from runner.server.guards import TELLING, is_local
 from runner.server.lanes import Lanes
 from runner.server.page import add_page
 from runner.server.stats import PATHS as _WATCHED_PATHS
@@ -26,7 +26,6 @@ log = Log(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _STATUS_PATHS = ("/v1/status", "/health")
 _COMPLETION_PATHS = ("/completion", "/v1/completions")
-_TELLING = ("Host", "Origin", "Sec-Fetch-Site")
 _BOARD = web.AppKey("board", Board)
 CONNECTIONS = web.AppKey("connections", Connections)
 
@@ -68,7 +67,7 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     started, connections = perf_counter(), request.app[CONNECTIONS]
     connections.begin(request.protocol)
     try:
-        if not is_local(*map(request.headers.get, _TELLING)):
+        if not is_local(*map(request.headers.get, TELLING)):
             response: web.StreamResponse = _refusal(403, "only programs on this machine may use the runner")
         elif connections.is_crowded and request.path not in _STATUS_PATHS:
             response = _refusal(503, f"{connections.most} connections are busy, and no more may be: come again later")

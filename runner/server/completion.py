@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -24,6 +25,9 @@ from runner.server.answer import Answer
 from runner.server.bodies import MOST_MEDIA_BYTES, Bodies, Body
 from runner.server.lanes import Lanes
 from runner.tokenizer import PART_CHARACTERS
+
+if TYPE_CHECKING:
+    from runner.grammar import Grammar
 
 _SMALL_BYTES = 1 << 20
 """A body that fits, whatever the model; what its longest prompt is need not be known."""

@@ -4,6 +4,9 @@ from urllib.parse import urlsplit
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
+TELLING = ("Host", "Origin", "Sec-Fetch-Site")
+"""The headers that `is_local` asks for, in its order."""
+
 
 def is_local(host: str | None, origin: str | None, fetch_site: str | None) -> bool:
     """Whether a request with these `Host`, `Origin` and `Sec-Fetch-Site` headers comes from a local program.

@@ -184,6 +184,7 @@ FOREIGN = (
     {"Origin": "https://evil.example"},
     {"Origin": "null"},
     {"Host": "127.0.0.1.evil.example"},
+    {"Sec-Fetch-Site": "cross-site"},
 )
 
 
