@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from runner.grammar.messages import FORK, HEAD_BYTES, KILL, ORDER, Setup, State, body_length, packed
+from runner.grammar.messages import FORK, HEAD_BYTES, KILL, ORDER, SLOW, Setup, State, body_length, packed
 
 _PROGRAM = """
 import socket, sys
@@ -40,9 +40,16 @@ class Forking(NamedTuple):
 
     def kill(self, number: int) -> None:
         """End a worker, if it is still there."""
+        self._order(KILL, number)
+
+    def slow(self, number: int) -> None:
+        """Let everybody else's work go before that of this worker."""
+        self._order(SLOW, number)
+
+    def _order(self, order: bytes, number: int) -> None:
         if self.control is not None:
             with suppress(OSError):
-                self.control.send(ORDER.pack(KILL, number))
+                self.control.send(ORDER.pack(order, number))
 
 
 async def start_forking(setup: Setup) -> Forking:

@@ -8,8 +8,9 @@ _HEAD = struct.Struct("<I")
 HEAD_BYTES = _HEAD.size
 """In front of each message: how many bytes follow."""
 ORDER = struct.Struct("<cI")
-"""To the process that forks: FORK or KILL, and the number that the runner has given the worker."""
-FORK, KILL = b"F", b"K"
+"""To the process that forks: what to do, and the number that the runner has given the worker."""
+FORK, KILL, SLOW = b"F", b"K", b"S"
+"""Fork one that serves the descriptor which comes along; end it; let other processes go first."""
 COMPILE_S = 5.0
 """The longest that a worker may compile; then the kernel ends it."""
 

@@ -28,6 +28,7 @@ from runner.grammar.messages import (
     HEAD_BYTES,
     KILL,
     ORDER,
+    SLOW,
     Compile,
     Follow,
     Setup,
@@ -38,7 +39,8 @@ from runner.grammar.messages import (
 from runner.tokenizer import open_tokenizer
 
 _STEP_S = 10.0  # the runner gives up before; this is for when the runner is gone
-_NICENESS = 10  # one that is never done must not slow those who compute answers
+_NICENESS = 10  # of a worker that takes long: it must not slow those who compute answers
+_SLOW_STEP_S = 0.05
 Message = TypeVar("Message", bound=msgspec.Struct)
 
 
@@ -58,6 +60,8 @@ def serve(control: socket.socket) -> NoReturn:
         _reap(workers)
         if order == KILL and number in workers:
             os.kill(workers[number], signal.SIGKILL)
+        if order == SLOW and number in workers:
+            os.setpriority(os.PRIO_PROCESS, workers[number], _NICENESS)
         if order == FORK:
             with socket.socket(fileno=descriptors[0]) as channel:
                 try:
@@ -100,9 +104,8 @@ def _reap(workers: dict[int, int]) -> None:
 
 def _work(channel: socket.socket, compiler: Compiler) -> NoReturn:
     """Compile one format, then follow it until the runner closes the channel."""
-    os.nice(_NICENESS)
     gc.disable()
-    before_bytes = _used_bytes()
+    before_bytes, steps = _used_bytes(), None
 
     def answer(limit_s: float, compute: Callable[[], State]) -> None:
         signal.setitimer(signal.ITIMER_REAL, limit_s)  # whose signal ends the process, wherever it is
@@ -116,11 +119,12 @@ def _work(channel: socket.socket, compiler: Compiler) -> NoReturn:
         signal.setitimer(signal.ITIMER_REAL, 0)
         took_s, nbytes = time.process_time() - started_s, _used_bytes() - before_bytes
         channel.sendall(packed(msgspec.structs.replace(state, seconds=took_s, nbytes=nbytes)))
+        if steps is not None and took_s > _SLOW_STEP_S:
+            os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
 
     order = _receive(channel, Compile)
     _limit_memory(order.memory_bytes)
     wanted = msgspec.json.decode(order.format, type=Format)
-    steps = None
 
     def begin() -> State:
         nonlocal steps

@@ -130,7 +130,10 @@ class Workers:
         return state
 
     def _make_way(self, worker: Worker) -> None:
-        """Raises RequestError if others wait for a worker, and this one has been compiling for the longest time."""
+        """For everybody else's work. Raises RequestError if others wait for a worker, and this one, of those that
+        compile, has done so for longest."""
+        if self._forking is not None:
+            self._forking.result().slow(worker.number)
         if self._waiting and worker is next(iter(self._compiling)):
             raise RequestError(f"Format: compiling it takes longer than {_UNDISTURBED_S} s while others wait for that")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from concurrent.futures import Future
 
 from aiohttp.test_utils import TestClient
 from aiohttp.web import Application
@@ -12,6 +13,8 @@ from runner.engine.engine import Numbers
 from runner.engine.events import Event, Outbox
 from runner.engine.request import Limits, Request
 from runner.engine.stats import Counters, Published
+from runner.errors import RequestError
+from runner.grammar.compiler import Compiler
 from runner.tokenizer import open_tokenizer
 from tests.models.tokenizers import byte_level
 
@@ -48,6 +51,12 @@ class Script:
         return self.nodes
 
     def submit(self, request: Request) -> None:
+        if request.format is not None:
+            request.grammar = Future()
+            try:
+                request.grammar.set_result(Compiler(self.tokenizer, VOCABULARY).compile(request.format))
+            except RequestError as error:
+                request.grammar.set_exception(error)
         self.submitted.append(request)
 
     async def next(self) -> Request:
