@@ -3,12 +3,13 @@
 import copy
 import json
 import math
-import re
 from collections.abc import Mapping
 
 from runner.errors import ModelError
 from runner.model.checkpoint import Checkpoint, Tensor
 from runner.model.families import Config, Family
+from runner.model.layers import check_count
+from runner.model.nulls import drop_nulls, without_nulls
 
 _STALE = ("quantization", "quantization_config", "compression_config")
 """In a store they describe the source of a conversion; the tensors themselves say what they are."""
@@ -20,15 +21,16 @@ _CONTEXT_FIELDS = (
     *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length"),
     *("seq_length", "model_max_length"),
 )
-_LAYER_FIELDS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _PHI3_SMALL_ROWS = 100352
-_LAYER = re.compile(r"(?:.+\.)?layers\.(\d+)\.")
 
 
 def read_config(checkpoint: Checkpoint) -> Config:
-    """The model's `config.json` as it stands. Raises ModelError `failed to read config.json: ...`."""
+    """The model's `config.json` without its nulls, which stand for defaults.
+
+    Raises ModelError `failed to read config.json: ...`.
+    """
     try:
-        config = json.loads(checkpoint.required_file("config.json"), object_hook=_untagged)
+        config = json.loads(checkpoint.required_file("config.json"), object_hook=_read_object)
     except ModelError as error:
         raise ModelError(f"failed to read config.json: {error}") from error
     except (ValueError, RecursionError) as error:
@@ -39,10 +41,10 @@ def read_config(checkpoint: Checkpoint) -> Config:
     return config
 
 
-def _untagged(value: Config) -> Config | float:
+def _read_object(value: Config) -> Config | float:
     """transformers writes non-finite numbers as `{"__float__": "Infinity"}`."""
     tag = value.get("__float__") if len(value) == 1 else None
-    return _FLOATS.get(tag, value) if isinstance(tag, str) else value
+    return _FLOATS.get(tag, value) if isinstance(tag, str) else without_nulls(value)
 
 
 def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor]) -> Config:
@@ -51,6 +53,7 @@ def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor])
     mended["model_type"] = family.module if family.has_row else config.get("model_type")
     text = text_config(mended, family)
     for part in (mended, text):
+        drop_nulls(part, family.module)
         _lift_rope(part)
         _name_rope_type(part)
         if family.has_row:  # a few modules without one read what their own conversion wrote
@@ -73,7 +76,7 @@ def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor])
             raise ModelError(f"config.json: phi3small needs a vocab_size of {_PHI3_SMALL_ROWS}, found {found!r}")
     elif family.module == "muse_spark":
         mended.pop("vision_config", None)  # it would build the tower, of which nothing is read
-    _check_layers(text, family, tensors)
+    check_count(text, family, tensors)
     if not family.unwrapped:
         return mended
     text["model_type"] = family.module
@@ -181,17 +184,3 @@ def _check_fields(text: Config, family: Family) -> None:
         raise ModelError(
             f"config.json: num_attention_heads ({heads}) must be divisible by num_key_value_heads ({groups})"
         )
-
-
-def _check_layers(text: Config, family: Family, tensors: Mapping[str, Tensor]) -> None:
-    """Compares the number of layers before any is built: a hostile number would be a very large module."""
-    found = {int(match[1]) for match in map(_LAYER.match, tensors) if match}
-    for field in _LAYER_FIELDS:
-        wanted = text.get(field)
-        if type(wanted) is int and wanted <= 0:
-            raise ModelError(f"config.json: invalid {field}: {wanted}")
-        # Elsewhere layers may be called otherwise, or have no tensors at all; but not most of them.
-        if not isinstance(wanted, int) or wanted <= (len(found) if family.has_row else len(tensors)):
-            continue
-        missing = next(index for index in range(wanted) if index not in found)
-        raise ModelError(f"config.json: {field} is {wanted}, the model holds {len(found)}: layer {missing} is missing")

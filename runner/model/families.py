@@ -5,7 +5,7 @@ An architecture without a row runs on the module that its `model_type` names, if
 
 import importlib.util
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import NamedTuple
 
 import runner.mlxlm  # noqa: F401  # registers mlx_lm, so that looking for a module does not import all of it
@@ -25,7 +25,6 @@ UNNEEDED = {
     "rotary tables": re.compile(r".+\.rotary_emb\.inv_freq$"),
 }
 """Tensors that no text model needs, by what they belong to; `mtp` is multi-token prediction."""
-_LAYER = re.compile(r"(?:(?:model|language_model|backbone)\.)*layers\.(\d+)\.")
 
 Rename = tuple[str, str]
 
@@ -64,8 +63,6 @@ class Family(NamedTuple):
 
 def _adapt_gemma3(text: Config) -> None:
     """transformers 5 lists `layer_types` where mlx-lm wants the period of the full-attention layers."""
-    if text.get("sliding_window", 1) is None:
-        raise ModelError("config.json: sliding_window is null, want a number of tokens")
     types = text.get("layer_types")
     if "sliding_window_pattern" in text or not isinstance(types, list):
         return
@@ -267,14 +264,18 @@ def _modules(architecture: str) -> set[str]:
     return {family.module, family.flat.module if family.flat else family.module}
 
 
-def select_tensors(family: Family, config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def is_needed(name: str) -> bool:
+    """Whether a text model may need the tensor of that name."""
+    return not any(pattern.match(name) for pattern in UNNEEDED.values())
+
+
+def select_tensors(
+    family: Family, tensors: Mapping[str, Tensor], left_out: Container[str] = frozenset()
+) -> dict[str, Tensor]:
     """The tensors that the text model needs, under the names that its module's `sanitize` understands."""
-    layers = config.get("num_hidden_layers")
     chosen: dict[str, Tensor] = {}
     for tensor in tensors.values():
-        layer = _LAYER.match(tensor.name)
-        beyond = layer is not None and type(layers) is int and int(layer[1]) >= layers  # multi-token prediction
-        if beyond or any(pattern.match(tensor.name) for pattern in UNNEEDED.values()):
+        if tensor.name in left_out or not is_needed(tensor.name):
             continue
         name = family.renamed(tensor.name)
         if name in chosen:

@@ -5,7 +5,6 @@ weights is read, and then on the real arrays (store.md, section 0, steps 6 to 10
 """
 
 import copy
-import dataclasses
 import importlib
 import re
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from mlx.utils import tree_flatten
 import runner.mlxlm  # noqa: F401  # registers mlx_lm without its __init__
 from runner.errors import ModelError
 from runner.model import awq
+from runner.model.arguments import Defaults, arguments
 from runner.model.checkpoint import Tensor
 from runner.model.experts import View, Weights, presented, views
 from runner.model.families import COMPUTED
@@ -96,8 +96,11 @@ def _flat(tree: object) -> list[tuple[str, mx.array]]:
     return cast("list[tuple[str, mx.array]]", tree_flatten(tree))
 
 
-def _build(opened: OpenedModel) -> Module:
-    """A fresh module with lazy random parameters; each use gets its own, since some `sanitize` methods change it."""
+def build(opened: OpenedModel) -> tuple[Module, Defaults]:
+    """A fresh module with lazy random parameters, and the defaults of its classes that count for it.
+
+    Each use gets its own, since some `sanitize` methods change it. Raises ModelError if mlx-lm cannot make it.
+    """
     name = f"mlx_lm.models.{opened.family.module}"
     try:
         classes = importlib.import_module(name)
@@ -105,23 +108,21 @@ def _build(opened: OpenedModel) -> Module:
     except (ImportError, AttributeError, SystemExit) as error:  # one of the modules exits where its package is missing
         raise ModelError(f"unsupported architecture: {opened.architecture} ({name}: {error})") from error
     config = copy.deepcopy(opened.module_config)
-    try:
-        module: Module = module_class(args_class.from_dict(config))
-    except Exception as error:
-        lacking = [field.name for field in dataclasses.fields(args_class) if _is_required(field)]
-        lacking = [field for field in lacking if field not in config]
-        why = f"it lacks {', '.join(lacking)}" if lacking else f"{type(error).__name__}: {error}"
-        raise ModelError(f"config.json does not fit {name}: {why}") from error
-    return module
-
-
-def _is_required(field: dataclasses.Field[object]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    with arguments() as defaults:
+        try:
+            module: Module = module_class(args_class.from_dict(config))
+        except ModelError:
+            raise
+        except Exception as error:
+            unsaid = ", ".join(field for field, value in defaults.items() if value is None)
+            why = f"{type(error).__name__}: {error}{f' (it lacks {unsaid})' if unsaid else ''}"
+            raise ModelError(f"config.json does not fit {name}: {why}") from error
+    return module, defaults
 
 
 def _sanitized(opened: OpenedModel, weights: Weights, view: View) -> tuple[Module, Weights]:
     """A fresh module and what its `sanitize` makes of `weights` in the form of `view`."""
-    module = _build(opened)
+    module, _ = build(opened)
     try:
         with presented(weights, view, opened.family.renamed) as named:
             sanitize = getattr(module, "sanitize", None)

@@ -11,6 +11,7 @@ from runner.model.checkpoint import Checkpoint, Report, Tensor, refuse
 from runner.model.config import context_length, is_tied, module_config, read_config, text_config, vocabulary_size
 from runner.model.directory import open_directory
 from runner.model.families import Config, Family, architecture_of, family_of, select_tensors
+from runner.model.layers import beyond_the_last, check_beyond
 from runner.model.name import find_manifest, parse_name
 from runner.model.quantization import check_companions
 from runner.model.store import open_store
@@ -74,8 +75,14 @@ def open_checkpoint(checkpoint: Checkpoint, report: Report = refuse) -> OpenedMo
     family = family_of(architecture, config, from_store=checkpoint.from_store)
     if checkpoint.from_store and checkpoint.files.keys().isdisjoint(_TOKENIZERS):
         report(ModelError(f"load tokenizer config: {checkpoint.missing_file.format(_TOKENIZERS[0])}"))
-    tensors = select_tensors(family, text_config(config, family), checkpoint.tensors)
-    lost = select_tensors(family, text_config(config, family), checkpoint.lost)
+    text = text_config(config, family)
+    beyond = beyond_the_last((*checkpoint.tensors, *checkpoint.lost), text)
+    try:
+        check_beyond(beyond, text)
+    except ModelError as error:
+        report(error)
+    tensors = select_tensors(family, checkpoint.tensors, beyond)
+    lost = select_tensors(family, checkpoint.lost, beyond)
     for name, tensor in list(tensors.items()):
         try:
             check_companions(tensor)

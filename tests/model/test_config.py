@@ -363,7 +363,6 @@ def test_a_mistral_is_read_by_the_rules_of_a_llama(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("sliding_window", None, "sliding_window is null"),
         ("rms_norm_eps", "small", "invalid rms_norm_eps: 'small'"),
         ("layer_types", ["sliding_attention"] * 4, "full attention at a fixed period"),
     ],

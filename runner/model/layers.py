@@ -1,0 +1,55 @@
+"""The layers that a model holds against those that its config counts.
+
+Some families keep a predictor of further tokens where another layer would be, after the last one. Whatever else lies
+there means that config and tensors are not of one model: answers from a part of its layers look almost right.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from runner.errors import ModelError
+from runner.model.checkpoint import Tensor
+from runner.model.families import Config, Family, is_needed
+
+_LAYER = re.compile(r"((?:(?:model|language_model|backbone)\.)*layers\.(\d+))\.")
+_ANYWHERE = re.compile(r"(?:.+\.)?layers\.(\d+)\.")
+_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_PREDICTOR = re.compile(r".+\.(?:eh_proj|e_proj|h_proj|enorm|hnorm|shared_head|embed_tokens|mtp_\w+)\.")
+"""What joins a token with the state of the last layer and scores the token after it, by DeepSeek's names, which all
+others that keep it among the layers have taken over."""
+_LISTED = 6
+
+
+def beyond_the_last(names: Iterable[str], config: Config) -> dict[str, str]:
+    """The tensors of layers that `config`, the text model's, does not count, each with the name of its layer."""
+    count = config.get("num_hidden_layers")
+    if type(count) is not int or count <= 0:
+        return {}
+    found = ((name, _LAYER.match(name)) for name in names if is_needed(name))
+    return {name: match[1] for name, match in found if match and int(match[2]) >= count}
+
+
+def check_beyond(beyond: Mapping[str, str], config: Config) -> None:
+    """Raises ModelError that names the layers beyond the last that predict nothing."""
+    predictors = {layer for name, layer in beyond.items() if _PREDICTOR.match(name)}
+    stray = sorted(set(beyond.values()) - predictors, key=lambda layer: int(layer.rpartition(".")[2]))
+    if stray:
+        more = f" and {len(stray) - _LISTED} more" if len(stray) > _LISTED else ""
+        raise ModelError(
+            f"config.json: num_hidden_layers is {config.get('num_hidden_layers')}, but the model holds"
+            f" {', '.join(stray[:_LISTED])}{more} too: config and tensors are not of one model"
+        )
+
+
+def check_count(text: Config, family: Family, tensors: Mapping[str, Tensor]) -> None:
+    """Compares the number of layers before any is built: a hostile number would be a very large module."""
+    found = {int(match[1]) for match in map(_ANYWHERE.match, tensors) if match}
+    for field in _COUNTS:
+        wanted = text.get(field)
+        if type(wanted) is int and wanted <= 0:
+            raise ModelError(f"config.json: invalid {field}: {wanted}")
+        # Elsewhere layers may be called otherwise, or have no tensors at all; but not most of them.
+        if not isinstance(wanted, int) or wanted <= (len(found) if family.has_row else len(tensors)):
+            continue
+        missing = next(index for index in range(wanted) if index not in found)
+        raise ModelError(f"config.json: {field} is {wanted}, the model holds {len(found)}: layer {missing} is missing")

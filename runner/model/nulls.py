@@ -1,0 +1,39 @@
+"""`null` in a `config.json`: as if the field were not there, but where a module reads "none of it"."""
+
+from runner.model.families import Config
+
+_MEANT: dict[str, frozenset[str]] = {
+    "q_lora_rank": frozenset(
+        {
+            *("bailing_moe_v3", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k25", "kimi_vl"),
+            *("mistral3", "mistral4", "youtu_llm"),
+        }
+    ),
+    "n_routed_experts": frozenset({"glm4_moe", "glm4_moe_lite", "mistral3", "mistral4", "solar_open"}),
+    "n_shared_experts": frozenset({"glm4_moe", "glm4_moe_lite", "mistral3", "mistral4", "solar_open"}),
+    "num_experts": frozenset({"bailing_hybrid", "bailing_moe", "bailing_moe_linear"}),
+    "num_shared_experts": frozenset({"exaone_moe"}),
+    "num_key_value_heads": frozenset({"gear", "lfm2", "lfm2-vl", "mixtral", "olmo_hybrid", "phi", "recurrent_gemma"}),
+    "head_dim": frozenset({"glm", "helium"}),
+    "global_head_dim": frozenset({"gemma4", "gemma4_text"}),
+    "hidden_size_per_layer_input": frozenset({"gemma4", "gemma4_text"}),
+    "final_logit_softcapping": frozenset({"gemma4", "gemma4_text"}),
+    "logits_soft_cap": frozenset({"recurrent_gemma"}),
+    "layer_types": frozenset({"gear"}),
+    "rope_scaling": frozenset({"exaone4"}),
+    "rope_theta": frozenset({"kimi_linear", "olmo_hybrid"}),
+    "rotary_dim": frozenset({"gptj"}),
+}
+"""Fields whose null is a value to some of mlx-lm's modules, though their classes have another default or none at all:
+queries that are not compressed, no shared experts, as many key heads as heads. A test tries all fields of all."""
+
+
+def without_nulls(value: Config) -> Config:
+    """The fields of `value` but for those whose null says nothing to any module."""
+    return {key: item for key, item in value.items() if item is not None or key in _MEANT}
+
+
+def drop_nulls(config: Config, module: str) -> None:
+    """Takes those out of `config` whose null says nothing to the module of that name in mlx-lm."""
+    for key in [key for key, item in config.items() if item is None and module not in _MEANT.get(key, ())]:
+        del config[key]
