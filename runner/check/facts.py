@@ -90,6 +90,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None
     architecture: str | None
     module: str | None
+    defaults: dict[str, object]
+    """Fields that config.json leaves out, with the values that count for them."""
     layers: int | None
     parameters: int | None
     caches: list[LayerKind] | None
@@ -134,6 +136,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         path=plain(str(checkpoint.path)) if checkpoint else None,
         architecture=plain(found.architecture) if found.architecture else None,
         module=f"mlx_lm.models.{found.family.module}" if found.family else None,
+        defaults=found.defaults,
         layers=len(module.layers) if module else None,
         parameters=parameters,
         caches=_kinds(layers) if layers else None,

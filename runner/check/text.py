@@ -43,6 +43,8 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
         yield found.source or "path", found.path
     if found.architecture:
         yield "architecture", f"{found.architecture}, run by {found.module}"
+    if stated := [f"{field} {_value(value)}" for field, value in found.defaults.items() if value is not False]:
+        yield "defaults", f"{', '.join(stated)}: config.json does not say"
     if found.layers is not None and found.caches is not None:
         yield "layers", f"{found.layers}: {_kinds(found.caches)}"
     if found.parameters is not None:
@@ -61,6 +63,10 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "context", _context(found.context)
     if found.tokenizer:
         yield from _tokenizer(found.tokenizer)
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _tokenizer(facts: TokenizerFacts) -> Iterator[tuple[str, str]]:

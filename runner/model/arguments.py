@@ -43,22 +43,35 @@ def arguments() -> Iterator[Defaults]:
         setattr(BaseModelArgs, _METHOD, genuine)
 
 
+def counted(cls: type[Any], config: Mapping[str, object]) -> Defaults:
+    """The defaults of `cls` for what `config` leaves out; those that are None say nothing."""
+    defaults: Defaults = {}
+    for field in dataclasses.fields(cls):
+        if field.name in config:
+            continue
+        if field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory()
+        elif field.default is not dataclasses.MISSING and field.default is not None:
+            defaults[field.name] = field.default
+    return defaults
+
+
 def _completed(cls: type[Any], config: Mapping[str, object], defaults: Defaults) -> Config:
     """`config` with a null for each field that `cls` demands though it may be None; ModelError for the others."""
     told = dict(config)
     lacking = []
+    defaults |= counted(cls, config)
     for field in dataclasses.fields(cls):
-        if field.name in told:
+        if field.name in told or not _is_demanded(field):
             continue
-        if field.default_factory is not dataclasses.MISSING:
-            defaults[field.name] = field.default_factory()
-        elif field.default is not dataclasses.MISSING:
-            if field.default is not None:
-                defaults[field.name] = field.default
-        elif _MAY_BE_NONE.fullmatch(str(field.type)):
+        if _MAY_BE_NONE.fullmatch(str(field.type)):
             told[field.name] = defaults[field.name] = None
         else:
             lacking.append(field.name)
     if lacking:
         raise ModelError(f"config.json does not fit {cls.__module__}: it lacks {', '.join(lacking)}")
     return told
+
+
+def _is_demanded(field: "dataclasses.Field[object]") -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

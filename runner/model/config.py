@@ -15,7 +15,7 @@ _STALE = ("quantization", "quantization_config", "compression_config")
 """In a store they describe the source of a conversion; the tensors themselves say what they are."""
 _FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 _ROPE_FIELDS = ("rope_theta", "partial_rotary_factor")
-_CHECKED_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "sliding_window")
+_CHECKED_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window")
 _REAL_FIELDS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "routed_scaling_factor")
 _CONTEXT_FIELDS = (
     *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length"),
@@ -169,7 +169,8 @@ def _check_fields(text: Config, family: Family) -> None:
     lacking = [key for key in family.required if text.get(key) is None]
     if lacking:
         raise ModelError(f"config.json lacks {', '.join(lacking)} (in {family.text or 'its top level'})")
-    for key in (*family.required, *_CHECKED_FIELDS):
+    filled = [key for key, value in family.defaults.items() if value]
+    for key in (*family.required, *filled, *_CHECKED_FIELDS, *_REAL_FIELDS):
         value = text.get(key)
         legal = (int, float) if key in _REAL_FIELDS else int
         if value is None or (isinstance(value, legal) and not isinstance(value, bool) and 0 < value < math.inf):

@@ -34,8 +34,10 @@ class Family(NamedTuple):
 
     `text` is the key of the config object that describes the text model, "" for the top level; `flat` is the family of
     a config without that object, and `unwrapped` tells that the module is made from that object alone. `required` are
-    fields that mlx-lm cannot do without, or has a wrong default for. `renames` are (pattern, replacement) for tensor
-    names, applied in their order. `head` is the output projection, after renaming. `adapt` mends the text config.
+    fields that mlx-lm cannot do without, or has a default for that is no good. `defaults` count where the file says
+    nothing, for fields that mlx-lm's class demands and Ollama fills, or that are checked here. `renames` are (pattern,
+    replacement) for tensor names, applied in their order. `head` is the output projection, after renaming. `adapt`
+    mends the text config.
     """
 
     module: str
@@ -81,13 +83,17 @@ def _adapt_qwen3_5(text: Config) -> None:
 
 
 _SIZES = ("hidden_size", "num_hidden_layers", "intermediate_size")
-_HEADS = (*_SIZES, "num_attention_heads", "rms_norm_eps")
+_HEADS = (*_SIZES, "num_attention_heads")
 _EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _LINEAR = tuple(
     f"linear_{part}"
     for part in ("num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
 )
-_MAMBA = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "conv_kernel", "n_groups", "layer_norm_epsilon")
+_MAMBA = {
+    "mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "conv_kernel": 4, "n_groups": 1,
+    "layer_norm_epsilon": 1e-5,
+}  # fmt: skip
+"""What Ollama puts in where a Nemotron-H does not say it."""
 
 _UNWRAPPED: tuple[Rename, ...] = (
     (r"^(model\.language_model\.|language_model\.model\.)", "model."),
@@ -99,7 +105,7 @@ _WRAPPED: tuple[Rename, ...] = (
 )
 _WRAPPED_HEAD = "language_model.lm_head.weight"
 
-_LLAMA = Family("llama", required=_HEADS, renames=_UNWRAPPED)
+_LLAMA = Family("llama", required=_HEADS, defaults={"rms_norm_eps": 1e-5}, renames=_UNWRAPPED)
 _GEMMA4_EXPERTS: tuple[Rename, ...] = (
     (r"\.moe\.(?:switch_mlp\.)?(gate_up_proj|down_proj)(?:\.weight)?$", r".experts.\1"),
     (r"\.moe\.(?:switch_mlp\.)?(gate_proj|up_proj)(?:\.weight)?$", r".experts.switch_glu.\1.weight"),
@@ -129,35 +135,30 @@ _QWEN3_5_MOE_TEXT = _QWEN3_5_TEXT._replace(
 _QWEN3_5_MOE = _QWEN3_5_MOE_TEXT._replace(text="text_config", flat=_QWEN3_5_MOE_TEXT)
 _QWEN3_NEXT = Family(
     "qwen3_next",
-    required=(*_HEADS, "num_key_value_heads", "head_dim", "rope_theta", *_LINEAR, *_EXPERTS),
+    required=(*_HEADS, "rms_norm_eps", "num_key_value_heads", "head_dim", "rope_theta", *_LINEAR, *_EXPERTS),
     defaults={"mlp_only_layers": [], "decoder_sparse_step": 1, "max_position_embeddings": 0},
     renames=_UNWRAPPED,
 )
 _QWEN3_NEXT_WRAPPED = _QWEN3_NEXT._replace(text="text_config", flat=_QWEN3_NEXT, unwrapped=True)
-_GLM4_MOE_LITE = Family(
-    "glm4_moe_lite",
-    required=(
-        *_HEADS, "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "n_routed_experts",
-        "num_experts_per_tok", "moe_intermediate_size", "routed_scaling_factor",
-    ),
-    renames=_UNWRAPPED,
-)  # fmt: skip
+_GLM4_MOE_LITE = Family("glm4_moe_lite", required=_HEADS, defaults={"kv_lora_rank": 512}, renames=_UNWRAPPED)
 _NEMOTRON_H = Family(
     "nemotron_h",
-    required=("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", *_MAMBA),
+    required=("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    defaults=_MAMBA,
     renames=((r"^(model\.)?language_model\.", ""),),
 )
 _NEMOTRON_H_WRAPPED = _NEMOTRON_H._replace(text="llm_config", flat=_NEMOTRON_H, unwrapped=True)
-_GLIMMER = Family("muse_glimmer", required=(*_HEADS, "num_key_value_heads", "head_dim"), renames=_UNWRAPPED)
+_GLIMMER = Family("muse_glimmer", required=_HEADS, defaults={"head_dim": 128}, renames=_UNWRAPPED)
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": _LLAMA,
     "Qwen3ForCausalLM": Family(
         "qwen3",
-        required=(*_HEADS, "num_key_value_heads", "rope_theta"),
-        # Fields that mlx-lm demands: the width has transformers' default, the length is only for our own limit.
-        defaults={"head_dim": 128, "max_position_embeddings": 0},
+        required=(*_HEADS, "num_key_value_heads"),
+        # Fields that mlx-lm demands: the width has transformers' default, the length is only for our own limit, the
+        # others are what Ollama puts in.
+        defaults={"head_dim": 128, "max_position_embeddings": 0, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0},
         renames=_UNWRAPPED,
     ),
     "Gemma3ForCausalLM": Family("gemma3_text", required=_SIZES, renames=_UNWRAPPED, adapt=_adapt_gemma3),
@@ -185,9 +186,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen3NextMoeForConditionalGeneration": _QWEN3_NEXT_WRAPPED,
     "Glm4MoeLiteForCausalLM": _GLM4_MOE_LITE,
     "GLM4MoeLite": _GLM4_MOE_LITE,
-    "LagunaForCausalLM": Family(
-        "laguna", required=(*_HEADS, *_EXPERTS), defaults={"head_dim": 128}, renames=_UNWRAPPED
-    ),
+    "LagunaForCausalLM": Family("laguna", required=_HEADS, defaults={"head_dim": 128}, renames=_UNWRAPPED),
     "NemotronHForCausalLM": _NEMOTRON_H,
     "NemotronH_Nano_VL_V2": _NEMOTRON_H_WRAPPED,
     "NemotronH_Nano_Omni_Reasoning_V3": _NEMOTRON_H_WRAPPED,

@@ -17,12 +17,13 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
 from runner.errors import FaultsError, ModelError
+from runner.model.arguments import Defaults
 from runner.model.checkpoint import Checkpoint, Tensor
-from runner.model.config import read_config
+from runner.model.config import read_config, text_config
 from runner.model.digests import verify
 from runner.model.dtype import Plan
 from runner.model.families import UNNEEDED, Config, Family, architecture_of, family_of
-from runner.model.module import rehearse
+from runner.model.module import build, rehearse
 from runner.model.opened import OpenedModel, find_checkpoint, open_checkpoint
 from runner.model.quantization import WORD_BITS
 
@@ -55,6 +56,8 @@ class Examined(NamedTuple):
     opened: OpenedModel | None
     module: Module | None
     """On placeholders: shapes and types, no values."""
+    defaults: Defaults
+    """What counts where config.json says nothing: of mlx-lm's classes, and of ours."""
     compared: bool
     """Whether the tensors were held against the module, as far as they could be read."""
     problems: list[ModelError]
@@ -73,7 +76,7 @@ def examine(model: str, models_dir: Path, *, digests: bool) -> Examined:
     with noting(problems):
         checkpoint = find_checkpoint(model, models_dir, problems.append)
     if checkpoint is None:
-        return Examined(None, None, None, None, None, None, False, problems)
+        return Examined(None, None, None, None, None, None, {}, False, problems)
     with noting(problems):
         config = read_config(checkpoint)
         architecture = architecture_of(config, from_store=checkpoint.from_store)
@@ -90,7 +93,8 @@ def examine(model: str, models_dir: Path, *, digests: bool) -> Examined:
         mismatches: list[ModelError] = []
         verify(checkpoint, (opened or checkpoint).tensors.values(), mismatches.append)
         problems += sorted(mismatches, key=str)
-    return Examined(checkpoint, config, architecture, family, opened, module, compared, problems)
+    defaults = _defaults(opened) if opened is not None and module is not None else {}
+    return Examined(checkpoint, config, architecture, family, opened, module, defaults, compared, problems)
 
 
 @contextmanager
@@ -109,6 +113,13 @@ def _rehearsed(opened: OpenedModel) -> tuple[Module | None, Sequence[ModelError]
         return None, error.faults
     except ModelError as error:
         return None, () if opened.lost else (error,)  # with tensors lost it may only say that they are
+
+
+def _defaults(opened: OpenedModel) -> Defaults:
+    family, text = opened.family, text_config(opened.config, opened.family)
+    ours = {key: value for key, value in family.defaults.items() if text.get(key) is None and value}
+    classes = build(opened)[1]
+    return ours | {key: value for key, value in classes.items() if value is not None and key != "model_type"}
 
 
 def skipped(checkpoint: Checkpoint, opened: OpenedModel) -> list[Amount]:

@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 import runner.mlxlm  # noqa: F401  # registers mlx_lm without its __init__
 from runner.errors import ModelError
 from runner.model import awq
-from runner.model.arguments import Defaults, arguments
+from runner.model.arguments import Defaults, arguments, counted
 from runner.model.checkpoint import Tensor
 from runner.model.experts import View, Weights, presented, views
 from runner.model.families import COMPUTED
@@ -117,7 +117,7 @@ def build(opened: OpenedModel) -> tuple[Module, Defaults]:
             unsaid = ", ".join(field for field, value in defaults.items() if value is None)
             why = f"{type(error).__name__}: {error}{f' (it lacks {unsaid})' if unsaid else ''}"
             raise ModelError(f"config.json does not fit {name}: {why}") from error
-    return module, defaults
+    return module, counted(args_class, config) | defaults
 
 
 def _sanitized(opened: OpenedModel, weights: Weights, view: View) -> tuple[Module, Weights]:

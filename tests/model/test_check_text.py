@@ -13,7 +13,19 @@ from tests.model.malformed import WEIGHT, with_config, with_text, without, witho
 from tests.models.store import Store
 
 KEYS = (
-    *("model", "loads", "source", "path", "architecture", "module", "layers", "parameters", "caches", "weights"),
+    *(
+        "model",
+        "loads",
+        "source",
+        "path",
+        "architecture",
+        "module",
+        "defaults",
+        "layers",
+        "parameters",
+        "caches",
+        "weights",
+    ),
     *("read_bytes", "files", "skipped", "device", "computes", "blas", "context", "tokenizer", "warnings", "problems"),
 )
 
