@@ -4,7 +4,8 @@ RunnerError
 ├── UsageError        the command line or an environment variable is wrong: exit status 2
 ├── ModelError        the model cannot be opened: `Error: <text>` on stderr, exit status 1
 │   ├── FaultsError   for several reasons at once
-│   └── ReadError     its weights cannot be read, though all headers are in order
+│   ├── ReadError     its weights cannot be read, though all headers are in order
+│   └── ComputeError  it is loaded, and its first forward fails
 └── RequestError      one request is refused: `status` and text before the stream, an `Error` line after it began
 """
 
@@ -38,6 +39,15 @@ class FaultsError(ModelError):
 
 class ReadError(ModelError):
     """The weights cannot be read, though all headers are in order."""
+
+
+class ComputeError(ModelError):
+    """The model fails at what every request would ask of it."""
+
+    advice = (
+        "weights and config.json fit each other, so compare the values in config.json with those of the model's"
+        " publisher; where a type is not supported, try --dtype float32"
+    )
 
 
 def no_mlx(error: ImportError) -> RunnerError:

@@ -141,8 +141,8 @@ class Engine:
     def _live(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             self._load()
+            self._warm_up()
             loop.call_soon_threadsafe(self._ready.set)
-            self._warm_up()  # hosts ask for the status, and then take a moment to ask for more
             while True:
                 self._step()
         except RunnerError as error:
@@ -182,7 +182,7 @@ class Engine:
         from runner.engine.memory import Memory, MLXMeter, set_limits
         from runner.engine.running import Running
         from runner.engine.survey import About, Survey
-        from runner.engine.warm import warm_up
+        from runner.engine.warm import sketch, warm_up
         from runner.model.dtype import device
         from runner.model.load import load
         from runner.model.memory import device_bytes, lent_bytes
@@ -221,13 +221,15 @@ class Engine:
             return loaded.solitary or find_fault(make_layers, loaded.logits, self.limits.vocab_size)
 
         def warm() -> None:
+            if on_cpu and self._model.total_bytes > _WARM_BYTES and not loaded.has_16_bit_experts:
+                sketch(make_layers, loaded.logits, self.limits.vocab_size, self.limits.context_length)
+                return
             if not on_cpu:
                 log.info("warming up", why="a GPU's kernels are compiled when they are first used, once on a machine")
             batches = [fault] if not on_cpu and self._running.places > 1 else []
             warm_up(make_layers, loaded.logits, self.limits.vocab_size, self.limits.context_length, *batches)
 
-        if not on_cpu or self._model.total_bytes <= _WARM_BYTES:
-            self._warm_up = warm
+        self._warm_up = warm
         reuse_bytes = set_limits(budget_bytes, on_cpu=on_cpu)
         shared = on_cpu or mx.metal.is_available()  # one memory for the device and for processes
         means = Means(

@@ -1,11 +1,14 @@
-"""The forwards and the sampling of a first request, before there is one: GPUs make kernels when they are first used."""
+"""The forwards and the sampling of a first request, before there is one: a model that cannot compute is none to serve,
+and GPUs make kernels when they are first used."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 import mlx.core as mx
 
 from runner.engine.generation import Forward
+from runner.errors import ComputeError
 from runner.logs import Log, told
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler
@@ -28,20 +31,46 @@ def warm_up(
 ) -> None:
     """A slice of a prompt, and a step with each kind of sampling, on layers that nobody keeps; then a `trial`.
 
-    Never raises: whatever a request would meet, it meets itself, and can be told. Owner: the engine thread.
+    Raises ComputeError for what every request would fail with; what the trial meets is told in the log. Owner: the
+    engine thread.
     """
     started = perf_counter()
-    try:
-        prompt = [token * vocab_size // _TOKENS for token in range(min(_TOKENS, context_length))]
+    with _computing():
+        prompt = _prompt(vocab_size, context_length)
         layers, mask = make_layers(), b"\xff" * (-(-vocab_size // 8))
         logits = forward(mx.array([prompt]), layers)
         mx.eval(logits)
         for options in _OPTIONS:
             logits = forward(mx.array([[0]]), layers)
             mx.eval(Sampler(options, prompt, vocab_size, context_length)(logits[:, -1, :], [mask]).arrays())
+    try:
         trial()
     except Exception as error:
-        log.warning("the model could not be warmed up", reason=told(error))
+        log.warning("several requests at once could not be tried", reason=told(error))
     finally:
         mx.clear_cache()
     log.debug("warmed up", seconds=round(perf_counter() - started, 3))
+
+
+def sketch(make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int, context_length: int) -> None:
+    """The same forwards, of which nothing is computed: milliseconds, whatever the size of the model.
+
+    Raises ComputeError for shapes that do not fit and values that the model cannot compute with. Owner: the engine
+    engine thread.
+    """
+    with _computing():
+        layers = make_layers()
+        for tokens in (_prompt(vocab_size, context_length), [0]):
+            forward(mx.array([tokens]), layers)
+
+
+def _prompt(vocab_size: int, context_length: int) -> list[int]:
+    return [token * vocab_size // _TOKENS for token in range(min(_TOKENS, context_length))]
+
+
+@contextmanager
+def _computing() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ComputeError(f"the model cannot compute: {told(error)}") from error

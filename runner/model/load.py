@@ -16,6 +16,7 @@ import runner.mlxlm  # noqa: F401  # registers mlx_lm without its __init__
 
 # isort: split
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.switch_layers import SwitchLinear
 
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
@@ -49,6 +50,12 @@ class LoadedModel(NamedTuple):
     def solitary(self) -> str:
         """Why several rows cannot go through one forward, where that is known; else nothing."""
         return SOLITARY.get(type(self.module).__module__.rpartition(".")[2], "")
+
+    @property
+    def has_16_bit_experts(self) -> bool:
+        """Whether there are plain experts in 16 bits, which MLX refuses to multiply on CPUs, though only then."""
+        experts = (layer for layer in self.module.modules() if type(layer) is SwitchLinear)
+        return any(layer.weight.dtype in (mx.bfloat16, mx.float16) for layer in experts)
 
     def make_layers(self) -> list[object]:
         """Fresh layer caches for one sequence, one per layer that has a state."""

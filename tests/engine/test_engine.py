@@ -1,6 +1,7 @@
 """With one place the engine runs requests in order, one slice at a time, and none of them disturbs the next."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -178,7 +179,16 @@ async def test_the_events_of_a_slice_wake_the_loop_once(engine: Engine, monkeypa
         wake_ups += 1
         return int(write(end, data, size))
 
+    receive = engine._receive
+
+    def receive_late() -> None:
+        until = time.monotonic() + 10
+        while engine._outbox._woken and time.monotonic() < until:  # lest the loop takes the events of several slices
+            time.sleep(0.001)
+        receive()
+
     monkeypatch.setattr(bell, "_write", count)
+    monkeypatch.setattr(engine, "_receive", receive_late)
     asked = request(max_tokens=20)
     engine.submit(asked)
     told = await events(asked)

@@ -1,11 +1,13 @@
 """The first forwards before the first request: they leave nothing behind, and nothing depends on them."""
 
 import logging
+from collections.abc import Callable
 
 import mlx.core as mx
 import pytest
 
-from runner.engine.warm import warm_up
+from runner.engine.warm import sketch, warm_up
+from runner.errors import ComputeError
 from tests.cache.tiny import KINDS, VOCAB, tiny
 from tests.engine.company import CONTEXT, plain
 
@@ -51,13 +53,52 @@ def test_what_is_tried_comes_last_and_its_fault_is_only_told(caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         warm_up(kind.make_layers, forward, VOCAB, CONTEXT, trial)
     assert done == ["tried"]
-    assert "the model could not be warmed up" in caplog.text
+    assert "several requests at once could not be tried" in caplog.text
 
 
-def test_a_model_that_fails_is_told_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def failing(tokens: mx.array, layers: list[object]) -> mx.array:
+    raise RuntimeError("no kernel for this")
+
+
+@pytest.mark.parametrize("prove", [warm_up, sketch])
+def test_a_model_that_cannot_compute_is_refused(prove: Callable[..., None]) -> None:
+    with pytest.raises(ComputeError, match=r"^the model cannot compute: RuntimeError: no kernel for this$"):
+        prove(tiny("llama").make_layers, failing, VOCAB, CONTEXT)
+
+
+def test_a_step_that_fails_is_a_fault_of_the_model_too() -> None:
+    """A prompt of one slice may compute where a step after it does not."""
+    kind = tiny("llama")
+
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
-        raise RuntimeError("no kernel for this")
+        return plain(kind)(tokens, layers) if tokens.size > 1 else failing(tokens, layers)
 
-    with caplog.at_level(logging.WARNING):
-        warm_up(tiny("llama").make_layers, forward, VOCAB, CONTEXT)
-    assert "the model could not be warmed up" in caplog.text
+    for prove in (warm_up, sketch):
+        with pytest.raises(ComputeError, match=r"^the model cannot compute: "):
+            prove(kind.make_layers, forward, VOCAB, CONTEXT)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_sketch_computes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model would take seconds, and memory, for a token that nobody wants."""
+    kind = tiny(name)
+    monkeypatch.setattr(mx, "eval", lambda *_: pytest.fail("evaluated"))
+    monkeypatch.setattr(mx, "async_eval", lambda *_: pytest.fail("evaluated"))
+    results: list[mx.array] = []
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        results.append(plain(kind)(tokens, layers))
+        return results[-1]
+
+    before = mx.get_active_memory()
+    sketch(kind.make_layers, forward, VOCAB, CONTEXT)
+    assert [array.shape[:2] for array in results] == [(1, 16), (1, 1)]
+    assert mx.get_active_memory() - before < results[0].nbytes, "not even the scores of the prompt"
+
+
+def test_shapes_that_do_not_fit_show_in_a_sketch() -> None:
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        return mx.zeros((tokens.size, 3)) @ mx.zeros((4, VOCAB))
+
+    with pytest.raises(ComputeError, match=r"^the model cannot compute: ValueError: "):
+        sketch(tiny("llama").make_layers, forward, VOCAB, CONTEXT)

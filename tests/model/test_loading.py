@@ -21,7 +21,7 @@ from runner.model.families import SOLITARY
 from runner.model.header import Entry
 from runner.model.load import LoadedModel, load
 from tests.model.conftest import Checkpoints, run, run_path, same
-from tests.models.checkpoints import config_of, make_weights, write_checkpoint, write_directory
+from tests.models.checkpoints import Dtype, Kind, config_of, make_weights, write_checkpoint, write_directory
 from tests.models.store import Store, Tensor, write_store
 
 
@@ -259,3 +259,13 @@ def test_a_module_whose_rows_need_to_be_alone_says_why(name: str) -> None:
     for module, wanted in ((name, SOLITARY[name]), ("llama", "")):
         kind = type("Model", (Module,), {"__module__": f"mlx_lm.models.{module}"})
         assert LoadedModel(kind()).solitary == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "has"),
+    [("deepseek_v3", "bfloat16", True), ("deepseek_v3", "float32", False), ("llama", "bfloat16", False)],
+)
+def test_experts_that_a_cpu_refuses_are_known(kind: Kind, dtype: Dtype, has: bool, checkpoint: Checkpoints) -> None:
+    opened = open_model(str(checkpoint(kind, dtype)), Path("unused"))
+    assert load(opened).has_16_bit_experts is has
+    assert not load(opened, "float32").has_16_bit_experts

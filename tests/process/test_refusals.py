@@ -1,5 +1,6 @@
 """A model that cannot be served ends the process at once and with one line, to a host as to a person who checks it."""
 
+import re
 import resource
 import subprocess
 from collections.abc import Iterator
@@ -8,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.host import capture
-from tests.model.malformed import CASES, WEIGHT, flip
-from tests.models.checkpoints import write_checkpoint
+from tests.model.malformed import CASES, WEIGHT, Break, flip, with_config
+from tests.models.checkpoints import Dtype, write_checkpoint
 from tests.models.store import Store, write_store
 from tests.process.conftest import RUNNER, SpawnModel
 
@@ -71,6 +72,27 @@ def test_check_prints_the_line_that_serving_ends_with(name: str, store: Store, s
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == f"PROBLEM       {refusal(store, start)}"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "spoil", "arguments", "line"),
+    [
+        ("float32", with_config(num_experts_per_tok=99), (), "the model cannot compute: ValueError: .*kth.*"),
+        ("bfloat16", with_config(), ("--dtype", "keep"), "the model cannot compute: RuntimeError: .*only supports.*"),
+    ],
+)
+@pytest.mark.usefixtures("cheap")
+def test_a_model_that_cannot_compute_never_gets_ready(
+    dtype: Dtype, spoil: Break, arguments: tuple[str, ...], line: str, tmp_path: Path, start: SpawnModel
+) -> None:
+    """It would answer that all is well, and fail every request."""
+    store = write_store(tmp_path / "models", "tiny", write_checkpoint(tmp_path / "source", "deepseek_v3", dtype=dtype))
+    spoil(store)
+    process = start("tiny", arguments, models_dir=store.models_dir, ready=False)
+    assert process.wait(60) == 1
+    assert "Traceback" not in process.output.text
+    assert "msg=listening" not in process.output.text
+    assert re.fullmatch(f"Error: {line}", process.output.lines[-1]), process.output.lines[-1]
 
 
 def test_a_changed_blob_is_refused_before_loading_only_with_verify(store: Store, start: SpawnModel) -> None:
