@@ -77,8 +77,8 @@ class Checkpoint(NamedTuple):
     """Tensors whose file was reported as unreadable: stand-ins without a shape, under the best name that is known."""
     draft_bytes: Mapping[str, int] = {}
     """What belongs to a speculative draft model and was left unopened, by the names of the layers."""
-    text_blobs: tuple[File, ...] = ()
-    """The store's blobs that hold no tensors; a directory has no blobs."""
+    text_blobs: Mapping[str, File] = {}
+    """The store's blobs that hold no tensors, by what a manifest calls them; a directory has no blobs."""
 
     def file(self, name: str) -> bytes | None:
         """The text file called `name`; None if the model has none. The name of a blob would not tell which it is."""

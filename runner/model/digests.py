@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from runner.errors import ModelError
@@ -20,13 +20,15 @@ _CHUNK_BYTES = 1 << 20
 def verify(checkpoint: Checkpoint, tensors: Iterable[Tensor], report: Report = refuse) -> None:
     """Compares the SHA-256 of each blob that `tensors` and the text files lie in with its name.
 
-    Reports ModelError for those that differ, in any order; if that raises, the rest is left alone. Says in the log how
-    far it is, or that a directory has no digests.
+    Reports ModelError for those that differ, in any order, which names what lies there; if that raises, the rest is
+    left alone. Says in the log how far it is, or that a directory has no digests.
     """
     if not checkpoint.from_store:
         log.info("nothing to verify: a directory has no digests", directory=str(checkpoint.path))
         return
-    blobs = {*checkpoint.text_blobs, *(File(part.file) for tensor in tensors for part in tensor.parts)}
+    blobs: dict[File, list[str]] = {file: [name] for name, file in checkpoint.text_blobs.items()}
+    for tensor in tensors:
+        blobs.setdefault(File(tensor.weight.file), []).append(tensor.weight.key)
     sizes = {blob: _size(blob) for blob in blobs}
     progress = Progress(log, "verifying", sum(sizes.values()))
     stopped = threading.Event()  # set when nobody waits for the rest
@@ -34,7 +36,7 @@ def verify(checkpoint: Checkpoint, tensors: Iterable[Tensor], report: Report = r
         try:
             # The largest first, so that the threads end together.
             order = sorted(blobs, key=lambda blob: (-sizes[blob], blob.path))
-            for future in as_completed([pool.submit(_fault, blob, progress, stopped) for blob in order]):
+            for future in as_completed([pool.submit(_fault, blob, blobs[blob], progress, stopped) for blob in order]):
                 fault = future.result()
                 if fault is not None:
                     report(fault)
@@ -51,8 +53,11 @@ def _size(blob: File) -> int:
         return 0
 
 
-def _fault(blob: File, progress: Progress, stopped: threading.Event) -> ModelError | None:
-    """What is wrong with the content of one blob. One that cannot be opened is no matter of digests."""
+def _fault(blob: File, names: Sequence[str], progress: Progress, stopped: threading.Event) -> ModelError | None:
+    """What is wrong with the content of one blob, in which lies what has these names.
+
+    One that cannot be opened is no matter of digests.
+    """
     found = hashlib.sha256()
     chunk = memoryview(bytearray(_CHUNK_BYTES))
     try:
@@ -67,7 +72,8 @@ def _fault(blob: File, progress: Progress, stopped: threading.Event) -> ModelErr
     wanted = blob.path.name.removeprefix("sha256-").lower()
     if stopped.is_set() or found.hexdigest() == wanted:
         return None
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return ModelError(
         f"digest mismatch, file must be downloaded again: want sha256:{wanted}, got sha256:{found.hexdigest()}:"
-        f" {blob.path}"
+        f" {names[0]}{more} in {blob.path}"
     )

@@ -66,7 +66,7 @@ def open_store(name: str, models_dir: Path, report: Report = refuse) -> Checkpoi
         missing_file='config "{}" not found in manifest',
         lost=lost,
         draft_bytes={layer.name: layer.size_bytes for layer in tensor_layers if layer.is_draft},
-        text_blobs=(*config, *(file for key, file in files.items() if not key.startswith(_DRAFT))),
+        text_blobs={**config, **{key: file for key, file in files.items() if not key.startswith(_DRAFT)}},
     )
 
 
@@ -114,23 +114,23 @@ def _layer(path: Path, item: object, models_dir: Path) -> _Layer:
 
 def _config_blob(
     name: str, path: Path, manifest: Mapping[str, object], models_dir: Path, report: Report
-) -> tuple[File, ...]:
+) -> dict[str, File]:
     """The blob that describes the model to Ollama, if there is one. Refuses what it says is no safetensors model."""
     item = manifest.get("config")
     if item is None:
-        return ()
+        return {}
     try:
         layer = _layer(path, item, models_dir)
         config = _parsed(layer)
     except ModelError as error:
         report(error)
-        return ()
+        return {}
     if config.get("model_format") != _MODEL_FORMAT:
         raise ModelError(
             f"model {name} has the format {config.get('model_format')!r}, want {_MODEL_FORMAT!r}"
             f" (`ollama create --experimental` makes such models): {layer.blob}"
         )
-    return (layer.file,)
+    return {"the model config": layer.file}
 
 
 def _parsed(layer: _Layer) -> Mapping[str, object]:

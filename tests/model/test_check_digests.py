@@ -14,7 +14,7 @@ import pytest
 from runner.check.facts import inspect
 from runner.errors import ModelError
 from runner.model import OpenedModel, digests, open_model
-from runner.model.checkpoint import refuse
+from runner.model.checkpoint import File, refuse
 from runner.model.header import open_file
 from runner.settings import CheckSettings
 from tests.model.conftest import Checkpoints, open_stored
@@ -64,7 +64,7 @@ def test_a_changed_blob_is_told_with_both_digests_and_its_path(name: str, store:
         verify(opened)
     assert re.fullmatch(
         rf"digest mismatch, file must be downloaded again: want {store.layer(name)['digest']}, "
-        rf"got sha256:[0-9a-f]{{64}}: {path}",
+        rf"got sha256:[0-9a-f]{{64}}: {name} in {path}",
         str(refused.value),
     )
 
@@ -75,7 +75,20 @@ def test_the_blob_that_describes_the_model_is_verified(store: Store) -> None:
     assert isinstance(config, dict)
     path = store.blob(config["digest"])
     path.write_bytes(path.read_bytes().replace(b"0.19.0", b"0.19.1"))
-    with pytest.raises(ModelError, match=rf"^digest mismatch, .*{path.name}$"):
+    with pytest.raises(ModelError, match=rf"^digest mismatch, .*: the model config in .*{path.name}$"):
+        verify(opened)
+
+
+def test_of_a_blob_with_many_tensors_the_first_is_named(store: Store) -> None:
+    """The experts of a layer lie in one."""
+    names = [f"model.layers.0.mlp.{part}_proj.weight" for part in ("down", "gate", "up")]
+    group = {key: tensor for name in names for key, tensor in store.tensors(name).items()}
+    for name in names:
+        store.drop(name)
+    store.put_tensors("model.layers.0.mlp", group)
+    opened = open_stored(store)
+    flip("model.layers.0.mlp")(store)
+    with pytest.raises(ModelError, match=rf"^digest mismatch, .*: {names[0]} and 2 more in /"):
         verify(opened)
 
 
@@ -177,7 +190,7 @@ def test_after_the_first_mismatch_nothing_more_is_hashed(store: Store, monkeypat
         file.truncate(1 << 36)
     flip(WEIGHT)(store)
     opened = open_stored(store)
-    text_blobs = (*opened.checkpoint.text_blobs, opened.checkpoint.text_blobs[0]._replace(path=large, size_bytes=None))
+    text_blobs = {**opened.checkpoint.text_blobs, "large": File(large)}
     checkpoint = opened.checkpoint._replace(text_blobs=text_blobs)
     started = time.process_time()
     with pytest.raises(ModelError, match="digest mismatch"):
