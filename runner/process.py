@@ -13,6 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from runner.errors import RunnerError
+
 _LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _CUDA_HOMES = ("CUDA_PATH", "CUDA_HOME")
 OLLAMA = "MLX_RUNNER_OLLAMA"
@@ -57,6 +59,47 @@ def with_host_libraries(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment that a host had made for its own runner, before scripts/ollama-serve made this one of it."""
     result = {name: value for name, value in environ.items() if not name.startswith(OLLAMA) and name not in CHANGED}
     return result | {name: environ[f"{OLLAMA}_{name}"] for name in CHANGED if f"{OLLAMA}_{name}" in environ}
+
+
+def check_threads(count: int) -> None:
+    """Raises RunnerError unless so many threads can be started, all at once; then they end.
+
+    Later, want of one would be an abort of MLX's, or a wait for a thread that never came to be.
+    """
+    import _thread  # which does not wait for each thread to have begun
+
+    gate, ended = _thread.allocate_lock(), _thread.allocate_lock()
+    waiting = 0
+
+    def pass_through() -> None:
+        nonlocal waiting
+        with gate:
+            waiting -= 1
+            if not waiting:
+                ended.release()
+
+    ended.acquire()
+    with gate:
+        try:
+            for _ in range(count):
+                _thread.start_new_thread(pass_through, ())
+                waiting += 1
+        except RuntimeError as error:
+            raise _too_few_threads(count, waiting) from error
+    ended.acquire()
+
+
+def _too_few_threads(wanted: int, found: int) -> "RunnerError":
+    import resource
+
+    from runner.errors import RunnerError
+
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    limit = "unlimited" if most == resource.RLIM_INFINITY else most
+    return RunnerError(
+        f"cannot start {wanted} threads, only {found}: raise the limit on processes and threads (`ulimit -u` is"
+        f" {limit}; a service has TasksMax, a container its limit of pids)"
+    )
 
 
 def _is_host_directory(entry: str) -> bool:

@@ -21,6 +21,9 @@ from runner.terminal import STATUS_LINE
 
 log = Log(__name__)
 _HOST = "127.0.0.1"
+_THREADS = 20
+"""At once, without those of a BLAS: the engine, the helpers, those that tokenize, MLX's own and those that read weights
+are fifteen; the rest is for what a device's libraries start."""
 _HELPERS = 2
 
 
@@ -31,6 +34,8 @@ def start(argv: Sequence[str]) -> NoReturn:
         settings = _settings(argv)
         logs.start(settings.log_level)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text at a time: threads of its own would gain nothing
+        if not isinstance(settings, TopSettings):
+            process.check_threads(_THREADS + settings.blas_threads)
         if isinstance(settings, CheckSettings):
             from runner.check import check
 
