@@ -16,7 +16,7 @@ def main() -> None:
     try:
         from runner import process
 
-        process.restart_without_host_libraries(os.environ, [sys.executable, *sys.orig_argv[1:]])
+        process.restart_in_own_environment(os.environ, [sys.executable, *sys.orig_argv[1:]])
         from runner.start import start
     except (ImportError, OSError) as error:
         os.write(2, f"Error: the installation is broken: {error}\n".encode())

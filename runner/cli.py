@@ -264,6 +264,10 @@ def _models_dir(given: str | None, environ: Mapping[str, str]) -> Path:
     named = environ.get("OLLAMA_MODELS", "").strip().strip("\"'")
     if named:
         return Path(named)
-    home = Path(environ.get("HOME") or Path.home()) / ".ollama" / "models"
+    # It stays `~` for a user without HOME and without an entry in the system's list, where Path.home() raises.
+    home = Path(environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111
+    store = home / ".ollama" / "models"
+    if not home.is_absolute():
+        return _SERVICE_STORE
     # Path.is_dir would raise where the store of a service is closed to other users.
-    return _SERVICE_STORE if not os.path.isdir(home) and os.path.isdir(_SERVICE_STORE) else home  # noqa: PTH112
+    return _SERVICE_STORE if not os.path.isdir(store) and os.path.isdir(_SERVICE_STORE) else store  # noqa: PTH112

@@ -27,16 +27,19 @@ _HOST_CHECK_S = 0.5
 _STDERR = 2
 
 
-def restart_without_host_libraries(environ: Mapping[str, str], command: list[str]) -> None:
-    """Replace this process by one that does not see the host's own MLX and CUDA libraries, if it sees any.
+def restart_in_own_environment(environ: Mapping[str, str], command: list[str]) -> None:
+    """Replace this process by one that sees none of the host's MLX and CUDA libraries and reads file names as UTF-8.
 
     A host puts its library directories in front of LD_LIBRARY_PATH, and the loader reads that only when a process
-    starts; left there, `import mlx` would load the host's libmlx in place of the one it was built with.
+    starts; left there, `import mlx` would load the host's libmlx in place of the one it was built with. Of names in
+    UTF-8, a Python told to go by a C locale makes texts that neither MLX nor JSON takes.
     """
-    cleaned = without_host_libraries(environ)
-    if cleaned != dict(environ):
+    wanted = without_host_libraries(environ)
+    if sys.getfilesystemencoding() != "utf-8":
+        wanted["PYTHONUTF8"] = "1"
+    if wanted != dict(environ):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until main() has taken Python's handler away again
-        os.execve(sys.executable, command, cleaned)  # noqa: S606 - our own command line again
+        os.execve(sys.executable, command, wanted)  # noqa: S606 - our own command line again
 
 
 def without_host_libraries(environ: Mapping[str, str]) -> dict[str, str]:

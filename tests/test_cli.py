@@ -4,6 +4,7 @@ import logging
 import re
 from itertools import groupby
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -439,3 +440,18 @@ def test_a_wrong_value_is_refused_by_name(argv: list[str], environ: dict[str, st
 def test_wrong_usage_of_check_is_refused_by_name(words: list[str], environ: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         parse_check(words, environ)
+
+
+def test_a_user_without_a_home_has_the_store_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as a number that no list knows; a directory is served all the same."""
+    monkeypatch.delenv("HOME", raising=False)
+
+    def unknown(user: int) -> NoReturn:
+        raise KeyError(user)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    store = Path("/usr/share/ollama/.ollama/models")
+    assert parse(["--model", "/m"], {}).models_dir == store
+    assert parse_check(["m"], {}).models_dir == store
+    assert parse(["--model", "m"], {"OLLAMA_MODELS": "/x"}).models_dir == Path("/x")
+    assert parse(["--model", "m", "--models-dir", "/y"], {}).models_dir == Path("/y")

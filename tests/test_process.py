@@ -1,11 +1,15 @@
 """The host's own libraries are kept away from ours."""
 
+import _thread
 import os
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from runner.process import without_host_libraries
+from runner.errors import RunnerError
+from runner.process import check_threads, without_host_libraries
 
 
 def test_the_hosts_library_directories_are_dropped_and_others_stay(tmp_path: Path) -> None:
@@ -55,3 +59,28 @@ def test_a_cleaned_environment_needs_no_second_cleaning(tmp_path: Path) -> None:
     (tmp_path / "mlx_cpu").mkdir()
     once = without_host_libraries({"LD_LIBRARY_PATH": f"{tmp_path}{os.pathsep}/usr/lib"})
     assert without_host_libraries(once) == once
+
+
+def test_threads_that_can_be_started_end_again() -> None:
+    before = _thread._count()
+    check_threads(20)
+    until = time.monotonic() + 30
+    while _thread._count() > before:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("most", [0, 3, 19])
+def test_too_few_threads_are_told_with_the_limits_to_look_at(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    genuine = _thread.start_new_thread
+    started: list[int] = []
+
+    def start_new_thread(*arguments: Any) -> int:
+        if len(started) == most:
+            raise RuntimeError("can't start new thread")
+        started.append(genuine(*arguments))
+        return started[-1]
+
+    monkeypatch.setattr(_thread, "start_new_thread", start_new_thread)
+    with pytest.raises(RunnerError, match=rf"^cannot start 20 threads, only {most}: .*`ulimit -u` is \w+; .* pids\)$"):
+        check_threads(20)

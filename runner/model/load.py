@@ -6,7 +6,7 @@ Owner: the engine thread. Every array is made, read and evaluated on the thread 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import BinaryIO, NamedTuple, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -146,7 +146,7 @@ def _groups(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
 def _read_group(group: list[Entry], types: Mapping[Entry, mx.Dtype]) -> dict[Entry, mx.array]:
     """Reads some arrays, as one of `types` where there is one; when it returns, it has none of their files open."""
     try:
-        files = {path: mx.load(str(path), format="safetensors") for path in {entry.file for entry in group}}
+        files = {path: mx.load(_source(path), format="safetensors") for path in {entry.file for entry in group}}
         arrays = {entry: cast("dict[str, mx.array]", files[entry.file]).pop(entry.key) for entry in group}
         arrays |= {entry: arrays[entry].astype(types[entry]) for entry in group if entry in types}
         mx.eval(list(arrays.values()))
@@ -157,3 +157,13 @@ def _read_group(group: list[Entry], types: Mapping[Entry, mx.Dtype]) -> dict[Ent
         read_header(path)  # says what became of the file, if it was cut or taken away since it was opened
         raise ModelError(f"read {path}: {error}") from error
     return arrays
+
+
+def _source(path: Path) -> str | BinaryIO:
+    """What MLX reads a file from: its name, or, where that is no UTF-8, the open file, which is slower."""
+    name = str(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return path.open("rb")
+    return name

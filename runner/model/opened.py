@@ -110,10 +110,15 @@ def find_checkpoint(model: str, models_dir: Path, report: Report = refuse) -> Ch
     """A path if it looks like one; else a name; else a directory of that name, if there is one."""
     if model.startswith(("/", ".", "~")) or Path(model).is_absolute():
         # Path.expanduser raises where there is no such user.
-        return open_directory(Path(os.path.expanduser(model)), model, report)  # noqa: PTH111
+        return open_directory(Path(os.path.expanduser(model)), _printable(model), report)  # noqa: PTH111
     if os.path.isdir(model) and not _is_stored(model, models_dir):  # noqa: PTH112 - Path.is_dir raises for long names
-        return open_directory(Path(model), model, report)
+        return open_directory(Path(model), _printable(model), report)
     return open_store(model, models_dir, report)
+
+
+def _printable(path: str) -> str:
+    """A path that may hold bytes which are no text, as one that can be written into JSON."""
+    return os.fsencode(path).decode(errors="replace")
 
 
 def _is_stored(model: str, models_dir: Path) -> bool:

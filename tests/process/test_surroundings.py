@@ -1,0 +1,81 @@
+"""What a process finds around it: a C locale, names that are no text, no home, hardly any threads."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from protocol.stats import Stats
+from tests.host import Client, Request, capture
+from tests.models.checkpoints import write_checkpoint
+from tests.models.sources import write_source
+from tests.process.conftest import RUNNER, SpawnModel
+
+C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0"}
+NO_TEXT = os.fsdecode(b"mod\xe8le")
+"""A name in Latin-1."""
+
+
+def check(model: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    words = [*RUNNER, "check", model]
+    variables = {**os.environ, **environment}
+    return subprocess.run(words, env=variables, capture_output=True, encoding="utf-8", timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "environment", "shown"),
+    [("modèle-ü", C_LOCALE, "modèle-ü"), (NO_TEXT, C_LOCALE, "mod�le"), (NO_TEXT, {}, "mod�le")],
+    ids=["a C locale", "no text and a C locale", "no text"],
+)
+async def test_a_directory_may_have_any_name(
+    name: str, environment: dict[str, str], shown: str, tmp_path: Path, start: SpawnModel
+) -> None:
+    """Experts apart are read by us, the rest by MLX, which takes names in UTF-8 alone."""
+    directory = write_source(tmp_path / "plain", "deepseek-v3").rename(tmp_path / name)
+    process = start(str(directory), environment=environment)
+    async with Client.of(process) as client:
+        assert (await client.complete(Request("ab", {"num_predict": 3}))).final.done
+        stats = msgspec.json.decode((await client.send("GET", "/v1/stats")).body, type=Stats)
+    assert stats.model == str(tmp_path / shown)
+    found = check(str(directory), **environment)
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+@pytest.fixture
+def few_threads(tmp_path: Path) -> Path:
+    """A library that allows a process MOST_THREADS of them."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("there is no C compiler, or no LD_PRELOAD")
+    library = tmp_path / "few_threads.so"
+    source = Path(__file__).with_name("few_threads.c")
+    words = [compiler, "-O1", "-shared", "-fPIC", "-Wall", "-Werror", str(source), "-o", str(library), "-ldl"]
+    subprocess.run(words, check=True, timeout=120)
+    return library
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 3, 4, 5, 6, 7, 12, 16])
+def test_too_few_threads_are_an_error_and_no_silence(
+    most: int, few_threads: Path, tmp_path: Path, start: SpawnModel
+) -> None:
+    """MLX aborts where it gets four or five, and waits for ever where it gets six."""
+    directory = write_checkpoint(tmp_path / "d", "llama")
+    environment = {"LD_PRELOAD": str(few_threads), "MOST_THREADS": str(most)}
+    process = start(str(directory), environment=environment, ready=False)
+    assert process.wait(60) == 1
+    assert "Traceback" not in process.output.text
+    (line,) = (line for line in process.output.lines if capture(line))
+    assert line == process.output.lines[-1]
+    assert line.startswith(f"Error: cannot start 17 threads, only {most}: raise the limit on processes and threads")
+    found = check(str(directory), **environment)
+    assert (found.returncode, found.stderr.splitlines()[-1:]) == (1, [line])
+
+
+def test_enough_threads_are_enough(few_threads: Path, tmp_path: Path, start: SpawnModel) -> None:
+    """Guards the test above: it is not the library that ends the process."""
+    environment = {"LD_PRELOAD": str(few_threads), "MOST_THREADS": "1000"}
+    start(str(write_checkpoint(tmp_path / "d", "llama")), environment=environment)
