@@ -56,7 +56,7 @@ def sketch(make_layers: Callable[[], list[object]], forward: Forward, vocab_size
     """The same forwards, of which nothing is computed: milliseconds, whatever the size of the model.
 
     Raises ComputeError for shapes that do not fit and values that the model cannot compute with. Owner: the engine
-    engine thread.
+    thread.
     """
     with _computing():
         layers = make_layers()

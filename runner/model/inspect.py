@@ -162,8 +162,9 @@ def _is_packed(layer: Module) -> bool:
 
 
 def _packing(layer: Module) -> str:
-    """Floating-point modes have one group size each, which their name implies."""
-    return f"int{layer.bits} g{layer.group_size}" if layer.mode == "affine" else str(layer.mode)
+    """Floating-point modes have one group size each, which their name implies. Layers of a module's own are affine."""
+    mode = getattr(layer, "mode", "affine")
+    return f"int{layer.bits} g{layer.group_size}" if mode == "affine" else str(mode)
 
 
 def _dtype(dtype: mx.Dtype) -> str:

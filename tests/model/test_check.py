@@ -32,7 +32,19 @@ from tests.model.malformed import (
     without_blob,
     zeros,
 )
-from tests.models.checkpoints import BOS, CHUNK, CONFIGS, EOS, GEMMA_WINDOW, VOCABULARY_SIZE, Kind, write_checkpoint
+from tests.models.architectures import config, make_module
+from tests.models.checkpoints import (
+    BOS,
+    CHUNK,
+    CONFIGS,
+    EOS,
+    GEMMA_WINDOW,
+    TOKENIZER,
+    VOCABULARY_SIZE,
+    Kind,
+    write_checkpoint,
+    write_weights,
+)
 from tests.models.store import (
     PACKINGS,
     TENSOR,
@@ -165,6 +177,20 @@ def test_packings_are_told_with_what_they_take(
     assert quantization in wanted or f"{quantization} g64" in wanted
     assert found.read_bytes == sum(size for _, size in wanted.values())
     assert found.parameters == check(str(checkpoint("llama"))).parameters
+
+
+@pytest.mark.parametrize("name", ["prism_hadamard_qwen35", "afm7"])
+def test_packed_layers_of_a_modules_own_are_told(name: str, tmp_path: Path) -> None:
+    """They need not have all that MLX's have."""
+    write_weights(tmp_path, dict(tree_flatten(make_module(name).parameters())))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config(name), "model_type": name, "architectures": [f"{name}X"]})
+    )
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    found = check(str(tmp_path))
+    assert (found.loads, found.problems) == (True, [])
+    assert found.weights is not None
+    assert any(amount.name.startswith("int") for amount in found.weights) == ("prism" in name)
 
 
 def test_what_text_does_not_need_is_counted_by_what_it_is(checkpoint: Checkpoints, tmp_path: Path) -> None:
