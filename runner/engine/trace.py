@@ -2,23 +2,31 @@
 
 import json
 import os
+import stat
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TextIO
 
 from runner.errors import UsageError
+from runner.logs import Log
 
 _FLUSH_EVENTS = 4096
+
+log = Log(__name__)
 
 
 class Trace:
     """A stopwatch that the parts of a slice press when they are over. Does nothing until it is started.
 
-    Owner: the engine thread. There is one for the process, as there is one engine.
+    Owner: the engine thread, which no file may hold up or end: only regular files are written, and when one cannot be
+    written any more, tracing stops. There is one for the process, as there is one engine.
     """
 
     def __init__(self) -> None:
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
+        self._path = Path()
+        self._file_bytes = 0
         self._events: list[dict[str, object]] = []
         self._mark = self._begun = self._before = 0
         self._slice = ""
@@ -27,11 +35,10 @@ class Trace:
     def start(self, path: Path) -> None:
         """Write into this file, which is overwritten. UsageError if it cannot be."""
         try:
-            self._file = path.open("w", encoding="utf-8")
+            self._file, self._path = _open(path), path
         except OSError as error:
-            reason = os.strerror(error.errno or 0).lower()
-            raise UsageError(f"--trace {path}: {reason}; name a file that you may write") from error
-        self._file.write("[\n")  # a missing end is allowed: the process ends when it is told to
+            raise UsageError(f"--trace {path}: {_reason(error)}; name a file that you may write") from error
+        self._write("[\n")  # a missing end is allowed: the process ends when it is told to
 
     def begin(self) -> None:
         """A slice begins."""
@@ -65,14 +72,44 @@ class Trace:
 
     def flush(self) -> None:
         """Write what there is; called when the engine has nothing to do, and now and then."""
-        if self._file is not None:
-            self._file.writelines(json.dumps(event) + ",\n" for event in self._events)
-            self._file.flush()
+        if self._file is not None and self._events:
+            self._write("".join(f"{json.dumps(event)},\n" for event in self._events))
             self._events.clear()
+
+    def _write(self, text: str) -> None:
+        """Write these lines. Where that fails, tracing stops, and the file keeps the lines that are whole."""
+        assert self._file is not None
+        data, written = text.encode(), 0
+        try:
+            while written < len(data):
+                written += self._file.write(data[written:])
+            self._file_bytes += written
+        except OSError as error:
+            log.warning("tracing stopped", file=str(self._path), why=_reason(error))
+            file, self._file = self._file, None
+            with suppress(OSError):
+                file.truncate(self._file_bytes + data.rfind(b"\n", 0, written) + 1)  # viewers refuse half an event
+            with suppress(OSError):
+                file.close()
 
     def _add(self, name: str, begun_ns: int, ended_ns: int, facts: dict[str, int]) -> None:
         event = {"name": name, "ph": "X", "pid": 1, "tid": 1, "ts": begun_ns / 1e3, "dur": (ended_ns - begun_ns) / 1e3}
         self._events.append(event | {"args": facts} if facts else event)
+
+
+def _open(path: Path) -> FileIO:
+    """An empty file for writing. OSError if there is none; a pipe or a device is refused, for it could make us wait."""
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666)
+    file = FileIO(number, "w")
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        file.close()
+        raise OSError("not a regular file")
+    file.truncate()
+    return file
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
 
 
 TRACE = Trace()

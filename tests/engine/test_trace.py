@@ -1,6 +1,10 @@
 """The trace of slices: what it writes, and that it says where the time of a whole process goes."""
 
 import json
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -83,6 +87,78 @@ def test_one_that_was_not_started_does_nothing() -> None:
     one.end()
     one.flush()
     assert not one._events
+
+
+def write_slice(trace: Trace) -> None:
+    trace.begin()
+    trace.lap("schedule")
+    trace.name("decode")
+    trace.end()
+    trace.flush()
+
+
+@contextmanager
+def room_for(size_bytes: int) -> Iterator[None]:
+    """No file of this process grows beyond it, as on a disk that is full: what fits is written, then an OSError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("room_bytes", [0, 1, 2, 250, 600])
+def test_on_a_full_disk_tracing_stops_once_and_leaves_whole_events(
+    room_bytes: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "trace.json"
+    one = Trace()
+    with room_for(room_bytes):
+        one.start(file)
+        for _ in range(9):
+            write_slice(one)
+    write_slice(one)
+    assert [record.message for record in caplog.records] == ["tracing stopped"]
+    assert caplog.records[0].__dict__["attributes"] == {"file": str(file), "why": "file too large"}
+    assert not one._events
+    text = file.read_text()
+    assert len(text) <= room_bytes
+    if room_bytes < 3:
+        assert text == ("[\n" if room_bytes == 2 else "")
+        return
+    names = [event["name"] for event in events(file)]
+    assert names == (["schedule", "decode"] * 9)[: len(names)]
+    longest = max(len(line) for line in text.splitlines(keepends=True))
+    assert room_bytes - len(text) < longest + 10, "every event that has room stays"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_could_make_the_engine_wait_is_refused(kind: str, tmp_path: Path) -> None:
+    """A pipe that nobody reads, or a device such as a terminal."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(UsageError, match="not a regular file; name a file that you may write"):
+            Trace().start(path if kind == "pipe" else Path(os.devnull))
+    finally:
+        os.close(reader)
+
+
+def test_a_pipe_without_a_reader_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match=r"--trace .*pipe: no such device or address; name a file"):
+        Trace().start(tmp_path / "pipe")
+
+
+def test_a_trace_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    file.write_text("x" * 10_000)
+    one = Trace()
+    one.start(file)
+    write_slice(one)
+    assert [event["name"] for event in events(file)] == ["schedule", "decode"]
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -178,6 +178,26 @@ def test_it_needs_nowhere_to_write(models_dir: Path, tmp_path: Path) -> None:
     assert not [line for line in lines if "level=INFO" not in line]
 
 
+def test_a_trace_on_a_full_disk_is_given_up_and_requests_go_on(models_dir: Path, tmp_path: Path) -> None:
+    trace, log = tmp_path / "trace.json", tmp_path / "log"
+
+    def with_little_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))
+
+    arguments = ["--trace", str(trace), "--log-level", "warn"]
+    with (
+        log.open("wb") as output,
+        bare(models_dir, stdout=output, stderr=output, arguments=arguments, before=with_little_room) as runner,
+    ):
+        runner.wait_ready()
+        for _ in range(8):
+            assert runner.answer("Hi") == "jklmnopqrstuvwxyz"
+    (line,) = log.read_text().splitlines()
+    assert f'msg="tracing stopped" file={trace} why="file too large"' in line
+    assert 8192 < trace.stat().st_size <= 16384
+    assert trace.read_text().endswith("},\n")
+
+
 def test_a_file_of_its_own_would_be_noticed(tmp_path: Path) -> None:
     """The limit of the test above holds for everybody, root included."""
     code = "import os, resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); os.write(os.open('f', 65), b'x')"
