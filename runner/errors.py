@@ -53,7 +53,7 @@ class ComputeError(ModelError):
 def no_mlx(error: ImportError) -> RunnerError:
     """What to say where MLX cannot be imported."""
     return RunnerError(
-        f"MLX not available: {error}; install ollama-mlx-runner[cpu] or, for NVIDIA, ollama-mlx-runner[cuda]"
+        f"MLX not available: {error}; install requirements/cpu.lock or, for NVIDIA, requirements/cuda.lock"
     )
 
 

@@ -17,7 +17,9 @@ def _register() -> None:
         return
     spec = importlib.util.find_spec("mlx_lm")
     if spec is None:
-        raise RunnerError("mlx-lm is not installed: pip install 'ollama-mlx-runner[cpu]' (or [cuda])")
+        raise RunnerError(
+            "mlx-lm is not installed: pip install --require-hashes -r requirements/cpu.lock (or cuda.lock)"
+        )
     sys.modules["mlx_lm"] = importlib.util.module_from_spec(spec)
 
 

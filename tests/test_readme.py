@@ -26,7 +26,8 @@ def test_help_names_every_flag_and_nothing_else() -> None:
 
 def test_the_readme_names_no_flag_that_does_not_exist() -> None:
     known = {flag.name for flag in (*FLAGS, *CHECK_FLAGS, *TOP_FLAGS)} | {"help", "version"}
-    known |= {"all", "mlx-engine", "experimental"}  # of scripts/test, of hosts, of `ollama create`
+    known |= {"all", "python", "mlx-engine", "experimental"}  # of scripts/test, of hosts, of `ollama create`
+    known |= {"require-hashes", "no-deps", "no-build-isolation"}  # of pip
     for script in ("demo", "host", "conformance", "soak"):
         known |= options_of(f"scripts.{script}")
     known |= options_of("scripts.benchmarks", "decode")

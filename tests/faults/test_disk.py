@@ -187,7 +187,9 @@ def test_a_trace_on_a_full_disk_is_given_up_and_requests_go_on(models_dir: Path,
     arguments = ["--trace", str(trace), "--log-level", "warn"]
     with (
         log.open("wb") as output,
-        bare(models_dir, stdout=output, stderr=output, arguments=arguments, before=with_little_room) as runner,
+        bare(
+            models_dir, stdout=output.fileno(), stderr=output.fileno(), arguments=arguments, before=with_little_room
+        ) as runner,
     ):
         runner.wait_ready()
         for _ in range(8):
