@@ -112,7 +112,9 @@ def main(argv: Sequence[str]) -> int:
             module.add_arguments(sub)
     arguments = parser.parse_args(argv)
     if arguments.plot and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plot needs matplotlib: run scripts/bench, which installs it, or pip install '.[bench]'")
+        parser.error(
+            "--plot needs matplotlib: run scripts/bench, which installs it, or pip install -r requirements/bench.lock"
+        )
     try:
         if arguments.benchmark == ALL:
             from scripts.benchmarks.everything import run_all
