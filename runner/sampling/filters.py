@@ -1,7 +1,7 @@
-"""Which tokens may be drawn: top-k, top-p, min-p.
+"""Which tokens may be drawn: top-p, min-p.
 
-Scores and weights are float32 [B, N] in the order of the vocabulary. A weight is a probability times a constant of its
-row, such that the largest is 1; a token that is filtered out has weight 0.
+Weights are float32 [B, N], of the whole vocabulary or of what top-k has left of it. A weight is a probability times a
+constant of its row, such that the largest is 1; a token that is filtered out has weight 0.
 """
 
 from collections.abc import Sequence
@@ -13,52 +13,15 @@ from runner.sampling import ranking
 _BELOW_ONE = 1 - 2.0**-24
 """Times this, every float32 above 0 becomes less."""
 
-_TEAM = 32
-"""Tokens in a team of which only the best one is looked at first."""
-
 _SORTED_AT_ONCE = {mx.cpu: 4096, mx.gpu: 1 << 62}
 """Up to how many tokens a row is sorted whole. A CPU's partition costs a small part of a sort; a GPU's is a sort."""
-
-
-class TopK:
-    """Finds the k highest of n scores. 0 < k < n; ties at the border fall as the device likes.
-
-    A partition of the whole vocabulary takes far longer than one look at each score. So the tokens of a large one form
-    teams, and the k teams whose best members are the best of all are ranked by themselves: whoever is in another team
-    is beaten by the best of each of these.
-    """
-
-    def __init__(self, k: int, n: int) -> None:
-        self._k = k
-        self._teams = n // _TEAM if 4 * k * _TEAM <= n else 0
-        """How many; 0: the whole vocabulary is ranked. Team t has the ids t, t + teams, t + 2 * teams and so on."""
-        teamed = self._teams * _TEAM
-        self._members = mx.arange(0, teamed, max(1, self._teams), dtype=mx.uint32)[:, None]
-        self._others = mx.arange(teamed, n, dtype=mx.uint32)[None]
-
-    def __call__(self, scores: mx.array) -> mx.array:
-        """The ids, uint32 [B, k], of the k highest of `scores` [B, n], ascending."""
-        if not self._teams:
-            return mx.sort(self._highest(scores), axis=-1)
-        rows = scores.shape[0]
-        teamed = scores[:, : self._teams * _TEAM].reshape(rows, _TEAM, self._teams)
-        best = self._highest(mx.max(teamed, axis=1))
-        ids = (best[:, None, :] + self._members).reshape(rows, -1)
-        if self._others.size:
-            ids = mx.concatenate([ids, mx.broadcast_to(self._others, (rows, self._others.size))], axis=1)
-        found = self._highest(mx.take_along_axis(scores, ids, axis=-1))
-        return mx.sort(mx.take_along_axis(ids, found, axis=-1), axis=-1)
-
-    def _highest(self, scores: mx.array) -> mx.array:
-        n = scores.shape[-1]
-        return mx.argpartition(scores, n - self._k, axis=-1)[..., n - self._k :]
 
 
 class TopP:
     """Drops the tokens outside the nucleus. 0 < p <= 1 for each row; 1 keeps every token.
 
     A token stays if the tokens more probable than it have a probability of less than p together; among equally
-    probable ones the lower id counts as more probable. So at least one stays.
+    probable ones the earlier one counts as more probable. So at least one stays.
     """
 
     def __init__(self, p: Sequence[float], n: int) -> None:

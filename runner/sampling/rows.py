@@ -1,11 +1,12 @@
 """Rows of one kind: from logits to tokens as one computation, whatever their options are in detail."""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import mlx.core as mx
 
 from runner.sampling import filters
+from runner.sampling.candidates import top_k
 from runner.sampling.draw import draw
 from runner.sampling.options import SamplingOptions
 from runner.sampling.penalties import Penalties
@@ -28,7 +29,7 @@ class Rows:
         self._penalties = penalties
         first, *_ = options
         self._greedy = first.temperature == 0
-        self._top_k: filters.TopK | None = None
+        self._candidates: Callable[[mx.array], mx.array] | None = None
         self._uniforms = Uniforms([wish.seed or 0 for wish in options], draws)
         self._top_p: filters.TopP | None = None
         self._min_p: mx.array | None = None
@@ -37,7 +38,7 @@ class Rows:
         # Powers of 2 are three times as fast as `mx.exp` on a CPU and as accurate: mx.exp computes the same product.
         self._powers = mx.array([[math.log2(math.e) / wish.temperature] for wish in options])
         if first.top_k > 0:
-            self._top_k = filters.TopK(first.top_k, vocab_size)
+            self._candidates = top_k(first.top_k, vocab_size)
         if any(wish.top_p < 1 for wish in options):
             self._top_p = filters.TopP([wish.top_p for wish in options], first.top_k or vocab_size)
         if any(wish.min_p > 0 for wish in options):
@@ -104,11 +105,10 @@ class Rows:
     def _choose(self, scores: mx.array) -> mx.array:
         if self._greedy:
             return mx.argmax(scores, axis=-1)
-        if self._top_k is None:
+        if self._candidates is None:
             return self._draw(scores)
-        # What top-k leaves is so little that it pays to go on without the rest of the vocabulary. The ids ascend, so
-        # a seed draws what it would have drawn from the whole.
-        ids = self._top_k(scores)
+        # What top-k leaves is so little that it pays to go on without the rest of the vocabulary.
+        ids = self._candidates(scores)
         index = self._draw(mx.take_along_axis(scores, ids, axis=-1))
         return mx.take_along_axis(ids, index[:, None], axis=-1)[:, 0]
 

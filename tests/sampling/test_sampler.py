@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 import runner.sampling
-from runner.sampling import SamplingOptions, filters
+from runner.sampling import SamplingOptions, filters, rows
+from runner.sampling.candidates import ByPartition, BySort
 from runner.sampling.draw import draw
 from runner.sampling.sample import Sample
 from runner.sampling.sampler import Sampler
@@ -68,6 +70,23 @@ def test_seeded_sequences_of_the_protocol() -> None:
     assert tokens(SamplingOptions(temperature=1, seed=5678), uniform, 12) == [2, 2, 0, 1, 3, 0, 0, 1, 3, 0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("seed", "of_4", "of_6"),
+    [
+        (1234, [6, 6, 6, 6, 6, 6, 6, 1, 4, 6, 4, 1], [6, 6, 6, 6, 6, 6, 6, 6, 1, 6, 4, 6]),
+        (5678, [1, 1, 6, 6, 3, 6, 6, 6, 4, 6, 6, 6], [1, 6, 6, 6, 4, 6, 6, 6, 4, 6, 6, 6]),
+    ],
+)
+def test_seeded_sequences_of_candidates_by_falling_score(
+    seed: int, of_4: list[int], of_6: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # From mx.random.categorical and the keys of the protocol; the candidates are 6, 1, 4, 3, and 7 and 0 behind these.
+    monkeypatch.setattr(rows, "top_k", BySort)
+    logits = mx.array([[0.25, 2.0, -1.0, 1.5, 2.0, 0.0, 3.0, 1.0]])
+    assert tokens(SamplingOptions(temperature=1, top_k=4, seed=seed), logits, 12) == of_4
+    assert tokens(SamplingOptions(temperature=0.8, top_k=6, top_p=0.9, seed=seed), logits, 12) == of_6
+
+
 def test_a_seed_fixes_the_sequence_and_another_one_changes_it() -> None:
     logits = mx.random.normal((1, 500), key=mx.random.key(1))
     first, again = (tokens(SamplingOptions(temperature=1, seed=7), logits, 30) for _ in range(2))
@@ -123,29 +142,41 @@ def test_frequencies_are_the_probabilities() -> None:
     assert chi_square < 18.5  # 0.1 % of right samplers exceed this with 4 degrees of freedom; the seed is fixed
 
 
-def literally(scores: reference.Row, options: SamplingOptions, key: mx.array) -> int:
-    """Steps 3 to 7 of the section word by word, drawn by MLX from log-probabilities of the whole vocabulary."""
-    best = np.argsort(-scores, kind="stable")[: options.top_k or len(scores)]
-    left = np.full_like(scores, -np.inf)
-    left[best] = scores[best]
-    probabilities = reference.probabilities(left, options.temperature)
+Order = type[ByPartition] | type[BySort]
+
+
+def candidates(scores: reference.Row, k: int, order: Order) -> NDArray[np.int64]:
+    """The ids of the k best in the order in which Ollama's runner has them; all in theirs where k is off."""
+    if not 0 < k < len(scores):
+        return np.arange(len(scores))
+    if order is BySort:
+        return np.argsort(-scores, kind="stable")[:k]
+    return np.array(mx.argpartition(-mx.array(scores), k - 1))[:k].astype(np.int64)
+
+
+def literally(scores: reference.Row, options: SamplingOptions, key: mx.array, order: Order) -> int:
+    """Steps 3 to 7 of the section word by word, drawn by MLX from log-probabilities of the candidates in order."""
+    ids = candidates(scores, options.top_k, order)
+    probabilities = reference.probabilities(scores[ids], options.temperature)
     if options.top_p:
-        order = np.argsort(-probabilities, kind="stable")
-        before = np.cumsum(probabilities[order]) - probabilities[order]
-        probabilities[order[before >= options.top_p]] = 0
+        falling = np.argsort(-probabilities, kind="stable")
+        before = np.cumsum(probabilities[falling]) - probabilities[falling]
+        probabilities[falling[before >= options.top_p]] = 0
     if options.min_p:
         probabilities[probabilities < options.min_p * probabilities.max()] = 0
     p = (probabilities / probabilities.sum()).astype(np.float32)
     log_probabilities = np.where(p > 0, np.log(np.maximum(p, 1e-20)), -np.inf).astype(np.float32)
-    return reference.only(mx.random.categorical(mx.array(log_probabilities[None]), key=key))
+    return int(ids[reference.only(mx.random.categorical(mx.array(log_probabilities[None]), key=key))])
 
 
+@pytest.mark.parametrize("order", [ByPartition, BySort])
 @pytest.mark.parametrize("at_once", [1 << 20, 16])
-@pytest.mark.parametrize("vocabulary", [3, 64, 257])
+@pytest.mark.parametrize("vocabulary", [3, 64, 257, 6000])
 def test_draws_are_those_of_mlx_from_the_filtered_log_probabilities(
-    vocabulary: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+    vocabulary: int, at_once: int, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filters, "_SORTED_AT_ONCE", {mx.cpu: at_once, mx.gpu: at_once})
+    monkeypatch.setattr(rows, "top_k", order)
     generator = np.random.default_rng(vocabulary)
     for seed in range(60):
         options = SamplingOptions(
@@ -159,7 +190,7 @@ def test_draws_are_those_of_mlx_from_the_filtered_log_probabilities(
         for number in range(3):
             scores = generator.normal(size=vocabulary).astype(np.float32) * 4
             key = mx.random.key(reference.splitmix64(seed, number))
-            assert sampler(mx.array(scores[None])).token.item() == literally(scores, options, key), options
+            assert sampler(mx.array(scores[None])).token.item() == literally(scores, options, key, order), options
 
 
 def test_a_filtered_token_is_never_drawn() -> None:
@@ -195,10 +226,10 @@ def test_greedy_with_penalties_follows_the_reference(data: st.DataObject) -> Non
         repeat_penalty=repeat, presence_penalty=presence, frequency_penalty=frequency, repeat_last_n=last_n
     )
     sampler = Sampler(options, prompt, vocabulary, context)
-    rows = st.lists(st.integers(-16, 16), min_size=vocabulary, max_size=vocabulary)
+    scored = st.lists(st.integers(-16, 16), min_size=vocabulary, max_size=vocabulary)
     history = list(prompt)
     for _ in range(8):
-        scores = np.array(data.draw(rows), dtype=np.float32) * np.float32(0.25)
+        scores = np.array(data.draw(scored), dtype=np.float32) * np.float32(0.25)
         window = context if last_n < 0 else last_n
         expected = reference.penalised(scores, history, repeat or 1.0, presence, frequency, window)
         token = reference.only(sampler(mx.array(scores[None])).token)

@@ -1,0 +1,70 @@
+"""The order of the candidates: that of this device's own partition, and on any device that of a GPU's."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from runner.sampling.candidates import ByPartition, BySort, top_k
+
+SIZES = [3, 63, 64, 65, 127, 640, 1000, 4096, 5003, 5120, 32768]
+
+
+def scored(vocabulary: int, values: int) -> mx.array:
+    """[4, V] of so many values, so that few of them make ties: also with extremes at the ends, with most of the
+    vocabulary ruled out, and with nothing but ties."""
+    generator = np.random.default_rng(vocabulary)
+    scores = generator.integers(0, values, (4, vocabulary)).astype(np.float32)
+    scores[0, [-1, vocabulary // 2]] = 1 << 31
+    scores[1, : vocabulary - vocabulary // 3] = -np.inf
+    scores[2, min(vocabulary // 32 * 32, vocabulary - 1)] = 1 << 31  # the first that is in no team
+    scores[3] = 0
+    return mx.array(scores)
+
+
+@pytest.mark.parametrize("vocabulary", SIZES)
+@pytest.mark.parametrize("k", [1, 2, 10, 40])
+@pytest.mark.parametrize("values", [3, 200, 1 << 30])
+def test_the_order_is_that_of_this_devices_partition(vocabulary: int, k: int, values: int) -> None:
+    k = min(k, vocabulary - 1)
+    scores = scored(vocabulary, values)
+    partition = mx.argpartition(-scores, k - 1, axis=-1)[:, :k]
+    assert top_k(k, vocabulary)(scores).tolist() == partition.tolist()
+
+
+@pytest.mark.parametrize("vocabulary", SIZES)
+@pytest.mark.parametrize("k", [1, 2, 10, 40])
+@pytest.mark.parametrize("values", [3, 200, 1 << 30])
+def test_the_order_of_a_gpu_is_by_falling_score_and_then_by_id(vocabulary: int, k: int, values: int) -> None:
+    k = min(k, vocabulary - 1)
+    scores = scored(vocabulary, values)
+    expected = np.argsort(-np.array(scores), axis=-1, kind="stable")[:, :k]
+    assert BySort(k, vocabulary)(scores).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("order", [ByPartition, BySort])
+def test_the_order_of_a_row_does_not_depend_on_the_others(order: type[ByPartition] | type[BySort]) -> None:
+    scores = scored(5003, 200)
+    together = order(40, 5003)(scores)
+    assert together.tolist() == [order(40, 5003)(row[None])[0].tolist() for row in scores]
+
+
+@pytest.mark.parametrize(("device", "order"), [(mx.cpu, ByPartition), (mx.gpu, BySort)])
+def test_each_device_has_its_own_order(
+    device: mx.DeviceType, order: type[ByPartition] | type[BySort], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(device))
+    assert isinstance(top_k(2, 8), order)
+
+
+def test_a_gpu_does_not_sort_a_large_vocabulary_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    sort = mx.argsort
+
+    def watched(scores: mx.array, axis: int) -> mx.array:
+        sizes.append(scores.shape[-1])
+        return sort(scores, axis=axis)
+
+    monkeypatch.setattr(mx, "argsort", watched)
+    for vocabulary in (4096, 32768):
+        BySort(40, vocabulary)(mx.zeros((1, vocabulary)))
+    assert sizes == [4096, 32768 // 32, 40 * 32]
