@@ -5,7 +5,8 @@ Invariants:
 1. The delivered text is the decoded text up to the earliest place where a stop string begins.
 2. Held back is only what may still become part of a stop string (its longest end that begins one) and an incomplete
    character, so at most `max(len(stop)) - 1` characters and three bytes.
-3. A token's entry is delivered once, with the last of the characters that the token completed, or never.
+3. A token's entry is delivered once, with the last of the characters that the token completed. Those of tokens that
+   completed none come at the end of the text, with what was held. Only tokens behind a stop string have no entry.
 """
 
 from collections import deque
@@ -114,7 +115,7 @@ class TextStream(Generic[Entry]):
         self._delivered = 0
         self._decoded = 0
         self._settled: deque[_Settled[Entry]] = deque()
-        self._unsettled: list[tuple[Entry, bool]] = []
+        self._unsettled: list[Entry] = []
         self.stopped = False
         """True once a stop string has matched; nothing is delivered any more."""
 
@@ -125,18 +126,17 @@ class TextStream(Generic[Entry]):
         """
         if self.stopped:
             return None
-        data = self._vocabulary.token_bytes(token_id)
         if entry is not None:
-            self._unsettled.append((entry, bool(data)))
-        text = self._utf8.feed(data)
+            self._unsettled.append(entry)
+        text = self._utf8.feed(self._vocabulary.token_bytes(token_id))
         return self._deliver(self._advance(text)) if text else None
 
     def finish(self) -> Piece[Entry] | None:
         """End the text at EOS or at a limit and return what was held: it was no stop string after all.
 
-        What an incomplete character is worth is said by `Utf8Stream.finish`; where it is dropped, the entries of the
-        tokens that consist of nothing else are dropped with it. All other entries are delivered, if need be without
-        text. A match that had waited for an earlier one counts now: `stopped` may become true here.
+        What an incomplete character is worth is said by `Utf8Stream.finish`. Where it is dropped, its tokens were drawn
+        and count all the same: their entries are delivered, if need be without text. A match that had waited for an
+        earlier one counts now: `stopped` may become true here.
         """
         if self.stopped:
             return None
@@ -145,7 +145,6 @@ class TextStream(Generic[Entry]):
         if self._match is not None:
             self.stopped = True
             return self._deliver(self._match)
-        self._unsettled = [(entry, has_bytes) for entry, has_bytes in self._unsettled if not has_bytes]
         self._settle(self._decoded)
         return self._deliver(self._decoded)
 
@@ -158,7 +157,7 @@ class TextStream(Generic[Entry]):
         return self._decoded if self._stops is None else self._search(self._stops, start, text)
 
     def _settle(self, start: int) -> None:
-        for entry, _ in self._unsettled:
+        for entry in self._unsettled:
             self._settled.append(_Settled(start, self._decoded, entry))
         self._unsettled.clear()
 

@@ -63,15 +63,9 @@ def cut(text: str, stop: list[str]) -> int | None:
     return min((place for word in stop if word and (place := text.find(word)) >= 0), default=None)
 
 
-class Token(NamedTuple):
-    """A token's characters in the whole text; none for one that completes nothing up to the end."""
-
-    span: tuple[int, int] | None
-    empty: bool
-
-
-def tokens_of(chunks: list[bytes]) -> tuple[str, list[Token]]:
-    """The text that the chunks complete, and each token's place in it."""
+def places_of(chunks: list[bytes]) -> tuple[str, list[tuple[int, int] | None]]:
+    """The text that the chunks complete, and where each token's characters stand in it; None for one that completes
+    nothing up to the end."""
     stream, text, spans = Utf8Stream(), "", [(0, 0)] * len(chunks)
     waiting: list[int] = []
     for index, chunk in enumerate(chunks):
@@ -80,7 +74,7 @@ def tokens_of(chunks: list[bytes]) -> tuple[str, list[Token]]:
             for token in waiting:
                 spans[token] = (len(text), len(text) + len(more))
             text, waiting = text + more, []
-    return text, [Token(None if i in waiting else spans[i], not chunk) for i, chunk in enumerate(chunks)]
+    return text, [None if i in waiting else span for i, span in enumerate(spans)]
 
 
 alphabet = st.sampled_from("aab é😀")
@@ -137,21 +131,24 @@ def test_without_stop_strings_every_whole_character_comes_at_once(chunks: list[b
 
 
 @given(chunk_lists(broken=True), stop_lists)
+@example([b"a", b"\xf0\x9f"], [])
+@example([b"a", b"\xf0\x9f"], ["aa"])
+@example([b"ab", b"\xf0\x9f"], ["abc", "b"])
 def test_each_entry_comes_once_with_the_last_character_of_its_token(chunks: list[bytes], stop: list[str]) -> None:
     result = run(chunks, stop)
-    text, tokens = tokens_of(chunks)
+    text, places = places_of(chunks)
     end = cut(text, stop)
-    due = [i for i, token in enumerate(tokens) if end is None or (token.span and token.span[0] < end)]
+    due = [i for i, span in enumerate(places) if end is None or (span and span[0] < end)]
     position = 0
     for piece in result.pieces:
         position += len(piece.text)
         last = piece is result.pieces[-1]
-        now = [i for i in due if (span := tokens[i].span) and (span[1] <= position or (last and end is not None))]
+        now = [i for i in due if (span := places[i]) and (span[1] <= position or (last and end is not None))]
         if last and end is None:
-            now += [i for i in due if tokens[i].span is None and tokens[i].empty]
+            now += [i for i in due if places[i] is None]
         due = [i for i in due if i not in now]
         assert piece.entries == now
-    assert all(tokens[i].span is None and not tokens[i].empty for i in due), "only broken ends are dropped"
+    assert not due, "every token has its entry, but for those behind a stop string"
 
 
 @given(chunk_lists(broken=True), stop_lists)
@@ -211,10 +208,18 @@ def test_tokens_without_text_ride_with_the_next_text() -> None:
     assert run([b"", b"a", b"", b"", b"b"], []).pieces == [("a", [0, 1]), ("b", [2, 3, 4])]
 
 
-def test_at_the_end_empty_tokens_keep_their_entries_and_broken_ones_lose_them() -> None:
+def test_at_the_end_tokens_without_text_have_their_entries() -> None:
     result = run([b"a", b"", b"\xf0\x9f", b""], [])
     assert result.pushed == [("a", [0]), None, None, None]
-    assert result.last == ("", [1, 3])
+    assert result.last == ("", [1, 2, 3])
+
+
+def test_the_entry_of_a_broken_end_comes_with_the_text_that_was_held() -> None:
+    assert run([b"a.", b"\xf0\x9f"], [".."]) == ([("a", []), None], (".", [0, 1]), False)
+
+
+def test_a_broken_end_behind_a_stop_string_has_no_entry() -> None:
+    assert run([b"abc", b"\xf0\x9f"], ["abcd", "bc"]) == ([None, None], ("a", [0]), True)
 
 
 def test_the_broken_end_of_a_joined_character_is_delivered_with_its_entries() -> None:
