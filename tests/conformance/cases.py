@@ -85,6 +85,8 @@ class Case:
     instead: str = ""
     """Why the case cannot be tried as it is written, and what is asserted in its place; empty for all others."""
     slow: bool = False
+    beyond: bool = False
+    """Whether it asks for more than Ollama's own runner does: who does no more has not failed."""
 
     @property
     def id(self) -> str:
@@ -116,12 +118,13 @@ class Section:
         *needs: Need,
         instead: str = "",
         slow: bool = False,
+        beyond: bool = False,
     ) -> Callable[[Check], Check]:
         """Adds the decorated function, whose docstring says in one line what must hold."""
 
         def register(check: Check) -> Check:
             title = (check.__doc__ or "").strip()
-            self.cases.append(Case(str(number), name, title, check, per, needs, instead, slow))
+            self.cases.append(Case(str(number), name, title, check, per, needs, instead, slow, beyond))
             return check
 
         return register

@@ -47,6 +47,15 @@ async def one_entry_per_token_without_the_end(target: Target) -> None:
         close(f"logprob of {entry.token}", entry.logprob, 0.0, 1e-6)
 
 
+@LOGPROBS.case(67, "utf8-tail", wire, READS, beyond=True)
+async def bytes_that_are_not_shown_have_an_entry(target: Target) -> None:
+    """Bytes of an incomplete character at the end have an entry, as all that is counted."""
+    completion = await target.complete(Request("<tail>", logprobs=True))
+    expect("text", completion.text, "")
+    expect("tokens", [entry.token for entry in entries(completion)], ["\ufffd\ufffd"])
+    expect("count", completion.final.eval_count, 1)
+
+
 @LOGPROBS.case(68, "likeliest-first", wire, READS)
 async def the_likeliest_come_first(target: Target) -> None:
     """TopLogprobs gives that many, the likeliest first; greedy, the first is the token itself."""

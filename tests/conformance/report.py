@@ -8,12 +8,13 @@ from typing import NamedTuple
 from tests.conformance import SECTIONS, Case, Outcome
 from tests.host import Generation
 
-PASS, FAIL, SAME, NOT_APPLICABLE, NOT_RUN = "pass", "fail", "same", "n/a", "not run"
-WORDS = {PASS: "ok", FAIL: "FAIL", SAME: "=", NOT_APPLICABLE: "-", NOT_RUN: "?"}
-SIGNS = {PASS: "✓", FAIL: "✗", SAME: "=", NOT_APPLICABLE: "n/a", NOT_RUN: "?"}
+PASS, FAIL, LESS, SAME, NOT_APPLICABLE, NOT_RUN = "pass", "fail", "less", "same", "n/a", "not run"
+WORDS = {PASS: "ok", FAIL: "FAIL", LESS: "less", SAME: "=", NOT_APPLICABLE: "-", NOT_RUN: "?"}
+SIGNS = {PASS: "✓", FAIL: "✗", LESS: "○", SAME: "=", NOT_APPLICABLE: "n/a", NOT_RUN: "?"}
 LEGEND = {
     PASS: "passed",
     FAIL: "failed",
+    LESS: "not done, but beyond the original: Ollama's own runner does not do it either",
     SAME: "passed: for the runner no different from the next {mark} to the right",
     NOT_APPLICABLE: "does not apply",
     NOT_RUN: "could not be tried",
@@ -52,7 +53,7 @@ class Report:
             return Cell(NOT_APPLICABLE, part)
         outcome = self.outcomes[case, part]
         if outcome.mark != PASS:
-            return Cell(outcome.mark, outcome.reason)
+            return Cell(_mark(case, outcome), outcome.reason)
         if case.instead:
             return Cell(NOT_APPLICABLE, case.instead)
         return Cell(PASS if part is generation else SAME)
@@ -60,18 +61,31 @@ class Report:
     @property
     def failures(self) -> list[str]:
         """One line for each run that failed."""
+        return self._told(FAIL)
+
+    @property
+    def less(self) -> list[str]:
+        """One line for each run that did no more than the original."""
+        return self._told(LESS)
+
+    def _told(self, mark: str) -> list[str]:
         return [
             f"{case.id} {generation.letter}: {outcome.reason}"
             for (case, generation), outcome in self.outcomes.items()
-            if outcome.mark == FAIL
+            if _mark(case, outcome) == mark
         ]
 
     @property
     def summary(self) -> str:
         """How many runs went how."""
-        counts = Counter(str(outcome.mark) for outcome in self.outcomes.values())
-        told = [f"{LEGEND[mark]}: {counts[mark]}" for mark in (PASS, FAIL, NOT_RUN) if counts[mark]]
+        counts = Counter(_mark(case, outcome) for (case, _), outcome in self.outcomes.items())
+        names = {PASS: "passed", FAIL: "failed", LESS: "no more than the original", NOT_RUN: "could not be tried"}
+        told = [f"{name}: {counts[mark]}" for mark, name in names.items() if counts[mark]]
         return "; ".join([f"cases: {len(self.cases)}", f"runs: {len(self.outcomes)}", *told])
+
+
+def _mark(case: Case, outcome: Outcome) -> str:
+    return LESS if case.beyond and outcome.mark == FAIL else outcome.mark
 
 
 def as_text(report: Report) -> str:
@@ -85,7 +99,8 @@ def as_text(report: Report) -> str:
         reasons = dict.fromkeys(cell.reason for cell in cells.values() if cell.mark == NOT_RUN)
         untried += [f"? {case.id}: {reason}" for reason in reasons]
     lines += ["", ", ".join(f"{WORDS[mark]} {text.format(mark=WORDS[PASS])}" for mark, text in LEGEND.items())]
-    return "\n".join([*lines, *untried, *(f"FAIL {line}" for line in report.failures), report.summary])
+    found = [*(f"{WORDS[LESS]} {line}" for line in report.less), *(f"{WORDS[FAIL]} {line}" for line in report.failures)]
+    return "\n".join([*lines, *untried, *found, report.summary])
 
 
 def as_json(report: Report) -> dict[str, object]:
@@ -98,11 +113,13 @@ def as_json(report: Report) -> dict[str, object]:
                 "number": case.number,
                 "name": case.name,
                 "title": case.title,
+                "beyond": case.beyond,
                 "generations": {letter: cell._asdict() for letter, cell in report.cells(case).items()},
             }
             for case in report.cases
         ],
         "failures": report.failures,
+        "less": report.less,
         "summary": report.summary,
     }
 
@@ -156,4 +173,5 @@ def _row(case: Case, cells: Mapping[str, Cell], notes: dict[str, int]) -> str:
     for cell in cells.values():
         note = f"[^{notes.setdefault(cell.reason, len(notes) + 1)}]" if cell.reason else ""
         marks.append(SIGNS[cell.mark] + note)
-    return f"| {case.number} | {case.title.rstrip('.')} | {' | '.join(marks)} |"
+    title = case.title.rstrip(".") + (" (*beyond the original*)" if case.beyond else "")
+    return f"| {case.number} | {title} | {' | '.join(marks)} |"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,7 +25,7 @@ class NotReadyError(LoadError):
 
 
 class Stage:
-    """One executable with its models. A context manager; ends every process that it started.
+    """One executable with its models. A context manager of the main thread; ends every process that it started.
 
     `command` is what hosts would start, in one or more words; `faulty` the same runner with a fault in it (case 51).
     Processes are shared between the generations that spawn them alike: a runner cannot tell these apart.
@@ -41,6 +42,11 @@ class Stage:
         self.models_dir = Path(self._directory.name) / "models"
 
     def __enter__(self) -> Self:
+        # A shell that starts this in the background has it ignore SIGINT, and what it starts would inherit that. What
+        # is handled, if only by doing nothing, is not inherited.
+        self._ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        if self._ignored:
+            signal.signal(signal.SIGINT, lambda number, frame: None)
         write_models(Path(self._directory.name))
         return self
 
@@ -49,6 +55,8 @@ class Stage:
     ) -> None:
         self.renew()
         self._directory.cleanup()
+        if self._ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def start(
         self,

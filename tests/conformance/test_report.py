@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,43 @@ def test_the_document_has_a_note_for_each_reason(report: Report) -> None:
     assert row.endswith("| ✗[^3] | ✓ | ✓ | ✓ |")
     assert "[^3]: Too warm." in text
     assert text.count("\n[^") == 5
+
+
+def test_who_does_no_more_than_the_original_has_not_failed() -> None:
+    cases = [case for case in CASES if case.id in ("45-long-text", "52-both-spellings")]
+    outcomes = {run: Outcome("fail", "too long") for run in runs(cases)} | {(cases[1], G): Outcome("pass")}
+    report = Report((), cases, COLUMNS, outcomes)
+    assert {cell.mark for cell in report.cells(cases[0]).values()} == {"less"}
+    assert report.failures == []
+    assert report.less[-1] == "45-long-text G: too long"
+    lines = as_text(report).splitlines()
+    assert lines[1].split() == ["45-long-text", *["less"] * 4]
+    assert "less 45-long-text G: too long" in lines
+    assert lines[-1].endswith("passed: 1; no more than the original: 4")
+    document = as_markdown(report, "`./mine`", "./mine")
+    row = next(line for line in document.splitlines() if line.startswith("| 45 |"))
+    assert "(*beyond the original*)" in row
+    assert row.count("○") == 4
+    data = as_json(report)
+    assert (data["failures"], data["less"]) == ([], report.less)
+
+
+def test_what_is_beyond_the_original() -> None:
+    found = {case.id for case in CASES if case.beyond}
+    assert found == {"45-long-text", "45-long-logprobs", "52-both-spellings", "67-utf8-tail"}
+
+
+async def test_runners_heed_sigint_though_the_shell_has_this_process_ignore_it() -> None:
+    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Stage([sys.executable, "-c", code]) as stage:
+            process = stage.start(G, [], free_port())
+            assert process.wait(30) == 0
+        assert process.output.lines == ["False"]
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN, "as it was found"
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_data_have_it_all(report: Report) -> None:

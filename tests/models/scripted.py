@@ -27,7 +27,7 @@ Transition = int | Mapping[int, float]
 Alphabet = Literal["byte-level", "sentencepiece", "tokenizer.model"]
 
 _ONE_HOT = 8
-_HEAD_DIM = 8
+_HEAD_DIM = 64
 _INTERMEDIATE = 8
 
 
@@ -97,9 +97,8 @@ def _config(size: int, hidden: int, context_length: int) -> dict[str, object]:
         "hidden_size": hidden,
         "intermediate_size": _INTERMEDIATE,
         "num_hidden_layers": 1,
-        "num_attention_heads": 1,
+        "num_attention_heads": hidden // _HEAD_DIM,  # not every runner knows heads of another size than this makes
         "num_key_value_heads": 1,
-        "head_dim": _HEAD_DIM,
         "max_position_embeddings": context_length,
         "rms_norm_eps": 1e-30,  # vanishes beside a mean square of 1
         "rope_theta": 10000.0,
@@ -135,9 +134,12 @@ def _tensors(logits: "np.ndarray[tuple[int, int], np.dtype[np.float32]]") -> dic
         "model.norm.weight": np.ones(hidden, np.float32),
         f"{layer}.input_layernorm.weight": np.ones(hidden, np.float32),
         f"{layer}.post_attention_layernorm.weight": np.ones(hidden, np.float32),
-        f"{layer}.self_attn.o_proj.weight": np.zeros((hidden, _HEAD_DIM), np.float32),
+        f"{layer}.self_attn.q_proj.weight": np.zeros((hidden, hidden), np.float32),
+        f"{layer}.self_attn.o_proj.weight": np.zeros((hidden, hidden), np.float32),
         f"{layer}.mlp.down_proj.weight": np.zeros((hidden, _INTERMEDIATE), np.float32),
     }
-    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"):
-        arrays[f"{layer}.{name}.weight"] = np.zeros((_HEAD_DIM, hidden), np.float32)
+    for name in ("k_proj", "v_proj"):
+        arrays[f"{layer}.self_attn.{name}.weight"] = np.zeros((_HEAD_DIM, hidden), np.float32)
+    for name in ("gate_proj", "up_proj"):
+        arrays[f"{layer}.mlp.{name}.weight"] = np.zeros((_INTERMEDIATE, hidden), np.float32)
     return {name: Tensor("F32", array.shape, array.tobytes()) for name, array in arrays.items()}

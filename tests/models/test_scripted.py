@@ -38,6 +38,21 @@ def test_logits_are_exact_whatever_stands_before_the_last_token(tmp_path: Path) 
     assert mx.argmax(model(mx.array([[81, 5]]))[0, -1]).item() == EOS, "a token without a transition ends the text"
 
 
+@pytest.mark.parametrize("words", [0, 300])
+def test_heads_are_as_large_as_every_llama_takes_them_to_be(words: int, tmp_path: Path) -> None:
+    """Ollama's own runner knows no head size but the width of the model over its heads."""
+    vocabulary = (*BYTES, *(f"token{i}".encode() for i in range(words)))
+    directory = write_scripted(tmp_path, vocabulary, {}, [0])
+    config = json.loads((directory / "config.json").read_text())
+    head, rest = divmod(config["hidden_size"], config["num_attention_heads"])
+    assert (rest, config.get("head_dim", head)) == (0, head)
+    weights = mx.load(str(directory / "model.safetensors"))
+    assert isinstance(weights, dict)
+    rows = {name: weights[f"model.layers.0.self_attn.{name}_proj.weight"].shape[0] for name in "qkvo"}
+    kv = config["num_key_value_heads"] * head
+    assert rows == {"q": config["hidden_size"], "k": kv, "v": kv, "o": config["hidden_size"]}
+
+
 def test_a_large_vocabulary_widens_the_model_and_stays_exact(tmp_path: Path) -> None:
     vocabulary = (*BYTES, *(f"token{i}".encode() for i in range(300)))
     model = _load(write_scripted(tmp_path, vocabulary, {555: {3: 1.3}}, [0], default={9: -0.7}))
