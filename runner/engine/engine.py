@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import cache, cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -18,6 +17,7 @@ from runner.cache import PrefixCache, make_cache
 from runner.engine.bell import Bell
 from runner.engine.core import OneCore, keep_together
 from runner.engine.events import Outbox
+from runner.engine.formats import Formats
 from runner.engine.request import Limits, Request
 from runner.engine.schedule import Schedule
 from runner.engine.trace import TRACE
@@ -31,13 +31,12 @@ if TYPE_CHECKING:
     from runner.engine.running import Running
     from runner.engine.stats import Published
     from runner.engine.survey import Survey
-    from runner.grammar import Workers
 
 Answer = TypeVar("Answer")
 log = Log(__name__)
 _WARM_BYTES = 256 << 20  # on a CPU: a larger model's own forwards take so long that the first one's extra is nothing
 _EXPECTANT_S = 0.002  # between two looks at whether a mask is there, when there is nothing else to do
-_LEAST_WORKER_BYTES = 32 << 20
+_QUIET_S = 0.25  # a host asks for the status every 100 ms, and then brings the request for which it loads the model
 _PUBLISH_S = 0.02  # a decode step may take a millisecond or two, of which asking MLX for its memory would be a percent
 
 
@@ -92,26 +91,10 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request; its stream tells what becomes of it. What it has to follow is compiled meanwhile."""
         if request.format is not None:
-            request.grammar = self._workers.compile(request.format)
+            request.grammar = self._formats.compile(request.format)
         self._mailbox.put(request)
         if request.grammar is not None:
             request.grammar.add_done_callback(lambda _: self._mailbox.put(None))
-
-    @cached_property
-    def _workers(self) -> "Workers":
-        """Those who compile formats: few hosts ever ask for one."""
-        from runner.grammar import Setup, Workers
-
-        model, size = self._model, self.tokenizer.vocab_size
-        files = {name: str(file.path) for name, file in model.checkpoint.files.items()}
-        setup = Setup(files, merge_eos=not model.checkpoint.from_store, vocab_size=model.vocab_size)
-        workers = Workers(setup, min(model.vocab_size or size, size), self._running.places)
-        workers.worker_bytes = max(_LEAST_WORKER_BYTES, min(workers.worker_bytes, self._running.memory.room_bytes // 8))
-        return workers
-
-    def _workers_bytes(self) -> int:
-        workers: Workers | None = self.__dict__.get("_workers")
-        return workers.nbytes if workers is not None else 0
 
     async def published(self) -> "Published":
         """All that it counts, as of between two slices. Costs the engine some tens of microseconds."""
@@ -143,6 +126,10 @@ class Engine:
             self._load()
             self._warm_up()
             loop.call_soon_threadsafe(self._ready.set)
+            while (
+                self._on_gpu and self._running.matching.untried
+            ):  # hosts take a moment to ask for more than the status
+                self._running.matching.advance()
             while True:
                 self._step()
         except RunnerError as error:
@@ -177,8 +164,8 @@ class Engine:
         except ImportError as error:
             raise no_mlx(error) from error
 
-        from runner.cache.layers.trial import find_fault
-        from runner.engine.means import Means
+        from runner.cache.layers.trial import Trial
+        from runner.engine.means import Known, Means
         from runner.engine.memory import Memory, MLXMeter, set_limits
         from runner.engine.running import Running
         from runner.engine.survey import About, Survey
@@ -189,6 +176,7 @@ class Engine:
 
         self._mx = mx
         on_cpu = device() == "cpu"
+        self._on_gpu = not on_cpu
         if on_cpu:
             if self._settings.one_core:
                 self._core = keep_together(lambda: mx.eval(mx.zeros(1)))
@@ -216,20 +204,17 @@ class Engine:
             special = self.tokenizer.special
             return make_cache(self._settings.cache, make_layers, budget_bytes=cache_bytes, turn_tokens=special)
 
-        @cache
-        def fault() -> str:
-            return loaded.solitary or find_fault(make_layers, loaded.logits, self.limits.vocab_size)
-
         def warm() -> None:
             if on_cpu and self._model.total_bytes > _WARM_BYTES and not loaded.has_16_bit_experts:
                 sketch(make_layers, loaded.logits, self.limits.vocab_size, self.limits.context_length)
                 return
             if not on_cpu:
                 log.info("warming up", why="a GPU's kernels are compiled when they are first used, once on a machine")
-            batches = [fault] if not on_cpu and self._running.places > 1 else []
-            warm_up(make_layers, loaded.logits, self.limits.vocab_size, self.limits.context_length, *batches)
+            warm_up(make_layers, loaded.logits, self.limits.vocab_size, self.limits.context_length)
 
         self._warm_up = warm
+        vocab_size = self.limits.vocab_size
+        trial = Known(loaded.solitary) if loaded.solitary else Trial(make_layers, loaded.logits, vocab_size)
         reuse_bytes = set_limits(budget_bytes, on_cpu=on_cpu)
         shared = on_cpu or mx.metal.is_available()  # one memory for the device and for processes
         means = Means(
@@ -237,11 +222,12 @@ class Engine:
             self.tokenizer,
             self.limits.context_length,
             new_cache,
-            Memory(MLXMeter(), budget_bytes, chunk, reuse_bytes, self._workers_bytes if shared else lambda: 0),
+            Memory(MLXMeter(), budget_bytes, chunk, reuse_bytes, lambda: self._formats.nbytes if shared else 0),
             salt,
-            find_fault=fault,
+            trial,
         )
         self._running = Running(means, Schedule(chunk, self._settings.max_gap_s), self._settings.parallel, self._outbox)
+        self._formats = Formats(self._model, self.tokenizer, self._running.places, means.memory.room_bytes)
         about = About(
             __version__,
             self._model.name,
@@ -273,10 +259,25 @@ class Engine:
             TRACE.flush()
             if self._core is not None:
                 self._core.rest()
-            with suppress(queue.Empty):
-                self._accept(self._mailbox.get(timeout=_EXPECTANT_S if self._running.expectant else None))
+            self._accept(self._wait())
         while not self._mailbox.empty():
             self._accept(self._mailbox.get())
+
+    def _wait(self) -> Request | Callable[[], None] | None:
+        """The next message. While none comes, there is time to find out what the first answers that run at once would
+        else have to wait for."""
+        quiet_s = _QUIET_S
+        if self._running.expectant:
+            with suppress(queue.Empty):
+                return self._mailbox.get(timeout=_EXPECTANT_S)
+            return None
+        while self._running.matching.untried:
+            try:
+                return self._mailbox.get(timeout=quiet_s)
+            except queue.Empty:
+                self._running.matching.advance()
+                quiet_s = 0.0
+        return self._mailbox.get()
 
     def _accept(self, message: Request | Callable[[], None] | None) -> None:
         """A request, or a question; None stands for something else that has happened: a grammar is compiled."""

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from protocol import DoneReason, Logprob, Metrics, TopLogprob
+from protocol import DoneReason, Logprob, Metrics
 from runner.cache.session import LiveSession
+from runner.engine.entries import entry
 from runner.engine.events import Event, Failed, Finished, Text
 from runner.engine.life import Life
 from runner.engine.request import Request
@@ -62,7 +63,6 @@ class Generation:
         self._sampling = request.sampling
         self._sampler: Sampler | None = None
         self._guide: Guide | None = None
-        self._fault: RequestError | None = None  # why it cannot follow its grammar any further
 
     @property
     def dropped(self) -> bool:
@@ -134,11 +134,6 @@ class Generation:
         forced = self._forced(most) if alone else []
         if forced and self._sampler is not None:
             self._sampler.skip(forced)
-        try:
-            if not self._guide.complete:
-                self._guide.mask()
-        except RequestError as error:  # of this request alone: it ends when it takes the token
-            self._fault = error
         return choice._replace(follow=forced)
 
     def _forced(self, most: int) -> list[int]:
@@ -152,16 +147,13 @@ class Generation:
 
     def ends_with(self, choice: Choice) -> bool:
         """Whether nothing can come behind this choice, along which the grammar was led."""
-        if choice.token in self._tokenizer.eos or self._fault or (self._guide is not None and self._guide.complete):
-            return True
-        return self._count + 1 + len(choice.follow) >= self.request.max_tokens
+        ended = choice.token in self._tokenizer.eos or (self._guide is not None and self._guide.over)
+        return ended or self._count + 1 + len(choice.follow) >= self.request.max_tokens
 
     @property
     def mask(self) -> Mask | None:
-        """Which tokens may come next; None: all, or none at all."""
-        if self._guide is None or self._fault or self._guide.complete:
-            return None
-        return self._guide.mask()
+        """Which tokens may come next; None: all, or none at all, as what takes the next one will find."""
+        return None if self._guide is None or self._guide.over else self._guide.mask()
 
     # --- decode
 
@@ -191,8 +183,8 @@ class Generation:
 
     def take(self, choice: Choice) -> list[Event]:
         """Its next token, and what there is to tell of it."""
-        if self._fault:
-            return self.fail(self._fault)
+        if self._guide is not None and self._guide.fault:
+            return self.turn_away(self._guide.fault)
         try:
             return self._take(choice)
         except Exception as error:  # of this request alone
@@ -266,7 +258,7 @@ class Generation:
             self._first_token_ns = self._first_token_ns or perf_counter_ns()
             return self._finish(DoneReason.STOP)
         before = self._count
-        events = self._push([choice.token, *choice.follow], self._entry(choice))
+        events = self._push([choice.token, *choice.follow], entry(choice, self._tokenizer))
         self._forced_count += self._count - before - 1
         return events
 
@@ -306,9 +298,3 @@ class Generation:
         if piece is None:
             return []
         return [Text(piece.text, piece.entries, self.metrics() if self.request.metered else None)]
-
-    def _entry(self, choice: Choice) -> Logprob | None:
-        if choice.logprob is None:
-            return None
-        top = [TopLogprob(self._tokenizer.token_text(token), logprob) for token, logprob in choice.top]
-        return Logprob(self._tokenizer.token_text(choice.token), choice.logprob, top)

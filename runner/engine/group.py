@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import mlx.core as mx
 
 from runner.cache.rows import Rows
-from runner.engine.events import Event
+from runner.engine.events import Event, Outbox
 from runner.engine.generation import Forward, Generation
 from runner.engine.trace import TRACE
 from runner.sampling.sample import Choice, Sample
@@ -195,7 +195,7 @@ class Group:
     def disband(self, error: Exception) -> Results:
         """After this error of several: each is set back, and takes what it drew on its own layers, if it has not. One
         that lost its own layers by it has failed."""
-        results: Results = []
+        results, self._lost = self._lost, []
         for generation in self.generations:
             own = self._own.get(generation)
             # With nothing of its own to take, its layers must not have seen the token that it would be set back to.
@@ -259,3 +259,11 @@ class Group:
         if isinstance(self._sampler, SamplerBatch):
             self._sampler.release()
         self._sampler = None
+
+
+def tell(outbox: Outbox, results: Results) -> list[Generation]:
+    """Gives the clients what there is to tell. Returns those that are done."""
+    for generation, events in results:
+        for event in events:
+            outbox.put(generation.request.stream, event)
+    return [generation for generation, _ in results if generation.done]

@@ -1,10 +1,12 @@
 """Who decodes with whom."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from runner.cache import PrefixCache
 from runner.engine.group import Group
-from runner.logs import Log, told
+from runner.engine.means import Trial
+from runner.engine.trace import TRACE
+from runner.logs import Log
 
 log = Log(__name__)
 _LONE_STEPS = 4  # joining copies all that a row holds, which is no good for answers that are over then
@@ -13,12 +15,25 @@ _LONE_STEPS = 4  # joining copies all that a row holds, which is no good for ans
 class Matching:
     """Finds the group that another one should join. Owner: the engine thread."""
 
-    def __init__(self, find_fault: Callable[[], str]) -> None:
-        """`find_fault` is asked once, when it first matters: it takes some forwards."""
-        self._find_fault = find_fault
+    def __init__(self, trial: Trial) -> None:
+        """Nobody joins anybody before the end of the `trial`, which somebody has to advance."""
+        self._trial = trial
         self.lone_steps = _LONE_STEPS
         """After how many steps alone a group may join another one."""
-        self._fault: str | None = None  # why nobody decodes together; None: not known yet
+        self.waits = False
+        """Whether a group would have joined another one if the trial were over."""
+        self._told = False
+
+    @property
+    def untried(self) -> bool:
+        """Whether the trial is not over."""
+        return self._trial.fault is None
+
+    def advance(self) -> None:
+        """One slice of the trial."""
+        TRACE.name("trial")
+        self._trial.advance()
+        self.waits &= self.untried
 
     def host(self, group: Group, groups: Sequence[Group], cache: PrefixCache) -> Group | None:
         """Of `groups`, the one that the one generation of `group` goes best with and that has room for it."""
@@ -33,11 +48,9 @@ class Matching:
         return host if room else None
 
     def _may_join(self) -> bool:
-        if self._fault is None:
-            try:
-                self._fault = self._find_fault()
-            except Exception as error:  # whatever a model makes of a trial
-                self._fault = told(error)
-            if self._fault:
-                log.info("answers are computed in turns, not together", why=self._fault)
-        return not self._fault
+        fault = self._trial.fault
+        self.waits = fault is None
+        if fault and not self._told:
+            self._told = True
+            log.info("answers are computed in turns, not together", why=fault)
+        return fault == ""

@@ -6,17 +6,16 @@ from time import perf_counter, perf_counter_ns
 from runner.cache.session import LiveSession
 from runner.engine.events import Failed, Outbox, Refused, Started
 from runner.engine.generation import Generation
-from runner.engine.group import Group, Results
+from runner.engine.group import Group, Results, tell
 from runner.engine.journal import Journal
 from runner.engine.matching import Matching
-from runner.engine.means import Means
+from runner.engine.means import Known, Means
 from runner.engine.request import Request
-from runner.engine.schedule import Begin, Decode, Prefill, Schedule, Slice, View
+from runner.engine.schedule import Begin, Decode, Prefill, Schedule, Slice, Try, View
 from runner.engine.shortage import Shortage, collect, give_up
 from runner.engine.trace import TRACE
 from runner.engine.waiting import Waiting
 from runner.logs import Log, told
-from runner.sampling.sample import Choice
 
 log = Log(__name__)
 _RESERVE_SLICES = 64  # how often the bytes of batches, which grow, are told to the cache
@@ -32,9 +31,7 @@ class Running:
     def __init__(self, means: Means, schedule: Schedule, parallel: int, outbox: Outbox) -> None:
         """At most `parallel` requests run at once."""
         self.cache = means.make_cache()
-        self._means = means
-        self._schedule = schedule
-        self._outbox = outbox
+        self._means, self._schedule, self._outbox = means, schedule, outbox
         self.places = parallel if self.cache.concurrent else 1
         """How many requests may run at once."""
         self._waiting = Waiting(means.salt, self.places)
@@ -42,7 +39,7 @@ class Running:
         self.prefilling: list[Generation] = []  # their prompts are being read
         self._compiling: list[Generation] = []  # prefilled, but their grammar is not known yet
         self._groups: list[Group] = []
-        self._matching = Matching(means.find_fault)
+        self.matching = Matching(means.trial if self.places > 1 else Known())
         self.memory = means.memory
         self._shortage = Shortage(means.memory, means.salt)
         self._spoiled = False  # the next request must not meet what the last one left behind in the cache
@@ -71,8 +68,7 @@ class Running:
     @property
     def _generations(self) -> list[Generation]:
         """Those that have begun to be computed."""
-        decoding = [generation for group in self._groups for generation in group.generations]
-        return [*self.prefilling, *self._compiling, *decoding]
+        return [*self.prefilling, *self._compiling, *(each for group in self._groups for each in group.generations)]
 
     def advance(self) -> int:
         """One slice: a beginning, a part of a prompt, or a decode step. Returns how many ran, for such a step."""
@@ -86,6 +82,7 @@ class Running:
             startable=int(startable is not None),
             prefilling=[generation.left for generation in self.prefilling],
             decoding=[group.id for group in ready],
+            trial=self.matching.waits and len(ready) > 1,
         )
         chosen = self._schedule.next(view)
         TRACE.lap("schedule")
@@ -102,10 +99,9 @@ class Running:
             self._go_on(results)
         if self._spoiled:
             self._renew_cache()
-        stepped = isinstance(chosen, Decode)
-        if self._unsettled or not stepped:
+        if self._unsettled or not isinstance(chosen, Decode):
             self._make_room()
-        return len(self._generations) if stepped else 0
+        return len(self._generations) if isinstance(chosen, Decode) else 0
 
     def _run(self, chosen: Slice, view: View, startable: Request | None, ready: Sequence[Group]) -> Slice:
         """Returns what it really did."""
@@ -120,6 +116,8 @@ class Running:
                 return chosen._replace(tokens=self._prefill(self.prefilling[index], tokens))
             case Decode(index):
                 return Decode(view.decoding.index(self._decode(ready[index])))
+            case Try():
+                self.matching.advance()
         return chosen
 
     # --- beginning and prefill
@@ -129,13 +127,11 @@ class Running:
         if started_ns is None:
             if text := self.memory.refusal(self.cache, len(request.prompt)):
                 self._outbox.put(request.stream, Refused(text))
-                self.journal.never_began([request], "refused")
-                return
+                return self.journal.never_began([request], "refused")
             started_ns = perf_counter_ns()
             self._outbox.put(request.stream, Started())
             if self.cache.follows(request.prompt, self._means.salt):
-                self._waiting.put_behind(request, started_ns)
-                return
+                return self._waiting.put_behind(request, started_ns)
         try:
             session = self.cache.begin(request.prompt, self._means.salt)
             assert isinstance(session, LiveSession)
@@ -191,27 +187,21 @@ class Running:
                 self._deliver(self._shortage.struck(group.generations[0], error))
         else:
             if choices:
-                self._take(group, choices)
-        self._waiting.changed |= group.steps <= 1  # the very first forward shows what a request takes
-        return group.id
-
-    def _take(self, group: Group, choices: Sequence[Choice]) -> None:
-        """The tokens of a step."""
-        self.memory.stepped()
-        done = self._tell(group.take(choices))
-        self.journal.counters.stepped(group.generations, perf_counter())
-        TRACE.lap("text")
+                self.memory.stepped()
+                done = tell(self._outbox, group.take(choices))
+                self.journal.counters.stepped(group.generations, perf_counter())
+                TRACE.lap("text")
+                self._leave(group, done)
         if group.parted:
             self._groups += group.parted
             group.parted = []
             self._reserve()
-        for generation in [each for each in done if each not in group.generations]:
-            self._end(generation)
-        self._leave(group, [each for each in done if each in group.generations])
+        self._waiting.changed |= group.steps <= 1  # the very first forward shows what a request takes
+        return group.id
 
     def _join(self, group: Group) -> Group | None:
         """Puts a group of one into another group, if there is one that it goes well with, and returns that."""
-        host = self._matching.host(group, self._groups, self.cache)
+        host = self.matching.host(group, self._groups, self.cache)
         if host is None:
             return None
         try:
@@ -263,7 +253,7 @@ class Running:
     def _make_room(self) -> None:
         """What nobody uses goes as far as it must; where that is not enough, somebody who runs ends."""
         while results := self.memory.fit(self.cache, self._generations):
-            self._tell(results)
+            tell(self._outbox, results)
             self._drop()
         self._unsettled = False
         self._waiting.changed = True  # who ended has left room, of which nobody knew until now
@@ -280,16 +270,9 @@ class Running:
         for group in list(self._groups):
             self._leave(group, [generation for generation in group.generations if generation.dropped])
 
-    def _tell(self, results: Results) -> list[Generation]:
-        """Returns those that are done."""
-        for generation, events in results:
-            for event in events:
-                self._outbox.put(generation.request.stream, event)
-        return [generation for generation, _ in results if generation.done]
-
     def _deliver(self, results: Results) -> None:
         """Tells what there is to tell, and ends those that are done."""
-        done = self._tell(results)
+        done = tell(self._outbox, results)
         self._outbox.send()
         for generation in done:
             self._end(generation)
@@ -312,6 +295,5 @@ class Running:
         self._outbox.send()
         self.journal.counters.cache_dropped(self.cache.parts.layout)
         give_up(self.cache)
-        self.cache = self._means.make_cache()
-        self._spoiled = False
+        self.cache, self._spoiled = self._means.make_cache(), False
         collect()

@@ -1,7 +1,8 @@
 """Which slice comes next, decided from numbers alone: it knows no model and no clock.
 
 A decode step of a group follows the one before within `max_gap_s`; what time that leaves belongs to beginnings and
-prompts. Where it leaves too little, one beginning or one slice of `LEAST_TOKENS` follows every round of steps. So the
+prompts, and where there are none to the trial of batches. Where it leaves too little, one beginning or one slice of
+`LEAST_TOKENS`, or one of the trial, which takes no longer, follows every round of steps. So the
 gap of a group is at most `max_gap_s`, or a round and that one slice where these take longer. What cannot be foreseen
 comes on top: a slice that takes longer than the last ones did, and the first step of a group that is new.
 """
@@ -42,7 +43,15 @@ class Decode(NamedTuple):
     """In `View.decoding`."""
 
 
-Slice = Begin | Prefill | Decode
+class Try(NamedTuple):
+    """Advance the trial that says whether groups may become one."""
+
+    def __bool__(self) -> bool:
+        """True, as above."""
+        return True
+
+
+Slice = Begin | Prefill | Decode | Try
 
 
 class View(NamedTuple):
@@ -54,6 +63,8 @@ class View(NamedTuple):
     """The tokens that are left to prefill of each, in the order of their arrival; each > 0."""
     decoding: Sequence[int] = ()
     """The groups that decode: an id of each, which stays as long as the group lives."""
+    trial: bool = False
+    """Whether groups wait for the end of the trial."""
 
 
 @dataclass(slots=True)
@@ -82,7 +93,7 @@ class Schedule:
         self._slices = 0
         self._held_up = 0  # the number of the last slice that was not a step
         self._groups: dict[int, _Pace] = {}
-        self._begin_s = 0.0
+        self._begin_s = self._try_s = 0.0
         self._token_s: float | None = None
         self._most_tokens = _FIRST_TOKENS  # doubles from slice to slice: the first measurements are not trusted far
         self._balance_s = 0.0  # what the oldest prompt got more than the shortest
@@ -104,7 +115,7 @@ class Schedule:
         if view.startable:  # prompts wait for it, lest they take the room that it waits for
             return Begin() if fresh or self._begin_s <= room_s else step
         if not view.prefilling:
-            return step
+            return Try() if view.trial and (fresh or self._try_s <= room_s) else step
         tokens = self._tokens_in(room_s)
         part = self._part(view, max(tokens, LEAST_TOKENS) if fresh else tokens)
         worth = tokens >= LEAST_TOKENS and room_s >= self._max_gap_s * _WORTH
@@ -126,6 +137,8 @@ class Schedule:
         self._held_up = self._slices
         if isinstance(slice, Begin):
             self._begin_s += (seconds - self._begin_s) * _WEIGHT
+        elif isinstance(slice, Try):
+            self._try_s += (seconds - self._try_s) * _WEIGHT
         elif slice.tokens > 0:
             self._measure(slice.tokens, seconds)
             if _shortest(view.prefilling) > 0:

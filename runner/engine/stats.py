@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from protocol.stats import CacheCounts, RequestCounts, SliceCounts, Stats, TokenCounts
-from runner.engine.schedule import Begin, Decode, Prefill, Slice
+from runner.engine.schedule import Begin, Decode, Prefill, Slice, Try
 
 if TYPE_CHECKING:
     from runner.cache.layout import Layout
@@ -129,6 +129,8 @@ class Counters:
                 self._prefill_s += seconds
             case Begin():
                 self._begins += 1
+            case Try():
+                pass
 
     def ended(self, generation: "Generation") -> "Life":
         """It is closed. Returns how it went."""

@@ -27,12 +27,10 @@ def warm_up(
     forward: Forward,
     vocab_size: int,
     context_length: int,
-    trial: Callable[[], object] = lambda: None,
 ) -> None:
-    """A slice of a prompt, and a step with each kind of sampling, on layers that nobody keeps; then a `trial`.
+    """A slice of a prompt, and a step with each kind of sampling, on layers that nobody keeps.
 
-    Raises ComputeError for what every request would fail with; what the trial meets is told in the log. Owner: the
-    engine thread.
+    Raises ComputeError for what every request would fail with. Owner: the engine thread.
     """
     started = perf_counter()
     with _computing():
@@ -43,12 +41,7 @@ def warm_up(
         for options in _OPTIONS:
             logits = forward(mx.array([[0]]), layers)
             mx.eval(Sampler(options, prompt, vocab_size, context_length)(logits[:, -1, :], [mask]).arrays())
-    try:
-        trial()
-    except Exception as error:
-        log.warning("several requests at once could not be tried", reason=told(error))
-    finally:
-        mx.clear_cache()
+    mx.clear_cache()
     log.debug("warmed up", seconds=round(perf_counter() - started, 3))
 
 

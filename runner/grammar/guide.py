@@ -87,6 +87,16 @@ class Guide:
         """Whether nothing more may come."""
         return not self._forced and self._complete
 
+    @property
+    def fault(self) -> str:
+        """Why the answer cannot go on, or nothing."""
+        return "" if self._forced else self._error
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing can come: it is complete, or cannot go on."""
+        return self.complete or bool(self.fault)
+
     def take(self, token: int) -> None:
         """The answer goes on with this token, which may not be one that ends it. If it cannot, `mask` says so."""
         if not self._forced:
@@ -105,8 +115,8 @@ class Guide:
             RequestError: the answer cannot go on: no token of the vocabulary may come, the last one might not, or the
                 grammar takes too much time or memory to follow.
         """
-        if self._error and not self._forced:
-            raise RequestError(self._error)
+        if self.fault:
+            raise RequestError(self.fault)
         return self._bit(self._forced[0]) if self._forced else self._mask
 
     def restart(self, tokens: Sequence[int]) -> None:

@@ -11,9 +11,8 @@ from random import Random
 import mlx.core as mx
 import pytest
 
-from runner.cache.layers.trial import find_fault
 from tests.cache.test_batch_models import journey
-from tests.cache.tiny import VOCAB
+from tests.cache.tiny import VOCAB, find_fault
 from tests.models.architectures import architectures, build, unserved
 
 pytestmark = pytest.mark.slow

@@ -2,7 +2,7 @@
 
 Guards, the mutation each is there for, and the test that kills it:
 
-* the layers            find_fault() without batchable()              test_layers_that_have_no_batch_are_named
+* the layers            _slices() without batchable()                  test_layers_that_have_no_batch_are_named
 * padding hidden        rows of one length                            test_a_model_that_ignores_the_padding_is_found
 * own positions         rows of one length                            test_one_position_for_all_rows_is_found
 * all rows              the first row alone compared                  test_every_row_counts
@@ -13,6 +13,7 @@ Guards, the mutation each is there for, and the test that kills it:
 * bounds                _LIMIT of 0.3, _LIMIT_BFLOAT16 for all        test_rounding_is_no_fault_and_more_is_one
 * never raises          an exception passes                           test_what_a_model_raises_is_a_fault
 * fresh layers          layers made once                              test_every_trial_has_layers_of_its_own
+* slices                read() of all at once                         test_a_trial_is_cheap_and_a_slice_is_one_forward
 * nothing stays         no clear_cache()                              test_a_trial_leaves_nothing_behind
 """
 
@@ -22,12 +23,12 @@ import mlx.core as mx
 import pytest
 
 import runner.mlxlm  # noqa: F401
-from runner.cache.layers.trial import find_fault
+from runner.cache.layers.trial import Trial
 
 from mlx_lm.models import llama  # isort: skip
 
 from tests.cache.test_batch_models import BATCHABLE
-from tests.cache.tiny import VOCAB, tiny
+from tests.cache.tiny import VOCAB, find_fault, tiny
 
 Forward = Callable[[mx.array, list[object]], mx.array]
 
@@ -207,16 +208,23 @@ def test_every_trial_has_layers_of_its_own() -> None:
     assert offsets == [0, 3 + 4, 24 + 3, 48 + 2]
 
 
-def test_a_trial_is_cheap() -> None:
-    counts: list[tuple[int, ...]] = []
+def test_a_trial_is_cheap_and_a_slice_is_one_forward() -> None:
+    slices: list[list[tuple[int, ...]]] = []
     right = forward_of("llama")
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
-        counts.append(tokens.shape)
+        slices[-1].append(tokens.shape)
         return right(tokens, layers)
 
-    assert fault(forward=forward) == ""
-    assert sorted(counts) == [(1, 1)] * 9 + [(1, 3), (1, 24), (1, 48), (2, 1), (2, 1), (2, 1), (3, 1)]
+    trial = Trial(tiny("llama").make_layers, forward, VOCAB)
+    while trial.fault is None:
+        slices.append([])
+        trial.advance()
+    *counts, last = slices
+    assert sorted(counts) == [[(1, 1)]] * 9 + [[(1, 3)], [(1, 8)], *[[(1, 16)]] * 4, *[[(2, 1)]] * 3, [(3, 1)]]
+    assert last == []
+    trial.advance()
+    assert (trial.fault, len(slices)) == ("", 20)
 
 
 @pytest.mark.parametrize("broken", [False, True])

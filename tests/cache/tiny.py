@@ -13,6 +13,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_map_with_path
 
 import runner.mlxlm  # noqa: F401
+from runner.cache.layers.trial import Trial
 
 from mlx_lm.models import (  # isort: skip
     deepseek_v3,
@@ -290,3 +291,11 @@ def _weight(path: str, fresh: mx.array) -> mx.array:
     if "embed" in path:
         return mx.random.normal(fresh.shape)
     return mx.random.normal(fresh.shape, scale=2.0 / fresh.shape[-1] ** 0.5)
+
+
+def find_fault(make_layers: Callable[[], list[object]], forward: Callable[..., mx.array], vocab_size: int) -> str:
+    """All of a trial of batches at once: why they cannot be, or nothing."""
+    trial = Trial(make_layers, forward, vocab_size)
+    while trial.fault is None:
+        trial.advance()
+    return trial.fault

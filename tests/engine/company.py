@@ -21,12 +21,11 @@ import runner.engine.running
 from protocol import DoneReason, Logprob
 from protocol.format import Lark
 from runner.cache import make_cache
-from runner.cache.layers.trial import find_fault
 from runner.cache.session import LiveSession
 from runner.cache.trie_cache import TrieCache
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.generation import Generation
-from runner.engine.means import Means
+from runner.engine.means import Known, Means, Trial
 from runner.engine.memory import Memory
 from runner.engine.request import Request
 from runner.engine.running import Running
@@ -42,7 +41,7 @@ from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer, open_tokenizer
 from tests.breaking import breaking as break_call
 from tests.cache.driver import _breaking, check_trie, largest
-from tests.cache.tiny import KINDS, VOCAB, Tiny, tiny
+from tests.cache.tiny import KINDS, VOCAB, Tiny, find_fault, tiny
 from tests.models.tokenizers import ALL_BYTES, byte_level
 
 CONTEXT = 4096
@@ -461,7 +460,7 @@ class Company:
         room: int | None = None,
         memory: Memory | None = None,
         eos: frozenset[int] = frozenset(),
-        find_fault: Callable[[], str] | None = None,
+        trial: Trial | None = None,
     ) -> None:
         self.kind = tiny(name)
         self.everyone: list[Asked] = []
@@ -472,18 +471,18 @@ class Company:
         self.late: Callable[[], int] = lambda: 0
         """How late the next mask is, as `Slow` counts it."""
         self._eos = eos
-        fault = "" if find_fault else fault_of(name)  # found before a test breaks anything
+        known = Known("" if trial else fault_of(name))  # found before a test breaks anything
         means = Means(
             self.forward,
             tokenizer(eos),
             CONTEXT,
             lambda: make_cache(cache, self.kind.make_layers, budget_bytes=budget),
             memory or Memory(NoMeter(), room, 2048),
-            find_fault=find_fault or (lambda: fault),
+            trial=trial or known,
         )
         self._outbox = Outbox(cast("AbstractEventLoop", _Loop()))
         self.running = Running(means, self.schedule, parallel, self._outbox)
-        self.running._matching.lone_steps = 0  # so that short answers join, too
+        self.running.matching.lone_steps = 0  # so that short answers join, too
         self._place, self.running._place = self.running._place, self._notice  # type: ignore[method-assign]  # to see all
 
     def _notice(self, generation: Generation) -> None:

@@ -1,6 +1,7 @@
 """With one place the engine runs requests in order, one slice at a time, and none of them disturbs the next."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,6 +11,7 @@ import mlx.core as mx
 import pytest
 
 from protocol import DoneReason
+from runner.cache.layers.trial import Trial
 from runner.engine import bell
 from runner.engine.engine import Engine
 from runner.engine.events import Event, EventStream, Failed, Finished, Started, Text
@@ -43,6 +45,10 @@ class Watched:
 @pytest.fixture
 async def engine(tmp_path: Path) -> Engine:
     """A loaded engine whose model answers with the bytes that follow the prompt's last one, up to `z`."""
+    return await loaded(tmp_path)
+
+
+async def loaded(tmp_path: Path, parallel: int = 1) -> Engine:
     directory = write_scripted(tmp_path / "model", BYTES, SUCCESSOR, [END])
     settings = Settings(
         model=str(directory),
@@ -54,7 +60,7 @@ async def engine(tmp_path: Path) -> Engine:
         blas_threads=1,
         log_level=20,
         watch_parent=False,
-        parallel=1,
+        parallel=parallel,
     )
     model = open_model(settings.model, settings.models_dir)
     tokenizer: Future[Tokenizer] = Future()
@@ -247,3 +253,38 @@ async def test_memory_is_published_again_with_every_slice(engine: Engine) -> Non
 
 async def test_memory_is_published_after_loading_and_holds_at_least_the_weights(engine: Engine) -> None:
     assert engine.numbers.memory_bytes >= engine._model.total_bytes
+
+
+async def test_an_idle_engine_tries_batches_and_leaves_off_for_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One slice at a time: a request that comes amid one is answered before the next."""
+    begun, may_go_on = asyncio.Event(), threading.Event()
+    ended: list[int] = []
+    """Before each slice: how many requests have been answered."""
+    loop = asyncio.get_running_loop()
+    advance = Trial.advance
+
+    def held(trial: Trial) -> None:
+        ended.append(idle._running.journal.counters.outcomes["done"] if len(ended) > 1 else 0)
+        if len(ended) == 2:
+            loop.call_soon_threadsafe(begun.set)
+            assert may_go_on.wait(30)
+        advance(trial)
+
+    monkeypatch.setattr(Trial, "advance", held)
+    monkeypatch.setattr("runner.engine.engine._QUIET_S", 0.0)
+    idle = await loaded(tmp_path, parallel=2)
+    await asyncio.wait_for(begun.wait(), 30)
+    asked = request()
+    idle.submit(asked)
+    may_go_on.set()
+    assert text(await events(asked)) == "bcdefghijklmnopqrstuvwxy"
+    async with asyncio.timeout(30):
+        while idle._running.matching.untried:
+            await asyncio.sleep(0.01)
+    assert ended == [0, 0, *[1] * 18]
+
+
+async def test_an_engine_that_runs_one_request_at_a_time_tries_no_batches(engine: Engine) -> None:
+    assert not engine._running.matching.untried

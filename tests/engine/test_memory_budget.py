@@ -135,7 +135,7 @@ def run(name: str, cache: str, seed: int, clients: int, room_bytes: int = ROOM_B
             memory,
         )
         running = Running(means, Schedule(chunk, 0.1), 8, outbox)
-        running._matching.lone_steps = 2
+        running.matching.lone_steps = 2
         prompts = [[chance.randrange(VOCAB) for _ in range(LONGEST)] for _ in range(3)]
         asked: list[Request] = []
         held = 0

@@ -12,19 +12,21 @@ Guards, the mutation each is there for, and the test that kills it:
 * found out            _may_join() always says yes           test_a_model_whose_rows_disturb_each_other_takes_turns
 * once                 it is found out every time            test_a_model_that_is_found_to_be_right_is_tried_once
 * a few steps alone    lone_steps is 0                       test_an_answer_joins_others_after_a_few_steps_alone
-* the trial breaks     _may_join() lets it out               test_a_trial_that_breaks_is_a_fault_of_the_model
+* in slices            next() gives Try() every time         test_answers_go_on_while_batches_are_tried
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import mlx.core as mx
 import pytest
 
-from runner.cache.layers.trial import find_fault
+from runner.cache.layers.trial import Trial
 from runner.engine.matching import Matching
+from runner.engine.means import Known
 from runner.engine.schedule import Schedule
 from runner.sampling import SamplingOptions
-from tests.cache.tiny import KINDS, VOCAB, words
+from tests.cache.tiny import KINDS, VOCAB, tiny, words
 from tests.engine.company import BATCHABLE, BY_TURNS, Company, Wish, breaking, fault_of, plain
 
 everyone = pytest.mark.parametrize("name", KINDS)
@@ -117,7 +119,7 @@ def test_what_was_said_together_is_continued_by_the_next_turn(name: str) -> None
 def test_an_answer_joins_others_after_a_few_steps_alone() -> None:
     """What a row holds is copied when it joins: very short answers are over before that pays."""
     users = Company("llama")
-    users.running._matching.lone_steps = Matching(lambda: "").lone_steps
+    users.running.matching.lone_steps = Matching(Known()).lone_steps
     for tokens, rows in ((4, 1), (30, 3)):
         for number in range(3):
             users.ask(words(20, number), tokens)
@@ -129,7 +131,7 @@ def test_an_answer_joins_others_after_a_few_steps_alone() -> None:
 def test_one_request_alone_makes_no_batch() -> None:
     users = Company("llama")
     users.ask(words(30), 10)
-    with breaking(users.running._matching, "_may_join", 0) as asked:
+    with breaking(users.running.matching, "_may_join", 0) as asked:
         users.finish()
     assert not asked
     assert users.forward.calls == [(1, 29)] + [(1, 1)] * 10
@@ -149,48 +151,67 @@ class Wrong:
         return mx.broadcast_to(logits[:1], logits.shape)
 
 
-def refusals(tried: list[int], name: str, forward: Callable[[mx.array, list[object]], mx.array]) -> Callable[[], str]:
-    def find() -> str:
-        tried.append(1)
-        return find_fault(Company(name).kind.make_layers, forward, VOCAB)
+class Counted:
+    """A trial of which the slices are counted, and the steps of answers before each."""
 
-    return find
+    def __init__(self, name: str, forward: Callable[[mx.array, list[object]], mx.array]) -> None:
+        self._trial = Trial(tiny(name).make_layers, forward, VOCAB)
+        self.slices = 0
+        self.users: Company | None = None
+        self.rounds: list[int] = []
+        """Before each slice, how many steps the group that has made the fewest of them has made."""
+
+    @property
+    def fault(self) -> str | None:
+        return self._trial.fault
+
+    def advance(self) -> None:
+        self.slices += 1
+        if self.users is not None:
+            self.rounds.append(min(group.steps for group in self.users.running._groups))
+        self._trial.advance()
 
 
 @batchable
 def test_a_model_whose_rows_disturb_each_other_takes_turns(name: str) -> None:
-    wrong, tried = Wrong(name), list[int]()
-    users = Company(name, find_fault=refusals(tried, name, wrong))
+    wrong = Wrong(name)
+    trial = Counted(name, wrong)
+    users = Company(name, trial=trial)
     users.ask(words(30), 2)
     users.finish()
-    assert not tried, "nobody wanted to know yet"
+    assert not trial.slices, "nobody wanted to know yet"
     for number in range(4):
-        users.ask(words(30, number), 10)
+        users.ask(words(30, number), 30)
     users.finish()
     users.check()
     assert users.forward.most_rows == 1
-    assert len(tried) == 1
+    assert trial.fault
     assert wrong.batches
 
 
 def test_a_model_that_is_found_to_be_right_is_tried_once() -> None:
-    tried: list[int] = []
-    users = Company("llama", find_fault=refusals(tried, "llama", plain(Company("llama").kind)))
-    for number in range(4):
-        users.ask(words(30, number), 10)
-    users.finish()
+    trial = Counted("llama", plain(tiny("llama")))
+    users = Company("llama", trial=trial)
+    slices = []
+    for _ in range(2):
+        for number in range(4):
+            users.ask(words(30, number), 30)
+        users.finish()
+        slices.append(trial.slices)
     users.check()
     assert users.forward.most_rows == 4
-    assert len(tried) == 1
+    assert slices[0] == slices[1] > 10
 
 
-def test_a_trial_that_breaks_is_a_fault_of_the_model() -> None:
-    def broken() -> str:
-        raise MemoryError("no room for a trial")
-
-    users = Company("llama", find_fault=broken)
+def test_answers_go_on_while_batches_are_tried() -> None:
+    """Where there is no room between two tokens, one slice of the trial follows every round of steps."""
+    trial = Counted("llama", plain(tiny("llama")))
+    users = Company("llama", Schedule(2048, 0.0), trial=trial)
+    trial.users = users
     for number in range(3):
-        users.ask(words(30, number), 10)
+        users.ask(words(30, number), 60)
     users.finish()
     users.check()
-    assert all(each.finished for each in users.everyone)
+    assert users.forward.most_rows == 3
+    assert trial.slices > 10
+    assert all(before < after for before, after in pairwise(trial.rounds))

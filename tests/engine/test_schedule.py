@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.engine.schedule import LEAST_TOKENS, Begin, Decode, Prefill, Schedule, Slice, View
+from runner.engine.schedule import LEAST_TOKENS, Begin, Decode, Prefill, Schedule, Slice, Try, View
 
 CHUNK, GAP_S = 512, 0.1
 
@@ -110,6 +110,8 @@ class Simulation:
                 requests, slice_, seconds = self.prefill(self.prefilling[index], slice_, tokens)
             case Decode(index):
                 requests, seconds = self.decode(view.decoding[index])
+            case Try():
+                raise AssertionError("nobody waits for a trial")
         self.now_s += seconds if not isinstance(slice_, Decode) else 0.0
         self.schedule.took(slice_, view, seconds)
         self.ran.append(Ran(slice_, view, seconds, requests))
@@ -178,7 +180,7 @@ def test_nothing_to_do_is_none() -> None:
 
 def test_every_slice_is_true() -> None:
     """`while slice := schedule.next(view)` must not end at a beginning."""
-    assert all((Begin(), Prefill(0, 1), Decode(0)))
+    assert all((Begin(), Prefill(0, 1), Decode(0), Try()))
 
 
 @given(
@@ -249,6 +251,28 @@ def test_a_beginning_that_never_fits_follows_a_round_of_steps() -> None:
         taken.append(slice_)
         schedule.took(slice_, view, costs.begin_s if slice_ == Begin() else costs.step_s)
     assert taken == [Begin(), Decode(0), Decode(1)] * 2 + [Begin()]
+
+
+def test_a_slice_of_the_trial_follows_a_round_of_steps() -> None:
+    schedule = learned(Costs())
+    step(schedule, 1, 2, seconds=0.06)
+    view = View(decoding=[1, 2], trial=True)
+    taken = []
+    for _ in range(7):
+        slice_ = schedule.next(view)
+        assert slice_ is not None
+        taken.append(slice_)
+        schedule.took(slice_, view, 0.5 if slice_ == Try() else 0.06)
+    assert taken == [Try(), Decode(0), Decode(1)] * 2 + [Try()]
+
+
+def test_the_trial_waits_for_beginnings_and_prompts() -> None:
+    schedule = learned(Costs())
+    step(schedule, 1, 2)
+    assert schedule.next(View(1, [], [1, 2], trial=True)) == Begin()
+    assert isinstance(schedule.next(View(0, [50], [1, 2], trial=True)), Prefill)
+    assert schedule.next(View(0, [], [1, 2], trial=True)) == Try()
+    assert schedule.next(View(0, [], [1, 2])) == Decode(0)
 
 
 # Rule 3

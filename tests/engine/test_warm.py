@@ -1,6 +1,5 @@
 """The first forwards before the first request: they leave nothing behind, and nothing depends on them."""
 
-import logging
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -36,24 +35,6 @@ def test_a_context_of_a_few_tokens_is_not_exceeded() -> None:
 
     warm_up(kind.make_layers, forward, VOCAB, 3)
     assert seen[0] == 3
-
-
-def test_what_is_tried_comes_last_and_its_fault_is_only_told(caplog: pytest.LogCaptureFixture) -> None:
-    kind = tiny("llama")
-    done: list[str] = []
-
-    def trial() -> None:
-        done.append("tried")
-        raise RuntimeError("no kernel for a batch")
-
-    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
-        assert not done
-        return plain(kind)(tokens, layers)
-
-    with caplog.at_level(logging.WARNING):
-        warm_up(kind.make_layers, forward, VOCAB, CONTEXT, trial)
-    assert done == ["tried"]
-    assert "several requests at once could not be tried" in caplog.text
 
 
 def failing(tokens: mx.array, layers: list[object]) -> mx.array:

@@ -100,7 +100,7 @@ class Bench:
         with patch("runner.model.load.load", lambda *_: loaded):
             self.engine._load()
         self.running = self.engine._running
-        self.running._matching.lone_steps = 0  # so that short answers join, too
+        self.running.matching.lone_steps = 0  # so that short answers join, too
         self.compared = 0
         self.most_together = 0
         """Rows of the largest forward."""
@@ -116,6 +116,11 @@ class Bench:
 
     def serve(self, wave: Wave) -> list[Outcome]:
         """Serves these, which come one shortly after the other. What ends the engine comes out of here."""
+        if len(wave) > 1:
+            while (
+                self.engine._running.matching.untried
+            ):  # else a day would be over before it is known who may be joined
+                self.engine._running.matching.advance()
         waiting, asked = list(wave), list[tuple[Ask, Request, int]]()
         with patch("runner.engine.running.perf_counter", self._now), reported() as lines:
             for slices in range(_MOST_SLICES):

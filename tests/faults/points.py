@@ -111,7 +111,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     # What there is only where several requests run.
     "stop at": ("runner.cache.trie_session:TrieSession.stop_at",),
     "give up": ("runner.cache.stacks:Stacks._give_up",),
-    "try batches": ("runner.cache.layers.trial:find_fault",),
+    "try batches": ("runner.cache.layers.trial:_Row.compare",),
     "join": ("runner.engine.group:Group.join",),
     "join rows": ("runner.cache.rows:Rows.join",),
     "join layers": (f"{_LAYERS}.batch:Batch.__init__", f"{_LAYERS}.batch:Batch.extend"),

@@ -6,7 +6,7 @@ for few.
 
 Guards, the mutation each is there for, and the test that kills it:
 
-* nobody's fault     Matching._may_join() without its guard test_a_fault_in_company_...[try batches]
+* nobody's fault     Trial.advance() without its guard      test_a_fault_in_company_...[try batches]
 * told once          Running._leave() disbands all of them   test_those_that_leave_are_told_of_once
 * set back           Group.disband() without set_back()      test_a_fault_in_company_...[sample together], others
 * own token          Group.disband() does not take it        test_a_fault_in_company_...[last layer of several]

@@ -1,0 +1,47 @@
+"""What answers have to follow, compiled by processes that are started when the first request asks for a format."""
+
+from concurrent.futures import Future
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from protocol import Format
+from runner.model import OpenedModel
+from runner.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from runner.grammar import Grammar, Workers
+
+_LEAST_WORKER_BYTES = 32 << 20
+_SHARE = 8  # of the memory that the model leaves: what one worker may take of it
+
+
+class Formats:
+    """Compiles the formats of one engine's requests. Owner: the event loop, but for `nbytes`."""
+
+    def __init__(self, model: OpenedModel, tokenizer: Tokenizer, running: int, room_bytes: int) -> None:
+        """At most `running` answers are computed at once; `room_bytes` is what the model leaves of the budget."""
+        self._model = model
+        self._tokenizer = tokenizer
+        self._running = running
+        self._room_bytes = room_bytes
+
+    def compile(self, wanted: Format) -> "Future[Grammar]":
+        """Begin to compile. Cancelling the future ends that; it raises RequestError for a format that is none."""
+        return self._workers.compile(wanted)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that grammars take. Any thread may ask."""
+        workers: Workers | None = self.__dict__.get("_workers")
+        return workers.nbytes if workers is not None else 0
+
+    @cached_property
+    def _workers(self) -> "Workers":
+        from runner.grammar import Setup, Workers
+
+        model, size = self._model, self._tokenizer.vocab_size
+        files = {name: str(file.path) for name, file in model.checkpoint.files.items()}
+        setup = Setup(files, merge_eos=not model.checkpoint.from_store, vocab_size=model.vocab_size)
+        workers = Workers(setup, min(model.vocab_size or size, size), self._running)
+        workers.worker_bytes = max(_LEAST_WORKER_BYTES, min(workers.worker_bytes, self._room_bytes // _SHARE))
+        return workers
