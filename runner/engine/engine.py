@@ -21,7 +21,7 @@ from runner.engine.formats import Formats
 from runner.engine.request import Limits, Request
 from runner.engine.schedule import Schedule
 from runner.engine.trace import TRACE
-from runner.errors import ModelError, RunnerError, no_mlx
+from runner.errors import ComputeError, ModelError, RunnerError, no_mlx
 from runner.logs import Log, die, fatal, told
 from runner.model import OpenedModel
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, Settings
@@ -78,7 +78,6 @@ class Engine:
         self._mailbox: queue.SimpleQueue[Request | Callable[[], None] | None] = queue.SimpleQueue()
         self._core: OneCore | None = None
         self._publish_at = 0.0
-        self._warm_up: Callable[[], None] = lambda: None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
         """Begin to load. The event is set when requests can be computed; a fault until then ends the process."""
@@ -132,6 +131,8 @@ class Engine:
                 self._running.matching.advance()
             while True:
                 self._step()
+        except ComputeError as error:
+            self._refuse(error)
         except RunnerError as error:
             die(error)
         except BaseException as error:  # without its engine the process would be a zombie: end it, and say why
