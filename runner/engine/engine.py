@@ -206,29 +206,29 @@ class Engine:
             return make_cache(self._settings.cache, make_layers, budget_bytes=cache_bytes, turn_tokens=special)
 
         def warm() -> None:
-            if on_cpu and self._model.total_bytes > _WARM_BYTES and not loaded.has_16_bit_experts:
-                sketch(make_layers, loaded.logits, self.limits.vocab_size, self.limits.context_length)
-                return
             if not on_cpu:
                 log.info("warming up", why="a GPU's kernels are compiled when they are first used, once on a machine")
-            warm_up(make_layers, loaded.logits, self.limits.vocab_size, self.limits.context_length)
+            large = on_cpu and self._model.total_bytes > _WARM_BYTES and not loaded.has_16_bit_experts
+            compute = sketch if large else warm_up
+            compute(make_layers, loaded.logits, self.limits.vocab_size, self.limits.context_length)
 
         self._warm_up = warm
         vocab_size = self.limits.vocab_size
         trial = Known(loaded.solitary) if loaded.solitary else Trial(make_layers, loaded.logits, vocab_size)
         reuse_bytes = set_limits(budget_bytes, on_cpu=on_cpu)
         shared = on_cpu or mx.metal.is_available()  # one memory for the device and for processes
+        room = budget_bytes - mx.get_active_memory()
+        self._formats = formats = Formats(self._model, self.tokenizer, self._settings.parallel, room)
         means = Means(
             loaded.logits,
             self.tokenizer,
             self.limits.context_length,
             new_cache,
-            Memory(MLXMeter(), budget_bytes, chunk, reuse_bytes, lambda: self._formats.nbytes if shared else 0),
+            Memory(MLXMeter(), budget_bytes, chunk, reuse_bytes, lambda: formats.nbytes if shared else 0),
             salt,
             trial,
         )
         self._running = Running(means, Schedule(chunk, self._settings.max_gap_s), self._settings.parallel, self._outbox)
-        self._formats = Formats(self._model, self.tokenizer, self._running.places, means.memory.room_bytes)
         about = About(
             __version__,
             self._model.name,
