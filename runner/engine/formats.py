@@ -1,5 +1,6 @@
 """What answers have to follow, compiled by processes that are started when the first request asks for a format."""
 
+import os
 from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ class Formats:
         from runner.grammar import Setup, Workers
 
         model, size = self._model, self._tokenizer.vocab_size
-        files = {name: str(file.path) for name, file in model.checkpoint.files.items()}
+        files = {name: os.fsencode(file.path) for name, file in model.checkpoint.files.items()}
         setup = Setup(files, merge_eos=not model.checkpoint.from_store, vocab_size=model.vocab_size)
         workers = Workers(setup, min(model.vocab_size or size, size), self._running)
         workers.worker_bytes = max(_LEAST_WORKER_BYTES, min(workers.worker_bytes, self._room_bytes // _SHARE))

@@ -13,7 +13,7 @@ from runner.grammar.messages import FORK, HEAD_BYTES, KILL, ORDER, SLOW, Setup, 
 
 _PROGRAM = """
 import socket, sys
-sys.path[:] = {path!r}
+sys.path[:] = {path!a}
 from runner.grammar.process import serve
 serve(socket.socket(fileno={descriptor}))
 """
@@ -60,7 +60,7 @@ async def start_forking(setup: Setup) -> Forking:
     program = _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
     try:
         process = subprocess.Popen(  # noqa: ASYNC220, S603 - returns as soon as the program has been started
-            [sys.executable, "-I", "-c", program],
+            [sys.executable, "-I", "-X", f"utf8={sys.flags.utf8_mode}", "-c", program],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # the host reads ours to its end, also when we are gone

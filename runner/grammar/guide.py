@@ -56,6 +56,7 @@ class Guide:
         self._awaited = 0  # states that are on their way, of which only the last one counts
         self._since_s = 0.0  # when the last one was asked for
         self._spare_s = _SAVED_S
+        self._closed = False
         self._stand(state)
 
     @property
@@ -124,8 +125,10 @@ class Guide:
         self._send(Follow([*tokens], restart=True))
 
     def close(self) -> None:
-        """The answer has ended."""
-        self._source.close()
+        """The answer has ended. Later calls do nothing."""
+        if not self._closed:
+            self._closed = True
+            self._source.close()
 
     def _send(self, step: Follow) -> None:
         self._since_s = monotonic()

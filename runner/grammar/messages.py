@@ -18,8 +18,8 @@ COMPILE_S = 5.0
 class Setup(msgspec.Struct, frozen=True):
     """The first message to the process that forks; answered with a `State`, whose error says what is wrong with it."""
 
-    files: dict[str, str]
-    """The paths of the model's text files, by name."""
+    files: dict[str, bytes]
+    """The paths of the model's text files, as the system has them, by name."""
     merge_eos: bool
     """As for `open_tokenizer`."""
     vocab_size: int

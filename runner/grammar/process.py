@@ -79,7 +79,7 @@ def _open(control: socket.socket) -> Compiler:
     """Says whether it can compile; ends the process if it cannot."""
     try:
         setup = _receive(control, Setup)
-        files = {name: Path(path) for name, path in setup.files.items()}
+        files = {name: Path(os.fsdecode(path)) for name, path in setup.files.items()}
         tokenizer = open_tokenizer(
             lambda name: files[name].read_bytes() if name in files else None, merge_eos=setup.merge_eos
         )

@@ -157,6 +157,9 @@ class Workers:
         worker.other_end.close()
         try:
             await loop.sock_sendall(worker.channel, packed(Compile(key, worker.memory_bytes)))
+        except OSError:
+            self._end(worker)
+            raise RequestError("Format: the process that was to compile it has ended; send it again", 503) from None
         except BaseException:
             self._end(worker)
             raise

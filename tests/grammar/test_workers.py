@@ -35,7 +35,7 @@ class Bench:
     def __init__(self, directory: Path, running: int = 4) -> None:
         for name, value in FILES.items():
             (directory / name).write_text(json.dumps(value))
-        files = {name: str(directory / name) for name in FILES}
+        files = {name: os.fsencode(directory / name) for name in FILES}
         self.workers = Workers(Setup(files, merge_eos=False, vocab_size=0), END + 1, running)
 
     async def grammar(self, wanted: Format) -> Grammar:

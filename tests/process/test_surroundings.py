@@ -40,6 +40,8 @@ async def test_a_directory_may_have_any_name(
     process = start(str(directory), environment=environment)
     async with Client.of(process) as client:
         assert (await client.complete(Request("ab", {"num_predict": 3}))).final.done
+        body = msgspec.json.encode({"Prompt": "ab", "Format": {"enum": ["ba"]}})
+        assert b'"Done":true' in (await client.send("POST", "/completion", body)).body, "whose process finds it, too"
         stats = msgspec.json.decode((await client.send("GET", "/v1/stats")).body, type=Stats)
     assert stats.model == str(tmp_path / shown)
     found = check(str(directory), **environment)
