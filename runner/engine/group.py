@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import mlx.core as mx
 
 from runner.cache.rows import Rows
-from runner.engine.events import Event, Outbox
+from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation
 from runner.engine.trace import TRACE
 from runner.sampling.sample import Choice, Sample
@@ -133,7 +133,7 @@ class Group:
         """Give each its token, which `step` returned."""
         pairs = zip(self.generations, choices, strict=True)
         lost, self._lost = self._lost, []
-        return [*lost, *((generation, generation.take(choice)) for generation, choice in pairs)]
+        return lost + [(generation, generation.take(choice)) for generation, choice in pairs]
 
     def accepts(self, other: "Group") -> bool:
         """Whether the one generation of `other` may join. Rows are as long as the longest: one that is much shorter
@@ -259,11 +259,3 @@ class Group:
         if isinstance(self._sampler, SamplerBatch):
             self._sampler.release()
         self._sampler = None
-
-
-def tell(outbox: Outbox, results: Results) -> list[Generation]:
-    """Gives the clients what there is to tell. Returns those that are done."""
-    for generation, events in results:
-        for event in events:
-            outbox.put(generation.request.stream, event)
-    return [generation for generation, _ in results if generation.done]

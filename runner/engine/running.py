@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from time import perf_counter, perf_counter_ns
 
 from runner.cache.session import LiveSession
-from runner.engine.events import Failed, Outbox, Refused, Started
+from runner.engine.events import Failed, Outbox, Refused, Started, tell
 from runner.engine.generation import Generation
-from runner.engine.group import Group, Results, tell
+from runner.engine.group import Group, Results
 from runner.engine.journal import Journal
 from runner.engine.matching import Matching
 from runner.engine.means import Known, Means

@@ -41,7 +41,7 @@ def demand(tmp_path: Path) -> Demand:
 def breakable(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process, Demand]]:
     """One process for every fault that it survives."""
     demand = Demand(tmp_path_factory.mktemp("faults"))
-    arguments = ["--prefill-chunk", str(CHUNK_TOKENS), "--cache-memory", "100KiB"]
+    arguments = ["--prefill-chunk", str(CHUNK_TOKENS), "--cache-memory", "800KiB"]
     with spawn(FAULTY, MAIN, models_dir=models_dir, arguments=arguments, environment=demand.environment) as process:
         process.wait_ready(60)
         yield process, demand

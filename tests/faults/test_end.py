@@ -68,8 +68,9 @@ async def test_when_the_engine_dies_so_does_the_process_with_one_line(
 async def test_a_crash_within_mlx_leaves_a_line_that_hosts_take_for_an_error(start: SpawnModel) -> None:
     """On a CPU MLX does not look whether it was given the memory it asked for."""
     process = start(arguments=["--prefill-chunk", "40000"])
-    resource.prlimit(process.pid, resource.RLIMIT_AS, (address_bytes(process.pid) + (8 << 20),) * 2)
     async with Client.of(process) as client:
+        await client.complete(Request("q", {"num_predict": 1}))  # the threads are there
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (address_bytes(process.pid) + (8 << 20),) * 2)
         await text_of_end(client, Request("q" * (CONTEXT - 100)))
     assert await asyncio.to_thread(process.wait, 10) == -signal.SIGSEGV
     assert process.output.captured.startswith("error:")  # Python writes the line in pieces

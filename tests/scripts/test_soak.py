@@ -169,7 +169,7 @@ def test_a_good_soak_has_no_failures_and_a_table() -> None:
         (lambda soaked: replace(soaked, most_memory=2 * MIB + BUDGET_BYTES + WORKSPACE_BYTES), "MLX held 7.0 MiB"),
         (lambda soaked: replace(soaked, budget=4 * MIB, peak=43 * MIB // 10), "MLX held 4.3 MiB where 4.0 MiB were"),
         (lambda soaked: replace(soaked, budget=2 * MIB, peak=MIB), "MLX held 3.0 MiB where 2.0 MiB were allowed"),
-        (lambda soaked: replace(soaked, descriptors=(8, 9)), "9 descriptors are open where there were 8"),
+        (lambda soaked: replace(soaked, descriptors=(8, 18)), "18 descriptors are open where there were 8"),
         (lambda soaked: replace(soaked, descriptors=(8, None)), "None descriptors are open where there were 8"),
         (lambda soaked: replace(soaked, captured="Error: x"), "a host would take this for an error"),
         (lambda soaked: replace(soaked, faults=["status: timeout"]), "status: timeout"),
