@@ -105,7 +105,7 @@ class Generation:
         if self._guide is not None or self.request.grammar is None:
             return []
         if self.request.grammar.cancelled() or self.request.grammar.exception() is not None:  # the client knows it
-            self._outcome = "refused"
+            self._outcome = "cancelled" if self.request.grammar.cancelled() else "refused"
             self._end()
             return []
         try:

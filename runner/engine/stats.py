@@ -224,5 +224,6 @@ class Counters:
 def _outcome(request: "Request", outcome: str) -> str:
     """Where its grammar is none the client was told so, and then left."""
     grammar = request.grammar
-    hopeless = grammar is not None and grammar.done() and (grammar.cancelled() or grammar.exception() is not None)
+    over = grammar is not None and grammar.done() and not grammar.cancelled()
+    hopeless = over and grammar is not None and grammar.exception() is not None
     return "refused" if hopeless else outcome

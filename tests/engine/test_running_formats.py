@@ -326,7 +326,7 @@ def test_a_grammar_that_fails_in_a_batch_ends_its_answer_only() -> None:
         other.check_answer()
     company.check_cache()
     assert {length for _, length in company.forward.calls[at:]} == {1}, "nobody is set back"
-    assert company.forward.calls[at:].count((2, 1)) > 10
+    assert company.forward.calls[at:].count((2, 1)) > 5, "the others stay together"
 
 
 def test_a_forced_text_comes_in_one_line() -> None:
