@@ -39,7 +39,8 @@ def write_victim(directory: Path) -> Path:
     chains = [*pairwise(string.ascii_lowercase), *zip(string.digits, string.digits[1:] + "0", strict=True)]
     rows: dict[int, Transition] = {ord(before): ord(after) for before, after in chains}
     rows |= dict.fromkeys(map(ord, "WXYZ"), dict.fromkeys(map(ord, "WXYZ"), 0.0))
-    return write_scripted(directory, BYTES, rows, [_END], {_END: "<|end|>"}, context_length=CONTEXT)
+    special = {_END: "<|end|>"}
+    return write_scripted(directory, BYTES, rows, [_END], special, context_length=CONTEXT, small_head=True)
 
 
 def post(path: str, body: bytes, head: bytes = b"") -> bytes:

@@ -28,6 +28,7 @@ Alphabet = Literal["byte-level", "sentencepiece", "tokenizer.model"]
 
 _ONE_HOT = 8
 _HEAD_DIM = 64
+_SMALL_HEAD_DIM = 8
 _INTERMEDIATE = 8
 
 
@@ -43,6 +44,7 @@ def write_scripted(
     bos: int | None = None,
     add_bos: bool = False,
     alphabet: Alphabet = "byte-level",
+    small_head: bool = False,
 ) -> Path:
     """Writes config, tokenizer and weights of a scripted llama into `directory` (made if need be) and returns it.
 
@@ -51,6 +53,7 @@ def write_scripted(
     everything else `BACKGROUND`) or the logits by id; tokens without one go to `default`, or else to the first EOS.
     `alphabet` is how tokenizer.json spells the bytes; sentencepiece spells a space "▁" and lone bytes "<0xNN>", and
     "tokenizer.model" stands for that file in the place of tokenizer.json, with one id more than the model has.
+    `small_head` makes keys and values an eighth as large, by one head of a size that not every runner knows.
     """
     special = dict(sorted((special or {}).items()))
     if tuple(vocabulary[:256]) != BYTES or len(set(vocabulary)) != len(vocabulary):
@@ -66,13 +69,13 @@ def write_scripted(
             logits[token, successor] = logit
 
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = _tensors(logits)
+    tensors = _tensors(logits, _SMALL_HEAD_DIM if small_head else None)
     (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors, {"format": "pt"}))
     hidden = tensors["model.norm.weight"].shape[0]
     ids: dict[str, object] = {"eos_token_id": list(eos) if len(eos) != 1 else eos[0]}
     if bos is not None:
         ids["bos_token_id"] = bos
-    _write_json(directory / "config.json", _config(size, hidden, context_length) | ids)
+    _write_json(directory / "config.json", _config(size, hidden, context_length, small_head=small_head) | ids)
     _write_json(directory / "generation_config.json", ids)
     _write_json(directory / "tokenizer_config.json", {"add_bos_token": add_bos, "tokenizer_class": "TokenizersBackend"})
     texts = list(special.values())
@@ -89,7 +92,13 @@ def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
 
 
-def _config(size: int, hidden: int, context_length: int) -> dict[str, object]:
+def _config(size: int, hidden: int, context_length: int, *, small_head: bool) -> dict[str, object]:
+    # Not every runner knows heads of another size than the width of the model over their number.
+    heads = (
+        {"num_attention_heads": 1, "head_dim": _SMALL_HEAD_DIM}
+        if small_head
+        else {"num_attention_heads": hidden // _HEAD_DIM}
+    )
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -97,7 +106,7 @@ def _config(size: int, hidden: int, context_length: int) -> dict[str, object]:
         "hidden_size": hidden,
         "intermediate_size": _INTERMEDIATE,
         "num_hidden_layers": 1,
-        "num_attention_heads": hidden // _HEAD_DIM,  # not every runner knows heads of another size than this makes
+        **heads,
         "num_key_value_heads": 1,
         "max_position_embeddings": context_length,
         "rms_norm_eps": 1e-30,  # vanishes beside a mean square of 1
@@ -116,7 +125,8 @@ def _filler(total: int) -> list[int]:
     return parts
 
 
-def _tensors(logits: "np.ndarray[tuple[int, int], np.dtype[np.float32]]") -> dict[str, Tensor]:
+def _tensors(logits: "np.ndarray[tuple[int, int], np.dtype[np.float32]]", only_head: int | None) -> dict[str, Tensor]:
+    """`only_head`: the size of the one head; None for as many as the model is wide."""
     size = len(logits)
     hidden = 512
     while len(_filler(hidden - _ONE_HOT**2)) + size > hidden:
@@ -128,18 +138,19 @@ def _tensors(logits: "np.ndarray[tuple[int, int], np.dtype[np.float32]]") -> dic
     head = np.zeros((size, hidden), np.float32)
     head[:, :size] = logits.T / _ONE_HOT
     layer = "model.layers.0"
+    queries, keys = only_head or hidden, only_head or _HEAD_DIM
     arrays = {
         "lm_head.weight": head,
         "model.embed_tokens.weight": embedding,
         "model.norm.weight": np.ones(hidden, np.float32),
         f"{layer}.input_layernorm.weight": np.ones(hidden, np.float32),
         f"{layer}.post_attention_layernorm.weight": np.ones(hidden, np.float32),
-        f"{layer}.self_attn.q_proj.weight": np.zeros((hidden, hidden), np.float32),
-        f"{layer}.self_attn.o_proj.weight": np.zeros((hidden, hidden), np.float32),
+        f"{layer}.self_attn.q_proj.weight": np.zeros((queries, hidden), np.float32),
+        f"{layer}.self_attn.o_proj.weight": np.zeros((hidden, queries), np.float32),
         f"{layer}.mlp.down_proj.weight": np.zeros((hidden, _INTERMEDIATE), np.float32),
     }
     for name in ("k_proj", "v_proj"):
-        arrays[f"{layer}.self_attn.{name}.weight"] = np.zeros((_HEAD_DIM, hidden), np.float32)
+        arrays[f"{layer}.self_attn.{name}.weight"] = np.zeros((keys, hidden), np.float32)
     for name in ("gate_proj", "up_proj"):
         arrays[f"{layer}.mlp.{name}.weight"] = np.zeros((_INTERMEDIATE, hidden), np.float32)
     return {name: Tensor("F32", array.shape, array.tobytes()) for name, array in arrays.items()}
