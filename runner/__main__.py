@@ -14,10 +14,10 @@ def main() -> None:
     _open_missing_streams()
     gc.disable()  # until all is there: whatever is imported stays, and would be looked through again and again
     try:
-        from runner import process
+        from runner.process import parent
 
-        process.restart_in_own_environment(os.environ, [sys.executable, *sys.orig_argv[1:]])
-        from runner.start import start
+        parent.restart_in_own_environment(os.environ, [sys.executable, *sys.orig_argv[1:]])
+        from runner.app import start
     except (ImportError, OSError) as error:
         os.write(2, f"Error: the installation is broken: {error}\n".encode())
         os._exit(1)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from runner.cli import parse_check
+from runner.cli.parse import parse_check
 from scripts.host_api import Api
 from scripts.host_json import dumps
 from scripts.host_models import Catalog, Model

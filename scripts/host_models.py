@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.errors import ModelError
-from runner.model.name import DEFAULT_HOST, DEFAULT_NAMESPACE, ModelName, find_manifest, parse_name
+from runner.model.sources.name import DEFAULT_HOST, DEFAULT_NAMESPACE, ModelName, find_manifest, parse_name
 
 _JSON = "application/vnd.ollama.image.json"
 _SAFETENSORS = "safetensors"

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from runner.process import CHANGED, FORCED, OLLAMA
+from runner.process.parent import CHANGED, FORCED, OLLAMA
 from scripts.ollama_serve_plan import Plan
 
 LAUNCHER = Path(__file__).resolve().with_name("ollama-serve")
@@ -13,7 +13,7 @@ _SHIM = """\
 #!/bin/sh
 # Ollama finds this in place of its own executable. Its MLX runners are ours, everything else is its own.
 
-# They may hand over to Ollama's own (runner/handover.py), in the environment that this script is given.
+# They may hand over to Ollama's own (runner/ollama/hand_over.py), in the environment that this script is given.
 mlx_runner() {{
 {tell}
 {restore}

@@ -10,8 +10,8 @@ from importlib.abc import InspectLoader
 from importlib.util import find_spec
 from pathlib import Path
 
-import runner.mlxlm  # noqa: F401  # registers mlx_lm without its __init__
-from runner.flags import FLAGS
+import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
+from runner.cli.flags import FLAGS
 from runner.model.families import FAMILIES, METAL_ONLY, MODULES
 
 README = Path(__file__).parent.parent / "README.md"

@@ -9,11 +9,11 @@ from typing import NoReturn
 import pytest
 
 from runner import logs
-from runner.cli import parse, parse_check
-from runner.engine.schedule import LEAST_TOKENS
+from runner.cli.flags import CHECK_FLAGS, COMMANDS, FLAGS
+from runner.cli.parse import parse, parse_check
+from runner.cli.values import version_text
+from runner.engine.policy import LEAST_TOKENS
 from runner.errors import UsageError
-from runner.flags import CHECK_FLAGS, COMMANDS, FLAGS
-from runner.parser import version_text
 from runner.settings import DEFAULT_CONTEXT_TOKENS, Settings, context_limit
 from runner.sizes import Bound
 

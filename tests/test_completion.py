@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.completion import SHELLS, completion
+from runner.cli.completion import SHELLS, completion
+from runner.cli.flags import CHECK_FLAGS, COMMANDS, FLAGS, TOP_FLAGS
 from runner.errors import UsageError
-from runner.flags import CHECK_FLAGS, COMMANDS, FLAGS, TOP_FLAGS
 
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 

@@ -10,15 +10,14 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("protocol", "runner")
 LAYERS = (
     ("__main__",),
-    ("start",),
-    ("cli",),
-    ("parser", "completion", "handover"),
-    ("flags", "process"),
-    ("server", "check", "top"),
+    ("app",),
+    ("cli", "ollama"),
+    ("commands", "server"),
     ("engine",),
     ("grammar",),
     ("cache", "model", "tokenizer", "sampling"),
-    ("logs", "settings", "mlxlm", "blas"),
+    ("process", "settings", "blas"),
+    ("logs",),
     ("errors", "sizes", "terminal", "__version__"),
 )
 """From top to bottom: a part imports only from the rows below its own, and within itself."""
@@ -89,7 +88,7 @@ def test_only_the_command_line_reads_the_environment() -> None:
         for path in sources()
         if any(word in path.read_text() for word in ("os.environ", "os.getenv", "sys.argv"))
     }
-    assert readers == {"runner/__main__.py", "runner/start.py", "runner/blas/__init__.py"}
+    assert readers == {"runner/__main__.py", "runner/app.py", "runner/blas/__init__.py"}
 
 
 def test_most_files_fit_in_the_head() -> None:

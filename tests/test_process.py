@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
-from runner.process import check_threads, without_host_libraries
+from runner.process.parent import check_threads, without_host_libraries
 
 
 def test_the_hosts_library_directories_are_dropped_and_others_stay(tmp_path: Path) -> None:

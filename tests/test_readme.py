@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from runner.flags import CHECK_FLAGS, FLAGS, TOP_FLAGS
+from runner.cli.flags import CHECK_FLAGS, FLAGS, TOP_FLAGS
 from scripts.readme import README, with_parts
 
 

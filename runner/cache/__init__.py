@@ -26,7 +26,7 @@ def make_cache(
     Raises ValueError for a kind that does not exist.
     """
     if kind == "trie":
-        from runner.cache.points import RestorePoints
+        from runner.cache.checkpoints import RestorePoints
         from runner.cache.trie_cache import TrieCache
 
         return TrieCache(make_layers, budget_bytes, RestorePoints(turn_tokens))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from runner.cache.picture import Parts
+    from runner.cache.report import Parts
 
 
 class Miss(StrEnum):

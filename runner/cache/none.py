@@ -1,9 +1,9 @@
 """No cache: every prompt is computed from its first token on."""
 
 from runner.cache.interface import Match, Miss
-from runner.cache.picture import Parts
+from runner.cache.report import Parts
+from runner.cache.sequence import LayerStack
 from runner.cache.session import LiveSession, OneSessionCache
-from runner.cache.stack import LayerStack
 
 
 class NullCache(OneSessionCache):

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import mlx.core as mx
 
 from runner.cache.interface import Match, PrefixCache, Session
-from runner.cache.layout import Layout
-from runner.cache.stack import LayerStack
+from runner.cache.layer_facts import Layout
+from runner.cache.sequence import LayerStack
 
 
 class LiveSession(Session):

@@ -7,10 +7,10 @@ says nothing about the layers; they are reset before they are used.
 from collections.abc import Callable
 
 from runner.cache.interface import Match, Miss
-from runner.cache.picture import Parts
 from runner.cache.prefix import common_prefix
+from runner.cache.report import Parts
+from runner.cache.sequence import LayerStack
 from runner.cache.session import LiveSession, OneSessionCache
-from runner.cache.stack import LayerStack
 from runner.logs import Log
 
 log = Log(__name__)

@@ -11,15 +11,15 @@ Invariants: those of `Stacks`; and the ledger counts exactly the snapshots in th
 
 from collections.abc import Callable, Sequence
 
-from runner.cache import landing
-from runner.cache.budget import Budget
+from runner.cache import resume
+from runner.cache.checkpoints import Points, RestorePoints
+from runner.cache.enforce import Budget
 from runner.cache.interface import Match, Miss, PrefixCache, Session
-from runner.cache.picture import Parts
-from runner.cache.points import Points, RestorePoints
 from runner.cache.prefix import common_prefix
+from runner.cache.report import Parts
+from runner.cache.sequence import LayerStack
+from runner.cache.sequences import Stacks
 from runner.cache.session import LiveSession
-from runner.cache.stack import LayerStack
-from runner.cache.stacks import Stacks
 from runner.cache.trie import Node, PrefixTrie, keys
 from runner.cache.trie_session import TrieSession
 from runner.logs import Log
@@ -178,13 +178,13 @@ class TrieCache(PrefixCache):
     def _land(self, stack: LayerStack, end: Node | None, path: list[Node], matched: int) -> tuple[Node, Miss]:
         """Takes the layers, which stand at `end`, as far along the path as they get, at most `matched` tokens; returns
         where they stand then and why no further."""
-        common = landing.common(path, matched, end)
-        at, refusal = landing.find(stack, path, matched, common)
+        common = resume.common(path, matched, end)
+        at, refusal = resume.find(stack, path, matched, common)
         path = self._trie.cut(path, at)
         self._stacks.settle()
-        landing.go(stack, path, at, common)
+        resume.go(stack, path, at, common)
         node = next(node for node in path if node.end == at)
-        landing.fill(stack, node)
+        resume.fill(stack, node)
         self._bound.touch(node)
         return node, refusal
 
@@ -223,7 +223,7 @@ class TrieCache(PrefixCache):
         """Takes the trie along the tokens up to `to`, where the layers stand, and keeps what they hold."""
         passed = self._trie.advance(session.node, keys(session.recorded[session.node.end : to]))
         for node in passed:
-            landing.fill(session.stack, node)
+            resume.fill(session.stack, node)
         self._stacks.settle()
         self._use(session, passed[-1] if passed else session.node)
         self._bound.touch(session.node)

@@ -3,10 +3,10 @@
 from bisect import insort
 from collections.abc import Callable
 
+from runner.cache.checkpoints import Point
 from runner.cache.interface import Match
-from runner.cache.points import Point
+from runner.cache.sequence import LayerStack
 from runner.cache.session import LiveSession
-from runner.cache.stack import LayerStack
 from runner.cache.trie import Node
 
 

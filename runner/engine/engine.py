@@ -14,12 +14,12 @@ import msgspec
 from protocol.stats import CacheNode
 from runner import __version__
 from runner.cache import PrefixCache, make_cache
-from runner.engine.bell import Bell
-from runner.engine.core import OneCore, keep_together
 from runner.engine.events import Outbox
 from runner.engine.formats import Formats
+from runner.engine.platform.affinity import OneCore, keep_together
+from runner.engine.platform.wakeup import Bell
+from runner.engine.policy import Schedule
 from runner.engine.request import Limits, Request
-from runner.engine.schedule import Schedule
 from runner.engine.trace import TRACE
 from runner.errors import ComputeError, ModelError, RunnerError, no_mlx
 from runner.logs import Log, die, fatal, told
@@ -28,9 +28,9 @@ from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, Settings
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.engine.running import Running
-    from runner.engine.stats import Published
-    from runner.engine.survey import Survey
+    from runner.engine.observe.counters import Published
+    from runner.engine.report import Survey
+    from runner.engine.scheduler import Running
 
 Answer = TypeVar("Answer")
 log = Log(__name__)
@@ -165,15 +165,15 @@ class Engine:
         except ImportError as error:
             raise no_mlx(error) from error
 
-        from runner.cache.layers.trial import Trial
-        from runner.engine.means import Known, Means
-        from runner.engine.memory import Memory, MLXMeter, set_limits
-        from runner.engine.running import Running
-        from runner.engine.survey import About, Survey
-        from runner.engine.warm import sketch, warm_up
-        from runner.model.dtype import device
-        from runner.model.load import load
-        from runner.model.memory import device_bytes, lent_bytes
+        from runner.cache.layers.batch_trial import Trial
+        from runner.engine.context import Known, Means
+        from runner.engine.memory.budget import Memory, MLXMeter, set_limits
+        from runner.engine.platform.warmup import sketch, warm_up
+        from runner.engine.report import About, Survey
+        from runner.engine.scheduler import Running
+        from runner.model.device import device_bytes, lent_bytes
+        from runner.model.weights.dtype import device
+        from runner.model.weights.load import load
 
         self._mx = mx
         on_cpu = device() == "cpu"
@@ -193,7 +193,7 @@ class Engine:
             self._refuse(error)
         make_layers, salt = loaded.make_layers, ""
         if self._settings.kv_bits is not None:
-            from runner.cache.layers.quantized import find_format
+            from runner.cache.layers.quantized_trial import find_format
 
             make_layers, salt = find_format(
                 loaded.make_layers, loaded.logits, self.limits.vocab_size, self._settings.kv_bits

@@ -8,11 +8,11 @@ import mlx.core as mx
 
 from protocol import DoneReason, Logprob, Metrics
 from runner.cache.session import LiveSession
-from runner.engine.entries import entry
+from runner.engine.detokenizer import Piece, TextStream, joined
 from runner.engine.events import Event, Failed, Finished, Text
-from runner.engine.life import Life
+from runner.engine.lifecycle import Life
+from runner.engine.logprobs import entry
 from runner.engine.request import Request
-from runner.engine.text import Piece, TextStream, joined
 from runner.engine.trace import TRACE
 from runner.errors import RequestError
 from runner.logs import Log, told

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from protocol.format import Format, FormatError
 from runner.errors import RequestError
-from runner.grammar.faults import explained
+from runner.grammar.explain import explained
+from runner.grammar.format_to_lark import lark_text
 from runner.grammar.guide import Guide
-from runner.grammar.lark import lark_text
 from runner.grammar.messages import Follow, State
 from runner.grammar.panics import told_as_errors
 from runner.grammar.steps import Steps

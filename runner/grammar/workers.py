@@ -10,7 +10,7 @@ import msgspec
 
 from protocol.format import Format
 from runner.errors import RequestError
-from runner.grammar.forking import Forking, start_forking
+from runner.grammar.fork_server import Forking, start_forking
 from runner.grammar.guide import Grammar
 from runner.grammar.messages import COMPILE_S, Compile, Follow, Setup, State, packed
 from runner.grammar.worker import Beginning, Worker

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import runner.mlxlm  # noqa: F401  # registers mlx_lm without its __init__
+import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
 
 # isort: split
 from mlx_lm.models.base import BaseModelArgs

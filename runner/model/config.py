@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 
 from runner.errors import ModelError
-from runner.model.checkpoint import Checkpoint, Tensor
 from runner.model.families import Config, Family
 from runner.model.layers import check_count
 from runner.model.nulls import drop_nulls, without_nulls
+from runner.model.sources.checkpoint import Checkpoint, Tensor
 
 _STALE = ("quantization", "quantization_config", "compression_config")
 """In a store they describe the source of a conversion; the tensors themselves say what they are."""

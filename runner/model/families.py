@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Container, Mapping
 from typing import NamedTuple
 
-import runner.mlxlm  # noqa: F401  # registers mlx_lm, so that looking for a module does not import all of it
+import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm, so that looking for a module does not import all of it
 from runner.errors import ModelError
-from runner.model.checkpoint import Tensor
+from runner.model.sources.checkpoint import Tensor
 
 Config = dict[str, object]
 

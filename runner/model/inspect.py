@@ -18,14 +18,14 @@ from mlx.utils import tree_flatten
 
 from runner.errors import FaultsError, ModelError
 from runner.model.arguments import Defaults
-from runner.model.checkpoint import Checkpoint, Tensor
 from runner.model.config import read_config, text_config
-from runner.model.digests import verify
-from runner.model.dtype import Plan
 from runner.model.families import UNNEEDED, Config, Family, architecture_of, family_of
-from runner.model.module import build, rehearse
 from runner.model.opened import OpenedModel, find_checkpoint, open_checkpoint
-from runner.model.quantization import WORD_BITS
+from runner.model.packing import WORD_BITS
+from runner.model.sources.checkpoint import Checkpoint, Tensor
+from runner.model.sources.digests import verify
+from runner.model.weights.assemble import build, rehearse
+from runner.model.weights.dtype import Plan
 
 _PARTS = {
     "draft": re.compile(r"draft[./]"),

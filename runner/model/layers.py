@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from runner.errors import ModelError
-from runner.model.checkpoint import Tensor
 from runner.model.families import Config, Family, is_needed
+from runner.model.sources.checkpoint import Tensor
 
 _LAYER = re.compile(r"((?:(?:model|language_model|backbone)\.)*layers\.(\d+))\.")
 _ANYWHERE = re.compile(r"(?:.+\.)?layers\.(\d+)\.")

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import ModelError
-from runner.model.checkpoint import Checkpoint, Report, Tensor, refuse
 from runner.model.config import context_length, is_tied, module_config, read_config, text_config, vocabulary_size
-from runner.model.directory import open_directory
 from runner.model.families import Config, Family, architecture_of, family_of, select_tensors
 from runner.model.layers import beyond_the_last, check_beyond
-from runner.model.name import find_manifest, parse_name
-from runner.model.quantization import check_companions
-from runner.model.store import open_store
+from runner.model.packing import check_companions
+from runner.model.sources.checkpoint import Checkpoint, Report, Tensor, refuse
+from runner.model.sources.directory import open_directory
+from runner.model.sources.name import find_manifest, parse_name
+from runner.model.sources.store import open_store
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 

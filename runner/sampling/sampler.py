@@ -7,7 +7,7 @@ import mlx.core as mx
 from runner.sampling import logprobs
 from runner.sampling.mask import Mask, masked
 from runner.sampling.options import SamplingOptions
-from runner.sampling.rows import Rows
+from runner.sampling.row_group import Rows
 from runner.sampling.sample import Details, Sample, Wish
 
 

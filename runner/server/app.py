@@ -11,16 +11,16 @@ from protocol import LOADED, status_body
 from runner.engine.engine import Engine
 from runner.errors import RequestError
 from runner.logs import Log
-from runner.server.board import Board
-from runner.server.bodies import Bodies
 from runner.server.completion import NUMBER, CompletionEndpoint
 from runner.server.connections import Connections
 from runner.server.guards import TELLING, is_local
-from runner.server.lanes import Lanes
 from runner.server.page import add_page
+from runner.server.request_body import Bodies
 from runner.server.stats import PATHS as _WATCHED_PATHS
 from runner.server.stats import StatsEndpoints
+from runner.server.stats_cache import Board
 from runner.server.tokenize import TokenizeEndpoint
+from runner.server.tokenize_threads import Lanes
 
 log = Log(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -21,9 +21,9 @@ from runner.engine.request import (
     refuse_size,
 )
 from runner.errors import RequestError
-from runner.server.answer import Answer
-from runner.server.bodies import MOST_MEDIA_BYTES, Bodies, Body
-from runner.server.lanes import Lanes
+from runner.server.request_body import MOST_MEDIA_BYTES, Bodies, Body
+from runner.server.response import Answer
+from runner.server.tokenize_threads import Lanes
 from runner.tokenizer import PART_CHARACTERS
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from functools import partial
 from aiohttp import web
 
 from runner.logs import Log
-from runner.server.descriptors import free_descriptors
+from runner.process.limits import free_descriptors
 
 log = Log(__name__)
 HEAD_S = 30.0

@@ -11,8 +11,8 @@ import msgspec
 from aiohttp import web
 
 from runner.engine.engine import Engine
-from runner.server.board import Board
-from runner.server.events import STATS_S, News, Told
+from runner.server.sse import STATS_S, News, Told
+from runner.server.stats_cache import Board
 
 if TYPE_CHECKING:
     from runner.server.metrics import Exporter

@@ -7,8 +7,8 @@ import msgspec
 from aiohttp import web
 
 from runner.engine.engine import Engine
-from runner.server.bodies import MOST_MEDIA_BYTES, Bodies
-from runner.server.lanes import Lanes
+from runner.server.request_body import MOST_MEDIA_BYTES, Bodies
+from runner.server.tokenize_threads import Lanes
 
 
 class TokenizeEndpoint:

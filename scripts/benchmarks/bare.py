@@ -18,8 +18,8 @@ if __name__ == "__main__":
 
 import mlx.core as mx
 
-import runner.mlxlm  # noqa: F401  registers mlx_lm without its package __init__
-from runner.model.dtype import device
+import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
+from runner.model.weights.dtype import device
 from scripts.benchmarks.llamas import Size, make_model
 from scripts.benchmarks.one_core import one_core
 

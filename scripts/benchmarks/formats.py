@@ -23,8 +23,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import llama
 
 from runner.model import open_model
-from runner.model.dtype import device
-from runner.model.load import load
+from runner.model.weights.dtype import device
+from runner.model.weights.load import load
 from runner.settings import CPU_CHUNK_TOKENS
 from scripts.benchmarks.bare import decode_bare, first_token_s
 from scripts.benchmarks.llamas import M1, M10, M60, Prompts, Size, make_model, write_model

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_reduce
 
-import runner.mlxlm  # noqa: F401  registers mlx_lm without its package __init__
+import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
 from tests.models.tokenizers import ALL_BYTES, byte_level, write_tokenizer
 
 # isort: split

@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 import mlx.core as mx
 
-from runner.engine.core import keep_together
-from runner.model.dtype import device
+from runner.engine.platform.affinity import keep_together
+from runner.model.weights.dtype import device
 
 
 def one_core() -> Callable[[], AbstractContextManager[None]]:

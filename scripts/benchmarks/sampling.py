@@ -21,7 +21,7 @@ BLAS = blas.preload("auto", 1)
 import mlx.core as mx  # noqa: E402 - the fast BLAS must be loaded first
 from mlx.utils import tree_reduce  # noqa: E402
 
-import runner.mlxlm  # noqa: E402, F401 - registers mlx_lm without its package __init__
+import runner.process.lean_mlx_lm  # noqa: E402, F401 - registers mlx_lm without its package __init__
 from runner.sampling import SamplingOptions  # noqa: E402
 from runner.sampling.sample import Sample  # noqa: E402
 from runner.sampling.sampler import Sampler, SamplerBatch  # noqa: E402

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import aiohttp
 
-from runner.model.dtype import device
+from runner.model.weights.dtype import device
 from runner.settings import DEFAULT_MAX_GAP_MS
 from tests.conformance.own import RUNNER
 from tests.host import F_SECOND, A, Client, Process, Request, StatusError, free_port, spawn

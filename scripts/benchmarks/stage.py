@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from runner.model.dtype import device
+from runner.model.weights.dtype import device
 from scripts.benchmarks.bare import BareLoop
 from scripts.benchmarks.llamas import B3, M1, M10, M60, M700, Size, make_model, write_model
 from scripts.benchmarks.servers import Endpoint, Server, mlx_lm_server

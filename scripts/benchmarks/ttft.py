@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from runner.model.dtype import device
+from runner.model.weights.dtype import device
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS
 from scripts.benchmarks.asking import FEW_TOKENS, answer
 from scripts.benchmarks.bare import BareLoop

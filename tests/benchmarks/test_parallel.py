@@ -14,7 +14,7 @@ from mlx_lm.models.cache import BatchKVCache
 from pytest_aiohttp import AiohttpServer
 from tokenizers import Tokenizer
 
-from runner.flags import FLAGS
+from runner.cli.flags import FLAGS
 from scripts.benchmarks import __main__ as bench
 from scripts.benchmarks.asking import FEW_TOKENS, MismeasuredError, ask
 from scripts.benchmarks.bare import decode_bare

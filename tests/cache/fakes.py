@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from runner.cache.interface import Miss, Snapshot
 from runner.cache.layers import _ADAPTERS
-from runner.cache.layers.leaf import CountedState, LeafState, MovedState
+from runner.cache.layers.adapter import CountedState, LeafState, MovedState
 from runner.cache.layers.snapshot import LayerSnapshot, Owned, StateSnapshot, complete
 
 WINDOW = 4

@@ -5,10 +5,10 @@ from typing import Protocol, cast
 
 import mlx.core as mx
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.interface import LayerState, Snapshot
 from runner.cache.layers import adapt
-from runner.cache.layers.leaf import LeafState
+from runner.cache.layers.adapter import LeafState
 from runner.cache.layers.snapshot import LayerSnapshot, Ledger, complete
 
 from mlx_lm.models.cache import (  # isort: skip

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from runner.cache.checkpoints import Point, Points
 from runner.cache.interface import Session, Snapshot
-from runner.cache.points import Point, Points
+from runner.cache.sequence import LayerStack
 from runner.cache.single import SingleEntryCache
-from runner.cache.stack import LayerStack
 from runner.cache.trie import Node, spelled
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession

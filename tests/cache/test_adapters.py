@@ -14,16 +14,16 @@ Guards, the mutation each is there for, and the test that kills it:
 import mlx.core as mx
 import pytest
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.interface import LayerState, Snapshot
 from runner.cache.layers import adapt, distrust, flatten
-from runner.cache.layers.arrays import ArraysState
 from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.generic import GenericState
 from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
+from runner.cache.layers.recurrent import ArraysState
 from runner.cache.layers.snapshot import Ledger, complete
 from runner.cache.layers.window import WindowState
-from runner.cache.stack import LayerStack
+from runner.cache.sequence import LayerStack
 
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache  # isort: skip
 

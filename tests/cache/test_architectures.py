@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
 
 import mlx_lm.models  # isort: skip
 

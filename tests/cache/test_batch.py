@@ -28,7 +28,7 @@ from typing import Protocol, cast
 import mlx.core as mx
 import pytest
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.interface import LayerState
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.batch import Batch, batchable

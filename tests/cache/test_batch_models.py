@@ -16,11 +16,11 @@ from random import Random
 import mlx.core as mx
 import pytest
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.interface import Snapshot
 from runner.cache.layers.batch import Batch, batchable
 from runner.cache.layers.snapshot import LayerSnapshot, Owned
-from runner.cache.stack import LayerStack
+from runner.cache.sequence import LayerStack
 from tests.cache.driver import largest
 from tests.cache.tiny import KINDS, VOCAB, WINDOW, Tiny, tiny, words
 

@@ -22,8 +22,8 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
-import runner.mlxlm  # noqa: F401
-from runner.cache.layers.trial import Trial
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache.layers.batch_trial import Trial
 
 from mlx_lm.models import llama  # isort: skip
 

@@ -31,7 +31,7 @@ import pytest
 from runner.cache.interface import LayerState, Snapshot
 from runner.cache.layers import flatten
 from runner.cache.layers.kv import KVState
-from runner.cache.stack import LayerStack
+from runner.cache.sequence import LayerStack
 from tests.cache.leaves import (
     SLICEABLE,
     Appending,

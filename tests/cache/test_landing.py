@@ -3,7 +3,7 @@
 The paths are made by hand, over fake layers that note what is asked of them. Nodes are written as the offsets where
 they end; each layer's pieces as the ends of the nodes that have one.
 
-Mutations of runner/cache/landing.py, each of which the test named beside it notices:
+Mutations of runner/cache/resume.py, each of which the test named beside it notices:
 
     a hole in the slices is stepped over            test_slices_reach_as_far_as_they_follow_each_other
     the slice that reaches beyond is not asked for  test_a_slice_that_reaches_beyond_the_match_is_needed
@@ -30,9 +30,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from runner.cache import landing
+from runner.cache import resume
 from runner.cache.interface import Copy, LayerState, Miss, Snapshot
-from runner.cache.stack import LayerStack
+from runner.cache.sequence import LayerStack
 from runner.cache.trie import Node, keys
 
 
@@ -171,15 +171,15 @@ class Scene:
         return self
 
     def covers(self, begin: int, end: int, slot: int = 0) -> bool:
-        return landing.covers(self.path, slot, begin, end)
+        return resume.covers(self.path, slot, begin, end)
 
     def find(self, matched: int, common: int = 0) -> tuple[int, Miss]:
-        found = landing.find(self.stack, self.path, matched, common)
+        found = resume.find(self.stack, self.path, matched, common)
         assert self.notes == []
         return found
 
     def go(self, at: int, common: int = 0) -> list[str]:
-        landing.go(self.stack, self.path, at, common)
+        resume.go(self.stack, self.path, at, common)
         assert {state.offset for state in self.stack.states} == {at}
         assert self.stack.position == at
         return self.notes
@@ -193,8 +193,8 @@ def test_nothing_is_always_covered() -> None:
     assert scene.covers(0, 0)
     assert scene.covers(15, 15)
     assert scene.covers(20, 15)
-    assert landing.covers([], 0, 15, 15)
-    assert not landing.covers([], 0, 14, 15)
+    assert resume.covers([], 0, 15, 15)
+    assert not resume.covers([], 0, 14, 15)
 
 
 def test_tokens_are_covered_by_nodes_without_a_gap() -> None:

@@ -1,6 +1,6 @@
 """What stays at the nodes of a trie, and what these lend to the layers; over real layers whose entries name themselves.
 
-Mutations of runner/cache/landing.py, each of which the test named beside it notices:
+Mutations of runner/cache/resume.py, each of which the test named beside it notices:
 
     fill: always from the node's start on           test_a_window_is_taken_whole_where_those_above_have_a_gap
     fill: always the whole window                   test_a_node_keeps_its_own_tokens_and_the_state_at_its_end
@@ -13,11 +13,11 @@ Mutations of runner/cache/landing.py, each of which the test named beside it not
 
 import pytest
 
-import runner.mlxlm  # noqa: F401
-from runner.cache import landing
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache import resume
 from runner.cache.interface import Miss
 from runner.cache.layers.snapshot import complete
-from runner.cache.stack import LayerStack
+from runner.cache.sequence import LayerStack
 from runner.cache.trie import Node, PrefixTrie, keys
 
 from mlx_lm.models.cache import KVCache  # isort: skip
@@ -45,7 +45,7 @@ class Way:
         for end in ends:
             self.write(end - node.end)
             (node,) = self.trie.advance(node, keys(range(node.end, end)))
-            landing.fill(self.stack, node)
+            resume.fill(self.stack, node)
             nodes.append(node)
         return nodes
 
@@ -54,8 +54,8 @@ class Way:
         self.stack.reset()
         self.write(3)
         path = node.path()
-        assert landing.find(self.stack, path, node.end, 0) == (node.end, Miss.NONE)
-        landing.go(self.stack, path, node.end, 0)
+        assert resume.find(self.stack, path, node.end, 0) == (node.end, Miss.NONE)
+        resume.go(self.stack, path, node.end, 0)
         for state in self.stack.states:
             assert held(state) == list(range(state.needs(node.end) if state is self.stack.states[1] else 0, node.end))
 
@@ -88,8 +88,8 @@ def test_a_root_keeps_nothing() -> None:
     way = Way()
     (first,) = way.along(5)
     root = first.path()[0]
-    landing.fill(way.stack, root)
-    landing.lend(way.stack, root)
+    resume.fill(way.stack, root)
+    resume.lend(way.stack, root)
     assert root.slots == []
 
 
@@ -101,7 +101,7 @@ def test_a_node_that_was_passed_keeps_slices_only() -> None:
         *way.trie.advance(way.trie.root(), keys(range(9)))[1:],
     )
     for node in (first, second):
-        landing.fill(way.stack, node)
+        resume.fill(way.stack, node)
     assert extents(first) == [(0, 5), None, None]
     assert extents(second) == [(5, 9), (1, 9), (8, 9)]  # the window has nothing above to lean on
 
@@ -111,7 +111,7 @@ def test_what_a_node_has_is_not_taken_again() -> None:
     *_, last = way.along(5, 9)
     for _ in range(2):
         before = list(last.slots)
-        landing.fill(way.stack, last)
+        resume.fill(way.stack, last)
         assert last.slots == before
         way.back(last)
 
@@ -122,17 +122,17 @@ def test_a_window_is_taken_whole_where_those_above_have_a_gap() -> None:
     way.drop(second, 1)
     way.write(3)
     (third,) = way.trie.advance(second, keys(range(9, 12)))
-    landing.fill(way.stack, third)
+    resume.fill(way.stack, third)
     assert extents(third) == [(9, 12), (4, 12), (11, 12)]
     way.back(third)
     # Those above are filled again: what was taken stays.
     way.back(first)
     way.write(4)
-    landing.fill(way.stack, second)
+    resume.fill(way.stack, second)
     assert extents(second)[1] == (5, 9)
     before = third.slots[1]
     way.back(third)
-    landing.fill(way.stack, third)
+    resume.fill(way.stack, third)
     assert third.slots[1] is before
 
 
@@ -142,7 +142,7 @@ def test_a_window_that_lost_what_was_above_is_taken_anew() -> None:
     _, second, third = way.along(5, 9, 12)
     way.drop(second, 1)
     count = way.stack.ledger.count
-    landing.fill(way.stack, third)
+    resume.fill(way.stack, third)
     assert extents(third) == [(9, 12), (4, 12), (11, 12)]
     assert way.stack.ledger.count == count
     way.back(third)
@@ -153,11 +153,11 @@ def test_a_window_that_was_taken_whole_is_cut_and_joined_with_its_node() -> None
     way = Way()
     first, second, third = way.along(5, 9, 14)
     way.drop(second, 1)
-    landing.fill(way.stack, third)
+    resume.fill(way.stack, third)
     assert extents(third)[1] == (6, 14)
     way.back(first)
     way.write(4)
-    landing.fill(way.stack, second)
+    resume.fill(way.stack, second)
     upper = way.trie.split(third, 3)
     assert (extents(upper)[1], extents(third)[1]) == ((6, 12), (12, 14))
     assert way.trie.merge(second) is upper
@@ -175,7 +175,7 @@ def test_live_slices_take_the_place_of_stored_ones() -> None:
     slices, window, state = first.slots
     assert slices is not None
     freed = slices.nbytes
-    landing.fill(way.stack, first)
+    resume.fill(way.stack, first)
     assert first.slots[0] is not slices
     assert first.slots[1:] == [window, state]
     assert way.stack.ledger.nbytes == size - freed
@@ -192,13 +192,13 @@ def test_what_is_lent_is_held_by_the_layers_alone() -> None:
     slices = third.slots[0]
     others = first.nbytes + second.nbytes
     assert third.nbytes > 0
-    landing.lend(way.stack, third)
+    resume.lend(way.stack, third)
     assert third.slots[0] is slices
     assert extents(third) == [(9, 12), (4, 12), (11, 12)]
     assert [piece.live for piece in third.slots if piece] == [True] * 3
     assert (way.stack.ledger.nbytes, way.stack.ledger.count) == (others, 9)
     before = list(third.slots)
-    landing.lend(way.stack, third)
+    resume.lend(way.stack, third)
     assert third.slots == before
     for node in (first, second):
         way.drop(node, 1)
@@ -210,5 +210,5 @@ def test_a_state_that_moved_in_is_lent_already_a_window_is_not() -> None:
     (first,) = way.along(12)
     way.back(first)
     assert [piece.live for piece in first.slots if piece] == [True, False, True]
-    landing.lend(way.stack, first)
+    resume.lend(way.stack, first)
     assert way.stack.ledger.nbytes == 0

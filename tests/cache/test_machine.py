@@ -25,8 +25,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from runner.cache.checkpoints import RestorePoints
 from runner.cache.layers.kv import KVState
-from runner.cache.points import RestorePoints
 from runner.cache.trie_cache import TrieCache
 from tests.cache.driver import Accident, ask, ask_uncached, check_equal, check_trie
 from tests.cache.machines import limits

@@ -27,9 +27,9 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import pytest
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache.checkpoints import RestorePoints
 from runner.cache.none import NullCache
-from runner.cache.points import RestorePoints
 from runner.cache.trie_cache import TrieCache
 
 from mlx_lm.models.cache import KVCache  # isort: skip

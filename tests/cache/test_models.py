@@ -15,7 +15,7 @@ Guards, the mutation each is there for, and the test that kills it:
 import mlx.core as mx
 import pytest
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.interface import Miss
 from runner.cache.single import SingleEntryCache
 

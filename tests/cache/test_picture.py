@@ -6,7 +6,7 @@ import pytest
 
 from protocol.stats import CacheNode
 from runner.cache import make_cache
-from runner.cache.picture import counts, mark, nodes
+from runner.cache.report import counts, mark, nodes
 from runner.cache.session import LiveSession
 from tests.cache.driver import ask
 from tests.cache.fakes import FAMILIES

@@ -1,7 +1,7 @@
 """Where a prompt is left resumable: the plan for one prompt, what a long conversation keeps, and what both are worth on
 the agents of scripts/benchmarks/cache/agent_trace.py, over the real trie cache with layers of one number a token.
 
-Mutations of runner/cache/points.py, each of which the test named beside it notices:
+Mutations of runner/cache/checkpoints.py, each of which the test named beside it notices:
 
     the end / the branch / the last starts / the first start / distances left out    test_a_prompt_is_left_where_*
     the latest of close points instead of the earliest   test_of_close_points_the_earliest_serves
@@ -27,8 +27,8 @@ from typing import NamedTuple, Protocol, cast
 import mlx.core as mx
 import pytest
 
-import runner.mlxlm  # noqa: F401
-from runner.cache.points import Point, Points, RestorePoints
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache.checkpoints import Point, Points, RestorePoints
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession
 from scripts.benchmarks.cache.agent_trace import END, FIRST_WORD, NEWLINE, START, TURN_TOKENS, AgentTrace, Workload

@@ -29,9 +29,9 @@ import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers import flatten
-from runner.cache.layers.quantized import Format, find_format, quantized
+from runner.cache.layers.quantized_trial import Format, find_format, quantized
 from tests.cache.tiny import KINDS, LATENT, VOCAB, tiny
 
 from mlx_lm.models import base, deepseek_v3, gpt_oss, llama  # isort: skip
@@ -122,7 +122,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, dict[str, ob
 
 @pytest.fixture(autouse=True)
 def _log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "runner.cache.layers.quantized")
+    caplog.set_level(logging.INFO, "runner.cache.layers.quantized_trial")
 
 
 def test_only_plain_key_value_caches_are_quantized() -> None:
@@ -340,7 +340,7 @@ def test_a_cache_that_no_layer_uses_stays(caplog: pytest.LogCaptureFixture) -> N
 def test_a_device_that_cannot_compute_it_leaves_all_unquantized(caplog: pytest.LogCaptureFixture) -> None:
     """CUDA says so only when it is to compute."""
     missing = RuntimeError("[quantized_matmul] No implementation\nfor this shape")
-    with patch("runner.cache.layers.quantized.difference", side_effect=missing):
+    with patch("runner.cache.layers.quantized_trial.difference", side_effect=missing):
         assert [a_llama().format(bits).name for bits in (8, 4)] == ["", ""]
     said = "2 KVCache: RuntimeError: [quantized_matmul] No implementation"
     assert [attributes["layers"] for _, _, attributes in lines(caplog)] == [said, said]

@@ -29,13 +29,13 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache.checkpoints import RestorePoints
+from runner.cache.decode_rows import Rows
 from runner.cache.interface import Snapshot
+from runner.cache.layers.adapter import LeafState
 from runner.cache.layers.batch import Batch
-from runner.cache.layers.leaf import LeafState
 from runner.cache.layers.snapshot import LayerSnapshot
-from runner.cache.points import RestorePoints
-from runner.cache.rows import Rows
 from runner.cache.trie import spelled
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession
@@ -407,7 +407,7 @@ def test_a_forward_that_breaks_moves_nobody(kind: str) -> None:
 @some_kinds
 def test_a_join_that_breaks_leaves_both_as_they_were(kind: str) -> None:
     users, alone = Sessions(tiny(kind), PROMPTS[:2]), Sessions(tiny(kind), PROMPTS[:2], together=False)
-    with patch("runner.cache.rows.Batch", side_effect=MemoryError), pytest.raises(MemoryError):
+    with patch("runner.cache.decode_rows.Batch", side_effect=MemoryError), pytest.raises(MemoryError):
         users.rows[0].join(users.rows[1])
     assert [rows.nbytes for rows in users.rows] == [0, 0]
     assert users.rows[0].sessions == [users.sessions[0]]

@@ -22,8 +22,8 @@ from collections.abc import Callable
 import pytest
 
 from runner.cache.interface import Miss
+from runner.cache.sequence import LayerStack
 from runner.cache.single import SingleEntryCache
-from runner.cache.stack import LayerStack
 from tests.cache.fakes import FAMILIES, FakeKV
 from tests.cache.story import CHUNK, CancelledError, Conversation
 

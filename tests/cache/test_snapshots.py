@@ -30,10 +30,10 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.interface import LayerState
 from runner.cache.layers import adapt
-from runner.cache.layers.leaf import LeafState
+from runner.cache.layers.adapter import LeafState
 from runner.cache.layers.snapshot import Ledger, complete, own
 
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, KVCache, RotatingKVCache  # isort: skip

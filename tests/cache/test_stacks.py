@@ -20,10 +20,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from runner.cache import landing
+from runner.cache import resume
 from runner.cache.interface import Match
-from runner.cache.stack import LayerStack
-from runner.cache.stacks import Stacks
+from runner.cache.sequence import LayerStack
+from runner.cache.sequences import Stacks
 from runner.cache.trie import Node, PrefixTrie, keys
 from runner.cache.trie_session import TrieSession
 from tests.cache.fakes import FAMILIES, FakeLayer
@@ -56,7 +56,7 @@ class World:
     def keep(self, stack: LayerStack, tokens: Sequence[int]) -> Node:
         root = self.trie.root()
         for node in self.trie.advance(root, keys(tokens)):
-            landing.fill(stack, node)
+            resume.fill(stack, node)
         return self.trie.match(root, keys(tokens)).path[-1]
 
     def homes(self, node: Node) -> list[bool | None]:

@@ -23,10 +23,10 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.interface import LayerState, Miss, Snapshot
-from runner.cache.layers.arrays import ArraysState
 from runner.cache.layers.generic import GenericState
+from runner.cache.layers.recurrent import ArraysState
 from runner.cache.layers.snapshot import Ledger, complete
 
 from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip

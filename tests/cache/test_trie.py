@@ -168,7 +168,7 @@ def contents(node: Node) -> list[list[int] | None]:
 
 
 def test_importing_the_trie_loads_no_mlx() -> None:
-    modules = "runner.cache.trie, runner.cache.eviction, runner.cache.points"
+    modules = "runner.cache.trie, runner.cache.eviction, runner.cache.checkpoints"
     code = f"import sys, {modules}; print([m for m in sys.modules if m[:3] == 'mlx'])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"

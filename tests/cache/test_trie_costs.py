@@ -19,13 +19,13 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.eviction import LeastRecentLeaf, LeastWorth
 from runner.cache.interface import Session
 from runner.cache.layers import snapshot
 from runner.cache.layers.snapshot import Ledger, own
-from runner.cache.stack import LayerStack
-from runner.cache.stacks import Stacks
+from runner.cache.sequence import LayerStack
+from runner.cache.sequences import Stacks
 from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
 from tests.cache.driver import ask as serve

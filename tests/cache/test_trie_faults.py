@@ -24,7 +24,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from runner.cache.interface import Miss
-from runner.cache.stack import LayerStack
+from runner.cache.sequence import LayerStack
 from runner.cache.trie import PrefixTrie
 from tests.breaking import breaking
 from tests.cache.fakes import FAMILIES, FakeKVState, FakeRecurrentState, FakeSlice, FakeState, FakeWindowState

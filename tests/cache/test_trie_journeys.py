@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from runner.cache.points import RestorePoints
+from runner.cache.checkpoints import RestorePoints
 from tests.cache.fakes import FAMILIES
 from tests.cache.story import At, CancelledError, Conversation, Every
 

@@ -16,7 +16,7 @@ from math import ceil
 import mlx.core as mx
 import pytest
 
-from runner.cache.points import Point
+from runner.cache.checkpoints import Point
 from runner.cache.trie_cache import TrieCache
 from tests.cache.driver import Accident, ask, ask_uncached, check_equal, check_trie, forwards_at_once, largest
 from tests.cache.tiny import KINDS, WINDOW, tiny, words

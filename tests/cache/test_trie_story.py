@@ -32,8 +32,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from runner.cache.checkpoints import RestorePoints
 from runner.cache.interface import Miss
-from runner.cache.points import RestorePoints
 from tests.cache.fakes import FAMILIES, STATE_BYTES
 from tests.cache.story import At, CancelledError, Conversation, Every
 

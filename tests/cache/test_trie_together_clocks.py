@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers.generic import GenericState
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession

@@ -25,10 +25,10 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-from runner.cache import landing
+from runner.cache import resume
 from runner.cache.layers.snapshot import SliceSnapshot
-from runner.cache.stack import LayerStack
-from runner.cache.stacks import Stacks
+from runner.cache.sequence import LayerStack
+from runner.cache.sequences import Stacks
 from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
 from tests.breaking import breaking
@@ -250,7 +250,7 @@ def test_memory_returns_after_a_trie_was_given_up(kind: str) -> None:
             ask(model, cache, words(80, seed))
         adrift = cache.begin([*words(80), 1])
         quiet = patch("runner.cache.trie_cache.log")
-        with patch.object(landing, "go", side_effect=MemoryError), quiet, pytest.raises(MemoryError):
+        with patch.object(resume, "go", side_effect=MemoryError), quiet, pytest.raises(MemoryError):
             cache.begin([*words(80, 2), 1])
         assert cache.nbytes == adrift.stack.nbytes  # type: ignore[attr-defined]
         assert mx.get_active_memory() <= before + cache.nbytes + 4096

@@ -28,9 +28,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from runner.cache.points import RestorePoints
-from runner.cache.rows import Rows
-from runner.cache.stack import LayerStack
+from runner.cache.checkpoints import RestorePoints
+from runner.cache.decode_rows import Rows
+from runner.cache.sequence import LayerStack
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession
 from tests.cache.driver import ask, ask_uncached, check_trie, largest

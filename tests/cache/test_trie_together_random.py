@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from runner.cache.points import Points
+from runner.cache.checkpoints import Points
 from tests.cache.fakes import FAMILIES, FakeKVState, FakeRecurrentState, FakeWindowState
 from tests.cache.machines import limits
 from tests.cache.story import BranchOnly, Every

@@ -24,8 +24,8 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-import runner.mlxlm  # noqa: F401
-from runner.cache import landing
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache import resume
 from runner.cache.interface import Miss
 from runner.cache.trie_cache import TrieCache
 
@@ -81,7 +81,7 @@ def test_a_failed_resume_frees_before_it_starts_anew() -> None:
         cache = TrieCache(model.make_layers)
         for seed in range(3):
             ask(model, cache, words(90, seed))
-        failing = patch.object(landing, "go", _fail_with_something_in_hand)
+        failing = patch.object(resume, "go", _fail_with_something_in_hand)
         quiet = patch("runner.cache.trie_cache.log")  # pytest would keep what is logged, and the error with it
         with patch.object(TrieCache, "_resume", watched), failing, quiet, pytest.raises(MemoryError):
             cache.begin(words(90))

@@ -39,7 +39,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 import pytest
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.interface import LayerState, Miss, Snapshot
 from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.snapshot import complete

@@ -12,8 +12,8 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_map_with_path
 
-import runner.mlxlm  # noqa: F401
-from runner.cache.layers.trial import Trial
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache.layers.batch_trial import Trial
 
 from mlx_lm.models import (  # isort: skip
     deepseek_v3,

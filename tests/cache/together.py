@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from unittest.mock import patch
 
-from runner.cache.points import Points
-from runner.cache.stack import LayerStack
+from runner.cache.checkpoints import Points
+from runner.cache.sequence import LayerStack
 from runner.cache.trie import Node, spelled
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession

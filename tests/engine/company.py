@@ -17,20 +17,20 @@ from unittest.mock import patch
 import mlx.core as mx
 from llguidance import LLMatcher
 
-import runner.engine.running
+import runner.engine.scheduler
 from protocol import DoneReason, Logprob
 from protocol.format import Lark
 from runner.cache import make_cache
 from runner.cache.session import LiveSession
 from runner.cache.trie_cache import TrieCache
+from runner.engine.context import Known, Means, Trial
+from runner.engine.detokenizer import StopStrings
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.generation import Generation
-from runner.engine.means import Known, Means, Trial
-from runner.engine.memory import Memory
+from runner.engine.memory.budget import Memory
+from runner.engine.policy import Begin, Decode, Prefill, Schedule, Slice, View
 from runner.engine.request import Request
-from runner.engine.running import Running
-from runner.engine.schedule import Begin, Decode, Prefill, Schedule, Slice, View
-from runner.engine.text import StopStrings
+from runner.engine.scheduler import Running
 from runner.grammar import Grammar, Guide
 from runner.grammar.compiler import Compiler
 from runner.grammar.guide import Source
@@ -515,7 +515,7 @@ class Company:
     def advance(self, slices: int = 1) -> None:
         """What the engine does in a slice."""
         for _ in range(slices):
-            with patch.object(runner.engine.running, "perf_counter", self.clock):
+            with patch.object(runner.engine.scheduler, "perf_counter", self.clock):
                 self.running.advance()
             self._outbox.send()
             self.slices += 1

@@ -5,9 +5,9 @@ from time import perf_counter_ns
 
 from runner.cache.interface import PrefixCache
 from runner.cache.session import LiveSession
+from runner.engine.batch import Group
 from runner.engine.events import Event, Finished, Text
 from runner.engine.generation import Forward, Generation
-from runner.engine.group import Group
 from runner.engine.request import Request
 from runner.tokenizer import Tokenizer
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from runner.engine import bell
-from runner.engine.bell import Bell
+from runner.engine.platform import wakeup
+from runner.engine.platform.wakeup import Bell
 
 
 async def heard(one: Bell, times: int) -> list[int]:
@@ -33,7 +33,7 @@ async def test_it_is_answered_on_the_event_loop_each_time() -> None:
 
 async def test_one_that_cannot_ring_calls_in_the_ordinary_way(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Bell(asyncio.get_running_loop())
-    monkeypatch.setattr(bell, "_write", lambda end, data, size: -1)
+    monkeypatch.setattr(wakeup, "_write", lambda end, data, size: -1)
     assert await heard(one, 3) == [threading.get_ident()] * 3
 
 
@@ -53,5 +53,5 @@ async def test_an_idle_loop_is_not_called() -> None:
 
 def test_ringing_keeps_the_gil() -> None:
     keeps = 0x4  # what ctypes calls FUNCFLAG_PYTHONAPI
-    assert bell._write._flags_ & keeps
+    assert wakeup._write._flags_ & keeps
     assert not ctypes.CDLL(None).write._flags_ & keeps

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from runner.engine.comparison import Comparison
+from runner.engine.platform.comparison import Comparison
 
 
 def run(comparison: Comparison, first_s: float, second_s: float, seconds: float, noise: float = 0.0) -> list[bool]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.engine import core
-from runner.engine.core import OneCore, keep_together
+from runner.engine.platform import affinity
+from runner.engine.platform.affinity import OneCore, keep_together
 
 
 class Desk:
@@ -56,7 +56,7 @@ class Desk:
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
     desk = Desk()
-    monkeypatch.setattr(core, "perf_counter", lambda: desk.now)
+    monkeypatch.setattr(affinity, "perf_counter", lambda: desk.now)
     return desk
 
 
@@ -217,4 +217,4 @@ def test_where_there_is_no_choice_everything_is_left_as_it_is(monkeypatch: pytes
 
 def test_a_thread_that_has_ended_is_on_no_core(tmp_path: Path) -> None:
     if sys.platform == "linux":
-        assert core._cores(1 << 22) == set()
+        assert affinity._cores(1 << 22) == set()

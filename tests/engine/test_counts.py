@@ -13,11 +13,11 @@ import mlx.core as mx
 import pytest
 
 import runner.cache.layers.kv
-import runner.cache.stack
+import runner.cache.sequence
 from runner.cache.interface import Copy
 from runner.cache.layers.batch import Batch
 from runner.cache.layers.snapshot import complete
-from runner.engine.schedule import Schedule
+from runner.engine.policy import Schedule
 from runner.sampling.sample import Choice, Sample
 from tests.cache.tiny import KINDS, VOCAB
 from tests.engine.company import BATCHABLE, SLICEABLE, Company
@@ -85,7 +85,7 @@ def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
     monkeypatch.setattr(mx, "eval", evaluate)
     monkeypatch.setattr(Sample, "read", read_sample)
     monkeypatch.setattr(Batch, "__init__", make_batch)
-    for module in (runner.cache.stack, runner.cache.layers.kv):
+    for module in (runner.cache.sequence, runner.cache.layers.kv):
         monkeypatch.setattr(module, "complete", tally.complete)
     return tally
 

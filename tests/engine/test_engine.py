@@ -11,11 +11,11 @@ import mlx.core as mx
 import pytest
 
 from protocol import DoneReason
-from runner.cache.layers.trial import Trial
-from runner.engine import bell
+from runner.cache.layers.batch_trial import Trial
 from runner.engine.engine import Engine
 from runner.engine.events import Event, EventStream, Failed, Finished, Started, Text
 from runner.engine.generation import Generation
+from runner.engine.platform import wakeup
 from runner.engine.request import Request
 from runner.model import open_model
 from runner.sampling import SamplingOptions
@@ -178,7 +178,7 @@ async def test_a_fault_ends_its_own_request_and_nothing_else(engine: Engine, wat
 
 async def test_the_events_of_a_slice_wake_the_loop_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     wake_ups = 0
-    write = bell._write
+    write = wakeup._write
 
     def count(end: int, data: bytes, size: int) -> int:
         nonlocal wake_ups
@@ -193,7 +193,7 @@ async def test_the_events_of_a_slice_wake_the_loop_once(engine: Engine, monkeypa
             time.sleep(0.001)
         receive()
 
-    monkeypatch.setattr(bell, "_write", count)
+    monkeypatch.setattr(wakeup, "_write", count)
     monkeypatch.setattr(engine, "_receive", receive_late)
     asked = request(max_tokens=20)
     engine.submit(asked)

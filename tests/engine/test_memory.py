@@ -21,9 +21,9 @@ import mlx.core as mx
 import pytest
 
 from runner.engine.events import Failed, Refused
-from runner.engine.memory import Memory
-from runner.engine.schedule import LEAST_TOKENS, Schedule
-from runner.engine.workspace import Workspace
+from runner.engine.memory.budget import Memory
+from runner.engine.memory.estimate import Workspace
+from runner.engine.policy import LEAST_TOKENS, Schedule
 from runner.logs import lacks_memory
 from tests.cache.tiny import KINDS, words
 from tests.engine.company import Company

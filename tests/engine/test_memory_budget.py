@@ -25,18 +25,18 @@ import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
 
 from mlx_lm.models import gemma3_text, llama  # isort: skip
 from mlx_lm.models.cache import make_prompt_cache  # isort: skip
 
 from runner.cache import make_cache
+from runner.engine.context import Means
 from runner.engine.events import EventStream, Failed, Finished, Outbox, Refused
-from runner.engine.means import Means
-from runner.engine.memory import Memory, MLXMeter, set_limits
+from runner.engine.memory.budget import Memory, MLXMeter, set_limits
+from runner.engine.policy import Schedule
 from runner.engine.request import Request
-from runner.engine.running import Running
-from runner.engine.schedule import Schedule
+from runner.engine.scheduler import Running
 from runner.sampling import SamplingOptions
 from tests.cache.tiny import VOCAB
 from tests.engine.company import tokenizer
@@ -123,7 +123,7 @@ def run(name: str, cache: str, seed: int, clients: int, room_bytes: int = ROOM_B
     gc.collect()
     mx.clear_cache()
     mx.reset_peak_memory()
-    with limits_restored(), patch("runner.engine.running.perf_counter", count(0, _TICK_S).__next__):
+    with limits_restored(), patch("runner.engine.scheduler.perf_counter", count(0, _TICK_S).__next__):
         budget = mx.get_active_memory() + room_bytes
         memory = Memory(MLXMeter(), budget, chunk, set_limits(budget, on_cpu=True))
         outbox = Outbox(cast("AbstractEventLoop", _Loop()))

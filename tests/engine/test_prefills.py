@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from runner.engine.journal import Journal, bar
-from runner.engine.prefills import Prefills, Reading
-from runner.engine.schedule import Schedule
+from runner.engine.observe.journal import Journal, bar
+from runner.engine.observe.progress import Prefills, Reading
+from runner.engine.policy import Schedule
 from tests.cache.tiny import VOCAB
 from tests.engine.company import Clock, Company
 

@@ -21,10 +21,10 @@ from itertools import pairwise
 import mlx.core as mx
 import pytest
 
-from runner.cache.layers.trial import Trial
-from runner.engine.matching import Matching
-from runner.engine.means import Known
-from runner.engine.schedule import Schedule
+from runner.cache.layers.batch_trial import Trial
+from runner.engine.batch_matching import Matching
+from runner.engine.context import Known
+from runner.engine.policy import Schedule
 from runner.sampling import SamplingOptions
 from tests.cache.tiny import KINDS, VOCAB, tiny, words
 from tests.engine.company import BATCHABLE, BY_TURNS, Company, Wish, breaking, fault_of, plain

@@ -32,15 +32,15 @@ from typing import NamedTuple
 import mlx.core as mx
 import pytest
 
+from runner.cache.decode_rows import Rows
 from runner.cache.layers.batch import Batch
-from runner.cache.rows import Rows
+from runner.cache.sequence import LayerStack
 from runner.cache.session import LiveSession
-from runner.cache.stack import LayerStack
 from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
+from runner.engine.detokenizer import TextStream
 from runner.engine.generation import Generation
-from runner.engine.schedule import Schedule
-from runner.engine.text import TextStream
+from runner.engine.policy import Schedule
 from runner.sampling.sample import Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
 from runner.tokenizer import Tokenizer

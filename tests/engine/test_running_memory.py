@@ -21,7 +21,7 @@ import mlx.core as mx
 import pytest
 
 from runner.engine.events import Refused
-from runner.engine.schedule import Schedule
+from runner.engine.policy import Schedule
 from tests.cache.tiny import KINDS, words
 from tests.engine.company import BATCHABLE, Company
 

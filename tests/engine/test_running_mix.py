@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from runner.engine.schedule import Schedule
+from runner.engine.policy import Schedule
 from runner.sampling import SamplingOptions
 from tests.cache.tiny import KINDS, VOCAB
 from tests.engine.company import (

@@ -23,7 +23,7 @@ Guards, the mutation each is there for, and the test that kills it:
 import pytest
 
 from runner.engine.events import Started, Text
-from runner.engine.schedule import Decode, Prefill, Schedule, Slice, View
+from runner.engine.policy import Decode, Prefill, Schedule, Slice, View
 from tests.cache.tiny import KINDS, words
 from tests.engine.company import BATCHABLE, BY_TURNS, Asked, Company
 

@@ -21,7 +21,7 @@ import logging
 
 import pytest
 
-from runner.engine.schedule import Schedule
+from runner.engine.policy import Schedule
 from tests.cache.tiny import KINDS, words
 from tests.engine.company import SLICEABLE, Asked, Company
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.engine.schedule import LEAST_TOKENS, Begin, Decode, Prefill, Schedule, Slice, Try, View
+from runner.engine.policy import LEAST_TOKENS, Begin, Decode, Prefill, Schedule, Slice, Try, View
 
 CHUNK, GAP_S = 512, 0.1
 

@@ -10,10 +10,10 @@ import pytest
 from protocol.stats import Stats
 from runner.cache.interface import Miss
 from runner.engine.events import Failed, Finished, Refused
-from runner.engine.memory import Memory
-from runner.engine.schedule import Schedule
-from runner.engine.stats import Counters, Histogram
-from runner.engine.survey import About, Survey, preview
+from runner.engine.memory.budget import Memory
+from runner.engine.observe.counters import Counters, Histogram
+from runner.engine.policy import Schedule
+from runner.engine.report import About, Survey, preview
 from runner.errors import RequestError
 from runner.grammar import Grammar
 from runner.sampling import SamplingOptions

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.engine.text import Piece, StopStrings, TextStream
+from runner.engine.detokenizer import Piece, StopStrings, TextStream
 from runner.tokenizer import Utf8Stream, open_tokenizer
 from tests.models.tokenizers import ALL_BYTES, byte_level
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
-from runner.engine.warm import sketch, warm_up
+from runner.engine.platform.warmup import sketch, warm_up
 from runner.errors import ComputeError
 from tests.cache.tiny import KINDS, VOCAB, tiny
 from tests.engine.company import CONTEXT, plain

@@ -22,20 +22,20 @@ from unittest.mock import patch
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from runner.cache.checkpoints import RestorePoints
 from runner.cache.interface import PrefixCache
 from runner.cache.none import NullCache
-from runner.cache.points import RestorePoints
 from runner.cache.session import LiveSession
 from runner.cache.single import SingleEntryCache
 from runner.cache.trie_cache import TrieCache
-from runner.engine import life
+from runner.engine import lifecycle
+from runner.engine.batch import Group
 from runner.engine.engine import Engine
 from runner.engine.events import Event, Failed, Finished, Outbox, Started, Text
-from runner.engine.group import Group
-from runner.engine.life import Life
+from runner.engine.lifecycle import Life
 from runner.engine.request import Request
 from runner.model import OpenedModel
-from runner.model.load import LoadedModel
+from runner.model.weights.load import LoadedModel
 from runner.sampling import SamplingOptions
 from runner.settings import Settings
 from runner.sizes import Bound
@@ -97,7 +97,7 @@ class Bench:
         self.engine = Engine(settings, cast("OpenedModel", model), tokenizer)
         self.engine._outbox = Outbox(cast("asyncio.AbstractEventLoop", _Loop()))
         loaded = LoadedModel(cast("Module", tiny(kind).model))
-        with patch("runner.model.load.load", lambda *_: loaded):
+        with patch("runner.model.weights.load.load", lambda *_: loaded):
             self.engine._load()
         self.running = self.engine._running
         self.running.matching.lone_steps = 0  # so that short answers join, too
@@ -122,7 +122,7 @@ class Bench:
             ):  # else a day would be over before it is known who may be joined
                 self.engine._running.matching.advance()
         waiting, asked = list(wave), list[tuple[Ask, Request, int]]()
-        with patch("runner.engine.running.perf_counter", self._now), reported() as lines:
+        with patch("runner.engine.scheduler.perf_counter", self._now), reported() as lines:
             for slices in range(_MOST_SLICES):
                 if waiting and (slices % _APART == 0 or self.running.idle):
                     ask = waiting.pop(0)
@@ -223,13 +223,13 @@ class _Loop:
 def reported() -> Iterator[Counter[Request]]:
     """Counts for each request the lines that tell of its end in the log."""
     lines = Counter[Request]()
-    original = life.report  # which a test may have broken
+    original = lifecycle.report  # which a test may have broken
 
     def counted(request: Request, session: LiveSession, ended: Life) -> None:
         lines[request] += 1
         original(request, session, ended)
 
-    with patch.object(life, "report", counted):
+    with patch.object(lifecycle, "report", counted):
         yield lines
 
 
@@ -253,5 +253,5 @@ def last_layer(kind: str, hook: Callable[[int], None]) -> Iterator[None]:
 def close_restore_points() -> Iterator[None]:
     """Restore points for prompts of a hundred tokens in place of thousands."""
     points = partial(RestorePoints, gap=3, first_distance=16, recent=3)
-    with patch("runner.cache.points.RestorePoints", lambda _: points(_TURNS)):
+    with patch("runner.cache.checkpoints.RestorePoints", lambda _: points(_TURNS)):
         yield

@@ -14,7 +14,8 @@ import mlx.core as mx
 import pytest
 
 from runner.errors import ModelError
-from runner.model import OpenedModel, load, open_model
+from runner.model import OpenedModel, open_model
+from runner.model.weights import load
 from tests.faults.bare import bare
 from tests.faults.demand import Demand
 from tests.models.checkpoints import write_checkpoint

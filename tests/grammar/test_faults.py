@@ -6,7 +6,7 @@ import pytest
 
 from protocol.format import ConstString
 from runner.errors import RequestError
-from runner.grammar.faults import explained
+from runner.grammar.explain import explained
 from tests.grammar.walks import bytes_tokenizer, guide_of
 
 BAD = {"type": "strin"}

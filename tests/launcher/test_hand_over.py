@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.check.facts import inspect
-from runner.cli import parse_check
-from runner.process import OLLAMA
+from runner.cli.parse import parse_check
+from runner.commands.check.facts import inspect
+from runner.process.parent import OLLAMA
 from scripts.ollama_serve_plan import find_media
 from tests.host import free_port
 from tests.launcher.standin import LAUNCHER, Host, Installation, Spawned, environment, eventually_gone, parse
@@ -251,7 +251,7 @@ def test_an_executable_that_has_gone_leaves_ours_to_serve(
 
 
 def test_nobody_hears_of_ollama_where_no_launcher_tells(store: Store) -> None:
-    from runner.cli import parse as settings_of
+    from runner.cli.parse import parse as settings_of
 
     argv = ["runner", "--mlx-engine", "--model", NAME, "--port", "1"]
     assert settings_of(argv, {}).ollama is None

@@ -16,7 +16,7 @@ from typing import get_args
 
 import pytest
 
-from runner.process import OLLAMA
+from runner.process.parent import OLLAMA
 from scripts.ollama_serve_plan import Start
 from tests.launcher.standin import (
     LAUNCHER,

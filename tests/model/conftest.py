@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from runner.model import OpenedModel, open_model
-from runner.model.load import LoadedModel, load
+from runner.model.weights.load import LoadedModel, load
 from tests.models.checkpoints import VOCABULARY_SIZE, Dtype, Kind, write_checkpoint
 from tests.models.store import Store, write_store
 

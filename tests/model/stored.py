@@ -8,7 +8,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
 from runner.model import OpenedModel, open_model
-from runner.model.load import load
+from runner.model.weights.load import load
 from tests.model.conftest import run, same
 from tests.models.layouts import HEAD, Layout, Plan, plan
 from tests.models.oracle import oracle

@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten
 
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.load import load
+from runner.model.weights.load import load
 from tests.models.architectures import architectures, config, make_module, unserved
 from tests.models.checkpoints import TOKENIZER, write_weights
 from tests.models.store import PACKINGS, Quantization, Store, write_store

@@ -11,9 +11,9 @@ import pytest
 from mlx.utils import tree_flatten
 
 from runner import blas
-from runner.check.facts import BlasFacts, Context, Inspection, LayerKind, Token, inspect
+from runner.commands.check.facts import BlasFacts, Context, Inspection, LayerKind, Token, inspect
 from runner.model.inspect import Amount
-from runner.model.load import load
+from runner.model.weights.load import load
 from runner.settings import CheckSettings
 from tests.model import test_malformed_directories
 from tests.model.conftest import Checkpoints, open_stored

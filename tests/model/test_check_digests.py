@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from runner.check.facts import inspect
+from runner.commands.check.facts import inspect
 from runner.errors import ModelError
-from runner.model import OpenedModel, digests, open_model
-from runner.model.checkpoint import File, refuse
-from runner.model.header import open_file
+from runner.model import OpenedModel, open_model
+from runner.model.sources import digests
+from runner.model.sources.checkpoint import File, refuse
+from runner.model.sources.header import open_file
 from runner.settings import CheckSettings
 from tests.model.conftest import Checkpoints, open_stored
 from tests.model.malformed import WEIGHT, flip, with_layer, with_manifest, zeros

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.check.facts import inspect
+from runner.commands.check.facts import inspect
 from runner.errors import ModelError
-from runner.model.load import load
+from runner.model.weights.load import load
 from runner.settings import CheckSettings
 from tests.model.conftest import Checkpoints, open_stored
 from tests.model.malformed import WEIGHT, Break, cut, with_layer, without, without_blob, zeros

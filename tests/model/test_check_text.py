@@ -5,8 +5,8 @@ import re
 import msgspec
 import pytest
 
-from runner.check.facts import BlasFacts, Inspection, NumberFormat, inspect
-from runner.check.text import as_text
+from runner.commands.check.facts import BlasFacts, Inspection, NumberFormat, inspect
+from runner.commands.check.text import as_text
 from runner.model.inspect import Amount
 from runner.settings import CheckSettings
 from tests.model.malformed import WEIGHT, with_config, with_text, without, without_blob

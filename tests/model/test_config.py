@@ -10,7 +10,7 @@ import pytest
 from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
 from runner.model.families import Config
-from runner.model.load import load
+from runner.model.weights.load import load
 from tests.model.conftest import Checkpoints, run_path, same
 from tests.models.checkpoints import CHUNK, VOCABULARY_SIZE, Kind, config_of, write_checkpoint
 from tests.models.store import Store, Tensor, read_tensors, safetensors_bytes, write_store

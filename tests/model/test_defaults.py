@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.check.facts import Inspection, inspect
-from runner.check.text import as_text
+from runner.commands.check.facts import Inspection, inspect
+from runner.commands.check.text import as_text
 from runner.settings import CheckSettings
 from tests.model.conftest import run_path, same
 from tests.models.checkpoints import write_checkpoint

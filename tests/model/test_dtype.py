@@ -11,12 +11,12 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
-from runner.check.facts import Inspection, inspect
+from runner.commands.check.facts import Inspection, inspect
 from runner.errors import ModelError
-from runner.model import dtype as dtype_module
-from runner.model import memory, open_model
-from runner.model.dtype import Plan, plan
-from runner.model.load import LoadedModel, load
+from runner.model import device, open_model
+from runner.model.weights import dtype as dtype_module
+from runner.model.weights.dtype import Plan, plan
+from runner.model.weights.load import LoadedModel, load
 from runner.settings import CACHE_PERCENT, DTYPES, CheckSettings
 from runner.sizes import Bound
 from tests.model.conftest import Checkpoints, same
@@ -147,8 +147,8 @@ def test_memory_never_holds_both_copies(
 ) -> None:
     opened = open_model(str(directories[name]), Path("unused"))
     group_bytes = 2 << 20
-    monkeypatch.setattr("runner.model.load._MADE_BYTES", group_bytes)
-    monkeypatch.setattr("runner.model.load._READ_BYTES", group_bytes)
+    monkeypatch.setattr("runner.model.weights.load._MADE_BYTES", group_bytes)
+    monkeypatch.setattr("runner.model.weights.load._READ_BYTES", group_bytes)
     load(opened, wanted)  # imports what it needs
     mx.clear_cache()
     before = mx.get_active_memory()
@@ -216,7 +216,7 @@ def test_the_log_says_what_and_why_once(
     checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = checkpoint("llama", "bfloat16")
-    with caplog.at_level(logging.INFO, "runner.model.dtype"):
+    with caplog.at_level(logging.INFO, "runner.model.weights.dtype"):
         load_path(path, "auto")
     (line,) = caplog.records
     assert (line.levelname, line.getMessage()) == ("INFO", "number format")
@@ -224,7 +224,7 @@ def test_the_log_says_what_and_why_once(
     assert "converted from bfloat16" in line.__dict__["attributes"]["why"]
     caplog.clear()
     monkeypatch.setattr(dtype_module, "available_bytes", lambda: 1000)
-    with caplog.at_level(logging.INFO, "runner.model.dtype"):
+    with caplog.at_level(logging.INFO, "runner.model.weights.dtype"):
         model = load_path(path, "auto")
     warning, line = caplog.records
     assert warning.levelname == "WARNING"
@@ -303,8 +303,8 @@ def write_system(root: Path, files: Mapping[str, str]) -> Path:
 def test_memory_is_what_the_machine_and_the_container_have(
     files: Mapping[str, str], wanted: int | None, tmp_path: Path
 ) -> None:
-    found = memory.available_bytes(write_system(tmp_path, files))
-    assert found == (memory.available_bytes(tmp_path / "nothing") if wanted is None else wanted)
+    found = device.available_bytes(write_system(tmp_path, files))
+    assert found == (device.available_bytes(tmp_path / "nothing") if wanted is None else wanted)
     assert found > 0
 
 

@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 
 from runner.errors import ModelError
-from runner.model.experts import View, presented, views
 from runner.model.families import FAMILIES
+from runner.model.weights.experts import View, presented, views
 
 LAYER = "model.layers.3.mlp"
 WHOLE = mx.arange(24).reshape(4, 2, 3)

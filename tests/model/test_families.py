@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from runner.errors import ModelError
-from runner.model.checkpoint import Tensor
 from runner.model.config import context_length, module_config
 from runner.model.families import FAMILIES, Config, Family, family_of, select_tensors
-from runner.model.header import Entry
+from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.header import Entry
 from tests.models.architectures import architectures
 
 GENERAL = Family("qwen2")

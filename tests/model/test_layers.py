@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from mlx.utils import tree_flatten
 
-from runner.check.facts import inspect
+from runner.commands.check.facts import inspect
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.families import Config
 from runner.model.layers import beyond_the_last, check_beyond
-from runner.model.module import rehearse
+from runner.model.weights.assemble import rehearse
 from runner.settings import CheckSettings
 from tests.model.malformed import zeros
 from tests.models.architectures import architectures, config, make_module, unserved

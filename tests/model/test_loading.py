@@ -16,10 +16,11 @@ import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
 
-from runner.model import OpenedModel, open_model, stacks
+from runner.model import OpenedModel, open_model
 from runner.model.families import SOLITARY
-from runner.model.header import Entry
-from runner.model.load import LoadedModel, load
+from runner.model.sources.header import Entry
+from runner.model.weights import expert_reader
+from runner.model.weights.load import LoadedModel, load
 from tests.model.conftest import Checkpoints, run, run_path, same
 from tests.models.checkpoints import Dtype, Kind, config_of, make_weights, write_checkpoint, write_directory
 from tests.models.store import Store, Tensor, write_store
@@ -76,7 +77,7 @@ def test_open_files_are_bounded(name: str, deep: Store, apart: Path, monkeypatch
     assert len({tensor.weight.file for tensor in opened.tensors.values()}) >= 100
     load(opened)  # imports its module, which opens files too
     found: list[int] = []
-    evaluate, read = mx.eval, stacks._read
+    evaluate, read = mx.eval, expert_reader._read
 
     def counting_evaluate(*arrays: object) -> None:
         found.append(open_files())
@@ -87,7 +88,7 @@ def test_open_files_are_bounded(name: str, deep: Store, apart: Path, monkeypatch
         read(part, start, memory)
 
     monkeypatch.setattr(mx, "eval", counting_evaluate)
-    monkeypatch.setattr(stacks, "_read", counting_read)
+    monkeypatch.setattr(expert_reader, "_read", counting_read)
     gc.collect()  # what other tests left open would close in between
     before = open_files()
     load(opened)
@@ -142,9 +143,9 @@ def test_every_byte_is_read_once(opened: OpenedModel) -> None:
 def test_what_is_made_of_weights_needs_room_for_one_group_only(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where stacks have to be made, each must let its parts go before the next one is made."""
     opened = open_model(str(apart), apart)
-    monkeypatch.setattr("runner.model.load.find_stacks", lambda _, recipe: ({}, recipe))
+    monkeypatch.setattr("runner.model.weights.load.find_stacks", lambda _, recipe: ({}, recipe))
     largest = 32 * 160 * 64 * 4
-    monkeypatch.setattr("runner.model.load._MADE_BYTES", largest)
+    monkeypatch.setattr("runner.model.weights.load._MADE_BYTES", largest)
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
@@ -155,7 +156,7 @@ def test_what_is_made_of_weights_needs_room_for_one_group_only(apart: Path, monk
 
 
 def test_nothing_is_left_to_be_done_by_the_first_request(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.model.load.find_stacks", lambda _, recipe: ({}, recipe))
+    monkeypatch.setattr("runner.model.weights.load.find_stacks", lambda _, recipe: ({}, recipe))
     assert_nothing_is_left_to_do(load(open_model(str(apart), apart)))
 
 
@@ -185,9 +186,9 @@ def test_only_what_the_text_model_needs_is_read(checkpoint: Checkpoints, tmp_pat
 def test_the_log_tells_how_far_loading_is_and_counts_every_byte_once(
     opened: OpenedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("runner.model.load._READ_BYTES", 1)  # every array is one large array
+    monkeypatch.setattr("runner.model.weights.load._READ_BYTES", 1)  # every array is one large array
     monkeypatch.setattr("runner.model.progress._LOG_EVERY_S", 0.0)
-    with caplog.at_level(logging.INFO, "runner.model.load"):
+    with caplog.at_level(logging.INFO, "runner.model.weights.load"):
         load(opened)
     told = [record.__dict__["attributes"] for record in caplog.records]
     alone = sum(".experts." not in name for name in opened.tensors)
@@ -206,9 +207,9 @@ def test_the_log_is_told_now_and_then(
 ) -> None:
     """Here every group takes 0.4 seconds: one more than a second is over at every third."""
     ticks = itertools.count()
-    monkeypatch.setattr("runner.model.load._READ_BYTES", 1)
+    monkeypatch.setattr("runner.model.weights.load._READ_BYTES", 1)
     monkeypatch.setattr("runner.model.progress.time", SimpleNamespace(monotonic=lambda: 0.4 * next(ticks)))
-    with caplog.at_level(logging.INFO, "runner.model.load"):
+    with caplog.at_level(logging.INFO, "runner.model.weights.load"):
         load(opened)
     groups = next(ticks) - 1
     told = [record.__dict__["attributes"]["seconds"] for record in caplog.records]
@@ -224,8 +225,8 @@ def test_weights_are_read_in_few_groups(
     opened = open_model(str(models_dir.parent / "source") if name == "file" else name, models_dir)
     monkeypatch.setattr("runner.model.progress._LOG_EVERY_S", 0.0)
     if name != "deep":
-        monkeypatch.setattr("runner.model.load._READ_BYTES", opened.total_bytes // 3)
-    with caplog.at_level(logging.INFO, "runner.model.load"):
+        monkeypatch.setattr("runner.model.weights.load._READ_BYTES", opened.total_bytes // 3)
+    with caplog.at_level(logging.INFO, "runner.model.weights.load"):
         load(opened)
     files = len({tensor.weight.file for tensor in opened.tensors.values()})
     assert len(caplog.records) == -(-files // 60) if name == "deep" else 3 <= len(caplog.records) <= 5
@@ -240,7 +241,7 @@ def test_opening_needs_no_mlx_and_loading_no_transformers(store: Store) -> None:
         "import sys; from pathlib import Path; from runner.model import open_model\n"
         "opened = open_model('tiny', Path(sys.argv[1]))\n"
         "print('mlx.core' in sys.modules, 'numpy' in sys.modules)\n"
-        "from runner.model.load import load; load(opened)\n"
+        "from runner.model.weights.load import load; load(opened)\n"
         "print(*(name in sys.modules for name in ('transformers', 'huggingface_hub', 'numpy', 'mlx_lm.utils')))"
     )
     assert python(code, str(store.models_dir)).splitlines() == ["False False", "False False False False"]

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from runner.errors import ModelError
-from runner.model.load import load
+from runner.model.weights.load import load
 from runner.tokenizer import open_tokenizer
 from tests.model.conftest import open_stored
 from tests.model.malformed import (

@@ -12,7 +12,7 @@ import pytest
 
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.load import load
+from runner.model.weights.load import load
 from runner.tokenizer import open_tokenizer
 from tests.model.conftest import Checkpoints
 from tests.model.malformed import WEIGHT, zeros

@@ -8,7 +8,7 @@ import pytest
 
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.name import find_manifest, manifest_path, parse_name
+from runner.model.sources.name import find_manifest, manifest_path, parse_name
 from tests.model.conftest import Checkpoints
 from tests.models.store import write_store
 

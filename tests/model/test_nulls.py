@@ -15,8 +15,8 @@ from mlx.utils import tree_flatten
 from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
 from runner.model.families import Config
-from runner.model.load import load
-from runner.model.module import build
+from runner.model.weights.assemble import build
+from runner.model.weights.load import load
 from tests.model.conftest import run_path, same
 from tests.models.architectures import architectures, config, make_module, unserved
 from tests.models.checkpoints import TOKENIZER, config_of, make_weights, write_checkpoint, write_weights

@@ -7,9 +7,9 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from runner.errors import ModelError
-from runner.model.experts import View, Weights
-from runner.model.packed import Arrays, Recipe, find_recipe, through
-from runner.model.quantization import Packing
+from runner.model.packing import Packing
+from runner.model.weights.experts import View, Weights
+from runner.model.weights.packed import Arrays, Recipe, find_recipe, through
 
 Change = Callable[[Weights], Weights]
 SHAPES = {"int4": (64, 4, "affine"), "int8": (32, 8, "affine"), "nvfp4": (16, 4, "nvfp4"), "mxfp8": (32, 8, "mxfp8")}

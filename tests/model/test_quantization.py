@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from runner.model.quantization import AFFINE_BITS, AFFINE_GROUPS, FLOAT_MODES, Packing, packing
+from runner.model.packing import AFFINE_BITS, AFFINE_GROUPS, FLOAT_MODES, Packing, packing
 
 WIDTHS = (128, 256, 384, 2048, 5120)
 

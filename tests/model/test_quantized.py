@@ -7,14 +7,14 @@ import mlx.core as mx
 import pytest
 from mlx.nn.layers.quantized import QQLinear, QuantizedLinear
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
 
 # isort: split
 from mlx_lm.models.bitlinear_layers import BitLinear
 
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.load import load
+from runner.model.weights.load import load
 from tests.model.conftest import run
 from tests.models.checkpoints import Kind, config_of, make_weights, write_checkpoint, write_weights
 
@@ -78,7 +78,7 @@ def test_quantized_activations_are_for_gpus(tmp_path: Path, monkeypatch: pytest.
     on_cpu = load(opened)
     assert type(on_cpu.module.layers[0].mlp.up_proj) is QuantizedLinear
     assert mx.isfinite(run(on_cpu)).all()
-    monkeypatch.setattr("runner.model.quantized.mx.default_device", lambda: mx.Device(mx.gpu))
+    monkeypatch.setattr("runner.model.weights.quantized_layers.mx.default_device", lambda: mx.Device(mx.gpu))
     on_gpu = load(opened)
     layer = on_gpu.module.layers[0].mlp.up_proj
     assert type(layer) is QQLinear
@@ -88,7 +88,7 @@ def test_quantized_activations_are_for_gpus(tmp_path: Path, monkeypatch: pytest.
 def test_activations_of_a_type_without_such_a_product_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.model.quantized.mx.default_device", lambda: mx.Device(mx.gpu))
+    monkeypatch.setattr("runner.model.weights.quantized_layers.mx.default_device", lambda: mx.Device(mx.gpu))
     with pytest.raises(ModelError, match=r"_proj\.weight: quantize_activations wants nvfp4 or mxfp8 .* found mxfp4"):
         load(open_model(str(activations(tmp_path, "mxfp4")), tmp_path))
 
@@ -104,10 +104,10 @@ def test_ternary_weights_are_for_metal(tmp_path: Path, monkeypatch: pytest.Monke
         }
     quantization = {"quant_method": "bitnet", "modules_to_not_convert": ["lm_head"]}
     opened = open_model(str(written(tmp_path / "b", "llama", weights, quantization_config=quantization)), tmp_path)
-    monkeypatch.setattr("runner.model.quantized.mx.metal.is_available", lambda: False)
+    monkeypatch.setattr("runner.model.weights.quantized_layers.mx.metal.is_available", lambda: False)
     with pytest.raises(ModelError, match=r"^unsupported architecture: LlamaForCausalLM runs on .*Metal"):
         load(opened)
-    monkeypatch.setattr("runner.model.quantized.mx.metal.is_available", lambda: True)
+    monkeypatch.setattr("runner.model.weights.quantized_layers.mx.metal.is_available", lambda: True)
     layer = load(opened).module.layers[1].self_attn.q_proj
     assert type(layer) is BitLinear
     assert mx.array_equal(layer.weight, weights["model.layers.1.self_attn.q_proj.weight"])

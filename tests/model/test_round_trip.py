@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from runner.model import open_model
-from runner.model.load import load
+from runner.model.weights.load import load
 from tests.model.conftest import Checkpoints, run, run_path, same
 from tests.models.checkpoints import CONFIGS, Kind, config_of, make_weights, write_checkpoint, write_weights
 from tests.models.store import (

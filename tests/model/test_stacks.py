@@ -11,14 +11,15 @@ import pytest
 from mlx.utils import tree_flatten
 
 from runner.errors import ModelError
-from runner.model import OpenedModel, open_model, stacks
-from runner.model.checkpoint import Tensor
-from runner.model.header import Entry, read_header
-from runner.model.load import load
-from runner.model.module import rehearse
-from runner.model.packed import Recipe
-from runner.model.quantization import Packing
-from runner.model.stacks import StackReader, Stacks, find_stacks, others
+from runner.model import OpenedModel, open_model
+from runner.model.packing import Packing
+from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.header import Entry, read_header
+from runner.model.weights import expert_reader
+from runner.model.weights.assemble import rehearse
+from runner.model.weights.expert_reader import StackReader, Stacks, find_stacks, others
+from runner.model.weights.load import load
+from runner.model.weights.packed import Recipe
 from tests.model.conftest import same
 from tests.model.stored import put
 from tests.models.layouts import LAYOUTS
@@ -129,7 +130,7 @@ def test_a_module_is_the_same_whether_its_stacks_were_read_or_made(
     opened = open_directory(published(name))
     assert found_in(opened)
     read = parameters(opened)
-    monkeypatch.setattr("runner.model.load.find_stacks", lambda _, recipe: ({}, recipe))
+    monkeypatch.setattr("runner.model.weights.load.find_stacks", lambda _, recipe: ({}, recipe))
     made = parameters(opened)
     assert read.keys() == made.keys()
     assert all(same(array, made[key]) for key, array in read.items())
@@ -214,7 +215,7 @@ def test_a_file_cut_while_it_is_read_is_named(
     copy = tmp_path / "copy.safetensors"
     copy.write_bytes(source.read_bytes())
     opened = changed(opened, EXPERT.format(7), lambda entry: entry._replace(file=copy))
-    genuine = stacks._starts
+    genuine = expert_reader._starts
 
     def cut(path: Path) -> dict[Entry, int]:
         starts = genuine(path)
@@ -222,7 +223,7 @@ def test_a_file_cut_while_it_is_read_is_named(
             os.truncate(path, starts[opened.tensors[EXPERT.format(7)].weight] + 10)
         return starts
 
-    monkeypatch.setattr(stacks, "_starts", cut)
+    monkeypatch.setattr(expert_reader, "_starts", cut)
     expected = rf"copy.safetensors: tensor {EXPERT.format(7)}: the file ends within its data$"
     with pytest.raises(ModelError, match=expected):
         load(opened)
@@ -234,7 +235,7 @@ def test_a_file_gone_while_it_is_read_is_named(
     gone = tmp_path / "gone.safetensors"
     lost = changed(opened, EXPERT.format(7), lambda entry: entry._replace(file=gone))
     starts = {tensor.weight: 0 for tensor in lost.tensors.values()}
-    monkeypatch.setattr(stacks, "_starts", lambda _: starts)
+    monkeypatch.setattr(expert_reader, "_starts", lambda _: starts)
     with pytest.raises(ModelError, match=rf"^read {gone}: no such file or directory$"):
         load(lost)
 
@@ -259,7 +260,7 @@ def test_reading_leaves_no_threads(opened: OpenedModel, monkeypatch: pytest.Monk
             super().__init__()
             readers.append(self)
 
-    monkeypatch.setattr("runner.model.load.StackReader", Kept)
+    monkeypatch.setattr("runner.model.weights.load.StackReader", Kept)
     before = threading.active_count()
     load(opened)
     assert len(readers) == 1

@@ -10,7 +10,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from runner.model import open_model
-from runner.model.load import load
+from runner.model.weights.load import load
 from tests.model.conftest import run, run_path, same
 from tests.model.stored import close, put
 from tests.models.checkpoints import COMMON, config_of, write_directory

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from runner.model import open_model
-from runner.model.load import LoadedModel, load
+from runner.model.weights.load import LoadedModel, load
 from tests.model.conftest import TOKENS
 from tests.models.checkpoints import VOCABULARY_SIZE, write_checkpoint
 

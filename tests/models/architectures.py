@@ -19,7 +19,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten, tree_map_with_path
 
-import runner.mlxlm  # noqa: F401
+import runner.process.lean_mlx_lm  # noqa: F401
 
 import mlx_lm.models  # isort: skip
 from mlx_lm.models.cache import make_prompt_cache  # isort: skip

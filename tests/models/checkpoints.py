@@ -14,7 +14,7 @@ from typing import Literal, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-import runner.mlxlm  # noqa: F401  # registers mlx_lm without its __init__
+import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
 from tests.models.tokenizers import ALL_BYTES, byte_level, vocabulary_size, write_tokenizer
 
 Kind = Literal[

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import runner.mlxlm  # noqa: F401  (registers mlx_lm without its __init__)
+import runner.process.lean_mlx_lm  # noqa: F401  (registers mlx_lm without its __init__)
 
 # isort: split
 from mlx_lm.models import llama

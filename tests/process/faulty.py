@@ -66,7 +66,7 @@ def forward() -> None:
     """The llama refuses one token, with a text that a host must never see as it is written in a log."""
     import mlx.core as mx
 
-    import runner.mlxlm  # noqa: F401  (registers mlx_lm without its __init__)
+    import runner.process.lean_mlx_lm  # noqa: F401  (registers mlx_lm without its __init__)
 
     # isort: split
     from mlx_lm.models import llama

@@ -68,7 +68,7 @@ def test_verifying_is_told_in_the_log_and_not_in_the_result(models_dir: Path) ->
 def test_neither_the_server_nor_transformers_is_imported(models_dir: Path) -> None:
     code = (
         "import sys\n"
-        "from runner.start import start\n"
+        "from runner.app import start\n"
         "try: start(['check', *sys.argv[1:]])\n"
         "finally: sys.stderr.write(' '.join({name.partition('.')[0] for name in sys.modules}))"
     )

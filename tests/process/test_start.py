@@ -49,7 +49,7 @@ def watched(models_dir: Path) -> Watched:
 
 
 def test_what_a_server_never_uses_is_not_imported(watched: Watched) -> None:
-    assert {"aiohttp.web", "mlx.core", "runner.engine.running"} <= set(watched.ready)
+    assert {"aiohttp.web", "mlx.core", "runner.engine.scheduler"} <= set(watched.ready)
     assert not {name for name in NEVER if name in watched.first}
 
 
@@ -74,8 +74,8 @@ def test_behind_a_hosts_libraries_the_process_starts_anew_once_and_before_it_has
     done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     imported = re.findall(r"^import time: .*\| +(\S+)$", done.stderr, re.MULTILINE)
-    assert imported.count("runner.process") == 2, "one interpreter before the restart, one after it"
-    assert imported.count("asyncio") == imported.count("runner.start") == imported.count("msgspec") == 1
+    assert imported.count("runner.process.parent") == 2, "one interpreter before the restart, one after it"
+    assert imported.count("asyncio") == imported.count("runner.app") == imported.count("msgspec") == 1
 
 
 def python(code: str) -> list[str]:

@@ -163,7 +163,7 @@ def screen() -> Iterator[Screen]:
 
 
 SLOW = """
-import runner.engine.prefills as prefills
+import runner.engine.observe.progress as prefills
 prefills._EVERY_S = 0.0
 import runpy
 runpy.run_module('runner', run_name='__main__')

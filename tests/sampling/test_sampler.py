@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import runner.sampling
-from runner.sampling import SamplingOptions, filters, rows
+from runner.sampling import SamplingOptions, filters, row_group
 from runner.sampling.candidates import ByPartition, BySort
 from runner.sampling.draw import draw
 from runner.sampling.sample import Sample
@@ -60,7 +60,7 @@ def test_without_a_temperature_everything_else_is_ignored() -> None:
 
 
 def test_greedy_takes_no_random_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("runner.sampling.rows.Uniforms.take")
+    monkeypatch.delattr("runner.sampling.row_group.Uniforms.take")
     assert tokens(SamplingOptions(seed=1), mx.array([[0.0, 1.0]]), 1) == [1]
 
 
@@ -81,7 +81,7 @@ def test_seeded_sequences_of_candidates_by_falling_score(
     seed: int, of_4: list[int], of_6: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # From mx.random.categorical and the keys of the protocol; the candidates are 6, 1, 4, 3, and 7 and 0 behind these.
-    monkeypatch.setattr(rows, "top_k", BySort)
+    monkeypatch.setattr(row_group, "top_k", BySort)
     logits = mx.array([[0.25, 2.0, -1.0, 1.5, 2.0, 0.0, 3.0, 1.0]])
     assert tokens(SamplingOptions(temperature=1, top_k=4, seed=seed), logits, 12) == of_4
     assert tokens(SamplingOptions(temperature=0.8, top_k=6, top_p=0.9, seed=seed), logits, 12) == of_6
@@ -176,7 +176,7 @@ def test_draws_are_those_of_mlx_from_the_filtered_log_probabilities(
     vocabulary: int, at_once: int, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filters, "_SORTED_AT_ONCE", {mx.cpu: at_once, mx.gpu: at_once})
-    monkeypatch.setattr(rows, "top_k", order)
+    monkeypatch.setattr(row_group, "top_k", order)
     generator = np.random.default_rng(vocabulary)
     for seed in range(60):
         options = SamplingOptions(

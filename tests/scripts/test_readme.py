@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from runner.flags import FLAGS
+from runner.cli.flags import FLAGS
 from runner.model.families import FAMILIES, METAL_ONLY, architecture_of, family_of
 from scripts.readme import _NOT_RUNNING, architecture_table, flag_table, marks, with_parts
 from tests.models.architectures import architectures, unserved

@@ -11,8 +11,8 @@ from aiohttp.web import Request as HttpRequest
 from protocol.stats import CacheNode, Stats
 from runner.engine.engine import Numbers
 from runner.engine.events import Event, Outbox
+from runner.engine.observe.counters import Counters, Published
 from runner.engine.request import Limits, Request
-from runner.engine.stats import Counters, Published
 from runner.errors import RequestError
 from runner.grammar.compiler import Compiler
 from runner.tokenizer import open_tokenizer

@@ -9,8 +9,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from runner.errors import RequestError
-from runner.server import bodies
-from runner.server.bodies import Bodies
+from runner.server import request_body
+from runner.server.request_body import Bodies
 
 Client = TestClient[web.Request, web.Application]
 MOST = 1000
@@ -71,7 +71,7 @@ async def test_a_body_without_end_is_refused_while_it_goes_on(client: Client) ->
 
 
 async def test_a_body_that_stops_coming_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "_STALLED_S", 0.01)
+    monkeypatch.setattr(request_body, "_STALLED_S", 0.01)
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
     writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
     head = await asyncio.wait_for(reader.readline(), 5)
@@ -106,7 +106,7 @@ async def test_between_two_turns_of_a_body_everything_else_has_its_own(
 ) -> None:
     """A clock that jumps makes each piece a turn; another task counts the turns of the event loop meanwhile."""
     clock: Iterator[float] = iter(range(1_000_000))
-    monkeypatch.setattr(bodies, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(request_body, "perf_counter", lambda: next(clock))
     turns = 0
 
     async def count() -> None:
@@ -119,7 +119,7 @@ async def test_between_two_turns_of_a_body_everything_else_has_its_own(
     body = json.dumps("x" * (1 << 20)).encode()
     assert (await client.post("/?most=9999999", data=body)).status == 200
     counting.cancel()
-    assert turns > len(body) // bodies._PIECE_BYTES
+    assert turns > len(body) // request_body._PIECE_BYTES
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "GZIP", "identity, gzip"])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner.server.descriptors import Shortage, raise_limit
+from runner.process.limits import Shortage, raise_limit
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ from protocol.stats import CacheCounts, CacheNode, CachePicture, RequestCounts, 
 from runner.cache.interface import Miss
 from runner.engine.engine import Engine
 from runner.engine.events import Refused
-from runner.engine.life import OUTCOMES
-from runner.engine.stats import Counters, Published
-from runner.server import events
-from runner.server.board import Board
-from runner.server.events import CACHE_S, HEARTBEAT_S, STATS_S, News, Told
+from runner.engine.lifecycle import OUTCOMES
+from runner.engine.observe.counters import Counters, Published
+from runner.server import sse
 from runner.server.metrics import Exporter
+from runner.server.sse import CACHE_S, HEARTBEAT_S, STATS_S, News, Told
 from runner.server.stats import PATHS, StatsEndpoints
+from runner.server.stats_cache import Board
 from tests.engine.company import Clock
 from tests.server.script import STATS, Client, Script
 
@@ -184,13 +184,13 @@ async def test_two_hundred_pages_cost_the_engine_what_one_costs(
     page: Page, engine: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[bytes] = []
-    encode = events._encode
+    encode = sse._encode
 
     def counted(value: msgspec.Struct) -> bytes:
         made.append(encode(value))
         return made[-1]
 
-    monkeypatch.setattr(events, "_encode", counted)
+    monkeypatch.setattr(sse, "_encode", counted)
     pages = [Told() for _ in range(200)]
     for step in range(5):
         engine.mark += 1

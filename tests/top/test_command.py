@@ -52,7 +52,7 @@ async def test_wrong_usage_is_status_2() -> None:
 async def test_where_rich_is_missing_it_says_what_to_install(stand_in: StandIn) -> None:
     code = (
         "import sys; sys.modules['rich'] = sys.modules['rich.console'] = None\n"
-        f"from runner.start import start; start(['top', '{stand_in.port}'])"
+        f"from runner.app import start; start(['top', '{stand_in.port}'])"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=-1, stderr=-1)
     out, err = await process.communicate()

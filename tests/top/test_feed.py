@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
-from runner.top.feed import Feed, LostError
+from runner.commands.top.feed import Feed, LostError
 from tests.page.stand_in import STATS, StandIn
 
 
@@ -72,7 +72,7 @@ async def test_what_is_no_runner_is_told_so(bytes_told: bytes, said: str) -> Non
 
 
 async def test_what_does_not_answer_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.top.feed._PATIENCE_S", 0.05)
+    monkeypatch.setattr("runner.commands.top.feed._PATIENCE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         feed = Feed(f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(LostError, match=r"does not answer: look into its log, or end it"):

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from protocol.stats import CacheCounts, MemoryCounts, RequestCounts, RunningRequest, Stats, TokenCounts
-from runner.top.view import duration, view
+from runner.commands.top.view import duration, view
 from tests.page.stand_in import MEGABYTE, STATS
 
 FULL = replace(

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from runner.cli import parse, parse_top
+from runner.cli.parse import parse, parse_top
 from runner.errors import UsageError
 
 

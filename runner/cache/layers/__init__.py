@@ -5,7 +5,7 @@ The table goes by the exact class: a subclass may behave in its own way, and the
 
 from collections.abc import Callable, Iterable, Iterator
 
-import runner.mlxlm  # noqa: F401  registers mlx_lm without its package __init__
+import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
 
 from mlx_lm.models.cache import (  # isort: skip
     ArraysCache,
@@ -18,11 +18,11 @@ from mlx_lm.models.cache import (  # isort: skip
 )
 
 from runner.cache.interface import LayerState
-from runner.cache.layers.arrays import ArraysState
+from runner.cache.layers.adapter import LeafState
 from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.generic import GenericState
 from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
-from runner.cache.layers.leaf import LeafState
+from runner.cache.layers.recurrent import ArraysState
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.window import WindowState
 

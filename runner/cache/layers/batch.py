@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 import mlx.core as mx
 
-import runner.mlxlm  # noqa: F401  registers mlx_lm without its package __init__
+import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
 
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, CacheList  # isort: skip
 

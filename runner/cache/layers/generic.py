@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from runner.cache.layers.leaf import CountedState
+from runner.cache.layers.adapter import CountedState
 from runner.cache.layers.snapshot import Ledger, Owned, own
 
 Attributes = dict[str, object]

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 import mlx.core as mx
 
 from runner.cache.interface import Miss, Snapshot
-from runner.cache.layers.leaf import LeafState
+from runner.cache.layers.adapter import LeafState
 from runner.cache.layers.snapshot import Buffers, Owned, SliceSnapshot, complete, own
 
 _STEP = 256  # mlx-lm's own classes grow by as many tokens

@@ -15,7 +15,7 @@ from typing import Protocol, cast
 import mlx.core as mx
 
 from runner.cache.interface import Miss
-from runner.cache.layers.leaf import TailState
+from runner.cache.layers.adapter import TailState
 from runner.cache.layers.snapshot import Buffers, Ledger, Owned, own
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import mlx.core as mx
 
 from runner.cache import CACHE_KINDS
-from runner.model.dtype import device
+from runner.model.weights.dtype import device
 from runner.sizes import parse_bound
 from scripts.benchmarks.cache.agent_trace import AgentTrace, Ask, Workload
 from scripts.benchmarks.cache.contender import Contender, LayerBytes, Served

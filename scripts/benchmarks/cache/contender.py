@@ -7,9 +7,9 @@ import mlx.core as mx
 
 from runner.cache import make_cache
 from runner.cache.session import LiveSession
+from runner.engine.batch import Group
 from runner.engine.events import Text
 from runner.engine.generation import Generation
-from runner.engine.group import Group
 from runner.engine.request import Request
 from runner.sampling import SamplingOptions
 from runner.tokenizer import Tokenizer

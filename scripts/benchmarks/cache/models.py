@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_map_with_path, tree_reduce
 
-import runner.mlxlm  # noqa: F401  registers mlx_lm without its package __init__
+import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
 
 # isort: split
 from mlx_lm.models import deepseek_v3, gemma3_text, llama, llama4, mamba2, qwen3_next

@@ -18,7 +18,7 @@ from random import Random
 
 import mlx.core as mx
 
-from runner.model.dtype import device
+from runner.model.weights.dtype import device
 from scripts.benchmarks.bare import decode_bare
 from scripts.benchmarks.format.answers import Asked, measure_answers
 from scripts.benchmarks.format.compiling import measure_compiling

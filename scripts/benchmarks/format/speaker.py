@@ -13,7 +13,7 @@ from random import Random
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-import runner.mlxlm  # noqa: F401  registers mlx_lm without its package __init__
+import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.benchmarks.llamas import M10, Size, config_of
 from tests.models.tokenizers import ALL_BYTES, byte_level, write_tokenizer

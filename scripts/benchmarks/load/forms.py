@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from runner.model.name import manifest_path, parse_name
+from runner.model.sources.name import manifest_path, parse_name
 from scripts.benchmarks.load.tensors import Tensor, dense, packed, sparse, stacked
 
 _SHARDS = 8

@@ -66,7 +66,7 @@ def _runner(task: Task) -> Callable[[], _Loaded]:
     from mlx_lm.models import llama, qwen3_moe  # noqa: F401  # the runner imports the one that it needs
 
     from runner.model import open_model
-    from runner.model.load import load as load_opened
+    from runner.model.weights.load import load as load_opened
 
     def load() -> _Loaded:
         started = perf_counter()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from runner.model.dtype import device
+from runner.model.weights.dtype import device
 from scripts.benchmarks.asking import answer
 from scripts.benchmarks.llamas import M1, M10, Prompts, Size, make_model, write_model
 from scripts.benchmarks.memory.growth import Sample, grow, sample

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import mlx.core as mx
 
-import runner.mlxlm  # noqa: F401  registers mlx_lm without its package __init__
+import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
 
 # isort: split
 from mlx_lm.models import llama

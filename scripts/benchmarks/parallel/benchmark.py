@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from runner.model.dtype import device
+from runner.model.weights.dtype import device
 from scripts.benchmarks.bare import BareLoop
 from scripts.benchmarks.llamas import HEAD, Prompts, Size, count_parameters, make_model, write_model
 from scripts.benchmarks.parallel.report import BARE, IN_TURN, MLX_LM, OURS, ParallelReport, Row, Shape

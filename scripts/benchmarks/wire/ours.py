@@ -13,9 +13,9 @@ from typing import cast
 from aiohttp import web
 
 from protocol import DoneReason, Metrics
-from runner.engine.bell import Bell
 from runner.engine.engine import Engine, Numbers
 from runner.engine.events import Event, EventStream, Finished, Outbox, Started, Text
+from runner.engine.platform.wakeup import Bell
 from runner.engine.request import Limits, Request
 from runner.server.app import make_app
 from runner.tokenizer import open_tokenizer

@@ -1,0 +1,151 @@
+"""From the command line to a serving process: who is started when, and how each failure is told."""
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import NoReturn
+
+from runner import blas, logs
+from runner.cli.parse import CHECK, TOP, parse, parse_check, parse_top
+from runner.errors import ModelError, RunnerError, UsageError
+from runner.logs import Log
+from runner.model import OpenedModel, open_model
+from runner.ollama.hand_over import HandOver
+from runner.process import parent
+from runner.settings import CheckSettings, Settings, TopSettings, context_limit
+from runner.terminal import STATUS_LINE
+
+log = Log(__name__)
+_HOST = "127.0.0.1"
+_THREADS = 20
+"""At once, without those of a BLAS: the engine, the helpers, those that tokenize, MLX's own and those that read weights
+are fifteen; the rest is for what a device's libraries start."""
+_HELPERS = 2
+
+
+def start(argv: Sequence[str]) -> NoReturn:
+    """Serve until a signal ends the process, check a model, or watch a runner; `argv` are the words that say so."""
+    parent_pid = os.getppid()
+    try:
+        settings = _settings(argv)
+        logs.start(settings.log_level)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text at a time: threads of its own would gain nothing
+        if not isinstance(settings, TopSettings):
+            parent.check_threads(_THREADS + settings.blas_threads)
+        if isinstance(settings, CheckSettings):
+            from runner.commands.check import check
+
+            gc.enable()
+            sys.exit(check(settings))
+        if isinstance(settings, TopSettings):
+            from runner.commands.top import top
+
+            gc.enable()
+            sys.exit(top(settings))
+        _run(settings, parent_pid)
+    except UsageError as error:
+        logs.fatal(str(error), status=2)
+    except RunnerError as error:
+        logs.die(error)
+    except Exception as error:
+        log.exception("the runner died")
+        logs.fatal(logs.told(error))
+
+
+def _settings(argv: Sequence[str]) -> Settings | CheckSettings | TopSettings:
+    if argv[:1] == [CHECK]:
+        return parse_check(argv[1:], os.environ)
+    if argv[:1] == [TOP]:
+        return parse_top(argv[1:], os.environ)
+    return parse(argv, os.environ)
+
+
+def _run(settings: Settings, parent_pid: int) -> NoReturn:
+    for remark in settings.remarks:
+        log.warning(remark)
+    listener = _bind(settings.port)
+    hand_over = HandOver(settings)
+    try:
+        model = _open(settings)
+    except ModelError as error:
+        hand_over.refuse(error)
+    hand_over.offer(model)
+    if not settings.hosted:
+        STATUS_LINE.enable()
+    log.info("starting", model=model.name, blas=blas.preload(settings.blas, settings.blas_threads))
+    asyncio.run(_serve(settings, model, listener, parent_pid, hand_over))
+    raise AssertionError("a server ends only with its process")
+
+
+def _open(settings: Settings) -> OpenedModel:
+    """The model, with the context length that holds here."""
+    model = open_model(settings.model, settings.models_dir)
+    limit = context_limit(model.context_length, settings.context_tokens)
+    if settings.context_tokens and settings.context_tokens > limit:
+        log.warning("the model's context is shorter than --context", wanted=settings.context_tokens, context=limit)
+    return model._replace(context_length=limit)
+
+
+def _bind(port: int) -> socket.socket:
+    """The port, taken but not yet listening: a taken one is told at once, and nobody gets in before we are ready."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with _telling_the_port(port):
+        listener.bind((_HOST, port))
+    return listener
+
+
+@contextmanager
+def _telling_the_port(port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno or 0).lower()
+        advice = "choose another --port, or 0 for one that is free"
+        raise RunnerError(f"listen tcp {_HOST}:{port}: bind: {reason}; {advice}") from error
+
+
+async def _serve(
+    settings: Settings, model: OpenedModel, listener: socket.socket, parent_pid: int, hand_over: HandOver
+) -> None:
+    """Load and serve: the model on the engine thread, the tokenizer on a helper, while this one imports the server."""
+    watch = asyncio.create_task(parent.exit_with_host(parent_pid)) if settings.watch_parent else None
+    from runner.engine.engine import Engine
+    from runner.model.sources.digests import verify
+    from runner.tokenizer import open_tokenizer
+
+    helper = ThreadPoolExecutor(_HELPERS, "helper")
+    if settings.verify:
+        await asyncio.get_running_loop().run_in_executor(helper, verify, model.checkpoint, model.tensors.values())
+    tokenizer = helper.submit(open_tokenizer, model.file, merge_eos=not model.checkpoint.from_store)
+    engine = Engine(settings, model, tokenizer, hand_over.refuse)
+    ready = engine.start(asyncio.get_running_loop())
+    from runner.process.lean_aiohttp import leave_out_client
+
+    leave_out_client()
+    from aiohttp import web
+
+    from runner.process.limits import Shortage, raise_limit
+    from runner.server.app import CONNECTIONS, make_app
+
+    raise_limit()
+    asyncio.get_running_loop().set_exception_handler(Shortage().handle)
+    # Malformed HTTP would fill the log with tracebacks; the app itself tells of every fault of its own.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    app = make_app(engine, helper)
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+    assert runner.server is not None
+    await ready.wait()
+    gc.freeze()  # what is there stays: it is not looked through while somebody waits for a token
+    gc.enable()
+    with _telling_the_port(settings.port):  # another process may have bound it too, and listened first
+        await app[CONNECTIONS].serve(runner.server, listener)
+    log.info("listening", url=f"http://{_HOST}:{listener.getsockname()[1]}")
+    await (watch or asyncio.Event().wait())

@@ -1,0 +1,187 @@
+"""Quantized keys and values (`--kv-bits`): which layers of a model take them is found by trying.
+
+A quantized layer hands its attention three arrays (packed, scales, biases) in place of one, which only attention
+through `mlx_lm.models.base.scaled_dot_product_attention` understands. Other code raises while the graph is built,
+before anything is computed: multi-head latent attention multiplies the cached rope keys itself (deepseek_v2, v3, v32,
+kimi_linear, longcat_flash, ...), an indexer looks at the shape of its keys (minimax_m3_vl), attention sinks are
+refused (gpt_oss), soft-capping is done by hand (gemma2), and layers that borrow the keys of another look at their own
+cache for the format (afm7, gemma4). Widths that no group divides (head_dim 80) cannot be quantized at all.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import mlx.core as mx
+
+import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
+
+from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache  # isort: skip
+
+from runner.cache.layers import flatten
+from runner.cache.layers.batch_trial import Forward, MakeLayers, first_line
+from runner.cache.layers.difference import difference
+from runner.logs import Log
+
+log = Log(__name__)
+
+Groups = dict[int, int]
+"""The group size of every KVCache that is quantized, by its place among those of a cache list."""
+
+_GROUP_SIZES = (64, 32)  # of those that MLX knows; a larger one saves next to nothing
+_TOKENS = 8
+_TRIAL_BITS = 8
+_LIMIT = 0.5
+"""How far the logits of a trial at 8 bits may lie from the unquantized ones, as a part of their own spread. Measured:
+0.005 to 0.07, and up to 0.3 with weights that amplify every rounding; attention without its mask, or with its heads
+mixed up, is off by 1 to 1.8. 4 bits alone can cost that much (a model that recalls 16 facts of 16 still recalls 9 at a
+difference of 1.05), so they are tried for the log, and whoever asks for them gets them."""
+
+
+class Format(NamedTuple):
+    """How the layers of a model are made, and the name of what they hold: part of the salt, empty when unquantized."""
+
+    make_layers: MakeLayers
+    name: str
+
+
+def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits: int) -> Format:
+    """Quantizes every layer of a model that takes it; one line of the log says how many do, and why others do not.
+
+    `forward` takes token ids [1, L] and a cache list to logits [1, L, V]; `bits` is 8 or 4. Raises what the model
+    raises over plain layers. Owner: the engine thread, once after loading.
+
+    Costs two forwards, of 8 tokens and of one, over plain layers, over layers of 8 bits and, if that is what is wanted,
+    of 4 bits. Each layer that raises begins one more, of which nothing is computed.
+    """
+    trial = _Trial(make_layers, forward, vocab_size)
+    off = trial.search(bits)
+    groups, kept = trial.groups, trial.kept
+    del trial
+    mx.clear_cache()  # nothing stays of it
+    said = ", ".join(f"{count} {reason}" for reason, count in kept.items())
+    if not groups:
+        log.warning("keys and values stay unquantized", bits=bits, layers=said)
+        return Format(make_layers, "")
+    say = log.info if off <= _LIMIT else log.warning
+    say(
+        "keys and values are quantized",
+        bits=bits,
+        layers=len(groups),
+        of=len(groups) + kept.total(),
+        unquantized=said or "none",
+        difference=round(off, 4),
+    )
+    return Format(lambda: quantized(make_layers(), groups, bits), f"kv{bits}")
+
+
+def quantized(layers: list[object], groups: Groups, bits: int) -> list[object]:
+    """A fresh cache list with its KVCaches quantized, also within CacheLists, where `groups` has a size for them."""
+    return _replaced(layers, lambda place: QuantizedKVCache(groups[place], bits) if place in groups else None)
+
+
+def _replaced(layers: list[object], make: Callable[[int], object | None]) -> list[object]:
+    """The list with what `make` has for the place of a KVCache; None leaves it where it is."""
+    leaves = _caches(layers)
+    new = {id(leaf): replacement for place, leaf in enumerate(leaves) if (replacement := make(place)) is not None}
+    return [_put(layer, new) for layer in layers]
+
+
+def _put(layer: object, new: dict[int, object]) -> object:
+    # No closure: one that calls itself would keep the layers, gigabytes later on, until Python collects garbage.
+    if type(layer) is CacheList:
+        layer.caches = tuple(_put(child, new) for child in layer.caches)
+    return new.get(id(layer), layer)
+
+
+def _caches(layers: list[object]) -> list[KVCache]:
+    """The leaves that can be quantized at all. Not their subclasses: those do something of their own."""
+    return [leaf for leaf in flatten(layers) if type(leaf) is KVCache]
+
+
+class _Watched(QuantizedKVCache):
+    """Tells who was the last to be used before something raised."""
+
+    def __init__(self, group_size: int, place: int, used: list[int]) -> None:
+        super().__init__(group_size, _TRIAL_BITS)
+        self._place, self._used = place, used
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> object:
+        self._used.append(self._place)
+        return super().update_and_fetch(keys, values)  # type: ignore[no-untyped-call]
+
+
+class _Trial:
+    """Some tokens through a model, over plain layers first and then over quantized ones."""
+
+    groups: Groups
+    kept: Counter[str]
+    """The layers that stay as they are, by kind and reason."""
+
+    def __init__(self, make_layers: MakeLayers, forward: Forward, vocab_size: int) -> None:
+        self._make_layers = make_layers
+        self._forward = forward
+        # From everywhere in the vocabulary: its first tokens are often special ones.
+        self._prompt = [(2 * i + 1) * vocab_size // (2 * _TOKENS) for i in range(_TOKENS)]
+        layers = make_layers()
+        self._plain = self._logits(layers)
+        mx.eval(self._plain)
+        self.kept = Counter(type(leaf).__name__ for leaf in flatten(layers) if type(leaf) is not KVCache)
+        self.groups = {}
+        for place, leaf in enumerate(_caches(layers)):
+            widths = [x.shape[-1] for x in (leaf.keys, leaf.values) if x is not None]
+            size = next((size for size in _GROUP_SIZES if not any(width % size for width in widths)), None)
+            if widths and size:
+                self.groups[place] = size
+            else:
+                self.kept[f"KVCache: {_why_not(widths)}"] += 1
+
+    def search(self, bits: int) -> float:
+        """Leaves in `groups` the layers that can be quantized; returns how far that takes the logits."""
+        self._drop_those_that_raise()
+        # The code is the same for all bits, and only 8 tell a wrong answer from a rounded one.
+        off = self._try(_TRIAL_BITS)
+        if not off <= _LIMIT:  # nor if it is no number
+            self._drop(list(self.groups), f"the logits of a trial are off by {off:.2f}")
+        return off if bits == _TRIAL_BITS else self._try(bits)
+
+    def _try(self, bits: int) -> float:
+        if not self.groups:
+            return 0.0
+        try:
+            return difference(self._logits(quantized(self._make_layers(), self.groups, bits)), self._plain)
+        except Exception as error:  # only when it is computed: CUDA has no kernel for most shapes of these products
+            self._drop(list(self.groups), first_line(error))
+            return 0.0
+
+    def _drop_those_that_raise(self) -> None:
+        while self.groups:
+            used: list[int] = []
+            try:
+                self._logits(self._watched(used))
+            except Exception as error:  # whatever a model makes of what it does not expect
+                self._drop(used[-1:] or list(self.groups), first_line(error))
+            else:
+                return
+
+    def _watched(self, used: list[int]) -> list[object]:
+        groups = self.groups
+        return _replaced(
+            self._make_layers(), lambda place: _Watched(groups[place], place, used) if place in groups else None
+        )
+
+    def _drop(self, places: list[int], reason: str) -> None:
+        for place in places:
+            del self.groups[place]
+        self.kept[f"KVCache: {reason}"] += len(places)
+
+    def _logits(self, layers: list[object]) -> mx.array:
+        """[8 + 1, V], not evaluated: after a prompt, and after one token that follows."""
+        parts = [self._forward(mx.array([ids]), layers)[0] for ids in (self._prompt, self._prompt[:1])]
+        return mx.concatenate(parts).astype(mx.float32)
+
+
+def _why_not(widths: list[int]) -> str:
+    if not widths:
+        return "not used"
+    return f"keys and values {' and '.join(map(str, widths))} wide, no multiples of {min(_GROUP_SIZES)}"

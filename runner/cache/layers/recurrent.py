@@ -1,0 +1,50 @@
+"""ArraysCache: the states of recurrent and convolution layers (Mamba, linear attention, short convolutions).
+
+It has no clock, and a state can neither be cut nor taken back. Convolution states are often slices that keep the
+whole forward alive; a copy does not.
+"""
+
+from typing import Protocol, cast
+
+import mlx.core as mx
+
+from runner.cache.layers.adapter import CountedState
+from runner.cache.layers.snapshot import Owned, own
+
+States = list[mx.array | None]
+
+
+class Recurrent(Protocol):
+    """What of ArraysCache is read and set."""
+
+    cache: States
+    left_padding: mx.array | None
+    lengths: mx.array | None
+
+
+class ArraysState(CountedState[States]):
+    """The recurrent layer. `left_padding` and `lengths` belong to batches and are None here."""
+
+    batchable = True
+    leaf: Recurrent
+
+    def advance(self, count: int) -> None:
+        super().advance(count)
+        if count > 1:
+            # A convolution state is often a slice of what the forward made, and would keep all of that alive.
+            self.leaf.cache = [None if x is None else own(x) for x in self.leaf.cache]
+
+    def arrays(self) -> list[mx.array]:
+        return [x for x in (*self.leaf.cache, self.leaf.left_padding, self.leaf.lengths) if x is not None]
+
+    def copy(self, start: int, stop: int) -> Owned[States]:  # noqa: ARG002  there is only the one state
+        states = [None if x is None else own(x) for x in self.leaf.cache]
+        return Owned(states, [x for x in states if x is not None])
+
+    def absorb(self, leaf: object, row: int, count: int) -> None:  # noqa: ARG002  the forward around it counts
+        self._check_left()
+        self.leaf.cache = [None if x is None else own(x[row : row + 1]) for x in cast("Recurrent", leaf).cache]
+
+    def _set(self, content: States) -> None:
+        self.leaf.cache = content
+        self.leaf.left_padding = self.leaf.lengths = None

@@ -1,0 +1,146 @@
+"""Where along a path of the trie all layers of a model can stand, and how they get there.
+
+A layer stands at an offset if the nodes hold, without a gap, the tokens that it needs there: all of them from where its
+own buffers leave the path, for a sliceable layer; the last ones, for a window; a state, for the others. Or it goes back
+by itself. So the answer is found before anything moves, and nothing has to be given up half-way.
+"""
+
+from collections.abc import Collection, Sequence
+
+from runner.cache.interface import LayerState, Miss, Snapshot
+from runner.cache.sequence import LayerStack
+from runner.cache.trie import Node, PrefixTrie, spelled
+
+
+def common(path: Sequence[Node], matched: int, end: Node | None) -> int:
+    """How many of the matched tokens layers hold already that stand at `end`; None: they are empty."""
+    live = set(end.path()) if end else set()
+    shared = [node.end for node in path if node in live]
+    return min(max(shared, default=0), matched)
+
+
+def find(stack: LayerStack, path: Sequence[Node], matched: int, common: int) -> tuple[int, Miss]:
+    """The largest offset up to `matched` at which every layer can stand, and why it is not `matched`, if so.
+
+    `path` leads from a root along the matched tokens; its last node may go beyond them. The layers hold its first
+    `common` tokens already.
+    """
+    why = Miss.NONE
+    for count in range(len(path), 0, -1):
+        way, at = path[:count], min(matched, path[count - 1].end)
+        refusal = next(
+            (state.refusal for slot, state in stack.used if not _reaches(state, slot, way, at, common)), None
+        )
+        if at == 0 or refusal is None:
+            return at, why
+        why = why or refusal
+    return 0, why
+
+
+def go(stack: LayerStack, path: Sequence[Node], at: int, common: int) -> None:
+    """Takes every layer to `at`, which `find` allowed and which is the end of a node of the path."""
+    if at == 0:
+        stack.reset()
+        return
+    if at > common or at != stack.offset:
+        stack.leave()
+    for slot, state in stack.used:
+        if at <= common and state.can_rewind(at):
+            state.rewind(at)
+            continue
+        begin = state.needs(at)
+        if state.sliceable:
+            begin = min(at, common)
+            state.rewind(begin)
+        wanted = [held for node in path if begin < node.end <= at and (held := _held(node, slot)) is not None]
+        stack.layout.restored_bytes += sum(held.nbytes for held in wanted)
+        state.restore(wanted)
+    stack.position = at
+
+
+def shorten(stack: LayerStack, trie: PrefixTrie, end: Node, budget_bytes: int) -> Node:
+    """Keeps of the conversation in the layers, which stand at `end`, as much of the beginning as fits, and nothing else
+    in the trie; returns where the layers stand then. Nobody may use a node."""
+    path, matched = trie.match(end.path()[0], spelled(end.path())[: stack.fitting(budget_bytes)])
+    held = common(path, matched, end)
+    at, _ = find(stack, path, matched, held)
+    path = trie.cut(path, at)
+    for node in reversed(list(trie.nodes())):
+        if node.parent is not None and (node.end > at or node not in path):
+            trie.remove(node)
+    go(stack, path, at, held)
+    stack.trim(0)
+    return next(node for node in path if node.end == at)
+
+
+def fill(stack: LayerStack, node: Node) -> None:
+    """Keeps in a node what the layers, which have seen its tokens, hold of them.
+
+    Slices that are live take the place of stored ones. What is not sliceable is kept if the layers stand at the end of
+    the node, as far as the nodes above do not hold it already.
+    """
+    if node.parent is None:
+        return
+    node.slots = node.slots or [None] * len(stack.states)
+    path = node.path()
+    for slot, state in stack.used:
+        held, start = node.slots[slot], node.start
+        if state.sliceable:
+            wanted = held is None or not held.live
+        else:
+            needed = state.needs(node.end)
+            wanted = held is None or not covers(path, slot, needed, node.end)
+            if not covers(path[:-1], slot, needed, start):
+                start = min(needed, start)
+        live = state.snapshot(start, node.end) if wanted else None
+        if live is not None:
+            node.slots[slot] = live
+            if held is not None:
+                held.close()
+
+
+def lend(stack: LayerStack, node: Node) -> None:
+    """Leaves to the layers, which stand at the end of a node, what is needed there: the node owns none of it."""
+    for slot, state in stack.used if node.slots else ():
+        held = node.slots[slot]
+        if held is not None and not held.live:
+            node.slots[slot] = state.snapshot(state.needs(node.end), node.end)
+            held.close()
+
+
+def adopt(stack: LayerStack, node: Node, left: Collection[Snapshot] | None = None) -> None:
+    """Keeps as live in these layers, which hold all tokens up to the end of a node, what the node lacks, and what it
+    has among `left`, the snapshots that are live in layers about to be given up; without `left` all. Copies nothing."""
+    if node.parent is None:
+        return
+    node.slots = node.slots or [None] * len(stack.states)
+    for slot, state in stack.used:
+        held = node.slots[slot]
+        if state.sliceable and (held is None or (held not in state.live if left is None else held in left)):
+            node.slots[slot] = state.snapshot(node.start, node.end)
+            if held is not None:
+                held.close()
+
+
+def covers(path: Sequence[Node], slot: int, begin: int, end: int) -> bool:
+    """Whether the nodes of a path hold the tokens [begin, end) of a layer without a gap."""
+    for node in reversed(path):
+        if end <= begin:
+            return True
+        if node.start >= end:
+            continue
+        held = _held(node, slot)
+        if held is None or held.start > max(begin, node.start):
+            return False
+        end = held.start
+    return end <= begin
+
+
+def _reaches(state: LayerState, slot: int, path: Sequence[Node], at: int, common: int) -> bool:
+    if at <= common and state.can_rewind(at):
+        return True
+    return covers(path, slot, common if state.sliceable else state.needs(at), at)
+
+
+def _held(node: Node, slot: int) -> Snapshot | None:
+    return node.slots[slot] if slot < len(node.slots) else None

@@ -1,0 +1,173 @@
+"""All layers of one model, moved together."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import mlx.core as mx
+
+from runner.cache.interface import LayerState, Miss, Snapshot
+from runner.cache.layer_facts import Layout
+from runner.cache.layers import adapt, distrust, flatten
+from runner.cache.layers.kv import spare_room
+from runner.cache.layers.snapshot import Ledger, complete
+from runner.logs import Log
+
+log = Log(__name__)
+
+
+class LayerStack:
+    """The cache list of a model and the adapters of its leaves.
+
+    Between forwards all layers stand at one offset. A layer that stays empty while others fill is one that the model
+    does not use; it has no say.
+    """
+
+    def __init__(self, layers: list[object], layout: Layout | None = None) -> None:
+        """`layers` is a fresh cache list; `layout` is shared with the other stacks of the same model."""
+        self.layers = layers
+        self.layout = layout or Layout()
+        leaves = enumerate(flatten(layers))
+        distrusted = self.layout.distrusted
+        self.states = [adapt(leaf, self.ledger, trusted=index not in distrusted) for index, leaf in leaves]
+        self._used: list[tuple[int, LayerState]] = []
+        self.position = 0
+        """How many tokens the forwards so far have shown to the layers."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Counts its snapshots, and those of the other stacks of the model."""
+        return self.layout.ledger
+
+    @property
+    def used(self) -> list[tuple[int, LayerState]]:
+        """Index and adapter of every layer that a forward has filled so far, in whichever stack, whether or not it was
+        reset since."""
+        if len(self._used) < len(self.layout.used):
+            self._used = [(index, self.states[index]) for index in sorted(self.layout.used)]
+        return self._used
+
+    @property
+    def sliceable(self) -> bool:
+        """Whether every layer is. Before the first forward those that may turn out to be unused count too."""
+        return all(state.sliceable for _, state in self.used or enumerate(self.states))
+
+    @property
+    def offset(self) -> int:
+        """How many tokens every layer has surely seen: the least of all offsets."""
+        return min((state.offset for _, state in self.used), default=0)
+
+    @contextmanager
+    def forward(self, count: int) -> Iterator[None]:
+        """Surrounds a forward over `count` tokens: what it would overwrite is copied out before."""
+        self.leave()
+        for state in self.states:  # one after the other: together they would need room for the conversation again
+            copies = state.page_out()
+            if copies:
+                complete(copies)
+                # The buffers may be those of a much longer conversation, which now has its own bytes.
+                state.trim(spare_room(self.offset))
+                mx.eval(state.arrays())
+        yield
+        self._advance(count)
+
+    def level(self, to: int) -> Miss:
+        """Takes every layer back to `to`; if one cannot, leaves all where they are and says why."""
+        for _, state in self.used:
+            if not state.can_rewind(to):
+                return state.refusal
+        if any(state.offset != to for _, state in self.used):
+            self.leave()
+        for _, state in self.used:
+            state.rewind(to)
+        self.position = to
+        return Miss.NONE
+
+    def leave(self) -> None:
+        """Copies out what is live in the layers that are not sliceable, which are about to stand elsewhere."""
+        complete([copy for _, state in self.used if not state.sliceable for copy in state.page_out()])
+
+    def reset(self) -> None:
+        """Every layer empty, in the same objects. What is live in them is copied out before."""
+        self.leave()
+        for state in self.states:
+            if state.sliceable and not state.empty:
+                state.rewind(0)
+                complete(state.page_out())
+            state.reset()
+        self.position = 0
+
+    def abandon(self) -> None:
+        """Every layer empty, and what was live in them lost."""
+        for state in self.states:
+            state.abandon()
+
+    def trim(self, room: int) -> None:
+        """Gives back what is allocated for more than `room` tokens to come."""
+        for state in self.states:
+            state.trim(room)
+        self.settle()
+
+    def arrays(self) -> list[mx.array]:
+        return [array for state in self.states for array in state.arrays()]
+
+    def settle(self) -> None:
+        """Computes what the layers hold. Raises what MLX raises."""
+        mx.eval(self.arrays())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the layers, room for tokens to come included; those of snapshots are the ledger's."""
+        return sum(state.nbytes for state in self.states)
+
+    def learn(self) -> None:
+        """Tells the layout what these layers hold."""
+        if not self.offset:
+            return
+        layout = self.layout
+        states = sum(state.nbytes for _, state in self.used if state.whole)
+        other = self._other_bytes()
+        sliceable = [array for _, state in self.used if state.sliceable for array in state.arrays()]
+        layout.token_bytes = sum(array.nbytes // max(1, array.shape[-2]) for array in sliceable)  # room counts nothing
+        layout.tail_bytes = max(layout.tail_bytes, other - states)
+        layout.state_bytes = max(layout.state_bytes, states)
+
+    def fitting(self, budget_bytes: int) -> int:
+        """How many of the tokens that the layers hold would fit into so many bytes."""
+        other = self._other_bytes()
+        return max(0, budget_bytes - other) * self.offset // max(1, self.nbytes - other)
+
+    def _other_bytes(self) -> int:
+        return sum(state.nbytes for _, state in self.used if not state.sliceable)
+
+    def absorb(self, leaves: Sequence[object], row: int, count: int) -> None:
+        """Takes what the last `count` tokens left in a row of a batch, whose leaves these are; within `forward`."""
+        for leaf, state in zip(leaves, self.states, strict=True):
+            state.absorb(leaf, row, count)
+
+    def live(self) -> set[Snapshot]:
+        """The snapshots whose bytes are in these layers."""
+        return {snapshot for state in self.states for snapshot in state.live}
+
+    def heed(self) -> None:
+        """Distrusts what another stack found to have a wrong clock."""
+        for index, state in self.used:
+            if index in self.layout.distrusted:
+                self._replace(index, distrust(state, self.position))
+
+    def _advance(self, count: int) -> None:
+        """A forward over `count` tokens was built, without an error."""
+        self.position += count
+        for state in self.states:
+            state.advance(count)
+        if len(self.layout.used) < len(self.states):
+            self.layout.used.update(index for index, state in enumerate(self.states) if not state.empty)
+        for index, state in self.used:
+            if state.offset != self.position and not state.empty:
+                log.info("a layer has a clock of its own: kept whole", layer=index, at=state.offset)
+                self.layout.distrusted.add(index)
+                self._replace(index, distrust(state, self.position))
+
+    def _replace(self, index: int, state: LayerState) -> None:
+        """Its clock counts something else (groups of tokens, say): rewinding by it would be wrong."""
+        self.states[index] = state
+        self._used = [(other, state if other == index else each) for other, each in self.used]

@@ -1,0 +1,33 @@
+"""`mlx-runner check`: what a model is, and everything that would keep it from being served."""
+
+import os
+import sys
+from typing import NoReturn
+
+import msgspec
+
+from runner.errors import RunnerError, no_mlx
+from runner.settings import CheckSettings
+
+_STDOUT = 1
+
+
+def check(settings: CheckSettings) -> NoReturn:
+    """Prints what there is to say and ends the process: status 0 if the model would load, else 1."""
+    try:
+        from runner.commands.check.facts import inspect
+    except ImportError as error:
+        raise no_mlx(error) from error
+    from runner.commands.check.text import as_text
+
+    found = inspect(settings)
+    text = msgspec.json.format(msgspec.json.encode(found)).decode() + "\n" if settings.json else as_text(found)
+    data = text.encode(sys.stdout.encoding if sys.stdout else "utf-8", "backslashreplace")
+    try:
+        while data:
+            data = data[os.write(_STDOUT, data) :]
+    except BrokenPipeError:
+        pass  # whoever read it has seen enough
+    except OSError as error:
+        raise RunnerError(f"write to standard output: {(error.strerror or str(error)).lower()}") from error
+    sys.exit(0 if found.loads else 1)

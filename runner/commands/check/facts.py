@@ -1,0 +1,233 @@
+"""The facts of a model for `mlx-runner check`, gathered from the parts that would serve it."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from runner import blas
+from runner.cache.layers import adapt, flatten
+from runner.cache.layers.chunk import ChunkState
+from runner.cache.layers.kv import KVState
+from runner.cache.layers.recurrent import ArraysState
+from runner.cache.layers.snapshot import Ledger
+from runner.cache.layers.window import WindowState
+from runner.errors import ModelError
+from runner.model import OpenedModel
+from runner.model.device import lent_bytes
+from runner.model.inspect import Amount, Examined, contents, examine, files, noting, skipped
+from runner.model.weights.dtype import device, plan
+from runner.model.weights.load import LoadedModel
+from runner.settings import CheckSettings, context_limit
+from runner.tokenizer import Tokenizer, open_tokenizer
+from runner.tokenizer.files import read_object
+
+
+class LayerKind(msgspec.Struct, frozen=True):
+    """Layer caches of one kind: what the prefix cache can do with them, and mlx-lm's class."""
+
+    name: str
+    cache: str
+    count: int
+
+
+class Context(msgspec.Struct, frozen=True):
+    """How many tokens a request may have, and who says so."""
+
+    tokens: int
+    source: Literal["model", "--context", "default"]
+
+
+class NumberFormat(msgspec.Struct, frozen=True):
+    """The type in which the model computes, and why."""
+
+    dtype: str
+    why: str
+
+
+class BlasFacts(msgspec.Struct, frozen=True):
+    """The BLAS that serving would load; `advice` is what to do for a faster one.
+
+    Where it does not matter, products are computed by a GPU or by the system's own fast library.
+    """
+
+    name: str
+    matters: bool
+    advice: str | None
+
+
+class Token(msgspec.Struct, frozen=True):
+    """A token of the vocabulary."""
+
+    id: int
+    text: str
+
+
+class TokenizerFacts(msgspec.Struct, frozen=True):
+    """`vocabulary` counts ids, `scored` those that the model has a row for; None if nothing tells.
+
+    `added` are the tokens that are found by their spelling, `special` those of them that mark up a text.
+    """
+
+    file: str
+    kind: str
+    vocabulary: int
+    scored: int | None
+    added: int
+    special: int
+    bos: Token | None
+    eos: list[Token]
+    add_bos: bool
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was found. None stands for what a problem keeps from being known; sizes are in bytes."""
+
+    model: str
+    loads: bool
+    source: Literal["store", "directory"] | None
+    path: str | None
+    architecture: str | None
+    module: str | None
+    defaults: dict[str, object]
+    """Fields that config.json leaves out, with the values that count for them."""
+    layers: int | None
+    parameters: int | None
+    caches: list[LayerKind] | None
+    weights: list[Amount] | None
+    """In memory, by type or packing."""
+    read_bytes: int | None
+    files: int | None
+    """Those that `read_bytes` are read from."""
+    skipped: list[Amount] | None
+    """What the files hold beside the text model."""
+    device: Literal["cpu", "gpu"]
+    computes: NumberFormat | None
+    blas: BlasFacts
+    context: Context | None
+    tokenizer: TokenizerFacts | None
+    warnings: list[str]
+    problems: list[str]
+
+
+def inspect(settings: CheckSettings) -> Inspection:
+    """Examines the model that `settings` name. Faults of the model are told in the result, never raised."""
+    found = examine(settings.model, settings.models_dir, digests=settings.verify)
+    checkpoint, opened, module = found.checkpoint, found.opened, found.module
+    tokenizer = None
+    if checkpoint is not None:
+        with noting(found.problems):
+            tokenizer = open_tokenizer(found.file, merge_eos=not checkpoint.from_store)
+    context = _context(opened, settings.context_tokens) if opened else None
+    budget_bytes = settings.memory.bytes_of(lent_bytes())
+    types = plan(settings.dtype, module, budget_bytes) if module else None
+    if types and module and (too_large := types.beyond(budget_bytes, module)):
+        found.problems.append(ModelError(too_large))
+    amounts, parameters = contents(module, types) if module and types else (None, None)
+    fast_blas = blas.look(settings.blas, settings.blas_threads)
+    layers = LoadedModel(module).make_layers() if module else None
+    skips = skipped(checkpoint, opened) if checkpoint and opened else None
+    problems = list(dict.fromkeys(plain(str(problem)) for problem in found.problems))
+    return Inspection(
+        model=plain(settings.model),
+        loads=not problems,
+        source=None if checkpoint is None else "store" if checkpoint.from_store else "directory",
+        path=plain(str(checkpoint.path)) if checkpoint else None,
+        architecture=plain(found.architecture) if found.architecture else None,
+        module=f"mlx_lm.models.{found.family.module}" if found.family else None,
+        defaults=found.defaults,
+        layers=len(module.layers) if module else None,
+        parameters=parameters,
+        caches=_kinds(layers) if layers else None,
+        weights=amounts if opened and not opened.lost else None,
+        read_bytes=opened.total_bytes if opened else None,
+        files=len(files(opened.tensors.values())) if opened else None,
+        skipped=skips,
+        device=device(),
+        computes=NumberFormat(types.computes, types.why) if types else None,
+        blas=BlasFacts(plain(fast_blas.name), fast_blas.matters, fast_blas.advice or None),
+        context=context,
+        tokenizer=_tokenizer_facts(tokenizer, opened) if tokenizer else None,
+        warnings=[
+            *_tensor_warnings(found),
+            *((types.lacking,) if types and types.lacking else ()),
+            *_context_warnings(context, settings.context_tokens),
+            *(_tokenizer_warnings(tokenizer, found) if tokenizer else ()),
+        ],
+        problems=problems,
+    )
+
+
+def plain(text: str) -> str:
+    """One line without anything that a terminal would obey, or that has no UTF-8."""
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def _kinds(layers: list[object]) -> list[LayerKind]:
+    counts = Counter((_kind(leaf), type(leaf).__name__) for leaf in flatten(layers))
+    return [LayerKind(name, cache, count) for (name, cache), count in counts.items()]
+
+
+def _kind(leaf: object) -> str:
+    """What the adapter of a fresh cache makes of it."""
+    state = adapt(leaf, Ledger())
+    if isinstance(state, WindowState):
+        return f"sliding window {state.leaf.max_size}"
+    if isinstance(state, ChunkState):
+        return f"chunked attention {state.leaf.chunk_size}"
+    if isinstance(state, ArraysState):
+        return "recurrent state"
+    return "full attention" if isinstance(state, KVState) else "state of its own"
+
+
+def _context(opened: OpenedModel, wanted: int | None) -> Context:
+    tokens = context_limit(opened.context_length, wanted)
+    if tokens == opened.context_length:
+        return Context(tokens, "model")
+    return Context(tokens, "--context" if wanted else "default")
+
+
+def _tokenizer_facts(tokenizer: Tokenizer, opened: OpenedModel | None) -> TokenizerFacts:
+    def token(number: int) -> Token:
+        return Token(number, tokenizer.token_text(number))
+
+    return TokenizerFacts(
+        file=tokenizer.file,
+        kind=tokenizer.kind,
+        vocabulary=tokenizer.vocab_size,
+        scored=(opened.vocab_size or None) if opened else None,
+        added=len(tokenizer.added),
+        special=len(tokenizer.special),
+        bos=None if tokenizer.bos is None else token(tokenizer.bos),
+        eos=[token(number) for number in sorted(tokenizer.eos)],
+        add_bos=tokenizer.add_bos,
+    )
+
+
+def _tensor_warnings(found: Examined) -> Iterator[str]:
+    if not found.compared and found.family is not None:
+        yield f"the tensors were not compared with mlx_lm.models.{found.family.module}: the problems stand in the way"
+
+
+def _context_warnings(context: Context | None, wanted: int | None) -> Iterator[str]:
+    if context is None:
+        return
+    if context.source == "default":
+        yield f"config.json does not tell the context length: {context.tokens} tokens are taken, --context sets another"
+    if wanted is not None and wanted > context.tokens:
+        yield f"--context {wanted} is more than the model's own length of {context.tokens} tokens, which counts"
+
+
+def _tokenizer_warnings(tokenizer: Tokenizer, found: Examined) -> Iterator[str]:
+    scored = found.opened.vocab_size if found.opened else 0
+    if tokenizer.vocab_size > scored > 0:
+        yield (
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model rows for {scored}: prompts with the others are"
+            " refused"
+        )
+    if not tokenizer.eos:
+        yield "no end-of-sequence token is known: answers end by num_predict, stop or the end of the context only"
+    if tokenizer.bos is None and read_object(found.file, "tokenizer_config.json").get("add_bos_token") is True:
+        yield "tokenizer_config.json wants a beginning-of-sequence token in front (add_bos_token), but none is known"

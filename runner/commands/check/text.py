@@ -1,0 +1,130 @@
+"""What `mlx-runner check` prints for a person."""
+
+import json
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from runner.commands.check.facts import (
+    BlasFacts,
+    Context,
+    Inspection,
+    LayerKind,
+    Token,
+    TokenizerFacts,
+    plain,
+)
+from runner.model.inspect import Amount
+from runner.sizes import shown
+
+_WIDTH = 100
+_LABEL = 14
+_SHOWN = 30
+"""A wrong size in config.json is a problem of every tensor."""
+
+
+def as_text(found: Inspection) -> str:
+    """Aligned lines of label and value; then verdict, warnings and problems, one line each however long."""
+    problems = found.problems[:_SHOWN]
+    if len(found.problems) > len(problems):
+        problems.append(f"and {len(found.problems) - len(problems)} more, which --json lists")
+    verdict = "would load" if found.loads else f"would not load: {_counted(len(found.problems), 'problem')}"
+    lines = [
+        *(line for label, value in _facts(found) for line in _wrapped(label, value)),
+        _line("verdict", verdict),
+        *(_line("warning", text) for text in found.warnings),
+        *(_line("PROBLEM", text) for text in problems),
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
+    yield "model", found.model
+    if found.path:
+        yield found.source or "path", found.path
+    if found.architecture:
+        yield "architecture", f"{found.architecture}, run by {found.module}"
+    if stated := [f"{field} {_value(value)}" for field, value in found.defaults.items() if value is not False]:
+        yield "defaults", f"{', '.join(stated)}: config.json does not say"
+    if found.layers is not None and found.caches is not None:
+        yield "layers", f"{found.layers}: {_kinds(found.caches)}"
+    if found.parameters is not None:
+        yield "parameters", _short(found.parameters)
+    if found.weights is not None:
+        yield "weights", _amounts(found.weights)
+    if found.read_bytes is not None and found.files is not None:
+        yield "reads", f"{shown(found.read_bytes)} from {_counted(found.files, 'file')}"
+    if found.skipped:
+        yield "skips", _amounts(found.skipped)
+    if found.computes is not None:
+        where = {"cpu": "the CPU", "gpu": "the GPU"}[found.device]
+        yield "computes", f"in {found.computes.dtype} on {where} ({found.computes.why})"
+        yield "BLAS", _blas(found.blas)
+    if found.context:
+        yield "context", _context(found.context)
+    if found.tokenizer:
+        yield from _tokenizer(found.tokenizer)
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _tokenizer(facts: TokenizerFacts) -> Iterator[tuple[str, str]]:
+    rows = "" if facts.scored is None else f" (the model scores {facts.scored})"
+    added = f"{facts.added} added, {facts.special} of them special"
+    yield "tokenizer", f"{facts.kind} of {facts.file}: {facts.vocabulary} tokens{rows}, {added}"
+    yield "BOS", _token(facts.bos) + (", put in front of prompts" if facts.add_bos else "") if facts.bos else "none"
+    yield "EOS", ", ".join(map(_token, facts.eos)) or "none"
+
+
+def _blas(blas: BlasFacts) -> str:
+    if not blas.matters:
+        return f"{blas.name}: it does not matter here"
+    return f"{blas.name}; for a much faster one, {blas.advice}" if blas.advice else blas.name
+
+
+def _context(context: Context) -> str:
+    source = {"model": "the model's own", "--context": "by --context", "default": "a default"}[context.source]
+    return f"{context.tokens} tokens ({source})"
+
+
+def _kinds(kinds: Iterable[LayerKind]) -> str:
+    return ", ".join(f"{kind.count} {kind.name} ({kind.cache})" for kind in kinds)
+
+
+def _token(token: Token) -> str:
+    return f"{token.id} {plain(json.dumps(token.text, ensure_ascii=False))}"
+
+
+def _short(number: int) -> str:
+    """`8.03 B`: parameters as models are called by them."""
+    for power, unit in ((12, "T"), (9, "B"), (6, "M"), (3, "K")):
+        if number >= 10**power:
+            return f"{number / 10**power:.2f} {unit}"
+    return str(number)
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:<{_LABEL}}{text}"
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    indent = " " * _LABEL
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=f"{label:<{_LABEL}}",
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [label]
+
+
+def _amounts(amounts: Iterable[Amount]) -> str:
+    """`f32 21 tensors 436.5 KB, int4 g64 1 tensor 2.1 KB`."""
+    return ", ".join(f"{item.name} {_counted(item.tensors, 'tensor')} {shown(item.bytes)}" for item in amounts)
+
+
+def _counted(number: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} {noun}{'s' if number != 1 else ''}"

@@ -1,0 +1,229 @@
+"""What the engine counts as it goes. Knows no model and no clock; costs a microsecond a slice, looked at or not."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from protocol.stats import CacheCounts, RequestCounts, SliceCounts, Stats, TokenCounts
+from runner.engine.policy import Begin, Decode, Prefill, Slice, Try
+
+if TYPE_CHECKING:
+    from runner.cache.layer_facts import Layout
+    from runner.engine.generation import Generation
+    from runner.engine.lifecycle import Life
+    from runner.engine.request import Request
+
+_LATENCIES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_GAPS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+_PREFILL_RATES = (10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000)
+_DECODE_RATES = (1, 2.5, 5, 10, 20, 30, 40, 50, 75, 100, 150, 250, 500, 1000, 2500)
+
+
+class Distribution(NamedTuple):
+    """How often a value was at most each of the bounds and above the one before; the last count is of those above all.
+
+    `counts` has one entry more than `bounds`.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+class Distributions(NamedTuple):
+    """Of all requests so far; seconds, and tokens per second."""
+
+    ttft_s: Distribution
+    gap_s: Distribution
+    """Between two steps of one answer."""
+    queue_s: Distribution
+    prefill_rate: Distribution
+    decode_rate: Distribution
+
+
+class Published(NamedTuple):
+    """The engine's numbers at one moment, for whoever asks."""
+
+    stats: Stats
+    distributions: Distributions
+    mark: tuple[int, ...]
+    """Another one where the cache's picture may be another one."""
+
+
+class Histogram:
+    """A distribution that grows."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """`bounds` ascend."""
+        self._bounds = tuple(map(float, bounds))
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def add(self, value: float) -> None:
+        """One more."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    def frozen(self) -> Distribution:
+        """As it is now."""
+        return Distribution(self._bounds, tuple(self._counts), self._total)
+
+
+class Counters:
+    """Counts of requests, tokens and slices. Owner: the engine thread. Nothing in it ever goes back."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.misses: Counter[str] = Counter()
+        self._ttft = Histogram(_LATENCIES_S)
+        self._gap = Histogram(_GAPS_S)
+        self._queue = Histogram(_LATENCIES_S)
+        self._prefill_rate = Histogram(_PREFILL_RATES)
+        self._decode_rate = Histogram(_DECODE_RATES)
+        self._stepped_s: dict[Generation, float | None] = {}  # when each that runs stepped last
+        self.ttft_s: float | None = None
+        """Of the last request that had a first token."""
+        self._prompt = self._matched = self._cached = 0
+        self._generated = self._forced = 0  # of those that have ended
+        self._begins = self._prefills = self._prefill_tokens = self._steps = self._rows = 0
+        self._prefill_s = self._decode_s = 0.0
+        self._former = CacheCounts()  # of caches that were dropped
+
+    # --- what happens
+
+    def began(self, generation: "Generation") -> None:
+        """It has its session."""
+        session = generation.session
+        self._stepped_s[generation] = None
+        self._prompt += session.total
+        self._matched += session.matched
+        self._cached += session.cached
+        if session.miss:
+            self.misses[session.miss.value] += 1
+        self._queue.add(generation.life.waited_s)
+
+    def stepped(self, generations: "Iterable[Generation]", now_s: float) -> None:
+        """Each of them has its next token."""
+        last, add = self._stepped_s, self._gap.add
+        for generation in generations:
+            before = last.get(generation)
+            if before is None:
+                self._first(generation)
+            else:
+                add(now_s - before)
+            last[generation] = now_s
+            self._rows += 1
+
+    def sliced(self, done: Slice, seconds: float) -> None:
+        """A slice is over."""
+        match done:
+            case Decode():
+                self._steps += 1
+                self._decode_s += seconds
+            case Prefill(tokens=tokens):
+                self._prefills += 1
+                self._prefill_tokens += tokens
+                self._prefill_s += seconds
+            case Begin():
+                self._begins += 1
+            case Try():
+                pass
+
+    def ended(self, generation: "Generation") -> "Life":
+        """It is closed. Returns how it went."""
+        life = generation.life
+        if self._stepped_s.pop(generation, None) is None and life.first_token_ns:
+            self._first(generation)  # a grammar has written all of its answer
+        life = life._replace(outcome=_outcome(generation.request, life.outcome))
+        self.outcomes[life.outcome] += 1
+        self._generated += life.generated
+        self._forced += life.forced
+        if life.tokens_per_s:
+            self._decode_rate.add(life.tokens_per_s)
+        return life
+
+    def never_began(self, request: "Request", outcome: str) -> None:
+        """It ended before it had a session."""
+        self.outcomes[_outcome(request, outcome)] += 1
+
+    def cache_dropped(self, layout: "Layout") -> None:
+        """What a cache that has been replaced had counted."""
+        self._former = self._with_former(
+            CacheCounts(
+                evictions=layout.evictions, evicted_bytes=layout.evicted_bytes, restored_bytes=layout.restored_bytes
+            )
+        )
+
+    # --- what has happened
+
+    @property
+    def running(self) -> "list[Generation]":
+        """Those that have a session."""
+        return list(self._stepped_s)
+
+    def requests(self, queued: int) -> RequestCounts:
+        """With so many that wait."""
+        return RequestCounts(running=len(self._stepped_s), queued=queued, **self.outcomes)
+
+    def tokens(self) -> TokenCounts:
+        """Those of running requests included."""
+        lives = [generation.life for generation in self._stepped_s]
+        return TokenCounts(
+            prompt=self._prompt,
+            matched=self._matched,
+            cached=self._cached,
+            recomputed=self._prompt - self._cached,
+            generated=self._generated + sum(life.generated for life in lives),
+            forced=self._forced + sum(life.forced for life in lives),
+        )
+
+    def slices(self) -> SliceCounts:
+        return SliceCounts(
+            begin=self._begins,
+            prefill=self._prefills,
+            decode=self._steps,
+            prefill_tokens=self._prefill_tokens,
+            decode_rows=self._rows,
+            prefill_s=self._prefill_s,
+            decode_s=self._decode_s,
+        )
+
+    def cache(self, present: CacheCounts) -> CacheCounts:
+        """What a cache says of itself, with what those before it had counted."""
+        return self._with_former(present)
+
+    def distributions(self) -> Distributions:
+        return Distributions(
+            self._ttft.frozen(),
+            self._gap.frozen(),
+            self._queue.frozen(),
+            self._prefill_rate.frozen(),
+            self._decode_rate.frozen(),
+        )
+
+    def _with_former(self, counts: CacheCounts) -> CacheCounts:
+        return msgspec.structs.replace(
+            counts,
+            evictions=counts.evictions + self._former.evictions,
+            evicted_bytes=counts.evicted_bytes + self._former.evicted_bytes,
+            restored_bytes=counts.restored_bytes + self._former.restored_bytes,
+        )
+
+    def _first(self, generation: "Generation") -> None:
+        """It has its first token."""
+        life, session = generation.life, generation.session
+        self.ttft_s = life.ttft_s
+        self._ttft.add(life.ttft_s)
+        if life.decoded_ns:
+            self._prefill_rate.add(life.prefill_tokens_per_s(session.total - session.cached))
+
+
+def _outcome(request: "Request", outcome: str) -> str:
+    """Where its grammar is none the client was told so, and then left."""
+    grammar = request.grammar
+    over = grammar is not None and grammar.done() and not grammar.cancelled()
+    hopeless = over and grammar is not None and grammar.exception() is not None
+    return "refused" if hopeless else outcome

@@ -1,0 +1,79 @@
+"""`--verify`: whether the blobs of a store hold what their names say. Reads all of them: a second or two a gigabyte."""
+
+import hashlib
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+from runner.errors import ModelError
+from runner.logs import Log
+from runner.model.progress import Progress
+from runner.model.sources.checkpoint import Checkpoint, File, Report, Tensor, refuse
+from runner.model.sources.header import open_file, reason
+
+log = Log(__name__)
+
+_THREADS = 2  # a core hashes slower than a disk reads, and hashing lets go of the interpreter
+_CHUNK_BYTES = 1 << 20
+
+
+def verify(checkpoint: Checkpoint, tensors: Iterable[Tensor], report: Report = refuse) -> None:
+    """Compares the SHA-256 of each blob that `tensors` and the text files lie in with its name.
+
+    Reports ModelError for those that differ, in any order, which names what lies there; if that raises, the rest is
+    left alone. Says in the log how far it is, or that a directory has no digests.
+    """
+    if not checkpoint.from_store:
+        log.info("nothing to verify: a directory has no digests", directory=str(checkpoint.path))
+        return
+    blobs: dict[File, list[str]] = {file: [name] for name, file in checkpoint.text_blobs.items()}
+    for tensor in tensors:
+        blobs.setdefault(File(tensor.weight.file), []).append(tensor.weight.key)
+    sizes = {blob: _size(blob) for blob in blobs}
+    progress = Progress(log, "verifying", sum(sizes.values()))
+    stopped = threading.Event()  # set when nobody waits for the rest
+    with ThreadPoolExecutor(_THREADS, "digest") as pool:
+        try:
+            # The largest first, so that the threads end together.
+            order = sorted(blobs, key=lambda blob: (-sizes[blob], blob.path))
+            for future in as_completed([pool.submit(_fault, blob, blobs[blob], progress, stopped) for blob in order]):
+                fault = future.result()
+                if fault is not None:
+                    report(fault)
+        finally:
+            stopped.set()
+    log.info("verified", blobs=len(blobs), bytes=progress.total_bytes, seconds=progress.seconds)
+
+
+def _size(blob: File) -> int:
+    """In bytes; 0 for a file that is not there, of which whoever needs it will tell."""
+    try:
+        return blob.path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _fault(blob: File, names: Sequence[str], progress: Progress, stopped: threading.Event) -> ModelError | None:
+    """What is wrong with the content of one blob, in which lies what has these names.
+
+    One that cannot be opened is no matter of digests.
+    """
+    found = hashlib.sha256()
+    chunk = memoryview(bytearray(_CHUNK_BYTES))
+    try:
+        with open_file(blob.path, blob.size_bytes) as (file, _):
+            while not stopped.is_set() and (count := file.readinto(chunk)):
+                found.update(chunk[:count])
+                progress.add(count)
+    except OSError as error:
+        return ModelError(f"read {blob.path}: {reason(error)}")
+    except ModelError:
+        return None
+    wanted = blob.path.name.removeprefix("sha256-").lower()
+    if stopped.is_set() or found.hexdigest() == wanted:
+        return None
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return ModelError(
+        f"digest mismatch, file must be downloaded again: want sha256:{wanted}, got sha256:{found.hexdigest()}:"
+        f" {names[0]}{more} in {blob.path}"
+    )

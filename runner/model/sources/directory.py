@@ -1,0 +1,93 @@
+"""A Hugging Face style directory: `config.json`, `model*.safetensors`, tokenizer files."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from runner.errors import ModelError
+from runner.model.sources.checkpoint import Checkpoint, File, Report, Tensor, merge, refuse, stand_in
+from runner.model.sources.header import Entry, read_header, reason
+
+_WEIGHTS = "model*.safetensors"
+_INDEX = "model.safetensors.index.json"
+_OTHER_WEIGHTS = (".safetensors", ".bin", ".pth", ".gguf", ".npz")
+
+
+def open_directory(directory: Path, name: str, report: Report = refuse) -> Checkpoint:
+    """Reads the header of every weight file.
+
+    Raises ModelError that names what is missing or broken. What is wrong with single files goes to `report`; the
+    tensors that the index places there count as lost.
+    """
+    try:
+        # A link that leads nowhere stays, to be told: it is what an interrupted download leaves behind.
+        paths = [path for path in sorted(directory.iterdir()) if not os.path.isdir(path)]  # noqa: PTH112 - Path.is_dir raises for links to closed places
+    except NotADirectoryError as error:
+        raise ModelError(f"open {directory}: not a directory; name the one that holds config.json") from error
+    except OSError as error:
+        raise ModelError(f"open {directory}: {reason(error)}") from error
+    files = {path.name: File(path) for path in paths if path.suffix != ".safetensors"}
+    weights = [path for path in paths if path.match(_WEIGHTS)]
+    if "config.json" in files and not weights:
+        others = ", ".join(path.name for path in paths if path.suffix in _OTHER_WEIGHTS)
+        raise ModelError(f"no {_WEIGHTS} in {directory}{f', only {others}' if others else ''}")
+    places = _places(files.get(_INDEX), report)
+    entries: dict[str, Entry] = {}
+    lost: dict[str, Tensor] = {}
+
+    def lose(path: Path, fault: ModelError) -> None:
+        report(fault)
+        names = [key for key, shard in places.items() if shard == path.name]
+        lost.update((key, stand_in(key, path)) for key in names or [path.name])
+
+    for path in weights:
+        try:
+            header = read_header(path)
+        except ModelError as error:
+            lose(path, error)
+            continue
+        for key, entry in header.items():
+            other = entries.setdefault(key, entry)
+            if other is not entry:
+                report(ModelError(f"tensor {key} is in two files: {other.file} and {path}"))
+    # A stale index, of which no file is there, is ignored, as mlx-lm ignores all; else a download was interrupted.
+    known = {path.name for path in weights}
+    stale = known.isdisjoint(places.values())
+    shards = {shard for key, shard in places.items() if key not in entries and "/" not in shard and not stale}
+    for path in sorted(directory / shard for shard in shards):
+        if path not in weights and not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for long names
+            lose(path, ModelError(f"open {path}: no such file or directory (named by {_INDEX})"))
+    return Checkpoint(
+        name=name,
+        path=directory,
+        files=files,
+        tensors=merge([_tensors(entries)]),
+        from_store=False,
+        missing_file=f"open {directory}/{{}}: no such file or directory",
+        lost={key: tensor for key, tensor in lost.items() if key not in entries},
+    )
+
+
+def _places(index: File | None, report: Report) -> dict[str, str]:
+    """Which tensor lies in which file, as the index says; nothing without one."""
+    if index is None:
+        return {}
+    try:
+        return {str(key): str(shard) for key, shard in json.loads(index.read())["weight_map"].items()}
+    except ModelError as error:
+        report(error)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        report(ModelError(f"{index.path}: want a weight_map of tensor to file: {error}"))
+    return {}
+
+
+def _tensors(entries: Mapping[str, Entry]) -> Iterator[Tensor]:
+    """Logical tensors by MLX's names: `x.weight` with `x.scales` is packed."""
+    for key, entry in entries.items():
+        stem, _, last = key.rpartition(".")
+        scale = entries.get(f"{stem}.scales") if f"{stem}.weight" in entries else None
+        if scale is None or last not in ("weight", "scales", "biases"):
+            yield Tensor(key, entry)
+        elif last == "weight":
+            yield Tensor(key, entry, scale, entries.get(f"{stem}.biases"))

@@ -1,0 +1,96 @@
+"""Ollama's model names and where a store keeps their manifests (store.md, sections 1.1 to 1.3)."""
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from runner.errors import ModelError
+from runner.model.sources.header import reason
+
+DEFAULT_HOST = "registry.ollama.ai"
+DEFAULT_NAMESPACE = "library"
+DEFAULT_TAG = "latest"
+
+_PARTS = {
+    "host": re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,349}"),
+    "namespace": re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,79}"),
+    "model": re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"),
+    "tag": re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"),
+}
+
+
+class ModelName(NamedTuple):
+    """A complete name. Every part is checked, so joining them to a path stays inside the store."""
+
+    host: str
+    namespace: str
+    model: str
+    tag: str
+
+    @property
+    def folded(self) -> tuple[str, ...]:
+        return tuple(part.casefold() for part in self)
+
+    def is_valid(self) -> bool:
+        return all(_PARTS[field].fullmatch(part) for field, part in zip(self._fields, self, strict=True))
+
+
+def parse_name(text: str) -> ModelName:
+    """`[scheme://][host/][namespace/]model[:tag]`; a colon before the last slash belongs to the host's port.
+
+    Raises ModelError for anything else, so also for `..` and for digests.
+    """
+    _, _, bare = text.rpartition("://")
+    head, slash, last = bare.rpartition("/")
+    model, colon, tag = last.partition(":")
+    parts = [*(head.split("/") if slash else ()), model]
+    if len(parts) <= 3 and (tag or not colon):
+        defaults = (DEFAULT_HOST, DEFAULT_NAMESPACE)
+        name = ModelName(*[*defaults[: 3 - len(parts)], *parts, tag or DEFAULT_TAG])
+        if name.is_valid():
+            return name
+    raise ModelError(f"read manifest: invalid model name {text!r}: want [host/][namespace/]model[:tag]")
+
+
+def manifest_path(models_dir: Path, name: ModelName) -> Path:
+    """Where the manifest of exactly this name lies, or would lie."""
+    return models_dir.joinpath("manifests", *name)
+
+
+def find_manifest(models_dir: Path, name: ModelName) -> Path | None:
+    """The manifest of `name`: the exact spelling first, then any spelling that differs in case only.
+
+    Raises ModelError if it is closed to this user.
+    """
+    exact = manifest_path(models_dir, name)
+    try:
+        if stat.S_ISREG(exact.stat().st_mode):
+            return exact
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise ModelError(f"read manifest: open {exact}: {reason(error)}") from error
+    return next((path for found, path in _manifests(models_dir) if found.folded == name.folded), None)
+
+
+def no_manifest(models_dir: Path, name: ModelName) -> ModelError:
+    """What to say of a model that is not there: Go's words, then what may help."""
+    tags = [found.tag for found, _ in _manifests(models_dir) if found.folded[:-1] == name.folded[:-1]]
+    if tags:
+        advice = f"its tags are {', '.join(tags)}"
+    elif os.path.isdir(models_dir / "manifests"):  # noqa: PTH112 - Path.is_dir raises for a closed directory
+        advice = "`ollama list` names the models that are there, --models-dir another store"
+    else:
+        advice = f"{models_dir} holds no models: --models-dir names the store"
+    return ModelError(f"read manifest: open {manifest_path(models_dir, name)}: no such file or directory ({advice})")
+
+
+def _manifests(models_dir: Path) -> Iterator[tuple[ModelName, Path]]:
+    """Every manifest at the right depth under a name that is one; `.DS_Store`, stray and closed files are not."""
+    for path in sorted((models_dir / "manifests").glob("*/*/*/*")):
+        name = ModelName(*path.parts[-4:])
+        if name.is_valid() and os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a closed directory
+            yield name, path

@@ -1,0 +1,170 @@
+"""Ollama's store: a manifest names blobs, one blob holds one logical tensor or one JSON file (store.md, 1 and 2)."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from runner.errors import ModelError
+from runner.model.sources.checkpoint import Checkpoint, File, Report, Tensor, merge, refuse, stand_in
+from runner.model.sources.header import Entry, read_header
+from runner.model.sources.name import find_manifest, no_manifest, parse_name
+
+_TENSOR = "application/vnd.ollama.image.tensor"
+_JSON = "application/vnd.ollama.image.json"
+_MODEL_FORMAT = "safetensors"
+_DIGEST = re.compile(r"sha256[:-][0-9a-fA-F]{64}")
+_DRAFT = ("draft.", "draft/")
+"""How everything of a speculative draft model is named; nothing here runs one."""
+_COMPANIONS = (".scale", ".bias", ".global_scale")
+
+
+class _Layer(NamedTuple):
+    media_type: str
+    name: str
+    blob: Path
+    size_bytes: int
+
+    @property
+    def file(self) -> File:
+        return File(self.blob, self.size_bytes)
+
+    @property
+    def is_draft(self) -> bool:
+        return self.name.startswith(_DRAFT)
+
+
+def open_store(name: str, models_dir: Path, report: Report = refuse) -> Checkpoint:
+    """Reads the manifest of `name` and the header of every tensor blob that can matter.
+
+    Raises ModelError: a missing manifest in Go's words, anything else with the path and what is wrong there. What is
+    wrong with single layers goes to `report`, and they count as lost.
+    """
+    parsed = parse_name(name)
+    path = find_manifest(models_dir, parsed)
+    if path is None:
+        raise no_manifest(models_dir, parsed)
+    manifest = _read_manifest(path)
+    config = _config_blob(name, path, manifest, models_dir, report)
+    lost: dict[str, Tensor] = {}
+    layers = list(_layers(path, manifest, models_dir, lost, report))
+    tensor_layers = [layer for layer in layers if layer.media_type == _TENSOR]
+    blobs = {layer.blob: layer for layer in tensor_layers if not layer.is_draft}
+    if not blobs and not lost:
+        raise ModelError(f"model {name} has no tensor layers (a GGUF model?): {path}")
+    files: dict[str, File] = {}
+    for layer in layers:
+        if layer.media_type == _JSON:
+            files.setdefault(layer.name, layer.file)
+    return Checkpoint(
+        name=name,
+        path=path,
+        files=files,
+        tensors=merge((_tensors(layer, lost, report) for layer in blobs.values()), report),
+        from_store=True,
+        missing_file='config "{}" not found in manifest',
+        lost=lost,
+        draft_bytes={layer.name: layer.size_bytes for layer in tensor_layers if layer.is_draft},
+        text_blobs={**config, **{key: file for key, file in files.items() if not key.startswith(_DRAFT)}},
+    )
+
+
+def _read_manifest(path: Path) -> Mapping[str, object]:
+    try:
+        manifest = json.loads(File(path).read())
+    except ModelError as error:
+        raise ModelError(f"read manifest: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"parse manifest: {path}: {error}") from error
+    if not isinstance(manifest, dict):
+        raise ModelError(f"parse manifest: {path}: want a JSON object, found {type(manifest).__name__}")
+    return manifest
+
+
+def _layers(
+    path: Path, manifest: Mapping[str, object], models_dir: Path, lost: dict[str, Tensor], report: Report
+) -> Iterator[_Layer]:
+    layers = manifest.get("layers")
+    if not isinstance(layers, list):
+        raise ModelError(f"parse manifest: {path}: want a list of layers, found {layers!r}")
+    for item in layers:
+        try:
+            yield _layer(path, item, models_dir)
+        except ModelError as error:
+            if not isinstance(item, dict) or item.get("mediaType") != _TENSOR:
+                raise
+            report(error)
+            name = str(item.get("name"))
+            lost[name] = stand_in(name, path)
+
+
+def _layer(path: Path, item: object, models_dir: Path) -> _Layer:
+    """One entry of the manifest. The digest is checked before it becomes part of a path."""
+    if not isinstance(item, dict):
+        raise ModelError(f"parse manifest: {path}: a layer is not an object: {item!r}")
+    media_type, name, digest, size = (item.get(key) for key in ("mediaType", "name", "digest", "size"))
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise ModelError(f"parse manifest: {path}: invalid digest {digest!r} of layer {name or media_type!r}")
+    if type(size) is not int or size < 0:
+        raise ModelError(f"parse manifest: {path}: invalid size {size!r} of layer {name or media_type!r}")
+    blob = models_dir / "blobs" / digest.replace(":", "-")
+    return _Layer(media_type if isinstance(media_type, str) else "", name if isinstance(name, str) else "", blob, size)
+
+
+def _config_blob(
+    name: str, path: Path, manifest: Mapping[str, object], models_dir: Path, report: Report
+) -> dict[str, File]:
+    """The blob that describes the model to Ollama, if there is one. Refuses what it says is no safetensors model."""
+    item = manifest.get("config")
+    if item is None:
+        return {}
+    try:
+        layer = _layer(path, item, models_dir)
+        config = _parsed(layer)
+    except ModelError as error:
+        report(error)
+        return {}
+    if config.get("model_format") != _MODEL_FORMAT:
+        raise ModelError(
+            f"model {name} has the format {config.get('model_format')!r}, want {_MODEL_FORMAT!r}"
+            f" (`ollama create --experimental` makes such models): {layer.blob}"
+        )
+    return {"the model config": layer.file}
+
+
+def _parsed(layer: _Layer) -> Mapping[str, object]:
+    try:
+        config = json.loads(layer.file.read())
+    except ModelError as error:
+        raise ModelError(f"model config: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"model config: {layer.blob}: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"model config: {layer.blob}: want a JSON object, found {type(config).__name__}")
+    return config
+
+
+def _tensors(layer: _Layer, lost: dict[str, Tensor], report: Report) -> Iterator[Tensor]:
+    """The logical tensors of one blob, found by the names inside it; the layer's own name serves messages only."""
+    try:
+        entries = read_header(layer.blob, size_bytes=layer.size_bytes)
+    except ModelError as error:
+        report(ModelError(f"layer {layer.name}: {error}"))
+        lost[layer.name] = stand_in(layer.name, layer.blob)
+        return
+    if "data" in entries:
+        raise ModelError(f"layer {layer.name}: {layer.blob}: layout of before Ollama 0.16; create or pull it again")
+    for key, entry in entries.items():
+        if key.startswith(_DRAFT) or _is_companion(key, entries):
+            continue
+        if f"{key}.scale" in entries:
+            yield Tensor(key, entry, *(entries.get(key + suffix) for suffix in _COMPANIONS))
+        else:
+            yield Tensor(key, entry)
+
+
+def _is_companion(key: str, entries: Mapping[str, Entry]) -> bool:
+    """Whether `key` serves another key of its file. `router.scale` does not: there is no `router`."""
+    base, dot, last = key.rpartition(".")
+    return dot + last in _COMPANIONS and base in entries and f"{base}.scale" in entries

@@ -1,0 +1,134 @@
+"""The type in which a model computes: its own, or one into which its floating-point weights are converted at load.
+
+MLX's CPU backend computes 16-bit numbers one by one, float32 ones with a BLAS and vectors; a packed layer computes in
+the type of its scales, and the keys and values of a cache have the type of the layers that make them. So a CPU runs
+everything in float32 where memory allows: plain weights, norms, and the scales and biases of packed ones.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
+
+from runner.logs import Log
+from runner.model.device import available_bytes
+from runner.model.sources.checkpoint import Tensor
+from runner.settings import CACHE_PERCENT
+from runner.sizes import shown
+
+log = Log(__name__)
+
+_TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+_HALVES = (mx.bfloat16, mx.float16)
+_FACTOR = "global_scale"
+"""Of packed layers that multiply their products in float32 (`scaled.py`)."""
+
+
+class Plan(NamedTuple):
+    """What becomes of the floating-point weights of one model.
+
+    `dtype` is what they are converted into; None: nothing is. `computes` names the type that most of them have then,
+    `why` says who decided. `lacking` says what stood in the way of a better choice.
+    """
+
+    dtype: mx.Dtype | None
+    computes: str
+    why: str
+    lacking: str = ""
+    may_shrink: Callable[[str], bool] = lambda _: True
+    """Whether the parameter of that name may lose digits."""
+
+    def of(self, name: str, dtype: mx.Dtype) -> mx.Dtype:
+        """The type in which the parameter `name`, stored as `dtype`, is held."""
+        if self.dtype is None or not mx.issubdtype(dtype, mx.floating):
+            return dtype
+        return self.dtype if self.dtype == mx.float32 or self.may_shrink(name) else dtype
+
+    def early(self, name: str, tensor: Tensor) -> mx.Dtype | None:
+        """The type into which a tensor may be converted as soon as it is read, so that it never takes its own room.
+
+        None: not before it is in the module. Only what shrinks is in a hurry, and is large, and no factor of others.
+        """
+        if self.dtype is None or self.dtype == mx.float32:
+            return None
+        is_wide = tensor.weight.dtype == "F32" and len(tensor.weight.shape) > 1
+        return self.dtype if is_wide and name.endswith(".weight") and self.may_shrink(name) else None
+
+    def nbytes(self, module: Module) -> int:
+        """What the parameters of the module, which may be placeholders, take when they are held."""
+        parameters = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
+        return sum(array.size * self.of(name, array.dtype).size for name, array in parameters)
+
+    def beyond(self, budget_bytes: int | None, module: Module) -> str:
+        """Why the model cannot be loaded within so many bytes, or nothing."""
+        if budget_bytes is None or (needed := self.nbytes(module)) <= budget_bytes:
+            return ""
+        return (
+            f"the weights take {shown(needed)} in {self.computes}, and the runner may use {shown(budget_bytes)} in all:"
+            " choose a smaller or a quantized model, end what else needs memory, or allow more with --memory"
+        )
+
+    def tell(self) -> None:
+        """Writes it into the log."""
+        if self.lacking:
+            log.warning(self.lacking)
+        log.info("number format", dtype=self.computes, why=self.why)
+
+
+def device() -> Literal["cpu", "gpu"]:
+    """On what models run in this process."""
+    return "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
+
+
+def plan(wanted: str, module: Module, budget_bytes: int | None = None) -> Plan:
+    """What `--dtype wanted` means for `module`, which may hold placeholders: only shapes and types are looked at.
+
+    `budget_bytes` is what weights, caches and computing may take together; None: all that the machine has left.
+    """
+    parameters = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
+    own = _most(parameters)
+    if wanted in _TYPES:
+        return Plan(_TYPES[wanted], wanted, _converted(own, wanted, "--dtype asks for it"), "", _may_shrink(module))
+    kept = Plan(None, _name(own), "the model's own type")
+    if wanted == "keep" or not any(array.dtype in _HALVES for _, array in parameters):
+        return kept
+    if device() == "gpu":
+        return kept._replace(why="the model's own type, in which a GPU is fast")
+    converting = Plan(
+        mx.float32, "float32", _converted(own, "float32", "a CPU is many times slower with 16-bit numbers")
+    )
+    wanted_bytes = converting.nbytes(module) * 100 // (100 - CACHE_PERCENT)
+    found_bytes = available_bytes() if budget_bytes is None else budget_bytes
+    if wanted_bytes <= found_bytes:
+        return converting
+    lacking = (
+        f"weights stay {_name(own)}, in which a CPU is many times slower, and runs no experts: float32 needs"
+        f" {shown(wanted_bytes)} of memory, a share for the cache included, and {shown(found_bytes)} may be used;"
+        " --dtype float32 takes it in any case"
+    )
+    return kept._replace(why="too little memory for float32", lacking=lacking)
+
+
+def _most(parameters: list[tuple[str, mx.array]]) -> mx.Dtype:
+    """The floating-point type in which the most numbers are stored."""
+    counts: dict[mx.Dtype, int] = {}
+    for _, array in parameters:
+        if mx.issubdtype(array.dtype, mx.floating):
+            counts[array.dtype] = counts.get(array.dtype, 0) + array.size
+    return max(counts, key=lambda dtype: counts[dtype], default=mx.float32)
+
+
+def _may_shrink(module: Module) -> Callable[[str], bool]:
+    """What mlx-lm's conversions go by."""
+    predicate = cast("Callable[[str], bool]", getattr(module, "cast_predicate", lambda _: True))
+    return lambda name: not name.endswith(_FACTOR) and predicate(name)
+
+
+def _converted(own: mx.Dtype, dtype: str, why: str) -> str:
+    return why if _name(own) == dtype else f"converted from {_name(own)}: {why}"
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")

@@ -1,0 +1,170 @@
+"""Experts that a checkpoint keeps apart, read straight into the stacks that a module wants.
+
+Hugging Face keeps a tensor for each expert, and mlx-lm's `sanitize` stacks them: every byte would be read to one place
+and copied to another. Here all experts of a stack are read side by side into the whole, which then passes for one that
+was stored so (`experts.presented`).
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import mlx.core as mx
+
+from runner.errors import ModelError
+from runner.model.opened import OpenedModel
+from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.header import Entry, open_file, read_header, reason
+from runner.model.weights.assemble import is_plain
+from runner.model.weights.experts import View, presented
+from runner.model.weights.packed import Arrays, Recipe
+
+Stacks = dict[str, list[Tensor]]
+"""The experts of each stack, in order, by the name that Ollama would give it."""
+
+_EXPERT = re.compile(r"(.+experts)\.(\d+)\.(\w+\.weight)")
+_THREADS = 4
+"""As many as MLX reads with; each has one file open. They only read: MLX stays with the thread that loads."""
+_KEY = "stack"
+
+
+def find_stacks(opened: OpenedModel, recipe: Recipe) -> tuple[Stacks, Recipe]:
+    """The stacks to read, and the recipe for a model that has them in place of their experts.
+
+    All or none: none if `sanitize` would see other names than it saw when `recipe` was found.
+    """
+    numbered: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in opened.tensors.items() if is_plain(opened) else ():
+        if name not in recipe.unpacked and (match := _EXPERT.fullmatch(name)):
+            head, number, tail = match.groups()
+            numbered.setdefault(f"{head}.{tail}", {})[int(number)] = tensor
+    stacks = {name: [experts[number] for number in sorted(experts)] for name, experts in numbered.items()}
+    stacks = {name: experts for name, experts in stacks.items() if _are_alike(experts)}
+    shapes = {name: tensor.weight.shape for name, tensor in opened.tensors.items()}
+    stacked = {name: shapes[name] for name in others(opened.tensors, stacks)}
+    stacked |= {name: (len(experts), *experts[0].weight.shape) for name, experts in stacks.items()}
+    view: View = "apart" if recipe.view == "as stored" else recipe.view
+    if not stacks or _seen(stacked, view) != _seen(shapes, recipe.view):
+        return {}, recipe
+    return stacks, recipe._replace(view=view)
+
+
+def others(tensors: Mapping[str, Tensor], stacks: Stacks) -> dict[str, Tensor]:
+    """Those of `tensors` that are in no stack."""
+    experts = {tensor.name for members in stacks.values() for tensor in members}
+    return {name: tensor for name, tensor in tensors.items() if name not in experts}
+
+
+def _are_alike(experts: Sequence[Tensor]) -> bool:
+    forms = {tuple(part and (part.dtype, part.shape) for part in tensor[1:]) for tensor in experts}
+    return len(experts) > 1 and len(forms) == 1 and experts[0].nbytes > 0
+
+
+def _seen(shapes: Mapping[str, tuple[int, ...]], view: View) -> set[str]:
+    """The names that a `sanitize` sees."""
+    placeholders = {name: mx.zeros((*shape[:1], *[1] * len(shape[1:]))) for name, shape in shapes.items()}
+    with presented(placeholders, view) as named:
+        return set(named)
+
+
+class StackReader:
+    """Reads stacks, on the thread that owns MLX, with the help of threads of its own; close it when all are read."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS, "reader")
+        self._starts: dict[Path, dict[Entry, int]] = {}
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def read(self, experts: Sequence[Tensor]) -> Arrays:
+        """The arrays of the stack [E, ...], evaluated. Raises ModelError that names the file at fault."""
+        words, *companions = zip(*(tensor[1:] for tensor in experts), strict=True)
+        return Arrays(self._read(words), *(self._read(parts) if parts[0] else None for parts in companions))
+
+    def _read(self, parts: Sequence[Entry]) -> mx.array:
+        file = _Gathered(parts, [self._start(part) for part in parts], self._pool)
+        try:
+            return cast("dict[str, mx.array]", mx.load(cast("BinaryIO", file), format="safetensors"))[_KEY]
+        except RuntimeError as error:
+            raise file.error or ModelError(f"read {parts[0].file}: {error}") from error
+
+    def _start(self, part: Entry) -> int:
+        """Where the data of `part` begins in its file."""
+        if part.file not in self._starts:
+            self._starts[part.file] = _starts(part.file)
+        start = self._starts[part.file].get(part)
+        if start is None:
+            raise ModelError(f"{part.file}: tensor {part.key} is not what it was when the model was opened")
+        return start
+
+
+def _starts(path: Path) -> dict[Entry, int]:
+    entries = read_header(path)  # which says what is wrong, if the file was changed since it was opened
+    with open_file(path) as (file, _):
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    return {entry: 8 + length + header[key]["data_offsets"][0] for key, entry in entries.items()}
+
+
+class _Gathered:
+    """What `mx.load` takes for an open safetensors file with one array, whose bytes lie in many places.
+
+    MLX calls `readinto` from a thread of its own, with its memory for the whole array.
+    """
+
+    closed = False
+
+    def __init__(self, parts: Sequence[Entry], starts: Sequence[int], pool: ThreadPoolExecutor) -> None:
+        self._parts = parts
+        self._starts = starts
+        self._pool = pool
+        self._part_bytes = parts[0].nbytes
+        array = {
+            "dtype": parts[0].dtype,
+            "shape": (len(parts), *parts[0].shape),
+            "data_offsets": (0, len(parts) * self._part_bytes),
+        }
+        text = json.dumps({_KEY: array}).encode()
+        self._head = len(text).to_bytes(8, "little") + text
+        self._position = 0
+        self.error: ModelError | None = None
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        end = len(self._head) + len(self._parts) * self._part_bytes
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: end}[whence]
+        return self._position
+
+    def readinto(self, memory: memoryview) -> int:
+        start, self._position = self._position, self._position + len(memory)
+        if start < len(self._head):
+            memory[:] = self._head[start : self._position]
+            return len(memory)
+        pieces = (memory[at : at + self._part_bytes] for at in range(0, len(memory), self._part_bytes))
+        try:
+            for _ in self._pool.map(_read, self._parts, self._starts, pieces):
+                pass
+        except ModelError as error:
+            self.error = error
+            return 0
+        return len(memory)
+
+
+def _read(part: Entry, start: int, memory: memoryview) -> None:
+    try:
+        with part.file.open("rb", buffering=0) as file:
+            file.seek(start)
+            while memory:
+                count = file.readinto(memory)
+                if not count:
+                    raise ModelError(f"{part.file}: tensor {part.key}: the file ends within its data")
+                memory = memory[count:]
+    except OSError as error:
+        raise ModelError(f"read {part.file}: {reason(error)}") from error

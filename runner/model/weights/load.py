@@ -1,0 +1,169 @@
+"""Loading: the weights of an opened model, read in bounded groups, become an mlx-lm module.
+
+Owner: the engine thread. Every array is made, read and evaluated on the thread that calls `load`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
+
+import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
+
+# isort: split
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.switch_layers import SwitchLinear
+
+from runner.errors import ModelError, ReadError
+from runner.logs import Log
+from runner.model.families import SOLITARY
+from runner.model.opened import OpenedModel
+from runner.model.progress import Progress
+from runner.model.sources.header import Entry, read_header
+from runner.model.weights.assemble import arrays_of, assemble, rehearse
+from runner.model.weights.dtype import Plan, plan
+from runner.model.weights.expert_reader import StackReader, find_stacks, others
+from runner.model.weights.packed import Arrays, Recipe
+
+log = Log(__name__)
+
+_READ_FILES = 60
+"""A lazy array keeps its file open, MLX's four readers a moment longer, and macOS allows 256 open files."""
+_READ_BYTES = 512 << 20
+"""All readers wait for the last one of a group: few groups, but the log wants some."""
+_MADE_BYTES = 64 << 20
+"""What is made of arrays takes room beside them until its group is done."""
+
+
+class LoadedModel(NamedTuple):
+    """A model ready to run, on the thread that loaded it."""
+
+    module: Module
+    suppressed: tuple[int, ...] = ()
+    """Tokens that are never to be chosen."""
+
+    @property
+    def solitary(self) -> str:
+        """Why several rows cannot go through one forward, where that is known; else nothing."""
+        return SOLITARY.get(type(self.module).__module__.rpartition(".")[2], "")
+
+    @property
+    def has_16_bit_experts(self) -> bool:
+        """Whether there are plain experts in 16 bits, which MLX refuses to multiply on CPUs, though only then."""
+        experts = (layer for layer in self.module.modules() if type(layer) is SwitchLinear)
+        return any(layer.weight.dtype in (mx.bfloat16, mx.float16) for layer in experts)
+
+    def make_layers(self) -> list[object]:
+        """Fresh layer caches for one sequence, one per layer that has a state."""
+        return list(make_prompt_cache(self.module))
+
+    def logits(self, tokens: mx.array, layers: list[object]) -> mx.array:
+        """Runs `tokens` [B, L] after what `layers` hold, and advances them. Returns scores [B, L, V], not evaluated."""
+        scores = cast("mx.array", self.module(tokens, cache=layers))
+        return scores.at[..., mx.array(self.suppressed)].minimum(-mx.inf) if self.suppressed else scores
+
+
+def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = None) -> LoadedModel:
+    """Reads the weights and builds the module. Raises ModelError that names the file or tensor at fault, or that says
+    how far the weights go beyond the budget.
+
+    Shapes, names, types and sizes are checked before the first byte is read; what fails from then on is a ReadError.
+    `dtype` is one of `settings.DTYPES`; what it means for this model is told in the log.
+    """
+    rehearsed, recipe = rehearse(opened)
+    types = plan(dtype, rehearsed, budget_bytes)
+    types.tell()
+    if too_large := types.beyond(budget_bytes, rehearsed):
+        raise ModelError(too_large)
+    del rehearsed
+    try:
+        module = _filled(opened, recipe, types)
+    except ModelError as error:
+        raise ReadError(str(error)) from error
+    # What sanitize made of the arrays is lazy still. Nothing else holds what was read, so each group that is evaluated
+    # lets go of what it was made from.
+    waiting = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))[::-1]
+    group: list[tuple[str, mx.array]] = []
+    group_bytes = 0
+    while waiting:
+        name, array = waiting.pop()
+        array = array.astype(types.of(name, array.dtype))
+        group.append((name, array))
+        group_bytes += array.nbytes
+        if group_bytes >= _MADE_BYTES or not waiting:
+            del array
+            if types.dtype is not None:
+                module.load_weights(group, strict=False)
+            mx.eval([array for _, array in group])
+            group, group_bytes = [], 0
+    mx.eval(module.state)
+    return LoadedModel(module, tuple(opened.suppressed_tokens))
+
+
+def _filled(opened: OpenedModel, recipe: Recipe, types: Plan) -> Module:
+    """The module with every byte read, but not everything evaluated that is made of them."""
+    progress = Progress(log, "loading", opened.total_bytes)
+    stacks, recipe = find_stacks(opened, recipe)
+    arrays: dict[str, Arrays] = {}
+    with closing(StackReader()) as reader:
+        for name, experts in stacks.items():
+            arrays[name] = stack = reader.read(experts)
+            if early := types.early(name, experts[0]):
+                arrays[name] = stack._replace(weight=stack.weight.astype(early))
+                del stack
+                mx.eval(arrays[name].weight)
+            progress.add(sum(tensor.nbytes for tensor in experts))
+    rest = opened._replace(tensors=others(opened.tensors, stacks))
+    early_types = {part.weight: early for name, part in rest.tensors.items() if (early := types.early(name, part))}
+    loaded: dict[Entry, mx.array] = {}
+    for group in _groups(part for tensor in rest.tensors.values() for part in tensor.parts):
+        loaded |= _read_group(group, early_types)
+        progress.add(sum(entry.nbytes for entry in group))
+    arrays |= arrays_of(rest, loaded.__getitem__)
+    return assemble(opened, arrays, recipe)
+
+
+def _groups(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Cuts what has to be read: no part is in too many files, or has (but for one large array) too many bytes."""
+    group: list[Entry] = []
+    files: set[Path] = set()
+    group_bytes = 0
+    for entry in entries:
+        if group and (len(files | {entry.file}) > _READ_FILES or group_bytes + entry.nbytes > _READ_BYTES):
+            yield group
+            group, files, group_bytes = [], set(), 0
+        group.append(entry)
+        files.add(entry.file)
+        group_bytes += entry.nbytes
+    if group:
+        yield group
+
+
+def _read_group(group: list[Entry], types: Mapping[Entry, mx.Dtype]) -> dict[Entry, mx.array]:
+    """Reads some arrays, as one of `types` where there is one; when it returns, it has none of their files open."""
+    try:
+        files = {path: mx.load(_source(path), format="safetensors") for path in {entry.file for entry in group}}
+        arrays = {entry: cast("dict[str, mx.array]", files[entry.file]).pop(entry.key) for entry in group}
+        arrays |= {entry: arrays[entry].astype(types[entry]) for entry in group if entry in types}
+        mx.eval(list(arrays.values()))
+    except (RuntimeError, KeyError, OSError) as error:
+        if len(group) > 1:  # once more, one by one, to tell which one it is
+            return {entry: array for single in group for entry, array in _read_group([single], types).items()}
+        path = group[0].file
+        read_header(path)  # says what became of the file, if it was cut or taken away since it was opened
+        raise ModelError(f"read {path}: {error}") from error
+    return arrays
+
+
+def _source(path: Path) -> str | BinaryIO:
+    """What MLX reads a file from: its name, or, where that is no UTF-8, the open file, which is slower."""
+    name = str(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return path.open("rb")
+    return name

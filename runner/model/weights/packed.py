@@ -1,0 +1,229 @@
+"""Packed tensors through mlx-lm's `sanitize`, whose methods know plain weights.
+
+They rename, drop, stack and split, which does the same to words, scales and biases: so each role goes through on its
+own, under the plain names (store.md, section 0, step 7). What a method does to the packed axis itself (it transposes
+it, multiplies it) has no such form: these tensors are unpacked first. Which ones is found by trial, on placeholders.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from runner.errors import ModelError
+from runner.model.packing import Packing, packings
+from runner.model.weights.experts import View, Weights
+
+Sanitize = Callable[[Weights, View], tuple[Module, Weights]]
+"""A fresh module, and what its `sanitize` makes of weights in the form of the view."""
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+class Arrays(NamedTuple):
+    """The arrays of one logical tensor; the fields of `checkpoint.Tensor`, in its order."""
+
+    weight: mx.array
+    scale: mx.array | None = None
+    bias: mx.array | None = None
+    global_scale: mx.array | None = None
+
+    @property
+    def factors(self) -> mx.array:
+        """The global scale for each row [..., out, 1], float32: one for all, for each expert or for each row."""
+        assert self.global_scale is not None
+        rows, factors = self.weight.shape[:-1], self.global_scale.astype(mx.float32)
+        if factors.size == 1:
+            factors = factors.reshape(())
+        elif factors.shape == rows:
+            factors = factors[..., None]
+        else:
+            factors = factors.reshape(rows[0], *[1] * len(rows))
+        return mx.broadcast_to(factors, (*rows, 1))
+
+    def unpacked(self, packing: Packing) -> mx.array:
+        """The values [..., out, in]: in the type of affine scales, else bfloat16, which holds them exactly."""
+        assert self.scale is not None
+        values = mx.dequantize(self.weight, self.scale, self.bias, packing.group_size, packing.bits, mode=packing.mode)
+        return values if self.global_scale is None else (values.astype(mx.float32) * self.factors).astype(values.dtype)
+
+
+class Recipe(NamedTuple):
+    """What has to be done to the tensors of one model before its `sanitize`."""
+
+    view: View
+    unpacked: Mapping[str, Packing] = {}
+
+
+def through(sanitize: Sanitize, arrays: Mapping[str, Arrays], recipe: Recipe) -> tuple[Module, Weights]:
+    """Module and weights by mlx-lm's names, packed ones as `.weight`, `.scales`, `.biases`, perhaps `.global_scale`.
+
+    A result is packed if words and scales came out in different shapes; no legal packing has them equal. The global
+    scale is [..., out], one number a row.
+    """
+    arrays = _with_unpacked(arrays, recipe.unpacked)
+    module, weights = sanitize(_words(arrays), recipe.view)
+    if all(item.scale is None for item in arrays.values()):
+        return module, weights
+    _, scales = sanitize(_scales(arrays), recipe.view)
+    _, biases = sanitize({name: _first(item.bias, item.weight) for name, item in arrays.items()}, recipe.view)
+    _check_names(weights, scales, biases)
+    factors: Weights = {}
+    if any(item.global_scale is not None for item in arrays.values()):
+        marked = {
+            name: item.factors if item.global_scale is not None else _first(item.scale, item.weight)
+            for name, item in arrays.items()
+        }
+        _, factors = sanitize(marked, recipe.view)
+    for name, words in list(weights.items()):
+        if scales[name].shape == words.shape:
+            continue
+        stem = name.removesuffix(".weight")
+        weights[f"{stem}.scales"] = scales[name]
+        if biases[name].shape == scales[name].shape:
+            weights[f"{stem}.biases"] = biases[name]
+        if name in factors and factors[name].dtype != scales[name].dtype:
+            weights[f"{stem}.global_scale"] = factors[name].squeeze(-1)
+    return module, weights
+
+
+def find_recipe(
+    sanitize: Sanitize,
+    arrays: Mapping[str, Arrays],
+    views: list[View],
+    wanted: Callable[[Module], Weights],
+    computed: Callable[[str], bool],
+) -> Recipe:
+    """The recipe by which `arrays` (placeholders) become the parameters that `wanted` reads from a module.
+
+    Of several views the one that gives the right names and shapes wins, else the one that comes nearest, whose faults
+    the caller will tell. `computed` names tensors that must be unpacked though nothing shows it. Raises what `sanitize`
+    raises if no view gets through it.
+    """
+    packed = {name for name, item in arrays.items() if item.scale is not None}
+    unpacked: dict[str, Packing] = {}
+    forced = {name for name in packed if computed(name)}
+    if forced:
+        unpacked = _packings(sanitize, arrays, forced, views, wanted)
+        arrays = _with_unpacked(arrays, unpacked)
+    view, _, weights = _choose(sanitize, _words(arrays), views, wanted)
+    packed -= forced
+    if not packed:
+        return Recipe(view, unpacked)
+    _, scales = sanitize(_scales(arrays), view)
+    _check_names(weights, scales)
+    spoiled = set(_spoiled(weights, scales))
+    changed = {name for name in packed if not _is_as_it_was(arrays[name].weight, weights.get(name))}
+    for names in _alike(changed) if spoiled else ():
+        # With the scales of these alone in the shape of their words, what comes of them looks plain.
+        plain = {name: Arrays(item.weight) if name in names else item for name, item in arrays.items()}
+        _, trial = sanitize(_scales(plain), view)
+        touched = {name for name in weights if trial[name].shape != scales[name].shape}
+        if touched & spoiled:
+            unpacked |= _packings(sanitize, arrays, names, [view], wanted)
+    return Recipe(view, unpacked)
+
+
+def _is_as_it_was(words: mx.array, result: mx.array | None) -> bool:
+    return result is not None and (result.shape, result.dtype) == (words.shape, words.dtype)
+
+
+def _choose(
+    sanitize: Sanitize, words: Weights, views: list[View], wanted: Callable[[Module], Weights]
+) -> tuple[View, int, Weights]:
+    """The view that fits best, how many names or shapes do not, and what comes of it."""
+    best: tuple[View, int, Weights] | None = None
+    fault: ModelError | None = None
+    for view in views:
+        try:
+            module, weights = sanitize(words, view)
+        except ModelError as error:
+            fault = fault or error
+            continue
+        misfits = _misfits(wanted(module), weights)
+        if best is None or misfits < best[1]:
+            best = (view, misfits, weights)
+        if not misfits:
+            break
+    if best is None:
+        assert fault
+        raise fault
+    return best
+
+
+def _misfits(parameters: Weights, weights: Weights) -> int:
+    """How many names or shapes differ. The last axis of packed words says nothing, but there is one at least."""
+    shapes = {name: array.shape for name, array in weights.items()}
+    count = len(parameters.keys() ^ shapes.keys())
+    for name in parameters.keys() & shapes.keys():
+        want, have = parameters[name].shape, shapes[name]
+        packed = weights[name].dtype == mx.uint32 and parameters[name].dtype != mx.uint32
+        count += want[:-1] != have[:-1] if packed else want != have
+    return count
+
+
+def _check_names(*roles: Weights) -> None:
+    different = set[str]().union(*roles).difference(set[str](roles[0]).intersection(*roles))
+    if different:
+        raise ModelError(f"packed tensors cannot be taken: {min(different)} comes of a part of them only")
+
+
+def _spoiled(weights: Weights, scales: Weights) -> Iterator[str]:
+    """The packed results that are more than renamed, stacked or split along another axis than the packed one."""
+    for name, words in weights.items():
+        found = scales[name]
+        if words.shape != found.shape and (words.dtype != mx.uint32 or words.shape[:-1] != found.shape[:-1]):
+            yield name
+
+
+def _alike(names: set[str]) -> list[set[str]]:
+    """Groups of names that differ in numbers only: the same tensor of every layer and expert."""
+    groups: dict[str, set[str]] = {}
+    for name in sorted(names):
+        groups.setdefault(_NUMBER.sub("*", name), set()).add(name)
+    return list(groups.values())
+
+
+def _packings(
+    sanitize: Sanitize,
+    arrays: Mapping[str, Arrays],
+    names: set[str],
+    views: list[View],
+    wanted: Callable[[Module], Weights],
+) -> dict[str, Packing]:
+    """The packing of each of `names`: of those that its shapes allow, the one whose values fit the module best."""
+    forms: dict[tuple[int, int, bool], list[str]] = {}
+    for name in sorted(names):
+        words, scale = arrays[name].weight, arrays[name].scale
+        assert scale is not None
+        forms.setdefault((words.shape[-1], scale.shape[-1], scale.dtype == mx.uint8), []).append(name)
+    found: dict[str, Packing] = {}
+    fewest: int | None = None
+    for choice in itertools.product(*(packings(*form[:2], byte_scales=form[2]) for form in forms)):
+        trial = {name: one for one, members in zip(choice, forms.values(), strict=True) for name in members}
+        try:
+            _, misfits, _ = _choose(sanitize, _words(_with_unpacked(arrays, trial)), views, wanted)
+        except ModelError:
+            continue
+        if fewest is None or misfits < fewest:
+            found, fewest = trial, misfits
+    return found
+
+
+def _with_unpacked(arrays: Mapping[str, Arrays], packings: Mapping[str, Packing]) -> dict[str, Arrays]:
+    return {name: Arrays(item.unpacked(packings[name])) if name in packings else item for name, item in arrays.items()}
+
+
+def _words(arrays: Mapping[str, Arrays]) -> Weights:
+    return {name: item.weight for name, item in arrays.items()}
+
+
+def _scales(arrays: Mapping[str, Arrays]) -> Weights:
+    return {name: _first(item.scale, item.weight) for name, item in arrays.items()}
+
+
+def _first(array: mx.array | None, default: mx.array) -> mx.array:
+    return default if array is None else array

@@ -1,0 +1,107 @@
+"""The layers of a module that hold packed weights: each gets the class that computes with them."""
+
+import inspect
+from typing import cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import QQLinear, QuantizedLinear
+from mlx.nn.layers.quantized import quantize as mlx_quantize
+from mlx.utils import tree_flatten, tree_unflatten
+
+import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
+
+# isort: split
+from mlx_lm.models.bitlinear_layers import bitnet_quantize
+
+from runner.errors import FaultsError, ModelError
+from runner.model.families import METAL_ONLY
+from runner.model.opened import OpenedModel
+from runner.model.packing import Packing, packing
+from runner.model.weights.experts import Weights
+from runner.model.weights.packed import Arrays
+from runner.model.weights.parameters import place
+from runner.model.weights.scaled_layers import scaled
+
+
+def check_device(opened: OpenedModel) -> None:
+    """Raises ModelError for what has no kernels on this machine; mlx-lm would tell at the first request."""
+    if (opened.family.module in METAL_ONLY or _is_bitnet(opened)) and not mx.metal.is_available():
+        raise ModelError(f"unsupported architecture: {opened.architecture} runs on Apple Silicon (Metal) only")
+
+
+def _is_bitnet(opened: OpenedModel) -> bool:
+    declared = opened.config.get("quantization_config")
+    return isinstance(declared, dict) and declared.get("quant_method") == "bitnet"
+
+
+def quantize(opened: OpenedModel, module: Module, weights: Weights) -> None:
+    """Gives every layer with packed weights its quantized class; unpacks the weights of layers that have none."""
+    if _is_bitnet(opened):
+        bitnet_quantize(module, cast("dict[str, object]", opened.config["quantization_config"]))
+        return
+    if not any(name.endswith(".scales") for name in weights):
+        return
+
+    faults: list[ModelError] = []
+
+    def parameters(path: str, layer: Module) -> bool | dict[str, object]:
+        words, scales = weights.get(f"{path}.weight"), weights.get(f"{path}.scales")
+        if scales is None or words is None or words.dtype != mx.uint32 or "weight" not in layer:
+            return False
+        if layer["weight"].dtype == mx.uint32:  # one of the few modules with packed layers of their own
+            return False
+        in_dims = layer["weight"].shape[-1]
+        found = packing(in_dims, words.shape[-1], scales.shape[-1], byte_scales=scales.dtype == mx.uint8)
+        if found is None:
+            fault = f"{words.shape[-1]} packed words and {scales.shape[-1]} scales a row fit no quantization of"
+            faults.append(ModelError(f"{place(opened, f'{path}.weight')}: {fault} {in_dims} inputs"))
+            return False
+        options = _options(layer, found)
+        if options is not None:
+            return options
+        parts = (weights.pop(f"{path}.{part}", None) for part in ("scales", "biases", "global_scale"))
+        weights[f"{path}.weight"] = Arrays(words, *parts).unpacked(found)
+        return False
+
+    mlx_quantize(module, class_predicate=parameters)
+    if faults:
+        raise FaultsError(faults)
+    changed = []
+    for path, layer in cast("list[tuple[str, Module]]", tree_flatten(module.leaf_modules(), is_leaf=Module.is_module)):
+        if f"{path}.global_scale" in weights and "scales" in layer:
+            factored = scaled(layer)
+            if factored is None:
+                raise ModelError(f"{place(opened, f'{path}.weight')}: a global scale needs a packed linear layer")
+            changed.append((path, factored))
+        elif _quantizes_activations(opened) and type(layer) is QuantizedLinear:
+            changed.append((path, _with_quantized_inputs(opened, path, layer)))
+    if changed:
+        module.update_modules(tree_unflatten(changed))
+
+
+def _options(layer: Module, found: Packing) -> dict[str, object] | None:
+    """The arguments for the layer's `to_quantized`; None if it has none, or none that knows this packing."""
+    to_quantized = getattr(layer, "to_quantized", None)
+    if to_quantized is None:
+        return None
+    options: dict[str, object] = {"bits": found.bits, "group_size": found.group_size}
+    if "mode" in inspect.signature(to_quantized).parameters:
+        return {**options, "mode": found.mode}
+    return options if found.mode == "affine" else None
+
+
+def _quantizes_activations(opened: OpenedModel) -> bool:
+    """A directory may ask for it, as mlx-lm's converter writes it; Ollama knows no such thing, nor do MLX's CPUs."""
+    asked = not opened.checkpoint.from_store and opened.config.get("quantize_activations") is True
+    return asked and mx.default_device() != mx.Device(mx.cpu)
+
+
+def _with_quantized_inputs(opened: OpenedModel, path: str, layer: QuantizedLinear) -> QQLinear:
+    if layer.mode not in ("nvfp4", "mxfp8") or "bias" in layer:
+        raise ModelError(
+            f"{place(opened, f'{path}.weight')}: quantize_activations wants nvfp4 or mxfp8 without a bias, found "
+            f"{layer.mode}{' with one' if 'bias' in layer else ''}"
+        )
+    out_dims, words = layer.weight.shape
+    return QQLinear(words * 32 // layer.bits, out_dims, layer.group_size, layer.bits, layer.mode)

@@ -1,0 +1,76 @@
+"""The engine's numbers on the event loop's side: asked for when somebody looks, and not otherwise."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+
+import msgspec
+
+from protocol.stats import CacheNode, CachePicture
+from runner.engine.engine import Engine
+from runner.engine.observe.counters import Published
+
+_PATIENCE_S = 1.0
+_FRESH_S = 0.2
+
+
+class Board:
+    """What the engine last said of itself. Owner: the event loop.
+
+    The engine answers between two slices; one question is on its way at a time, whoever asks. Behind a slice that takes
+    longer than `patience_s` the last numbers are given again, if there are any.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        patience_s: float = _PATIENCE_S,
+        fresh_s: float = _FRESH_S,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """Numbers younger than `fresh_s` are given to the next who asks, too."""
+        self.refused = 0
+        """Requests that were refused before they reached the engine."""
+        self._engine = engine
+        self._patience_s = patience_s
+        self._fresh_s = fresh_s
+        self._clock = clock
+        self._asking: asyncio.Future[Published] | None = None
+        self._last: Published | None = None
+        self._last_s = 0.0
+        self._nodes: list[CacheNode] = []
+        self._generation = 0
+
+    async def numbers(self) -> Published:
+        """All numbers."""
+        if self._last is None or self._clock() - self._last_s >= self._fresh_s:
+            await self._ask()
+        assert self._last is not None
+        stats = self._last.stats
+        requests = msgspec.structs.replace(stats.requests, refused=stats.requests.refused + self.refused)
+        return self._last._replace(stats=msgspec.structs.replace(stats, requests=requests))
+
+    async def picture(self) -> CachePicture:
+        """What the cache holds. Waits for as long as the engine's slice takes."""
+        nodes = await self._engine.cache_nodes()
+        if nodes != self._nodes or not self._generation:
+            self._nodes = nodes
+            self._generation += 1
+        kind = (await self.numbers()).stats.cache_kind
+        return CachePicture(generation=self._generation, kind=kind, nodes=nodes)
+
+    async def _ask(self) -> None:
+        if self._asking is None:
+            self._asking = asyncio.ensure_future(self._engine.published())
+            self._asking.add_done_callback(self._take)
+        asking = self._asking
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if self._last is None else self._patience_s):
+                await asyncio.shield(asking)
+
+    def _take(self, answered: "asyncio.Future[Published]") -> None:
+        self._asking = None
+        if not answered.cancelled() and answered.exception() is None:
+            self._last, self._last_s = answered.result(), self._clock()
