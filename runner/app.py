@@ -131,11 +131,11 @@ async def _serve(
     leave_out_client()
     from aiohttp import web
 
-    from runner.process.limits import Shortage, raise_limit
+    from runner.process.limits import DescriptorShortage, raise_limit
     from runner.server.app import CONNECTIONS, make_app
 
     raise_limit()
-    asyncio.get_running_loop().set_exception_handler(Shortage().handle)
+    asyncio.get_running_loop().set_exception_handler(DescriptorShortage().handle)
     # Malformed HTTP would fill the log with tracebacks; the app itself tells of every fault of its own.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     app = make_app(engine, helper)

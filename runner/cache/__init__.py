@@ -26,10 +26,10 @@ def make_cache(
     Raises ValueError for a kind that does not exist.
     """
     if kind == "trie":
-        from runner.cache.checkpoints import RestorePoints
+        from runner.cache.checkpoints import TurnCheckpoints
         from runner.cache.trie_cache import TrieCache
 
-        return TrieCache(make_layers, budget_bytes, RestorePoints(turn_tokens))
+        return TrieCache(make_layers, budget_bytes, TurnCheckpoints(turn_tokens))
     if kind == "single":
         from runner.cache.single import SingleEntryCache
 

@@ -13,17 +13,17 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 
-class Point(NamedTuple):
+class Checkpoint(NamedTuple):
     """An offset to stop at. `keep`: to be kept as a restore point of its own, whether or not anything branches off."""
 
     at: int
     keep: bool
 
 
-class Points(Protocol):
+class CheckpointPolicy(Protocol):
     """A policy."""
 
-    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Point]:
+    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
         """Where to stop on the way from `cached` to the last token of a prompt, in order, `most` times at most. Before
         them `cached` itself may come: what stands there already is worth keeping.
 
@@ -34,7 +34,7 @@ class Points(Protocol):
         """Those of a conversation's restore points that need not be kept any more, now that it has `end` tokens."""
 
 
-class RestorePoints:
+class TurnCheckpoints:
     """A few tokens before the end; where another prompt leaves; where the last messages begin, and the one after the
     system prompt; and in every doubling of the distance from the end.
 
@@ -64,7 +64,7 @@ class RestorePoints:
         self._gap = gap
         self._recent = recent
 
-    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Point]:
+    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
         end = len(tokens)
         starts = self._message_starts(tokens, cached)
         chosen: dict[int, bool] = {}
@@ -76,7 +76,7 @@ class RestorePoints:
             *((at, True) for at in self._distances(starts, self._beginning(tokens, starts, cached), end)),
         ):
             self._choose(chosen, at, keep, cached, most)
-        return [Point(at, keep) for at, keep in sorted(chosen.items())]
+        return [Checkpoint(at, keep) for at, keep in sorted(chosen.items())]
 
     def surplus(self, points: Sequence[int], end: int) -> list[int]:
         """All but the last few, and of those before them the first and the last in each doubling of the distance from

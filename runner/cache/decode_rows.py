@@ -5,11 +5,11 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 
-from runner.cache.layers.batch import Batch, batchable
+from runner.cache.layers.batch import BatchedLayers, batchable
 from runner.cache.session import LiveSession
 
 
-class Rows:
+class DecodeRows:
     """One session on its own layers, or several on a batch: copies of their layers, joined.
 
     While a session is in a batch its own layers stand still. When it leaves they take over what its row has seen since,
@@ -19,13 +19,13 @@ class Rows:
 
     def __init__(self, session: LiveSession) -> None:
         self.sessions = [session]
-        self._batch: Batch | None = None
+        self._batch: BatchedLayers | None = None
         self._seen = [0]  # forwards of the batch that each has gone through
 
     @property
     def batchable(self) -> bool:
         """Whether layers of this kind can be joined."""
-        return batchable(self.sessions[0].stack.states)
+        return batchable(self.sessions[0].sequence.states)
 
     @property
     def layers(self) -> list[object]:
@@ -56,11 +56,11 @@ class Rows:
         """What to evaluate together with the logits of a batch: positions, say, which nothing else may ask for."""
         return [] if self._batch is None else self._batch.arrays()
 
-    def join(self, other: "Rows") -> None:
+    def join(self, other: "DecodeRows") -> None:
         """Puts the one session of `other` behind its own ones. Waits for what both have under way."""
         (session,) = other.sessions
         if self._batch is None:
-            self._batch = Batch([self.sessions[0].layers, session.layers])
+            self._batch = BatchedLayers([self.sessions[0].layers, session.layers])
         else:
             self._batch.extend([session.layers])
         self.sessions.append(session)

@@ -1,20 +1,20 @@
 """What goes when the trie and the layers over it hold too much, and what counts as used meanwhile."""
 
 from runner.cache import resume
-from runner.cache.eviction import Eviction, LeastRecentLeaf, LeastWorth, Order
-from runner.cache.sequences import Stacks
+from runner.cache.eviction import Eviction, EvictionOrder, LeastRecentLeaf, LeastWorth
+from runner.cache.sequences import LiveSequences
 from runner.cache.trie import Node, PrefixTrie
 from runner.logs import Log
 
 log = Log(__name__)
 
 
-class Budget:
+class BudgetEnforcer:
     """Makes what is held fit some bytes; told every time, for they may change. Goes with one trie and its stacks."""
 
-    def __init__(self, trie: PrefixTrie, stacks: Stacks) -> None:
+    def __init__(self, trie: PrefixTrie, sequences: LiveSequences) -> None:
         self._trie = trie
-        self._stacks = stacks
+        self._sequences = sequences
         self._stateful: frozenset[int] = frozenset()
         self._eviction = Eviction(trie, LeastRecentLeaf())
         self._said: set[str] = set()
@@ -30,52 +30,52 @@ class Budget:
     def fit(self, budget_bytes: int | None, reserved_bytes: int, spare_bytes: int) -> None:
         """Makes what is held fit the budget beside what is reserved, but for what open sessions use; if it did not,
         with so much to spare."""
-        stacks, ledger, eviction = self._stacks, self._stacks.layout.ledger, self._current()
+        sequences, ledger, eviction = self._sequences, self._sequences.facts.ledger, self._current()
         eviction.follow()
-        if budget_bytes is None or stacks.nbytes + reserved_bytes <= budget_bytes:
+        if budget_bytes is None or sequences.nbytes + reserved_bytes <= budget_bytes:
             return
-        if stacks.end is not None:
-            if stacks.sessions:
-                stacks.give_up_kept()
-            elif stacks.kept.nbytes > budget_bytes:
-                self._shorten(stacks.end, budget_bytes)
-        most = budget_bytes - spare_bytes - reserved_bytes - stacks.layer_bytes
-        for victim in eviction.victims(stacks.end):
+        if sequences.end is not None:
+            if sequences.sessions:
+                sequences.give_up_kept()
+            elif sequences.kept.nbytes > budget_bytes:
+                self._shorten(sequences.end, budget_bytes)
+        most = budget_bytes - spare_bytes - reserved_bytes - sequences.layer_bytes
+        for victim in eviction.victims(sequences.end):
             if ledger.nbytes <= most:
-                stacks.settle()
+                sequences.settle()
                 return
             held_bytes = ledger.nbytes
             if victim.children:
                 self._trie.merge(victim)
             else:
                 self._trie.remove(victim)
-            stacks.layout.count_eviction(held_bytes - ledger.nbytes)
-        stacks.settle()
-        if stacks.end is not None:
-            resume.lend(stacks.kept, stacks.end)
-        if stacks.nbytes + reserved_bytes > budget_bytes > 0:
+            sequences.facts.count_eviction(held_bytes - ledger.nbytes)
+        sequences.settle()
+        if sequences.end is not None:
+            resume.lend(sequences.kept, sequences.end)
+        if sequences.nbytes + reserved_bytes > budget_bytes > 0:
             self._say_once("what runs needs more than the cache may hold", reserved_bytes, budget_bytes)
 
     def _shorten(self, end: Node, budget_bytes: int) -> None:
         """Keeps of the conversation that nobody uses, and which stands at `end`, as much as fits."""
-        kept = self._stacks.kept
+        kept = self._sequences.kept
         kept.trim(0)
         if kept.nbytes > budget_bytes:
             self._say_once("a conversation is larger than the cache: only its beginning is kept", 0, budget_bytes)
-            held_bytes = self._stacks.nbytes
-            self._stacks.end = resume.shorten(kept, self._trie, end, budget_bytes)
-            self._stacks.layout.count_eviction(held_bytes - self._stacks.nbytes)
+            held_bytes = self._sequences.nbytes
+            self._sequences.end = resume.shorten(kept, self._trie, end, budget_bytes)
+            self._sequences.facts.count_eviction(held_bytes - self._sequences.nbytes)
 
     def _current(self) -> Eviction:
         """In the order that the layers ask for, as far as they are known."""
-        stateful = frozenset(slot for slot, state in self._stacks.kept.used if not state.sliceable)
+        stateful = frozenset(slot for slot, state in self._sequences.kept.used if not state.sliceable)
         if stateful != self._stateful:
             self._stateful = stateful
-            order: Order = LeastWorth(stateful) if stateful else LeastRecentLeaf()
+            order: EvictionOrder = LeastWorth(stateful) if stateful else LeastRecentLeaf()
             self._eviction = Eviction(self._trie, order)
         return self._eviction
 
     def _say_once(self, what: str, reserved_bytes: int, budget_bytes: int) -> None:
         if what not in self._said:
-            log.warning(what, held_bytes=self._stacks.nbytes + reserved_bytes, budget_bytes=budget_bytes)
+            log.warning(what, held_bytes=self._sequences.nbytes + reserved_bytes, budget_bytes=budget_bytes)
         self._said.add(what)

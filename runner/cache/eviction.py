@@ -1,7 +1,7 @@
 """Which nodes of the trie have to go, and in which order, when its pieces take too much room.
 
-An `Order` says it of any two nodes; `Eviction` keeps all nodes of a trie in that order as they change, so that the next
-one is found without a look at the others.
+An `EvictionOrder` compares two nodes. `Eviction` keeps all nodes of a trie in that order as they change, so that the
+next one is found without a look at the others.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from typing import TypeAlias
 from runner.cache.trie import Node, PrefixTrie
 
 
-class Order(ABC):
+class EvictionOrder(ABC):
     """The node goes first that was idle for longest, times its weight; of those used at once the deepest.
 
     What goes is removed if it is a leaf, else merged into its only child.
@@ -37,7 +37,7 @@ class Order(ABC):
         return _rank(self.weight(node), node.used, -node.end, now)
 
 
-class LeastRecentLeaf(Order):
+class LeastRecentLeaf(EvictionOrder):
     """For models of which every layer is sliceable: the leaf that was used longest ago.
 
     An inner node is never worth removing then, its tokens would only move into the child. A use counts for the whole
@@ -54,7 +54,7 @@ class LeastRecentLeaf(Order):
         return 1.0
 
 
-class LeastWorth(Order):
+class LeastWorth(EvictionOrder):
     """For models with states or windows: what has been idle for longest, for the bytes it frees and the tokens it takes
     to have it again.
 
@@ -101,7 +101,7 @@ class Eviction:
     goes by, so whoever is next stands at the head of a line.
     """
 
-    def __init__(self, trie: PrefixTrie, order: Order) -> None:
+    def __init__(self, trie: PrefixTrie, order: EvictionOrder) -> None:
         self.order = order
         self._trie = trie
         self._lines: dict[float, list[_Place]] = {}

@@ -3,7 +3,7 @@
 from runner.cache.layers.snapshot import Ledger
 
 
-class Layout:
+class LayerFacts:
     """Shared by all stacks over the layers of one model; slots are indices of leaves in the order of `flatten`."""
 
     def __init__(self) -> None:

@@ -2,30 +2,30 @@
 
 from runner.cache.interface import Match, Miss
 from runner.cache.report import Parts
-from runner.cache.sequence import LayerStack
+from runner.cache.sequence import SequenceLayers
 from runner.cache.session import LiveSession, OneSessionCache
 
 
 class NullCache(OneSessionCache):
     """Fresh layers for every session, freed at its end."""
 
-    _stack: LayerStack | None = None
+    _sequence: SequenceLayers | None = None
 
     @property
     def nbytes(self) -> int:
-        return 0 if self._stack is None else self._stack.nbytes
+        return 0 if self._sequence is None else self._sequence.nbytes
 
     @property
     def parts(self) -> Parts:
-        return Parts(self._layout, [] if self._stack is None else [self._stack])
+        return Parts(self._facts, [] if self._sequence is None else [self._sequence])
 
     def _start(self, prompt: list[int], salt: str) -> LiveSession:  # noqa: ARG002  nothing is shared
-        self._stack = LayerStack(self._make_layers(), self._layout)
-        return LiveSession(self._stack, prompt, Match(0, 0, Miss.OFF), self._close)
+        self._sequence = SequenceLayers(self._make_layers(), self._facts)
+        return LiveSession(self._sequence, prompt, Match(0, 0, Miss.OFF), self._close)
 
     def _keep(self, session: LiveSession, failed: bool) -> None:  # noqa: ARG002  freed either way
-        session.stack.reset()
+        session.sequence.reset()
         self._forget()
 
     def _forget(self) -> None:
-        self._stack = None
+        self._sequence = None

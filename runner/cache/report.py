@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from protocol.stats import CacheCounts, CacheNode
 from runner.cache.interface import LayerState
-from runner.cache.layer_facts import Layout
-from runner.cache.sequence import LayerStack
+from runner.cache.layer_facts import LayerFacts
+from runner.cache.sequence import SequenceLayers
 from runner.cache.trie import Node, PrefixTrie
 
 _MOST_NODES = 1000
@@ -20,8 +20,8 @@ Spell = Callable[[Sequence[int]], str]
 class Parts(NamedTuple):
     """What a cache is made of. Nobody keeps it: it is that of one moment between two slices."""
 
-    layout: Layout
-    stacks: Collection[LayerStack]
+    facts: LayerFacts
+    sequences: Collection[SequenceLayers]
     trie: PrefixTrie | None = None
     record: Sequence[int] = ()
     """Without a trie: what the layers hold, as far as no open session writes into them."""
@@ -32,25 +32,25 @@ class Parts(NamedTuple):
 
 def mark(parts: Parts) -> tuple[int, ...]:
     """Another one wherever the picture may be another one. Costs next to nothing, whatever the cache holds."""
-    ledger = parts.layout.ledger
+    ledger = parts.facts.ledger
     if parts.trie is not None:
-        return parts.trie.now, ledger.count, ledger.nbytes, len(parts.stacks)
-    return len(parts.stacks), len(parts.record), *(stack.position for stack in parts.stacks)
+        return parts.trie.now, ledger.count, ledger.nbytes, len(parts.sequences)
+    return len(parts.sequences), len(parts.record), *(sequence.position for sequence in parts.sequences)
 
 
 def counts(parts: Parts, misses: dict[str, int]) -> CacheCounts:
     """How much there is. `misses` are the requests that found less than they might have, by the reason."""
-    live = sum(stack.nbytes for stack in parts.stacks) + parts.reserved_bytes
-    paged = parts.layout.ledger.nbytes
+    live = sum(sequence.nbytes for sequence in parts.sequences) + parts.reserved_bytes
+    paged = parts.facts.ledger.nbytes
     return CacheCounts(
         budget_bytes=parts.budget_bytes,
         held_bytes=live + paged,
         live_bytes=live,
         paged_bytes=paged,
-        evicted_bytes=parts.layout.evicted_bytes,
-        restored_bytes=parts.layout.restored_bytes,
+        evicted_bytes=parts.facts.evicted_bytes,
+        restored_bytes=parts.facts.restored_bytes,
         nodes=sum(1 for _ in parts.trie.nodes()) if parts.trie is not None else int(_lone_tokens(parts) > 0),
-        evictions=parts.layout.evictions,
+        evictions=parts.facts.evictions,
         misses=misses,
     )
 
@@ -62,7 +62,7 @@ def nodes(parts: Parts, spell: Spell | None = None, most: int = _MOST_NODES) -> 
     """
     if parts.trie is None:
         return _lone(parts, spell)
-    used = sorted(parts.layout.used)
+    used = sorted(parts.facts.used)
     sizes, now = _sizes(parts, used), parts.trie.now
     return [_drawn(node, now, used, sizes, spell) for node in _latest(parts.trie, most)]
 
@@ -79,7 +79,7 @@ _NOTHING = _Size(0, 0)
 
 def _sizes(parts: Parts, used: Sequence[int]) -> dict[int, _Size]:
     """Of each slot. All stacks are alike: one that holds anything says it for the others."""
-    full = next((stack for stack in parts.stacks if stack.position), None)
+    full = next((sequence for sequence in parts.sequences if sequence.position), None)
     return {slot: _size(full.states[slot]) for slot in used} if full is not None else {}
 
 
@@ -136,14 +136,14 @@ def _latest(trie: PrefixTrie, most: int) -> list[Node]:
 
 
 def _lone_tokens(parts: Parts) -> int:
-    return max((stack.position for stack in parts.stacks), default=0)
+    return max((sequence.position for sequence in parts.sequences), default=0)
 
 
 def _lone(parts: Parts, spell: Spell | None) -> list[CacheNode]:
     end = _lone_tokens(parts)
     if not end:
         return []
-    live_bytes, layers = sum(stack.nbytes for stack in parts.stacks), len(parts.layout.used)
+    live_bytes, layers = sum(sequence.nbytes for sequence in parts.sequences), len(parts.facts.used)
     in_use = not parts.record
     return [
         CacheNode(

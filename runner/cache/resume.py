@@ -8,7 +8,7 @@ by itself. So the answer is found before anything moves, and nothing has to be g
 from collections.abc import Collection, Sequence
 
 from runner.cache.interface import LayerState, Miss, Snapshot
-from runner.cache.sequence import LayerStack
+from runner.cache.sequence import SequenceLayers
 from runner.cache.trie import Node, PrefixTrie, spelled
 
 
@@ -19,7 +19,7 @@ def common(path: Sequence[Node], matched: int, end: Node | None) -> int:
     return min(max(shared, default=0), matched)
 
 
-def find(stack: LayerStack, path: Sequence[Node], matched: int, common: int) -> tuple[int, Miss]:
+def find(sequence: SequenceLayers, path: Sequence[Node], matched: int, common: int) -> tuple[int, Miss]:
     """The largest offset up to `matched` at which every layer can stand, and why it is not `matched`, if so.
 
     `path` leads from a root along the matched tokens; its last node may go beyond them. The layers hold its first
@@ -29,7 +29,7 @@ def find(stack: LayerStack, path: Sequence[Node], matched: int, common: int) -> 
     for count in range(len(path), 0, -1):
         way, at = path[:count], min(matched, path[count - 1].end)
         refusal = next(
-            (state.refusal for slot, state in stack.used if not _reaches(state, slot, way, at, common)), None
+            (state.refusal for slot, state in sequence.used if not _reaches(state, slot, way, at, common)), None
         )
         if at == 0 or refusal is None:
             return at, why
@@ -37,14 +37,14 @@ def find(stack: LayerStack, path: Sequence[Node], matched: int, common: int) -> 
     return 0, why
 
 
-def go(stack: LayerStack, path: Sequence[Node], at: int, common: int) -> None:
+def go(sequence: SequenceLayers, path: Sequence[Node], at: int, common: int) -> None:
     """Takes every layer to `at`, which `find` allowed and which is the end of a node of the path."""
     if at == 0:
-        stack.reset()
+        sequence.reset()
         return
-    if at > common or at != stack.offset:
-        stack.leave()
-    for slot, state in stack.used:
+    if at > common or at != sequence.offset:
+        sequence.leave()
+    for slot, state in sequence.used:
         if at <= common and state.can_rewind(at):
             state.rewind(at)
             continue
@@ -53,27 +53,27 @@ def go(stack: LayerStack, path: Sequence[Node], at: int, common: int) -> None:
             begin = min(at, common)
             state.rewind(begin)
         wanted = [held for node in path if begin < node.end <= at and (held := _held(node, slot)) is not None]
-        stack.layout.restored_bytes += sum(held.nbytes for held in wanted)
+        sequence.facts.restored_bytes += sum(held.nbytes for held in wanted)
         state.restore(wanted)
-    stack.position = at
+    sequence.position = at
 
 
-def shorten(stack: LayerStack, trie: PrefixTrie, end: Node, budget_bytes: int) -> Node:
+def shorten(sequence: SequenceLayers, trie: PrefixTrie, end: Node, budget_bytes: int) -> Node:
     """Keeps of the conversation in the layers, which stand at `end`, as much of the beginning as fits, and nothing else
     in the trie; returns where the layers stand then. Nobody may use a node."""
-    path, matched = trie.match(end.path()[0], spelled(end.path())[: stack.fitting(budget_bytes)])
+    path, matched = trie.match(end.path()[0], spelled(end.path())[: sequence.fitting(budget_bytes)])
     held = common(path, matched, end)
-    at, _ = find(stack, path, matched, held)
+    at, _ = find(sequence, path, matched, held)
     path = trie.cut(path, at)
     for node in reversed(list(trie.nodes())):
         if node.parent is not None and (node.end > at or node not in path):
             trie.remove(node)
-    go(stack, path, at, held)
-    stack.trim(0)
+    go(sequence, path, at, held)
+    sequence.trim(0)
     return next(node for node in path if node.end == at)
 
 
-def fill(stack: LayerStack, node: Node) -> None:
+def fill(sequence: SequenceLayers, node: Node) -> None:
     """Keeps in a node what the layers, which have seen its tokens, hold of them.
 
     Slices that are live take the place of stored ones. What is not sliceable is kept if the layers stand at the end of
@@ -81,9 +81,9 @@ def fill(stack: LayerStack, node: Node) -> None:
     """
     if node.parent is None:
         return
-    node.slots = node.slots or [None] * len(stack.states)
+    node.slots = node.slots or [None] * len(sequence.states)
     path = node.path()
-    for slot, state in stack.used:
+    for slot, state in sequence.used:
         held, start = node.slots[slot], node.start
         if state.sliceable:
             wanted = held is None or not held.live
@@ -99,22 +99,22 @@ def fill(stack: LayerStack, node: Node) -> None:
                 held.close()
 
 
-def lend(stack: LayerStack, node: Node) -> None:
+def lend(sequence: SequenceLayers, node: Node) -> None:
     """Leaves to the layers, which stand at the end of a node, what is needed there: the node owns none of it."""
-    for slot, state in stack.used if node.slots else ():
+    for slot, state in sequence.used if node.slots else ():
         held = node.slots[slot]
         if held is not None and not held.live:
             node.slots[slot] = state.snapshot(state.needs(node.end), node.end)
             held.close()
 
 
-def adopt(stack: LayerStack, node: Node, left: Collection[Snapshot] | None = None) -> None:
+def adopt(sequence: SequenceLayers, node: Node, left: Collection[Snapshot] | None = None) -> None:
     """Keeps as live in these layers, which hold all tokens up to the end of a node, what the node lacks, and what it
     has among `left`, the snapshots that are live in layers about to be given up; without `left` all. Copies nothing."""
     if node.parent is None:
         return
-    node.slots = node.slots or [None] * len(stack.states)
-    for slot, state in stack.used:
+    node.slots = node.slots or [None] * len(sequence.states)
+    for slot, state in sequence.used:
         held = node.slots[slot]
         if state.sliceable and (held is None or (held not in state.live if left is None else held in left)):
             node.slots[slot] = state.snapshot(node.start, node.end)

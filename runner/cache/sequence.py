@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import mlx.core as mx
 
 from runner.cache.interface import LayerState, Miss, Snapshot
-from runner.cache.layer_facts import Layout
+from runner.cache.layer_facts import LayerFacts
 from runner.cache.layers import adapt, distrust, flatten
 from runner.cache.layers.kv import spare_room
 from runner.cache.layers.snapshot import Ledger, complete
@@ -15,19 +15,19 @@ from runner.logs import Log
 log = Log(__name__)
 
 
-class LayerStack:
+class SequenceLayers:
     """The cache list of a model and the adapters of its leaves.
 
     Between forwards all layers stand at one offset. A layer that stays empty while others fill is one that the model
     does not use; it has no say.
     """
 
-    def __init__(self, layers: list[object], layout: Layout | None = None) -> None:
-        """`layers` is a fresh cache list; `layout` is shared with the other stacks of the same model."""
+    def __init__(self, layers: list[object], facts: LayerFacts | None = None) -> None:
+        """`layers` is a fresh cache list; `facts` is shared with the other stacks of the same model."""
         self.layers = layers
-        self.layout = layout or Layout()
+        self.facts = facts or LayerFacts()
         leaves = enumerate(flatten(layers))
-        distrusted = self.layout.distrusted
+        distrusted = self.facts.distrusted
         self.states = [adapt(leaf, self.ledger, trusted=index not in distrusted) for index, leaf in leaves]
         self._used: list[tuple[int, LayerState]] = []
         self.position = 0
@@ -36,14 +36,14 @@ class LayerStack:
     @property
     def ledger(self) -> Ledger:
         """Counts its snapshots, and those of the other stacks of the model."""
-        return self.layout.ledger
+        return self.facts.ledger
 
     @property
     def used(self) -> list[tuple[int, LayerState]]:
         """Index and adapter of every layer that a forward has filled so far, in whichever stack, whether or not it was
         reset since."""
-        if len(self._used) < len(self.layout.used):
-            self._used = [(index, self.states[index]) for index in sorted(self.layout.used)]
+        if len(self._used) < len(self.facts.used):
+            self._used = [(index, self.states[index]) for index in sorted(self.facts.used)]
         return self._used
 
     @property
@@ -123,13 +123,13 @@ class LayerStack:
         """Tells the layout what these layers hold."""
         if not self.offset:
             return
-        layout = self.layout
+        facts = self.facts
         states = sum(state.nbytes for _, state in self.used if state.whole)
         other = self._other_bytes()
         sliceable = [array for _, state in self.used if state.sliceable for array in state.arrays()]
-        layout.token_bytes = sum(array.nbytes // max(1, array.shape[-2]) for array in sliceable)  # room counts nothing
-        layout.tail_bytes = max(layout.tail_bytes, other - states)
-        layout.state_bytes = max(layout.state_bytes, states)
+        facts.token_bytes = sum(array.nbytes // max(1, array.shape[-2]) for array in sliceable)  # room counts nothing
+        facts.tail_bytes = max(facts.tail_bytes, other - states)
+        facts.state_bytes = max(facts.state_bytes, states)
 
     def fitting(self, budget_bytes: int) -> int:
         """How many of the tokens that the layers hold would fit into so many bytes."""
@@ -151,7 +151,7 @@ class LayerStack:
     def heed(self) -> None:
         """Distrusts what another stack found to have a wrong clock."""
         for index, state in self.used:
-            if index in self.layout.distrusted:
+            if index in self.facts.distrusted:
                 self._replace(index, distrust(state, self.position))
 
     def _advance(self, count: int) -> None:
@@ -159,12 +159,12 @@ class LayerStack:
         self.position += count
         for state in self.states:
             state.advance(count)
-        if len(self.layout.used) < len(self.states):
-            self.layout.used.update(index for index, state in enumerate(self.states) if not state.empty)
+        if len(self.facts.used) < len(self.states):
+            self.facts.used.update(index for index, state in enumerate(self.states) if not state.empty)
         for index, state in self.used:
             if state.offset != self.position and not state.empty:
                 log.info("a layer has a clock of its own: kept whole", layer=index, at=state.offset)
-                self.layout.distrusted.add(index)
+                self.facts.distrusted.add(index)
                 self._replace(index, distrust(state, self.position))
 
     def _replace(self, index: int, state: LayerState) -> None:

@@ -8,20 +8,20 @@ from collections.abc import Callable
 
 from runner.cache import resume
 from runner.cache.interface import Snapshot
-from runner.cache.layer_facts import Layout
+from runner.cache.layer_facts import LayerFacts
 from runner.cache.layers.snapshot import Ledger
-from runner.cache.sequence import LayerStack
+from runner.cache.sequence import SequenceLayers
 from runner.cache.trie import Node
 from runner.cache.trie_session import TrieSession
 
 
-class Stacks:
+class LiveSequences:
     """Who has which layers. A session whose trie was given up is among them until it closes, but shares nothing."""
 
     def __init__(self, make_layers: Callable[[], list[object]]) -> None:
         """`make_layers` gives a fresh cache list, for the same model every time."""
         self._make_layers = make_layers
-        self.layout = Layout()
+        self.facts = LayerFacts()
         self.sessions: list[TrieSession] = []
         self.kept = self._fresh()
         self.end: Node | None = None
@@ -30,7 +30,7 @@ class Stacks:
     @property
     def idle(self) -> bool:
         """Whether no session uses the kept stack."""
-        return all(session.stack is not self.kept for session in self.sessions)
+        return all(session.sequence is not self.kept for session in self.sessions)
 
     @property
     def sharing(self) -> list[TrieSession]:
@@ -38,38 +38,38 @@ class Stacks:
         return [session for session in self.sessions if not session.adrift]
 
     @property
-    def all(self) -> set[LayerStack]:
+    def all(self) -> set[SequenceLayers]:
         """Those of open sessions, and the kept one."""
-        return {self.kept, *(session.stack for session in self.sessions)}
+        return {self.kept, *(session.sequence for session in self.sessions)}
 
     @property
     def layer_bytes(self) -> int:
         """Bytes of all layers."""
-        return sum(stack.nbytes for stack in self.all)
+        return sum(sequence.nbytes for sequence in self.all)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all layers, and of the snapshots that own theirs."""
-        return self.layer_bytes + self.layout.ledger.nbytes
+        return self.layer_bytes + self.facts.ledger.nbytes
 
     def settle(self) -> None:
         """Computes what was put off when nodes were cut and joined. Raises what MLX raises."""
-        self.layout.ledger.settle()
+        self.facts.ledger.settle()
 
-    def take(self) -> tuple[LayerStack, Node | None]:
+    def take(self) -> tuple[SequenceLayers, Node | None]:
         """A stack for a session, and where it stands: the kept one if it is free."""
         if not self.idle:
             return self._fresh(), None
         end, self.end = self.end, None
         return self.kept, end
 
-    def keep(self, stack: LayerStack, end: Node) -> None:
+    def keep(self, sequence: SequenceLayers, end: Node) -> None:
         """A session has left this stack, standing at `end`: it is kept, and the one that was kept before given up."""
         former, idle = self.kept, self.idle
-        self.kept, self.end = stack, end
+        self.kept, self.end = sequence, end
         for node in end.path():
-            resume.adopt(stack, node)  # lest what is live in two stacks is joined by copying it
-        if idle and former is not stack:
+            resume.adopt(sequence, node)  # lest what is live in two stacks is joined by copying it
+        if idle and former is not sequence:
             self._give_up(former)
 
     def give_up_kept(self) -> None:
@@ -77,15 +77,15 @@ class Stacks:
         self.end = None
         self._give_up(self.kept)
 
-    def only_in(self, stack: LayerStack) -> set[Snapshot]:
+    def only_in(self, sequence: SequenceLayers) -> set[Snapshot]:
         """What is live in a stack and held by no other: what others hold is live there from now on. The kept one has
         claimed all of its path before."""
         for session in self.sharing:
-            if session.stack is not stack:
-                left = stack.live()
+            if session.sequence is not sequence:
+                left = sequence.live()
                 for node in session.node.path():
-                    resume.adopt(session.stack, node, left)
-        return stack.live()
+                    resume.adopt(session.sequence, node, left)
+        return sequence.live()
 
     def renew(self) -> None:
         """Forgets what is kept; open sessions go on with their layers. No snapshot may be open any more."""
@@ -93,21 +93,21 @@ class Stacks:
             session.adrift = True
         if self.idle:
             self.kept.abandon()
-        self.layout.ledger = Ledger()
+        self.facts.ledger = Ledger()
         self.kept, self.end = self._fresh(), None
 
     def heed(self) -> bool:
         """Whether layers turned out not to be trusted since the last call; every stack knows of them then."""
-        known, self._heeded = self._heeded, len(self.layout.distrusted)
+        known, self._heeded = self._heeded, len(self.facts.distrusted)
         if known == self._heeded:
             return False
-        for stack in self.all:
-            stack.heed()
+        for sequence in self.all:
+            sequence.heed()
         return True
 
-    def _give_up(self, stack: LayerStack) -> None:
-        self.only_in(stack)
-        stack.reset()
+    def _give_up(self, sequence: SequenceLayers) -> None:
+        self.only_in(sequence)
+        sequence.reset()
 
-    def _fresh(self) -> LayerStack:
-        return LayerStack(self._make_layers(), self.layout)
+    def _fresh(self) -> SequenceLayers:
+        return SequenceLayers(self._make_layers(), self.facts)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import mlx.core as mx
 
 from runner.cache.interface import Match, PrefixCache, Session
-from runner.cache.layer_facts import Layout
-from runner.cache.sequence import LayerStack
+from runner.cache.layer_facts import LayerFacts
+from runner.cache.sequence import SequenceLayers
 
 
 class LiveSession(Session):
@@ -18,19 +18,19 @@ class LiveSession(Session):
     """
 
     def __init__(
-        self, stack: LayerStack, prompt: list[int], match: Match, end: Callable[["LiveSession", bool], None]
+        self, sequence: SequenceLayers, prompt: list[int], match: Match, end: Callable[["LiveSession", bool], None]
     ) -> None:
         """`end(session, failed)` is called once, by the first `close`."""
         self.total = len(prompt)
         self.matched, self.cached, self.miss = match
-        self.layers = stack.layers
-        self.stack = stack
+        self.layers = sequence.layers
+        self.sequence = sequence
         self.recorded = prompt
         self.torn = False
         """Whether the cache's own part of a forward broke off: nothing that it holds can be trusted then."""
         self._end: Callable[[LiveSession, bool], None] | None = end
         self._failed = False
-        self._evicted_bytes = stack.layout.evicted_bytes
+        self._evicted_bytes = sequence.facts.evicted_bytes
 
     @property
     def failed(self) -> bool:
@@ -40,11 +40,11 @@ class LiveSession(Session):
     @property
     def evicted_bytes(self) -> int:
         """What the cache has given up for want of room since the session began, for whomever."""
-        return self.stack.layout.evicted_bytes - self._evicted_bytes
+        return self.sequence.facts.evicted_bytes - self._evicted_bytes
 
     @property
     def position(self) -> int:
-        return self.stack.position
+        return self.sequence.position
 
     def next_forward(self, most: int) -> int:
         if most < 1:
@@ -61,7 +61,7 @@ class LiveSession(Session):
         if self._end is None or self._failed:
             raise RuntimeError("a forward in a session that is closed or failed")
         self._failed = self.torn = True
-        with self.stack.forward(count):
+        with self.sequence.forward(count):
             self.torn = False
             yield
             self.torn = True
@@ -71,8 +71,8 @@ class LiveSession(Session):
     def absorb(self, leaves: Sequence[object], row: int, count: int) -> None:
         """Takes over what the last `count` tokens left in a row of a batch, whose leaves these are."""
         with self.forward(count):
-            self.stack.absorb(leaves, row, count)
-            self.stack.settle()  # or it would keep the whole batch alive
+            self.sequence.absorb(leaves, row, count)
+            self.sequence.settle()  # or it would keep the whole batch alive
 
     def _passed(self, count: int) -> None:
         """The layers have just seen `count` tokens more."""
@@ -81,7 +81,7 @@ class LiveSession(Session):
         self.recorded.append(token)
 
     def state(self) -> list[mx.array]:
-        return self.stack.arrays()
+        return self.sequence.arrays()
 
     def close(self, failed: bool = False) -> None:
         end, self._end = self._end, None
@@ -95,7 +95,7 @@ class OneSessionCache(PrefixCache):
     def __init__(self, make_layers: Callable[[], list[object]]) -> None:
         """`make_layers` gives a fresh cache list, for the same model every time."""
         self._make_layers = make_layers
-        self._layout = Layout()
+        self._facts = LayerFacts()
         self._open = False
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> Session:
@@ -108,7 +108,7 @@ class OneSessionCache(PrefixCache):
         return session
 
     def session_bytes(self, tokens: int) -> int:
-        return self._layout.bytes_of(tokens)
+        return self._facts.bytes_of(tokens)
 
     def clear(self) -> None:
         self._refuse_while_open()
@@ -128,7 +128,7 @@ class OneSessionCache(PrefixCache):
 
     def _close(self, session: LiveSession, failed: bool) -> None:
         self._open = False
-        session.stack.learn()
+        session.sequence.learn()
         self._keep(session, failed)
 
     def _refuse_while_open(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from runner.cache.interface import Match, Miss
 from runner.cache.prefix import common_prefix
 from runner.cache.report import Parts
-from runner.cache.sequence import LayerStack
+from runner.cache.sequence import SequenceLayers
 from runner.cache.session import LiveSession, OneSessionCache
 from runner.logs import Log
 
@@ -21,33 +21,33 @@ class SingleEntryCache(OneSessionCache):
 
     def __init__(self, make_layers: Callable[[], list[object]]) -> None:
         super().__init__(make_layers)
-        self._stack: LayerStack | None = None
+        self._sequence: SequenceLayers | None = None
         self._tokens: list[int] = []
         self._salt = ""
 
     @property
     def nbytes(self) -> int:
-        return 0 if self._stack is None else self._stack.nbytes
+        return 0 if self._sequence is None else self._sequence.nbytes
 
     @property
     def parts(self) -> Parts:
-        return Parts(self._layout, [] if self._stack is None else [self._stack], record=self._tokens)
+        return Parts(self._facts, [] if self._sequence is None else [self._sequence], record=self._tokens)
 
     def _start(self, prompt: list[int], salt: str) -> LiveSession:
-        if self._stack is None:
-            self._stack = LayerStack(self._make_layers(), self._layout)
+        if self._sequence is None:
+            self._sequence = SequenceLayers(self._make_layers(), self._facts)
         match = self._match(prompt, salt)
         # The record is the session's until it closes: should anything go wrong in between, it claims nothing.
         recorded, self._tokens, self._salt = self._tokens, [], salt
         if match.cached == 0:
-            self._stack.reset()
+            self._sequence.reset()
         elif match.cached < len(recorded):
-            refusal = self._stack.level(match.cached)
+            refusal = self._sequence.level(match.cached)
             if refusal:
-                self._stack.reset()
+                self._sequence.reset()
                 log.info("cache freed", why=refusal, matched=match.matched, recorded=len(recorded))
                 match = Match(match.matched, 0, refusal)
-        return LiveSession(self._stack, prompt, match, self._close)
+        return LiveSession(self._sequence, prompt, match, self._close)
 
     def _match(self, tokens: list[int], salt: str) -> Match:
         if not self._tokens:
@@ -60,26 +60,26 @@ class SingleEntryCache(OneSessionCache):
         return Match(matched, cached, Miss.NONE if matched else Miss.NO_COMMON_PREFIX)
 
     def _keep(self, session: LiveSession, failed: bool) -> None:
-        stack = session.stack
+        sequence = session.sequence
         if failed:
-            self._free(stack, "a forward failed")
+            self._free(sequence, "a forward failed")
             return
         # Ahead of the record by a token that was never read, or behind it by tokens that were never computed.
-        reached = min(stack.offset, len(session.recorded))
-        refusal = stack.level(reached)
+        reached = min(sequence.offset, len(session.recorded))
+        refusal = sequence.level(reached)
         if refusal:
-            self._free(stack, f"the layers cannot be levelled to {reached} tokens ({refusal})")
+            self._free(sequence, f"the layers cannot be levelled to {reached} tokens ({refusal})")
             return
         try:
-            stack.settle()
+            sequence.settle()
         except Exception as error:
-            self._free(stack, f"its state cannot be computed: {error}")
+            self._free(sequence, f"its state cannot be computed: {error}")
             return
         self._tokens = session.recorded[:reached]
 
-    def _free(self, stack: LayerStack, why: str) -> None:
+    def _free(self, sequence: SequenceLayers, why: str) -> None:
         log.warning("cache freed", why=why)
-        stack.reset()
+        sequence.reset()
 
     def _forget(self) -> None:
-        self._stack, self._tokens = None, []
+        self._sequence, self._tokens = None, []

@@ -6,19 +6,19 @@ its buffers, what would be lost is copied out (page out), and what the other one
 as one session runs at a time, every token's bytes are in one place. Sessions at the same time each have a copy of what
 they share; of these copies the trie owns one.
 
-Invariants: those of `Stacks`; and the ledger counts exactly the snapshots in the trie.
+Invariants: those of `LiveSequences`; and the ledger counts exactly the snapshots in the trie.
 """
 
 from collections.abc import Callable, Sequence
 
 from runner.cache import resume
-from runner.cache.checkpoints import Points, RestorePoints
-from runner.cache.enforce import Budget
+from runner.cache.checkpoints import CheckpointPolicy, TurnCheckpoints
+from runner.cache.enforce import BudgetEnforcer
 from runner.cache.interface import Match, Miss, PrefixCache, Session
 from runner.cache.prefix import common_prefix
 from runner.cache.report import Parts
-from runner.cache.sequence import LayerStack
-from runner.cache.sequences import Stacks
+from runner.cache.sequence import SequenceLayers
+from runner.cache.sequences import LiveSequences
 from runner.cache.session import LiveSession
 from runner.cache.trie import Node, PrefixTrie, keys
 from runner.cache.trie_session import TrieSession
@@ -39,15 +39,15 @@ class TrieCache(PrefixCache):
         self,
         make_layers: Callable[[], list[object]],
         budget_bytes: int | None = None,
-        points: Points | None = None,
+        points: CheckpointPolicy | None = None,
     ) -> None:
         """`make_layers` gives a fresh cache list. `budget_bytes` bounds all that open sessions do not need; or None."""
         self._budget = self._most = budget_bytes
-        self._points = points or RestorePoints()
+        self._points = points or TurnCheckpoints()
         self._reserved = 0
         self._trie = PrefixTrie()
-        self._stacks = Stacks(make_layers)
-        self._bound = Budget(self._trie, self._stacks)
+        self._sequences = LiveSequences(make_layers)
+        self._bound = BudgetEnforcer(self._trie, self._sequences)
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> Session:
         if not tokens:
@@ -55,27 +55,27 @@ class TrieCache(PrefixCache):
         return self._open(list(tokens), salt)
 
     def clear(self) -> None:
-        if self._stacks.sessions:
+        if self._sequences.sessions:
             raise RuntimeError("a session is open")
         self.give_up()
 
     @property
     def nbytes(self) -> int:
-        return self._stacks.nbytes + self._reserved
+        return self._sequences.nbytes + self._reserved
 
     @property
     def parts(self) -> Parts:
-        stacks = self._stacks
-        return Parts(stacks.layout, stacks.all, self._trie, (), self._budget, self._reserved)
+        sequences = self._sequences
+        return Parts(sequences.facts, sequences.all, self._trie, (), self._budget, self._reserved)
 
     def session_bytes(self, tokens: int) -> int:
-        return self._stacks.layout.bytes_of(tokens)
+        return self._sequences.facts.bytes_of(tokens)
 
     def give_up(self) -> None:
         """Frees everything but the layers of open sessions, which go on without the trie."""
         # Taken apart: nodes and live snapshots hold each other, and would wait for Python's collector.
         self._trie.clear()
-        self._stacks.renew()
+        self._sequences.renew()
         self._bound.renew()
 
     # --- a session begins
@@ -89,7 +89,7 @@ class TrieCache(PrefixCache):
             return False
 
     def _follows(self, prompt: list[int], root: Node) -> bool:
-        for session in self._stacks.sharing:
+        for session in self._sequences.sharing:
             if session.node.path()[0] is not root:
                 continue
             # Of what it says only that is shared which its own layers have seen: in a batch they stand still.
@@ -100,16 +100,16 @@ class TrieCache(PrefixCache):
             if session.position < ahead:
                 session.stop_at(ahead)
                 return True
-            if session.stack.sliceable and session.node.end < ahead:
+            if session.sequence.sliceable and session.node.end < ahead:
                 self._follow(session, ahead)
         return False
 
     def admits(self, tokens: int) -> bool:
         needed = self.session_bytes(tokens + _ROOM)  # 0 before the first forward: the first one shows what it takes
-        return self._budget is None or not self._stacks.sessions or (needed > 0 and self.allows(needed))
+        return self._budget is None or not self._sequences.sessions or (needed > 0 and self.allows(needed))
 
     def allows(self, nbytes: int) -> bool:
-        used = sum(max(each.stack.nbytes, self.session_bytes(each.total)) for each in self._stacks.sessions)
+        used = sum(max(each.sequence.nbytes, self.session_bytes(each.total)) for each in self._sequences.sessions)
         return self._budget is None or used + self._reserved + nbytes <= self._budget
 
     def reserve(self, nbytes: int) -> None:
@@ -121,8 +121,8 @@ class TrieCache(PrefixCache):
         self._fit()
 
     def evict(self) -> None:
-        if not self._stacks.sessions:
-            self._stacks.layout.count_eviction(self.nbytes)
+        if not self._sequences.sessions:
+            self._sequences.facts.count_eviction(self.nbytes)
             self.give_up()
             return
         budget, self._budget = self._budget, 0
@@ -138,7 +138,7 @@ class TrieCache(PrefixCache):
             self.give_up()
 
     def _open(self, prompt: list[int], salt: str) -> TrieSession:
-        others = list(self._stacks.sessions)
+        others = list(self._sequences.sessions)
         try:
             session = self._resume(prompt, salt)
             self._evict()
@@ -146,7 +146,7 @@ class TrieCache(PrefixCache):
             log.exception("cache freed: a conversation could not be resumed")
         else:
             return session
-        self._stacks.sessions = others
+        self._sequences.sessions = others
         self.give_up()  # not before the error and what it holds are gone
         return self._resume(prompt, salt)
 
@@ -158,16 +158,18 @@ class TrieCache(PrefixCache):
         if path[-1].start == branch < matched:
             path.pop()
         miss = Miss.NONE if matched else self._why_nothing(root)
-        stack, end = self._stacks.take()
-        node, refusal = self._land(stack, end, path, branch)
+        sequence, end = self._sequences.take()
+        node, refusal = self._land(sequence, end, path, branch)
         match = Match(matched, node.end, miss or refusal)
-        session = TrieSession(stack, prompt, match, node, self._passed, self._close)
+        session = TrieSession(sequence, prompt, match, node, self._passed, self._close)
         self._trie.lock(node)
-        if not stack.sliceable:
-            session.points = self._points.plan(prompt, node.end, branch, self._stacks.layout.most_points(self._budget))
+        if not sequence.sliceable:
+            session.points = self._points.plan(
+                prompt, node.end, branch, self._sequences.facts.most_points(self._budget)
+            )
             if session.points and session.points[0].at == node.end:
                 node.restore_point |= session.points.pop(0).keep
-        self._stacks.sessions.append(session)
+        self._sequences.sessions.append(session)
         return session
 
     def _why_nothing(self, root: Node) -> Miss:
@@ -175,16 +177,16 @@ class TrieCache(PrefixCache):
             return Miss.NO_COMMON_PREFIX
         return Miss.EMPTY if self._trie.empty else Miss.SALT
 
-    def _land(self, stack: LayerStack, end: Node | None, path: list[Node], matched: int) -> tuple[Node, Miss]:
+    def _land(self, sequence: SequenceLayers, end: Node | None, path: list[Node], matched: int) -> tuple[Node, Miss]:
         """Takes the layers, which stand at `end`, as far along the path as they get, at most `matched` tokens; returns
         where they stand then and why no further."""
         common = resume.common(path, matched, end)
-        at, refusal = resume.find(stack, path, matched, common)
+        at, refusal = resume.find(sequence, path, matched, common)
         path = self._trie.cut(path, at)
-        self._stacks.settle()
-        resume.go(stack, path, at, common)
+        self._sequences.settle()
+        resume.go(sequence, path, at, common)
         node = next(node for node in path if node.end == at)
-        resume.fill(stack, node)
+        resume.fill(sequence, node)
         self._bound.touch(node)
         return node, refusal
 
@@ -193,11 +195,11 @@ class TrieCache(PrefixCache):
     def _passed(self, session: TrieSession, count: int) -> None:
         if session.adrift:
             return
-        if self._stacks.heed():
+        if self._sequences.heed():
             self._distrust()
         self._keep_points(session)
         if count > 1 or not self.session_bytes(1):
-            session.stack.learn()
+            session.sequence.learn()
         if count > 1 or session.position % _CHECK_TOKENS == 0:
             # Further than needed, lest each few tokens of a decode have something to give up.
             self._evict(spare=(self._budget or 0) // 32)
@@ -205,7 +207,7 @@ class TrieCache(PrefixCache):
     def _distrust(self) -> None:
         """What was kept of a layer whose clock turned out to be another one is good for nothing."""
         for node in self._trie.nodes():
-            for slot in self._stacks.layout.distrusted:
+            for slot in self._sequences.facts.distrusted:
                 if slot < len(node.slots) and (held := node.slots[slot]) is not None:
                     held.close()
                     node.slots[slot] = None
@@ -223,8 +225,8 @@ class TrieCache(PrefixCache):
         """Takes the trie along the tokens up to `to`, where the layers stand, and keeps what they hold."""
         passed = self._trie.advance(session.node, keys(session.recorded[session.node.end : to]))
         for node in passed:
-            resume.fill(session.stack, node)
-        self._stacks.settle()
+            resume.fill(session.sequence, node)
+        self._sequences.settle()
         self._use(session, passed[-1] if passed else session.node)
         self._bound.touch(session.node)
 
@@ -238,11 +240,11 @@ class TrieCache(PrefixCache):
 
     def _close(self, session: LiveSession, failed: bool) -> None:
         assert isinstance(session, TrieSession)
-        self._stacks.sessions.remove(session)
+        self._sequences.sessions.remove(session)
         if not session.adrift:
             self._keep(session, failed)
-        if session.stack is not self._stacks.kept:
-            session.stack.abandon()  # what broke half-way may still be live in it, and they would hold each other
+        if session.sequence is not self._sequences.kept:
+            session.sequence.abandon()  # what broke half-way may still be live in it, and they would hold each other
 
     def _keep(self, session: TrieSession, failed: bool) -> None:
         try:
@@ -252,8 +254,8 @@ class TrieCache(PrefixCache):
             elif failed:
                 log.warning("what was live in the cache is freed", why="a forward failed")
                 self._trie.unlock(session.node)
-                self._trie.drop(self._stacks.only_in(session.stack))
-                session.stack.reset()
+                self._trie.drop(self._sequences.only_in(session.sequence))
+                session.sequence.reset()
                 self._evict()
             else:
                 self._record(session)
@@ -262,22 +264,22 @@ class TrieCache(PrefixCache):
             self.give_up()
 
     def _record(self, session: TrieSession) -> None:
-        stack = session.stack
-        reached = min(stack.offset, len(session.recorded))
-        if stack.level(reached):
+        sequence = session.sequence
+        reached = min(sequence.offset, len(session.recorded))
+        if sequence.level(reached):
             # Ahead of the record by a token that was never read, in a layer that cannot go back.
-            node, _ = self._land(stack, session.node, session.node.path(), session.node.end)
+            node, _ = self._land(sequence, session.node, session.node.path(), session.node.end)
             self._use(session, node)
             reached = node.end
-        stack.settle()
-        stack.learn()
+        sequence.settle()
+        sequence.learn()
         self._follow(session, reached)
         end = session.node
         self._trie.unlock(end)
-        self._stacks.keep(stack, end)
+        self._sequences.keep(sequence, end)
         self._trie.compact(end)
         self._thin(end)
-        self._stacks.settle()
+        self._sequences.settle()
         self._evict()
 
     def _thin(self, end: Node) -> None:

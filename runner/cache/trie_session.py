@@ -3,9 +3,9 @@
 from bisect import insort
 from collections.abc import Callable
 
-from runner.cache.checkpoints import Point
+from runner.cache.checkpoints import Checkpoint
 from runner.cache.interface import Match
-from runner.cache.sequence import LayerStack
+from runner.cache.sequence import SequenceLayers
 from runner.cache.session import LiveSession
 from runner.cache.trie import Node
 
@@ -15,7 +15,7 @@ class TrieSession(LiveSession):
 
     def __init__(
         self,
-        stack: LayerStack,
+        sequence: SequenceLayers,
         prompt: list[int],
         match: Match,
         node: Node,
@@ -24,9 +24,9 @@ class TrieSession(LiveSession):
     ) -> None:
         """`node` is where the layers stand; `passed(session, count)` is called after each forward over
         `count` tokens, `end(session, failed)` once."""
-        super().__init__(stack, prompt, match, end)
+        super().__init__(sequence, prompt, match, end)
         self.node = node  # as far as the trie has followed; locked
-        self.points: list[Point] = []
+        self.points: list[Checkpoint] = []
         self.adrift = False
         """Whether the trie that it went along was given up."""
         self._report = passed
@@ -34,7 +34,7 @@ class TrieSession(LiveSession):
     def stop_at(self, at: int) -> None:
         """The prefill stops there too, for another prompt that leaves this one there."""
         if all(point.at != at for point in self.points):
-            insort(self.points, Point(at, keep=False))
+            insort(self.points, Checkpoint(at, keep=False))
 
     def _next_stop(self) -> int | None:
         return next((point.at for point in self.points if point.at > self.position), None)

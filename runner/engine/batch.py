@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 
-from runner.cache.decode_rows import Rows
+from runner.cache.decode_rows import DecodeRows
 from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation
 from runner.engine.trace import TRACE
@@ -36,7 +36,7 @@ class _Awaited(NamedTuple):
         return _Awaited([self.choices[row] for row in rows], logits)
 
 
-class Group:
+class Batch:
     """One generation, which decodes on its own layers, or several on copies of theirs.
 
     From the second step on the forward of the next token is on its way before the present one is read. When a step of
@@ -49,13 +49,13 @@ class Group:
         self.id = next(_ids)
         self.generations = [generation]
         self._forward = forward
-        self._rows = Rows(generation.session)
+        self._rows = DecodeRows(generation.session)
         self._sampler: Sampler | SamplerBatch | None = None
         self._ahead: Sample | None = None  # dispatched, not yet read
         self._own: dict[Generation, Sample] = {}  # what each drew on its own layers, and has not taken yet
         self._awaited: _Awaited | None = None
         self._lost: Results = []
-        self.parted: list[Group] = []
+        self.parted: list[Batch] = []
         """Those whose grammars took too long for the others: each goes on in a group of its own. Take them out."""
         self.steps = 0
         """How many there have been."""
@@ -123,7 +123,7 @@ class Group:
         for generation in late:
             if not generation.done:
                 generation.sociable = False
-                group = Group(generation, self._forward)
+                group = Batch(generation, self._forward)
                 group.steps = self.steps
                 group._awaited = awaited.of([everyone.index(generation)])
                 self.parted.append(group)
@@ -135,7 +135,7 @@ class Group:
         lost, self._lost = self._lost, []
         return lost + [(generation, generation.take(choice)) for generation, choice in pairs]
 
-    def accepts(self, other: "Group") -> bool:
+    def accepts(self, other: "Batch") -> bool:
         """Whether the one generation of `other` may join. Rows are as long as the longest: one that is much shorter
         would cost more in padding than its own forwards do."""
         if self._ahead is None or other._ahead is None or len(other.generations) > 1:
@@ -150,11 +150,11 @@ class Group:
         """Whether its layers are of kinds that can be joined, as far as their clocks were found to be right."""
         return self._rows.batchable
 
-    def padded(self, other: "Group") -> int:
+    def padded(self, other: "Batch") -> int:
         """Tokens of the longest of both."""
         return max(*self._rows.lengths, *other._rows.lengths)
 
-    def join(self, other: "Group") -> None:
+    def join(self, other: "Batch") -> None:
         """Take over the one generation of `other`, between two steps. If it raises, `other` is as it was, and so is
         this one if it was alone."""
         assert self._ahead is not None
@@ -162,7 +162,7 @@ class Group:
         ahead = Sample.joined([self._ahead, other._ahead])
         self._release()
         other._release()
-        rows = self._rows if len(self.generations) > 1 else Rows(self.generations[0].session)
+        rows = self._rows if len(self.generations) > 1 else DecodeRows(self.generations[0].session)
         rows.join(other._rows)
         self._rows = rows
         if len(self.generations) == 1:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from runner.cache import PrefixCache
-from runner.engine.batch import Group
-from runner.engine.context import Trial
+from runner.engine.batch import Batch
+from runner.engine.context import BatchTrial
 from runner.engine.trace import TRACE
 from runner.logs import Log
 
@@ -12,10 +12,10 @@ log = Log(__name__)
 _LONE_STEPS = 4  # joining copies all that a row holds, which is no good for answers that are over then
 
 
-class Matching:
+class BatchMatcher:
     """Finds the group that another one should join. Owner: the engine thread."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: BatchTrial) -> None:
         """Nobody joins anybody before the end of the `trial`, which somebody has to advance."""
         self._trial = trial
         self.lone_steps = _LONE_STEPS
@@ -35,7 +35,7 @@ class Matching:
         self._trial.advance()
         self.waits &= self.untried
 
-    def host(self, group: Group, groups: Sequence[Group], cache: PrefixCache) -> Group | None:
+    def host(self, group: Batch, groups: Sequence[Batch], cache: PrefixCache) -> Batch | None:
         """Of `groups`, the one that the one generation of `group` goes best with and that has room for it."""
         if len(groups) < 2 or group.steps < self.lone_steps:
             return None

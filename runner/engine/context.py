@@ -5,11 +5,11 @@ from typing import NamedTuple, Protocol
 
 from runner.cache import PrefixCache
 from runner.engine.generation import Forward
-from runner.engine.memory.budget import Memory
+from runner.engine.memory.budget import MemoryBudget
 from runner.tokenizer import Tokenizer
 
 
-class Trial(Protocol):
+class BatchTrial(Protocol):
     """Finds out, slice by slice, whether several rows can be decoded in one forward."""
 
     @property
@@ -22,7 +22,7 @@ class Trial(Protocol):
         ...
 
 
-class Known(NamedTuple):
+class SettledTrial(NamedTuple):
     """A trial that is over."""
 
     fault: str = ""
@@ -31,15 +31,15 @@ class Known(NamedTuple):
         """Nothing is left to try."""
 
 
-class Means(NamedTuple):
+class EngineContext(NamedTuple):
     """What requests are computed with."""
 
     forward: Forward
     tokenizer: Tokenizer
     context_length: int
     make_cache: Callable[[], PrefixCache]
-    memory: Memory
+    memory: MemoryBudget
     salt: str = ""
     """Names what changes the meaning of what the cache keeps: prompts of different salts share nothing."""
-    trial: Trial = Known()
+    trial: BatchTrial = SettledTrial()
     """Whether the model can decode several rows in one forward."""

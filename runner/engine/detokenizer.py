@@ -97,7 +97,7 @@ class StopStrings:
         return self._next[state].get(character, 0)
 
 
-class TextStream(Generic[Entry]):
+class Detokenizer(Generic[Entry]):
     """One generation's text. Owned by the request; lives on the thread that pushes.
 
     Where several stop strings match, the one that begins first wins, even if another one was complete before it: while

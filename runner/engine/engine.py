@@ -17,8 +17,8 @@ from runner.cache import PrefixCache, make_cache
 from runner.engine.events import Outbox
 from runner.engine.formats import Formats
 from runner.engine.platform.affinity import OneCore, keep_together
-from runner.engine.platform.wakeup import Bell
-from runner.engine.policy import Schedule
+from runner.engine.platform.wakeup import Wakeup
+from runner.engine.policy import SlicePolicy
 from runner.engine.request import Limits, Request
 from runner.engine.trace import TRACE
 from runner.errors import ComputeError, ModelError, RunnerError, no_mlx
@@ -29,8 +29,8 @@ from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from runner.engine.observe.counters import Published
-    from runner.engine.report import Survey
-    from runner.engine.scheduler import Running
+    from runner.engine.report import Report
+    from runner.engine.scheduler import Scheduler
 
 Answer = TypeVar("Answer")
 log = Log(__name__)
@@ -55,8 +55,8 @@ class Engine:
 
     tokenizer: Tokenizer
     """There once requests can be computed."""
-    _running: "Running"
-    _survey: "Survey"
+    _running: "Scheduler"
+    _survey: "Report"
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Engine:
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
         """Begin to load. The event is set when requests can be computed; a fault until then ends the process."""
         self._ready = asyncio.Event()
-        self._outbox = Outbox(loop, Bell(loop).wake)
+        self._outbox = Outbox(loop, Wakeup(loop).wake)
         self._opening.add_done_callback(self._check_tokenizer)
         threading.Thread(target=self._live, args=(loop,), name="engine", daemon=True).start()
         return self._ready
@@ -165,12 +165,12 @@ class Engine:
         except ImportError as error:
             raise no_mlx(error) from error
 
-        from runner.cache.layers.batch_trial import Trial
-        from runner.engine.context import Known, Means
-        from runner.engine.memory.budget import Memory, MLXMeter, set_limits
+        from runner.cache.layers.batch_trial import BatchTrial
+        from runner.engine.context import EngineContext, SettledTrial
+        from runner.engine.memory.budget import MemoryBudget, MLXMeter, set_limits
         from runner.engine.platform.warmup import sketch, warm_up
-        from runner.engine.report import About, Survey
-        from runner.engine.scheduler import Running
+        from runner.engine.report import About, Report
+        from runner.engine.scheduler import Scheduler
         from runner.model.device import device_bytes, lent_bytes
         from runner.model.weights.dtype import device
         from runner.model.weights.load import load
@@ -214,21 +214,23 @@ class Engine:
 
         self._warm_up = warm
         vocab_size = self.limits.vocab_size
-        trial = Known(loaded.solitary) if loaded.solitary else Trial(make_layers, loaded.logits, vocab_size)
+        trial = SettledTrial(loaded.solitary) if loaded.solitary else BatchTrial(make_layers, loaded.logits, vocab_size)
         reuse_bytes = set_limits(budget_bytes, on_cpu=on_cpu)
         shared = on_cpu or mx.metal.is_available()  # one memory for the device and for processes
         room = budget_bytes - mx.get_active_memory()
         self._formats = formats = Formats(self._model, self.tokenizer, self._settings.parallel, room)
-        means = Means(
+        means = EngineContext(
             loaded.logits,
             self.tokenizer,
             self.limits.context_length,
             new_cache,
-            Memory(MLXMeter(), budget_bytes, chunk, reuse_bytes, lambda: formats.nbytes if shared else 0),
+            MemoryBudget(MLXMeter(), budget_bytes, chunk, reuse_bytes, lambda: formats.nbytes if shared else 0),
             salt,
             trial,
         )
-        self._running = Running(means, Schedule(chunk, self._settings.max_gap_s), self._settings.parallel, self._outbox)
+        self._running = Scheduler(
+            means, SlicePolicy(chunk, self._settings.max_gap_s), self._settings.parallel, self._outbox
+        )
         about = About(
             __version__,
             self._model.name,
@@ -238,7 +240,7 @@ class Engine:
             self._settings.cache,
         )
         shown = self.tokenizer if self._settings.inspect_text else None
-        self._survey = Survey(about, self._running, means.memory, shown)
+        self._survey = Report(about, self._running, means.memory, shown)
         self._publish()
         log.info(
             "model loaded",

@@ -8,9 +8,9 @@ import mlx.core as mx
 
 from protocol import DoneReason, Logprob, Metrics
 from runner.cache.session import LiveSession
-from runner.engine.detokenizer import Piece, TextStream, joined
+from runner.engine.detokenizer import Detokenizer, Piece, joined
 from runner.engine.events import Event, Failed, Finished, Text
-from runner.engine.lifecycle import Life
+from runner.engine.lifecycle import Lifecycle
 from runner.engine.logprobs import entry
 from runner.engine.request import Request
 from runner.engine.trace import TRACE
@@ -50,7 +50,7 @@ class Generation:
         self.began_again = False
         """Whether memory has run out for it once."""
         self._tokenizer = tokenizer
-        self._text: TextStream[Logprob] = TextStream(tokenizer, request.stops)
+        self._text: Detokenizer[Logprob] = Detokenizer(tokenizer, request.stops)
         self._context_length = context_length
         self._started_ns = started_ns
         self._computed_ns = perf_counter_ns()  # from when on, which is later where another one had to be waited for
@@ -227,9 +227,9 @@ class Generation:
         self.session.close(failed=self._outcome == "failed")
 
     @property
-    def life(self) -> Life:
+    def life(self) -> Lifecycle:
         """What has become of it so far."""
-        return Life(
+        return Lifecycle(
             self.request.arrived_ns,
             self._computed_ns,
             self._decode_started_ns,

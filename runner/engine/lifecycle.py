@@ -14,7 +14,7 @@ OUTCOMES = ("done", "length", "cancelled", "failed", "refused")
 """The model, a stop string or a grammar ended the answer; its length did; the client left; a fault; it was none."""
 
 
-class Life(NamedTuple):
+class Lifecycle(NamedTuple):
     """When what happened to a request that has begun, in ns of `perf_counter_ns`, 0 for what has not happened yet."""
 
     arrived_ns: int
@@ -53,7 +53,7 @@ class Life(NamedTuple):
         return tokens / (max(1, self.decoded_ns - self.computed_ns) / 1e9) if self.decoded_ns else 0.0
 
 
-def report(request: "Request", session: "LiveSession", life: Life) -> None:
+def report(request: "Request", session: "LiveSession", life: Lifecycle) -> None:
     """Write the line of a request that has ended."""
     log.info(
         "completion",

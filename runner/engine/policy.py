@@ -79,7 +79,7 @@ class _Pace:
     """How long its steps take."""
 
 
-class Schedule:
+class SlicePolicy:
     """Says what comes next, and learns from what came. `next` changes nothing, `took` all there is to change.
 
     Owner: the engine thread. Its clock is the sum of the slices.

@@ -3,11 +3,11 @@
 from collections import deque
 
 from runner.cache import PrefixCache
-from runner.engine.memory.budget import Memory
+from runner.engine.memory.budget import MemoryBudget
 from runner.engine.request import Request
 
 
-class Waiting:
+class RequestQueue:
     """Says who begins next. Owner: the engine thread.
 
     The queue is first in, first out. Who has left it to wait behind another one holds a place, and goes first.
@@ -46,7 +46,7 @@ class Waiting:
                 self.queue.remove(request)
         return dropped
 
-    def first(self, cache: PrefixCache, memory: Memory, computed: int) -> Request | None:
+    def first(self, cache: PrefixCache, memory: MemoryBudget, computed: int) -> Request | None:
         """The first that can begin while so many others are computed, as of the last change."""
         if self.changed:
             self._first, self.changed = self._find(cache, memory, computed), False
@@ -60,7 +60,7 @@ class Waiting:
             self.queue.popleft()
         return left_ns
 
-    def _find(self, cache: PrefixCache, memory: Memory, computed: int) -> Request | None:
+    def _find(self, cache: PrefixCache, memory: MemoryBudget, computed: int) -> Request | None:
         for request in self.behind:
             if not cache.follows(request.prompt, self._salt):
                 return request if not computed or memory.admits(cache, len(request.prompt)) else None

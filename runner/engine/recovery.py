@@ -11,13 +11,13 @@ from runner.cache.session import LiveSession
 from runner.engine.batch import Results
 from runner.engine.events import Event
 from runner.engine.generation import Generation
-from runner.engine.memory.budget import Memory
+from runner.engine.memory.budget import MemoryBudget
 from runner.logs import Log, lacks_memory
 
 log = Log(__name__)
 
 
-class Shortage:
+class Recovery:
     """Those whose slice found no memory: each begins again once, when everything that nobody uses is gone.
 
     Not from where the slice began: a forward that broke off leaves its layers in a state that nobody knows. What is
@@ -25,7 +25,7 @@ class Shortage:
     engine thread.
     """
 
-    def __init__(self, memory: Memory, salt: str) -> None:
+    def __init__(self, memory: MemoryBudget, salt: str) -> None:
         self._memory = memory
         self._salt = salt
         self._starved: list[Generation] = []

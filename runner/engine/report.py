@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from protocol.stats import CacheNode, MemoryCounts, RunningRequest, Stats
 from runner.cache import report
-from runner.engine.memory.budget import Memory
+from runner.engine.memory.budget import MemoryBudget
 from runner.engine.observe.counters import Published
 from runner.tokenizer import Tokenizer
 from runner.tokenizer.utf8 import decode
@@ -16,7 +16,7 @@ from runner.tokenizer.utf8 import decode
 if TYPE_CHECKING:
     from runner.engine.generation import Generation
     from runner.engine.request import Request
-    from runner.engine.scheduler import Running
+    from runner.engine.scheduler import Scheduler
 
 _PREVIEW = 60
 
@@ -32,10 +32,10 @@ class About(NamedTuple):
     cache_kind: str
 
 
-class Survey:
+class Report:
     """Looks, and changes nothing. Owner: the engine thread."""
 
-    def __init__(self, about: About, running: "Running", memory: Memory, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, about: About, running: "Scheduler", memory: MemoryBudget, tokenizer: Tokenizer | None) -> None:
         """With a tokenizer nodes show the beginning of their text."""
         self._about = about
         self._running = running
@@ -75,7 +75,7 @@ class Survey:
         return report.nodes(self._running.cache.parts, self._spell)
 
 
-def _counted(memory: Memory) -> MemoryCounts:
+def _counted(memory: MemoryBudget) -> MemoryCounts:
     return MemoryCounts(
         used_bytes=mx.get_active_memory(),
         reusable_bytes=mx.get_cache_memory(),

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from time import perf_counter, perf_counter_ns
 
 from runner.cache.session import LiveSession
-from runner.engine.batch import Group, Results
-from runner.engine.batch_matching import Matching
-from runner.engine.context import Known, Means
+from runner.engine.batch import Batch, Results
+from runner.engine.batch_matching import BatchMatcher
+from runner.engine.context import EngineContext, SettledTrial
 from runner.engine.events import Failed, Outbox, Refused, Started, tell
 from runner.engine.generation import Generation
 from runner.engine.observe.journal import Journal
-from runner.engine.policy import Begin, Decode, Prefill, Schedule, Slice, Try, View
-from runner.engine.queue import Waiting
-from runner.engine.recovery import Shortage, collect, give_up
+from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, Try, View
+from runner.engine.queue import RequestQueue
+from runner.engine.recovery import Recovery, collect, give_up
 from runner.engine.request import Request
 from runner.engine.trace import TRACE
 from runner.logs import Log, told
@@ -21,27 +21,27 @@ log = Log(__name__)
 _RESERVE_SLICES = 64  # how often the bytes of batches, which grow, are told to the cache
 
 
-class Running:
+class Scheduler:
     """Advances requests slice by slice. Owner: the engine thread.
 
     A request that has begun is in one place at a time: behind another one that computes what they share, prefilling, or
     in a group. Whatever goes wrong with one ends that one, and leaves the others as they are.
     """
 
-    def __init__(self, means: Means, schedule: Schedule, parallel: int, outbox: Outbox) -> None:
+    def __init__(self, means: EngineContext, schedule: SlicePolicy, parallel: int, outbox: Outbox) -> None:
         """At most `parallel` requests run at once."""
         self.cache = means.make_cache()
         self._means, self._schedule, self._outbox = means, schedule, outbox
         self.places = parallel if self.cache.concurrent else 1
         """How many requests may run at once."""
-        self._waiting = Waiting(means.salt, self.places)
+        self._waiting = RequestQueue(means.salt, self.places)
         self.journal = Journal(self._waiting)
         self.prefilling: list[Generation] = []  # their prompts are being read
         self._compiling: list[Generation] = []  # prefilled, but their grammar is not known yet
-        self._groups: list[Group] = []
-        self.matching = Matching(means.trial if self.places > 1 else Known())
+        self._groups: list[Batch] = []
+        self.matching = BatchMatcher(means.trial if self.places > 1 else SettledTrial())
         self.memory = means.memory
-        self._shortage = Shortage(means.memory, means.salt)
+        self._shortage = Recovery(means.memory, means.salt)
         self._spoiled = False  # the next request must not meet what the last one left behind in the cache
         self._slices = 0
         self._make_room()
@@ -103,7 +103,7 @@ class Running:
             self._make_room()
         return len(self._generations) if isinstance(chosen, Decode) else 0
 
-    def _run(self, chosen: Slice, view: View, startable: Request | None, ready: Sequence[Group]) -> Slice:
+    def _run(self, chosen: Slice, view: View, startable: Request | None, ready: Sequence[Batch]) -> Slice:
         """Returns what it really did."""
         match chosen:
             case Begin() if startable is not None:
@@ -153,7 +153,7 @@ class Running:
         if generation.left:
             self.prefilling.append(generation)
         elif generation.compiled:
-            self._groups.append(Group(generation, self.memory.watched(self._means.forward)))
+            self._groups.append(Batch(generation, self.memory.watched(self._means.forward)))
         else:
             self._compiling.append(generation)
 
@@ -173,7 +173,7 @@ class Running:
 
     # --- decode
 
-    def _decode(self, group: Group) -> int:
+    def _decode(self, group: Batch) -> int:
         """A step of this group or, where it joins another one, of that. Returns the id of the group that stepped."""
         group = self._join(group) or group
         TRACE.name("decode", rows=len(group.generations))
@@ -199,7 +199,7 @@ class Running:
         self._waiting.changed |= group.steps <= 1  # the very first forward shows what a request takes
         return group.id
 
-    def _join(self, group: Group) -> Group | None:
+    def _join(self, group: Batch) -> Batch | None:
         """Puts a group of one into another group, if there is one that it goes well with, and returns that."""
         host = self.matching.host(group, self._groups, self.cache)
         if host is None:
@@ -218,7 +218,7 @@ class Running:
         self._reserve()
         return host
 
-    def _leave(self, group: Group, leaving: Sequence[Generation]) -> None:
+    def _leave(self, group: Batch, leaving: Sequence[Generation]) -> None:
         """These end, and the others of the group go on."""
         if not leaving:
             return
@@ -236,7 +236,7 @@ class Running:
         for generation in leaving:
             self._end(generation)
 
-    def _disband(self, group: Group, error: Exception) -> None:
+    def _disband(self, group: Batch, error: Exception) -> None:
         """The answers of a group, of which something raised, go on each alone."""
         log.exception("answers that were computed together go on one by one", answers=len(group.generations))
         self._shortage.heed(error)
@@ -293,7 +293,7 @@ class Running:
 
     def _renew_cache(self) -> None:
         self._outbox.send()
-        self.journal.counters.cache_dropped(self.cache.parts.layout)
+        self.journal.counters.cache_dropped(self.cache.parts.facts)
         give_up(self.cache)
         self.cache, self._spoiled = self._means.make_cache(), False
         collect()

@@ -32,7 +32,7 @@ def free_descriptors() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(list(Path("/dev/fd").iterdir()))
 
 
-class Shortage:
+class DescriptorShortage:
     """The event loop's exception handler: tells in one line that connections must wait, and leaves the rest as it is.
 
     Without a descriptor left asyncio tries again every second, and each time writes a hundred tracebacks.

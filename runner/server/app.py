@@ -18,15 +18,15 @@ from runner.server.page import add_page
 from runner.server.request_body import Bodies
 from runner.server.stats import PATHS as _WATCHED_PATHS
 from runner.server.stats import StatsEndpoints
-from runner.server.stats_cache import Board
+from runner.server.stats_cache import StatsCache
 from runner.server.tokenize import TokenizeEndpoint
-from runner.server.tokenize_threads import Lanes
+from runner.server.tokenize_threads import TokenizeThreads
 
 log = Log(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _STATUS_PATHS = ("/v1/status", "/health")
 _COMPLETION_PATHS = ("/completion", "/v1/completions")
-_BOARD = web.AppKey("board", Board)
+_BOARD = web.AppKey("board", StatsCache)
 CONNECTIONS = web.AppKey("connections", Connections)
 
 
@@ -39,7 +39,7 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     async def loaded(http: web.Request) -> web.Response:
         return _json(LOADED if http.method in ("GET", "POST") else b"")
 
-    lanes, bodies = Lanes(), Bodies()
+    lanes, bodies = TokenizeThreads(), Bodies()
     completion = CompletionEndpoint(engine, helper, lanes, bodies)
     tokenize = TokenizeEndpoint(engine, lanes, bodies)
     app = web.Application(middlewares=[_answer], handler_args={"auto_decompress": False})

@@ -22,8 +22,8 @@ from runner.engine.request import (
 )
 from runner.errors import RequestError
 from runner.server.request_body import MOST_MEDIA_BYTES, Bodies, Body
-from runner.server.response import Answer
-from runner.server.tokenize_threads import Lanes
+from runner.server.response import ResponseBody
+from runner.server.tokenize_threads import TokenizeThreads
 from runner.tokenizer import PART_CHARACTERS
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ NUMBER = web.RequestKey("number", int)
 class CompletionEndpoint:
     """Prepares requests off the event loop, hands them to the engine, and writes what it tells."""
 
-    def __init__(self, engine: Engine, helper: Executor, lanes: Lanes, bodies: Bodies) -> None:
+    def __init__(self, engine: Engine, helper: Executor, lanes: TokenizeThreads, bodies: Bodies) -> None:
         self._engine = engine
         self._helper = helper
         self._lanes = lanes
@@ -96,7 +96,7 @@ class CompletionEndpoint:
             response.enable_chunked_encoding()
         with suppress(ConnectionError):  # the client is gone; the server finds out too when it ends the response
             await response.prepare(http)  # only now has the request left the queue
-            answer = Answer(http.protocol, chunked=response.chunked)
+            answer = ResponseBody(http.protocol, chunked=response.chunked)
             answer.take(events)
             request.stream.follow(answer.take)
             await response.write_eof(await answer.rest)

@@ -12,7 +12,7 @@ from runner.server.connections import Connection
 _ENDS = (Finished, Failed)
 
 
-class Answer:
+class ResponseBody:
     """Writes what the engine tells of one request, as one chunk for all that arrives together.
 
     Owner: the event loop. What the client does not read waits as bytes in the transport: at most the whole answer,

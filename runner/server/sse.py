@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 
 from protocol.stats import Stats
-from runner.server.stats_cache import Board
+from runner.server.stats_cache import StatsCache
 
 STATS_S, CACHE_S, HEARTBEAT_S = 0.5, 1.0, 15.0
 """The least time between two events of a kind, and the most between any two."""
@@ -22,10 +22,10 @@ class Told(msgspec.Struct):
     last_s: float = float("-inf")
 
 
-class News:
+class EventFeed:
     """What there is to tell, made once for all pages, and only while there is one. Owner: the event loop."""
 
-    def __init__(self, board: Board, clock: Callable[[], float]) -> None:
+    def __init__(self, board: StatsCache, clock: Callable[[], float]) -> None:
         """`clock` gives seconds."""
         self._board = board
         self._clock = clock

@@ -11,8 +11,8 @@ import msgspec
 from aiohttp import web
 
 from runner.engine.engine import Engine
-from runner.server.sse import STATS_S, News, Told
-from runner.server.stats_cache import Board
+from runner.server.sse import STATS_S, EventFeed, Told
+from runner.server.stats_cache import StatsCache
 
 if TYPE_CHECKING:
     from runner.server.metrics import Exporter
@@ -32,8 +32,8 @@ class StatsEndpoints:
         clock: Callable[[], float] = monotonic,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        self.board = Board(engine, clock=clock)
-        self._news = News(self.board, clock)
+        self.board = StatsCache(engine, clock=clock)
+        self._news = EventFeed(self.board, clock)
         self._helper = helper
         self._sleep = sleep
         self._exporter: Exporter | None = None

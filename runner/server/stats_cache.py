@@ -15,7 +15,7 @@ _PATIENCE_S = 1.0
 _FRESH_S = 0.2
 
 
-class Board:
+class StatsCache:
     """What the engine last said of itself. Owner: the event loop.
 
     The engine answers between two slices; one question is on its way at a time, whoever asks. Behind a slice that takes

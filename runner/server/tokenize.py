@@ -8,13 +8,13 @@ from aiohttp import web
 
 from runner.engine.engine import Engine
 from runner.server.request_body import MOST_MEDIA_BYTES, Bodies
-from runner.server.tokenize_threads import Lanes
+from runner.server.tokenize_threads import TokenizeThreads
 
 
 class TokenizeEndpoint:
     """Tokenizes off the event loop, a part at a time: behind a very long text nobody waits longer than for a part."""
 
-    def __init__(self, engine: Engine, lanes: Lanes, bodies: Bodies) -> None:
+    def __init__(self, engine: Engine, lanes: TokenizeThreads, bodies: Bodies) -> None:
         self._engine = engine
         self._lanes = lanes
         self._bodies = bodies

@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 _SHORT_THREADS = 2
 
 
-class Lanes:
+class TokenizeThreads:
     """Two threads for texts that are tokenized in one part, one for longer ones, whose parts take turns."""
 
     def __init__(self) -> None:

@@ -93,7 +93,7 @@ class Forest:
 
     def _cut(self, leaf: Node) -> None:
         self.cache._trie.split(leaf, _EDGE // 2)
-        self.cache._stacks.settle()
+        self.cache._sequences.settle()
 
     def _leaf(self) -> Node:
         """One of those planted that is still whole; others if all are gone."""
@@ -115,7 +115,7 @@ class Forest:
 
     def _node(self, parent: Node) -> Node:
         (node,) = self.cache._trie.advance(parent, keys(self._fresh(_EDGE)))
-        ledger = self.cache._stacks.layout.ledger
+        ledger = self.cache._sequences.facts.ledger
         for layer in range(self._layers):
             pair = [mx.zeros((1, 1, _EDGE, _WIDTH)) for _ in range(2)]
             if self._is_state(layer):

@@ -49,7 +49,7 @@ def test_a_turn_does_what_it_says(stateful: bool) -> None:
     forest = Forest(120, 4, stateful, seed=1)
     assert forest.nodes == 120
     assert len({len(node.path()) for node in forest._leaves}) == 1
-    ledger = forest.cache._stacks.layout.ledger
+    ledger = forest.cache._sequences.facts.ledger
     assert ledger.nbytes == sum(node.nbytes for node in forest.cache._trie.nodes())
     for _ in range(3):
         before = forest.cache.nbytes

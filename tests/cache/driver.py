@@ -126,8 +126,8 @@ def largest(x: mx.array) -> float:
 
 def check_trie(cache: TrieCache) -> None:
     """Between sessions: edges, snapshots, bytes and layers of a trie cache agree with each other."""
-    stack, end = cache._stacks.kept, cache._stacks.end
-    assert {state.offset for _, state in stack.used if not state.empty} <= {end.end if end else 0}
+    sequence, end = cache._sequences.kept, cache._sequences.end
+    assert {state.offset for _, state in sequence.used if not state.empty} <= {end.end if end else 0}
     count = nbytes = 0
     for node in cache._trie.nodes():
         assert node.parent is not None
@@ -138,16 +138,16 @@ def check_trie(cache: TrieCache) -> None:
             if snapshot is not None:
                 count, nbytes = count + 1, nbytes + snapshot.nbytes
                 assert snapshot.stop == node.end
-                assert snapshot.start == node.start or not stack.states[slot].sliceable
+                assert snapshot.start == node.start or not sequence.states[slot].sliceable
                 assert not snapshot.live or snapshot.nbytes == 0
-    assert (count, nbytes) == (stack.ledger.count, stack.ledger.nbytes)
+    assert (count, nbytes) == (sequence.ledger.count, sequence.ledger.nbytes)
 
 
 def check_level(cache: SingleEntryCache) -> None:
     """Between sessions all layers stand at the end of the record, and what they hold is evaluated."""
-    stack = cache._stack
-    assert stack is not None
-    offsets = {state.offset for state in stack.states if not state.empty}
+    sequence = cache._sequence
+    assert sequence is not None
+    offsets = {state.offset for state in sequence.states if not state.empty}
     assert offsets == ({len(cache._tokens)} if cache._tokens else set()), f"record {len(cache._tokens)}"
 
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from runner.cache.interface import Miss, Snapshot
 from runner.cache.layers import _ADAPTERS
-from runner.cache.layers.adapter import CountedState, LeafState, MovedState
+from runner.cache.layers.adapter import CountedState, LayerAdapter, MovedState
 from runner.cache.layers.snapshot import LayerSnapshot, Owned, StateSnapshot, complete
 
 WINDOW = 4
@@ -177,7 +177,7 @@ class FakeState(StateSnapshot[Content]):
         return STATE_BYTES if self._owned else 0
 
 
-class Sized(LeafState[Content]):
+class Sized(LayerAdapter[Content]):
     """What the adapters share: no arrays, and the bytes that their layer says it has."""
 
     leaf: FakeLayer

@@ -8,7 +8,7 @@ import mlx.core as mx
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.interface import LayerState, Snapshot
 from runner.cache.layers import adapt
-from runner.cache.layers.adapter import LeafState
+from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.snapshot import LayerSnapshot, Ledger, complete
 
 from mlx_lm.models.cache import (  # isort: skip
@@ -82,7 +82,7 @@ def layer(kind: str) -> LayerState:
 
 def ledger(state: LayerState) -> tuple[int, int]:
     """How many snapshots of the layer are open, and the bytes that they own."""
-    assert isinstance(state, LeafState)
+    assert isinstance(state, LayerAdapter)
     return state.ledger.count, state.ledger.nbytes
 
 
@@ -96,7 +96,7 @@ def write(state: LayerState, count: int, at_once: bool = True, first: int | None
     """A forward over `count` tokens, or that many forwards, as the stack does them: what they would destroy is copied
     out before. `first`: the position that the first token says it has, if not its own. Returns the positions that the
     last forward could attend to."""
-    assert isinstance(state, LeafState)
+    assert isinstance(state, LayerAdapter)
     read: list[int] = []
     begin = state.offset if first is None else first
     for length in [count] if at_once else [1] * count:
@@ -122,7 +122,7 @@ def append(leaf: object, entries: mx.array) -> list[int]:
 
 def held(state: LayerState) -> list[int]:
     """The positions that the next forward over several tokens finds, oldest first."""
-    assert isinstance(state, LeafState)
+    assert isinstance(state, LayerAdapter)
     if isinstance(state.leaf, RotatingKVCache):
         ring = cast("Ring", state.leaf)
         both = ring._temporal_order(ring.keys), ring._temporal_order(ring.values)
@@ -165,7 +165,7 @@ def kept(snapshot: Snapshot | None) -> list[int]:
 
 def entries(state: LayerState, start: int, stop: int) -> list[int]:
     """The positions in a layer's own copy of some tokens."""
-    assert isinstance(state, LeafState)
+    assert isinstance(state, LayerAdapter)
     arrays = state.copy(start, stop).arrays
     half = len(arrays) // 2
     return _pairs((arrays[:half], arrays[half:]))

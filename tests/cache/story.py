@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from runner.cache.checkpoints import Point, Points
+from runner.cache.checkpoints import Checkpoint, CheckpointPolicy
 from runner.cache.interface import Session, Snapshot
-from runner.cache.sequence import LayerStack
+from runner.cache.sequence import SequenceLayers
 from runner.cache.single import SingleEntryCache
 from runner.cache.trie import Node, spelled
 from runner.cache.trie_cache import TrieCache
@@ -33,7 +33,7 @@ class CancelledError(Exception):
 class Hook(Protocol):
     """Called between two steps of a request; what it raises is what went wrong there."""
 
-    def __call__(self, stack: LayerStack) -> None: ...
+    def __call__(self, sequence: SequenceLayers) -> None: ...
 
 
 class Conversation:
@@ -46,7 +46,7 @@ class Conversation:
         *,
         chunk: int = CHUNK,
         budget: int | None = None,
-        points: Points | None = None,
+        points: CheckpointPolicy | None = None,
     ) -> None:
         self.kinds = FAMILIES[family]
         self.chunk = chunk
@@ -69,23 +69,23 @@ class Conversation:
         return self.cache
 
     @property
-    def stack(self) -> LayerStack:
+    def sequence(self) -> SequenceLayers:
         if isinstance(self.cache, TrieCache):
-            return self.cache._stacks.kept
-        assert self.cache._stack is not None
-        return self.cache._stack
+            return self.cache._sequences.kept
+        assert self.cache._sequence is not None
+        return self.cache._sequence
 
     @property
     def record(self) -> list[int]:
         """The tokens that the layers hold, as the cache believes."""
         if isinstance(self.cache, SingleEntryCache):
             return self.cache._tokens
-        end = self.cache._stacks.end
+        end = self.cache._sequences.end
         return list(spelled(end.path())) if end else []
 
     @property
     def offsets(self) -> set[int]:
-        return {state.offset for _, state in self.stack.used} or {0}
+        return {state.offset for _, state in self.sequence.used} or {0}
 
     @property
     def shape(self) -> str:
@@ -123,7 +123,7 @@ class Conversation:
                 self.forward(session, [token], [*prompt, *answer[: k + 1]])
                 before_record(k)
                 session.record(token)
-            before_close(self.stack)
+            before_close(self.sequence)
         except CancelledError:
             pass
         finally:
@@ -189,7 +189,7 @@ class Conversation:
 
     def check_trie(self, in_use: Node | None) -> None:
         """Edges, locks, snapshots and bytes, when a session uses this node, or none does."""
-        assert [session.node for session in self.trie._stacks.sharing] == ([in_use] if in_use else [])
+        assert [session.node for session in self.trie._sequences.sharing] == ([in_use] if in_use else [])
         check_trie(self.trie, self.kinds)
 
     def _begin(self, prompt: Sequence[int], salt: str = "") -> Session:
@@ -226,8 +226,8 @@ class Conversation:
 def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
     """Edges, locks, snapshots, bytes, stacks and the order in which nodes go agree with each other, however many
     sessions are open."""
-    stacks = cache._stacks
-    locks = Counter(node for session in stacks.sharing for node in session.node.path())
+    sequences = cache._sequences
+    locks = Counter(node for session in sequences.sharing for node in session.node.path())
     held: list[Snapshot] = []
     for root in cache._trie._roots.values():
         assert not root.tokens
@@ -235,28 +235,28 @@ def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
         _check_below(root, kinds, {kind: kind() for kind in kinds if kind is not FakeKV}, locks, held)
     assert not locks, "used nodes that are not in the trie, or roots"
     owned = sum(snapshot.nbytes for snapshot in held)
-    assert (len(held), owned) == (stacks.layout.ledger.count, stacks.layout.ledger.nbytes)
-    among = {stacks.kept, *(session.stack for session in stacks.sharing)}
-    live = Counter(snapshot for stack in among for state in stack.states for snapshot in state.live)
+    assert (len(held), owned) == (sequences.facts.ledger.count, sequences.facts.ledger.nbytes)
+    among = {sequences.kept, *(session.sequence for session in sequences.sharing)}
+    live = Counter(snapshot for sequence in among for state in sequence.states for snapshot in state.live)
     assert live == Counter(snapshot for snapshot in held if snapshot.live), "live elsewhere, or twice"
-    everyone = among | {session.stack for session in stacks.sessions}
-    layers = [layer for stack in everyone for layer in stack.layers if isinstance(layer, FakeLayer)]
+    everyone = among | {session.sequence for session in sequences.sessions}
+    layers = [layer for sequence in everyone for layer in sequence.layers if isinstance(layer, FakeLayer)]
     assert cache.nbytes == owned + cache._reserved + sum(layer.nbytes for layer in layers)
-    for stack in everyone:
-        assert {state.offset for _, state in stack.used} <= {stack.position}
-    if stacks.idle:
-        recorded = spelled(stacks.end.path()) if stacks.end else []
-        assert stacks.kept.position == len(recorded)
+    for sequence in everyone:
+        assert {state.offset for _, state in sequence.used} <= {sequence.position}
+    if sequences.idle:
+        recorded = spelled(sequences.end.path()) if sequences.end else []
+        assert sequences.kept.position == len(recorded)
         if recorded:
-            check_content(stacks.kept.layers, kinds, recorded)
+            check_content(sequences.kept.layers, kinds, recorded)
     else:
-        assert stacks.end is None
+        assert sequences.end is None
     check_order(cache)
 
 
 def check_order(cache: TrieCache) -> None:
     """Who would go next is who goes next by a fresh look at all nodes, and so it is with everybody's weight."""
-    eviction, spared, now = cache._bound._current(), cache._stacks.end, cache._trie.now
+    eviction, spared, now = cache._bound._current(), cache._sequences.end, cache._trie.now
     order = eviction.order
     ranks = [
         order.rank(node, now)
@@ -304,10 +304,10 @@ def _check_below(
 class BranchOnly:
     """Stops where prompts were seen to part, and nowhere else; nothing is surplus."""
 
-    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Point]:
+    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
         wanted = {branch: False, **dict.fromkeys(self.wanted(len(tokens)), True)}
-        ahead = [Point(at, wanted[at]) for at in sorted(wanted) if cached < at < len(tokens)][:most]
-        return [Point(cached, True), *ahead] if wanted.get(cached) else ahead
+        ahead = [Checkpoint(at, wanted[at]) for at in sorted(wanted) if cached < at < len(tokens)][:most]
+        return [Checkpoint(cached, True), *ahead] if wanted.get(cached) else ahead
 
     def wanted(self, end: int) -> Sequence[int]:
         """The restore points of a prompt of so many tokens."""

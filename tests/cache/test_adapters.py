@@ -20,10 +20,10 @@ from runner.cache.layers import adapt, distrust, flatten
 from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.generic import GenericState
 from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
-from runner.cache.layers.recurrent import ArraysState
+from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.snapshot import Ledger, complete
 from runner.cache.layers.window import WindowState
-from runner.cache.sequence import LayerStack
+from runner.cache.sequence import SequenceLayers
 
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache  # isort: skip
 
@@ -47,7 +47,7 @@ def test_the_table_goes_by_the_exact_class() -> None:
         "exact": ExactKVState,
         "window": WindowState,
         "chunk": ChunkState,
-        "arrays": ArraysState,
+        "arrays": RecurrentState,
         "generic": GenericState,
     }
     assert issubclass(Unknown, KVCache)
@@ -105,40 +105,40 @@ def test_leaves_come_in_the_order_of_the_model_once_and_without_holes() -> None:
 def test_a_reset_keeps_every_object() -> None:  # C47
     inner, outer = KVCache(), ArraysCache(2)
     pair = CacheList(outer, inner)
-    stack = LayerStack([pair])
-    _write(stack, 5)
-    assert stack.offset == 5
-    stack.reset()
-    assert stack.layers == [pair]
+    sequence = SequenceLayers([pair])
+    _write(sequence, 5)
+    assert sequence.offset == 5
+    sequence.reset()
+    assert sequence.layers == [pair]
     assert (pair[0], pair[1]) == (outer, inner)
-    assert (inner.offset, inner.keys, outer[0], stack.offset, stack.nbytes) == (0, None, None, 0, 0)
+    assert (inner.offset, inner.keys, outer[0], sequence.offset, sequence.nbytes) == (0, None, None, 0, 0)
 
 
 def test_a_reset_copies_out_every_kind_of_layer() -> None:  # C31
-    stack = LayerStack([make() for make in leaves.KINDS.values()])
-    _write(stack, 6)
-    snapshots = [taken(state) for state in stack.states]
-    stack.reset()
-    assert stack.nbytes == 0
+    sequence = SequenceLayers([make() for make in leaves.KINDS.values()])
+    _write(sequence, 6)
+    snapshots = [taken(state) for state in sequence.states]
+    sequence.reset()
+    assert sequence.nbytes == 0
     assert [kept(snapshot) for snapshot in snapshots] == [list(range(6))] * len(leaves.KINDS)
-    assert stack.ledger.count == len(leaves.KINDS)
-    assert stack.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots) > 0
-    for state, snapshot in zip(stack.states, snapshots, strict=True):
+    assert sequence.ledger.count == len(leaves.KINDS)
+    assert sequence.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots) > 0
+    for state, snapshot in zip(sequence.states, snapshots, strict=True):
         state.restore([snapshot])
-    assert stack.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots)
+    assert sequence.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots)
     assert [snapshot.live for snapshot in snapshots] == [kind not in leaves.TAILS for kind in leaves.KINDS]
-    assert [held(state) for state in stack.states] == [list(range(6))] * len(leaves.KINDS)
+    assert [held(state) for state in sequence.states] == [list(range(6))] * len(leaves.KINDS)
 
 
 def test_levelling_copies_out_the_states_and_leaves_the_slices() -> None:
-    stack = LayerStack([leaves.KINDS["window"](), leaves.KINDS["plain"]()])
-    _write(stack, 6)
-    window, slices = (taken(state) for state in stack.states)
-    assert not stack.level(6)
+    sequence = SequenceLayers([leaves.KINDS["window"](), leaves.KINDS["plain"]()])
+    _write(sequence, 6)
+    window, slices = (taken(state) for state in sequence.states)
+    assert not sequence.level(6)
     assert window.live
-    assert not stack.level(4)
+    assert not sequence.level(4)
     assert (window.live, slices.live) == (False, True)
-    assert [held(state) for state in stack.states] == [list(range(4))] * 2
+    assert [held(state) for state in sequence.states] == [list(range(4))] * 2
     assert kept(window) == list(range(6))
 
 
@@ -150,19 +150,19 @@ class Run:
 
     def __init__(self, model: Tiny, generic: bool = False) -> None:
         self.model = model
-        self.stack = LayerStack(model.make_layers())
+        self.sequence = SequenceLayers(model.make_layers())
         if generic:
-            self.stack.states = [GenericState(leaf, self.stack.ledger) for leaf in flatten(self.stack.layers)]
+            self.sequence.states = [GenericState(leaf, self.sequence.ledger) for leaf in flatten(self.sequence.layers)]
 
     def forward(self, tokens: list[int]) -> mx.array:
-        with self.stack.forward(len(tokens)):
-            logits = self.model.model(mx.array([tokens]), cache=self.stack.layers)[0, -1]
-        mx.eval([logits, *self.stack.arrays()])
+        with self.sequence.forward(len(tokens)):
+            logits = self.model.model(mx.array([tokens]), cache=self.sequence.layers)[0, -1]
+        mx.eval([logits, *self.sequence.arrays()])
         return logits
 
     def snapshots(self, start: int) -> list[Snapshot]:
         """One of each layer that has something."""
-        return [taken(state, start, self.stack.offset) for _, state in self.stack.used]
+        return [taken(state, start, self.sequence.offset) for _, state in self.sequence.used]
 
 
 @pytest.mark.parametrize("generic", [False, True])
@@ -179,16 +179,16 @@ def test_a_restored_model_goes_on_where_it_was(kind: str, generic: bool) -> None
     run.forward(PROMPT[40:41])
     snapshots = run.snapshots(0)
     for foreign in (FOREIGN, FOREIGN[:3]):
-        run.stack.reset()
+        run.sequence.reset()
         assert not any(snapshot.live for snapshot in snapshots)
         run.forward(foreign)
-        for (_, state), snapshot in zip(run.stack.used, snapshots, strict=True):
+        for (_, state), snapshot in zip(run.sequence.used, snapshots, strict=True):
             if state.sliceable:
                 state.rewind(0)
             complete(state.page_out())
             state.restore([snapshot])
             assert state.offset == 41
-        run.stack.position = 41
+        run.sequence.position = 41
         ours = run.forward(PROMPT[41:])
         if kind == "llama4" and not generic:
             assert largest(ours - oracle) <= model.tolerance
@@ -210,20 +210,20 @@ def test_snapshots_do_not_change_what_a_model_says(kind: str) -> None:  # C44
         at += length
     for place in (4, 1):  # a chunk of 19 after 41 tokens, a token after 37
         stop = sum(lengths[: place + 1])
-        run.stack.reset()
-        for index, (_, state) in enumerate(run.stack.used):
+        run.sequence.reset()
+        for index, (_, state) in enumerate(run.sequence.used):
             state.restore([pieces[index] for end, pieces in taken_at.items() if end <= stop])
-        run.stack.position = stop
+        run.sequence.position = stop
         ours = run.forward(PROMPT[stop : stop + lengths[place + 1]])
         assert largest(ours - oracle[place + 1]) <= model.tolerance
 
 
-def _write(stack: LayerStack, count: int) -> None:
+def _write(sequence: SequenceLayers, count: int) -> None:
     """A forward over tokens that carry their positions."""
-    with stack.forward(count):
-        for state in stack.states:
+    with sequence.forward(count):
+        for state in sequence.states:
             _append(state, count)
-    stack.settle()
+    sequence.settle()
 
 
 def _append(state: LayerState, count: int) -> None:

@@ -31,7 +31,7 @@ import pytest
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.interface import LayerState
 from runner.cache.layers import adapt, flatten
-from runner.cache.layers.batch import Batch, batchable
+from runner.cache.layers.batch import BatchedLayers, batchable
 from runner.cache.layers.snapshot import Ledger, complete
 
 from mlx_lm.models.cache import (  # isort: skip
@@ -90,7 +90,7 @@ class Row:
     def position(self) -> int:
         return self.states[0].offset + self.waiting
 
-    def absorb(self, batch: Batch, row: int) -> None:
+    def absorb(self, batch: BatchedLayers, row: int) -> None:
         for leaf, state in zip(batch.leaves(), self.states, strict=True):
             complete(state.page_out())
             state.absorb(leaf, row, self.waiting)
@@ -116,7 +116,7 @@ def seen(state: LayerState, count: int) -> list[int]:
     return list(range(max(0, count - window), count))
 
 
-def step(batch: Batch, rows: Sequence[Row]) -> None:
+def step(batch: BatchedLayers, rows: Sequence[Row]) -> None:
     """A forward over one token of each row, each of which sees what it should."""
     for leaf, states in zip(batch.leaves(), zip(*(row.states for row in rows), strict=True), strict=True):
         entries = mx.concatenate([positions(row.position, 1) for row in rows])
@@ -153,7 +153,7 @@ def test_rows_come_and_go(seed: int) -> None:
     """Short and long ones, before and after their windows have wrapped, some of them again and again."""
     random = Random(seed)
     lengths, chunks = (LENGTHS, (100, 1000)) if seed % 4 == 0 else (LENGTHS[:9], (3, 11, 1000))
-    batch: Batch | None = None
+    batch: BatchedLayers | None = None
     inside: list[Row] = []
     outside: list[Row] = []
     for _ in range(16):
@@ -162,7 +162,7 @@ def test_rows_come_and_go(seed: int) -> None:
             if outside and random.random() < 0.5:
                 coming.append(outside.pop())
             if batch is None:
-                batch = Batch([row.layers for row in coming])
+                batch = BatchedLayers([row.layers for row in coming])
             else:
                 batch.extend([row.layers for row in coming])
             inside += coming
@@ -189,7 +189,7 @@ def test_rows_come_and_go(seed: int) -> None:
 def test_a_batch_is_made_of_copies() -> None:
     """Its forwards leave the layers of the rows alone, whether they came first or joined, and one or several."""
     rows = [Row(9), Row(40), Row(3)]
-    batch = Batch([rows[0].layers])
+    batch = BatchedLayers([rows[0].layers])
     batch.extend([row.layers for row in rows[1:]])
     for _ in range(12):
         step(batch, rows)
@@ -208,7 +208,7 @@ def _list(state: LayerState) -> list[object]:
     return [vars(state)["leaf"]]
 
 
-def _write_to(batch: Batch, first: int) -> None:
+def _write_to(batch: BatchedLayers, first: int) -> None:
     """A token for every row, that says it has this position."""
     entries = mx.concatenate([positions(first, 1)] * len(batch))
     for leaf in batch.leaves():
@@ -225,7 +225,7 @@ def test_a_batch_holds_nothing_but_itself(kind: str) -> None:
     fresh = mx.get_active_memory()
     states = [_filled(4000, kind), _filled(4000, kind)]
     rows = mx.get_active_memory() - fresh
-    batch = Batch([_list(state) for state in states])
+    batch = BatchedLayers([_list(state) for state in states])
     assert 0 <= mx.get_active_memory() - fresh - rows - batch.nbytes <= SLACK
     del states
     _write_to(batch, 4000)
@@ -243,7 +243,7 @@ def test_a_batch_holds_nothing_but_itself(kind: str) -> None:
 
 def test_padding_is_given_back_with_the_row_that_needed_it() -> None:
     fresh = mx.get_active_memory()
-    batch = Batch([_list(_filled(count)) for count in (20, 4000, 10)])
+    batch = BatchedLayers([_list(_filled(count)) for count in (20, 4000, 10)])
     assert batch.nbytes >= 3 * 4000 * leaves.ENTRY
     batch.keep([0, 2])
     assert batch.nbytes <= 2 * 20 * leaves.ENTRY + SLACK
@@ -254,7 +254,7 @@ def test_padding_is_given_back_with_the_row_that_needed_it() -> None:
 @pytest.mark.parametrize("kind", ["plain", "window", "arrays"])
 def test_what_is_absorbed_keeps_no_batch_alive(kind: str, count: int) -> None:
     states = [_filled(4000, kind), _filled(4000, kind)]
-    batch = Batch([_list(state) for state in states])
+    batch = BatchedLayers([_list(state) for state in states])
     for index in range(count):
         _write_to(batch, 4000 + index)
     states[1].absorb(batch.leaves()[0], 1, count)
@@ -274,7 +274,7 @@ def test_what_is_absorbed_keeps_no_batch_alive(kind: str, count: int) -> None:
 def test_what_fills_a_fresh_buffer_keeps_no_batch_alive() -> None:
     """As many tokens as the buffer is long: the write of all of it is no copy."""
     state = layer("plain")
-    batch = Batch([_list(state), _list(layer("plain"))])
+    batch = BatchedLayers([_list(state), _list(layer("plain"))])
     for index in range(256):
         _write_to(batch, index)
     state.absorb(batch.leaves()[0], 1, 256)
@@ -288,7 +288,7 @@ def test_what_fills_a_fresh_buffer_keeps_no_batch_alive() -> None:
 def test_appending_copies_what_is_new_and_nothing_else() -> None:
     """The row's own buffer has room, as after a step of its own; its thousands of tokens stay where they are."""
     state = _filled(4000)
-    batch = Batch([_list(state), _list(_filled(3))])
+    batch = BatchedLayers([_list(state), _list(_filled(3))])
     for index in range(5):
         _write_to(batch, 4000 + index)
 
@@ -309,7 +309,7 @@ def test_a_layer_that_the_model_does_not_use_stays_empty() -> None:
         row: list[object] = [KVCache(), None, RotatingKVCache(WINDOW), ArraysCache(2), KVCache()]
         write(adapted(row[4]), count)
         rows.append(row)
-    batch = Batch(rows)
+    batch = BatchedLayers(rows)
     batch.extend([[KVCache(), None, RotatingKVCache(WINDOW), ArraysCache(2), adapted_leaf(7)]])
     batch.keep([0, 2])
     assert batch.layers[1] is None
@@ -330,7 +330,7 @@ def adapted_leaf(count: int) -> object:
 @pytest.mark.parametrize("kind", ["window", "arrays"])
 def test_what_is_live_is_not_absorbed_over(kind: str) -> None:
     state = _filled(6, kind)
-    batch = Batch([_list(state)])
+    batch = BatchedLayers([_list(state)])
     _write_to(batch, 6)
     snapshot = taken(state)
     with pytest.raises(RuntimeError, match="1 snapshots that are live"):
@@ -344,7 +344,7 @@ def test_what_is_live_is_not_absorbed_over(kind: str) -> None:
 def test_the_states_of_a_row_are_its_own_and_counted_by_the_forward() -> None:
     states = [_filled(3, "arrays"), adapted(ArraysCache(2))]
     write(states[1], 3, first=100)
-    batch = Batch([_list(state) for state in states])
+    batch = BatchedLayers([_list(state) for state in states])
     batch.keep([1])
     states[1].absorb(batch.leaves()[0], 0, 4)
     assert (states[1].offset, held(states[1])) == (3, [100, 101, 102])
@@ -371,7 +371,7 @@ def test_a_cache_that_occurs_twice_is_refused() -> None:
     leaf = KVCache()
     write(adapted(leaf), 3)
     with pytest.raises(ValueError, match="twice"):
-        Batch([[leaf, CacheList(leaf)], [leaf, CacheList(leaf)]])
+        BatchedLayers([[leaf, CacheList(leaf)], [leaf, CacheList(leaf)]])
 
 
 def test_a_state_that_only_some_rows_have_is_refused() -> None:
@@ -379,9 +379,9 @@ def test_a_state_that_only_some_rows_have_is_refused() -> None:
     some, all_ = ArraysCache(2), ArraysCache(2)
     some[0], all_[0], all_[1] = mx.ones((1, 3)), mx.ones((1, 3)), mx.ones((1, 3))
     with pytest.raises(ValueError, match="lacks a state"):
-        Batch([[some], [all_]])
+        BatchedLayers([[some], [all_]])
     with pytest.raises(ValueError, match="lacks a state"):
-        Batch([[all_]]).extend([[some]])
+        BatchedLayers([[all_]]).extend([[some]])
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -391,7 +391,7 @@ def test_states_may_be_missing_in_all_rows(place: int) -> None:
         leaf = ArraysCache(2)
         leaf[place] = mx.full((1, 3), value)
         rows.append([leaf])
-    batch = Batch(rows[:2])
+    batch = BatchedLayers(rows[:2])
     batch.extend(rows[2:])
     batch.keep([0, 2])
     state = adapted(ArraysCache(2))
@@ -402,7 +402,7 @@ def test_states_may_be_missing_in_all_rows(place: int) -> None:
 
 @pytest.mark.parametrize("rows", [[], [0, 2], [-1], [1, 0], [1, 1]])
 def test_only_rows_that_are_there_are_kept(rows: list[int]) -> None:
-    batch = Batch([Row(3).layers, Row(5).layers])
+    batch = BatchedLayers([Row(3).layers, Row(5).layers])
     with pytest.raises(ValueError, match="cannot keep the rows"):
         batch.keep(rows)
     assert len(batch) == 2
@@ -413,7 +413,7 @@ def test_only_rows_that_are_there_are_kept(rows: list[int]) -> None:
 def test_positions_and_padding_are_to_be_evaluated() -> None:
     """They count on lazily, and not every model reads them."""
     rows = [Row(3), Row(12)]
-    batch = Batch([row.layers for row in rows])
+    batch = BatchedLayers([row.layers for row in rows])
     step(batch, rows)
     there = {id(array) for array in batch.arrays()}
     for leaf in batch.leaves():

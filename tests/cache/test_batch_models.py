@@ -18,9 +18,9 @@ import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.interface import Snapshot
-from runner.cache.layers.batch import Batch, batchable
+from runner.cache.layers.batch import BatchedLayers, batchable
 from runner.cache.layers.snapshot import LayerSnapshot, Owned
-from runner.cache.sequence import LayerStack
+from runner.cache.sequence import SequenceLayers
 from tests.cache.driver import largest
 from tests.cache.tiny import KINDS, VOCAB, WINDOW, Tiny, tiny, words
 
@@ -35,14 +35,14 @@ class Row:
 
     def __init__(self, tiny: Tiny, prompt: list[int], chunk: int) -> None:
         self.tiny = tiny
-        self.stack = LayerStack(tiny.make_layers())
-        self.oracle = LayerStack(tiny.make_layers())
+        self.sequence = SequenceLayers(tiny.make_layers())
+        self.oracle = SequenceLayers(tiny.make_layers())
         self.waiting = 0
         """How many tokens only a batch has seen."""
         for at in range(0, len(prompt), chunk):
             part = mx.array([prompt[at : at + chunk]])
             self.expected = self._forward(self.oracle, part)
-            assert largest(self._forward(self.stack, part) - self.expected) == 0
+            assert largest(self._forward(self.sequence, part) - self.expected) == 0
 
     def next(self) -> mx.array:
         """The token to go on with, [1, 1], after which the oracle has gone on, too."""
@@ -52,30 +52,30 @@ class Row:
 
     def go_on(self) -> None:
         """A step alone."""
-        self.check(self._forward(self.stack, self.next()))
+        self.check(self._forward(self.sequence, self.next()))
 
     def check(self, logits: mx.array) -> None:
         """[VOCAB]; within the tolerance, which is far below what another token would change."""
         distance = largest(logits - self.expected)
         assert distance <= self.tiny.tolerance, f"logits differ by {distance:.2g} after {self.oracle.position} tokens"
 
-    def absorb(self, batch: Batch, index: int) -> None:
+    def absorb(self, batch: BatchedLayers, index: int) -> None:
         if self.waiting:
-            with self.stack.forward(self.waiting):
-                self.stack.absorb(batch.leaves(), index, self.waiting)
-            self.stack.settle()
+            with self.sequence.forward(self.waiting):
+                self.sequence.absorb(batch.leaves(), index, self.waiting)
+            self.sequence.settle()
         self.waiting = 0
-        assert self.stack.position == self.oracle.position
-        assert {state.offset for _, state in self.stack.used} == {self.oracle.position}
+        assert self.sequence.position == self.oracle.position
+        assert {state.offset for _, state in self.sequence.used} == {self.oracle.position}
 
-    def _forward(self, stack: LayerStack, tokens: mx.array) -> mx.array:
-        with stack.forward(tokens.shape[1]):
-            logits = self.tiny.model(tokens, cache=stack.layers)[0, -1]
-        mx.eval([logits, *stack.arrays()])
+    def _forward(self, sequence: SequenceLayers, tokens: mx.array) -> mx.array:
+        with sequence.forward(tokens.shape[1]):
+            logits = self.tiny.model(tokens, cache=sequence.layers)[0, -1]
+        mx.eval([logits, *sequence.arrays()])
         return logits
 
 
-def step(tiny: Tiny, batch: Batch, rows: list[Row]) -> None:
+def step(tiny: Tiny, batch: BatchedLayers, rows: list[Row]) -> None:
     """A forward over one token of each row."""
     tokens = mx.concatenate([row.next() for row in rows])
     logits = tiny.model(tokens, cache=batch.layers)[:, -1]
@@ -87,7 +87,7 @@ def step(tiny: Tiny, batch: Batch, rows: list[Row]) -> None:
 
 def journey(tiny: Tiny, random: Random, rounds: int) -> None:
     """Rows join a batch, leave it, go on alone and join again; each says what it says alone."""
-    batch: Batch | None = None
+    batch: BatchedLayers | None = None
     inside: list[Row] = []
     outside: list[Row] = []
     for _ in range(rounds):
@@ -97,9 +97,9 @@ def journey(tiny: Tiny, random: Random, rounds: int) -> None:
             if outside:
                 coming.insert(0, outside.pop())
             if batch is None:
-                batch = Batch([row.layers for row in map(_stack, coming)])
+                batch = BatchedLayers([row.layers for row in map(_sequence, coming)])
             else:
-                batch.extend([row.layers for row in map(_stack, coming)])
+                batch.extend([row.layers for row in map(_sequence, coming)])
             inside += coming
         assert batch is not None
         for _ in range(random.choice((1, 2, 4))):
@@ -119,15 +119,15 @@ def journey(tiny: Tiny, random: Random, rounds: int) -> None:
                 batch = None
 
 
-def _stack(row: Row) -> LayerStack:
-    return row.stack
+def _sequence(row: Row) -> SequenceLayers:
+    return row.sequence
 
 
-def contents(stack: LayerStack) -> list[mx.array]:
+def contents(sequence: SequenceLayers) -> list[mx.array]:
     """What the layers hold, as the trie would keep it."""
     arrays: list[mx.array] = []
-    for _, state in stack.used:
-        snapshot: Snapshot | None = state.snapshot(0, stack.offset)
+    for _, state in sequence.used:
+        snapshot: Snapshot | None = state.snapshot(0, sequence.offset)
         assert isinstance(snapshot, LayerSnapshot)
         owned: Owned[object] = snapshot.copied()
         arrays += owned.arrays
@@ -139,7 +139,7 @@ def contents(stack: LayerStack) -> list[mx.array]:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_batch_says_what_its_rows_say_alone(kind: str, seed: int) -> None:
     model = tiny(kind)
-    assert batchable(LayerStack(model.make_layers()).states)
+    assert batchable(SequenceLayers(model.make_layers()).states)
     journey(model, Random(seed), rounds=8)
 
 
@@ -148,8 +148,8 @@ def test_rows_around_the_edge_of_a_window_decode_together(kind: str) -> None:
     """All of them at once, long enough for the short ones to wrap, too."""
     model = tiny(kind)
     rows = [Row(model, words(length, seed=length), 100) for length in (5, 31, 32, 33, 63, 64)]
-    batch = Batch([row.stack.layers for row in rows[:3]])
-    batch.extend([row.stack.layers for row in rows[3:]])
+    batch = BatchedLayers([row.sequence.layers for row in rows[:3]])
+    batch.extend([row.sequence.layers for row in rows[3:]])
     for _ in range(30):
         step(model, batch, rows)
     for index, row in enumerate(rows):
@@ -163,17 +163,17 @@ def test_what_a_row_takes_home_is_what_the_trie_may_keep(kind: str) -> None:
     """Its snapshots hold what those of a run alone hold."""
     model = tiny(kind)
     rows = [Row(model, words(length, seed=length), 16) for length in (40, 9, 30)]
-    batch = Batch([row.stack.layers for row in rows])
+    batch = BatchedLayers([row.sequence.layers for row in rows])
     for _ in range(5):
         step(model, batch, rows)
     for index, row in enumerate(rows):
         row.absorb(batch, index)
-        ours, right = contents(row.stack), contents(row.oracle)
+        ours, right = contents(row.sequence), contents(row.oracle)
         assert len(ours) == len(right) > 0
         for mine, theirs in zip(ours, right, strict=True):
             assert mine.shape == theirs.shape
             assert largest(mine - theirs) <= model.tolerance
-        assert row.stack.ledger.count == 0
+        assert row.sequence.ledger.count == 0
 
 
 @every_kind
@@ -181,17 +181,17 @@ def test_a_batch_leaves_the_layers_of_its_rows_alone(kind: str) -> None:
     """Bit by bit, so that a row whose batch failed can go on from where it joined."""
     model = tiny(kind)
     rows = [Row(model, words(length, seed=length), 100) for length in (33, 6, 20)]
-    before = [[mx.array(x) for x in row.stack.arrays()] for row in rows]
+    before = [[mx.array(x) for x in row.sequence.arrays()] for row in rows]
     mx.eval(before)
-    batch = Batch([rows[0].stack.layers])
-    batch.extend([row.stack.layers for row in rows[1:]])
+    batch = BatchedLayers([rows[0].sequence.layers])
+    batch.extend([row.sequence.layers for row in rows[1:]])
     for _ in range(3):
         step(model, batch, rows)
     batch.keep([0, 2])
     step(model, batch, [rows[0], rows[2]])
     for row, arrays in zip(rows, before, strict=True):
-        assert row.stack.offset == row.stack.position
-        assert all(mx.array_equal(x, y) for x, y in zip(row.stack.arrays(), arrays, strict=True))
+        assert row.sequence.offset == row.sequence.position
+        assert all(mx.array_equal(x, y) for x, y in zip(row.sequence.arrays(), arrays, strict=True))
 
 
 @every_kind

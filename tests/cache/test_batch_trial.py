@@ -23,7 +23,7 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layers.batch_trial import Trial
+from runner.cache.layers.batch_trial import BatchTrial
 
 from mlx_lm.models import llama  # isort: skip
 
@@ -216,7 +216,7 @@ def test_a_trial_is_cheap_and_a_slice_is_one_forward() -> None:
         slices[-1].append(tokens.shape)
         return right(tokens, layers)
 
-    trial = Trial(tiny("llama").make_layers, forward, VOCAB)
+    trial = BatchTrial(tiny("llama").make_layers, forward, VOCAB)
     while trial.fault is None:
         slices.append([])
         trial.advance()

@@ -28,7 +28,7 @@ from unittest.mock import patch
 
 import pytest
 
-from runner.cache.eviction import Eviction, LeastRecentLeaf, LeastWorth, Order
+from runner.cache.eviction import Eviction, EvictionOrder, LeastRecentLeaf, LeastWorth
 from runner.cache.interface import Snapshot
 from runner.cache.trie import Node, PrefixTrie, keys
 
@@ -50,7 +50,7 @@ class Tree:
             self.at[way] = node
             self.trie.touch([node])
 
-    def going(self, order: Order, spared: str = "") -> list[str]:
+    def going(self, order: EvictionOrder, spared: str = "") -> list[str]:
         """All that go, each taken out before the next is asked for."""
         names = {node: way for way, node in self.at.items()}
         gone = []
@@ -59,7 +59,7 @@ class Tree:
             self.give_up(node)
         return gone
 
-    def first(self, order: Order) -> str | None:
+    def first(self, order: EvictionOrder) -> str | None:
         victim = next(Eviction(self.trie, order).victims(), None)
         return next((way for way, node in self.at.items() if node is victim), None)
 
@@ -101,17 +101,17 @@ class Bytes(Snapshot):
 
 
 @every_order
-def test_the_oldest_goes_first(order: Order) -> None:
+def test_the_oldest_goes_first(order: EvictionOrder) -> None:
     assert Tree("a", "b", "c").going(order) == ["a", "b", "c"]
 
 
 @every_order
-def test_nothing_goes_from_an_empty_trie(order: Order) -> None:
+def test_nothing_goes_from_an_empty_trie(order: EvictionOrder) -> None:
     assert Tree().going(order) == []
 
 
 @every_order
-def test_what_is_used_never_goes(order: Order) -> None:
+def test_what_is_used_never_goes(order: EvictionOrder) -> None:
     """Neither it nor the way to it, however old and large."""
     tree = Tree("a", "ab", "abc", "d", "abcd", state=1000)
     tree.trie.lock(tree.at["abc"])
@@ -121,7 +121,7 @@ def test_what_is_used_never_goes(order: Order) -> None:
 
 
 @every_order
-def test_who_is_spared_never_goes(order: Order) -> None:
+def test_who_is_spared_never_goes(order: EvictionOrder) -> None:
     """The end of the live conversation: it stays when its children are gone, too. Another time it may go."""
     tree = Tree("a", "ab")
     tree.trie.touch([tree.at["a"]])
@@ -145,7 +145,7 @@ def test_points_go_by_their_own_age() -> None:
 
 
 @every_order
-def test_where_conversations_part_stays(order: Order) -> None:
+def test_where_conversations_part_stays(order: EvictionOrder) -> None:
     """Until one of them is gone."""
     tree = Tree("a", "ab", "ac")
     tree.trie.touch([tree.at["ac"]])
@@ -155,7 +155,7 @@ def test_where_conversations_part_stays(order: Order) -> None:
 
 
 @every_order
-def test_ties_go_to_the_deepest(order: Order) -> None:
+def test_ties_go_to_the_deepest(order: EvictionOrder) -> None:
     tree = Tree("a", "bcd", "ef", state=0)
     for node in tree.at.values():
         node.slots = [Bytes(10), None] if order is LEAF else [None, None]
@@ -166,7 +166,7 @@ def test_ties_go_to_the_deepest(order: Order) -> None:
 def test_a_use_keeps_the_way_alive_or_only_the_point() -> None:
     """67: all are aged, then one branch goes on. Where leaves go first the way to it is refreshed with it; where points
     age by themselves only the point that was used."""
-    orders: list[tuple[Order, list[str]]] = [(LEAF, ["a", "ab", "abc"]), (WORTH, ["abc"])]
+    orders: list[tuple[EvictionOrder, list[str]]] = [(LEAF, ["a", "ab", "abc"]), (WORTH, ["abc"])]
     for order, kept in orders:
         tree = Tree("a", "ab", "abc", "abd", "e")
         tree.trie.touch(tree.at.values())
@@ -234,7 +234,7 @@ def test_weights_are_few_and_close() -> None:
 
 @every_order
 @pytest.mark.parametrize("seed", range(40))
-def test_the_order_is_that_of_a_fresh_look_at_all_nodes(order: Order, seed: int) -> None:
+def test_the_order_is_that_of_a_fresh_look_at_all_nodes(order: EvictionOrder, seed: int) -> None:
     """Whatever was done to the trie since the last look, and while one node goes after the other."""
     story = Story(order, seed)
     for _ in range(60):
@@ -246,7 +246,7 @@ def test_the_order_is_that_of_a_fresh_look_at_all_nodes(order: Order, seed: int)
 class Story:
     """Random changes to a trie, a few of them between one look and the next."""
 
-    def __init__(self, order: Order, seed: int) -> None:
+    def __init__(self, order: EvictionOrder, seed: int) -> None:
         self.trie = PrefixTrie()
         self.order = order
         self.eviction = Eviction(self.trie, order)
@@ -323,7 +323,7 @@ def test_a_node_that_is_made_goes_before_the_one_above() -> None:
 
 
 @every_order
-def test_nobody_stands_in_line_who_is_gone(order: Order) -> None:
+def test_nobody_stands_in_line_who_is_gone(order: EvictionOrder) -> None:
     """Nor does the trie remember those of whom it told: turn after turn nothing is left over."""
     trie = PrefixTrie()
     eviction = Eviction(trie, order)
@@ -342,14 +342,14 @@ def test_nobody_stands_in_line_who_is_gone(order: Order) -> None:
 
 
 @every_order
-def test_a_victim_costs_the_same_however_many_nodes_there_are(order: Order) -> None:
+def test_a_victim_costs_the_same_however_many_nodes_there_are(order: EvictionOrder) -> None:
     """A turn and an eviction after it: how many nodes are weighed, and how many lines there are."""
     few, many = _looks(order, 100), _looks(order, 3000)
     assert many == few
     assert max(few) <= 12
 
 
-def _looks(order: Order, conversations: int) -> tuple[int, int]:
+def _looks(order: EvictionOrder, conversations: int) -> tuple[int, int]:
     trie = PrefixTrie()
     eviction = Eviction(trie, order)
 

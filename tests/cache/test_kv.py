@@ -31,7 +31,7 @@ import pytest
 from runner.cache.interface import LayerState, Snapshot
 from runner.cache.layers import flatten
 from runner.cache.layers.kv import KVState
-from runner.cache.sequence import LayerStack
+from runner.cache.sequence import SequenceLayers
 from tests.cache.leaves import (
     SLICEABLE,
     Appending,
@@ -121,22 +121,22 @@ def test_what_lies_before_a_write_stays_live(state: LayerState) -> None:
 
 def test_a_reset_copies_out_what_is_live() -> None:  # C31
     for kind in SLICEABLE:
-        stack, (state,) = _stack(kind, 30)
+        sequence, (state,) = _sequence(kind, 30)
         snapshots = [taken(state, 0, 10), taken(state, 10)]
-        stack.reset()
-        assert (stack.offset, stack.nbytes, state.empty) == (0, 0, True)
+        sequence.reset()
+        assert (sequence.offset, sequence.nbytes, state.empty) == (0, 0, True)
         assert [kept(snapshot) for snapshot in snapshots] == [list(range(10)), list(range(10, 30))]
-        assert stack.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots) > 0
+        assert sequence.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots) > 0
         assert write(state, 2) == [0, 1]
 
 
 def test_a_reset_copies_out_what_lies_behind_the_offset() -> None:  # C31
     for kind in ROOM:
-        stack, (state,) = _stack(kind, 30)
+        sequence, (state,) = _sequence(kind, 30)
         snapshot = taken(state, 10)
-        assert not stack.level(10)
+        assert not sequence.level(10)
         assert snapshot.live
-        stack.reset()
+        sequence.reset()
         assert kept(snapshot) == list(range(10, 30))
 
 
@@ -450,13 +450,13 @@ def test_room_is_given_back(kind: str) -> None:
     layer(kind).trim(0)  # nothing there
 
 
-def _stack(kind: str, count: int) -> tuple[LayerStack, list[LayerState]]:
+def _sequence(kind: str, count: int) -> tuple[SequenceLayers, list[LayerState]]:
     """A stack over one layer that has seen so many tokens."""
-    stack = LayerStack(list(flatten([SLICEABLE[kind]()])))
-    with stack.forward(count):
-        _update(stack.states[0], count)
-    stack.settle()
-    return stack, stack.states
+    sequence = SequenceLayers(list(flatten([SLICEABLE[kind]()])))
+    with sequence.forward(count):
+        _update(sequence.states[0], count)
+    sequence.settle()
+    return sequence, sequence.states
 
 
 def _forward(state: LayerState) -> None:

@@ -32,7 +32,7 @@ import pytest
 
 from runner.cache import resume
 from runner.cache.interface import Copy, LayerState, Miss, Snapshot
-from runner.cache.sequence import LayerStack
+from runner.cache.sequence import SequenceLayers
 from runner.cache.trie import Node, keys
 
 
@@ -153,9 +153,9 @@ class Scene:
         self, *kinds: type[Noted], offset: int = 0, ends: Sequence[int] = (10, 20, 30), back: int | None = None
     ) -> None:
         self.notes: list[str] = []
-        self.stack = LayerStack([])
-        self.stack.states = [kind(self.notes, offset, back) for kind in kinds]
-        self.stack.layout.used.update(range(len(kinds)))
+        self.sequence = SequenceLayers([])
+        self.sequence.states = [kind(self.notes, offset, back) for kind in kinds]
+        self.sequence.facts.used.update(range(len(kinds)))
         self.path = [Node(keys(()), None)]
         for start, stop in zip((0, *ends), ends, strict=False):
             node = Node(keys(range(start, stop)), self.path[-1])
@@ -164,7 +164,7 @@ class Scene:
 
     def hold(self, slot: int, *ends: int, start: int | None = None) -> "Scene":
         """The nodes that end there have what this layer holds of them, or from `start` on."""
-        state = self.stack.states[slot]
+        state = self.sequence.states[slot]
         for node in self.path:
             if node.end in ends:
                 node.slots[slot] = Held(max(node.start, state.needs(node.end)) if start is None else start, node.end)
@@ -174,14 +174,14 @@ class Scene:
         return resume.covers(self.path, slot, begin, end)
 
     def find(self, matched: int, common: int = 0) -> tuple[int, Miss]:
-        found = resume.find(self.stack, self.path, matched, common)
+        found = resume.find(self.sequence, self.path, matched, common)
         assert self.notes == []
         return found
 
     def go(self, at: int, common: int = 0) -> list[str]:
-        resume.go(self.stack, self.path, at, common)
-        assert {state.offset for state in self.stack.states} == {at}
-        assert self.stack.position == at
+        resume.go(self.sequence, self.path, at, common)
+        assert {state.offset for state in self.sequence.states} == {at}
+        assert self.sequence.position == at
         return self.notes
 
 

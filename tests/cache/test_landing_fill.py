@@ -17,7 +17,7 @@ import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache import resume
 from runner.cache.interface import Miss
 from runner.cache.layers.snapshot import complete
-from runner.cache.sequence import LayerStack
+from runner.cache.sequence import SequenceLayers
 from runner.cache.trie import Node, PrefixTrie, keys
 
 from mlx_lm.models.cache import KVCache  # isort: skip
@@ -29,15 +29,15 @@ class Way:
     """Real layers over a path of a trie: keys and values, a window of 8 tokens, a state."""
 
     def __init__(self) -> None:
-        self.stack = LayerStack([make() for make in (KVCache, KINDS["window"], KINDS["arrays"])])
+        self.sequence = SequenceLayers([make() for make in (KVCache, KINDS["window"], KINDS["arrays"])])
         self.trie = PrefixTrie()
 
     def write(self, count: int) -> None:
         """A forward over tokens that carry their positions."""
-        with self.stack.forward(count):
-            for state in self.stack.states:
-                append(vars(state)["leaf"], positions(self.stack.offset, count))
-        self.stack.settle()
+        with self.sequence.forward(count):
+            for state in self.sequence.states:
+                append(vars(state)["leaf"], positions(self.sequence.offset, count))
+        self.sequence.settle()
 
     def along(self, *ends: int) -> list[Node]:
         """Forwards up to these offsets, each of which ends a node that is filled then."""
@@ -45,19 +45,21 @@ class Way:
         for end in ends:
             self.write(end - node.end)
             (node,) = self.trie.advance(node, keys(range(node.end, end)))
-            resume.fill(self.stack, node)
+            resume.fill(self.sequence, node)
             nodes.append(node)
         return nodes
 
     def back(self, node: Node) -> None:
         """After something else was read, all layers stand at the end of a node again."""
-        self.stack.reset()
+        self.sequence.reset()
         self.write(3)
         path = node.path()
-        assert resume.find(self.stack, path, node.end, 0) == (node.end, Miss.NONE)
-        resume.go(self.stack, path, node.end, 0)
-        for state in self.stack.states:
-            assert held(state) == list(range(state.needs(node.end) if state is self.stack.states[1] else 0, node.end))
+        assert resume.find(self.sequence, path, node.end, 0) == (node.end, Miss.NONE)
+        resume.go(self.sequence, path, node.end, 0)
+        for state in self.sequence.states:
+            assert held(state) == list(
+                range(state.needs(node.end) if state is self.sequence.states[1] else 0, node.end)
+            )
 
     def drop(self, node: Node, slot: int) -> None:
         piece = node.slots[slot]
@@ -77,7 +79,7 @@ def test_a_node_keeps_its_own_tokens_and_the_state_at_its_end() -> None:
     assert extents(first) == [(0, 5), (0, 5), (4, 5)]
     assert extents(second) == [(5, 9), (5, 9), (8, 9)]
     assert extents(third) == [(9, 30), (22, 30), (29, 30)]
-    assert way.stack.ledger.count == 9
+    assert way.sequence.ledger.count == 9
     assert [piece.live for piece in second.slots if piece] == [True, False, False]
     assert [piece.live for piece in third.slots if piece] == [True] * 3
     for node in (second, first, third):
@@ -88,8 +90,8 @@ def test_a_root_keeps_nothing() -> None:
     way = Way()
     (first,) = way.along(5)
     root = first.path()[0]
-    resume.fill(way.stack, root)
-    resume.lend(way.stack, root)
+    resume.fill(way.sequence, root)
+    resume.lend(way.sequence, root)
     assert root.slots == []
 
 
@@ -101,7 +103,7 @@ def test_a_node_that_was_passed_keeps_slices_only() -> None:
         *way.trie.advance(way.trie.root(), keys(range(9)))[1:],
     )
     for node in (first, second):
-        resume.fill(way.stack, node)
+        resume.fill(way.sequence, node)
     assert extents(first) == [(0, 5), None, None]
     assert extents(second) == [(5, 9), (1, 9), (8, 9)]  # the window has nothing above to lean on
 
@@ -111,7 +113,7 @@ def test_what_a_node_has_is_not_taken_again() -> None:
     *_, last = way.along(5, 9)
     for _ in range(2):
         before = list(last.slots)
-        resume.fill(way.stack, last)
+        resume.fill(way.sequence, last)
         assert last.slots == before
         way.back(last)
 
@@ -122,17 +124,17 @@ def test_a_window_is_taken_whole_where_those_above_have_a_gap() -> None:
     way.drop(second, 1)
     way.write(3)
     (third,) = way.trie.advance(second, keys(range(9, 12)))
-    resume.fill(way.stack, third)
+    resume.fill(way.sequence, third)
     assert extents(third) == [(9, 12), (4, 12), (11, 12)]
     way.back(third)
     # Those above are filled again: what was taken stays.
     way.back(first)
     way.write(4)
-    resume.fill(way.stack, second)
+    resume.fill(way.sequence, second)
     assert extents(second)[1] == (5, 9)
     before = third.slots[1]
     way.back(third)
-    resume.fill(way.stack, third)
+    resume.fill(way.sequence, third)
     assert third.slots[1] is before
 
 
@@ -141,10 +143,10 @@ def test_a_window_that_lost_what_was_above_is_taken_anew() -> None:
     way = Way()
     _, second, third = way.along(5, 9, 12)
     way.drop(second, 1)
-    count = way.stack.ledger.count
-    resume.fill(way.stack, third)
+    count = way.sequence.ledger.count
+    resume.fill(way.sequence, third)
     assert extents(third) == [(9, 12), (4, 12), (11, 12)]
-    assert way.stack.ledger.count == count
+    assert way.sequence.ledger.count == count
     way.back(third)
 
 
@@ -153,11 +155,11 @@ def test_a_window_that_was_taken_whole_is_cut_and_joined_with_its_node() -> None
     way = Way()
     first, second, third = way.along(5, 9, 14)
     way.drop(second, 1)
-    resume.fill(way.stack, third)
+    resume.fill(way.sequence, third)
     assert extents(third)[1] == (6, 14)
     way.back(first)
     way.write(4)
-    resume.fill(way.stack, second)
+    resume.fill(way.sequence, second)
     upper = way.trie.split(third, 3)
     assert (extents(upper)[1], extents(third)[1]) == ((6, 12), (12, 14))
     assert way.trie.merge(second) is upper
@@ -169,16 +171,16 @@ def test_a_window_that_was_taken_whole_is_cut_and_joined_with_its_node() -> None
 def test_live_slices_take_the_place_of_stored_ones() -> None:
     way = Way()
     (first,) = way.along(5)
-    way.stack.reset()
-    size = way.stack.ledger.nbytes
+    way.sequence.reset()
+    size = way.sequence.ledger.nbytes
     way.write(5)
     slices, window, state = first.slots
     assert slices is not None
     freed = slices.nbytes
-    resume.fill(way.stack, first)
+    resume.fill(way.sequence, first)
     assert first.slots[0] is not slices
     assert first.slots[1:] == [window, state]
-    assert way.stack.ledger.nbytes == size - freed
+    assert way.sequence.ledger.nbytes == size - freed
     with pytest.raises(RuntimeError, match="closed before"):
         slices.close()
 
@@ -187,18 +189,18 @@ def test_what_is_lent_is_held_by_the_layers_alone() -> None:
     """And by the node again when they go elsewhere, whole."""
     way = Way()
     first, second, third = way.along(5, 9, 12)
-    for piece in (way.stack.states[1].page_out, way.stack.states[2].page_out):
+    for piece in (way.sequence.states[1].page_out, way.sequence.states[2].page_out):
         complete(piece())
     slices = third.slots[0]
     others = first.nbytes + second.nbytes
     assert third.nbytes > 0
-    resume.lend(way.stack, third)
+    resume.lend(way.sequence, third)
     assert third.slots[0] is slices
     assert extents(third) == [(9, 12), (4, 12), (11, 12)]
     assert [piece.live for piece in third.slots if piece] == [True] * 3
-    assert (way.stack.ledger.nbytes, way.stack.ledger.count) == (others, 9)
+    assert (way.sequence.ledger.nbytes, way.sequence.ledger.count) == (others, 9)
     before = list(third.slots)
-    resume.lend(way.stack, third)
+    resume.lend(way.sequence, third)
     assert third.slots == before
     for node in (first, second):
         way.drop(node, 1)
@@ -210,5 +212,5 @@ def test_a_state_that_moved_in_is_lent_already_a_window_is_not() -> None:
     (first,) = way.along(12)
     way.back(first)
     assert [piece.live for piece in first.slots if piece] == [True, False, True]
-    resume.lend(way.stack, first)
-    assert way.stack.ledger.nbytes == 0
+    resume.lend(way.sequence, first)
+    assert way.sequence.ledger.nbytes == 0

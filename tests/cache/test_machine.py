@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from runner.cache.checkpoints import RestorePoints
+from runner.cache.checkpoints import TurnCheckpoints
 from runner.cache.layers.kv import KVState
 from runner.cache.trie_cache import TrieCache
 from tests.cache.driver import Accident, ask, ask_uncached, check_equal, check_trie
@@ -51,7 +51,7 @@ class Users(RuleBasedStateMachine):
     @initialize(budget=st.sampled_from([None, 400_000, 120_000, 40_000, 0]), gap=st.sampled_from([1, 3, 16]))
     def begin(self, budget: int | None, gap: int) -> None:
         self.budget = budget
-        points = RestorePoints(TURNS, gap=gap, first_distance=16, recent=3)
+        points = TurnCheckpoints(TURNS, gap=gap, first_distance=16, recent=3)
         self.cache = TrieCache(self.model.make_layers, budget, points)
         self.histories: list[list[int]] = []
 

@@ -28,7 +28,7 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.checkpoints import RestorePoints
+from runner.cache.checkpoints import TurnCheckpoints
 from runner.cache.none import NullCache
 from runner.cache.trie_cache import TrieCache
 
@@ -81,7 +81,7 @@ class Users:
         ask(model, NullCache(model.make_layers), [1] * 20, say=2)  # what a model makes at its first use stays
         self.model = model
         self.before = active()
-        self.cache = TrieCache(model.make_layers, budget, RestorePoints(gap=3, first_distance=first_distance))
+        self.cache = TrieCache(model.make_layers, budget, TurnCheckpoints(gap=3, first_distance=first_distance))
         self.random = random.Random(5)
         self._known: dict[int, dict] = {}  # type: ignore[type-arg]  # of tokens, recursive
 
@@ -115,12 +115,12 @@ class Users:
     @property
     def sliceable(self) -> list[int]:
         """The layers that hold something of every token."""
-        return [slot for slot, state in self.cache._stacks.kept.used if state.sliceable]
+        return [slot for slot, state in self.cache._sequences.kept.used if state.sliceable]
 
     @property
     def token_bytes(self) -> int:
         """What a token takes in these layers."""
-        states = self.cache._stacks.kept.states
+        states = self.cache._sequences.kept.states
         return sum(x.nbytes // x.shape[-2] for slot in self.sliceable for x in states[slot].arrays())
 
 
@@ -167,7 +167,7 @@ def test_a_long_prefill_leaves_states_behind_and_no_forward(kind: str) -> None: 
     users = Users(tiny(kind), first_distance=4096)
     users.ask(users.tokens(2052), say=2, chunk=2048)
     assert [node.end for node in users.cache._trie.nodes() if node.restore_point] == [2048]
-    assert users.cache._stacks.kept.ledger.nbytes > 0  # its states
+    assert users.cache._sequences.kept.ledger.nbytes > 0  # its states
     assert abs(users.held - users.cache.nbytes) <= 64 * KIB
 
 
@@ -238,10 +238,10 @@ def test_what_is_computed_again_is_held_once() -> None:
     users = Users(tiny("qwen3_next"), first_distance=4096)
     conversation = users.ask(users.tokens(300))
     users.ask(users.tokens(30))
-    assert users.cache._stacks.kept.ledger.nbytes > 300 * users.token_bytes
+    assert users.cache._sequences.kept.ledger.nbytes > 300 * users.token_bytes
     users.ask(conversation[:200] + users.tokens(20))
-    assert users.cache._stacks.end is not None
-    slices = [node.slots[slot] for node in users.cache._stacks.end.path()[1:] for slot in users.sliceable]
+    assert users.cache._sequences.end is not None
+    slices = [node.slots[slot] for node in users.cache._sequences.end.path()[1:] for slot in users.sliceable]
     assert len(slices) >= 2
     assert all(piece is not None and piece.live for piece in slices)
 

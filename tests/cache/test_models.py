@@ -182,9 +182,9 @@ def test_a_layer_ahead_at_close_is_levelled_or_all_is_freed(kind: str) -> None: 
     for count in (8, 8):
         with session.forward(count):
             model.model(mx.array([prompt[:count] if session.state() == [] else prompt[8:16]]), cache=session.layers)
-    stack = cache._stack
-    assert stack is not None
-    ahead = stack.states[-1]
+    sequence = cache._sequence
+    assert sequence is not None
+    ahead = sequence.states[-1]
     if isinstance(leaf := getattr(ahead, "leaf", None), KVCache):
         keys, values = (x[..., :1, :] for x in ahead.arrays())
         leaf.update_and_fetch(keys, values)
@@ -226,10 +226,10 @@ def test_a_closed_session_leaves_nothing_to_compute() -> None:
     model = tiny("mamba2")
     cache = SingleEntryCache(model.make_layers)
     ask(model, cache, words(100), chunk=100)
-    stack = cache._stack
-    assert stack is not None
+    sequence = cache._sequence
+    assert sequence is not None
     before = mx.get_active_memory()
-    stack.settle()
+    sequence.settle()
     assert mx.get_active_memory() == before
 
 

@@ -77,11 +77,11 @@ def test_the_bytes_and_layers_of_the_nodes_are_those_that_the_cache_counts(famil
     users = branched(family)
     parts, picture = users.trie.parts, drawn(users)
     counted = counts(parts, {})
-    assert counted.paged_bytes == sum(node.paged_bytes for node in picture) == parts.layout.ledger.nbytes
+    assert counted.paged_bytes == sum(node.paged_bytes for node in picture) == parts.facts.ledger.nbytes
     assert counted.held_bytes == users.cache.nbytes == counted.live_bytes + counted.paged_bytes
     assert counted.nodes == len(picture)
     held = sum(node.live_layers + node.paged_layers for node in picture)
-    assert held == parts.layout.ledger.count
+    assert held == parts.facts.ledger.count
     assert all(node.live_layers + node.paged_layers + node.missing_layers == node.layers == 2 for node in picture)
     assert all(node.bytes == node.live_bytes + node.paged_bytes for node in picture)
 
@@ -133,7 +133,7 @@ def test_without_being_asked_for_there_is_no_text() -> None:
 @everyone
 def test_looking_changes_nothing(family: str) -> None:
     users = branched(family)
-    trie, ledger = users.trie._trie, users.trie.parts.layout.ledger
+    trie, ledger = users.trie._trie, users.trie.parts.facts.ledger
 
     def state() -> tuple[object, ...]:
         order = [(node, node.used, node.locks, list(node.slots)) for node in trie.nodes()]
@@ -258,8 +258,8 @@ def test_live_bytes_are_about_those_of_the_layers(name: str) -> None:
     assert sum(node.paged_bytes for node in picture) == counted.paged_bytes
     live = sum(node.live_bytes for node in picture)
     assert 0 < live <= counted.live_bytes
-    sliceable = [state for _, state in next(iter(parts.stacks)).used if state.sliceable]
-    if len(sliceable) == len(parts.layout.used):
+    sliceable = [state for _, state in next(iter(parts.sequences)).used if state.sliceable]
+    if len(sliceable) == len(parts.facts.used):
         path = [node for node in picture if node.live_layers]
-        assert sum(node.end - node.start for node in path) == next(iter(parts.stacks)).position
-        assert live == parts.layout.token_bytes * next(iter(parts.stacks)).position
+        assert sum(node.end - node.start for node in path) == next(iter(parts.sequences)).position
+        assert live == parts.facts.token_bytes * next(iter(parts.sequences)).position

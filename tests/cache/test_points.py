@@ -28,7 +28,7 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.checkpoints import Point, Points, RestorePoints
+from runner.cache.checkpoints import Checkpoint, CheckpointPolicy, TurnCheckpoints
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession
 from scripts.benchmarks.cache.agent_trace import END, FIRST_WORD, NEWLINE, START, TURN_TOKENS, AgentTrace, Workload
@@ -36,7 +36,7 @@ from scripts.benchmarks.cache.agent_trace import END, FIRST_WORD, NEWLINE, START
 from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
 
 WORD = 50
-POINTS = RestorePoints(TURN_TOKENS)
+POINTS = TurnCheckpoints(TURN_TOKENS)
 GAP, BEFORE_END, NEAREST = 32, 4, 256
 
 
@@ -79,14 +79,14 @@ def test_a_prompt_is_left_before_whatever_opens_the_answer(tail: list[int]) -> N
 
 def test_a_prompt_is_left_where_another_parts_from_it() -> None:
     """For as long as something branches off there."""
-    assert Point(150, False) in POINTS.plan([WORD] * 240, 0, 150, None)
+    assert Checkpoint(150, False) in POINTS.plan([WORD] * 240, 0, 150, None)
 
 
 def test_a_branch_where_a_message_begins_is_kept() -> None:
     tokens, stops = chat(500, 60, 60)
     for near in range(stops[0] - GAP + 1, stops[0] + GAP):
         (first, *_) = POINTS.plan(tokens, 0, near, None)
-        assert first == Point(min(near, stops[0]), True)
+        assert first == Checkpoint(min(near, stops[0]), True)
 
 
 def test_of_close_points_the_earliest_serves() -> None:
@@ -106,8 +106,8 @@ def test_where_the_last_answer_ended_is_kept_for_nothing() -> None:
     """The layers stand there already, at the end of the answer; the next message begins there."""
     tokens, stops = chat(100, 100, 100)
     for cached in (stops[1], stops[1] + 1, stops[1] + 2):
-        assert POINTS.plan(tokens, cached, cached, None)[0] == Point(cached, True)
-    assert Point(150, True) not in POINTS.plan(tokens, 150, 150, None)
+        assert POINTS.plan(tokens, cached, cached, None)[0] == Checkpoint(cached, True)
+    assert Checkpoint(150, True) not in POINTS.plan(tokens, 150, 150, None)
 
 
 def test_points_are_in_order_ahead_and_before_the_last_token() -> None:
@@ -197,7 +197,7 @@ def test_where_the_prompt_itself_begins_is_no_message() -> None:
 @pytest.mark.parametrize("name", ["turns", "before_end", "first_distance", "gap", "recent"])
 def test_only_positive_distances_and_counts(name: str) -> None:
     with pytest.raises(ValueError, match="positive"):
-        RestorePoints(frozenset(), **{name: 0})
+        TurnCheckpoints(frozenset(), **{name: 0})
 
 
 class Counted(list[int]):
@@ -221,7 +221,7 @@ def test_a_plan_reads_each_token_twice_at_most() -> None:
 # --- what a conversation keeps
 
 
-def grown(step: int, end: int, policy: Points = POINTS) -> list[int]:
+def grown(step: int, end: int, policy: CheckpointPolicy = POINTS) -> list[int]:
     """The points of a conversation that left one every `step` tokens, thinned after each."""
     points: list[int] = []
     for at in range(step, end + 1, step):
@@ -285,16 +285,16 @@ class Lost(NamedTuple):
 class Grid:
     """Every 8192 tokens and 4 before the end, as Ollama's runner has it; nothing is thinned."""
 
-    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Point]:
+    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
         at = dict.fromkeys((*range(8192, len(tokens), 8192), len(tokens) - 4), True)
         at.setdefault(branch, False)
-        return [Point(each, at[each]) for each in sorted(at) if cached < each < len(tokens)]
+        return [Checkpoint(each, at[each]) for each in sorted(at) if cached < each < len(tokens)]
 
     def surplus(self, points: Sequence[int], end: int) -> list[int]:
         return []
 
 
-def hybrid(points: Points) -> TrieCache:
+def hybrid(points: CheckpointPolicy) -> TrieCache:
     return TrieCache(lambda: [KVCache(), ArraysCache(1)], points=points)
 
 
@@ -325,7 +325,7 @@ def serve(cache: TrieCache, prompt: list[int], answer: Sequence[int] | None, sha
     return Lost(session.total, session.matched, session.matched - session.cached, left)
 
 
-def follow(points: Points, workload: Workload) -> list[Lost]:
+def follow(points: CheckpointPolicy, workload: Workload) -> list[Lost]:
     """Serves a whole trace."""
     cache, trace, words = hybrid(points), AgentTrace(workload), random.Random(workload.seed)
     lost = []

@@ -30,11 +30,11 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.checkpoints import RestorePoints
-from runner.cache.decode_rows import Rows
+from runner.cache.checkpoints import TurnCheckpoints
+from runner.cache.decode_rows import DecodeRows
 from runner.cache.interface import Snapshot
-from runner.cache.layers.adapter import LeafState
-from runner.cache.layers.batch import Batch
+from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layers.batch import BatchedLayers
 from runner.cache.layers.snapshot import LayerSnapshot
 from runner.cache.trie import spelled
 from runner.cache.trie_cache import TrieCache
@@ -64,10 +64,10 @@ class Sessions:
 
     def __init__(self, model: Tiny, prompts: Sequence[list[int]] = PROMPTS, *, together: bool = True) -> None:
         self.model = model
-        self.cache = TrieCache(model.make_layers, points=RestorePoints(gap=3, first_distance=16))
+        self.cache = TrieCache(model.make_layers, points=TurnCheckpoints(gap=3, first_distance=16))
         self.together = together
         self.sessions: list[TrieSession] = []
-        self.rows: list[Rows] = []
+        self.rows: list[DecodeRows] = []
         self.said: list[int] = []
         self.logits: list[list[mx.array]] = []
         for prompt in prompts:
@@ -78,7 +78,7 @@ class Sessions:
         assert isinstance(session, TrieSession)
         read(self.model, session)
         self.sessions.append(session)
-        self.rows.append(Rows(session))
+        self.rows.append(DecodeRows(session))
         self.said.append(0)
         self.logits.append([])
 
@@ -90,7 +90,7 @@ class Sessions:
                 self.rows[place] = self.rows[places[0]]
 
     def leave(self, place: int, settle: bool = True) -> None:
-        """As `Group.leave` does it: whoever leaves takes its own along, and the last one too."""
+        """As `Batch.leave` does it: whoever leaves takes its own along, and the last one too."""
         rows = self.rows[place]
         if len(rows.sessions) == 1:
             return
@@ -100,7 +100,7 @@ class Sessions:
         if len(stay) == 1:
             rows.settle(stay[0])
         rows.keep(stay)
-        self.rows[place] = Rows(self.sessions[place])
+        self.rows[place] = DecodeRows(self.sessions[place])
 
     def say(self, *places: int, steps: int = 1) -> None:
         """A token of each of these, who are all that are in their rows."""
@@ -125,7 +125,7 @@ class Sessions:
         check_equal(self.model, answer, ask_uncached(self.model, prompt, say=3))
         return answer.session.cached
 
-    def _forward(self, rows: Rows) -> None:
+    def _forward(self, rows: DecodeRows) -> None:
         among = [self.sessions.index(session) for session in rows.sessions if isinstance(session, TrieSession)]
         tokens = [token(place, self.said[place]) for place in among]
         before = rows.lengths
@@ -167,7 +167,7 @@ def arrays_of(snapshot: Snapshot) -> list[mx.array]:
     if snapshot._owned is not None:
         return snapshot._owned.arrays
     home = snapshot._home
-    assert isinstance(home, LeafState)
+    assert isinstance(home, LayerAdapter)
     return home.copy(snapshot.start, snapshot.stop).arrays
 
 
@@ -204,9 +204,9 @@ def check_same(ours: Sessions, theirs: Sessions) -> None:
         assert [each and each[:2] for each in held] == [each and each[:2] for each in other[key][1]]
     for x, y in zip(ours.sessions, theirs.sessions, strict=True):
         assert (x.recorded, x.position) == (y.recorded, y.position)
-        assert [state.offset for state in x.stack.states] == [state.offset for state in y.stack.states]
+        assert [state.offset for state in x.sequence.states] == [state.offset for state in y.sequence.states]
     check_close(_all_of(ours, mine), _all_of(theirs, {key: other[key] for key in mine}), ours.model.tolerance)
-    assert ours.cache._stacks.layout.ledger.nbytes == theirs.cache._stacks.layout.ledger.nbytes
+    assert ours.cache._sequences.facts.ledger.nbytes == theirs.cache._sequences.facts.ledger.nbytes
     # A window that has grown by itself has room, or a few tokens more than it needs.
     assert ours.cache.nbytes == theirs.cache.nbytes or ours.model.name == "gemma3"
     assert ours.cache.nbytes <= theirs.cache.nbytes
@@ -217,8 +217,8 @@ def _all_of(users: Sessions, trie: Trie) -> list[mx.array]:
     for _, held in trie.values():
         arrays += [array for each in held if each is not None for array in each.arrays]
     for session in users.sessions:
-        for state in session.stack.states:
-            assert isinstance(state, LeafState)
+        for state in session.sequence.states:
+            assert isinstance(state, LayerAdapter)
             if state.offset:
                 arrays += state.copy(max(0, state.needs(state.offset)), state.offset).arrays
     return arrays
@@ -328,7 +328,7 @@ def test_settling_again_changes_nothing(kind: str) -> None:
         rows.settle(row)
     rows.keep([])
     check_same(users, alone)
-    Rows(users.sessions[0]).settle(0)
+    DecodeRows(users.sessions[0]).settle(0)
     check_same(users, alone)
 
 
@@ -341,7 +341,7 @@ def test_a_row_that_cannot_be_taken_home_fails_alone(kind: str) -> None:
     users.join(0, 1, 2)
     users.say(0, 1, 2, steps=3)
     broken = users.sessions[1]
-    with patch.object(broken.stack, "absorb", side_effect=MemoryError), pytest.raises(MemoryError):
+    with patch.object(broken.sequence, "absorb", side_effect=MemoryError), pytest.raises(MemoryError):
         users.leave(1)
     users.rows[0].keep([0, 2])
     broken.close()
@@ -361,7 +361,7 @@ def test_an_evaluation_that_fails_on_the_way_is_a_failed_forward(kind: str) -> N
     users = Sessions(tiny(kind), PROMPTS[:2])
     users.join(0, 1)
     users.say(0, 1, steps=3)
-    with patch.object(users.sessions[0].stack, "settle", side_effect=MemoryError), pytest.raises(MemoryError):
+    with patch.object(users.sessions[0].sequence, "settle", side_effect=MemoryError), pytest.raises(MemoryError):
         users.rows[0].settle(0)
     users.rows[0].settle(1)
     with pytest.raises(RuntimeError, match="closed or failed"):
@@ -390,7 +390,7 @@ def test_a_forward_that_breaks_moves_nobody(kind: str) -> None:
     assert rows.lengths == lengths
     assert [session.position for session in users.sessions] == positions == [42, 20, 53]
     for place, session in enumerate(users.sessions):
-        users.rows[place] = Rows(session)
+        users.rows[place] = DecodeRows(session)
         assert session.next_forward(100) == 4, "all but the last one, which is a step of a decode"
         read(model, session)
         assert session.position == len(session.recorded)
@@ -407,7 +407,7 @@ def test_a_forward_that_breaks_moves_nobody(kind: str) -> None:
 @some_kinds
 def test_a_join_that_breaks_leaves_both_as_they_were(kind: str) -> None:
     users, alone = Sessions(tiny(kind), PROMPTS[:2]), Sessions(tiny(kind), PROMPTS[:2], together=False)
-    with patch("runner.cache.decode_rows.Batch", side_effect=MemoryError), pytest.raises(MemoryError):
+    with patch("runner.cache.decode_rows.BatchedLayers", side_effect=MemoryError), pytest.raises(MemoryError):
         users.rows[0].join(users.rows[1])
     assert [rows.nbytes for rows in users.rows] == [0, 0]
     assert users.rows[0].sessions == [users.sessions[0]]
@@ -470,7 +470,7 @@ def test_a_batch_leaves_no_memory_behind(kind: str) -> None:  # 84
         check(batch=False)
         users.cache.clear()
         users.sessions.clear()
-        users.rows = [Rows(users.cache.begin([1]))]  # type: ignore[arg-type]
+        users.rows = [DecodeRows(users.cache.begin([1]))]  # type: ignore[arg-type]
         users.rows[0].sessions[0].close()
         users.cache.clear()
         assert active() == before
@@ -481,7 +481,7 @@ def test_a_batch_is_counted_where_it_is() -> None:
     before = users.cache.nbytes
     users.join(0, 1)
     users.cache.reserve(users.rows[0].nbytes)
-    assert users.rows[0].nbytes == Batch([session.layers for session in users.sessions]).nbytes
+    assert users.rows[0].nbytes == BatchedLayers([session.layers for session in users.sessions]).nbytes
     assert users.cache.nbytes == before + users.rows[0].nbytes
 
 
@@ -490,7 +490,7 @@ def test_which_models_can_be_batched(kind: str) -> None:
     cache = TrieCache(tiny(kind).make_layers)
     session = cache.begin(words(5))
     assert isinstance(session, TrieSession)
-    rows = Rows(session)
+    rows = DecodeRows(session)
     assert rows.batchable == (kind in BATCHABLE)
     assert rows.layers is session.layers
     assert (rows.lengths, rows.nbytes, rows.arrays()) == ([0], 0, [])
@@ -504,10 +504,10 @@ def test_one_layer_that_cannot_is_enough() -> None:
     cache = TrieCache(lambda: [KVCache(), ChunkedKVCache(16)])
     session = cache.begin(words(5))
     assert isinstance(session, TrieSession)
-    assert not Rows(session).batchable
+    assert not DecodeRows(session).batchable
 
 
 def check_locks(users: Sessions) -> None:
     """As many as sessions go through."""
     for node in users.cache._trie.nodes():
-        assert node.locks == sum(node in session.node.path() for session in users.cache._stacks.sharing)
+        assert node.locks == sum(node in session.node.path() for session in users.cache._sequences.sharing)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import pytest
 
 from runner.cache.interface import Miss
-from runner.cache.sequence import LayerStack
+from runner.cache.sequence import SequenceLayers
 from runner.cache.single import SingleEntryCache
 from tests.cache.fakes import FAMILIES, FakeKV
 from tests.cache.story import CHUNK, CancelledError, Conversation
@@ -195,7 +195,7 @@ def test_a_token_that_was_never_recorded_is_not_claimed(family: str, stop: int) 
 def test_a_layer_ahead_at_close_is_levelled() -> None:  # A12
     conversation = Conversation("K")
 
-    def ahead(stack: LayerStack) -> None:
+    def ahead(sequence: SequenceLayers) -> None:
         conversation.layers[0].see([99])
 
     conversation.turn(PROMPT, ANSWER, before_close=ahead)
@@ -209,9 +209,9 @@ def test_a_layer_ahead_at_close_that_cannot_go_back_frees_all(
 ) -> None:  # A12
     conversation = Conversation(family)
 
-    def ahead(stack: LayerStack) -> None:
+    def ahead(sequence: SequenceLayers) -> None:
         conversation.layers[1].see([99])
-        stack.states[1].advance(1)
+        sequence.states[1].advance(1)
 
     with caplog.at_level(logging.WARNING):
         conversation.turn(PROMPT, ANSWER, before_close=ahead)
@@ -252,11 +252,11 @@ def test_a_state_that_cannot_be_computed_at_close_is_freed(
     """The last forwards may never have been evaluated before."""
     conversation = Conversation(family)
 
-    def settle(stack: LayerStack) -> None:
+    def settle(sequence: SequenceLayers) -> None:
         raise RuntimeError("no memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(LayerStack, "settle", settle)
+        patched.setattr(SequenceLayers, "settle", settle)
         conversation.turn(PROMPT, ANSWER)
     assert conversation.record == []
     assert "cannot be computed: no memory" in caplog.records[-1].__dict__["attributes"]["why"]

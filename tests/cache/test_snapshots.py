@@ -33,7 +33,7 @@ import pytest
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.interface import LayerState
 from runner.cache.layers import adapt
-from runner.cache.layers.adapter import LeafState
+from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.snapshot import Ledger, complete, own
 
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, KVCache, RotatingKVCache  # isort: skip
@@ -64,7 +64,7 @@ SLACK = 16384  # what an array may be larger than its bytes
 
 def forward(state: LayerState, first: int) -> None:
     """A write of one token, without a look at what is there."""
-    assert isinstance(state, LeafState)
+    assert isinstance(state, LayerAdapter)
     cast("Appending", state.leaf).update_and_fetch(positions(first, 1), -positions(first, 1))
     mx.eval(state.arrays())
 

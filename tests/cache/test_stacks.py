@@ -22,8 +22,8 @@ import pytest
 
 from runner.cache import resume
 from runner.cache.interface import Match
-from runner.cache.sequence import LayerStack
-from runner.cache.sequences import Stacks
+from runner.cache.sequence import SequenceLayers
+from runner.cache.sequences import LiveSequences
 from runner.cache.trie import Node, PrefixTrie, keys
 from runner.cache.trie_session import TrieSession
 from tests.cache.fakes import FAMILIES, FakeLayer
@@ -36,27 +36,27 @@ class World:
     """Stacks over a trie, without a cache."""
 
     def __init__(self, family: str) -> None:
-        self.stacks = Stacks(lambda: [kind() for kind in FAMILIES[family]])
+        self.sequences = LiveSequences(lambda: [kind() for kind in FAMILIES[family]])
         self.trie = PrefixTrie()
 
     def open(self, tokens: Sequence[int]) -> TrieSession:
         """A session that has read all of its prompt and kept it."""
-        stack, end = self.stacks.take()
+        sequence, end = self.sequences.take()
         assert end is None
-        see(stack, tokens)
-        node = self.keep(stack, tokens)
-        session = TrieSession(stack, [*tokens], Match(0, 0), node, lambda *_: None, lambda *_: None)
-        self.stacks.sessions.append(session)
+        see(sequence, tokens)
+        node = self.keep(sequence, tokens)
+        session = TrieSession(sequence, [*tokens], Match(0, 0), node, lambda *_: None, lambda *_: None)
+        self.sequences.sessions.append(session)
         return session
 
     def close(self, session: TrieSession) -> None:
-        self.stacks.sessions.remove(session)
-        self.stacks.keep(session.stack, session.node)
+        self.sequences.sessions.remove(session)
+        self.sequences.keep(session.sequence, session.node)
 
-    def keep(self, stack: LayerStack, tokens: Sequence[int]) -> Node:
+    def keep(self, sequence: SequenceLayers, tokens: Sequence[int]) -> Node:
         root = self.trie.root()
         for node in self.trie.advance(root, keys(tokens)):
-            resume.fill(stack, node)
+            resume.fill(sequence, node)
         return self.trie.match(root, keys(tokens)).path[-1]
 
     def homes(self, node: Node) -> list[bool | None]:
@@ -64,9 +64,9 @@ class World:
         return [None if slot is None else slot.live for slot in node.slots]
 
 
-def see(stack: LayerStack, tokens: Sequence[int]) -> None:
-    with stack.forward(len(tokens)):
-        for layer in stack.layers:
+def see(sequence: SequenceLayers, tokens: Sequence[int]) -> None:
+    with sequence.forward(len(tokens)):
+        for layer in sequence.layers:
             assert isinstance(layer, FakeLayer)
             layer.see(tokens)
 
@@ -74,17 +74,17 @@ def see(stack: LayerStack, tokens: Sequence[int]) -> None:
 @everyone
 def test_the_kept_stack_is_taken_once(family: str) -> None:
     world = World(family)
-    kept = world.stacks.kept
-    assert world.stacks.idle
+    kept = world.sequences.kept
+    assert world.sequences.idle
     first = world.open(TOKENS)
-    assert first.stack is kept
-    assert not world.stacks.idle
-    assert world.open([1, 2, 90]).stack is not kept
-    world.stacks.sessions.pop()
+    assert first.sequence is kept
+    assert not world.sequences.idle
+    assert world.open([1, 2, 90]).sequence is not kept
+    world.sequences.sessions.pop()
     world.close(first)
-    assert (world.stacks.kept, world.stacks.end, world.stacks.idle) == (kept, first.node, True)
-    assert world.stacks.take() == (kept, first.node)
-    assert world.stacks.end is None
+    assert (world.sequences.kept, world.sequences.end, world.sequences.idle) == (kept, first.node, True)
+    assert world.sequences.take() == (kept, first.node)
+    assert world.sequences.end is None
 
 
 @everyone
@@ -94,10 +94,10 @@ def test_who_is_kept_takes_the_place_of_the_former(family: str) -> None:
     world.close(first)
     assert world.homes(first.node) == [True, True]
     world.close(second)
-    assert (world.stacks.kept, world.stacks.end) == (second.stack, second.node)
+    assert (world.sequences.kept, world.sequences.end) == (second.sequence, second.node)
     assert world.homes(first.node) == [False, False], "copied out"
     assert world.homes(second.node) == [True, True]
-    assert (first.stack.position, first.stack.nbytes) == (0, 0)
+    assert (first.sequence.position, first.sequence.nbytes) == (0, 0)
 
 
 @everyone
@@ -105,11 +105,11 @@ def test_the_same_stack_is_kept_again(family: str) -> None:
     world = World(family)
     first = world.open(TOKENS)
     world.close(first)
-    stack, end = world.stacks.take()
+    sequence, end = world.sequences.take()
     assert end is not None
-    world.stacks.keep(stack, end)
+    world.sequences.keep(sequence, end)
     assert world.homes(end) == [True, True]
-    assert stack.position == len(TOKENS)
+    assert sequence.position == len(TOKENS)
 
 
 @everyone
@@ -117,8 +117,8 @@ def test_a_former_one_in_use_is_left_alone(family: str) -> None:
     world = World(family)
     first, second = world.open(TOKENS), world.open([90, 91, 92])
     world.close(second)
-    assert world.stacks.kept is second.stack
-    assert (first.stack.position, world.homes(first.node)) == (len(TOKENS), [True, True])
+    assert world.sequences.kept is second.sequence
+    assert (first.sequence.position, world.homes(first.node)) == (len(TOKENS), [True, True])
 
 
 @everyone
@@ -127,15 +127,15 @@ def test_what_others_hold_is_live_there(family: str) -> None:
     world = World(family)
     first = world.open(TOKENS)
     second = world.open([*TOKENS, 7])
-    assert set(first.stack.live()) > set()
-    left = world.stacks.only_in(first.stack)
-    slices = [state.sliceable for state in first.stack.states]
+    assert set(first.sequence.live()) > set()
+    left = world.sequences.only_in(first.sequence)
+    slices = [state.sliceable for state in first.sequence.states]
     assert len(left) == slices.count(False)
     shared = [slot for slot, sliceable in zip(first.node.slots, slices, strict=True) if sliceable]
-    assert all(slot in second.stack.live() for slot in shared)
+    assert all(slot in second.sequence.live() for slot in shared)
     assert all(node.parent or not node.slots for node in first.node.path())
-    world.stacks.sessions.remove(first)
-    first.stack.reset()
+    world.sequences.sessions.remove(first)
+    first.sequence.reset()
     assert world.homes(first.node) == slices
 
 
@@ -144,8 +144,8 @@ def test_the_kept_one_takes_over_too(family: str) -> None:
     world = World(family)
     first, second = world.open(TOKENS), world.open([*TOKENS, 7])
     world.close(second)
-    left = world.stacks.only_in(first.stack)
-    assert len(left) == [state.sliceable for state in first.stack.states].count(False)
+    left = world.sequences.only_in(first.sequence)
+    assert len(left) == [state.sliceable for state in first.sequence.states].count(False)
 
 
 @pytest.mark.parametrize("family", ["K", "S", "R"])
@@ -153,9 +153,9 @@ def test_whoever_is_adrift_takes_over_nothing(family: str) -> None:
     world = World(family)
     first, second = world.open(TOKENS), world.open([*TOKENS, 7])
     second.adrift = True
-    assert world.stacks.sharing == [first]
-    live = first.stack.live()
-    assert world.stacks.only_in(first.stack) == live
+    assert world.sequences.sharing == [first]
+    live = first.sequence.live()
+    assert world.sequences.only_in(first.sequence) == live
 
 
 @pytest.mark.parametrize("family", ["K", "S", "R"])
@@ -166,21 +166,21 @@ def test_a_hole_is_filled_by_who_has_it(family: str) -> None:
     assert held is not None
     held.close()
     first.node.slots[0] = None
-    world.stacks.only_in(first.stack)
-    assert first.node.slots[0] in second.stack.live()
+    world.sequences.only_in(first.sequence)
+    assert first.node.slots[0] in second.sequence.live()
 
 
 @everyone
 def test_bytes_are_those_of_every_stack_once(family: str) -> None:
     world = World(family)
     first, second = world.open(TOKENS), world.open([90, 91, 92])
-    each = first.stack.nbytes, second.stack.nbytes
-    assert world.stacks.nbytes == sum(each)
+    each = first.sequence.nbytes, second.sequence.nbytes
+    assert world.sequences.nbytes == sum(each)
     world.close(first)
-    assert world.stacks.nbytes == sum(each)
+    assert world.sequences.nbytes == sum(each)
     world.close(second)
-    assert world.stacks.nbytes == each[1] + world.stacks.layout.ledger.nbytes
-    assert world.stacks.layout.ledger.nbytes == sum(node.nbytes for node in first.node.path()) > 0
+    assert world.sequences.nbytes == each[1] + world.sequences.facts.ledger.nbytes
+    assert world.sequences.facts.ledger.nbytes == sum(node.nbytes for node in first.node.path()) > 0
 
 
 @everyone
@@ -188,8 +188,8 @@ def test_giving_up_the_kept_one_leaves_it_empty(family: str) -> None:
     world = World(family)
     first = world.open(TOKENS)
     world.close(first)
-    world.stacks.give_up_kept()
-    assert (world.stacks.end, world.stacks.kept.nbytes, world.stacks.kept.position) == (None, 0, 0)
+    world.sequences.give_up_kept()
+    assert (world.sequences.end, world.sequences.kept.nbytes, world.sequences.kept.position) == (None, 0, 0)
     assert world.homes(first.node) == [False, False]
 
 
@@ -200,18 +200,18 @@ def test_renewing_lets_go_of_all_but_who_runs(family: str, idle: bool) -> None:
     first, second = world.open(TOKENS), world.open([90, 91, 92])
     if idle:
         world.close(first)
-    kept, layout = world.stacks.kept, world.stacks.layout
-    ledger = layout.ledger
+    kept, facts = world.sequences.kept, world.sequences.facts
+    ledger = facts.ledger
     world.trie.clear()
-    world.stacks.renew()
+    world.sequences.renew()
     assert second.adrift
     assert first.adrift != idle
-    assert world.stacks.sharing == []
-    assert world.stacks.kept is not kept
-    assert (world.stacks.end, world.stacks.kept.nbytes) == (None, 0)
-    assert world.stacks.layout is layout
-    assert layout.ledger is not ledger
-    assert (layout.ledger.count, ledger.count, ledger.nbytes) == (0, 0, 0)
+    assert world.sequences.sharing == []
+    assert world.sequences.kept is not kept
+    assert (world.sequences.end, world.sequences.kept.nbytes) == (None, 0)
+    assert world.sequences.facts is facts
+    assert facts.ledger is not ledger
+    assert (facts.ledger.count, ledger.count, ledger.nbytes) == (0, 0, 0)
     assert kept.position == (0 if idle else len(TOKENS)) or kept.nbytes == 0
-    see(second.stack, [5])
-    assert second.stack.position == 4
+    see(second.sequence, [5])
+    assert second.sequence.position == 4

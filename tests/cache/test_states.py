@@ -26,7 +26,7 @@ import pytest
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.interface import LayerState, Miss, Snapshot
 from runner.cache.layers.generic import GenericState
-from runner.cache.layers.recurrent import ArraysState
+from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.snapshot import Ledger, complete
 
 from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
@@ -150,7 +150,7 @@ def test_in_place_writes_do_not_reach_what_was_copied_out() -> None:
 def test_a_restored_state_belongs_to_no_batch() -> None:
     leaf = ArraysCache(2)
     state = adapted(leaf)
-    assert isinstance(state, ArraysState)
+    assert isinstance(state, RecurrentState)
     leaf[0] = mx.full((1, 3, 4), 7.0)
     state.advance(7)
     snapshot = taken(state)

@@ -24,8 +24,8 @@ from runner.cache.eviction import LeastRecentLeaf, LeastWorth
 from runner.cache.interface import Session
 from runner.cache.layers import snapshot
 from runner.cache.layers.snapshot import Ledger, own
-from runner.cache.sequence import LayerStack
-from runner.cache.sequences import Stacks
+from runner.cache.sequence import SequenceLayers
+from runner.cache.sequences import LiveSequences
 from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
 from tests.cache.driver import ask as serve
@@ -111,14 +111,14 @@ def _layer_looks(family: str, share: float) -> int:
     before = len(list(users.cache._trie.nodes()))
     users.cache._budget = int(users.cache.nbytes * share)
     count = 0
-    count_of = Stacks.layer_bytes
+    count_of = LiveSequences.layer_bytes
 
-    def counted(stacks: Stacks) -> int:
+    def counted(sequences: LiveSequences) -> int:
         nonlocal count
         count += 1
-        return int(count_of.__get__(stacks))
+        return int(count_of.__get__(sequences))
 
-    with patch.object(Stacks, "layer_bytes", property(counted)):
+    with patch.object(LiveSequences, "layer_bytes", property(counted)):
         users.cache._evict()
     assert before - len(list(users.cache._trie.nodes())) > (1 - share) * 20
     return count
@@ -184,9 +184,9 @@ def test_a_cut_computes_all_its_copies_at_once() -> None:
     with evaluations() as counts:
         cache._trie.split(node, 30)
         assert counts == []
-        cache._stacks.settle()
+        cache._sequences.settle()
         assert counts == [LAYERS * 2 * 2]
-        cache._stacks.settle()
+        cache._sequences.settle()
         assert counts[1:] == [0]
 
 
@@ -212,17 +212,17 @@ class Thinning(Every):
 def putting_off() -> Iterator[list[int]]:
     """The bytes of copies that were put off; all of them are computed when a forward comes."""
     sizes: list[int] = []
-    later, forward = Ledger.later, LayerStack.forward
+    later, forward = Ledger.later, SequenceLayers.forward
 
     def counted(ledger: Ledger, copies: list[mx.array], sources: Sequence[mx.array] = ()) -> object:
         sizes.append(sum(copy.nbytes for copy in copies))
         return later(ledger, copies, sources)
 
-    def checked(stack: LayerStack, count: int) -> object:
-        assert not stack.ledger._copies
-        return forward(stack, count)
+    def checked(sequence: SequenceLayers, count: int) -> object:
+        assert not sequence.ledger._copies
+        return forward(sequence, count)
 
-    with patch.object(Ledger, "later", counted), patch.object(LayerStack, "forward", checked):
+    with patch.object(Ledger, "later", counted), patch.object(SequenceLayers, "forward", checked):
         yield sizes
 
 
@@ -231,7 +231,7 @@ def test_nothing_is_put_off_for_longer_than_a_step(kind: str) -> None:
     """A resumption within an edge, a conversation that another one leaves, points that become surplus, evictions."""
     model = tiny(kind)
     cache = TrieCache(model.make_layers, points=Thinning(8))
-    ledger = cache._stacks.layout.ledger
+    ledger = cache._sequences.facts.ledger
     with putting_off() as sizes:
         for seed in (2, 3, 4, 5):
             for prompt in (
@@ -244,7 +244,7 @@ def test_nothing_is_put_off_for_longer_than_a_step(kind: str) -> None:
                 assert not ledger._copies
         assert sizes
         gone = len(sizes)
-        while (held := cache.nbytes) > cache._stacks.layer_bytes:
+        while (held := cache.nbytes) > cache._sequences.layer_bytes:
             cache._budget = held - 1
             cache._evict()
             assert not ledger._copies
@@ -262,7 +262,7 @@ def test_nothing_is_put_off_while_others_ask_for_what_one_computes() -> None:
     with putting_off() as sizes:
         cache.follows([*prompt, 1])
         assert len(sizes) == 2 * LAYERS
-        assert not cache._stacks.layout.ledger._copies
+        assert not cache._sequences.facts.ledger._copies
     session.close()
 
 

@@ -24,7 +24,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from runner.cache.interface import Miss
-from runner.cache.sequence import LayerStack
+from runner.cache.sequence import SequenceLayers
 from runner.cache.trie import PrefixTrie
 from tests.breaking import breaking
 from tests.cache.fakes import FAMILIES, FakeKVState, FakeRecurrentState, FakeSlice, FakeState, FakeWindowState
@@ -59,8 +59,8 @@ PLACES = [
     Place(FakeRecurrentState, "restore", "RP"),
     Place(FakeState, "split", "RP"),
     Place(FakeState, "after", "RP"),
-    Place(LayerStack, "settle", "KR"),
-    Place(LayerStack, "level", "KR"),
+    Place(SequenceLayers, "settle", "KR"),
+    Place(SequenceLayers, "level", "KR"),
     Place(PrefixTrie, "advance", "KR"),
 ]
 
@@ -233,7 +233,7 @@ def test_an_empty_prompt_is_refused_and_touches_nothing(family: str) -> None:
 
 def test_what_cannot_be_kept_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     users = Conversation("K", "trie")
-    with breaking(LayerStack, "settle", 0), caplog.at_level(logging.ERROR):
+    with breaking(SequenceLayers, "settle", 0), caplog.at_level(logging.ERROR):
         users.turn(A)
     assert caplog.records[-1].message == "cache freed: a conversation could not be kept"
     assert users.turn(A).miss == Miss.EMPTY

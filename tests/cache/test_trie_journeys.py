@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from runner.cache.checkpoints import RestorePoints
+from runner.cache.checkpoints import TurnCheckpoints
 from tests.cache.fakes import FAMILIES
 from tests.cache.story import At, CancelledError, Conversation, Every
 
@@ -84,7 +84,9 @@ def test_cancelled_branches_cost_the_conversation_nothing(family: str, seed: int
 @everyone
 @seeds
 @pytest.mark.parametrize(
-    "points", [At(), Every(INTERVAL), RestorePoints(gap=2, first_distance=8, recent=2)], ids=["branch", "every", "real"]
+    "points",
+    [At(), Every(INTERVAL), TurnCheckpoints(gap=2, first_distance=8, recent=2)],
+    ids=["branch", "every", "real"],
 )
 def test_the_trie_finds_all_that_a_single_entry_finds(family: str, seed: int, points: Every) -> None:  # 79
     single, trie = Conversation(family), Conversation(family, "trie", points=points)

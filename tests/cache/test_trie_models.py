@@ -16,7 +16,7 @@ from math import ceil
 import mlx.core as mx
 import pytest
 
-from runner.cache.checkpoints import Point
+from runner.cache.checkpoints import Checkpoint
 from runner.cache.trie_cache import TrieCache
 from tests.cache.driver import Accident, ask, ask_uncached, check_equal, check_trie, forwards_at_once, largest
 from tests.cache.tiny import KINDS, WINDOW, tiny, words
@@ -27,7 +27,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 class NoPoints:
     """Nothing but the ends of sequences can be come back to."""
 
-    def plan(self, tokens: object, cached: int, branch: int, most: int | None) -> list[Point]:
+    def plan(self, tokens: object, cached: int, branch: int, most: int | None) -> list[Checkpoint]:
         return []
 
     def surplus(self, points: object, end: int) -> list[int]:

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from runner.cache.checkpoints import RestorePoints
+from runner.cache.checkpoints import TurnCheckpoints
 from runner.cache.interface import Miss
 from tests.cache.fakes import FAMILIES, STATE_BYTES
 from tests.cache.story import At, CancelledError, Conversation, Every
@@ -140,8 +140,8 @@ def test_a_cancel_before_the_first_chunk_leaves_nothing(family: str) -> None:  #
 def test_the_last_token_of_a_prompt_is_never_in_a_restore_point(family: str) -> None:  # 56
     """It belongs to the first decode step, so nothing can stop behind it; the policy refuses to ask for that."""
     with pytest.raises(ValueError, match="positive"):
-        RestorePoints(before_end=0)
-    users = Conversation(family, "trie", points=RestorePoints(before_end=1, gap=1))
+        TurnCheckpoints(before_end=0)
+    users = Conversation(family, "trie", points=TurnCheckpoints(before_end=1, gap=1))
     users.told(A, [20, 21])
     assert users.shape == ("0-9" if family == "K" else "0-7* [7-9]")
 
@@ -298,7 +298,7 @@ def test_a_conversation_that_runs_is_stored_once() -> None:
     users = Conversation("K", "trie")
     for tokens in (10, 20, 30):
         users.told(LONG[:tokens], [60])
-        assert (users.stack.ledger.nbytes, users.cache.nbytes) == (0, 2 * tokens)
+        assert (users.sequence.ledger.nbytes, users.cache.nbytes) == (0, 2 * tokens)
 
 
 def test_a_window_that_goes_back_by_itself_can_come_back_to_that_place() -> None:

@@ -46,7 +46,7 @@ def distinct(conversations: Sequence[Sequence[int]]) -> int:
 def entries(users: Together) -> int:
     """How many tokens all that is kept holds, in a layer of tokens; room left out."""
     slots = [slot for slot, kind in enumerate(users.kinds) if kind is FakeKV]
-    kept = users.cache._stacks.kept
+    kept = users.cache._sequences.kept
     owned = sum(held.nbytes for node in users.nodes for slot in slots if (held := node.slots[slot]) is not None)
     return (owned + len(slots) * kept.position) // max(1, len(slots))
 
@@ -101,11 +101,11 @@ def test_what_another_uses_is_copied(family: str) -> None:
     users = Together(family)
     end = users.turn(PREFIX).recorded
     talks = [users.begin([*end, *own(1)])]
-    live = talks[0].session.stack.live()
+    live = talks[0].session.sequence.live()
     assert live
     talks += [users.begin([*end, *own(user)]) for user in (2, 3)]
     assert [talk.session.cached for talk in talks] == [len(end)] * 3
-    assert talks[0].session.stack.live() == live
+    assert talks[0].session.sequence.live() == live
     for talk in reversed(talks):
         talk.say(7, 8)
     for talk in talks:
@@ -184,7 +184,7 @@ def test_each_token_is_held_once_when_all_are_closed(family: str, seed: int) -> 
     if family != "P":
         assert entries(users) == entries(after) == distinct([talk.seen for talk in talks])
     if family == "K":
-        room = users.cache._stacks.kept.nbytes - 2 * users.cache._stacks.kept.position
+        room = users.cache._sequences.kept.nbytes - 2 * users.cache._sequences.kept.position
         assert users.cache.nbytes - room == 2 * entries(users)
 
 
@@ -195,7 +195,7 @@ def test_whoever_goes_on_takes_over_what_it_has_too(family: str) -> None:
     end = users.turn(PREFIX).recorded
     first, second = users.begin([*end, 1]).say(), users.begin([*end, 2]).say()
     first.close()
-    tokens = users.cache._stacks.layout.ledger
+    tokens = users.cache._sequences.facts.ledger
     second.close()
     shared = users.nodes[0]
     assert shared.slots[0] is not None
@@ -298,24 +298,24 @@ def test_the_last_one_to_close_is_kept(family: str) -> None:
         talks = three(users, 0)
         for place in order:
             talks[place].say(7).close()
-            assert users.cache._stacks.kept is talks[place].session.stack
-            assert users.cache._stacks.end is not None
-        assert users.cache._stacks.kept.position == len(talks[order[2]].seen)
+            assert users.cache._sequences.kept is talks[place].session.sequence
+            assert users.cache._sequences.end is not None
+        assert users.cache._sequences.kept.position == len(talks[order[2]].seen)
 
 
 @everyone
 def test_the_kept_stack_goes_to_whoever_comes_first(family: str) -> None:
     users = Together(family)
     end = users.turn(PREFIX).recorded
-    kept = users.cache._stacks.kept
+    kept = users.cache._sequences.kept
     first, second = users.begin([*end, 1]), users.begin([*end, 2])
-    assert (first.session.stack is kept, second.session.stack is kept) == (True, False)
+    assert (first.session.sequence is kept, second.session.sequence is kept) == (True, False)
     second.say().close()
     third = users.begin([*end, 3])
-    assert third.session.stack is second.session.stack
+    assert third.session.sequence is second.session.sequence
     first.close()
     third.close()
-    assert users.cache._stacks.kept is third.session.stack
+    assert users.cache._sequences.kept is third.session.sequence
 
 
 def test_points_of_a_request_stay_where_another_is_on_its_way() -> None:

@@ -50,7 +50,7 @@ def crowd(family: str, budget: int | None = None) -> tuple[Together, list[Talk]]
     ends = [users.turn([*PREFIX, *own(user)]).recorded for user in (1, 2, 3, 4)]
     talks = [users.begin([*ends[place], *own(place + 7)]).read(chunks=1) for place in (0, 2)]
     users.turn(own(5, 20))
-    assert users.cache._stacks.end is not None
+    assert users.cache._sequences.end is not None
     return users, talks
 
 
@@ -64,8 +64,8 @@ def test_all_goes_but_what_is_in_use(family: str) -> None:
     users.cache._budget = 1
     users.reserve(0)
     assert {node: [slot is not None for slot in node.slots] for node in users.nodes} == locked
-    assert users.cache._stacks.end is None
-    layers = sum(talk.session.stack.nbytes for talk in talks)
+    assert users.cache._sequences.end is None
+    layers = sum(talk.session.sequence.nbytes for talk in talks)
     assert users.cache.nbytes == layers + sum(node.nbytes for node in locked) < before
     for talk in talks:
         talk.say(7).close()
@@ -75,14 +75,14 @@ def test_all_goes_but_what_is_in_use(family: str) -> None:
 def test_what_is_locked_and_what_can_be_evicted_are_all_there_is(family: str) -> None:
     users, talks = crowd(family)
     while talks:
-        users.cache._stacks.give_up_kept()
-        total = users.cache._stacks.layout.ledger.nbytes
+        users.cache._sequences.give_up_kept()
+        total = users.cache._sequences.facts.ledger.nbytes
         locked = sum(node.nbytes for node in users.nodes if node.locks)
         evictable = sum(node.nbytes for node in users.nodes if not node.locks)
         assert locked + evictable == total
         users.cache._budget = 0
         users.reserve(0)
-        assert users.cache._stacks.layout.ledger.nbytes == locked
+        assert users.cache._sequences.facts.ledger.nbytes == locked
         assert all(node.locks for node in users.nodes)
         users.cache._budget = None
         talks.pop().say(7).close()
@@ -100,7 +100,7 @@ def test_the_kept_stack_goes_first(family: str) -> None:
     users.cache._budget = before - 1
     users.reserve(0)
     assert users.held == held, "no node had to go"
-    assert users.cache._stacks.kept.nbytes == 0
+    assert users.cache._sequences.kept.nbytes == 0
     assert users.cache.nbytes == before - len(end) * TOKEN[family]
     first.say(4).close()
     assert users.cached([*second.seen, 9]) == len(second.seen)
@@ -111,9 +111,9 @@ def test_what_was_kept_is_copied_out(family: str) -> None:
     users = Together(family)
     running = users.begin(own(1)).read(chunks=1)
     end = users.turn(own(2)).recorded
-    users.cache._stacks.give_up_kept()
+    users.cache._sequences.give_up_kept()
     users.check()
-    assert users.cache._stacks.kept.nbytes == 0
+    assert users.cache._sequences.kept.nbytes == 0
     assert users.cached([*end, 1]) == len(end)
     running.say(3).close()
 
@@ -124,7 +124,7 @@ def test_others_go_in_the_order_in_which_they_were_used(family: str) -> None:
     running = users.begin(own(9)).read(chunks=1)
     ends = [users.turn(own(user)).recorded for user in (1, 2, 3)]
     assert users.cached([*ends[0], 1]) == len(ends[0])
-    users.cache._stacks.give_up_kept()
+    users.cache._sequences.give_up_kept()
     for left in ({0, 2}, {0}, set()):
         users.cache._budget = users.cache.nbytes - 1
         users.reserve(0)
@@ -170,7 +170,7 @@ def test_more_goes_than_has_to_lest_it_is_asked_again_soon() -> None:
     running = users.begin(own(99)).start()
     for user in range(40):
         users.turn(own(user))
-    users.cache._stacks.give_up_kept()
+    users.cache._sequences.give_up_kept()
     budget = users.cache._budget = users.cache.nbytes
     users.reserve(1)
     spare = budget // 32

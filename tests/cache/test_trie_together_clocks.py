@@ -67,16 +67,16 @@ class Clocks:
     def check_kept(self) -> None:
         cache = self.cache
         held = [slot for node in cache._trie.nodes() for slot in node.slots if slot is not None]
-        assert len(held) == cache._stacks.layout.ledger.count
-        stacks = {cache._stacks.kept, *(session.stack for session in cache._stacks.sharing)}
-        assert {slot for slot in held if slot.live} == {each for stack in stacks for each in stack.live()}
+        assert len(held) == cache._sequences.facts.ledger.count
+        sequences = {cache._sequences.kept, *(session.sequence for session in cache._sequences.sharing)}
+        assert {slot for slot in held if slot.live} == {each for sequence in sequences for each in sequence.live()}
 
     @property
     def known(self) -> list[bool]:
         """Of each stack, whether it takes the second layer as a whole."""
-        stacks = self.cache._stacks
-        among = [stacks.kept, *(session.stack for session in stacks.sessions)]
-        return [type(stack.states[1]) is GenericState for stack in among]
+        sequences = self.cache._sequences
+        among = [sequences.kept, *(session.sequence for session in sequences.sessions)]
+        return [type(sequence.states[1]) is GenericState for sequence in among]
 
 
 PROMPT = list(range(1, 16))

@@ -27,8 +27,8 @@ import pytest
 
 from runner.cache import resume
 from runner.cache.layers.snapshot import SliceSnapshot
-from runner.cache.sequence import LayerStack
-from runner.cache.sequences import Stacks
+from runner.cache.sequence import SequenceLayers
+from runner.cache.sequences import LiveSequences
 from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
 from tests.breaking import breaking
@@ -47,15 +47,15 @@ everyone = pytest.mark.parametrize("family", FAMILIES)
 PLACES = [
     *ALONE,
     Place(FakeWindowState, "snapshot", "S"),
-    Place(LayerStack, "reset", "KR"),
-    Place(LayerStack, "learn", "K"),
+    Place(SequenceLayers, "reset", "KR"),
+    Place(SequenceLayers, "learn", "K"),
     Place(PrefixTrie, "split", "KR"),
     Place(PrefixTrie, "merge", "KR"),
     Place(PrefixTrie, "remove", "KR"),
     Place(PrefixTrie, "drop", "KR"),
     Place(PrefixTrie, "unlock", "KR"),
-    Place(Stacks, "only_in", "KR"),
-    Place(Stacks, "keep", "KR"),
+    Place(LiveSequences, "only_in", "KR"),
+    Place(LiveSequences, "keep", "KR"),
 ]
 
 
@@ -147,15 +147,15 @@ def test_whoever_is_adrift_keeps_nothing(family: str) -> None:
     talks = [users.begin([*end, *range(100 * user, 100 * user + 40)]).read(chunks=1) for user in (1, 2, 3)]
     talks[0].tear_trie()
     kept = users.turn([*PREFIX[:10], 5])
-    shape, kept_end = users.shape, users.cache._stacks.end
+    shape, kept_end = users.shape, users.cache._sequences.end
     assert all(talk.session.points for talk in talks[1:]) == (family != "K")
     talks[1].say(6, 7)
-    assert talks[1].session.stack.live() == set()
+    assert talks[1].session.sequence.live() == set()
     talks[1].close()
     talks[2].read(chunks=1).tear_layers()
     assert users.shape == shape
-    assert users.cache._stacks.end is kept_end
-    assert users.cache._stacks.kept is kept.stack
+    assert users.cache._sequences.end is kept_end
+    assert users.cache._sequences.kept is kept.sequence
 
 
 @everyone
@@ -252,7 +252,7 @@ def test_memory_returns_after_a_trie_was_given_up(kind: str) -> None:
         quiet = patch("runner.cache.trie_cache.log")
         with patch.object(resume, "go", side_effect=MemoryError), quiet, pytest.raises(MemoryError):
             cache.begin([*words(80, 2), 1])
-        assert cache.nbytes == adrift.stack.nbytes  # type: ignore[attr-defined]
+        assert cache.nbytes == adrift.sequence.nbytes  # type: ignore[attr-defined]
         assert mx.get_active_memory() <= before + cache.nbytes + 4096
         adrift.close()
         del adrift

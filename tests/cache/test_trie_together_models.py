@@ -28,9 +28,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from runner.cache.checkpoints import RestorePoints
-from runner.cache.decode_rows import Rows
-from runner.cache.sequence import LayerStack
+from runner.cache.checkpoints import TurnCheckpoints
+from runner.cache.decode_rows import DecodeRows
+from runner.cache.sequence import SequenceLayers
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession
 from tests.cache.driver import ask, ask_uncached, check_trie, largest
@@ -48,7 +48,7 @@ class Row:
     def __init__(self, model: Tiny, session: TrieSession) -> None:
         self.model = model
         self.session = session
-        self.rows = Rows(session)
+        self.rows = DecodeRows(session)
         self.logits: dict[int, mx.array] = {}
 
     @property
@@ -84,7 +84,7 @@ class Row:
         if len(stay) == 1:
             rows.settle(stay[0])
         rows.keep(stay)
-        self.rows = Rows(self.session)
+        self.rows = DecodeRows(self.session)
 
     def best(self) -> int:
         """The most likely next token."""
@@ -138,13 +138,13 @@ def test_three_in_a_batch_answer_as_each_alone(kind: str) -> None:  # 84
     ask(model, cache, PREFIX, say=0)
     prompts = [[*PREFIX, *tail] for tail in TAILS]
     rows = [begin(model, cache, prompts[0])]
-    live = rows[0].session.stack.live()
+    live = rows[0].session.sequence.live()
     rows += [begin(model, cache, prompt) for prompt in prompts[1:]]
-    assert rows[0].session.stack.live() == live != set(), "the others have copies"
+    assert rows[0].session.sequence.live() == live != set(), "the others have copies"
     assert [row.session.cached for row in rows] == [45, 45, 45] or kind == "gemma3"
     for row in rows:
         row.read_all()
-    ledger, nbytes = cache._stacks.layout.ledger, cache.nbytes
+    ledger, nbytes = cache._sequences.facts.ledger, cache.nbytes
     before = ledger.count, ledger.nbytes
     answers = [[row.best()] for row in rows]
     joined(rows)
@@ -173,7 +173,7 @@ def test_three_in_a_batch_answer_as_each_alone(kind: str) -> None:  # 84
 def test_what_a_removed_request_has_read_is_kept(kind: str) -> None:  # 84
     """While others, who go on, hold the same prefix; at once by a retry, and by somebody who leaves it earlier."""
     model = tiny(kind)
-    cache = TrieCache(model.make_layers, points=RestorePoints(gap=3, first_distance=16))
+    cache = TrieCache(model.make_layers, points=TurnCheckpoints(gap=3, first_distance=16))
     other = begin(model, cache, [*PREFIX, 1, 2, 3])
     other.read(16)
     removed = begin(model, cache, [*PREFIX, *words(30, seed=6)])
@@ -245,7 +245,7 @@ class Users(RuleBasedStateMachine):
     def opens(self, budget: int | None, gap: int) -> None:
         self.budget = budget
         self.cache = TrieCache(
-            self.model.make_layers, budget, RestorePoints(TURNS, gap=gap, first_distance=16, recent=3)
+            self.model.make_layers, budget, TurnCheckpoints(TURNS, gap=gap, first_distance=16, recent=3)
         )
 
     @room
@@ -329,13 +329,13 @@ class Users(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         cache = self.cache
-        stacks = {cache._stacks.kept, *(row.session.stack for row in self.open)}
-        ledger = cache._stacks.layout.ledger
+        sequences = {cache._sequences.kept, *(row.session.sequence for row in self.open)}
+        ledger = cache._sequences.facts.ledger
         nodes = list(cache._trie.nodes())
         held = [slot for node in nodes for slot in node.slots if slot is not None]
         assert (ledger.count, ledger.nbytes) == (len(held), sum(slot.nbytes for slot in held))
-        assert cache.nbytes == sum(stack.nbytes for stack in stacks) + ledger.nbytes + cache._reserved
-        live = [snapshot for stack in stacks for state in stack.states for snapshot in state.live]
+        assert cache.nbytes == sum(sequence.nbytes for sequence in sequences) + ledger.nbytes + cache._reserved
+        live = [snapshot for sequence in sequences for state in sequence.states for snapshot in state.live]
         assert len(live) == len(set(live))
         assert set(live) == {slot for slot in held if slot.live}
         for node in nodes:
@@ -396,17 +396,17 @@ def test_the_machine_notices_a_wrong_row(kind: str) -> None:
         for _ in range(_ROUNDS):
             run(kind, examples=30, steps=40, derandomize=False, shrink=False)
 
-    with _first_row_for_all(LayerStack.absorb), pytest.raises(AssertionError):
+    with _first_row_for_all(SequenceLayers.absorb), pytest.raises(AssertionError):
         hunt()
 
 
 @contextmanager
-def _first_row_for_all(absorb: Callable[[LayerStack, Sequence[object], int, int], None]) -> Iterator[None]:
+def _first_row_for_all(absorb: Callable[[SequenceLayers, Sequence[object], int, int], None]) -> Iterator[None]:
     """Whoever leaves a batch takes home what the first row has seen."""
 
-    def wrong(self: LayerStack, leaves: Sequence[object], row: int, count: int) -> None:
+    def wrong(self: SequenceLayers, leaves: Sequence[object], row: int, count: int) -> None:
         del row
         absorb(self, leaves, 0, count)
 
-    with patch.object(LayerStack, "absorb", wrong):
+    with patch.object(SequenceLayers, "absorb", wrong):
         yield

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from runner.cache.checkpoints import Points
+from runner.cache.checkpoints import CheckpointPolicy
 from tests.cache.fakes import FAMILIES, FakeKVState, FakeRecurrentState, FakeWindowState
 from tests.cache.machines import limits
 from tests.cache.story import BranchOnly, Every
@@ -47,7 +47,7 @@ class Users(RuleBasedStateMachine):
         points=st.sampled_from([BranchOnly(), Every(8), Every(4, 2)]),
         chunk=st.sampled_from([1, 5, 16, 50]),
     )
-    def opens(self, budget: int | None, points: Points, chunk: int) -> None:
+    def opens(self, budget: int | None, points: CheckpointPolicy, chunk: int) -> None:
         self.users = Together(self.family, budget=budget, points=points, chunk=chunk)
 
     @room

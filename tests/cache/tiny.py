@@ -13,7 +13,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_map_with_path
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layers.batch_trial import Trial
+from runner.cache.layers.batch_trial import BatchTrial
 
 from mlx_lm.models import (  # isort: skip
     deepseek_v3,
@@ -295,7 +295,7 @@ def _weight(path: str, fresh: mx.array) -> mx.array:
 
 def find_fault(make_layers: Callable[[], list[object]], forward: Callable[..., mx.array], vocab_size: int) -> str:
     """All of a trial of batches at once: why they cannot be, or nothing."""
-    trial = Trial(make_layers, forward, vocab_size)
+    trial = BatchTrial(make_layers, forward, vocab_size)
     while trial.fault is None:
         trial.advance()
     return trial.fault

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from unittest.mock import patch
 
-from runner.cache.checkpoints import Points
-from runner.cache.sequence import LayerStack
+from runner.cache.checkpoints import CheckpointPolicy
+from runner.cache.sequence import SequenceLayers
 from runner.cache.trie import Node, spelled
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession
@@ -28,7 +28,7 @@ class Together:
     """The users of one trie cache, and their sessions."""
 
     def __init__(
-        self, family: str, *, budget: int | None = None, points: Points | None = None, chunk: int = CHUNK
+        self, family: str, *, budget: int | None = None, points: CheckpointPolicy | None = None, chunk: int = CHUNK
     ) -> None:
         self.kinds = FAMILIES[family]
         self.chunk = chunk
@@ -69,9 +69,9 @@ class Together:
     def check(self) -> None:
         """What each has is right, and nobody has what is another's."""
         check_trie(self.cache, self.kinds)
-        assert [talk.session for talk in self.talks] == self.cache._stacks.sessions
-        stacks = [talk.session.stack for talk in self.talks]
-        assert len(set(stacks)) == len(stacks), "two sessions over the same layers"
+        assert [talk.session for talk in self.talks] == self.cache._sequences.sessions
+        sequences = [talk.session.sequence for talk in self.talks]
+        assert len(set(sequences)) == len(sequences), "two sessions over the same layers"
         for talk in self.talks:
             talk.check()
         if not self.talks and not self.cache._reserved and self.budget is not None:
@@ -168,7 +168,7 @@ class Talk:
 
     def tear_trie(self) -> None:
         """The cache cannot follow the next forward."""
-        with suppress(BrokenError), breaking(LayerStack, "_advance"), self.session.forward(1):
+        with suppress(BrokenError), breaking(SequenceLayers, "_advance"), self.session.forward(1):
             for layer in self.session.layers:
                 assert isinstance(layer, FakeLayer)
                 layer.see([99])

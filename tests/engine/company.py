@@ -1,4 +1,4 @@
-"""Several requests over `Running`, driven slice by slice in the thread of the test, and what each of them must get.
+"""Several requests over `Scheduler`, driven slice by slice in the thread of the test, and what each of them must get.
 
 Nothing here waits: slices come from `advance`, time from a made-up clock, and the oracle of a request is a plain loop
 over fresh layers that computes it alone.
@@ -23,14 +23,14 @@ from protocol.format import Lark
 from runner.cache import make_cache
 from runner.cache.session import LiveSession
 from runner.cache.trie_cache import TrieCache
-from runner.engine.context import Known, Means, Trial
+from runner.engine.context import BatchTrial, EngineContext, SettledTrial
 from runner.engine.detokenizer import StopStrings
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.generation import Generation
-from runner.engine.memory.budget import Memory
-from runner.engine.policy import Begin, Decode, Prefill, Schedule, Slice, View
+from runner.engine.memory.budget import MemoryBudget
+from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, View
 from runner.engine.request import Request
-from runner.engine.scheduler import Running
+from runner.engine.scheduler import Scheduler
 from runner.grammar import Grammar, Guide
 from runner.grammar.compiler import Compiler
 from runner.grammar.guide import Source
@@ -447,41 +447,41 @@ class NoMeter:
 
 
 class Company:
-    """`Running` over a tiny model and all who were asked for. `slices` counts what has been advanced."""
+    """`Scheduler` over a tiny model and all who were asked for. `slices` counts what has been advanced."""
 
     def __init__(
         self,
         name: str,
-        schedule: Schedule | None = None,
+        schedule: SlicePolicy | None = None,
         *,
         parallel: int = 8,
         cache: str = "trie",
         budget: int | None = None,
         room: int | None = None,
-        memory: Memory | None = None,
+        memory: MemoryBudget | None = None,
         eos: frozenset[int] = frozenset(),
-        trial: Trial | None = None,
+        trial: BatchTrial | None = None,
     ) -> None:
         self.kind = tiny(name)
         self.everyone: list[Asked] = []
         self.clock = Clock()
         self.forward = Watched(self.kind, self.clock)
-        self.schedule = schedule or Schedule(2048, 0.1)
+        self.schedule = schedule or SlicePolicy(2048, 0.1)
         self.slices = 0
         self.late: Callable[[], int] = lambda: 0
         """How late the next mask is, as `Slow` counts it."""
         self._eos = eos
-        known = Known("" if trial else fault_of(name))  # found before a test breaks anything
-        means = Means(
+        known = SettledTrial("" if trial else fault_of(name))  # found before a test breaks anything
+        means = EngineContext(
             self.forward,
             tokenizer(eos),
             CONTEXT,
             lambda: make_cache(cache, self.kind.make_layers, budget_bytes=budget),
-            memory or Memory(NoMeter(), room, 2048),
+            memory or MemoryBudget(NoMeter(), room, 2048),
             trial=trial or known,
         )
         self._outbox = Outbox(cast("AbstractEventLoop", _Loop()))
-        self.running = Running(means, self.schedule, parallel, self._outbox)
+        self.running = Scheduler(means, self.schedule, parallel, self._outbox)
         self.running.matching.lone_steps = 0  # so that short answers join, too
         self._place, self.running._place = self.running._place, self._notice  # type: ignore[method-assign]  # to see all
 
@@ -574,13 +574,13 @@ class Company:
         """Nobody is left behind in the cache."""
         assert self.idle
         if isinstance(self.running.cache, TrieCache):
-            assert not self.trie._stacks.sessions
+            assert not self.trie._sequences.sessions
             assert self.trie._reserved == 0
             assert self.trie._budget is None or self.trie.nbytes <= self.trie._budget
             check_trie(self.trie)
 
 
-class Dice(Schedule):
+class Dice(SlicePolicy):
     """Any slice that is possible, by chance: what is right under it is right under every schedule."""
 
     def __init__(self, numbers: random.Random, most_tokens: int = 40) -> None:

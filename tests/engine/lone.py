@@ -5,7 +5,7 @@ from time import perf_counter_ns
 
 from runner.cache.interface import PrefixCache
 from runner.cache.session import LiveSession
-from runner.engine.batch import Group
+from runner.engine.batch import Batch
 from runner.engine.events import Event, Finished, Text
 from runner.engine.generation import Forward, Generation
 from runner.engine.request import Request
@@ -25,7 +25,7 @@ class Lone:
         assert isinstance(session, LiveSession)
         self.session = session
         self.generation = Generation(request, session, tokenizer, CONTEXT, perf_counter_ns())
-        self._group: Group | None = None
+        self._group: Batch | None = None
         self._forward = forward
         self._chunk = chunk
 
@@ -39,7 +39,7 @@ class Lone:
             if self.generation.left:
                 self.generation.prefill(self._chunk, self._forward)
                 return []
-            self._group = self._group or Group(self.generation, self._forward)
+            self._group = self._group or Batch(self.generation, self._forward)
             return self._group.take(self._group.step())[0][1]
         except Exception as error:
             self.generation.fail(error)

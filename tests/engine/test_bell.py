@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from runner.engine.platform import wakeup
-from runner.engine.platform.wakeup import Bell
+from runner.engine.platform.wakeup import Wakeup
 
 
-async def heard(one: Bell, times: int) -> list[int]:
+async def heard(one: Wakeup, times: int) -> list[int]:
     """The threads on which it was answered, rung so often, each time after the last answer."""
     threads: list[int] = []
     answered = asyncio.Event()
@@ -28,11 +28,11 @@ async def heard(one: Bell, times: int) -> list[int]:
 
 
 async def test_it_is_answered_on_the_event_loop_each_time() -> None:
-    assert await heard(Bell(asyncio.get_running_loop()), 20) == [threading.get_ident()] * 20
+    assert await heard(Wakeup(asyncio.get_running_loop()), 20) == [threading.get_ident()] * 20
 
 
 async def test_one_that_cannot_ring_calls_in_the_ordinary_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Bell(asyncio.get_running_loop())
+    one = Wakeup(asyncio.get_running_loop())
     monkeypatch.setattr(wakeup, "_write", lambda end, data, size: -1)
     assert await heard(one, 3) == [threading.get_ident()] * 3
 
@@ -44,7 +44,7 @@ async def test_an_idle_loop_is_not_called() -> None:
         nonlocal called
         called += 1
 
-    one = Bell(asyncio.get_running_loop())
+    one = Wakeup(asyncio.get_running_loop())
     one.wake(answer)
     for _ in range(5):
         await asyncio.sleep(0.001)

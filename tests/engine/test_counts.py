@@ -15,9 +15,9 @@ import pytest
 import runner.cache.layers.kv
 import runner.cache.sequence
 from runner.cache.interface import Copy
-from runner.cache.layers.batch import Batch
+from runner.cache.layers.batch import BatchedLayers
 from runner.cache.layers.snapshot import complete
-from runner.engine.policy import Schedule
+from runner.engine.policy import SlicePolicy
 from runner.sampling.sample import Choice, Sample
 from tests.cache.tiny import KINDS, VOCAB
 from tests.engine.company import BATCHABLE, SLICEABLE, Company
@@ -63,7 +63,7 @@ def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
     tally = Tally()
     start: Callable[[list[mx.array]], None] = mx.async_eval
     compute: Callable[[Sequence[list[mx.array]]], None] = mx.eval
-    read, make = Sample.read, Batch.__init__
+    read, make = Sample.read, BatchedLayers.__init__
 
     def async_eval(arrays: list[mx.array]) -> None:
         tally.started += 1
@@ -77,21 +77,21 @@ def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
         tally.round_trips += 1
         return read(sample)
 
-    def make_batch(batch: Batch, rows: Sequence[list[object]]) -> None:
+    def make_batch(batch: BatchedLayers, rows: Sequence[list[object]]) -> None:
         make(batch, rows)
         tally.copied += batch.nbytes
 
     monkeypatch.setattr(mx, "async_eval", async_eval)
     monkeypatch.setattr(mx, "eval", evaluate)
     monkeypatch.setattr(Sample, "read", read_sample)
-    monkeypatch.setattr(Batch, "__init__", make_batch)
+    monkeypatch.setattr(BatchedLayers, "__init__", make_batch)
     for module in (runner.cache.sequence, runner.cache.layers.kv):
         monkeypatch.setattr(module, "complete", tally.complete)
     return tally
 
 
 def company(name: str) -> Company:
-    return Company(name, Schedule(CHUNK, 0.1))
+    return Company(name, SlicePolicy(CHUNK, 0.1))
 
 
 def counted(tally: Tally, company: Company, ask: Callable[[], object]) -> Counts:

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from protocol import DoneReason
-from runner.cache.layers.batch_trial import Trial
+from runner.cache.layers.batch_trial import BatchTrial
 from runner.engine.engine import Engine
 from runner.engine.events import Event, EventStream, Failed, Finished, Started, Text
 from runner.engine.generation import Generation
@@ -263,16 +263,16 @@ async def test_an_idle_engine_tries_batches_and_leaves_off_for_a_request(
     ended: list[int] = []
     """Before each slice: how many requests have been answered."""
     loop = asyncio.get_running_loop()
-    advance = Trial.advance
+    advance = BatchTrial.advance
 
-    def held(trial: Trial) -> None:
+    def held(trial: BatchTrial) -> None:
         ended.append(idle._running.journal.counters.outcomes["done"] if len(ended) > 1 else 0)
         if len(ended) == 2:
             loop.call_soon_threadsafe(begun.set)
             assert may_go_on.wait(30)
         advance(trial)
 
-    monkeypatch.setattr(Trial, "advance", held)
+    monkeypatch.setattr(BatchTrial, "advance", held)
     monkeypatch.setattr("runner.engine.engine._QUIET_S", 0.0)
     idle = await loaded(tmp_path, parallel=2)
     await asyncio.wait_for(begun.wait(), 30)

@@ -21,9 +21,9 @@ import mlx.core as mx
 import pytest
 
 from runner.engine.events import Failed, Refused
-from runner.engine.memory.budget import Memory
-from runner.engine.memory.estimate import Workspace
-from runner.engine.policy import LEAST_TOKENS, Schedule
+from runner.engine.memory.budget import MemoryBudget
+from runner.engine.memory.estimate import WorkspaceEstimate
+from runner.engine.policy import LEAST_TOKENS, SlicePolicy
 from runner.logs import lacks_memory
 from tests.cache.tiny import KINDS, words
 from tests.engine.company import Company
@@ -57,7 +57,7 @@ class Dial:
 
 
 def test_a_token_costs_no_less_with_a_longer_context_and_grows_along_a_line() -> None:
-    workspace = Workspace()
+    workspace = WorkspaceEstimate()
     workspace.saw(100, 100, 1000 * 100)
     workspace.saw(100, 300, 2000 * 100)
     assert workspace.of(100, 50) == workspace.of(100, 100) == 100_000
@@ -68,7 +68,7 @@ def test_a_token_costs_no_less_with_a_longer_context_and_grows_along_a_line() ->
 
 
 def test_of_one_kind_of_slice_the_most_counts_and_without_a_line_it_is_in_proportion() -> None:
-    workspace = Workspace()
+    workspace = WorkspaceEstimate()
     for nbytes in (3200, 6400, 1600):
         workspace.saw(16, 40, nbytes)
     assert workspace.of(16, 40) == 6400
@@ -77,13 +77,13 @@ def test_of_one_kind_of_slice_the_most_counts_and_without_a_line_it_is_in_propor
 
 
 def test_a_few_tokens_cost_as_much_as_the_fewest_that_are_worth_a_slice() -> None:
-    workspace = Workspace()
+    workspace = WorkspaceEstimate()
     workspace.saw(1, 10, 1600)
     assert workspace.of(1, 10) == workspace.of(LEAST_TOKENS, 10) == 1600
 
 
 def test_so_many_tokens_are_taken_as_fit_and_never_fewer_than_the_least() -> None:
-    workspace = Workspace()
+    workspace = WorkspaceEstimate()
     assert workspace.tokens_in(10 << 20, 100) == LEAST_TOKENS, "nothing is known yet"
     assert workspace.tokens_in(50 << 20, 100) == 50
     workspace.saw(100, 100, 100_000)
@@ -96,15 +96,15 @@ def test_so_many_tokens_are_taken_as_fit_and_never_fewer_than_the_least() -> Non
 
 
 def company(budget_bytes: int | None, dial: Dial, chunk: int = 64, cache_bytes: int | None = None) -> Company:
-    return Company("llama", Schedule(chunk, 0.1), memory=Memory(dial, budget_bytes, chunk), budget=cache_bytes)
+    return Company("llama", SlicePolicy(chunk, 0.1), memory=MemoryBudget(dial, budget_bytes, chunk), budget=cache_bytes)
 
 
 def test_the_room_is_what_the_weights_leave() -> None:
     dial = Dial(300)
-    memory = Memory(dial, 1000, 64)
+    memory = MemoryBudget(dial, 1000, 64)
     dial.now = 900
     assert (memory.weights_bytes, memory.room_bytes) == (300, 700)
-    assert Memory(Dial(300), 200, 64).room_bytes == 0
+    assert MemoryBudget(Dial(300), 200, 64).room_bytes == 0
 
 
 def test_the_cache_gets_what_computing_leaves() -> None:
@@ -251,7 +251,7 @@ def test_a_message_about_the_budget_names_no_want_of_memory_for_hosts() -> None:
 
 def test_the_peak_is_that_of_all_looks() -> None:
     dial = Dial(100)
-    memory = Memory(dial, None, 64)
+    memory = MemoryBudget(dial, None, 64)
     dial.most = 700
     memory.watched(lambda tokens, layers: tokens)(mx.array([[0]]), [])
     dial.most = 500
@@ -263,7 +263,7 @@ def test_the_peak_is_that_of_all_looks() -> None:
 
 def test_what_one_step_took_is_forgotten_slowly() -> None:
     dial = Dial()
-    memory = Memory(dial, 10**9, 64)
+    memory = MemoryBudget(dial, 10**9, 64)
     forward = memory.watched(lambda tokens, layers: tokens)
     taken = []
     for step in range(3000):
@@ -302,7 +302,7 @@ def test_a_request_that_finds_no_memory_begins_again_and_its_answer_is_right(nam
     """Whichever of its forwards it is."""
     at = 0
     while True:
-        users = Company(name, Schedule(16, 0.1))
+        users = Company(name, SlicePolicy(16, 0.1))
         users.forward.error = ERRORS[error]
         users.forward.breaks = lambda _rows, _length, at=at, users=users: len(users.forward.calls) == at + 1  # type: ignore[misc]  # mypy knows no defaults of lambdas
         asked = users.ask(words(50), 8, temperature=0.8, seed=4)
@@ -316,7 +316,7 @@ def test_a_request_that_finds_no_memory_begins_again_and_its_answer_is_right(nam
 
 
 def test_a_request_that_finds_no_memory_twice_ends_alone_and_the_next_one_works() -> None:
-    users = Company("llama", Schedule(16, 0.1))
+    users = Company("llama", SlicePolicy(16, 0.1))
     users.forward.error = MemoryError
     first = users.ask(words(40), 30)
     users.until(lambda: len(first.tokens) > 3)
@@ -334,7 +334,7 @@ def test_a_request_that_finds_no_memory_twice_ends_alone_and_the_next_one_works(
 
 
 def test_another_fault_is_not_tried_again() -> None:
-    users = Company("llama", Schedule(16, 0.1))
+    users = Company("llama", SlicePolicy(16, 0.1))
     users.forward.breaks = lambda rows, length: len(users.forward.calls) == 2
     asked = users.ask(words(50), 8)
     users.finish()

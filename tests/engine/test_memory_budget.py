@@ -31,12 +31,12 @@ from mlx_lm.models import gemma3_text, llama  # isort: skip
 from mlx_lm.models.cache import make_prompt_cache  # isort: skip
 
 from runner.cache import make_cache
-from runner.engine.context import Means
+from runner.engine.context import EngineContext
 from runner.engine.events import EventStream, Failed, Finished, Outbox, Refused
-from runner.engine.memory.budget import Memory, MLXMeter, set_limits
-from runner.engine.policy import Schedule
+from runner.engine.memory.budget import MemoryBudget, MLXMeter, set_limits
+from runner.engine.policy import SlicePolicy
 from runner.engine.request import Request
-from runner.engine.scheduler import Running
+from runner.engine.scheduler import Scheduler
 from runner.sampling import SamplingOptions
 from tests.cache.tiny import VOCAB
 from tests.engine.company import tokenizer
@@ -125,16 +125,16 @@ def run(name: str, cache: str, seed: int, clients: int, room_bytes: int = ROOM_B
     mx.reset_peak_memory()
     with limits_restored(), patch("runner.engine.scheduler.perf_counter", count(0, _TICK_S).__next__):
         budget = mx.get_active_memory() + room_bytes
-        memory = Memory(MLXMeter(), budget, chunk, set_limits(budget, on_cpu=True))
+        memory = MemoryBudget(MLXMeter(), budget, chunk, set_limits(budget, on_cpu=True))
         outbox = Outbox(cast("AbstractEventLoop", _Loop()))
-        means = Means(
+        means = EngineContext(
             lambda tokens, layers: model(tokens, cache=layers),
             tokenizer(),
             8192,
             lambda: make_cache(cache, lambda: list(make_prompt_cache(model))),
             memory,
         )
-        running = Running(means, Schedule(chunk, 0.1), 8, outbox)
+        running = Scheduler(means, SlicePolicy(chunk, 0.1), 8, outbox)
         running.matching.lone_steps = 2
         prompts = [[chance.randrange(VOCAB) for _ in range(LONGEST)] for _ in range(3)]
         asked: list[Request] = []

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from runner.engine.observe.journal import Journal, bar
-from runner.engine.observe.progress import Prefills, Reading
-from runner.engine.policy import Schedule
+from runner.engine.observe.progress import PrefillProgress, Reading
+from runner.engine.policy import SlicePolicy
 from tests.cache.tiny import VOCAB
 from tests.engine.company import Clock, Company
 
@@ -19,11 +19,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def prefills(clock: Clock) -> Prefills:
-    return Prefills(clock)
+def prefills(clock: Clock) -> PrefillProgress:
+    return PrefillProgress(clock)
 
 
-def passing(clock: Clock, prefills: Prefills) -> Callable[[float, int], Reading | None]:
+def passing(clock: Clock, prefills: PrefillProgress) -> Callable[[float, int], Reading | None]:
     """At this time so many tokens of prompt 1 are there."""
 
     def passed(at_s: float, done: int) -> Reading | None:
@@ -33,14 +33,14 @@ def passing(clock: Clock, prefills: Prefills) -> Callable[[float, int], Reading 
     return passed
 
 
-def test_a_prompt_that_takes_less_than_a_second_is_not_mentioned(clock: Clock, prefills: Prefills) -> None:
+def test_a_prompt_that_takes_less_than_a_second_is_not_mentioned(clock: Clock, prefills: PrefillProgress) -> None:
     passed = passing(clock, prefills)
     prefills.begin(1, 1000, 0)
     assert [passed(0.3, 400), passed(0.99, 900), passed(1.2, 999)] == [None] * 3
     assert not prefills.end(1)
 
 
-def test_it_is_said_once_a_second(clock: Clock, prefills: Prefills) -> None:
+def test_it_is_said_once_a_second(clock: Clock, prefills: PrefillProgress) -> None:
     passed = passing(clock, prefills)
     prefills.begin(1, 1000, 0)
     said = [passed(0.1 * step, 5 * step) is not None for step in range(1, 45)]
@@ -48,7 +48,7 @@ def test_it_is_said_once_a_second(clock: Clock, prefills: Prefills) -> None:
     assert prefills.end(1)
 
 
-def test_a_slice_that_takes_long_is_followed_by_one_reading(clock: Clock, prefills: Prefills) -> None:
+def test_a_slice_that_takes_long_is_followed_by_one_reading(clock: Clock, prefills: PrefillProgress) -> None:
     passed = passing(clock, prefills)
     prefills.begin(1, 1000, 0)
     assert passed(3.7, 100) is not None
@@ -56,7 +56,7 @@ def test_a_slice_that_takes_long_is_followed_by_one_reading(clock: Clock, prefil
     assert passed(4.7, 200) is not None
 
 
-def test_rate_and_time_left_are_of_what_was_computed(clock: Clock, prefills: Prefills) -> None:
+def test_rate_and_time_left_are_of_what_was_computed(clock: Clock, prefills: PrefillProgress) -> None:
     passed = passing(clock, prefills)
     prefills.begin(1, 1000, 400)
     reading = passed(2.0, 600)
@@ -64,14 +64,14 @@ def test_rate_and_time_left_are_of_what_was_computed(clock: Clock, prefills: Pre
     assert reading.percent == 60
 
 
-def test_a_hundred_percent_are_never_said_of_what_is_not_over(clock: Clock, prefills: Prefills) -> None:
+def test_a_hundred_percent_are_never_said_of_what_is_not_over(clock: Clock, prefills: PrefillProgress) -> None:
     prefills.begin(1, 1000, 0)
     reading = passing(clock, prefills)(2.0, 998)
     assert reading is not None
     assert reading.percent == 99
 
 
-def test_one_that_begins_again_has_no_rate_yet(clock: Clock, prefills: Prefills) -> None:
+def test_one_that_begins_again_has_no_rate_yet(clock: Clock, prefills: PrefillProgress) -> None:
     """Memory had run out, and less was kept of it than before."""
     prefills.begin(1, 1000, 400)
     reading = passing(clock, prefills)(2.0, 200)
@@ -80,14 +80,14 @@ def test_one_that_begins_again_has_no_rate_yet(clock: Clock, prefills: Prefills)
     assert "0 tokens/s" in bar(reading)
 
 
-def test_nothing_is_said_of_who_is_gone(clock: Clock, prefills: Prefills) -> None:
+def test_nothing_is_said_of_who_is_gone(clock: Clock, prefills: PrefillProgress) -> None:
     prefills.begin(1, 1000, 0)
     assert not prefills.end(1)
     assert passing(clock, prefills)(5.0, 500) is None
     assert not prefills.end(1)
 
 
-def test_two_prompts_have_clocks_of_their_own(clock: Clock, prefills: Prefills) -> None:
+def test_two_prompts_have_clocks_of_their_own(clock: Clock, prefills: PrefillProgress) -> None:
     prefills.begin(1, 1000, 0)
     clock.now = 0.6
     prefills.begin(2, 500, 0)
@@ -113,14 +113,14 @@ def test_the_bar_is_as_long_as_the_prompt_is_read(done: int, blocks: int) -> Non
 
 def company(shown: list[str], *, terminal: bool) -> Company:
     """A prompt of 200 tokens in slices of 20 takes ten slices of 0.3 s."""
-    company = Company("llama", Schedule(20, 0.1))
+    company = Company("llama", SlicePolicy(20, 0.1))
     company.forward.forward_s, company.forward.token_s = 0.0, 0.015
 
     def show(text: str) -> bool:
         shown.append(text)
         return terminal
 
-    company.running.journal = Journal(company.running._waiting, Prefills(company.clock), show)
+    company.running.journal = Journal(company.running._waiting, PrefillProgress(company.clock), show)
     return company
 
 

@@ -21,10 +21,10 @@ from itertools import pairwise
 import mlx.core as mx
 import pytest
 
-from runner.cache.layers.batch_trial import Trial
-from runner.engine.batch_matching import Matching
-from runner.engine.context import Known
-from runner.engine.policy import Schedule
+from runner.cache.layers.batch_trial import BatchTrial
+from runner.engine.batch_matching import BatchMatcher
+from runner.engine.context import SettledTrial
+from runner.engine.policy import SlicePolicy
 from runner.sampling import SamplingOptions
 from tests.cache.tiny import KINDS, VOCAB, tiny, words
 from tests.engine.company import BATCHABLE, BY_TURNS, Company, Wish, breaking, fault_of, plain
@@ -75,7 +75,7 @@ def test_as_many_decode_in_one_forward_as_are_there(name: str) -> None:
 
 @batchable
 def test_rows_come_and_go_while_others_stay(name: str) -> None:
-    users = Company(name, Schedule(16, 0.1))
+    users = Company(name, SlicePolicy(16, 0.1))
     stays = users.ask(words(40), 60)
     for number in range(5):
         users.until(lambda: len(stays.tokens) >= 4 + 9 * number)  # noqa: B023  called before the number changes
@@ -119,7 +119,7 @@ def test_what_was_said_together_is_continued_by_the_next_turn(name: str) -> None
 def test_an_answer_joins_others_after_a_few_steps_alone() -> None:
     """What a row holds is copied when it joins: very short answers are over before that pays."""
     users = Company("llama")
-    users.running.matching.lone_steps = Matching(Known()).lone_steps
+    users.running.matching.lone_steps = BatchMatcher(SettledTrial()).lone_steps
     for tokens, rows in ((4, 1), (30, 3)):
         for number in range(3):
             users.ask(words(20, number), tokens)
@@ -155,7 +155,7 @@ class Counted:
     """A trial of which the slices are counted, and the steps of answers before each."""
 
     def __init__(self, name: str, forward: Callable[[mx.array, list[object]], mx.array]) -> None:
-        self._trial = Trial(tiny(name).make_layers, forward, VOCAB)
+        self._trial = BatchTrial(tiny(name).make_layers, forward, VOCAB)
         self.slices = 0
         self.users: Company | None = None
         self.rounds: list[int] = []
@@ -206,7 +206,7 @@ def test_a_model_that_is_found_to_be_right_is_tried_once() -> None:
 def test_answers_go_on_while_batches_are_tried() -> None:
     """Where there is no room between two tokens, one slice of the trial follows every round of steps."""
     trial = Counted("llama", plain(tiny("llama")))
-    users = Company("llama", Schedule(2048, 0.0), trial=trial)
+    users = Company("llama", SlicePolicy(2048, 0.0), trial=trial)
     trial.users = users
     for number in range(3):
         users.ask(words(30, number), 60)

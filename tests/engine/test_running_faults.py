@@ -32,15 +32,15 @@ from typing import NamedTuple
 import mlx.core as mx
 import pytest
 
-from runner.cache.decode_rows import Rows
-from runner.cache.layers.batch import Batch
-from runner.cache.sequence import LayerStack
+from runner.cache.decode_rows import DecodeRows
+from runner.cache.layers.batch import BatchedLayers
+from runner.cache.sequence import SequenceLayers
 from runner.cache.session import LiveSession
 from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
-from runner.engine.detokenizer import TextStream
+from runner.engine.detokenizer import Detokenizer
 from runner.engine.generation import Generation
-from runner.engine.policy import Schedule
+from runner.engine.policy import SlicePolicy
 from runner.sampling.sample import Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
 from runner.tokenizer import Tokenizer
@@ -69,26 +69,26 @@ ANSWERS = [
     Place(Generation, "__init__", 1),
     Place(Sampler, "__init__", 1),
     Place(Sampler, "__call__", 1),
-    Place(TextStream, "push", 1),
-    Place(TextStream, "finish", 1),
+    Place(Detokenizer, "push", 1),
+    Place(Detokenizer, "finish", 1),
     Place(Tokenizer, "token_text", 1),
     Place(LiveSession, "record", 1),
     Place(Sample, "read", 1),
     Place(mx, "eval", 1),
     Place(mx, "async_eval", 1),
-    Place(LayerStack, "_advance", 1),
+    Place(SequenceLayers, "_advance", 1),
     Place(Generation, "close", 0),
 ]
 """What concerns one request."""
 
 BATCHES = [
-    Place(Rows, "join", 0),
-    Place(Rows, "settle", 1),
+    Place(DecodeRows, "join", 0),
+    Place(DecodeRows, "settle", 1),
     Place(LiveSession, "absorb", 1),
-    Place(LayerStack, "absorb", 1),
-    Place(Batch, "__init__", 0),
-    Place(Batch, "extend", 0),
-    Place(Batch, "keep", 0),
+    Place(SequenceLayers, "absorb", 1),
+    Place(BatchedLayers, "__init__", 0),
+    Place(BatchedLayers, "extend", 0),
+    Place(BatchedLayers, "keep", 0),
     Place(Sample, "joined", 0),
     Place(Sample, "take", 0),
     Place(SamplerBatch, "__init__", 0),
@@ -106,8 +106,8 @@ CACHES = [
     Place(PrefixTrie, "advance", 1),
     Place(PrefixTrie, "match", 1),
     Place(PrefixTrie, "compact", 0),
-    Place(LayerStack, "settle", 1),
-    Place(LayerStack, "level", 0),
+    Place(SequenceLayers, "settle", 1),
+    Place(SequenceLayers, "level", 0),
 ]
 """What the cache keeps of them, which nobody needs for his answer."""
 
@@ -121,7 +121,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 def story(name: str, breaks_at: int = -1) -> Company:
     """The three from their beginnings to their ends: the second shares a prefix with the first, the third comes later.
     `breaks_at` is the number of a forward that breaks, from 0."""
-    company = Company(name, Schedule(16, 0.1))
+    company = Company(name, SlicePolicy(16, 0.1))
     company.forward.breaks = lambda rows, length: len(company.forward.calls) == breaks_at + 1
     company.ask(FIRST, 14, logprobs=True, top_logprobs=2)
     company.ask(SECOND, 6, temperature=0.9, seed=3, repeat_penalty=1.2, repeat_last_n=16)
@@ -235,7 +235,7 @@ def test_a_row_that_cannot_take_its_layers_up_again_leaves_the_others_together()
     company = Company("llama")
     first, second, third = (company.ask(words(30, number), 10 * number + 10) for number in range(3))
     company.until(lambda: company.phase(third) == "batch")
-    with breaking(Rows, "settle", 0) as calls:
+    with breaking(DecodeRows, "settle", 0) as calls:
         company.until(lambda: first.finished is not None)
         company.advance()
     assert calls
@@ -249,7 +249,7 @@ def test_answers_that_could_not_be_joined_are_not_joined_again() -> None:
     for number in range(2):
         company.ask(words(30, number), 20)
     company.until(lambda: len(company.generations()) == 2 and not company.running.prefilling)
-    with breaking(Batch, "__init__", 0) as calls:
+    with breaking(BatchedLayers, "__init__", 0) as calls:
         company.finish()
     assert len(calls) == 1
     assert company.forward.most_rows == 1

@@ -21,7 +21,7 @@ import mlx.core as mx
 import pytest
 
 from runner.engine.events import Refused
-from runner.engine.policy import Schedule
+from runner.engine.policy import SlicePolicy
 from tests.cache.tiny import KINDS, words
 from tests.engine.company import BATCHABLE, Company
 
@@ -39,13 +39,13 @@ def most_open(users: Company) -> int:
     most = 0
     while not users.running.idle:
         users.advance()
-        most = max(most, len(users.trie._stacks.sessions))
+        most = max(most, len(users.trie._sequences.sessions))
     return most
 
 
 def company(tokens: int | None, room_tokens: int | None = None) -> Company:
     room = None if room_tokens is None else budget(room_tokens)
-    return Company("llama", Schedule(64, 0.1), budget=None if tokens is None else budget(tokens), room=room)
+    return Company("llama", SlicePolicy(64, 0.1), budget=None if tokens is None else budget(tokens), room=room)
 
 
 def test_a_request_waits_while_there_is_no_room_and_begins_then() -> None:
@@ -109,7 +109,7 @@ def test_without_a_budget_nobody_waits_for_the_first_forward() -> None:
     for number in range(5):
         users.ask(words(300, 2 * number), 20)
     users.advance(5)
-    assert len(users.trie._stacks.sessions) == 5
+    assert len(users.trie._sequences.sessions) == 5
     users.finish()
     users.check()
 
@@ -220,7 +220,7 @@ def test_afterwards_the_device_holds_what_the_cache_counts(name: str) -> None:
     try:
         gc.collect()
         before = mx.get_active_memory()
-        users = Company(name, Schedule(32, 0.1))
+        users = Company(name, SlicePolicy(32, 0.1))
         play(users)
         users.check_cache()
         assert (users.forward.most_rows > 1) == (name in BATCHABLE)
@@ -228,7 +228,7 @@ def test_afterwards_the_device_holds_what_the_cache_counts(name: str) -> None:
         held = mx.get_active_memory() - before
         assert 0 < users.trie.nbytes <= held <= users.trie.nbytes + 8192  # and some scalars of mlx-lm's
         users.trie.clear()
-        users.trie._stacks.kept.reset()
+        users.trie._sequences.kept.reset()
     finally:
         mx.set_cache_limit(limit)
     users.check()

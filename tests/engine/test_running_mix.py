@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from runner.engine.policy import Schedule
+from runner.engine.policy import SlicePolicy
 from runner.sampling import SamplingOptions
 from tests.cache.tiny import KINDS, VOCAB
 from tests.engine.company import (
@@ -70,7 +70,7 @@ class Mix:
         self.parallel = numbers.choice((2, 4, 8, 8, 8))
         self.budget = numbers.choice((None, None, None, 4_000_000, 400_000))
         self.late = numbers.choice(((0,), (0, 0, 0, 1), (0, 2, 9)))
-        self.schedule = Dice(numbers) if numbers.random() < 0.7 else Schedule(numbers.choice((8, 32, 512)), 0.05)
+        self.schedule = Dice(numbers) if numbers.random() < 0.7 else SlicePolicy(numbers.choice((8, 32, 512)), 0.05)
 
     def _part(self, at_once: bool) -> Part:
         numbers = self._numbers

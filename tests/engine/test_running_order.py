@@ -23,7 +23,7 @@ Guards, the mutation each is there for, and the test that kills it:
 import pytest
 
 from runner.engine.events import Started, Text
-from runner.engine.policy import Decode, Prefill, Schedule, Slice, View
+from runner.engine.policy import Decode, Prefill, Slice, SlicePolicy, View
 from tests.cache.tiny import KINDS, words
 from tests.engine.company import BATCHABLE, BY_TURNS, Asked, Company
 
@@ -56,7 +56,7 @@ def test_as_many_run_at_once_as_there_are_places(parallel: int) -> None:
     most = 0
     while not users.running.idle:
         users.advance()
-        most = max(most, len(users.trie._stacks.sessions))
+        most = max(most, len(users.trie._sequences.sessions))
     assert most == parallel
     users.check()
 
@@ -77,7 +77,7 @@ def test_caches_of_one_session_run_one_request_at_a_time(cache: str) -> None:
 
 def brought_to(phase: str) -> tuple[Company, Asked, list[Asked]]:
     """Three requests that run, and one more that is where it is wanted."""
-    users = Company("llama", Schedule(16, 0.1), parallel=3 if phase == "waiting" else 8)
+    users = Company("llama", SlicePolicy(16, 0.1), parallel=3 if phase == "waiting" else 8)
     others = [users.ask(prompt, 60) for prompt in prompts(1 if phase == "alone" else 3, 40)]
     if phase == "alone":  # the one that is there cannot be joined: it reads a prompt of its own
         others.append(users.ask(words(600, 8), 2))
@@ -106,7 +106,7 @@ def test_a_cancel_costs_one_slice_at_most(phase: str) -> None:
     assert users.phase(one) == "gone"
     assert len(users.forward.calls) <= calls + 1
     assert (one.tokens, len(one.told)) == (tokens, told)
-    assert one.session is None or one.session not in users.trie._stacks.sessions
+    assert one.session is None or one.session not in users.trie._sequences.sessions
     users.finish()
     users.check()
     assert all(each.finished for each in others)
@@ -125,7 +125,7 @@ def test_a_request_that_is_cancelled_in_the_queue_is_never_begun() -> None:
     [(name, phase) for name in KINDS for phase in ("prefilling", "batch" if name in BATCHABLE else "alone")],
 )
 def test_what_was_computed_is_kept_for_the_retry(name: str, phase: str) -> None:
-    users = Company(name, Schedule(16, 0.1))
+    users = Company(name, SlicePolicy(16, 0.1))
     one = users.ask(words(70), 40)
     for prompt in prompts(2) if phase == "batch" else ():
         users.ask(prompt, 35)
@@ -143,7 +143,7 @@ def test_what_was_computed_is_kept_for_the_retry(name: str, phase: str) -> None:
     assert again.cached <= seen
 
 
-class Reluctant(Schedule):
+class Reluctant(SlicePolicy):
     """Nothing begins while someone decodes, until it is told so."""
 
     willing = False
@@ -169,7 +169,7 @@ def test_a_request_that_leaves_when_its_turn_has_come_is_never_begun() -> None:
 
 @pytest.mark.parametrize("phase", ["prefilling", "batch"])
 def test_the_place_of_one_who_leaves_is_taken_at_once(phase: str) -> None:
-    users = Company("llama", Schedule(16, 0.1), parallel=2)
+    users = Company("llama", SlicePolicy(16, 0.1), parallel=2)
     users.ask(words(30), 200)
     users.until(lambda: len(users.everyone[0].tokens) > 2)
     leaves = users.ask(words(900 if phase == "prefilling" else 40, 2), 100)
@@ -217,7 +217,7 @@ def gaps(users: Company, stream: Asked, until: Asked) -> list[float]:
 
 @pytest.mark.parametrize("gap_s", [0.05, 0.1, 0.3])
 def test_a_stream_goes_on_while_a_prompt_is_read(gap_s: float) -> None:
-    users = Company("llama", Schedule(128, gap_s))
+    users = Company("llama", SlicePolicy(128, gap_s))
     stream = users.ask(words(10), 500)
     users.until(lambda: len(stream.tokens) > 5)
     long = users.ask(words(500, 3), 1)
@@ -230,7 +230,7 @@ def test_a_stream_goes_on_while_a_prompt_is_read(gap_s: float) -> None:
     users.check()
 
 
-class Noted(Schedule):
+class Noted(SlicePolicy):
     """What the schedule is told: the tokens of every slice of a prompt, 0 for anything else, and how long it took; and
     the group that made the last step."""
 
@@ -278,14 +278,14 @@ def test_the_schedule_is_told_that_the_group_stepped_which_another_one_joined() 
 
 
 def test_where_nobody_decodes_prompts_are_read_in_whole_chunks() -> None:
-    users = Company("llama", Schedule(128, 0.1))
+    users = Company("llama", SlicePolicy(128, 0.1))
     users.ask(words(400), 1)
     users.finish()
     assert users.forward.calls == [(1, 128)] * 3 + [(1, 15), (1, 1)]
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
-    users = Company("llama", Schedule(64, 0.1))
+    users = Company("llama", SlicePolicy(64, 0.1))
     long = users.ask(words(1500), 5)
     users.advance(3)
     short = users.ask(words(30, 2), 5)
@@ -297,7 +297,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
 
 
 def test_two_long_prompts_and_a_stream_all_get_on() -> None:
-    users = Company("llama", Schedule(64, 0.1))
+    users = Company("llama", SlicePolicy(64, 0.1))
     stream = users.ask(words(10), 400)
     users.until(lambda: len(stream.tokens) > 5)
     one, other = users.ask(words(700, 3), 3), users.ask(words(700, 5), 3)

@@ -21,7 +21,7 @@ import logging
 
 import pytest
 
-from runner.engine.policy import Schedule
+from runner.engine.policy import SlicePolicy
 from tests.cache.tiny import KINDS, words
 from tests.engine.company import SLICEABLE, Asked, Company
 
@@ -30,7 +30,7 @@ everyone = pytest.mark.parametrize("name", KINDS)
 
 
 def company(name: str, chunk: int = 48, parallel: int = 8) -> Company:
-    return Company(name, Schedule(chunk, 0.1), parallel=parallel)
+    return Company(name, SlicePolicy(chunk, 0.1), parallel=parallel)
 
 
 def together(company: Company, suffixes: list[list[int]], max_tokens: int = 1) -> list[Asked]:

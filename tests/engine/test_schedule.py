@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.engine.policy import LEAST_TOKENS, Begin, Decode, Prefill, Schedule, Slice, Try, View
+from runner.engine.policy import LEAST_TOKENS, Begin, Decode, Prefill, Slice, SlicePolicy, Try, View
 
 CHUNK, GAP_S = 512, 0.1
 
@@ -69,7 +69,7 @@ class Simulation:
     """Runs requests as the engine does, each a group of its own, or all that have stepped once as one batch."""
 
     def __init__(
-        self, schedule: Schedule, costs: Costs, requests: list[Request], places: int = 64, batch: bool = False
+        self, schedule: SlicePolicy, costs: Costs, requests: list[Request], places: int = 64, batch: bool = False
     ) -> None:
         self.schedule, self.costs, self.places, self.batch = schedule, costs, places, batch
         self.requests = sorted(requests, key=lambda request: request.at_s)
@@ -155,16 +155,16 @@ class Simulation:
         ]
 
 
-def learned(costs: Costs, chunk_tokens: int = CHUNK, max_gap_s: float = GAP_S) -> Schedule:
+def learned(costs: Costs, chunk_tokens: int = CHUNK, max_gap_s: float = GAP_S) -> SlicePolicy:
     """A schedule that knows what beginnings and tokens cost."""
-    schedule = Schedule(chunk_tokens, max_gap_s)
+    schedule = SlicePolicy(chunk_tokens, max_gap_s)
     for _ in range(40):
         schedule.took(Begin(), View(1), costs.begin_s)
     schedule.took(Prefill(0, chunk_tokens), View(0, [chunk_tokens]), costs.prefill(0, chunk_tokens))
     return schedule
 
 
-def step(schedule: Schedule, *groups: int, seconds: float = 0.01, view: View | None = None) -> None:
+def step(schedule: SlicePolicy, *groups: int, seconds: float = 0.01, view: View | None = None) -> None:
     """Let each of these groups step once."""
     view = view or View(decoding=groups)
     for group in groups:
@@ -175,7 +175,7 @@ def step(schedule: Schedule, *groups: int, seconds: float = 0.01, view: View | N
 
 
 def test_nothing_to_do_is_none() -> None:
-    assert Schedule(CHUNK, GAP_S).next(View()) is None
+    assert SlicePolicy(CHUNK, GAP_S).next(View()) is None
 
 
 def test_every_slice_is_true() -> None:
@@ -191,14 +191,14 @@ def test_every_slice_is_true() -> None:
 )
 def test_a_lone_request_computes_the_same_forwards_whatever_the_clock_says(costs: Costs, earlier: list[int]) -> None:
     lone = Request(1300, 5)
-    schedule = Schedule(CHUNK, GAP_S)
+    schedule = SlicePolicy(CHUNK, GAP_S)
     for prompt in earlier:
         Simulation(schedule, costs, [Request(prompt, 2)]).run()
     assert Simulation(schedule, costs, [lone]).run().prefills() == [512, 512, 276]
 
 
 def test_full_chunks_while_nothing_decodes_also_for_several_prompts() -> None:
-    sizes = Simulation(Schedule(CHUNK, GAP_S), Costs(), [Request(5120, 1), Request(5120, 1)]).run().prefills()
+    sizes = Simulation(SlicePolicy(CHUNK, GAP_S), Costs(), [Request(5120, 1), Request(5120, 1)]).run().prefills()
     assert sizes == [CHUNK] * 20
 
 
@@ -206,7 +206,7 @@ def test_full_chunks_while_nothing_decodes_also_for_several_prompts() -> None:
 
 
 def test_a_request_that_can_begin_begins_at_once() -> None:
-    schedule = Schedule(CHUNK, GAP_S)
+    schedule = SlicePolicy(CHUNK, GAP_S)
     assert schedule.next(View(1)) == Begin()
     assert schedule.next(View(1, [4096])) == Begin()
     step(schedule, 7)
@@ -280,14 +280,14 @@ def test_the_trial_waits_for_beginnings_and_prompts() -> None:
 
 def test_groups_take_turns_equally() -> None:
     requests = [Request(1, 40) for _ in range(5)]
-    simulation = Simulation(Schedule(CHUNK, GAP_S), Costs(), requests).run()
+    simulation = Simulation(SlicePolicy(CHUNK, GAP_S), Costs(), requests).run()
     turns = [ran.requests for ran in simulation.ran if isinstance(ran.slice, Decode) and len(ran.view.decoding) == 5]
     assert len(turns) > 100
     assert all(len(set(turns[start : start + 5])) == 5 for start in range(len(turns) - 4))
 
 
 def test_the_group_that_has_waited_longest_steps() -> None:
-    schedule = Schedule(CHUNK, GAP_S)
+    schedule = SlicePolicy(CHUNK, GAP_S)
     step(schedule, 3, 1, 2)
     assert schedule.next(View(decoding=[1, 2, 3])) == Decode(2)
     assert schedule.next(View(decoding=[1, 2])) == Decode(0)
@@ -295,7 +295,7 @@ def test_the_group_that_has_waited_longest_steps() -> None:
 
 def test_a_group_that_never_stepped_steps_first() -> None:
     """It is the first token of an answer, or it is made of rows that have waited in other groups."""
-    schedule = Schedule(CHUNK, GAP_S)
+    schedule = SlicePolicy(CHUNK, GAP_S)
     step(schedule, 1, 2)
     assert schedule.next(View(1, [100], [1, 2, 9])) == Decode(2)
 
@@ -392,7 +392,7 @@ def test_a_prompt_gets_all_of_the_time_but_the_steps(streams: int, batch: bool) 
 def test_steps_slower_than_the_gap_leave_a_prompt_its_least_and_get_a_round_between(batch: bool) -> None:
     costs = Costs(step_s=0.15, begin_s=0.05)
     requests = [Request(5, 200), Request(5, 200), Request(5, 200), Request(320, 1, at_s=3.0)]
-    simulation = Simulation(Schedule(CHUNK, GAP_S), costs, requests, batch=batch).run()
+    simulation = Simulation(SlicePolicy(CHUNK, GAP_S), costs, requests, batch=batch).run()
     slices = [ran for ran in simulation.ran if len(ran.view.decoding) == (1 if batch else 3)]
     first = next(index for index, ran in enumerate(slices) if requests[3] in ran.requests)
     period = 2 if batch else 4
@@ -409,7 +409,7 @@ def test_steps_slower_than_the_gap_leave_a_prompt_its_least_and_get_a_round_betw
 def test_dear_tokens_are_computed_though_they_do_not_fit() -> None:
     costs = Costs(token_s=0.05)
     stream, long = Request(1, 10_000), Request(3200, 1, at_s=1.0)
-    running = Simulation(Schedule(CHUNK, GAP_S), costs, [stream, long])
+    running = Simulation(SlicePolicy(CHUNK, GAP_S), costs, [stream, long])
     running.run(long)
     assert running.prefills(long) == [LEAST_TOKENS] * 200
 
@@ -420,7 +420,7 @@ def test_dear_tokens_are_computed_though_they_do_not_fit() -> None:
 def test_prompts_begin_small_and_double_while_nobody_knows_what_a_token_costs() -> None:
     costs = Costs(token_s=1e-9, step_s=0.001)
     stream, long = Request(1, 10_000), Request(4096, 1, at_s=0.01)
-    schedule = Schedule(CHUNK, GAP_S)
+    schedule = SlicePolicy(CHUNK, GAP_S)
     step(schedule, 0, seconds=0.001)
     view = View(0, [4096], [0])
     sizes = []
@@ -430,7 +430,7 @@ def test_prompts_begin_small_and_double_while_nobody_knows_what_a_token_costs() 
         sizes.append(slice_.tokens)
         schedule.took(slice_, view, slice_.tokens * 1e-9)
     assert sizes == [32, 64, 128, 256, 512, 512]
-    running = Simulation(Schedule(CHUNK, GAP_S), costs, [stream, long])
+    running = Simulation(SlicePolicy(CHUNK, GAP_S), costs, [stream, long])
     running.run(long)
     assert running.prefills(long)[:4] == [32, 64, 128, 256]
 
@@ -438,7 +438,7 @@ def test_prompts_begin_small_and_double_while_nobody_knows_what_a_token_costs() 
 @pytest.mark.parametrize("slow", ["prefill", "step", "begin"])
 def test_a_first_measurement_of_minutes_is_forgotten(slow: str) -> None:
     """What compiles or reads cold pages starves nobody, and soon counts no more."""
-    schedule = Schedule(CHUNK, GAP_S)
+    schedule = SlicePolicy(CHUNK, GAP_S)
     view = View(0, [100_000], [1])
     schedule.took(Prefill(0, 32), view, 200.0 if slow == "prefill" else 0.032)
     schedule.took(Begin(), View(1, [], [1]), 200.0 if slow == "begin" else 0.0)
@@ -509,7 +509,7 @@ def test_a_few_tokens_of_a_forward_say_little() -> None:
 
 def test_a_short_prompt_gets_through_behind_a_long_one() -> None:
     long, short = Request(50_000, 1), Request(700, 1, at_s=5.0)
-    simulation = Simulation(Schedule(CHUNK, GAP_S), Costs(), [long, short]).run()
+    simulation = Simulation(SlicePolicy(CHUNK, GAP_S), Costs(), [long, short]).run()
     assert short.tokens_s[0] - short.at_s <= 2 * 0.512 + 0.7 + 0.02
     assert simulation.prefills(short) == [512, 188]
 
@@ -528,7 +528,7 @@ def test_the_oldest_prompt_keeps_half_of_the_time(streams: int) -> None:
 
 def test_a_prompt_that_is_neither_oldest_nor_shortest_gets_its_turn() -> None:
     requests = [Request(9000, 1), Request(4000, 1), *(Request(100, 1, at_s=0.2 * n) for n in range(400))]
-    running = Simulation(Schedule(CHUNK, GAP_S), Costs(), requests, 8)
+    running = Simulation(SlicePolicy(CHUNK, GAP_S), Costs(), requests, 8)
     running.run(requests[0], requests[1])
     assert running.coming, "there were short ones to the end"
 
@@ -537,7 +537,7 @@ def test_a_prompt_that_is_neither_oldest_nor_shortest_gets_its_turn() -> None:
 
 
 def test_a_group_that_is_gone_is_forgotten() -> None:
-    schedule = Schedule(CHUNK, GAP_S)
+    schedule = SlicePolicy(CHUNK, GAP_S)
     step(schedule, 2, 1)
     schedule.took(Prefill(0, 8), View(0, [8], [2]), 0.01)
     assert schedule.next(View(decoding=[2, 1])) == Decode(1), "as one that never stepped"
@@ -545,7 +545,7 @@ def test_a_group_that_is_gone_is_forgotten() -> None:
 
 def test_a_slice_that_is_not_told_of_harms_nothing() -> None:
     """The engine need not tell of one that failed, nor of one that computed nothing."""
-    schedule = Schedule(CHUNK, GAP_S)
+    schedule = SlicePolicy(CHUNK, GAP_S)
     view = View(0, [100], [1])
     step(schedule, 1, view=view)
     assert schedule.next(view) == Prefill(0, 32)
@@ -624,7 +624,7 @@ def test_nothing_starves_whatever_the_clock_says(
     """While something else waits, no request steps twice; and every request ends."""
     noise = random.Random(seed)
     costs = replace(costs, noise=lambda: noise.choice([0.0, 0.3, 1.0, 1.0, 1.0, 2.0, 100.0]))
-    simulation = Simulation(Schedule(CHUNK, max_gap_s), costs, requests, 6, batch).run()
+    simulation = Simulation(SlicePolicy(CHUNK, max_gap_s), costs, requests, 6, batch).run()
     assert all(request.ended for request in requests)
     for steps in waits(simulation.ran):
         groups = [ran.view.decoding[ran.slice.index] for ran in steps if isinstance(ran.slice, Decode)]

@@ -10,10 +10,10 @@ import pytest
 from protocol.stats import Stats
 from runner.cache.interface import Miss
 from runner.engine.events import Failed, Finished, Refused
-from runner.engine.memory.budget import Memory
+from runner.engine.memory.budget import MemoryBudget
 from runner.engine.observe.counters import Counters, Histogram
-from runner.engine.policy import Schedule
-from runner.engine.report import About, Survey, preview
+from runner.engine.policy import SlicePolicy
+from runner.engine.report import About, Report, preview
 from runner.errors import RequestError
 from runner.grammar import Grammar
 from runner.sampling import SamplingOptions
@@ -24,10 +24,10 @@ PROMPT = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(100)]
 OTHER = [(5 * i * i + i + 2) % VOCAB for i in range(80)]
 
 
-def survey(company: Company, *, inspect_text: bool = False) -> Survey:
+def survey(company: Company, *, inspect_text: bool = False) -> Report:
     about = About("1.2.3", "tiny:latest", "llama", "cpu", CONTEXT, "trie")
-    memory = Memory(NoMeter(), 1 << 30, 2048)
-    return Survey(about, company.running, memory, tokenizer() if inspect_text else None)
+    memory = MemoryBudget(NoMeter(), 1 << 30, 2048)
+    return Report(about, company.running, memory, tokenizer() if inspect_text else None)
 
 
 def stats(company: Company) -> Stats:
@@ -180,7 +180,7 @@ def test_who_asked_for_a_grammar_that_is_none_was_refused_and_has_not_left(momen
 
 
 def test_who_runs_and_who_waits_is_told_with_how_far_they_are() -> None:
-    company = Company("llama", Schedule(32, 0.1), parallel=1)
+    company = Company("llama", SlicePolicy(32, 0.1), parallel=1)
     first, second = company.ask(PROMPT, 5), company.ask(OTHER, 7)
     seen = []
     while not company.running.idle:
@@ -266,7 +266,7 @@ def test_a_cache_that_was_replaced_is_counted_on() -> None:
 
 
 def test_slices_and_their_tokens_are_those_that_the_model_computed() -> None:
-    company = Company("llama", Schedule(32, 0.1))
+    company = Company("llama", SlicePolicy(32, 0.1))
     company.ask(PROMPT, 6)
     company.finish()
     slices = stats(company).slices

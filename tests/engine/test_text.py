@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.engine.detokenizer import Piece, StopStrings, TextStream
+from runner.engine.detokenizer import Detokenizer, Piece, StopStrings
 from runner.tokenizer import Utf8Stream, open_tokenizer
 from tests.models.tokenizers import ALL_BYTES, byte_level
 
@@ -45,7 +45,7 @@ class Run(NamedTuple):
 
 def run(chunks: list[bytes], stop: list[str]) -> Run:
     """Push tokens until the text stops, as the engine does."""
-    stream: TextStream[int] = TextStream(Words(chunks), StopStrings(stop))
+    stream: Detokenizer[int] = Detokenizer(Words(chunks), StopStrings(stop))
     pushed = []
     for token_id in range(len(chunks)):
         pushed.append(stream.push(token_id, token_id))
@@ -173,7 +173,7 @@ def test_a_stop_string_across_tokens(chunks: list[str], stop: list[str], pieces:
 
 
 def test_an_earlier_match_that_is_still_possible_is_waited_for() -> None:
-    stream: TextStream[int] = TextStream(Words(texts("xabc", "d", "e")), StopStrings(["abcd", "bc"]))
+    stream: Detokenizer[int] = Detokenizer(Words(texts("xabc", "d", "e")), StopStrings(["abcd", "bc"]))
     assert stream.push(0) == ("x", [])
     assert not stream.stopped
     assert stream.push(1) is None
@@ -181,7 +181,7 @@ def test_an_earlier_match_that_is_still_possible_is_waited_for() -> None:
 
 
 def test_a_match_that_waited_in_vain_counts_at_the_end() -> None:
-    stream: TextStream[int] = TextStream(Words(texts("xabc")), StopStrings(["abcd", "bc"]))
+    stream: Detokenizer[int] = Detokenizer(Words(texts("xabc")), StopStrings(["abcd", "bc"]))
     stream.push(0, 0)
     assert not stream.stopped
     assert stream.finish() == ("a", [0])
@@ -189,11 +189,11 @@ def test_a_match_that_waited_in_vain_counts_at_the_end() -> None:
 
 
 def test_nothing_comes_after_a_stop_or_after_the_end() -> None:
-    stream: TextStream[int] = TextStream(Words(texts("a.", "b")), StopStrings(["."]))
+    stream: Detokenizer[int] = Detokenizer(Words(texts("a.", "b")), StopStrings(["."]))
     stream.push(0, 0)
     assert stream.push(1, 1) is None
     assert stream.finish() is None
-    ended: TextStream[int] = TextStream(Words(texts("ab")), StopStrings(["bc"]))
+    ended: Detokenizer[int] = Detokenizer(Words(texts("ab")), StopStrings(["bc"]))
     ended.push(0, 0)
     assert ended.finish() == ("b", [0])
     assert ended.finish() is None
@@ -232,14 +232,14 @@ def test_a_stop_string_may_end_in_the_broken_end() -> None:
 
 
 def test_entries_are_optional() -> None:
-    stream: TextStream[int] = TextStream(Words(texts("a", "b")))
+    stream: Detokenizer[int] = Detokenizer(Words(texts("a", "b")))
     assert [stream.push(0), stream.push(1), stream.finish()] == [("a", []), ("b", []), None]
 
 
 def test_special_tokens_are_text_like_any_other() -> None:
     document = byte_level(ALL_BYTES, ["<think>", "</think>"])
     tokenizer = open_tokenizer({"tokenizer.json": json.dumps(document).encode()}.get)
-    stream: TextStream[int] = TextStream(tokenizer, StopStrings(["</think>"]))
+    stream: Detokenizer[int] = Detokenizer(tokenizer, StopStrings(["</think>"]))
     assert stream.push(256) == ("<think>", [])
     assert stream.push(ord("x")) == ("x", [])
     assert stream.push(257) is None

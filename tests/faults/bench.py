@@ -22,17 +22,17 @@ from unittest.mock import patch
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from runner.cache.checkpoints import RestorePoints
+from runner.cache.checkpoints import TurnCheckpoints
 from runner.cache.interface import PrefixCache
 from runner.cache.none import NullCache
 from runner.cache.session import LiveSession
 from runner.cache.single import SingleEntryCache
 from runner.cache.trie_cache import TrieCache
 from runner.engine import lifecycle
-from runner.engine.batch import Group
+from runner.engine.batch import Batch
 from runner.engine.engine import Engine
 from runner.engine.events import Event, Failed, Finished, Outbox, Started, Text
-from runner.engine.lifecycle import Life
+from runner.engine.lifecycle import Lifecycle
 from runner.engine.request import Request
 from runner.model import OpenedModel
 from runner.model.weights.load import LoadedModel
@@ -147,7 +147,7 @@ class Bench:
         return next(self._clock) * _SLICE_S
 
     @property
-    def _groups(self) -> list[Group]:
+    def _groups(self) -> list[Batch]:
         return self.running._groups
 
     def check(self, ask: Ask, outcome: Outcome) -> None:
@@ -169,20 +169,20 @@ class Bench:
         assert not self.running._spoiled
         cache = self.cache
         if isinstance(cache, TrieCache):
-            assert not cache._stacks.sessions
+            assert not cache._sequences.sessions
             check_trie(cache)
             assert all(root.locks == 0 for root in cache._trie._roots.values())
             assert cache._budget is None or cache.nbytes <= cache._budget
             assert cache._reserved == 0
-            assert cache.nbytes == cache._stacks.kept.nbytes + cache._stacks.layout.ledger.nbytes
+            assert cache.nbytes == cache._sequences.kept.nbytes + cache._sequences.facts.ledger.nbytes
         elif isinstance(cache, SingleEntryCache):
             assert not cache._open
-            if cache._stack is not None and cache._tokens:
+            if cache._sequence is not None and cache._tokens:
                 check_level(cache)
         else:
             assert isinstance(cache, NullCache)
             assert not cache._open
-            assert cache._stack is None
+            assert cache._sequence is None
 
     def clear(self) -> None:
         """Forgets everything; nothing is held then."""
@@ -225,7 +225,7 @@ def reported() -> Iterator[Counter[Request]]:
     lines = Counter[Request]()
     original = lifecycle.report  # which a test may have broken
 
-    def counted(request: Request, session: LiveSession, ended: Life) -> None:
+    def counted(request: Request, session: LiveSession, ended: Lifecycle) -> None:
         lines[request] += 1
         original(request, session, ended)
 
@@ -252,6 +252,6 @@ def last_layer(kind: str, hook: Callable[[int], None]) -> Iterator[None]:
 @contextmanager
 def close_restore_points() -> Iterator[None]:
     """Restore points for prompts of a hundred tokens in place of thousands."""
-    points = partial(RestorePoints, gap=3, first_distance=16, recent=3)
-    with patch("runner.cache.checkpoints.RestorePoints", lambda _: points(_TURNS)):
+    points = partial(TurnCheckpoints, gap=3, first_distance=16, recent=3)
+    with patch("runner.cache.checkpoints.TurnCheckpoints", lambda _: points(_TURNS)):
         yield

@@ -142,10 +142,10 @@ def test_frequencies_are_the_probabilities() -> None:
     assert chi_square < 18.5  # 0.1 % of right samplers exceed this with 4 degrees of freedom; the seed is fixed
 
 
-Order = type[ByPartition] | type[BySort]
+EvictionOrder = type[ByPartition] | type[BySort]
 
 
-def candidates(scores: reference.Row, k: int, order: Order) -> NDArray[np.int64]:
+def candidates(scores: reference.Row, k: int, order: EvictionOrder) -> NDArray[np.int64]:
     """The ids of the k best in the order in which Ollama's runner has them; all in theirs where k is off."""
     if not 0 < k < len(scores):
         return np.arange(len(scores))
@@ -154,7 +154,7 @@ def candidates(scores: reference.Row, k: int, order: Order) -> NDArray[np.int64]
     return np.array(mx.argpartition(-mx.array(scores), k - 1))[:k].astype(np.int64)
 
 
-def literally(scores: reference.Row, options: SamplingOptions, key: mx.array, order: Order) -> int:
+def literally(scores: reference.Row, options: SamplingOptions, key: mx.array, order: EvictionOrder) -> int:
     """Steps 3 to 7 of the section word by word, drawn by MLX from log-probabilities of the candidates in order."""
     ids = candidates(scores, options.top_k, order)
     probabilities = reference.probabilities(scores[ids], options.temperature)
@@ -173,7 +173,7 @@ def literally(scores: reference.Row, options: SamplingOptions, key: mx.array, or
 @pytest.mark.parametrize("at_once", [1 << 20, 16])
 @pytest.mark.parametrize("vocabulary", [3, 64, 257, 6000])
 def test_draws_are_those_of_mlx_from_the_filtered_log_probabilities(
-    vocabulary: int, at_once: int, order: Order, monkeypatch: pytest.MonkeyPatch
+    vocabulary: int, at_once: int, order: EvictionOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filters, "_SORTED_AT_ONCE", {mx.cpu: at_once, mx.gpu: at_once})
     monkeypatch.setattr(row_group, "top_k", order)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner.process.limits import Shortage, raise_limit
+from runner.process.limits import DescriptorShortage, raise_limit
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_limit_of_infinity_is_asked_for_as_ten_thousand(
 
 async def test_a_shortage_is_told_once_and_everything_else_as_ever(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    loop, shortage = asyncio.get_running_loop(), Shortage()
+    loop, shortage = asyncio.get_running_loop(), DescriptorShortage()
     for _ in range(128):
         shortage.handle(loop, {"message": "m", "exception": OSError(errno.EMFILE, "too many"), "socket": None})
     assert caplog.messages == ["new connections must wait"]

@@ -15,7 +15,7 @@ from protocol import DoneReason, Logprob, Metrics, content_lines
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Started, Text
 from runner.engine.request import Request
 from runner.server import app
-from runner.server.response import Answer
+from runner.server.response import ResponseBody
 from tests.server.script import Client, Script
 
 STEPS = 20
@@ -200,7 +200,7 @@ class Connection:
 
 async def test_nothing_is_written_to_a_connection_that_closes() -> None:
     connection = Connection()
-    written = Answer(cast("web.RequestHandler", connection), chunked=True)
+    written = ResponseBody(cast("web.RequestHandler", connection), chunked=True)
     written.take([Text("a", [], None)])
     connection.closing = True
     written.take([Text("b", [], None)])
@@ -212,7 +212,7 @@ async def test_nothing_is_written_to_a_connection_that_closes() -> None:
 
 async def test_an_answer_that_nobody_waits_for_any_more_is_not_written() -> None:
     connection = Connection()
-    written = Answer(cast("web.RequestHandler", connection), chunked=True)
+    written = ResponseBody(cast("web.RequestHandler", connection), chunked=True)
     written.rest.cancel()
     written.take([Text("a", [], None)])
     written.take([Failed("boom")])

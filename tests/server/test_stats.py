@@ -20,9 +20,9 @@ from runner.engine.lifecycle import OUTCOMES
 from runner.engine.observe.counters import Counters, Published
 from runner.server import sse
 from runner.server.metrics import Exporter
-from runner.server.sse import CACHE_S, HEARTBEAT_S, STATS_S, News, Told
+from runner.server.sse import CACHE_S, HEARTBEAT_S, STATS_S, EventFeed, Told
 from runner.server.stats import PATHS, StatsEndpoints
-from runner.server.stats_cache import Board
+from runner.server.stats_cache import StatsCache
 from tests.engine.company import Clock
 from tests.server.script import STATS, Client, Script
 
@@ -71,8 +71,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def board_of(engine: Script, clock: Clock, *, patience_s: float = 60.0) -> Board:
-    return Board(cast("Engine", engine), patience_s=patience_s, fresh_s=0.2, clock=clock)
+def board_of(engine: Script, clock: Clock, *, patience_s: float = 60.0) -> StatsCache:
+    return StatsCache(cast("Engine", engine), patience_s=patience_s, fresh_s=0.2, clock=clock)
 
 
 async def test_who_asks_at_once_shares_one_answer(engine: Script, clock: Clock) -> None:
@@ -141,7 +141,7 @@ class Page:
 
     def __init__(self, engine: Script, clock: Clock) -> None:
         self._clock = clock
-        self._news = News(Board(cast("Engine", engine), fresh_s=0.0, clock=clock), clock)
+        self._news = EventFeed(StatsCache(cast("Engine", engine), fresh_s=0.0, clock=clock), clock)
         self._told = Told()
 
     async def at(self, seconds: float, other: Told | None = None) -> list[str]:
@@ -209,7 +209,7 @@ async def test_a_page_that_comes_later_is_told_everything_as_it_is(page: Page, e
 
 
 async def test_pages_that_ask_at_once_are_told_the_same(engine: Script, clock: Clock) -> None:
-    news = News(board_of(engine, clock), clock)
+    news = EventFeed(board_of(engine, clock), clock)
     frames = await asyncio.gather(*(news.since(Told()) for _ in range(5)))
     assert len(set(frames)) == 1
     assert engine.asked == ["stats", "cache"]
@@ -223,7 +223,7 @@ async def test_a_page_that_is_told_nothing_hears_the_heart_beat(page: Page) -> N
 
 async def test_news_are_events_of_one_line_of_json(engine: Script, clock: Clock) -> None:
     engine.nodes = [msgspec.structs.replace(NODE, text="two\nlines\r\n\u2028 of it")]
-    frames = await News(board_of(engine, clock), clock).since(Told())
+    frames = await EventFeed(board_of(engine, clock), clock).since(Told())
     assert frames.endswith(b"\n\n")
     stats, cache = frames.decode().removesuffix("\n\n").split("\n\n")
     assert [frame.split("\n")[0] for frame in (stats, cache)] == ["event: stats", "event: cache"]

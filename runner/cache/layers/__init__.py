@@ -18,11 +18,11 @@ from mlx_lm.models.cache import (  # isort: skip
 )
 
 from runner.cache.interface import LayerState
-from runner.cache.layers.adapter import LeafState
+from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.generic import GenericState
 from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
-from runner.cache.layers.recurrent import ArraysState
+from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.window import WindowState
 
@@ -38,7 +38,7 @@ _ADAPTERS: dict[type, Callable[..., LayerState]] = {
     ConcatenateKVCache: ExactKVState,
     RotatingKVCache: _window,
     ChunkedKVCache: ChunkState,
-    ArraysCache: ArraysState,
+    ArraysCache: RecurrentState,
 }
 
 
@@ -66,7 +66,7 @@ def adapt(leaf: object, ledger: Ledger, trusted: bool = True) -> LayerState:
 
 def distrust(state: LayerState, offset: int) -> LayerState:
     """The generic adapter in place of one that misjudged its leaf, which has seen `offset` tokens."""
-    if not isinstance(state, LeafState):
+    if not isinstance(state, LayerAdapter):
         return state
     return GenericState.taking_over(state.leaf, state.ledger, state.fresh, offset)
 

@@ -21,7 +21,7 @@ from runner.cache.layers.snapshot import (
 Content = TypeVar("Content")
 
 
-class LeafState(LayerState, Generic[Content]):
+class LayerAdapter(LayerState, Generic[Content]):
     """Adapts one object of mlx-lm, given fresh."""
 
     def __init__(self, leaf: object, ledger: Ledger) -> None:
@@ -70,7 +70,7 @@ class LeafState(LayerState, Generic[Content]):
         own.update(attributes)
 
 
-class MovedState(LeafState[Content]):
+class MovedState(LayerAdapter[Content]):
     """A layer whose live snapshots a move destroys."""
 
     def _rewind(self, to: int) -> None:

@@ -33,7 +33,7 @@ def batchable(states: Sequence[LayerState]) -> bool:
     return bool(states) and all(state.batchable for state in states)
 
 
-class Batch:
+class BatchedLayers:
     """BatchCache that decode in one forward, made of copies of the rows' layers: what happens here leaves those alone.
 
     Every change is evaluated at once, layer by layer, so that it needs room for the batch, one layer of it more, and
@@ -57,7 +57,7 @@ class Batch:
 
     def extend(self, rows: Sequence[list[object]]) -> None:
         """Puts further rows behind those that are there. Raises as the constructor does."""
-        others = Batch(rows)
+        others = BatchedLayers(rows)
         for mine, theirs in zip(self._leaves(), others._leaves(), strict=True):
             _check_alike([mine, theirs])
             mine.extend(theirs)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 import mlx.core as mx
 
 from runner.cache.layers import adapt, flatten
-from runner.cache.layers.batch import Batch, batchable
+from runner.cache.layers.batch import BatchedLayers, batchable
 from runner.cache.layers.difference import difference
 from runner.cache.layers.generic import gather
 from runner.cache.layers.snapshot import Ledger
@@ -36,7 +36,7 @@ Without the padding in its mask the median architecture is off by 0.55, and nine
 for all rows costs more. What changes less than the limit, in a model that hardly looks at its past, goes unseen."""
 
 
-class Trial:
+class BatchTrial:
     """Finds out whether rows that join and leave a batch get the logits that they get alone, one slice at a time.
 
     A large model on a CPU takes seconds for all of it: 75 tokens of prompts, 9 forwards of a single token, and 4 of one
@@ -115,7 +115,7 @@ def _slices(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> Gener
             yield
 
     short, long, late = rows
-    batch = Batch([short.layers, long.layers])
+    batch = BatchedLayers([short.layers, long.layers])
     yield from step(short, long)
     batch.extend([late.layers])
     yield from step(short, long, late)

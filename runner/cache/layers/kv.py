@@ -9,7 +9,7 @@ from typing import Protocol, cast
 import mlx.core as mx
 
 from runner.cache.interface import Miss, Snapshot
-from runner.cache.layers.adapter import LeafState
+from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.snapshot import Buffers, Owned, SliceSnapshot, complete, own
 
 _STEP = 256  # mlx-lm's own classes grow by as many tokens
@@ -28,7 +28,7 @@ class Appended(Protocol):
     offset: int
 
 
-class KVState(LeafState[Buffers]):
+class KVState(LayerAdapter[Buffers]):
     """The sliceable layer. Buffers have room behind `offset`, full of stale tokens or zeros: a rewind moves the offset
     only, and what was there beyond it stays readable until the next write."""
 

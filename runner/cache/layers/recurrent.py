@@ -22,7 +22,7 @@ class Recurrent(Protocol):
     lengths: mx.array | None
 
 
-class ArraysState(CountedState[States]):
+class RecurrentState(CountedState[States]):
     """The recurrent layer. `left_padding` and `lengths` belong to batches and are None here."""
 
     batchable = True

@@ -10,7 +10,7 @@ from runner import blas
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.kv import KVState
-from runner.cache.layers.recurrent import ArraysState
+from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.window import WindowState
 from runner.errors import ModelError
@@ -177,7 +177,7 @@ def _kind(leaf: object) -> str:
         return f"sliding window {state.leaf.max_size}"
     if isinstance(state, ChunkState):
         return f"chunked attention {state.leaf.chunk_size}"
-    if isinstance(state, ArraysState):
+    if isinstance(state, RecurrentState):
         return "recurrent state"
     return "full attention" if isinstance(state, KVState) else "state of its own"
 

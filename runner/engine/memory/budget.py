@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import mlx.core as mx
 
 from runner.cache import PrefixCache
-from runner.engine.memory.estimate import Workspace
+from runner.engine.memory.estimate import WorkspaceEstimate
 from runner.engine.policy import LEAST_TOKENS
 from runner.logs import Log
 from runner.sizes import shown
@@ -51,7 +51,7 @@ class Meter(Protocol):
         """Give back what is kept for reuse."""
 
 
-class Memory:
+class MemoryBudget:
     """Decides what fits. Owner: the engine thread. Asks MLX for numbers through a meter; all else is arithmetic."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Memory:
         `grammar_bytes` what grammars take of the same memory."""
         self.budget_bytes = budget_bytes
         self.weights_bytes = meter.active()
-        self.workspace = Workspace()
+        self.workspace = WorkspaceEstimate()
         self._meter = meter
         self._chunk_tokens = chunk_tokens
         self._reuse_bytes = reuse_bytes
@@ -118,7 +118,7 @@ class Memory:
         lacking = kept + beside - self.room_bytes
         if not running or lacking <= 0:
             return []
-        if cache.parts.layout.ledger.nbytes >= lacking:  # of those that run: nobody else has any left
+        if cache.parts.facts.ledger.nbytes >= lacking:  # of those that run: nobody else has any left
             log.warning("what is kept of prompts that are being computed is given up", lacking_bytes=lacking)
             cache.give_up()
             return []

@@ -15,7 +15,7 @@ class _Seen(NamedTuple):
     token_bytes: float
 
 
-class Workspace:
+class WorkspaceEstimate:
     """Knows the most that a token took, by the length of the context before it. Owner: the engine thread.
 
     A token's own activations are the same everywhere, and its attention grows in proportion to the context: so the cost

@@ -11,9 +11,9 @@ from protocol.stats import CacheCounts, RequestCounts, SliceCounts, Stats, Token
 from runner.engine.policy import Begin, Decode, Prefill, Slice, Try
 
 if TYPE_CHECKING:
-    from runner.cache.layer_facts import Layout
+    from runner.cache.layer_facts import LayerFacts
     from runner.engine.generation import Generation
-    from runner.engine.lifecycle import Life
+    from runner.engine.lifecycle import Lifecycle
     from runner.engine.request import Request
 
 _LATENCIES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -132,7 +132,7 @@ class Counters:
             case Try():
                 pass
 
-    def ended(self, generation: "Generation") -> "Life":
+    def ended(self, generation: "Generation") -> "Lifecycle":
         """It is closed. Returns how it went."""
         life = generation.life
         if self._stepped_s.pop(generation, None) is None and life.first_token_ns:
@@ -149,11 +149,11 @@ class Counters:
         """It ended before it had a session."""
         self.outcomes[_outcome(request, outcome)] += 1
 
-    def cache_dropped(self, layout: "Layout") -> None:
+    def cache_dropped(self, facts: "LayerFacts") -> None:
         """What a cache that has been replaced had counted."""
         self._former = self._with_former(
             CacheCounts(
-                evictions=layout.evictions, evicted_bytes=layout.evicted_bytes, restored_bytes=layout.restored_bytes
+                evictions=facts.evictions, evicted_bytes=facts.evicted_bytes, restored_bytes=facts.restored_bytes
             )
         )
 

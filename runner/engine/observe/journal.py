@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from runner.engine import lifecycle
 from runner.engine.observe.counters import Counters
-from runner.engine.observe.progress import Prefills, Reading
-from runner.engine.queue import Waiting
+from runner.engine.observe.progress import PrefillProgress, Reading
+from runner.engine.queue import RequestQueue
 from runner.engine.request import Request
 from runner.logs import Log
 from runner.terminal import STATUS_LINE
@@ -22,13 +22,16 @@ class Journal:
     """Owner: the engine thread, which tells it what happens."""
 
     def __init__(
-        self, waiting: Waiting, prefills: Prefills | None = None, show: Callable[[str], bool] = STATUS_LINE.show
+        self,
+        waiting: RequestQueue,
+        prefills: PrefillProgress | None = None,
+        show: Callable[[str], bool] = STATUS_LINE.show,
     ) -> None:
         """`waiting` are those that have no session yet. `show` puts a line below the log, or returns False where there
         is no such place."""
         self.waiting = waiting
         self.counters = Counters()
-        self._prefills = prefills or Prefills()
+        self._prefills = prefills or PrefillProgress()
         self._show = show
 
     def began(self, generation: "Generation") -> None:

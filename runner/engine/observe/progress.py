@@ -32,7 +32,7 @@ class _Prompt:
     said_s: float
 
 
-class Prefills:
+class PrefillProgress:
     """Says how far a prompt is once it has taken a second, and then about once a second until all of it is read.
 
     Says, does not write; knows no model. Owner: the engine thread.

@@ -13,7 +13,7 @@ _write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
 _write.restype = ctypes.c_ssize_t
 
 
-class Bell:
+class Wakeup:
     """In place of `call_soon_threadsafe`, which lets go of the GIL while it writes.
 
     There the event loop wakes, takes the GIL, and keeps it until all lines are written; the engine waits for it, and

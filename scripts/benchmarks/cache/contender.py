@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from runner.cache import make_cache
 from runner.cache.session import LiveSession
-from runner.engine.batch import Group
+from runner.engine.batch import Batch
 from runner.engine.events import Text
 from runner.engine.generation import Generation
 from runner.engine.request import Request
@@ -84,7 +84,7 @@ class Contender:
         session = self.cache.begin(ask.prompt)
         assert isinstance(session, LiveSession)
         generation, decoding = Generation(_request(ask), session, _Numerals(), _CONTEXT, started), False
-        group = Group(generation, forward)
+        group = Batch(generation, forward)
         try:
             while not generation.done and not _is_gone(ask, generation, forwarded):
                 if not decoding and generation.left:

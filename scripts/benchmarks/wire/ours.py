@@ -15,7 +15,7 @@ from aiohttp import web
 from protocol import DoneReason, Metrics
 from runner.engine.engine import Engine, Numbers
 from runner.engine.events import Event, EventStream, Finished, Outbox, Started, Text
-from runner.engine.platform.wakeup import Bell
+from runner.engine.platform.wakeup import Wakeup
 from runner.engine.request import Limits, Request
 from runner.server.app import make_app
 from runner.tokenizer import open_tokenizer
@@ -36,7 +36,7 @@ class _Feeder:
         self.numbers = Numbers()
         self._load = load
         self._loop = loop
-        self._outbox = Outbox(loop, Bell(loop).wake)
+        self._outbox = Outbox(loop, Wakeup(loop).wake)
         self._streams: list[EventStream] = []
 
     def submit(self, request: Request) -> None:
