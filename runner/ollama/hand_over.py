@@ -62,7 +62,7 @@ class HandOver:
         log.warning("handing over to Ollama's own runner", model=self._model, why=why, to_keep_it=keep)
         _set_signals(_DEFAULT)
         try:
-            os.execve(ollama.command[0], ollama.command, ollama.environ)  # noqa: S606 - what the host meant to start
+            os.execve(ollama.command[0], ollama.command, ollama.environ)
         except OSError as error:
             _set_signals(_IGNORED)
             log.warning("not handed over", executable=ollama.command[0], why=error.strerror or str(error))
@@ -90,7 +90,7 @@ def _loads_mlx(ollama: OllamaRunner) -> bool:
         command = [sys.executable, "-I", "-S", "-c", f"import ctypes; ctypes.CDLL({str(library)!r})"]
         try:
             # None of the streams: a host would wait for whoever holds them.
-            done = subprocess.run(  # noqa: S603 - Python itself
+            done = subprocess.run(
                 command,
                 env=ollama.environ,
                 timeout=_LOAD_S,

@@ -1,4 +1,4 @@
-"""The process under test: this repository's runner, spawned by the host of `tests.host` on stores written here."""
+"""The process under test: this repository's runner, spawned by `scripts.tools.host.lib` on stores written here."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.models import MAIN, SENTENCEPIECE, SMALL, write_models
-from tests.conformance.own import FAULTY, RUNNER
-from tests.conformance.stage import CHUNK_TOKENS, caught
-from tests.host import Client, Generation, Process, spawn
-from tests.host.generations import F
-from tests.models.checkpoints import write_checkpoint
-from tests.models.store import write_store
+from scripts.tools.conformance.models import MAIN, SENTENCEPIECE, SMALL, write_models
+from scripts.tools.conformance.own import FAULTY, RUNNER
+from scripts.tools.conformance.stage import CHUNK_TOKENS, caught
+from scripts.tools.host.lib import Client, Generation, Process, spawn
+from scripts.tools.host.lib.generations import F
+from scripts.tools.models.checkpoints import write_checkpoint
+from scripts.tools.models.store import write_store
 
 __all__ = [
     "CHUNK_TOKENS",

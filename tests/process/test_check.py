@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.model.test_check_text import KEYS
-from tests.models.store import Store, manifest_path
+from scripts.tools.models.store import Store, manifest_path
+from tests import ROOT
+from tests.model.loading.test_check_text import KEYS
 from tests.process.conftest import MAIN, RANDOM, RUNNER, SENTENCEPIECE
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def check(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -6,9 +6,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.conformance.assertions import ALPHABET, generating, gone, quiet
-from tests.conformance.script import CONTEXT
-from tests.host import Client, Process, Request
+from scripts.tools.conformance.assertions import ALPHABET, generating, gone, quiet
+from scripts.tools.conformance.script import CONTEXT
+from scripts.tools.host.lib import Client, Process, Request
 from tests.process.conftest import SpawnModel
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from runner.settings import DEFAULT_CONTEXT_TOKENS
-from tests.conformance import script
-from tests.conformance.assertions import ALPHABET
-from tests.host import Client, Process, Request, StatusError
-from tests.models.store import Store, manifest_path
+from scripts.tools.conformance import script
+from scripts.tools.conformance.assertions import ALPHABET
+from scripts.tools.host.lib import Client, Process, Request, StatusError
+from scripts.tools.models.store import Store, manifest_path
 from tests.process.conftest import MAIN, SpawnModel
 
 

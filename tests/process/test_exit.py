@@ -13,12 +13,12 @@ from typing import Literal
 
 import pytest
 
-from tests.conformance.assertions import generating, quiet
-from tests.conformance.script import CONTEXT
-from tests.host import Client, Process, Request, StreamError, free_port
-from tests.model.malformed import entry, file_start, sparse, with_config
-from tests.models.checkpoints import write_checkpoint
-from tests.models.store import write_store
+from scripts.tools.conformance.assertions import generating, quiet
+from scripts.tools.conformance.script import CONTEXT
+from scripts.tools.host.lib import Client, Process, Request, StreamError, free_port
+from scripts.tools.models.checkpoints import write_checkpoint
+from scripts.tools.models.store import write_store
+from tests.model.loading.malformed import entry, file_start, sparse, with_config
 from tests.process.conftest import CHUNK_TOKENS, FAULTY, HOST, MAIN, RUNNER, SpawnModel
 
 Phase = Literal["idle", "prefill", "decode", "queued"]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from protocol import DoneReason
-from tests.host import Client, Process, Request, StatusError, spawn
-from tests.host.generations import G
-from tests.models.scripted import BYTES, Transition, write_scripted
-from tests.models.store import write_store
+from scripts.tools.host.lib import Client, Process, Request, StatusError, spawn
+from scripts.tools.host.lib.generations import G
+from scripts.tools.models.scripted import BYTES, Transition, write_scripted
+from scripts.tools.models.store import write_store
 from tests.process.conftest import RANDOM, REQUEST_S, RUNNER
 
 THINKER, SPACES = "thinker:latest", "spaces:latest"

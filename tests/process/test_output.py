@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.conformance.assertions import ALPHABET, quiet
-from tests.host import A, Client, F, Request, StatusError
+from scripts.tools.conformance.assertions import ALPHABET, quiet
+from scripts.tools.host.lib import A, Client, F, Request, StatusError
 from tests.process.conftest import MARKER, RANDOM, SpawnModel
 
 STOP, LENGTH = 0, 1

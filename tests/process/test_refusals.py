@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.host import capture
-from tests.model.malformed import CASES, WEIGHT, Break, flip, with_config
-from tests.models.checkpoints import Dtype, write_checkpoint
-from tests.models.store import Store, write_store
+from scripts.tools.host.lib import capture
+from scripts.tools.models.checkpoints import Dtype, write_checkpoint
+from scripts.tools.models.store import Store, write_store
+from tests.model.loading.malformed import CASES, WEIGHT, Break, flip, with_config
 from tests.process.conftest import RUNNER, SpawnModel
 
 MOST_CPU_S = 8.0

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from tests.conformance.assertions import ALPHABET, text_of
-from tests.conformance.script import CONTEXT
-from tests.host import Client, Reply, Request
+from scripts.tools.conformance.assertions import ALPHABET, text_of
+from scripts.tools.conformance.script import CONTEXT
+from scripts.tools.host.lib import Client, Reply, Request
 
 
 async def post(client: Client, body: object) -> Reply:

@@ -1,6 +1,6 @@
 """Draws over the wire, beyond the conformance cases 53-65."""
 
-from tests.host import Client, Request
+from scripts.tools.host.lib import Client, Request
 
 
 async def drawn(client: Client, prompt: str, **options: object) -> str:

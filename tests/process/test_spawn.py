@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance import script
-from tests.conformance.assertions import ALPHABET
-from tests.host import Client, F, G, Process, Request, free_port, write_decoys
-from tests.models.store import Store, manifest_path
+from scripts.tools.conformance import script
+from scripts.tools.conformance.assertions import ALPHABET
+from scripts.tools.host.lib import Client, F, G, Process, Request, free_port, write_decoys
+from scripts.tools.models.store import Store, manifest_path
 from tests.process.conftest import FAULTY, HOST, MAIN, RUNNER, SENTENCEPIECE, SpawnModel
 
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.conformance.own import RUNNER
-from tests.host import free_port, write_decoys
+from scripts.tools.conformance.own import RUNNER
+from scripts.tools.host.lib import free_port, write_decoys
+from tests import ROOT
 from tests.process.conftest import RANDOM
 
-ROOT = Path(__file__).parents[2]
 WATCHED = (sys.executable, str(Path(__file__).parent / "watched.py"))
 MOST_MODULES = 540
 """All of Python's, ours, MLX's and aiohttp's that a start takes (492), and a tenth more for other Pythons."""

@@ -16,9 +16,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.stats import CachePicture, Stats
-from tests.host import F_SECOND, Client, Request, StatusError, free_port
+from scripts.tools.host.lib import F_SECOND, Client, Request, StatusError, free_port
+from tests import ROOT
 from tests.process.conftest import RANDOM, SpawnModel
-from tests.test_terminal import Screen
+from tests.unit.test_terminal import Screen
 
 PROMPT = "zebras and okapis met at the well of Souls in the rain, and none of them said a word about it"
 OTHER = f"{PROMPT[:40]} but this time they did"
@@ -181,7 +182,7 @@ class ByHand:
             [sys.executable, "-c", SLOW, *words, "--model", RANDOM, "--port", str(self.port), "--prefill-chunk", "8"],
             env={**os.environ, "OLLAMA_MODELS": str(models_dir)},
             stderr=screen.inside,
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
         )
 
     def until(self, seen: Callable[[list[str]], bool]) -> list[str]:

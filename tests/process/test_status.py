@@ -6,11 +6,11 @@ import statistics
 
 import pytest
 
-from tests.conformance.assertions import gone
-from tests.conformance.script import CONTEXT, VOCABULARY
-from tests.conformance.status import rounds
-from tests.host import Client, Process, Request
-from tests.host.answers import decode_status
+from scripts.tools.conformance.assertions import gone
+from scripts.tools.conformance.script import CONTEXT, VOCABULARY
+from scripts.tools.conformance.status import rounds
+from scripts.tools.host.lib import Client, Process, Request
+from scripts.tools.host.lib.answers import decode_status
 
 LOCAL_ONLY = "only programs on this machine"
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from protocol.stats import Stats
-from tests.host import Client, Request, capture
-from tests.models.checkpoints import write_checkpoint
-from tests.models.sources import write_source
+from scripts.tools.host.lib import Client, Request, capture
+from scripts.tools.models.checkpoints import write_checkpoint
+from scripts.tools.models.sources import write_source
 from tests.process.conftest import RUNNER, SpawnModel
 
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0"}

@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import pytest
 
-from tests.conformance.assertions import drain, expect, generating, gone, quiet, refused
-from tests.conformance.script import CONTEXT, VOCABULARY
-from tests.conformance.status import rounds
-from tests.host import OUT_OF_MEMORY, Client, Completion, Process, Request, Stream, StreamError
+from scripts.tools.conformance.assertions import drain, expect, generating, gone, quiet, refused
+from scripts.tools.conformance.script import CONTEXT, VOCABULARY
+from scripts.tools.conformance.status import rounds
+from scripts.tools.host.lib import OUT_OF_MEMORY, Client, Completion, Process, Request, Stream, StreamError
 from tests.process.conftest import SpawnModel
 
 DIGITS = "1234567890" * 60

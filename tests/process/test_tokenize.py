@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.host import Client
+from scripts.tools.host.lib import Client
 
 
 @pytest.mark.parametrize("body", [b"\xff\xfe", b"a\x00b", "\ufffd\u2028".encode()])

@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 
-from tests.host import Client, Process, Request
+from scripts.tools.host.lib import Client, Process, Request
 from tests.process.conftest import MAIN, RUNNER
 
 

@@ -1,0 +1,205 @@
+"""Benchmarks. Every comparison runs its contenders in turns, on models made on the spot from a seed.
+
+While others use the machine it refuses to report. `all` runs one benchmark after the other, each in a process of its
+own. Exit status: 0; 1 when a target is missed; 2 when the options make no sense; 3 when the machine is busy.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol, cast
+
+from runner import blas
+from runner.errors import UsageError
+from scripts.tools.bench.ground import BusyError, Others, check_quiet, ground
+from scripts.tools.bench.report import Target, targets_table, text_of
+
+ALL = "all"
+MEASURED = MET, MISSED = 0, 1
+"""Exit statuses with a report, whether its targets are met or not."""
+USAGE, BUSY = 2, 3
+
+
+class Benchmark(NamedTuple):
+    """One of BENCHMARKS: the module that has it, and what it measures."""
+
+    module: str
+    summary: str
+
+
+def _here(name: str, summary: str) -> Benchmark:
+    return Benchmark(f"scripts.tools.bench.{name}", summary)
+
+
+BENCHMARKS = {
+    "start": _here("start", "from the spawn to the first answer, and the first request against later ones"),
+    "decode": _here("decode", "tokens per second of one stream, against the loop without a server"),
+    "ttft": _here("ttft", "time to the first token: cold, again, one turn appended, between conversations"),
+    "parallel": _here("parallel.benchmark", "several users of one runner at once: throughput, gaps, waits, sharing"),
+    "cache": _here("cache.benchmark", "prefix caches under the requests of several agents, every kind of model"),
+    "memory": _here("memory.benchmark", "bytes held for conversations with one prefix, and over many prompts"),
+    "nodes": _here("nodes", "match, split and evict in a trie of ten thousand nodes"),
+    "load": _here("load.benchmark", "how fast weights on disk become a model, and how much memory that takes"),
+    "wire": _here("wire.benchmark", "lines per second through the server, and what one costs it"),
+    "status": _here("status", "how long /v1/status takes while prompts are read and answers written"),
+    "blas": _here("blas", "what the fast BLAS brings, and whether results are equal"),
+    "format": _here("format.benchmark", "structured output: what a mask costs, a jump ahead brings, a grammar takes"),
+    "formats": _here("formats", "number formats of weights on a CPU: prefill and decode"),
+}
+"""By name, in the order of `all`. A module has the two functions of `BenchmarkModule`, and is imported only when it is
+chosen."""
+
+
+class Report(Protocol):
+    """What a benchmark found."""
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        """What was to be reached."""
+        ...
+
+    def table(self) -> str:
+        """For a person, at most 132 columns wide, without the targets."""
+        ...
+
+    def data(self) -> Mapping[str, object]:
+        """For JSON."""
+        ...
+
+    def plot(self, path: Path) -> None:
+        """Draws a PNG with matplotlib."""
+        ...
+
+
+class BenchmarkModule(Protocol):
+    """What a module of BENCHMARKS has, beside a docstring that says what it does."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Its own options, beside those of all."""
+        ...
+
+    def run(self, arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
+        """Measure. `say` is told how far it is. ValueError when the options make no sense."""
+        ...
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one benchmark, or all: tables, and JSON and pictures as wanted. Returns the exit status."""
+    common = _common_options()
+    first, _ = common.parse_known_args([word for word in argv if word not in ("-h", "--help")])
+    try:
+        fast_blas = blas.preload(first.blas, first.blas_threads)  # before anything imports MLX
+    except UsageError as error:
+        print(f"scripts/bench: {error}", file=sys.stderr)
+        return USAGE
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    chosen = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
+    for name, summary in {ALL: "all of these", **{name: each.summary for name, each in BENCHMARKS.items()}}.items():
+        sub = chosen.add_parser(
+            name, help=summary, parents=[common], formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if name in argv[:1] and name in BENCHMARKS:
+            module = _module(name)
+            sub.description = module.__doc__
+            module.add_arguments(sub)
+    arguments = parser.parse_args(argv)
+    if arguments.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error(
+            "--plot needs matplotlib: run scripts/bench, which installs it, or pip install -r requirements/bench.lock"
+        )
+    try:
+        if arguments.benchmark == ALL:
+            from scripts.tools.bench.everything import run_all
+
+            return run_all(list(BENCHMARKS), arguments)
+        return _run(arguments, fast_blas)
+    except ValueError as error:
+        parser.error(str(error))
+    except BusyError as error:
+        print(f"scripts/bench: {error}; wait until they are done, or measure all the same: --busy", file=sys.stderr)
+        return BUSY
+
+
+def _run(arguments: argparse.Namespace, fast_blas: str) -> int:
+    table_to = sys.stderr if arguments.json == "-" else sys.stdout
+    on = ground(fast_blas)
+    print(", ".join(f"{name} {value}" for name, value in on.items()) + "\n", file=table_to, flush=True)
+    if not arguments.busy:
+        check_quiet()
+    others = Others()
+    report = _module(arguments.benchmark).run(arguments, lambda text: print(text, file=sys.stderr, flush=True))
+    if not arguments.busy:
+        others.check()
+    on["others"] = others.cores()
+    print(text_of([targets_table(report.targets)], report.table()), file=table_to, flush=True)
+    if arguments.json:
+        targets = [target.data() for target in report.targets]
+        write_json(
+            arguments.json, {"benchmark": arguments.benchmark, "ground": on, "targets": targets, **report.data()}
+        )
+    if arguments.plot:
+        report.plot(arguments.plot)
+    return MET if all(target.met for target in report.targets) else MISSED
+
+
+def write_json(to: str, data: Mapping[str, object]) -> None:
+    """Into a file, or to standard output."""
+    text = json.dumps(data, indent=1)
+    if to == "-":
+        print(text)
+    else:
+        Path(to).write_text(text + "\n")
+
+
+def _common_options() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    common.add_argument("--seed", type=int, default=1, help="of everything that is random (default: %(default)s)")
+    common.add_argument("--json", metavar="FILE|-", help="write all figures as JSON; '-': to standard output")
+    common.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw a picture; installs matplotlib if needed; all: a folder"
+    )
+    common.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        type=_peer,
+        metavar="NAME=COMMAND",
+        help="another contender: any executable that speaks the runner protocol; may be repeated",
+    )
+    common.add_argument("--busy", action="store_true", help="report even if others use the machine")
+    common.add_argument(
+        "--blas", default="auto", metavar="auto|off|PATH", help="as the runner's (default: %(default)s)"
+    )
+    common.add_argument("--blas-threads", type=int, default=1, metavar="N", help="its threads (default: %(default)s)")
+    return common
+
+
+def _peer(text: str) -> tuple[str, list[str]]:
+    name, _, command = text.partition("=")
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+    if not name or not words:
+        raise argparse.ArgumentTypeError(f"{text!r}: NAME=COMMAND is wanted")
+    return name, words
+
+
+def _module(name: str) -> BenchmarkModule:
+    return cast("BenchmarkModule", importlib.import_module(BENCHMARKS[name].module))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what it has started ends with it
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

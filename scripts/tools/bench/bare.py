@@ -1,0 +1,125 @@
+"""The model, mlx-lm's caches and a loop, without a server: the limit that others are held against.
+
+As every engine does it, step k+1 is dispatched before token k is read. `python -m scripts.tools.bench.bare` is such a
+loop in a process of its own, which rests while others are measured: a line of JSON in, one out.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from time import perf_counter, sleep
+
+from runner import blas
+
+if __name__ == "__main__":
+    blas.preload(sys.argv[1], int(sys.argv[2]))  # before MLX
+
+import mlx.core as mx
+
+import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
+from runner.model.weights.dtype import device
+from scripts.tools.bench.llamas import Size, make_model
+from scripts.tools.bench.one_core import one_core
+
+# isort: split
+from mlx_lm.models import llama
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+_REST_S = 0.02
+
+
+def decode_bare(model: llama.Model, prompts: Sequence[Sequence[int]], tokens: int) -> float:
+    """Greedy tokens per second of all rows together, one row for each prompt, over `tokens` steps after the first.
+
+    Each prompt is read by itself; then the caches of the rows are merged, unless there is one.
+    """
+    rows = []
+    for prompt in prompts:
+        cache = make_prompt_cache(model)
+        mx.eval(model(mx.array([prompt[:-1]]), cache), [layer.state for layer in cache])
+        rows.append(cache)
+    cache = rows[0] if len(rows) == 1 else [type(layers[0]).merge(layers) for layers in zip(*rows, strict=True)]
+
+    def step(token: mx.array) -> mx.array:
+        following = mx.argmax(model(token[:, None], cache)[:, -1, :], axis=-1)
+        mx.async_eval(following)
+        return following
+
+    token = step(mx.array([prompt[-1] for prompt in prompts]))
+    token.tolist()  # the first tokens: from here on it counts
+    started = perf_counter()
+    for _ in range(tokens):
+        following = step(token)
+        token.tolist()
+        token = following
+    token.tolist()
+    return tokens * len(prompts) / (perf_counter() - started)
+
+
+def first_token_s(model: llama.Model, known: Sequence[int], prompt: Sequence[int], chunk: int) -> float:
+    """Seconds until the first token after `prompt` is read, in a cache that has seen `known`, in chunks of so many.
+
+    It rests before: a prompt comes to a process that waits for one, on a core that has gone to sleep.
+    """
+    cache = make_prompt_cache(model)
+    _prefill(model, cache, known, chunk)
+    sleep(_REST_S)
+    started = perf_counter()
+    _prefill(model, cache, prompt[:-1], chunk)
+    mx.argmax(model(mx.array([prompt[-1:]]), cache)[:, -1, :], axis=-1).item()
+    return perf_counter() - started
+
+
+def _prefill(model: llama.Model, cache: list[KVCache], tokens: Sequence[int], chunk: int) -> None:
+    for at in range(0, len(tokens), chunk):
+        model(mx.array([tokens[at : at + chunk]]), cache)
+        mx.eval([layer.state for layer in cache])
+
+
+class BareLoop:
+    """Such a loop in another process, on one core or on all."""
+
+    def __init__(
+        self, size: Size, seed: int, stack: ExitStack, *, blas: str, blas_threads: int, one_core: bool
+    ) -> None:
+        """It ends with the stack."""
+        words = [blas, str(blas_threads), *map(str, size), str(seed), *(["one"] if one_core else [])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "scripts.tools.bench.bare", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        stack.callback(self._process.wait)
+        stack.callback(self._process.stdin.close if self._process.stdin else self._process.kill)
+
+    def decode(self, prompts: Sequence[Sequence[int]], tokens: int) -> float:
+        """As `decode_bare`."""
+        return self._ask(["decode", prompts, tokens])
+
+    def first_token_s(self, known: Sequence[int], prompt: Sequence[int], chunk: int) -> float:
+        """As `first_token_s`."""
+        return self._ask(["first", known, prompt, chunk])
+
+    def _ask(self, words: list[object]) -> float:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(words), file=self._process.stdin, flush=True)
+        return float(self._process.stdout.readline())
+
+
+def _serve(hidden: str, layers: str, dtype: str, seed: str, *alone: str) -> None:
+    turn = one_core() if alone else nullcontext
+    if device() == "cpu":
+        mx.disable_compile()  # as the runner does
+    model = make_model(Size(int(hidden), int(layers), dtype), int(seed))
+    for line in sys.stdin:
+        what, *words = json.loads(line)
+        with turn():
+            print(decode_bare(model, *words) if what == "decode" else first_token_s(model, *words), flush=True)
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[3:])

@@ -1,0 +1,150 @@
+"""`scripts/bench decode`: tokens per second of one stream, at the client, against the loop without a server.
+
+Random Llamas of 1, 10 and 60 million parameters, on a GPU of 10, 700 and 2,800 million. The contenders are processes
+that run from the beginning to the end and rest while another one is measured. `bare loop` is the model, mlx-lm's caches
+and a loop; on a CPU it is kept on one core, as the runner keeps its engine, and `bare loop, all cores` is the same left
+to the kernel. Counted from the first token to the last.
+"""
+
+import argparse
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from scripts.tools.bench.asking import SHORT_TOKENS, answer
+from scripts.tools.bench.bare import BareLoop
+from scripts.tools.bench.llamas import Prompts
+from scripts.tools.bench.profile import Profile, profiled
+from scripts.tools.bench.report import Table, Target, text_of
+from scripts.tools.bench.servers import Endpoint, other_runner, this_runner
+from scripts.tools.bench.stage import BARE, BARE_FREE, MLX_LM, OURS, SIZES, bare_loops, default_sizes, serve, servers
+from scripts.tools.bench.turns import take_turns
+
+TOKENS = {"1M": 200, "10M": 100, "60M": 40, "700M": 200, "3B": 200}
+"""Of a turn: short ones, for what disturbs the machine comes and goes within seconds."""
+OF_BARE = {"1M": 0.90, "10M": 0.97}
+"""The least that is to be reached of the bare loop."""
+
+
+class Decoded(NamedTuple):
+    """One model: tokens per second of each contender, turn by turn, and where ours spent the time of a token."""
+
+    size: str
+    speeds: Mapping[str, Sequence[float]]
+    profile: Profile
+
+    def ratio(self, name: str, other: str) -> float:
+        """The median of a turn's ratios."""
+        pairs = zip(self.speeds[name], self.speeds[other], strict=True)
+        return median(one / another for one, another in pairs)
+
+
+class DecodeReport(NamedTuple):
+    """All of it."""
+
+    turns: int
+    models: Sequence[Decoded]
+
+    @property
+    def targets(self) -> list[Target]:
+        """Against the loop, and against mlx-lm's server."""
+        found = []
+        for model in self.models:
+            if bound := OF_BARE.get(model.size):
+                for loop in (BARE, BARE_FREE):
+                    if loop in model.speeds:
+                        what = f"{model.size}, ours over {loop}"
+                        found.append(Target(what, model.ratio(OURS, loop), bound, most=False))
+            if MLX_LM in model.speeds:
+                found.append(Target(f"{model.size}, ours over {MLX_LM}", model.ratio(OURS, MLX_LM), 1.0, most=False))
+        return found
+
+    def table(self) -> str:
+        """One table for all sizes, and where the time goes."""
+        names = list(dict.fromkeys(name for model in self.models for name in model.speeds))
+        rows = [
+            (
+                name,
+                *(f"{median(model.speeds[name]):.1f}" for model in self.models),
+                *(f"{model.ratio(name, BARE):.3f}" for model in self.models),
+            )
+            for name in names
+        ]
+        sizes = [model.size for model in self.models]
+        columns = ("", *(f"{size} tok/s" for size in sizes), *(f"{size} / bare" for size in sizes))
+        title = f"decode, one stream: medians of {self.turns} turns, and of each turn's ratio to the bare loop"
+        profiles = [model.profile.table(f"{model.size}, ours") for model in self.models]
+        return text_of([Table(title, columns, rows), *profiles])
+
+    def data(self) -> Mapping[str, object]:
+        """For JSON."""
+        return {
+            "turns": self.turns,
+            "models": {
+                model.size: {
+                    "tokens_per_s": model.speeds,
+                    "of_bare": {name: model.ratio(name, BARE) for name in model.speeds},
+                    "profile": model.profile.data(),
+                }
+                for model in self.models
+            },
+        }
+
+    def plot(self, path: Path) -> None:
+        """Draws the picture."""
+        from scripts.tools.bench.decode_plot import draw  # matplotlib is there for those who draw
+
+        draw(self.models, path)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark beside those of all."""
+    parser.add_argument("--size", action="append", choices=SIZES, help="this model only; may be repeated")
+    parser.add_argument("--turns", type=int, default=15, metavar="N", help="of each contender (default: %(default)s)")
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FOLDER",
+        help="trace a run of ours there, for Perfetto, and show what a token takes",
+    )
+
+
+def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> DecodeReport:
+    """The whole benchmark. ValueError when the options make no sense."""
+    if arguments.turns < 1:
+        raise ValueError("there is at least one turn")
+    models = []
+    for name in arguments.size or default_sizes():
+        say(f"{name} ...")
+        models.append(_measure(name, arguments, say))
+    return DecodeReport(arguments.turns, models)
+
+
+def _measure(name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> Decoded:
+    blas, threads, seed = arguments.blas, arguments.blas_threads, arguments.seed
+    size, tokens, prompts = SIZES[name], TOKENS[name], Prompts(seed)
+    ours = this_runner(OURS, 1, blas=blas, blas_threads=threads)
+    peers = [other_runner(peer, command, 1) for peer, command in arguments.peer]
+    with asyncio.Runner() as loop, ExitStack() as stack:
+        bare = bare_loops(size, seed, stack, blas, threads)
+        served = serve(size, seed, servers(ours, peers, blas, threads, say), stack, loop)
+
+        def served_speed(endpoint: Endpoint) -> float:
+            return loop.run(answer(endpoint, prompts.text(SHORT_TOKENS), tokens)).tokens_per_s
+
+        def bare_speed(one: BareLoop) -> float:
+            return one.decode([prompts.ids(SHORT_TOKENS)], tokens)
+
+        contenders: dict[str, Callable[[], float]] = {
+            **{each: partial(served_speed, one.endpoint) for each, one in served.items()},
+            **{each: partial(bare_speed, one) for each, one in bare.items()},
+        }
+        speeds = take_turns(contenders, arguments.turns)
+    with TemporaryDirectory(prefix="bench-") as folder:
+        trace = (arguments.profile or Path(folder)) / f"decode-{name}.json"
+        return Decoded(name, speeds, profiled(trace, size, seed, ours, tokens))

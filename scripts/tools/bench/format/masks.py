@@ -1,0 +1,146 @@
+"""What a mask costs: on the host, to find it, and on the device, to apply it, in several ways."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import cycle, islice
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from protocol import decode_format
+from runner.grammar import Guide
+from runner.grammar.compiler import Compiler
+from runner.sampling.mask import Mask, masked
+from runner.tokenizer import Tokenizer
+from scripts.tools.bench.turns import take_turns
+
+Way = Callable[[mx.array, Sequence[Mask]], mx.array]
+"""Scores [B, V] and a mask for each row to masked scores."""
+
+
+class Place(NamedTuple):
+    """Where an answer stands: its format, what it began with, and what it goes on with again and again."""
+
+    wanted: bytes
+    begun: bytes
+    again: bytes
+
+
+_THINKING = (
+    b'{"type":"sequence","elements":[{"type":"any_text","excludes":["</think>"]},{"type":"optional","content":'
+    b'{"type":"sequence","elements":[{"type":"const_string","value":"</think>"},{"type":"json_schema",'
+    b'"json_schema":{"type":"object"}}]}}]}'
+)
+PLACES = {
+    "in a string": Place(
+        b'{"type":"object","required":["a"],"properties":{"a":{"type":"string"}}}', b'{"a": "', b"abc"
+    ),
+    "between values": Place(b'{"type":"array","items":{"type":["integer","boolean","null"]}}', b"[1, ", b"1, "),
+    "in free text": Place(_THINKING, b"", b"abc "),
+}
+_STEPS = 40
+
+
+class Masked(NamedTuple):
+    """One vocabulary: microseconds of a token, turn by turn. `host`: by place. `device`: what is added to an argmax, by
+    way and number of rows."""
+
+    vocabulary: int
+    host: Mapping[str, Sequence[float]]
+    device: Mapping[str, Mapping[int, Sequence[float]]]
+
+
+def measure_masks(tokenizer: Tokenizer, turns: int, rows: Sequence[int], seed: int) -> Masked:
+    """In turns."""
+    vocabulary = tokenizer.vocab_size
+    compiler = Compiler(tokenizer, vocabulary)
+    hosts = {
+        name: partial(_host_us, _guides(compiler, tokenizer, place), place.again) for name, place in PLACES.items()
+    }
+    host = take_turns(hosts, turns)
+    string = _guides(compiler, tokenizer, PLACES["in a string"])()
+    device: dict[str, dict[int, list[float]]] = {way: {} for way in WAYS}
+    for count in rows:
+        mx.random.seed(seed)
+        scores = mx.random.normal((count, vocabulary))
+        mx.eval(scores)
+        masks = [string.mask()] * count
+        bare = {"": partial(_device_us, scores, lambda scores, _: scores, masks)}
+        ways = {name: partial(_device_us, scores, way, masks) for name, way in WAYS.items()}
+        found = take_turns({**bare, **ways}, turns)
+        for name in WAYS:
+            device[name][count] = [us - alone for us, alone in zip(found[name], found[""], strict=True)]
+    return Masked(vocabulary, host, device)
+
+
+def _guides(compiler: Compiler, tokenizer: Tokenizer, place: Place) -> Callable[[], Guide]:
+    """Makes guides that stand there."""
+    format_ = decode_format(place.wanted)
+    assert format_ is not None
+    compiled = compiler.compile(format_)
+
+    def make() -> Guide:
+        guide = compiled.guide()
+        said = b"".join(map(tokenizer.token_bytes, guide.forced(len(place.begun))))
+        for byte in place.begun[len(said) :]:
+            guide.take(byte)
+        return guide
+
+    return make
+
+
+def _host_us(make: Callable[[], Guide], again: bytes) -> float:
+    """The median time of a token: to take it, and to find the next mask."""
+    guide = make()
+    times = []
+    guide.mask()
+    for token in islice(cycle(again), _STEPS):
+        started = perf_counter()
+        guide.take(token)
+        guide.mask()
+        times.append(1e6 * (perf_counter() - started))
+    return median(times)
+
+
+def _device_us(scores: mx.array, way: Way, masks: Sequence[Mask]) -> float:
+    """The median time of an argmax over masked scores, read by the host."""
+    times = []
+    for _ in range(_STEPS):
+        started = perf_counter()
+        mx.argmax(way(scores, masks), axis=-1).tolist()
+        times.append(1e6 * (perf_counter() - started))
+    return median(times)
+
+
+# --- ways to apply masks
+
+
+def _unpacked(scores: mx.array, masks: Sequence[Mask]) -> mx.array:
+    """The host makes a byte of each bit, the device chooses."""
+    packed = np.frombuffer(b"".join(masks), np.uint8).reshape(len(masks), -1)
+    bits = np.unpackbits(packed, axis=1, count=scores.shape[-1], bitorder="little").view(np.bool_)
+    return mx.where(mx.array(bits), scores, -mx.inf)
+
+
+def _shifted(scores: mx.array, masks: Sequence[Mask]) -> mx.array:
+    """The device makes a number of each bit, and chooses."""
+    packed = mx.array(np.frombuffer(b"".join(masks), np.uint8).reshape(len(masks), -1, 1))
+    bits = mx.bitwise_and(mx.right_shift(packed, mx.arange(8, dtype=mx.uint8)), mx.array(1, mx.uint8))
+    return mx.where(bits.reshape(len(masks), -1)[:, : scores.shape[-1]].astype(mx.bool_), scores, -mx.inf)
+
+
+def _chosen(scores: mx.array, masks: Sequence[Mask]) -> mx.array:
+    """The host makes a score of each bit by a table, the device adds."""
+    packed = np.frombuffer(b"".join(masks), np.uint8).reshape(len(masks), -1)
+    return scores + mx.array(_TABLE[packed].reshape(len(masks), -1)[:, : scores.shape[-1]])
+
+
+_TABLE = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf).astype(
+    np.float32
+)
+OURS = "gather and add"
+WAYS: dict[str, Way] = {OURS: masked, "unpack, choose": _unpacked, "shift, choose": _shifted, "host table": _chosen}
+"""The first one is the runner's."""

@@ -1,0 +1,119 @@
+"""The models of most benchmarks: Llamas of random weights, on disk and in memory, and prompts for it.
+
+Every token but the 256 bytes and the end of the sequence is a word of its own with a space before it: n such tokens
+spell a prompt of n tokens, whatever they are, and each token of an answer is text that can be shown at once. The rows
+of all others are zero in the embedding, which is the output too, so greedy answers hold none of them and never end
+early.
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import chain, islice, product
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_reduce
+
+import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
+from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, write_tokenizer
+
+# isort: split
+from mlx_lm.models import llama
+
+HEAD = 64
+VOCABULARY = 4096
+CONTEXT_TOKENS = 16384
+_END = "<|end|>"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_FIRST_WORD = len(ALL_BYTES)
+
+
+class Size(NamedTuple):
+    """How large a model is; `hidden` is a multiple of HEAD. The default has 11 M parameters."""
+
+    hidden: int = 384
+    layers: int = 6
+    dtype: str = "float32"
+
+
+M1, M10, M60 = Size(128, 4), Size(), Size(768, 9)
+"""Of about as many million parameters."""
+M700, B3 = Size(1536, 28, "bfloat16"), Size(3072, 28, "bfloat16")
+"""Such as GPUs are asked to compute: 0.7 and 2.8 billion parameters."""
+
+
+def _spellings() -> Iterator[str]:
+    """All of one letter, then all of two, and so on: the beginning of a word is a word, as merges need it."""
+    return chain.from_iterable(map("".join, product(_LETTERS, repeat=length)) for length in (1, 2, 3))
+
+
+_WORDS = [f" {spelling}" for spelling in islice(_spellings(), VOCABULARY - 1 - _FIRST_WORD)]
+
+
+class Prompts:
+    """Prompts that were never seen, from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+
+    def ids(self, count: int) -> list[int]:
+        """So many tokens."""
+        return [self._random.randrange(_FIRST_WORD, VOCABULARY - 1) for _ in range(count)]
+
+    def text(self, count: int) -> str:
+        """So many tokens, spelled."""
+        return "".join(_WORDS[token - _FIRST_WORD] for token in self.ids(count))
+
+
+def make_model(size: Size, seed: int) -> llama.Model:
+    """The same weights for the same seed. ValueError when there is no such size."""
+    if size.hidden < HEAD or size.hidden % HEAD or size.layers < 1:
+        raise ValueError(f"the width of the model is a multiple of {HEAD}, and it has layers")
+    mx.random.seed(seed)
+    model = llama.Model(llama.ModelArgs.from_dict(config_of(size)))
+    spoken = [_FIRST_WORD <= token < VOCABULARY - 1 for token in range(VOCABULARY)]
+    model.model.embed_tokens.weight *= mx.array(spoken)[:, None]
+    model.set_dtype(getattr(mx, size.dtype))
+    model.eval()
+    mx.eval(model.parameters())
+    return model
+
+
+def count_parameters(model: llama.Model) -> int:
+    """Of all weights together."""
+    count: int = tree_reduce(lambda total, weight: total + weight.size, model.parameters(), 0)
+    return count
+
+
+def write_model(directory: Path, model: llama.Model, size: Size) -> None:
+    """As Hugging Face keeps models: what this runner and `transformers` open."""
+    architecture = {"architectures": ["LlamaForCausalLM"], "eos_token_id": VOCABULARY - 1}
+    (directory / "config.json").write_text(json.dumps(architecture | config_of(size)))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END})
+    )
+    write_tokenizer(directory, byte_level([*ALL_BYTES, *(word.encode() for word in _WORDS)], [_END]))
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+
+
+def config_of(size: Size, vocabulary: int = VOCABULARY) -> dict[str, object]:
+    """What `config.json` says of the model, and mlx-lm's `ModelArgs` take."""
+    heads = size.hidden // HEAD
+    return {
+        "model_type": "llama",
+        "hidden_size": size.hidden,
+        "num_hidden_layers": size.layers,
+        "intermediate_size": size.hidden * 8 // 3,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 3 if heads % 3 == 0 else heads,
+        "head_dim": HEAD,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": CONTEXT_TOKENS,
+        "tie_word_embeddings": True,
+        "torch_dtype": size.dtype,
+    }

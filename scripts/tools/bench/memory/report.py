@@ -1,0 +1,162 @@
+"""What `scripts/bench memory` found: as tables, as JSON and as a picture."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from scripts.tools.bench.memory.growth import Sample, Slope
+from scripts.tools.bench.memory.sharing import Shape
+from scripts.tools.bench.report import Table, Target, text_of
+from scripts.tools.bench.stage import OURS
+
+HELD_TARGET = 1.10
+RISE_TARGET = 0.02
+_MB = 1e6
+_NOTE = """held         in this process, as each cache counts itself; x: over the bytes of all distinct tokens
+processes    growth since a first prompt of the length of the prefix was answered; told: MLX's memory in /v1/status;
+             resident: of the whole process, less where it had room left from that first prompt
+growth       a straight line through the second half of the prompts; KB: of 1,000 bytes"""
+
+
+class Growth(NamedTuple):
+    """A process before and after the conversations."""
+
+    before: Sample
+    after: Sample
+
+    @property
+    def resident(self) -> int:
+        """Bytes more."""
+        return self.after.rss - self.before.rss
+
+    @property
+    def told(self) -> int | None:
+        """Bytes more, where it tells."""
+        return None if self.before.told is None or self.after.told is None else self.after.told - self.before.told
+
+
+class MemoryReport(NamedTuple):
+    """`held`: bytes after each request, by cache; `processes` by server, and `samples` over many prompts."""
+
+    shape: Shape
+    budget: str
+    token_bytes: int = 0
+    held: Mapping[str, Sequence[int]] = MappingProxyType({})
+    processes: Mapping[str, Growth] = MappingProxyType({})
+    samples: Mapping[str, Sequence[Sample]] = MappingProxyType({})
+
+    @property
+    def distinct(self) -> int:
+        """Bytes of all tokens at the end, each counted once."""
+        return self.token_bytes * self.shape.distinct(self.shape.conversations * self.shape.turns)
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        """Of ours."""
+        found = []
+        if self.held:
+            found.append(
+                Target("held, of the distinct tokens' bytes", self.held[OURS][-1] / self.distinct, HELD_TARGET)
+            )
+        if self.samples:
+            slope = _slopes(self.samples[OURS])[0]
+            found.append(
+                Target("resident: growth over the second half", 100 * slope.share, 100 * RISE_TARGET, unit=" %")
+            )
+        return found
+
+    def table(self) -> str:
+        """Three of them."""
+        shape = self.shape
+        title = (
+            f"{shape.conversations} conversations in turns, {shape.turns} requests each, on a prefix of {shape.prefix} "
+            f"tokens: {self.distinct / _MB:.1f} MB are distinct"
+        )
+        held = [
+            (name, f"{after[-1] / _MB:.1f}", f"{after[-1] / self.distinct:.2f}") for name, after in self.held.items()
+        ]
+        processes = [
+            (name, *(_of(grown, self.distinct) for grown in (growth.told, growth.resident)))
+            for name, growth in self.processes.items()
+        ]
+        return text_of(
+            [
+                Table(f"held: {title}", ("", "MB", "x"), held),
+                Table("processes: the same, over HTTP", ("", "told: MB  x", "resident: MB  x"), processes),
+                Table(f"growth: prompts that share nothing, {self.budget} for ours", _COLUMNS, self._growth()),
+            ],
+            _NOTE,
+        )
+
+    def _growth(self) -> Sequence[Sequence[str]]:
+        rows = []
+        for name, samples in self.samples.items():
+            resident, told = _slopes(samples)
+            half = (samples[-1].prompts - samples[len(samples) // 2].prompts) or 1
+            rows.append(
+                (
+                    name,
+                    str(samples[-1].prompts),
+                    f"{resident.begin / _MB:.1f}",
+                    f"{100 * resident.share:.2f}",
+                    f"{resident.rise / half / 1e3:.2f}",
+                    f"{told.begin / _MB:.1f}" if told else "-",
+                    f"{100 * told.share:.2f}" if told else "-",
+                )
+            )
+        return rows
+
+    def data(self) -> Mapping[str, object]:
+        """For JSON: bytes after each request, and of each sample."""
+        return {
+            "shape": self.shape._asdict(),
+            "token_bytes": self.token_bytes,
+            "distinct_bytes": self.distinct,
+            "budget": self.budget,
+            "held_bytes": {name: [*after] for name, after in self.held.items()},
+            "processes": {
+                name: {"before": growth.before._asdict(), "after": growth.after._asdict()}
+                for name, growth in self.processes.items()
+            },
+            "samples": {name: [one._asdict() for one in samples] for name, samples in self.samples.items()},
+        }
+
+    def plot(self, path: Path) -> None:
+        """What is held against what is distinct, and the processes over many prompts."""
+        from matplotlib.figure import Figure  # there for those who draw
+
+        from scripts.tools.bench.bars import COLOURS, tidy
+
+        figure = Figure(figsize=(11, 4.2), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        left.set_title("Held after each request, MB", fontsize=10)
+        for (name, after), colour in zip(self.held.items(), COLOURS, strict=False):
+            left.plot(range(1, len(after) + 1), [one / _MB for one in after], label=name, color=colour)
+        requests = range(1, self.shape.conversations * self.shape.turns + 1) if self.held else range(0)
+        distinct = [self.token_bytes * self.shape.distinct(count) / _MB for count in requests]
+        left.plot(requests, distinct, label="distinct tokens", color="black", linestyle="dotted")
+        left.set_xlabel("requests")
+        right.set_title("Resident after so many prompts, MB", fontsize=10)
+        for (name, samples), colour in zip(self.samples.items(), COLOURS, strict=False):
+            right.plot([one.prompts for one in samples], [one.rss / _MB for one in samples], label=name, color=colour)
+        right.set_xlabel("prompts")
+        for axes in (left, right):
+            axes.set_ylim(bottom=0)
+            tidy(axes)
+            if axes.lines:
+                axes.legend(frameon=False, fontsize=8)
+        figure.savefig(path, dpi=110)
+
+
+_COLUMNS = ("", "prompts", "resident MB", "growth %", "KB a prompt", "told MB", "growth %")
+
+
+def _slopes(samples: Sequence[Sample]) -> tuple[Slope, Slope | None]:
+    at = [one.prompts for one in samples]
+    told = [one.told for one in samples if one.told is not None]
+    return Slope.of(at, [one.rss for one in samples]), Slope.of(at, told) if len(told) == len(at) else None
+
+
+def _of(grown: int | None, distinct: int) -> str:
+    return "-" if grown is None else f"{grown / _MB:.1f}  {grown / distinct:.2f}"

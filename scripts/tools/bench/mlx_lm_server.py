@@ -1,0 +1,16 @@
+"""`mlx_lm.server` over our BLAS: `python -m scripts.tools.bench.mlx_lm_server BLAS THREADS [WORD ...]`.
+
+The words are those of `mlx_lm.server`.
+"""
+
+import sys
+
+from runner import blas
+
+if __name__ == "__main__":
+    _, choice, threads, *words = sys.argv
+    blas.preload(choice, int(threads))
+    from mlx_lm.server import main  # imports MLX: the fast BLAS comes first
+
+    sys.argv = ["mlx_lm.server", *words]
+    main()

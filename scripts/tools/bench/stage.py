@@ -1,0 +1,75 @@
+"""The contenders that answer one model: servers that all run from the beginning to the end, and rest between turns."""
+
+import asyncio
+import importlib.util
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from runner.model.weights.dtype import device
+from scripts.tools.bench.bare import BareLoop
+from scripts.tools.bench.llamas import B3, M1, M10, M60, M700, Size, make_model, write_model
+from scripts.tools.bench.servers import Endpoint, Server, mlx_lm_server
+from scripts.tools.host.lib import LoadError, Process
+
+OURS, MLX_LM, BARE, BARE_FREE = "ours", "mlx_lm.server", "bare loop", "bare loop, all cores"
+SIZES = {"1M": M1, "10M": M10, "60M": M60, "700M": M700, "3B": B3}
+
+
+def default_sizes() -> tuple[str, ...]:
+    """What the device is asked to compute where nobody says anything else."""
+    return ("1M", "10M", "60M") if device() == "cpu" else ("10M", "700M", "3B")
+
+
+class Served(NamedTuple):
+    """A server that is ready."""
+
+    endpoint: Endpoint
+    process: Process
+
+
+def servers(
+    ours: Server, peers: Iterable[Server], blas: str, blas_threads: int, say: Callable[[str], None]
+) -> list[Server]:
+    """Ours, mlx-lm's where its packages are installed, and the others."""
+    if importlib.util.find_spec("transformers") is None:
+        say(f"{MLX_LM} is left out: it needs transformers")
+        return [ours, *peers]
+    return [ours, mlx_lm_server(MLX_LM, blas, blas_threads), *peers]
+
+
+def serve(
+    size: Size, seed: int, servers: Sequence[Server], stack: ExitStack, loop: asyncio.Runner
+) -> dict[str, Served]:
+    """The servers by name, all with the same random Llama, until the stack ends. ValueError if one does not start."""
+    directory = Path(stack.enter_context(TemporaryDirectory(prefix="bench-")))
+    write_model(directory, make_model(size, seed), size)
+    served = {}
+    for server in servers:
+        try:
+            process = server.start(directory, stack)
+        except LoadError as error:
+            raise ValueError(f"{server.name} did not start: {error}") from error
+        served[server.name] = Served(loop.run(_endpoint(server, process, directory)), process)
+        stack.callback(_close, served[server.name].endpoint, loop)
+    return served
+
+
+async def _endpoint(server: Server, process: Process, model: Path) -> Endpoint:
+    return server.endpoint(process, model)  # its client belongs to the loop that runs
+
+
+def _close(endpoint: Endpoint, loop: asyncio.Runner) -> None:
+    loop.run(endpoint.close())
+
+
+def bare_loops(size: Size, seed: int, stack: ExitStack, blas: str, blas_threads: int) -> dict[str, BareLoop]:
+    """The loop on one core, as the runner keeps itself on CPUs, and on all."""
+    on_cpu = device() == "cpu"
+    return {
+        name: BareLoop(size, seed, stack, blas=blas, blas_threads=blas_threads, one_core=one_core)
+        for name, one_core in ((BARE, on_cpu), (BARE_FREE, False))
+        if on_cpu or (not one_core and name == BARE)
+    }

@@ -1,0 +1,174 @@
+"""`scripts/bench ttft`: the time to the first token, at the client, against a loop that computes only what it must.
+
+cold     a prompt of 2,000 tokens that nobody has seen
+again    the same prompt once more
+append   its answer of 16 tokens and 32 more behind it
+switch   two conversations over one prefix of 1,500 tokens take turns; each turn is the answer to the one before, and 32
+         tokens more: the median of four turns
+
+`bare loop` has the model and mlx-lm's caches, which have seen exactly what an earlier turn left, and computes the rest
+in chunks as long as the runner's; on a CPU it is kept on one core, as the runner keeps its engine.
+"""
+
+import argparse
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from runner.model.weights.dtype import device
+from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS
+from scripts.tools.bench.asking import FEW_TOKENS, answer
+from scripts.tools.bench.bare import BareLoop
+from scripts.tools.bench.llamas import Prompts
+from scripts.tools.bench.report import Table, Target, text_of
+from scripts.tools.bench.servers import Endpoint, other_runner, this_runner
+from scripts.tools.bench.stage import BARE, MLX_LM, OURS, SIZES, bare_loops, serve, servers
+from scripts.tools.bench.turns import take_turns
+
+COLD_TOKENS, PREFIX_TOKENS, OWN_TOKENS = 2000, 1500, 200
+ANSWER_TOKENS, APPENDED_TOKENS = 16, 32
+COLD_RATIO, REUSE_RATIO, REUSE_MS = 1.03, 1.5, 5.0
+_SWITCHES = 4
+
+
+class Times(NamedTuple):
+    """Of one turn: milliseconds of each case, and the tokens of each prompt that were not cached, where told."""
+
+    ms: Mapping[str, float]
+    computed: Sequence[int | None] = ()
+
+
+CASES = ("cold", "again", "append", "switch")
+
+
+class TtftReport(NamedTuple):
+    """All of it: the times of each contender, turn by turn."""
+
+    size: str
+    turns: int
+    found: Mapping[str, Sequence[Times]]
+
+    def ms(self, name: str, case: str) -> float:
+        """The median."""
+        return median(times.ms[case] for times in self.found[name])
+
+    def ratio(self, name: str, other: str, case: str) -> float:
+        """The median of a turn's ratios."""
+        pairs = zip(self.found[name], self.found[other], strict=True)
+        return median(one.ms[case] / another.ms[case] for one, another in pairs)
+
+    @property
+    def targets(self) -> list[Target]:
+        """Against the loop, and against mlx-lm's server."""
+        found = [Target("cold, ours over the bare loop", self.ratio(OURS, BARE, "cold"), COLD_RATIO)]
+        for case in CASES[1:]:
+            bound = REUSE_RATIO * self.ms(BARE, case) + REUSE_MS
+            found.append(Target(f"{case}, ours", self.ms(OURS, case), bound, unit=" ms"))
+        if MLX_LM in self.found:
+            found += [Target(f"{case}, ours over {MLX_LM}", self.ratio(OURS, MLX_LM, case), 1.0) for case in CASES]
+        return found
+
+    def table(self) -> str:
+        """Milliseconds, and what was computed."""
+        rows = [
+            (name, *(f"{self.ms(name, case):,.1f}" for case in CASES), _computed(turns[-1].computed))
+            for name, turns in self.found.items()
+        ]
+        title = f"time to the first token, ms: medians of {self.turns} turns; {self.size} parameters"
+        return text_of([Table(title, ("", *CASES, "prompt tokens computed"), rows)])
+
+    def data(self) -> Mapping[str, object]:
+        """For JSON."""
+        found = {name: [times._asdict() for times in turns] for name, turns in self.found.items()}
+        return {"size": self.size, "turns": self.turns, "ms": found}
+
+    def plot(self, path: Path) -> None:
+        """Draws the picture."""
+        from scripts.tools.bench.ttft_plot import draw  # matplotlib is there for those who draw
+
+        draw(self, path)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark beside those of all."""
+    parser.add_argument(
+        "--size", choices=SIZES, default="10M", help="of the model, in parameters (default: %(default)s)"
+    )
+    parser.add_argument("--turns", type=int, default=7, metavar="N", help="of each contender (default: %(default)s)")
+
+
+def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> TtftReport:
+    """The whole benchmark. ValueError when the options make no sense."""
+    if arguments.turns < 1:
+        raise ValueError("there is at least one turn")
+    blas, threads, size = arguments.blas, arguments.blas_threads, SIZES[arguments.size]
+    prompts = Prompts(arguments.seed)
+    ours = this_runner(OURS, 1, blas=blas, blas_threads=threads)
+    peers = [other_runner(name, command, 1) for name, command in arguments.peer]
+    with asyncio.Runner() as loop, ExitStack() as stack:
+        bare = bare_loops(size, arguments.seed, stack, blas, threads)[BARE]
+        servers_up = serve(size, arguments.seed, servers(ours, peers, blas, threads, say), stack, loop)
+
+        def served(endpoint: Endpoint) -> Times:
+            return loop.run(served_times(endpoint, prompts))
+
+        contenders: dict[str, Callable[[], Times]] = {
+            **{name: partial(served, one.endpoint) for name, one in servers_up.items()},
+            BARE: partial(bare_times, bare, prompts),
+        }
+        found = take_turns(contenders, arguments.turns)
+    return TtftReport(arguments.size, arguments.turns, found)
+
+
+async def served_times(endpoint: Endpoint, prompts: Prompts) -> Times:
+    """One turn of a server."""
+    computed: list[int | None] = []
+
+    async def first_ms(prompt: str, tokens: int, answer_tokens: int) -> tuple[float, str]:
+        answered = await answer(endpoint, prompt, answer_tokens)
+        computed.append(None if endpoint.cached is None else tokens - endpoint.cached)
+        return 1e3 * answered.first_s, prompt + answered.text
+
+    prompt = prompts.text(COLD_TOKENS)
+    cold, longer = await first_ms(prompt, COLD_TOKENS, ANSWER_TOKENS)
+    again, _ = await first_ms(prompt, COLD_TOKENS, FEW_TOKENS)
+    length = COLD_TOKENS + ANSWER_TOKENS + APPENDED_TOKENS
+    append, _ = await first_ms(longer + prompts.text(APPENDED_TOKENS), length, FEW_TOKENS)
+
+    prefix, length = prompts.text(PREFIX_TOKENS), PREFIX_TOKENS + OWN_TOKENS
+    texts = []
+    for _ in range(2):
+        own = prefix + prompts.text(OWN_TOKENS)
+        texts.append(own + (await answer(endpoint, own, ANSWER_TOKENS)).text)
+    switches = []
+    for turn in range(_SWITCHES):
+        if turn % 2 == 0:
+            length += ANSWER_TOKENS + APPENDED_TOKENS
+        took, texts[turn % 2] = await first_ms(texts[turn % 2] + prompts.text(APPENDED_TOKENS), length, ANSWER_TOKENS)
+        switches.append(took)
+    return Times({"cold": cold, "again": again, "append": append, "switch": median(switches)}, computed)
+
+
+def bare_times(bare: BareLoop, prompts: Prompts) -> Times:
+    """The same work, without what is known already: the last token of an answer has been drawn, but not seen."""
+    chunk = CPU_CHUNK_TOKENS if device() == "cpu" else GPU_CHUNK_TOKENS
+
+    def first_ms(known: int, tokens: int) -> float:
+        return 1e3 * bare.first_token_s(prompts.ids(known), prompts.ids(tokens), chunk)
+
+    return Times(
+        {
+            "cold": first_ms(0, COLD_TOKENS),
+            "again": first_ms(COLD_TOKENS - 1, 1),
+            "append": first_ms(COLD_TOKENS + ANSWER_TOKENS - 1, 1 + APPENDED_TOKENS),
+            "switch": first_ms(PREFIX_TOKENS + OWN_TOKENS + ANSWER_TOKENS - 1, 1 + APPENDED_TOKENS),
+        }
+    )
+
+
+def _computed(counts: Sequence[int | None]) -> str:
+    return " ".join("-" if count is None else str(count) for count in counts)

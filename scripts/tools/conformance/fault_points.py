@@ -1,0 +1,216 @@
+"""The places in the runner at which a test can make something go wrong, by name, and how to do it there.
+
+A point stands for one thing that can fail; the functions behind it are those that do it for one kind of layer or cache
+or another. Used inside a test and, by `scripts/tools/conformance/faulty.py`, inside a spawned process.
+"""
+
+import errno
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Hook = Callable[[str], BaseException | None]
+"""Called with the name of the point before every call. What it raises goes wrong before anything was done; what it
+returns is raised when the call has done its work."""
+
+_LAYERS = "runner.cache.layers"
+
+POINTS: dict[str, tuple[str, ...]] = {
+    "forward": ("runner.model.weights.load:LoadedModel.logits",),
+    "evaluate": ("mlx.core:eval",),
+    "start evaluation": ("mlx.core:async_eval",),
+    "clear MLX's cache": ("mlx.core:clear_cache",),
+    "make sampler": ("runner.sampling.sampler:Sampler.__init__",),
+    "sample": ("runner.sampling.sampler:Sampler.__call__",),
+    "read": ("runner.sampling.sample:Sample.read",),
+    "logprobs": ("runner.sampling.logprobs:log_probabilities",),
+    "begin": ("runner.cache.session:OneSessionCache.begin", "runner.cache.trie_cache:TrieCache.begin"),
+    "open session": (
+        "runner.cache.single:SingleEntryCache._start",
+        "runner.cache.none:NullCache._start",
+        "runner.cache.trie_cache:TrieCache._resume",
+    ),
+    "plan": ("runner.cache.session:LiveSession.next_forward",),
+    "record": ("runner.cache.session:LiveSession.record",),
+    "close session": ("runner.cache.session:LiveSession.close",),
+    "end session": ("runner.cache.session:OneSessionCache._close", "runner.cache.trie_cache:TrieCache._close"),
+    "keep": (
+        "runner.cache.single:SingleEntryCache._keep",
+        "runner.cache.none:NullCache._keep",
+        "runner.cache.trie_cache:TrieCache._record",
+    ),
+    "surround forward": ("runner.cache.sequence:SequenceLayers.forward",),
+    "count forward": ("runner.cache.sequence:SequenceLayers._advance",),
+    "level": ("runner.cache.sequence:SequenceLayers.level",),
+    "leave": ("runner.cache.sequence:SequenceLayers.leave",),
+    "reset": ("runner.cache.sequence:SequenceLayers.reset",),
+    "settle": ("runner.cache.sequence:SequenceLayers.settle",),
+    "trim": ("runner.cache.sequence:SequenceLayers.trim",),
+    "land": ("runner.cache.resume:find", "runner.cache.resume:go"),
+    "capture": ("runner.cache.resume:fill", "runner.cache.resume:lend"),
+    "snapshot": (
+        f"{_LAYERS}.kv:KVState.snapshot",
+        f"{_LAYERS}.leaf:TailState.snapshot",
+        f"{_LAYERS}.leaf:CountedState.snapshot",
+    ),
+    "restore": (
+        f"{_LAYERS}.kv:KVState.restore",
+        f"{_LAYERS}.leaf:TailState.restore",
+        f"{_LAYERS}.leaf:CountedState.restore",
+    ),
+    "rewind": (f"{_LAYERS}.leaf:LayerAdapter.rewind",),
+    "copy": (
+        f"{_LAYERS}.kv:KVState.copy",
+        f"{_LAYERS}.window:WindowState.copy",
+        f"{_LAYERS}.chunk:ChunkState.copy",
+        f"{_LAYERS}.arrays:RecurrentState.copy",
+        f"{_LAYERS}.generic:GenericState.copy",
+    ),
+    "page out": (f"{_LAYERS}.snapshot:LayerSnapshot.page_out",),
+    "page in": (f"{_LAYERS}.snapshot:LayerSnapshot.page_in",),
+    "split snapshot": (
+        f"{_LAYERS}.snapshot:SliceSnapshot.split",
+        f"{_LAYERS}.snapshot:StateSnapshot.split",
+    ),
+    "merge snapshots": (
+        f"{_LAYERS}.snapshot:SliceSnapshot.after",
+        f"{_LAYERS}.snapshot:TailSnapshot.after",
+        f"{_LAYERS}.snapshot:StateSnapshot.after",
+    ),
+    "let go": (f"{_LAYERS}.snapshot:LayerSnapshot._leave",),
+    "close snapshot": (f"{_LAYERS}.snapshot:LayerSnapshot.close",),
+    "match": ("runner.cache.trie:PrefixTrie.match",),
+    "advance": ("runner.cache.trie:PrefixTrie.advance",),
+    "split": ("runner.cache.trie:PrefixTrie.split",),
+    "merge": ("runner.cache.trie:PrefixTrie.merge",),
+    "remove": ("runner.cache.trie:PrefixTrie.remove",),
+    "drop": ("runner.cache.trie:PrefixTrie.drop",),
+    "lock": ("runner.cache.trie:PrefixTrie.lock",),
+    "unlock": ("runner.cache.trie:PrefixTrie.unlock",),
+    "evict": ("runner.cache.trie_cache:TrieCache._evict",),
+    "choose victim": ("runner.cache.eviction:Eviction.victims",),
+    "shorten": ("runner.cache.resume:shorten",),
+    "thin": ("runner.cache.trie_cache:TrieCache._thin",),
+    "decode text": ("runner.engine.detokenizer:Detokenizer.push", "runner.engine.detokenizer:Detokenizer.finish"),
+    "spell token": ("runner.tokenizer.tokenizer:Tokenizer.token_text",),
+    "count": ("runner.engine.generation:Generation.metrics",),
+    "close generation": ("runner.engine.generation:Generation.close",),
+    "hand over": ("runner.engine.events:Outbox.put", "runner.engine.events:Outbox.send"),
+    "report": ("runner.engine.lifecycle:report",),
+    "admit": ("runner.cache.trie_cache:TrieCache.admits", "runner.cache.trie_cache:TrieCache.allows"),
+    "take stack": ("runner.cache.sequences:LiveSequences.take",),
+    "keep stack": ("runner.cache.sequences:LiveSequences.keep",),
+    "adopt": ("runner.cache.resume:adopt",),
+    "follow": ("runner.cache.trie_cache:TrieCache._follows",),
+    "part": ("runner.engine.batch:Batch.leave",),
+    "arrays of rows": ("runner.cache.decode_rows:DecodeRows.arrays",),
+    "part rows": ("runner.cache.decode_rows:DecodeRows.keep",),
+    "settle row": ("runner.cache.decode_rows:DecodeRows.settle",),
+    "reserve": ("runner.cache.trie_cache:TrieCache.reserve",),
+    # What there is only where several requests run.
+    "stop at": ("runner.cache.trie_session:TrieSession.stop_at",),
+    "give up": ("runner.cache.sequences:LiveSequences._give_up",),
+    "try batches": ("runner.cache.layers.batch_trial:_Row.compare",),
+    "join": ("runner.engine.batch:Batch.join",),
+    "join rows": ("runner.cache.decode_rows:DecodeRows.join",),
+    "join layers": (f"{_LAYERS}.batch:BatchedLayers.__init__", f"{_LAYERS}.batch:BatchedLayers.extend"),
+    "join samples": ("runner.sampling.sample:Sample.joined",),
+    "join samplers": ("runner.sampling.sampler:SamplerBatch.__init__",),
+    "sample together": ("runner.sampling.sampler:SamplerBatch.__call__",),
+    "release samplers": ("runner.sampling.sampler:SamplerBatch.release",),
+    "part layers": (f"{_LAYERS}.batch:BatchedLayers.keep",),
+    "part samples": ("runner.sampling.sample:Sample.take",),
+    "absorb": ("runner.cache.session:LiveSession.absorb",),
+    "absorb layers": ("runner.cache.sequence:SequenceLayers.absorb",),
+    "set back": ("runner.engine.generation:Generation.set_back",),
+}
+
+LOADING: dict[str, tuple[str, ...]] = {
+    "open model": ("runner.app:open_model",),
+    "open tokenizer": ("runner.tokenizer:open_tokenizer",),
+    "load": ("runner.model.weights.load:load",),
+    "read tensors": ("runner.model.weights.load:_read_group",),
+    "evaluate": POINTS["evaluate"],
+}
+"""Those before the first request; the last one comes when a file is open and its arrays are not read yet."""
+
+FATAL = ("hand over", "report", "admit", "reserve")
+"""A fault at these is one of the engine itself, and ends the process."""
+
+COMPANY_ONLY = frozenset(
+    {"stop at", "give up", "try batches", "join", "join rows", "join layers", "join samples", "join samplers"}
+    | {"sample together", "release samplers", "part layers", "part samples", "absorb", "absorb layers"}
+    | {"admit"}
+)
+"""What only happens where several requests run."""
+
+NOBODYS = COMPANY_ONLY - {"absorb", "absorb layers"}
+"""A fault at these ends no request."""
+
+TRIE_ONLY = frozenset(
+    {
+        "land",
+        "capture",
+        "snapshot",
+        "restore",
+        "copy",
+        "page out",
+        "page in",
+        "let go",
+        "close snapshot",
+        "match",
+        "advance",
+    }
+    | {"split", "merge", "split snapshot", "merge snapshots", "remove", "drop", "lock", "unlock"}
+    | {"evict", "choose victim", "shorten", "thin", "trim", "leave", "admit", "reserve", "follow", "take stack"}
+    | {"keep stack", "adopt"}
+)
+"""What only the trie does, or can need."""
+
+
+@contextmanager
+def watching(hook: Hook, *names: str) -> Iterator[None]:
+    """Inside the block `hook` is called before every call at these points. A model must be loaded
+    inside it for its forward to count."""
+    undo: list[Callable[[], None]] = []
+    try:
+        for name in names:
+            undo.extend(_watch(place, name, hook) for place in (POINTS | LOADING)[name])
+        yield
+    finally:
+        for each in reversed(undo):
+            each()
+
+
+def _watch(place: str, name: str, hook: Hook) -> Callable[[], None]:
+    module, _, path = place.partition(":")
+    *owners, attribute = path.split(".")
+    owner: object = importlib.import_module(module)
+    for each in owners:
+        owner = getattr(owner, each)
+    original: Callable[..., object] = getattr(owner, attribute)
+
+    def watched(*arguments: object, **named: object) -> object:
+        late = hook(name)
+        result = original(*arguments, **named)
+        if late is not None:
+            raise late
+        return result
+
+    setattr(owner, attribute, watched)
+    return lambda: setattr(owner, attribute, original)
+
+
+NO_MEMORY = "[malloc] Unable to allocate 123456789 bytes."
+"""How MLX says it, on Metal."""
+
+FAULTS: dict[str, Callable[[], BaseException]] = {
+    "fault": lambda: RuntimeError("Error: mlx: panic: CUDA error, allocation failed in a place that has no memory"),
+    "python memory": MemoryError,
+    "mlx memory": lambda: RuntimeError(NO_MEMORY),
+    "disk": lambda: OSError(errno.EIO, os.strerror(errno.EIO), "/models/blobs/sha256-7f"),
+    "exit": lambda: SystemExit("Error: mlx: enough"),
+}
+"""What is raised, by name. The first has the markers of a host's scanner in it, and a phrase about memory that is not
+true; the last one nobody may hold up."""

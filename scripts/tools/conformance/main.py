@@ -1,0 +1,166 @@
+"""The conformance suite against any executable that stands for Ollama's MLX runner: a table of cases and generations.
+
+Every case is tried on real processes, spawned on small models made on the spot, as every generation of Ollama hosts
+spawns, asks and reads a runner. Exit status 1 if a case failed, 2 if the executable does not start.
+"""
+
+import argparse
+import asyncio
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from scripts.tools import ROOT
+from scripts.tools.conformance import CASES, Case, Outcome, Stage, run
+from scripts.tools.conformance.cases import argv
+from scripts.tools.conformance.models import MAIN
+from scripts.tools.conformance.own import FAULTY, RUNNER
+from scripts.tools.conformance.report import Report, as_json, as_markdown, as_text
+from scripts.tools.conformance.stage import NotReadyError
+from scripts.tools.host.lib import GENERATIONS, Generation, LoadError
+
+MOST_LATE = 5
+"""After so many runs in a row that took too long no other one is tried."""
+SLOW = Outcome("not run", "takes minutes: --slow")
+SILENT = Outcome("not run", "the runner does not answer")
+
+
+def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line, checked; `command` and `faulty` are lists of words."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/conformance",
+        usage="scripts/conformance [option ...] [EXECUTABLE [WORD ...]]",
+        description=(__doc__ or "").partition("\n\n")[2],
+        epilog="Options stand before EXECUTABLE. The runner is asked for short prefill chunks with "
+        "MLX_RUNNER_PREFILL_CHUNK=16, which other runners may ignore.",
+    )
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="EXECUTABLE",
+        help="what a host would start as `EXECUTABLE runner --mlx-engine --model M --port P`, and words to put in "
+        "front of these (default: this repository's runner)",
+    )
+    parser.add_argument("--case", action="append", metavar="N", help="only this case: 36, 36-greedy, 11.3 (repeatable)")
+    letters = [generation.letter for generation in GENERATIONS]
+    parser.add_argument(
+        "--generation",
+        action="append",
+        metavar="G",
+        choices=letters,
+        help=f"only this generation of hosts: {' '.join(letters)} (repeatable)",
+    )
+    parser.add_argument("--slow", action="store_true", help="also the case that takes minutes")
+    parser.add_argument(
+        "--faulty",
+        type=shlex.split,
+        metavar="COMMAND",
+        help="the same runner with a fault in it, for case 51: with FAULT=forward in its environment every forward "
+        "over the token FAULT_TOKEN must fail",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")
+    parser.add_argument("--cwd", type=Path, default=Path.cwd(), help=argparse.SUPPRESS)
+    arguments = parser.parse_args(words)
+    if arguments.command[:1] == ["--"]:
+        del arguments.command[0]
+    unknown = set(arguments.case or ()) - {name for case in CASES for name in (case.number, case.id)}
+    if unknown:
+        parser.error(f"no such case: {', '.join(sorted(unknown))}")
+    return arguments
+
+
+def does_not_start(stage: Stage, generations: Sequence[Generation]) -> str:
+    """Why the executable does not start, spawned as none of the generations; empty when it does for one.
+
+    Where it runs and does not become ready, no other words are tried.
+    """
+    reason = ""
+    for generation in {argv(generation): generation for generation in generations}.values():
+        try:
+            stage.shared(generation, MAIN)
+        except NotReadyError as error:
+            return str(error)
+        except (LoadError, OSError) as error:
+            reason = reason or str(error)
+        else:
+            return ""
+    return reason
+
+
+async def run_all(
+    stage: Stage, cases: Sequence[Case], generations: Sequence[Generation], slow: bool
+) -> Mapping[tuple[Case, Generation], Outcome]:
+    """Every run that the cases need, one after the other, each told on stderr. After one that took too long the next
+    one gets fresh processes; after `MOST_LATE` of these in a row the rest is not run."""
+    runs = [
+        (case, generation)
+        for case in cases
+        for generation, part in case.parts(generations).items()
+        if part is generation
+    ]
+    outcomes = dict.fromkeys(runs, SILENT)
+    late = 0
+    for number, (case, generation) in enumerate(runs, 1):
+        tell(f"[{number}/{len(runs)}] {case.id} {generation.letter}")
+        outcome = SLOW if case.slow and not slow else await run(case, stage, generation)
+        outcomes[case, generation] = outcome
+        late = late + 1 if outcome.late else 0
+        if late:
+            await asyncio.to_thread(stage.renew)
+        if late == MOST_LATE:
+            break
+    tell("")
+    return outcomes
+
+
+def tell(text: str) -> None:
+    """Shows `text`: on a terminal in the place of the last one, which an empty one removes; else as a line."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the suite; the exit status."""
+    arguments = arguments_of(words)
+    wanted = set(arguments.case or (case.number for case in CASES))
+    cases = [case for case in CASES if {case.number, case.id} & wanted]
+    letters = arguments.generation or [generation.letter for generation in GENERATIONS]
+    generations = [generation for generation in GENERATIONS if generation.letter in letters]
+    command = arguments.command or RUNNER
+    faulty = arguments.faulty or (None if arguments.command else FAULTY)
+    with Stage(command, faulty=faulty, cwd=arguments.cwd if arguments.command else ROOT) as stage:
+        tell(f"starting {shlex.join(command)} ...")
+        reason = does_not_start(stage, generations)
+        if reason:
+            tell("")
+            print(f"{shlex.join(command)} does not start: {reason}", file=sys.stderr)
+            return 2
+        report = Report(command, cases, generations, asyncio.run(run_all(stage, cases, generations, arguments.slow)))
+    print(json.dumps(as_json(report), indent=1) if arguments.json else as_text(report))
+    if arguments.markdown is not None:
+        (arguments.cwd / arguments.markdown).write_text(markdown(report, arguments), encoding="utf-8")
+    return 1 if report.failures else 0
+
+
+def markdown(report: Report, arguments: argparse.Namespace) -> str:
+    """The document, with the call that makes it."""
+    called = ["--slow"] * arguments.slow
+    for option, values in (("--case", arguments.case), ("--generation", arguments.generation)):
+        called += [word for value in values or () for word in (option, value)]
+    called += ["--faulty", shlex.join(arguments.faulty)] if arguments.faulty else []
+    called += ["--markdown", str(arguments.markdown), *arguments.command]
+    name = f"`{shlex.join(arguments.command)}`" if arguments.command else "this runner"
+    return as_markdown(report, name, shlex.join(called))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        tell("")
+        sys.exit(130)

@@ -1,0 +1,32 @@
+"""The store with the models that the cases ask for."""
+
+import json
+from pathlib import Path
+
+from scripts.tools.conformance import script
+from scripts.tools.models.store import Store, write_store
+
+MAIN = "scripted:latest"
+"""A long context, no BOS of its own."""
+SMALL = "team/small:bos"
+"""64 tokens of context, and a BOS in front of every prompt."""
+SENTENCEPIECE = "spm:latest"
+UNSUPPORTED = "hal:latest"
+"""Its architecture is one that nobody has."""
+ARCHITECTURE = "HAL9000ForCausalLM"
+
+
+def write_models(directory: Path) -> Path:
+    """Writes them all; returns the models directory."""
+    sources, store = directory / "sources", directory / "models"
+    main = script.write_main(sources / "main")
+    write_store(store, MAIN, main)
+    write_store(store, SMALL, script.write_small(sources / "small"))
+    write_store(store, SENTENCEPIECE, script.write_sentencepiece(sources / "sentencepiece"))
+    _rename_architecture(write_store(store, UNSUPPORTED, main))
+    return store
+
+
+def _rename_architecture(store: Store) -> None:
+    config = json.loads(store.blob_of("config.json").read_text())
+    store.put_json("config.json", {**config, "architectures": [ARCHITECTURE], "model_type": "hal9000"})

@@ -1,0 +1,177 @@
+"""What came of a run: a table of cases and generations, as text, Markdown or JSON."""
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from scripts.tools.conformance import SECTIONS, Case, Outcome
+from scripts.tools.host.lib import Generation
+
+PASS, FAIL, LESS, SAME, NOT_APPLICABLE, NOT_RUN = "pass", "fail", "less", "same", "n/a", "not run"
+WORDS = {PASS: "ok", FAIL: "FAIL", LESS: "less", SAME: "=", NOT_APPLICABLE: "-", NOT_RUN: "?"}
+SIGNS = {PASS: "✓", FAIL: "✗", LESS: "○", SAME: "=", NOT_APPLICABLE: "n/a", NOT_RUN: "?"}
+LEGEND = {
+    PASS: "passed",
+    FAIL: "failed",
+    LESS: "not done, but beyond the original: Ollama's own runner does not do it either",
+    SAME: "passed: for the runner no different from the next {mark} to the right",
+    NOT_APPLICABLE: "does not apply",
+    NOT_RUN: "could not be tried",
+}
+
+
+class Cell(NamedTuple):
+    """One case for one generation: a mark, and the reason where it is not a pass."""
+
+    mark: str
+    reason: str = ""
+
+
+class Report:
+    """The outcomes of a run by case and generation. Rows and columns keep the order they are given in."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        cases: Sequence[Case],
+        generations: Sequence[Generation],
+        outcomes: Mapping[tuple[Case, Generation], Outcome],
+    ) -> None:
+        self.command = command
+        self.cases = cases
+        self.generations = generations
+        self.outcomes = outcomes
+
+    def cells(self, case: Case) -> dict[str, Cell]:
+        """The row of a case: a cell for each generation's letter."""
+        parts = case.parts(self.generations)
+        return {generation.letter: self._cell(case, generation, part) for generation, part in parts.items()}
+
+    def _cell(self, case: Case, generation: Generation, part: Generation | str) -> Cell:
+        if isinstance(part, str):
+            return Cell(NOT_APPLICABLE, part)
+        outcome = self.outcomes[case, part]
+        if outcome.mark != PASS:
+            return Cell(_mark(case, outcome), outcome.reason)
+        if case.instead:
+            return Cell(NOT_APPLICABLE, case.instead)
+        return Cell(PASS if part is generation else SAME)
+
+    @property
+    def failures(self) -> list[str]:
+        """One line for each run that failed."""
+        return self._told(FAIL)
+
+    @property
+    def less(self) -> list[str]:
+        """One line for each run that did no more than the original."""
+        return self._told(LESS)
+
+    def _told(self, mark: str) -> list[str]:
+        return [
+            f"{case.id} {generation.letter}: {outcome.reason}"
+            for (case, generation), outcome in self.outcomes.items()
+            if _mark(case, outcome) == mark
+        ]
+
+    @property
+    def summary(self) -> str:
+        """How many runs went how."""
+        counts = Counter(_mark(case, outcome) for (case, _), outcome in self.outcomes.items())
+        names = {PASS: "passed", FAIL: "failed", LESS: "no more than the original", NOT_RUN: "could not be tried"}
+        told = [f"{name}: {counts[mark]}" for mark, name in names.items() if counts[mark]]
+        return "; ".join([f"cases: {len(self.cases)}", f"runs: {len(self.outcomes)}", *told])
+
+
+def _mark(case: Case, outcome: Outcome) -> str:
+    return LESS if case.beyond and outcome.mark == FAIL else outcome.mark
+
+
+def as_text(report: Report) -> str:
+    """A table for a terminal, what its marks mean, and each failure on a line."""
+    width = max(len(case.id) for case in report.cases)
+    lines = [" " * width + "".join(f"{generation.letter:>5}" for generation in report.generations)]
+    untried = []
+    for case in report.cases:
+        cells = report.cells(case)
+        lines.append(f"{case.id:{width}}" + "".join(f"{WORDS[cell.mark]:>5}" for cell in cells.values()))
+        reasons = dict.fromkeys(cell.reason for cell in cells.values() if cell.mark == NOT_RUN)
+        untried += [f"? {case.id}: {reason}" for reason in reasons]
+    lines += ["", ", ".join(f"{WORDS[mark]} {text.format(mark=WORDS[PASS])}" for mark, text in LEGEND.items())]
+    found = [*(f"{WORDS[LESS]} {line}" for line in report.less), *(f"{WORDS[FAIL]} {line}" for line in report.failures)]
+    return "\n".join([*lines, *untried, *found, report.summary])
+
+
+def as_json(report: Report) -> dict[str, object]:
+    """The same as data."""
+    return {
+        "command": list(report.command),
+        "generations": {generation.letter: generation.releases for generation in report.generations},
+        "cases": [
+            {
+                "number": case.number,
+                "name": case.name,
+                "title": case.title,
+                "beyond": case.beyond,
+                "generations": {letter: cell._asdict() for letter, cell in report.cells(case).items()},
+            }
+            for case in report.cases
+        ],
+        "failures": report.failures,
+        "less": report.less,
+        "summary": report.summary,
+    }
+
+
+INTRODUCTION = """\
+# Compatibility
+
+Whether {runner} does what each generation of Ollama hosts expects of an MLX runner: every case is tried on the real
+process, spawned, asked and read as that generation does it. Written by
+
+    scripts/conformance {arguments}
+
+{summary}.
+
+| | Releases of Ollama | Spawned as | Ready | Closed by |
+|---|---|---|---|---|
+"""
+
+
+def as_markdown(report: Report, runner: str, arguments: str) -> str:
+    """The document docs/compatibility.md. `arguments` are those of the script that writes it."""
+    notes: dict[str, int] = {}
+    text = INTRODUCTION.format(runner=runner, arguments=arguments, summary=_sentence(report.summary))
+    text += "".join(f"{_describe(generation)}\n" for generation in report.generations)
+    legend = (f"{SIGNS[mark]} {meaning.format(mark=SIGNS[PASS])}" for mark, meaning in LEGEND.items())
+    text += f"\n{'; '.join(legend)}.\n"
+    for section in SECTIONS:
+        cases = [case for case in section.cases if case in report.cases]
+        if cases:
+            letters = " | ".join(generation.letter for generation in report.generations)
+            text += f"\n## {section.name}\n\n| | Case | {letters} |\n|---|---|{':-:|' * len(report.generations)}\n"
+            text += "".join(f"{_row(case, report.cells(case), notes)}\n" for case in cases)
+    text += "\n" + "".join(f"[^{number}]: {_sentence(reason)}.\n" for reason, number in notes.items())
+    return text
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _describe(generation: Generation) -> str:
+    words = shlex.join(generation.argv("M", 1)[:-1])
+    ready = f"`GET {generation.ready_path}` is 200" + (" and decodes" if generation.ready_decodes else "")
+    grace = generation.close_grace_s
+    closed = f"SIGINT, SIGKILL {grace:.0f} s later" if grace else "SIGKILL"
+    return f"| {generation.letter} | {generation.releases} | `{words} P` | {ready} | {closed} |"
+
+
+def _row(case: Case, cells: Mapping[str, Cell], notes: dict[str, int]) -> str:
+    marks = []
+    for cell in cells.values():
+        note = f"[^{notes.setdefault(cell.reason, len(notes) + 1)}]" if cell.reason else ""
+        marks.append(SIGNS[cell.mark] + note)
+    title = case.title.rstrip(".") + (" (*beyond the original*)" if case.beyond else "")
+    return f"| {case.number} | {title} | {' | '.join(marks)} |"

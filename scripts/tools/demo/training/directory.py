@@ -1,0 +1,90 @@
+"""The directory that a trained model is saved in: Hugging Face style, as mlx-lm and Ollama's store read it."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models import llama
+from tokenizers import Tokenizer
+
+from scripts.tools.demo.questions import END
+from scripts.tools.demo.training.tokenizer import SPECIAL_TOKENS
+
+# The same prompt that scripts.tools.demo.questions.render writes.
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def new_config(tokenizer: Tokenizer) -> dict[str, object]:
+    """config.json of the demo model: a Llama with biases, which its induction circuit needs."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 256,
+        "num_hidden_layers": 3,
+        "intermediate_size": 320,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "attention_bias": True,
+        "mlp_bias": False,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e7,
+        "max_position_embeddings": 8192,
+        "vocab_size": tokenizer.get_vocab_size(),
+        "tie_word_embeddings": True,
+        "eos_token_id": tokenizer.token_to_id(END),
+        "torch_dtype": "float16",
+    }
+
+
+def new_model(config: dict[str, object]) -> llama.Model:
+    """A model of `config`'s shape, whose weights are still to be set."""
+    arguments: llama.ModelArgs = llama.ModelArgs.from_dict(config)
+    return llama.Model(arguments)
+
+
+def save(directory: Path, model: llama.Model, tokenizer: Tokenizer, config: dict[str, object]) -> None:
+    """Write `model` to `directory`, its weights in float16."""
+    directory.mkdir(parents=True, exist_ok=True)
+    weights = {name: weight.astype(mx.float16) for name, weight in named_weights(model).items()}
+    mx.save_safetensors(str(weights_path(directory)), weights, {"format": "mlx"})
+    tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
+    _write_json(directory / "config.json", config)
+    _write_json(directory / "generation_config.json", {"do_sample": False, "eos_token_id": config["eos_token_id"]})
+    _write_json(
+        directory / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "add_bos_token": False,
+            "additional_special_tokens": SPECIAL_TOKENS,
+            "chat_template": _CHAT_TEMPLATE,
+            "clean_up_tokenization_spaces": False,
+            "eos_token": END,
+            "model_max_length": config["max_position_embeddings"],
+        },
+    )
+
+
+def load(directory: Path) -> tuple[llama.Model, Tokenizer]:
+    """The saved model, its 16-bit weights cast to float32 (fast on every CPU), and its tokenizer."""
+    model = new_model(json.loads((directory / "config.json").read_text(encoding="utf-8")))
+    model.load_weights(str(weights_path(directory)))
+    model.update(tree_map(lambda weight: weight.astype(mx.float32), model.parameters()))
+    return model, Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+def named_weights(model: llama.Model) -> dict[str, mx.array]:
+    return dict(tree_flatten(model.parameters()))
+
+
+def weights_path(directory: Path) -> Path:
+    return directory / "model.safetensors"
+
+
+def _write_json(path: Path, value: dict[str, object]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,81 @@
+"""Writes the generated parts of README.md, each between its two marks: `python -m scripts.tools.docs.generate`.
+
+A test keeps them equal to what the program does.
+"""
+
+import pkgutil
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from importlib.abc import InspectLoader
+from importlib.util import find_spec
+
+import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
+from runner.cli.flags import FLAGS
+from runner.model.families import FAMILIES, METAL_ONLY, MODULES
+from scripts.tools import ROOT
+
+README = ROOT / "README.md"
+_MODELS = "mlx_lm.models"
+_WIDTH = 120
+_NOT_RUNNING = frozenset({"olmo"})
+"""Ends the process where the package ai2-olmo is missing, and fails at its first forward where it is not."""
+
+
+def flag_table() -> str:
+    """The flags as a Markdown table, in the order of `--help`."""
+    rows = ["| flag | environment | default | meaning |", "| --- | --- | --- | --- |"]
+    for flag in FLAGS:
+        value = flag.metavar.replace("|", r"\|")
+        name = f"`--{flag.name} [{value}]`" if flag.is_switch else f"`--{flag.name} {value}`"
+        default = f"`{flag.default}`" if flag.default else ""
+        rows.append(f"| {name} | `{flag.variable}` | {default} | {flag.help} |")
+    return "\n".join(rows) + "\n"
+
+
+def architecture_table() -> str:
+    """The architectures of Ollama's store as a Markdown table, then every other `model_type` in a paragraph."""
+    by_module: dict[str, list[str]] = {}
+    for name, family in FAMILIES.items():
+        by_module.setdefault(family.module, []).append(f"`{name}`")
+    rows = ["| architecture | mlx-lm module |", "| --- | --- |"]
+    rows += [f"| {', '.join(names)} | `{module}` |" for module, names in by_module.items()]
+    others = sorted({*model_modules(), *MODULES} - by_module.keys() - _NOT_RUNNING, key=str.casefold)
+    listed = ", ".join(f"`{name}`{' (Apple Silicon only)' if name in METAL_ONLY else ''}" for name in others)
+    paragraph = f"And by their `model_type`, from a directory or a store: {listed}."
+    wrapped = textwrap.wrap(paragraph, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join([*rows, "", *wrapped]) + "\n"
+
+
+def model_modules() -> Iterator[str]:
+    """The modules of the installed mlx-lm that define a model and its configuration. Imports none of them."""
+    package = find_spec(_MODELS)
+    assert package is not None
+    for module in pkgutil.iter_modules(package.submodule_search_locations):
+        spec = find_spec(f"{_MODELS}.{module.name}")
+        code = spec.loader.get_code(spec.name) if spec and isinstance(spec.loader, InspectLoader) else None
+        if code is not None and {"Model", "ModelArgs"} <= set(code.co_names):
+            yield module.name
+
+
+PARTS: Mapping[str, Callable[[], str]] = {"flags": flag_table, "architectures": architecture_table}
+"""What is generated, by the name in its marks."""
+
+
+def marks(part: str) -> tuple[str, str]:
+    """The lines before and after a generated part."""
+    return f"<!-- {part}: python -m scripts.tools.docs.generate -->\n", f"<!-- end of {part} -->\n"
+
+
+def with_parts(text: str, parts: Mapping[str, Callable[[], str]] = PARTS) -> str:
+    """The README with today's parts between their marks. ValueError for marks that are not there, or twice."""
+    for part, make in parts.items():
+        begin, end = marks(part)
+        if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
+            raise ValueError(f"README.md wants one {begin.strip()} and, after it, one {end.strip()}")
+        head, rest = text.split(begin)
+        text = head + begin + make() + end + rest.split(end)[1]
+    return text
+
+
+if __name__ == "__main__":
+    README.write_text(with_parts(README.read_text()))

@@ -1,0 +1,298 @@
+"""Ollama's interface over `scripts.tools.host.lib.Host`: the routes that people and the `ollama` program need."""
+
+import re
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
+
+import aiohttp
+from aiohttp import web
+
+from runner.server.guards import TELLING, is_local
+from scripts.tools.host.answer import Job, Writer, json_response
+from scripts.tools.host.go_json import (
+    Body,
+    RefusedError,
+    flag_of,
+    keep_alive_of,
+    listed,
+    media_of,
+    options_of,
+    read_body,
+    running,
+    text_of,
+    top_logprobs_of,
+)
+from scripts.tools.host.lib import (
+    Host,
+    Loaded,
+    LoadError,
+    Medium,
+    Part,
+    Request,
+    StatusError,
+    StreamError,
+    Thinking,
+    UndecodableError,
+    parts,
+    wire_format,
+)
+from scripts.tools.host.models import Catalog, Model
+from scripts.tools.host.rendering import Renderer, RenderingError
+from scripts.tools.host.template import ChatTemplate, Message
+
+_BODY_BYTES = 1 << 30
+
+
+class Api:
+    """The routes. `host` runs the models that `catalog` names."""
+
+    def __init__(self, host: Host, catalog: Catalog) -> None:
+        self._host = host
+        self._catalog = catalog
+        self._models: dict[str, Model] = {}
+        """What was loaded, by the argument of its runner."""
+        self._templates: dict[str, ChatTemplate] = {}
+        self._renderer = Renderer()
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=_BODY_BYTES, middlewares=[_answer_refusals])
+        app.on_cleanup.append(self._close)
+        app.add_routes(
+            [
+                web.get("/", self._root),
+                web.get("/api/version", self._version),
+                web.get("/api/tags", self._tags),
+                web.get("/api/ps", self._ps),
+                web.post("/api/show", self._show),
+                web.post("/api/generate", self._generate),
+                web.post("/api/chat", self._chat),
+            ]
+        )
+        return app
+
+    async def _close(self, _: web.Application) -> None:
+        await self._renderer.close()
+
+    async def load(self, model: Model) -> None:
+        """Has the model's runner started. Raises `LoadError`."""
+        async with self._host.runner(self._argument(model), num_ctx=_num_ctx(self._host.generation.default_options)):
+            pass
+
+    async def _root(self, _: web.Request) -> web.Response:
+        return web.Response(text="Ollama is running")
+
+    async def _version(self, _: web.Request) -> web.Response:
+        """That of the newest host of this generation."""
+        return json_response({"version": re.findall(r"v([0-9.]+)", self._host.generation.releases)[-1]})
+
+    async def _tags(self, _: web.Request) -> web.Response:
+        return json_response({"models": [listed(model) for model in self._catalog.all()]})
+
+    async def _ps(self, _: web.Request) -> web.Response:
+        lines = [running(self._models[each.model], each, await each.memory()) for each in self._host.loaded]
+        return json_response({"models": sorted(lines, key=lambda line: str(line["expires_at"]), reverse=True)})
+
+    async def _show(self, request: web.Request) -> web.Response:
+        body = read_body(await request.read())
+        name = text_of(body, "model") or text_of(body, "name")
+        if not name:
+            raise RefusedError(400, "model is required")
+        model = self._find(name)
+        template = self._template(model)
+        capabilities = ["completion"]
+        capabilities += ["tools"] if template.knows_tools else []
+        capabilities += ["thinking"] if template.closing else []
+        return json_response(
+            {
+                "template": template.source or "",
+                "details": model.details,
+                "model_info": {"general.architecture": model.config.get("model_family", "")},
+                "capabilities": capabilities,
+            }
+        )
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = read_body(await request.read())
+        name = text_of(body, "model")
+        job = Job(name, self._find(name), body, chat=False)
+        prompt, raw = text_of(body, "prompt"), flag_of(body, "raw", False)
+        if raw and (body.get("template") or body.get("system") or body.get("context")):
+            raise RefusedError(400, "raw mode does not support template, system, or context")
+        if body.get("template") or body.get("suffix"):
+            raise RefusedError(400, "template and suffix are not supported here")
+        job.media = media_of(body.get("images"))
+
+        def messages() -> list[Message] | None:
+            if raw:
+                return None
+            system = text_of(body, "system")
+            tags = "".join(f"[img-{number}]" for number in range(len(job.media)))
+            return [
+                *([{"role": "system", "content": system}] if system else []),
+                {"role": "user", "content": tags + prompt},
+            ]
+
+        return await self._run(request, job, empty=not prompt, messages=messages, raw_prompt=prompt)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = read_body(await request.read())
+        name = text_of(body, "model")
+        if not name:
+            raise RefusedError(400, "model is required")
+        job = Job(name, self._find(name), body, chat=True)
+        given = body.get("messages") or []
+        if not isinstance(given, list) or not all(isinstance(message, dict) for message in given):
+            raise RefusedError(400, "json: cannot unmarshal messages: an array of objects is wanted")
+        if body.get("tools") and not self._template(job.model).knows_tools:
+            raise RefusedError(400, f"{job.model.name} does not support tools")
+
+        def messages() -> list[Message]:
+            return [self._message(message, job.media) for message in given]
+
+        return await self._run(request, job, empty=not given, messages=messages)
+
+    async def _run(
+        self,
+        request: web.Request,
+        job: Job,
+        *,
+        empty: bool,
+        messages: Callable[[], list[Message] | None],
+        raw_prompt: str = "",
+    ) -> web.StreamResponse:
+        keep_alive_s = keep_alive_of(job.body)
+        alternatives = top_logprobs_of(job.body)
+        if empty and keep_alive_s == 0:
+            await self._host.unload(self._argument(job.model))
+            return json_response(job.empty("unload"))
+        think = self._think(job)
+        options = options_of(job.body, self._host.generation)
+        wants_logprobs = flag_of(job.body, "logprobs", False)
+        writer = Writer(request, flag_of(job.body, "stream", True))
+        try:
+            async with self._host.runner(
+                self._argument(job.model), keep_alive_s=keep_alive_s, num_ctx=_num_ctx(options)
+            ) as loaded:
+                job.loaded_ns = time.perf_counter_ns()
+                if empty:
+                    return json_response(job.empty("load"))
+                if job.body.get("context"):
+                    return await writer.fail(500, "not supported")
+                prompt, thinking = await self._prompt(job, messages(), raw_prompt, think)
+                wire = Request(prompt, options, wants_logprobs, alternatives, job.media or None)
+                user_format = job.body.get("format") or None
+                if not job.chat:
+                    wire = replace(wire, format=wire_format(user_format, self._host.generation))
+                    user_format = None  # never in two passes
+                async with aclosing(parts(loaded.client, wire, thinking, user_format=user_format)) as answer:
+                    await self._deliver(job, loaded, prompt, answer, writer)
+        except (LoadError, StreamError, RenderingError, UndecodableError, aiohttp.ClientError) as error:
+            return await writer.fail(500, str(error))
+        except StatusError as error:
+            kept = error.streamed or self._host.generation.keeps_status
+            return await writer.fail(error.status if kept else 500, str(error))
+        except (RefusedError, ConnectionError):
+            raise
+        except Exception as error:
+            return await writer.fail(500, _unforeseen(error))
+        return await writer.finish()
+
+    async def _deliver(
+        self, job: Job, loaded: Loaded, prompt: str, answer: AsyncGenerator[Part, None], writer: "Writer"
+    ) -> None:
+        text = ""
+        async for part in answer:
+            text += part.answer.content
+            context = None
+            if part.answer.done and not job.chat and not job.body.get("raw"):
+                context = await loaded.client.tokenize(prompt + text)
+            await writer.write(job.line(part, context))
+
+    async def _prompt(
+        self, job: Job, messages: list[Message] | None, raw_prompt: str, think: bool | None
+    ) -> tuple[str, Thinking | None]:
+        if messages is None:
+            return raw_prompt, None
+        template = self._template(job.model)
+        tools = job.body.get("tools")
+        prompt = await template.render(messages, tools if isinstance(tools, list) else None, think=think)
+        if template.closing is None or not think:
+            return prompt, None
+        return prompt, Thinking(
+            lambda thinking: template.after_thinking(prompt, thinking),
+            closing=template.closing,
+            opened=template.has_opened(prompt),
+        )
+
+    def _think(self, job: Job) -> bool | None:
+        """Whether to think: as the user says, else as the model can; None for one that cannot."""
+        wanted = job.body.get("think")
+        if self._template(job.model).closing is None:
+            if wanted:
+                raise RefusedError(400, f'"{job.name}" does not support thinking')
+            return None
+        return True if wanted is None else bool(wanted)
+
+    @staticmethod
+    def _message(message: Message, media: list[Medium]) -> Message:
+        """As templates read it; pictures become tags and go with the request."""
+        first = len(media)
+        media += media_of(message.get("images"))
+        tags = "".join(f"[img-{number}]" for number in range(first, len(media)))
+        content = f"{tags}{message.get('content') or ''}"
+        kept = {key: value for key, value in message.items() if key != "images"}
+        thinking = {"reasoning_content": message["thinking"]} if message.get("thinking") else {}
+        return {**kept, "role": str(message.get("role", "user")), "content": content, **thinking}
+
+    def _find(self, name: str) -> Model:
+        model = self._catalog.find(name) if name else None
+        if model is None:
+            raise RefusedError(404, f"model '{name}' not found")
+        return model
+
+    def _argument(self, model: Model) -> str:
+        """What its runner is called by: the first name under which this digest was loaded."""
+        for loaded in self._host.loaded:
+            if self._models[loaded.model].digest == model.digest:
+                return loaded.model
+        self._models[model.argument] = model
+        return model.argument
+
+    def _template(self, model: Model) -> ChatTemplate:
+        if model.digest not in self._templates:
+            template = self._templates[model.digest] = ChatTemplate(model, self._renderer)
+            if template.source is None:
+                print(f"{model.name} has no chat template: roles are spelled out as words", file=sys.stderr)
+        return self._templates[model.digest]
+
+
+def _num_ctx(options: Body) -> int:
+    value = options.get("num_ctx", 0)
+    return value if isinstance(value, int) else 0
+
+
+def _unforeseen(error: Exception) -> str:
+    """What the user gets for it; the person at the terminal gets a line."""
+    print(f"scripts/host: {error!r}", file=sys.stderr)
+    return str(error) or type(error).__name__
+
+
+@web.middleware
+async def _answer_refusals(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    if not is_local(*map(request.headers.get, TELLING)):
+        return json_response({"error": "only programs on this machine may use this host"}, 403)
+    try:
+        return await handler(request)
+    except RefusedError as refusal:
+        return json_response({"error": str(refusal)}, refusal.status)
+    except web.HTTPNotFound:
+        return web.Response(text="404 page not found", status=404)
+    except (web.HTTPException, ConnectionError):
+        raise
+    except Exception as error:
+        return json_response({"error": _unforeseen(error)}, 500)

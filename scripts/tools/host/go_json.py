@@ -1,0 +1,236 @@
+"""Requests and answers of Ollama's interface as JSON: what is read, what is written, in which words it is refused."""
+
+import base64
+import binascii
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple, NoReturn
+
+from scripts.tools.host.lib import Answer, Generation, Loaded, Logprob, Medium
+from scripts.tools.host.lib.golang import LONGEST_S, keep_alive_s, utf8_text, valid_text
+from scripts.tools.host.models import Model
+
+Body = Mapping[str, object]
+_INTEGERS = {
+    *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "draft_num_predict", "num_keep", "seed"),
+    *("num_predict", "top_k", "repeat_last_n"),
+}
+_REASONS = {0: "stop", 1: "length"}
+
+
+class RefusedError(Exception):
+    """A request that ends before a runner sees it, with an HTTP status."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def dumps(value: object) -> str:
+    """Compact, with the escapes of Go."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def read_body(raw: bytes) -> Body:
+    """The JSON object of a request: every number finite, every string valid Unicode. Raises `RefusedError`."""
+    if not raw.strip():
+        raise RefusedError(400, "missing request body")
+    try:
+        body = _valid(_DECODER.decode(utf8_text(raw)))
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(400, str(error)) from error
+    if not isinstance(body, dict):
+        raise RefusedError(400, f"json: cannot unmarshal {type(body).__name__} into an object")
+    return body
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"invalid character '{constant.lstrip('-')[0]}' looking for beginning of value")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"json: cannot unmarshal number {text} into Go value of type float64")
+    return value
+
+
+def _int(text: str) -> int:
+    _float(text)
+    return int(text)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_float, parse_int=_int)
+
+
+def _valid(value: object) -> object:
+    if isinstance(value, str):
+        return valid_text(value)
+    if isinstance(value, list):
+        return [_valid(item) for item in value]
+    if isinstance(value, dict):
+        return {valid_text(key): _valid(item) for key, item in value.items()}
+    return value
+
+
+def text_of(body: Body, key: str) -> str:
+    """A string of the request, empty if it is missing. Raises `RefusedError`."""
+    value = body.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise RefusedError(400, f"json: cannot unmarshal {key}: a string is wanted")
+    return value
+
+
+def flag_of(body: Body, key: str, default: bool) -> bool:
+    """A boolean of the request. Raises `RefusedError`."""
+    value = body.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise RefusedError(400, f"json: cannot unmarshal {key}: a boolean is wanted")
+    return value
+
+
+def keep_alive_of(body: Body) -> float | None:
+    """Seconds; None if the request names none. Raises `RefusedError`."""
+    if body.get("keep_alive") is None:
+        return None
+    try:
+        return keep_alive_s(body["keep_alive"])
+    except ValueError as error:
+        raise RefusedError(400, str(error)) from error
+
+
+def top_logprobs_of(body: Body) -> int:
+    """How many alternatives are wanted. Raises `RefusedError`."""
+    value = body.get("top_logprobs") or 0
+    if not isinstance(value, int) or not 0 <= value <= 20:
+        raise RefusedError(400, "top_logprobs must be between 0 and 20")
+    return value
+
+
+def options_of(body: Body, generation: Generation) -> dict[str, object]:
+    """The host's defaults under the request's own options; unknown ones are passed over. Raises `RefusedError`."""
+    given = body.get("options") or {}
+    if not isinstance(given, dict):
+        raise RefusedError(400, "json: cannot unmarshal options: an object is wanted")
+    options = dict(generation.default_options)
+    for key, value in given.items():
+        if value is not None:
+            options[key] = _option(key, value)
+    return options
+
+
+def _option(key: str, value: object) -> object:
+    if key == "stop":
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise RefusedError(500, f'option "{key}" must be of type array')
+        return value
+    if key == "use_mmap":
+        if not isinstance(value, bool):
+            raise RefusedError(500, f'option "{key}" must be of type boolean')
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RefusedError(500, f'option "{key}" must be of type {"integer" if key in _INTEGERS else "float32"}')
+    return int(value) if key in _INTEGERS else float(value)
+
+
+def media_of(images: object) -> list[Medium]:
+    """Pictures in base64. Raises `RefusedError`."""
+    if images is None:
+        return []
+    if not isinstance(images, list):
+        raise RefusedError(400, "json: cannot unmarshal images: an array is wanted")
+    try:
+        return [Medium(base64.b64decode(image, validate=True)) for image in images]
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise RefusedError(400, f"illegal base64 data in images: {error}") from error
+
+
+def now() -> str:
+    """As Go writes the time: UTC, no zeros at the end of the fraction."""
+    return timestamp(time.time())
+
+
+def timestamp(seconds: float) -> str:
+    """`time.time()` as Go writes it, no later than Go's longest duration from now."""
+    moment = datetime.fromtimestamp(min(seconds, time.time() + LONGEST_S), UTC)
+    fraction = f"{moment.microsecond:06d}".rstrip("0")
+    return f"{moment:%Y-%m-%dT%H:%M:%S}{'.' + fraction if fraction else ''}Z"
+
+
+class Spent(NamedTuple):
+    """What the host measured, in nanoseconds."""
+
+    total: int
+    load: int
+
+
+def metrics(answer: Answer, spent: Spent | None) -> dict[str, object]:
+    """The counters of a line, without those that are zero."""
+    values = {
+        "total_duration": spent.total if spent else 0,
+        "load_duration": spent.load if spent else 0,
+        "prompt_eval_count": answer.prompt_eval_count,
+        "prompt_eval_cached_count": answer.prompt_eval_cached_count,
+        "prompt_eval_duration": answer.prompt_eval_duration,
+        "eval_count": answer.eval_count,
+        "eval_duration": answer.eval_duration,
+    }
+    return {key: value for key, value in values.items() if value or (value == 0 and key == "prompt_eval_cached_count")}
+
+
+def done_reason(answer: Answer) -> dict[str, object]:
+    """`done_reason`, if the line has one."""
+    reason = _REASONS.get(answer.done_reason) if answer.done else None
+    return {"done_reason": reason} if reason else {}
+
+
+def logprobs(entries: Sequence[Logprob]) -> list[dict[str, object]]:
+    """With the bytes of each token, as the host adds them."""
+
+    def token(text: str, logprob: float) -> dict[str, object]:
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    return [
+        {
+            **token(entry.token, entry.logprob),
+            **({"top_logprobs": [token(*alternative) for alternative in entry.top]} if entry.top else {}),
+        }
+        for entry in entries
+    ]
+
+
+def listed(model: Model) -> dict[str, object]:
+    """One line of `/api/tags`."""
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": timestamp(model.modified),
+        "size": model.size_bytes,
+        "digest": model.digest,
+        "details": model.details,
+    }
+
+
+def running(model: Model, loaded: Loaded, memory: int) -> dict[str, object]:
+    """One line of `/api/ps`."""
+    expires = loaded.expires_at if loaded.users == 0 else time.time() + loaded.keep_alive_s
+    return {
+        "name": model.name,
+        "model": model.name,
+        "size": memory,
+        "digest": model.digest,
+        "details": model.details,
+        "expires_at": timestamp(expires),
+        "size_vram": memory,
+        "context_length": loaded.context_length,
+    }

@@ -1,0 +1,103 @@
+"""A chat's answer as a host delivers it: thinking told from content, structured output in two passes.
+
+protocol.md 8.4.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from scripts.tools.host.lib.answers import Answer
+from scripts.tools.host.lib.client import Client
+from scripts.tools.host.lib.requests import Request, wire_format
+from scripts.tools.host.lib.thinking import ThinkingParser
+
+CANCELLED = "context canceled"
+
+
+class Part(NamedTuple):
+    """One piece of an answer; `answer` is the line it came with, its counters those that the user sees."""
+
+    thinking: str
+    content: str
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """How a model thinks: its tags, and the prompt that goes on after finished thinking."""
+
+    again: Callable[[str], str]
+    """Takes the thinking so far; its result is the second prompt."""
+    opening: str = "<think>"
+    closing: str = "</think>"
+    opened: bool = False
+    """Whether the prompt ends with the opening tag."""
+
+    def parser(self) -> ThinkingParser:
+        return ThinkingParser(self.opening, self.closing, opened=self.opened)
+
+
+async def parts(
+    client: Client, request: Request, thinking: Thinking | None = None, *, user_format: object = None
+) -> AsyncGenerator[Part, None]:
+    """The answer to `request`; a `user_format` sets its `format` as the client's generation does.
+
+    A thinking model that is asked for a format runs without one until its content begins, in every generation that
+    takes two passes, even if that generation can send no format at all. Then the connection is closed and the second
+    request carries the finished thinking. What was captured of the runner's output replaces the text of that
+    cancellation, which the host no longer knows then: it raises `StreamError`, as for any other failure. Whoever
+    leaves early closes this generator, and with it the connection.
+    """
+    generation = client.generation
+    final = request
+    if user_format is not None:
+        closings: Sequence[str] = [thinking.closing] if thinking else []
+        final = replace(request, format=wire_format(user_format, generation, closings))
+    first: Answer | None = None
+    if thinking and user_format is not None and generation.two_passes:
+        thought = ""
+        parser = thinking.parser()
+        async with aclosing(_parts(client, replace(request, intermediate_metrics=True), parser)) as passing:
+            async for part in passing:
+                first = part.answer
+                thought += part.thinking
+                if thought and part.content:
+                    if part.thinking:
+                        yield Part(part.thinking, "", Answer())
+                    break
+                if part.answer.done:
+                    yield part
+                    return
+                yield part._replace(answer=Answer(logprobs=part.answer.logprobs))
+            else:
+                return
+        failure = client.captured_or(CANCELLED)
+        if CANCELLED not in str(failure):
+            raise failure
+        final = replace(final, prompt=thinking.again(thought))
+        thinking = None
+    async for part in _parts(client, final, thinking.parser() if thinking else None):
+        folds = first is not None and part.answer.done and "IncludeIntermediateMetrics" in generation.request_keys
+        yield part._replace(answer=_folded(first, part.answer)) if first and folds else part
+
+
+async def _parts(client: Client, request: Request, parser: ThinkingParser | None) -> AsyncGenerator[Part, None]:
+    async with client.stream(request) as stream:
+        async for answer in stream:
+            thinking, content = parser.add(answer.content) if parser else ("", answer.content)
+            if thinking or content or answer.done or answer.logprobs or not parser:
+                yield Part(thinking, content, answer)
+
+
+def _folded(first: Answer, second: Answer) -> Answer:
+    """The counters of both passes: the second prefill counts as time of generation."""
+    return replace(
+        second,
+        prompt_eval_count=first.prompt_eval_count,
+        prompt_eval_cached_count=first.prompt_eval_cached_count,
+        prompt_eval_duration=first.prompt_eval_duration,
+        eval_count=first.eval_count + second.eval_count,
+        eval_duration=first.eval_duration + second.prompt_eval_duration + second.eval_duration,
+    )

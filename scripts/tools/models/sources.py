@@ -1,0 +1,69 @@
+"""Tiny models as Hugging Face publishes them, one per form that `ollama create` may meet (store.md, section 3).
+
+Tensor names, shapes, values and `config.json` are the source's own, not mlx-lm's. Every width is a multiple of 64 and
+almost every matrix has 1024 elements or more, so that Ollama's policy quantizes what it quantizes in a large model.
+"""
+
+import copy
+from pathlib import Path
+
+import mlx.core as mx
+
+from scripts.tools.models import sources_gemma, sources_ollama, sources_others, sources_qwen
+from scripts.tools.models.checkpoints import BOS, EOS, Dtype, make_weights, write_directory
+from scripts.tools.models.sources_form import Config, Source
+from scripts.tools.models.sources_steps import Weights
+
+SOURCES: dict[str, Source] = {
+    **sources_ollama.SOURCES,
+    **sources_gemma.SOURCES,
+    **sources_qwen.SOURCES,
+    **sources_others.SOURCES,
+}
+"""Every source by a short name of ours."""
+
+_FLOAT32 = ("A_log", "e_score_correction_bias")
+"""What publishers keep in float32 whatever the rest is in."""
+
+
+def undone(source: Source, weights: Weights) -> tuple[Config, Weights]:
+    """The config and tensors of `source` in a form that mlx-lm opens rightly, from its published tensors."""
+    if source.undo is None:
+        return copy.deepcopy(source.config), dict(weights)
+    for step in source.undo:
+        weights = step(weights)
+    return copy.deepcopy(source.module), dict(weights)
+
+
+def published(source: Source, dtype: Dtype, seed: int = 0) -> Weights:
+    """The published tensors in `dtype`: equal arguments, equal bytes."""
+    weights = make_weights(source.module, seed, "float32")
+    for step in source.steps:
+        weights = step(weights)
+    for name, shape in {**source.spare, **source.leftovers}.items():
+        weights[name] = mx.random.normal(shape)
+    return {name: _cast(name, array, dtype) for name, array in sorted(weights.items())}
+
+
+def _cast(name: str, array: mx.array, dtype: Dtype) -> mx.array:
+    kept = name.endswith(_FLOAT32) or not mx.issubdtype(array.dtype, mx.floating)
+    return mx.contiguous(array) if kept else mx.contiguous(array.astype(getattr(mx, dtype)))
+
+
+class Published:
+    """The directories of sources, each written once below `root`; nobody may change them."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __call__(self, name: str, dtype: Dtype = "float32") -> Path:
+        """The directory of the source called `name`, its floats in `dtype`."""
+        directory = self._root / f"{name}-{dtype}"
+        return directory if directory.exists() else write_source(directory, name, dtype)
+
+
+def write_source(directory: Path, name: str, dtype: Dtype = "float32") -> Path:
+    """Writes the source called `name`, with a tokenizer, into `directory` (made if absent) and returns it."""
+    source = SOURCES[name]
+    config = {**source.config, "torch_dtype": dtype, "bos_token_id": BOS, "eos_token_id": EOS}
+    return write_directory(directory, config, published(source, dtype))

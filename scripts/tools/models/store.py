@@ -1,0 +1,243 @@
+"""Writes models into an Ollama-style store, as `ollama create --experimental` does (store.md, sections 1, 2, 5)."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.tools.models.layouts import HEAD, Blob, Layout, plan
+from scripts.tools.models.layouts_imports import import_packed, is_packed
+from scripts.tools.models.tensors import (
+    PACKINGS,
+    Quantization,
+    Tensor,
+    Writer,
+    mlx_style_bytes,
+    quantize,
+    read_tensors,
+    safetensors_bytes,
+)
+
+__all__ = [
+    "CONFIG",
+    "JSON",
+    "MANIFEST",
+    "PACKINGS",
+    "TENSOR",
+    "Quantization",
+    "Store",
+    "Tensor",
+    "Writer",
+    "manifest_path",
+    "quantize",
+    "read_tensors",
+    "safetensors_bytes",
+    "source_tensors",
+    "write_ancient_store",
+    "write_blobs",
+    "write_store",
+]
+
+TENSOR = "application/vnd.ollama.image.tensor"
+JSON = "application/vnd.ollama.image.json"
+CONFIG = "application/vnd.docker.container.image.v1+json"
+MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+
+
+@dataclass
+class Store:
+    """A written model, for tests that break it: layers are found by their `name`."""
+
+    models_dir: Path
+    manifest_path: Path
+
+    @property
+    def manifest(self) -> dict[str, object]:
+        return dict(json.loads(self.manifest_path.read_text()))
+
+    @manifest.setter
+    def manifest(self, value: Mapping[str, object]) -> None:
+        self.manifest_path.parent.mkdir(parents=True, exist_ok=True)
+        self.manifest_path.write_text(json.dumps(value, separators=(",", ":")) + "\n")
+
+    @property
+    def layers(self) -> list[dict[str, object]]:
+        layers = self.manifest["layers"]
+        assert isinstance(layers, list)
+        return layers
+
+    def layer(self, name: str) -> dict[str, object]:
+        return next(layer for layer in self.layers if layer.get("name") == name)
+
+    def blob(self, digest: object) -> Path:
+        return self.models_dir / "blobs" / str(digest).replace(":", "-")
+
+    def blob_of(self, name: str) -> Path:
+        """The file behind the layer called `name`."""
+        return self.blob(self.layer(name)["digest"])
+
+    def add_blob(self, data: bytes, media_type: str, name: str | None = None) -> dict[str, object]:
+        """Writes one blob and returns its manifest entry."""
+        digest = "sha256:" + hashlib.sha256(data).hexdigest()
+        path = self.blob(digest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        entry: dict[str, object] = {"mediaType": media_type, "digest": digest, "size": len(data)}
+        if name is not None:
+            entry["name"] = name
+        return entry
+
+    def put(self, name: str, data: bytes, media_type: str = JSON) -> None:
+        """Replaces the layer called `name`, or adds it at the end."""
+        entry = self.add_blob(data, media_type, name)
+        layers = self.layers
+        for index, layer in enumerate(layers):
+            if layer.get("name") == name:
+                layers[index] = entry
+                break
+        else:
+            layers.append(entry)
+        self.manifest = {**self.manifest, "layers": layers}
+
+    def put_json(self, name: str, value: object) -> None:
+        self.put(name, json.dumps(value).encode())
+
+    def put_tensors(self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+        """Replaces or adds the tensor layer called `name` by a well-formed file holding `tensors`."""
+        self.put(name, safetensors_bytes(tensors, metadata), TENSOR)
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        return read_tensors(self.blob_of(name))
+
+    def drop(self, name: str) -> None:
+        """Takes the layer out of the manifest; the blob stays."""
+        self.manifest = {**self.manifest, "layers": [layer for layer in self.layers if layer.get("name") != name]}
+
+
+def manifest_path(models_dir: Path, name: str) -> Path:
+    """`manifests/<host>/<namespace>/<model>/<tag>` for a name in any of its short forms."""
+    head, slash, last = name.rpartition("/")
+    model, _, tag = last.partition(":")
+    parts = (head + slash + model).split("/")
+    defaults = ["registry.ollama.ai", "library"]
+    return models_dir.joinpath("manifests", *defaults[: 3 - len(parts)], *parts, tag or "latest")
+
+
+def source_tensors(source_dir: Path) -> dict[str, Tensor]:
+    """The tensors of a Hugging Face style directory by name, in alphabetical order."""
+    tensors: dict[str, Tensor] = {}
+    for path in sorted(source_dir.glob("model*.safetensors")):
+        tensors.update(read_tensors(path))
+    return dict(sorted(tensors.items()))
+
+
+def write_store(
+    models_dir: Path,
+    name: str,
+    source_dir: Path,
+    quantization: Quantization | None = None,
+    *,
+    layout: Layout = HEAD,
+    writer: Writer = "compact",
+    model_format: str = "safetensors",
+    draft: bool = False,
+) -> Store:
+    """Writes the Hugging Face style directory `source_dir` into the store at `models_dir` under `name`.
+
+    What is called what, packed how and put where is `layout`'s business. Packed blobs come in MLX's file form, the
+    others as bytes of the source (`writer="mlx"`: all in MLX's form). A source that is packed already is copied. With
+    `draft` a speculative model lies beside it.
+    """
+    config = json.loads((source_dir / "config.json").read_text())
+    tensors = source_tensors(source_dir)
+    if is_packed(tensors):
+        blobs = list(import_packed(tensors, config, layout))
+    else:
+        blobs = plan(tensors, config, quantization, layout).blobs
+    return write_blobs(
+        models_dir, name, source_dir, blobs, quantization, writer=writer, model_format=model_format, draft=draft
+    )
+
+
+def write_blobs(
+    models_dir: Path,
+    name: str,
+    source_dir: Path,
+    blobs: Sequence[Blob],
+    quantization: Quantization | None = None,
+    *,
+    writer: Writer = "compact",
+    model_format: str = "safetensors",
+    draft: bool = False,
+) -> Store:
+    """Writes a store like `write_store`, its tensors as they lie in `blobs`."""
+    store = Store(models_dir, manifest_path(models_dir, name))
+    layers = [_add_blob(store, blob, writer) for blob in blobs]
+    layers += [
+        store.add_blob(path.read_bytes(), JSON, path.name)
+        for path in sorted(source_dir.glob("*.json"))
+        if path.name != "model.safetensors.index.json"
+    ]
+    config_v2: dict[str, object] = {
+        "model_format": model_format,
+        "model_family": "",
+        "model_families": None,
+        "model_type": "",
+        "file_type": quantization or "",
+        "requires": "0.19.0",
+        "capabilities": ["completion"],
+        "architecture": "",
+        "os": "",
+    }
+    if draft:
+        layers += _draft_layers(store)
+        config_v2["draft"] = _DRAFT
+    entry = store.add_blob(json.dumps(config_v2, separators=(",", ":")).encode(), CONFIG)
+    store.manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": entry, "layers": layers}
+    return store
+
+
+def _add_blob(store: Store, blob: Blob, writer: Writer) -> dict[str, object]:
+    write = mlx_style_bytes if blob.by_mlx or writer == "mlx" else safetensors_bytes
+    return store.add_blob(write(blob.tensors, blob.metadata), TENSOR, blob.layer)
+
+
+_DRAFT = {
+    "model_format": "safetensors",
+    "architecture": "DFlashDraftModel",
+    "tensor_prefix": "draft.",
+    "config": "draft/config.json",
+}
+
+
+def _draft_layers(store: Store) -> list[dict[str, object]]:
+    """A model of its own architecture under `draft.`, some of it packed."""
+    matrix = Tensor("F32", (64, 64), bytes(4 * 64 * 64))
+    layers = []
+    for name in ("draft.fc.weight", "draft.model.layers.0.self_attn.q_proj.weight", "draft.model.norm.weight"):
+        layers.append(store.add_blob(safetensors_bytes({name: matrix}), TENSOR, name))
+        if name == "draft.fc.weight":
+            packed = quantize(matrix, "draft.lm_head.weight", PACKINGS["int8"])
+            layers.append(store.add_blob(mlx_style_bytes(packed), TENSOR, "draft.lm_head.weight"))
+    config = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_size": 64}
+    layers.append(store.add_blob(json.dumps(config).encode(), JSON, "draft/config.json"))
+    layers.append(store.add_blob(b"{}", JSON, "draft/tokenizer_config.json"))
+    return layers
+
+
+def write_ancient_store(
+    models_dir: Path, name: str, source_dir: Path, quantization: Quantization | None = None
+) -> Store:
+    """What releases before 0.16 wrote: one blob per array, called `data` inside, its companions layers of their own."""
+    store = write_store(models_dir, name, source_dir, quantization)
+    layers = []
+    for layer in store.layers:
+        if layer["mediaType"] != TENSOR:
+            layers.append(layer)
+            continue
+        for key, tensor in store.tensors(str(layer["name"])).items():
+            used = key.replace(".weight.scale", ".weight_scale").replace(".weight.bias", ".weight_qbias")
+            layers.append(store.add_blob(safetensors_bytes({"data": tensor}), TENSOR, used))
+    store.manifest = {**store.manifest, "layers": layers}
+    return store

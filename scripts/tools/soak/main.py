@@ -1,0 +1,227 @@
+"""Random clients against one runner for some minutes: chats, branches, cancels, retries, attacks, all at once.
+
+Answers are compared with those of a second runner of the same model that has no cache. Beside that it checks that
+memory and descriptors do not grow, that the status stays quick, and that the output holds nothing that a host would
+take for an error. Exit status 0 only if all of that held.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+from runner.cache import CACHE_KINDS
+from runner.sizes import parse_bound
+from scripts.tools.conformance.own import RUNNER
+from scripts.tools.host.lib import F_SECOND, Client, LoadError, Process, spawn
+from scripts.tools.host.lib.usage import descriptors
+from scripts.tools.models.checkpoints import Kind, write_checkpoint
+from scripts.tools.models.store import write_store
+from scripts.tools.soak.checker import Checker
+from scripts.tools.soak.clients import Tally, Visitor
+from scripts.tools.soak.hostile import Intruder
+from scripts.tools.soak.meter import Meter, Trend, memory_told, settled
+from scripts.tools.soak.scraper import Scraper
+from scripts.tools.soak.verdict import BUDGET_BYTES, Soaked
+
+MODEL = "soak:latest"
+_SAY_EVERY_S = 10.0
+_SHOWN = 5
+
+
+class EndedError(Exception):
+    """A runner ended before its time."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do; a model kind is one of scripts/tools/models/checkpoints.py."""
+
+    minutes: float
+    kind: Kind = "falcon_h1"
+    cache: str = "trie"
+    clients: int = 6
+    seed: int = 0
+    memory: str | None = None
+    """Of everything together, as `--memory` takes it, or with a plus in front: beside the weights."""
+    command: Sequence[str] = RUNNER
+
+
+def soak(plan: Plan, say: Callable[[str], None]) -> Soaked:
+    """Spawns both runners, lets the clients loose and measures. Raises `LoadError` when a runner does not start,
+    `EndedError` when it ends early. On SIGINT or SIGTERM it ends with what there is."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlx-runner-soak-")))
+        source = write_checkpoint(directory / "source", plan.kind, seed=plan.seed)
+        _keep_readable(source)
+        store = write_store(directory / "models", MODEL, source).models_dir
+
+        def start(command: Sequence[str], cache: str, memory_bytes: int | None = None) -> Process:
+            environment = {
+                "MLX_RUNNER_CACHE": cache,
+                "MLX_RUNNER_CACHE_MEMORY": str(BUDGET_BYTES),
+                "MLX_RUNNER_PREFILL_CHUNK": "128",
+            }
+            if memory_bytes is not None:  # which is what bounds the cache then
+                environment |= {"MLX_RUNNER_MEMORY": str(memory_bytes), "MLX_RUNNER_CACHE_MEMORY": "100%"}
+            process = spawn(command, MODEL, models_dir=store, generation=F_SECOND, environment=environment)
+            stack.callback(process.kill)
+            process.wait_ready(60)
+            return process
+
+        reference = start(RUNNER, "none")
+        memory = _memory_bytes(plan.memory, reference.port)
+        process = start(plan.command, plan.cache, memory)
+        return asyncio.run(_measure(plan, process, reference, memory, say))
+
+
+def _memory_bytes(wanted: str | None, port: int) -> int | None:
+    """What is wanted; the runner at that port tells what the weights take, of which it holds nothing else yet."""
+    if wanted is None:
+        return None
+    amount = parse_bound(wanted.removeprefix("+")).bytes
+    if amount is None:
+        raise ValueError(f"{wanted!r} is no amount of memory")
+    return amount + (memory_told(port).weights if wanted.startswith("+") else 0)
+
+
+async def _measure(
+    plan: Plan, process: Process, reference: Process, memory: int | None, say: Callable[[str], None]
+) -> Soaked:
+    tally, stopped = Tally(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with Client.of(process) as client:
+        weights = (await client.status()).memory
+        await Scraper(client).scrape()  # the first one imports what it needs
+    before = descriptors(process.pid)
+    meter = Meter(process, lambda: tally.answers)
+    meter.start()
+    async with Client.of(process) as client, Client.of(reference) as asked:
+        checker = Checker(asked)
+        checking = asyncio.create_task(checker.run())
+        scraper = Scraper(client)
+        scraping = asyncio.create_task(scraper.run())
+        until = time.monotonic() + plan.minutes * 60
+        visitors = [Visitor(number, plan.seed, client, checker, tally) for number in range(plan.clients)]
+        intruder = Intruder(plan.seed, process.port, tally)
+        visits = asyncio.gather(intruder.run(until), *(visitor.run(until) for visitor in visitors))
+        try:
+            while (left := until - time.monotonic()) > 0 and not stopped.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopped.wait(), min(left, _SAY_EVERY_S))
+                found = len(tally.faults) + len(checker.wrong)
+                say(f"{max(until - time.monotonic(), 0):4.0f} s left: {tally.answers} answers, {found} faults")
+                _check_running(process, reference)
+            if not stopped.is_set():
+                await visits
+        finally:
+            visits.cancel()
+            await asyncio.gather(visits, return_exceptions=True)
+            meter.stop()
+        await checker.finish()
+        checking.cancel()
+        scraping.cancel()
+        await asyncio.gather(scraping, return_exceptions=True)
+        if not stopped.is_set() and await scraper.scrape():
+            scraper.check(tally.answers)
+    peak = memory_told(process.port).peak if memory is not None else None
+    after = settled(partial(descriptors, process.pid), before)
+    _check_running(process, reference)
+    exit_s = process.close()
+    return Soaked(
+        cache=plan.cache,
+        concurrent=plan.cache == "trie" and plan.clients > 1,
+        tally=tally,
+        checker=checker,
+        latencies=meter.latencies,
+        own=meter.own,
+        rss=Trend.of(meter.rss),
+        memory=Trend.of(meter.memory),
+        most_memory=round(max((value for _, value in meter.memory), default=0)),
+        weights=weights,
+        budget=memory,
+        peak=peak,
+        descriptors=(before, after),
+        captured=process.output.captured,
+        scrapes=scraper.scrapes,
+        faults=[*meter.faults, *scraper.faults, *(["it was stopped early"] if stopped.is_set() else [])],
+        exit_s=None if process.exit_status == -signal.SIGKILL else exit_s,
+    )
+
+
+def _check_running(process: Process, reference: Process) -> None:
+    for name, each in (("the runner", process), ("the runner without a cache", reference)):
+        if each.exit_status is not None:
+            last = " ".join(each.output.lines[-1:])
+            raise EndedError(f"{name} ended with exit status {each.exit_status}: {last}")
+
+
+def _keep_readable(directory: Path) -> None:
+    """Keeps bytes that are no text out of the answers: a prompt that holds them would not become the same tokens."""
+    path = directory / "generation_config.json"
+    unreadable = [*range(32), *range(127, 256)]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "suppress_tokens": unreadable}))
+
+
+def main() -> None:
+    """The command line; exit status 1 when something was not as it must be, 2 for wrong usage."""
+    parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__.split("\n")[0])
+    parser.add_argument("minutes", type=float, metavar="MINUTES", help="how long")
+    parser.add_argument("--kind", choices=get_args(Kind), default=Plan.kind, help="of model (default: %(default)s)")
+    parser.add_argument("--cache", choices=CACHE_KINDS, default=Plan.cache, help="default: %(default)s")
+    parser.add_argument("--clients", type=int, default=Plan.clients, help="at once (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=Plan.seed, help="of model and clients (default: %(default)s)")
+    parser.add_argument(
+        "--memory", metavar="BYTES|+BYTES", help="of everything together, or, with a plus, beside the weights"
+    )
+    parser.add_argument("--runner", metavar="COMMAND", help="another runner than this repository's")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    arguments = parser.parse_args()
+    if not arguments.minutes >= 0.1 or arguments.clients < 1:
+        parser.error("at least 0.1 MINUTES and one client")
+    if arguments.runner is not None and not shlex.split(arguments.runner):
+        parser.error("--runner: a command is wanted")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    plan = Plan(
+        minutes=arguments.minutes,
+        kind=arguments.kind,
+        cache=arguments.cache,
+        clients=arguments.clients,
+        seed=arguments.seed,
+        memory=arguments.memory,
+        command=shlex.split(arguments.runner) if arguments.runner is not None else RUNNER,
+    )
+    print(f"{plan.minutes:g} minutes, {plan.clients} clients, {plan.kind}, --cache {plan.cache}", file=sys.stderr)
+    try:
+        soaked = soak(plan, lambda text: print(text, file=sys.stderr))
+    except LoadError as error:
+        sys.exit(f"The runner did not start: {error}")
+    except EndedError as error:
+        sys.exit(f"FAILED: {error}")
+    told = {"minutes": plan.minutes, "kind": plan.kind, "clients": plan.clients, "seed": plan.seed}
+    print(json.dumps(told | soaked.data()) if arguments.json else soaked.table())
+    failures = soaked.failures
+    for failure in failures[:_SHOWN]:
+        print(f"FAILED: {failure}", file=sys.stderr)
+    if len(failures) > _SHOWN:
+        print(f"... and {len(failures) - _SHOWN} more", file=sys.stderr)
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,74 @@
+"""What a monitoring system would make of the runner: its metrics, scraped and parsed while others work."""
+
+import asyncio
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from scripts.tools.host.lib import Client
+
+_EVERY_S = 1.0
+_GROWING = ("_total", "_bucket", "_count", "_sum")
+
+Samples = dict[tuple[str, ...], float]
+"""By the name and the values of the labels."""
+
+
+class Scraper:
+    """Reads `/metrics` once a second. `faults` holds one text for each thing that was not as it should be."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._last: Samples = {}
+        self.scrapes = 0
+        self.faults: list[str] = []
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            try:
+                if not await self.scrape():
+                    return
+            except (aiohttp.ClientError, OSError) as error:
+                self.faults.append(f"metrics: {type(error).__name__}: {error}")
+            await asyncio.sleep(_EVERY_S)
+
+    async def scrape(self) -> bool:
+        """Once; returns whether there is such an endpoint, which not every runner has."""
+        reply = await self._client.send("GET", "/metrics")
+        if reply.status == 404:
+            return False
+        if reply.status != 200:
+            self.faults.append(f"metrics: {reply.status} {reply.text}")
+            return True
+        try:
+            self.take(samples(reply.text))
+        except ValueError as error:
+            self.faults.append(f"metrics: {error}")
+        return True
+
+    def take(self, found: Samples) -> None:
+        """What was found now. What only ever grows must have grown, and nothing may have gone."""
+        self.scrapes += 1
+        for name, value in self._last.items():
+            if name[0].endswith(_GROWING) and found.get(name, -1.0) < value:
+                self.faults.append(f"metrics: {' '.join(name)} went from {value:g} to {found.get(name)}")
+        self._last = found
+
+    def check(self, answers: int) -> None:
+        """After the last scrape: so many answers were given, and nobody runs or waits any more."""
+        ended = sum(self._last.get(("mlx_runner_requests_total", how), 0.0) for how in ("done", "length"))
+        left = sum(self._last.get((f"mlx_runner_requests_{state}",), 0.0) for state in ("running", "queued"))
+        if self.scrapes and ended < answers:
+            self.faults.append(f"metrics: {ended:.0f} answers ended where clients got {answers}")
+        if left:
+            self.faults.append(f"metrics: {left:.0f} requests run or wait when all clients are gone")
+
+
+def samples(text: str) -> Samples:
+    """All samples of a scrape. ValueError where the text is not of Prometheus' format."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }

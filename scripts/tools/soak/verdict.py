@@ -1,0 +1,199 @@
+"""What a soak has seen, and whether that is as it must be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+from scripts.tools.soak.checker import Checker
+from scripts.tools.soak.clients import Tally
+from scripts.tools.soak.meter import QUICK_S, Trend
+
+BUDGET_BYTES = 1 << 20
+"""What the cache may hold: little, so that it is full within seconds and evicts from then on."""
+BEYOND = 1.05
+"""How far a budget of everything may be passed."""
+WORKSPACE_BYTES = 4 << 20
+"""By how much MLX's memory may exceed weights and cache while requests run."""
+CACHED_SHARE = {"trie": 0.2, "single": 0.0, "none": 0.0}
+"""What part of the prompts must come from the cache; a single entry has little to give to several clients. Much of the
+little that the trie may hold is taken by those that run: 0.29 to 0.37 were seen with four of them, 0.36 with one."""
+GRACE_S = 5.0
+"""What hosts wait for the end."""
+_GROWTH_BYTES = 4 << 20
+_GROWTH_PER_ANSWER = 10 << 10
+_SLOW = 0.001  # the share of status answers that may be slow
+_TIES = 0.002
+_CHECKED = 0.5
+_CHECKED_OF_MANY = 0.2  # with a large cache answers come quicker than a runner without one can give the right ones
+_TOGETHER = 0.1  # the share of answers that must have had company
+_KEPT = 9  # descriptors: of grammars that wait for the next answer, and of the process that forks them
+
+
+@dataclass
+class Soaked:
+    """What was seen. Of `latencies`, `own` leaves out what the machine was busy with other processes; trends are None
+    where there were too few samples; `concurrent` tells whether several answers may be written at once; `descriptors`
+    are those of before and after, without any client, or None where nobody tells; `budget` is what everything together
+    may take, `peak` the most that was in use, None where there was no budget; `exit_s` is None where the process
+    had to be killed."""
+
+    cache: str
+    concurrent: bool
+    tally: Tally
+    checker: Checker
+    latencies: Sequence[float]
+    own: Sequence[float]
+    rss: Trend | None
+    memory: Trend | None
+    most_memory: int
+    weights: int
+    budget: int | None
+    peak: int | None
+    descriptors: tuple[int | None, int | None]
+    captured: str
+    scrapes: int
+    faults: Sequence[str]
+    exit_s: float | None
+
+    @property
+    def failures(self) -> list[str]:
+        """One text for each thing that was not as it must be."""
+        return [*self.faults, *self.tally.faults, *self._answers(), *self._latency(), *self._memory(), *self._end()]
+
+    def _answers(self) -> list[str]:
+        tally, checker = self.tally, self.checker
+        found = [f"wrong answer: {text}" for text in checker.wrong]
+        share = _CHECKED if self.budget is None else _CHECKED_OF_MANY
+        if checker.checked < max(share * tally.answers, 1):
+            found.append(f"only {checker.checked} of {tally.answers} answers were checked")
+        if checker.ties > 1 + _TIES * checker.checked:
+            found.append(f"{checker.ties} of {checker.checked} answers left the right one at a tie")
+        if self._cached < CACHED_SHARE[self.cache]:
+            found.append(f"only {self._cached:.1%} of the prompts came from the cache")
+        if self.concurrent and tally.together < _TOGETHER * tally.answers:
+            found.append(f"only {tally.together} of {tally.answers} answers were written while another one was")
+        return found
+
+    def _latency(self) -> list[str]:
+        if not self.latencies:
+            return ["no status was answered"]
+        found = []
+        if _slow(self.own) > 1 + _SLOW * len(self.own):
+            found.append(f"{_slow(self.own)} of {len(self.own)} status answers took longer than {QUICK_S * 1e3:.0f} ms")
+        if median(self.latencies) > QUICK_S:
+            found.append(f"a status took {median(self.latencies) * 1e3:.0f} ms in the median")
+        return found
+
+    def _memory(self) -> list[str]:
+        if self.rss is None or self.memory is None:
+            return [f"too few samples of memory for {self.tally.answers} answers"]
+        found = []
+        for name, trend in (("resident memory", self.rss), ("MLX's memory", self.memory)):
+            if self.budget is None and trend.growth > _GROWTH_BYTES + _GROWTH_PER_ANSWER * trend.answers:
+                found.append(
+                    f"{name} grew from {_mib(trend.warm)} to {_mib(trend.late)} over {trend.answers:.0f} answers"
+                )
+        if self.budget is not None:
+            most = max(self.most_memory, self.peak or 0)
+            if most > self.budget * BEYOND:
+                found.append(f"MLX held {_mib(most)} where {_mib(self.budget)} were allowed")
+        elif self.most_memory > self.weights + BUDGET_BYTES + WORKSPACE_BYTES:
+            found.append(f"MLX held {_mib(self.most_memory)} with {_mib(self.weights)} of weights")
+        return found
+
+    def _end(self) -> list[str]:
+        found = []
+        before, after = self.descriptors
+        if before is not None and (after is None or after > before + _KEPT):
+            found.append(f"{after} descriptors are open where there were {before}")
+        if self.captured:
+            found.append(f"a host would take this for an error: {self.captured!r}")
+        if self.exit_s is None:
+            found.append(f"it had not ended {GRACE_S:.0f} s after the signal")
+        return found
+
+    @property
+    def _cached(self) -> float:
+        return self.tally.cached_tokens / max(self.tally.prompt_tokens, 1)
+
+    def table(self) -> str:
+        """For a person."""
+        tally, checker = self.tally, self.checker
+        rows = {
+            "answers": f"{tally.answers}, {checker.checked} of them checked, {len(checker.wrong)} wrong,"
+            f" {checker.ties} ties",
+            "together": f"{tally.together} answers were written while another one was",
+            "prompts": f"{tally.prompt_tokens} tokens, {self._cached:.1%} from the cache",
+            "actions": ", ".join(f"{name} {count}" for name, count in tally.done.most_common()),
+            "attacks": ", ".join(f"{name} {count}" for name, count in tally.attacks.most_common()) or "none",
+            "status": _latencies(self.latencies, self.own),
+            "metrics": f"scraped {self.scrapes} times",
+            "resident": _trend(self.rss),
+            "MLX memory": f"{_trend(self.memory)}, at most {_mib(self.most_memory)}{self._of_budget}",
+            "descriptors": "{} before, {} after".format(*self.descriptors),
+            "output": f"{len(self.captured.splitlines())} lines that a host would take for an error",
+            "end": "killed" if self.exit_s is None else f"{self.exit_s:.2f} s after the signal",
+        }
+        return "\n".join(f"  {name:<12} {text}" for name, text in rows.items())
+
+    @property
+    def _of_budget(self) -> str:
+        if self.budget is None or self.peak is None:
+            return ""
+        return f", {_mib(self.peak)} at its peak, of {_mib(self.budget)}"
+
+    def data(self) -> dict[str, object]:
+        """For JSON; bytes and seconds."""
+        return {
+            "answers": self.tally.answers,
+            "checked": self.checker.checked,
+            "unchecked": self.checker.unchecked,
+            "wrong": self.checker.wrong,
+            "ties": self.checker.ties,
+            "together": self.tally.together,
+            "prompt_tokens": self.tally.prompt_tokens,
+            "cached_tokens": self.tally.cached_tokens,
+            "actions": dict(self.tally.done),
+            "attacks": dict(self.tally.attacks),
+            "status": {
+                "count": len(self.latencies),
+                "longest_s": max(self.latencies, default=None),
+                "slow": _slow(self.latencies),
+                "slow_by_itself": _slow(self.own),
+            },
+            "scrapes": self.scrapes,
+            "rss": self.rss and self.rss._asdict(),
+            "memory": self.memory and self.memory._asdict(),
+            "most_memory": self.most_memory,
+            "budget": self.budget,
+            "peak": self.peak,
+            "descriptors": self.descriptors,
+            "exit_s": self.exit_s,
+            "failures": self.failures,
+        }
+
+
+def _slow(latencies: Sequence[float]) -> int:
+    return sum(latency > QUICK_S for latency in latencies)
+
+
+def _latencies(latencies: Sequence[float], own: Sequence[float]) -> str:
+    if len(latencies) < 2:
+        return f"{len(latencies)} answered"
+    cuts = quantiles(latencies, n=1000)
+    return (
+        f"{len(latencies)} asked, median {cuts[499] * 1e3:.1f} ms, 99 % {cuts[989] * 1e3:.1f} ms, longest"
+        f" {max(latencies) * 1e3:.0f} ms, {_slow(latencies)} over {QUICK_S * 1e3:.0f} ms ({_slow(own)} without the"
+        " waiting for a core)"
+    )
+
+
+def _mib(count: float) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+def _trend(trend: Trend | None) -> str:
+    if trend is None:
+        return "too few samples"
+    each = trend.growth / trend.answers
+    return f"{_mib(trend.warm)} when warm, {_mib(trend.late)} at the end, {each:.0f} bytes an answer"

@@ -1,0 +1,170 @@
+"""A request over a real model and a cache, in the order in which the engine does it, and what must hold afterwards."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, cast
+from unittest.mock import patch
+
+import mlx.core as mx
+
+from runner.cache.interface import PrefixCache, Session
+from runner.cache.none import NullCache
+from runner.cache.single import SingleEntryCache
+from runner.cache.trie_cache import TrieCache
+from scripts.tools.models.tiny import Tiny
+
+
+class BrokenError(Exception):
+    """What a test makes go wrong."""
+
+
+class Accident(NamedTuple):
+    """What cuts a request short. `at` counts forwards from 0, prefill and decode alike.
+
+    kind: "cancel" leaves before a forward, "skip" after the forward of a sampled token and before it is recorded,
+    "break" raises in the last layer of a forward, "poison" stands for an evaluation that failed after it.
+    """
+
+    kind: str
+    at: int
+
+
+class Answer(NamedTuple):
+    """What came of a request: the tokens sampled and the logits [VOCAB] that each was taken from."""
+
+    tokens: list[int]
+    logits: list[mx.array]
+    session: Session
+
+
+def ask(
+    tiny: Tiny,
+    cache: PrefixCache,
+    prompt: Sequence[int],
+    *,
+    say: int = 4,
+    chunk: int = 7,
+    accident: Accident | None = None,
+) -> Answer:
+    """Serves one prompt greedily for `say` tokens, or until the accident."""
+    forwards = 0
+
+    def forward(session: Session, tokens: mx.array) -> mx.array:
+        nonlocal forwards
+        if accident == Accident("cancel", forwards):
+            raise BrokenError("cancelled")
+        with session.forward(tokens.shape[1]), _breaking(tiny, accident == Accident("break", forwards)):
+            logits = tiny.model(tokens, cache=session.layers)
+        if accident == Accident("poison", forwards):
+            raise MemoryError("no memory for the evaluation")
+        forwards += 1
+        return logits[0, -1]
+
+    said, taken, failed = [], [], True
+    session = cache.begin(prompt)
+    try:
+        at = session.cached
+        while count := session.next_forward(chunk):
+            forward(session, mx.array([prompt[at : at + count]]))
+            mx.eval(session.state())
+            at += count
+        token = mx.array(prompt[-1])
+        logits = forward(session, token[None, None])
+        for _ in range(say):
+            taken.append(logits)
+            token = mx.argmax(logits)
+            mx.async_eval(token)
+            # One step ahead: the forward of this token is on its way before the token is read.
+            logits = forward(session, token[None, None])
+            if accident == Accident("skip", forwards - 1):
+                break
+            said.append(cast("int", token.item()))
+            session.record(said[-1])
+        failed = False
+    except BrokenError:
+        failed = False
+    except MemoryError:
+        pass
+    finally:
+        session.close(failed)
+    return Answer(said, taken, session)
+
+
+def ask_uncached(tiny: Tiny, prompt: Sequence[int], *, say: int = 4, chunk: int = 7) -> Answer:
+    """The oracle: the same request without a cache."""
+    return ask(tiny, NullCache(tiny.make_layers), prompt, say=say, chunk=chunk)
+
+
+def forwards_at_once(tiny: Tiny, tokens: Sequence[int], boundaries: Sequence[int]) -> list[mx.array]:
+    """The oracle for bit-equality: the logits after each of these forwards, in one run over fresh layers."""
+    layers, at, logits = tiny.make_layers(), 0, []
+    for count in boundaries:
+        logits.append(tiny.model(mx.array([tokens[at : at + count]]), cache=layers)[0, -1])
+        mx.eval(logits[-1])
+        at += count
+    return logits
+
+
+def check_equal(tiny: Tiny, answer: Answer, oracle: Answer) -> None:
+    """The tokens are equal and the logits close, as far as the shorter one goes.
+
+    Where the two best tokens of the oracle are closer than the tolerance either is right, and the rest says nothing.
+    """
+    for step, (ours, theirs) in enumerate(zip(answer.logits, oracle.logits, strict=False)):
+        distance = largest(ours - theirs)
+        assert distance <= tiny.tolerance, f"step {step}: logits differ by {distance:.2g}"
+        if largest(mx.diff(mx.sort(theirs)[-2:])) <= tiny.tolerance:
+            return
+        if step < min(len(answer.tokens), len(oracle.tokens)):
+            assert answer.tokens[step] == oracle.tokens[step], f"step {step}"
+
+
+def largest(x: mx.array) -> float:
+    """The largest magnitude in `x`."""
+    return cast("float", mx.abs(x).max().item())
+
+
+def check_trie(cache: TrieCache) -> None:
+    """Between sessions: edges, snapshots, bytes and layers of a trie cache agree with each other."""
+    sequence, end = cache._sequences.kept, cache._sequences.end
+    assert {state.offset for _, state in sequence.used if not state.empty} <= {end.end if end else 0}
+    count = nbytes = 0
+    for node in cache._trie.nodes():
+        assert node.parent is not None
+        assert node.parent.children[node.tokens[0]] is node
+        assert node.start == node.parent.end < node.end
+        assert node.locks == 0
+        for slot, snapshot in enumerate(node.slots):
+            if snapshot is not None:
+                count, nbytes = count + 1, nbytes + snapshot.nbytes
+                assert snapshot.stop == node.end
+                assert snapshot.start == node.start or not sequence.states[slot].sliceable
+                assert not snapshot.live or snapshot.nbytes == 0
+    assert (count, nbytes) == (sequence.ledger.count, sequence.ledger.nbytes)
+
+
+def check_level(cache: SingleEntryCache) -> None:
+    """Between sessions all layers stand at the end of the record, and what they hold is evaluated."""
+    sequence = cache._sequence
+    assert sequence is not None
+    offsets = {state.offset for state in sequence.states if not state.empty}
+    assert offsets == ({len(cache._tokens)} if cache._tokens else set()), f"record {len(cache._tokens)}"
+
+
+@contextmanager
+def _breaking(tiny: Tiny, wanted: bool, error: Callable[[str], Exception] = MemoryError) -> Iterator[None]:
+    """The last layer of the model raises, when the others have seen the tokens already."""
+    if not wanted:
+        yield
+        return
+    last = tiny.model.layers[-1]
+    kind = type(last)
+    original: Callable[..., object] = kind.__call__
+
+    def broken(self: object, *args: object, **named: object) -> object:
+        if self is last:
+            raise error("in the last layer")
+        return original(self, *args, **named)
+
+    with patch.object(kind, "__call__", broken):
+        yield

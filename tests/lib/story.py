@@ -1,0 +1,348 @@
+"""A small language for telling what happens to a cache, and what must hold at every step of it.
+
+A `Conversation` drives a cache over fake layers in the order of the engine: prefill in chunks, one token kept for
+decode, and the forward of every sampled token dispatched before that token is read and recorded. Several users are
+several prompts of one `Conversation`, one after the other; `together.py` has them at the same time. It compares
+
+* after every step what the layers show with what fresh layers show that saw the same tokens at once;
+* after begin and close, that all layers stand at one offset;
+* for the trie, after every step: its structure, its locks, its bytes, and the content of every snapshot in it.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from runner.cache.checkpoints import Checkpoint, CheckpointPolicy
+from runner.cache.interface import Session, Snapshot
+from runner.cache.sequence import SequenceLayers
+from runner.cache.single import SingleEntryCache
+from runner.cache.trie import Node, spelled
+from runner.cache.trie_cache import TrieCache
+from runner.cache.trie_session import TrieSession
+from tests.lib.fakes import FAMILIES, FakeKV, FakeLayer, content_of, shown
+
+CHUNK = 5
+
+
+class CancelledError(Exception):
+    """The client went away."""
+
+
+class Hook(Protocol):
+    """Called between two steps of a request; what it raises is what went wrong there."""
+
+    def __call__(self, sequence: SequenceLayers) -> None: ...
+
+
+class Conversation:
+    """Users of one cache. `kind` is "single" or "trie"; `budget` and `points` are the trie's."""
+
+    def __init__(
+        self,
+        family: str,
+        kind: str = "single",
+        *,
+        chunk: int = CHUNK,
+        budget: int | None = None,
+        points: CheckpointPolicy | None = None,
+    ) -> None:
+        self.kinds = FAMILIES[family]
+        self.chunk = chunk
+        self.budget = budget
+        self.layers: list[FakeLayer] = []
+        self.seen: list[list[tuple[int, ...]]] = []  # what the layers showed after every forward
+        self.cache: SingleEntryCache | TrieCache = (
+            SingleEntryCache(self.make_layers)
+            if kind == "single"
+            else TrieCache(self.make_layers, budget, points or BranchOnly())
+        )
+
+    def make_layers(self) -> list[object]:
+        self.layers = [kind() for kind in self.kinds]
+        return list(self.layers)
+
+    @property
+    def trie(self) -> TrieCache:
+        assert isinstance(self.cache, TrieCache)
+        return self.cache
+
+    @property
+    def sequence(self) -> SequenceLayers:
+        if isinstance(self.cache, TrieCache):
+            return self.cache._sequences.kept
+        assert self.cache._sequence is not None
+        return self.cache._sequence
+
+    @property
+    def record(self) -> list[int]:
+        """The tokens that the layers hold, as the cache believes."""
+        if isinstance(self.cache, SingleEntryCache):
+            return self.cache._tokens
+        end = self.cache._sequences.end
+        return list(spelled(end.path())) if end else []
+
+    @property
+    def offsets(self) -> set[int]:
+        return {state.offset for _, state in self.sequence.used} or {0}
+
+    @property
+    def shape(self) -> str:
+        """The trie, as "0-5 [5-8* 5-9]": edges, restore points with a star, children in brackets."""
+        return shape(self.nodes)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes of the trie, parents before their children."""
+        return list(self.trie._trie.nodes())
+
+    def node(self, tokens: Sequence[int]) -> Node:
+        """The node that ends exactly with these tokens."""
+        (node,) = (node for node in self.nodes if list(spelled(node.path())) == list(tokens))
+        return node
+
+    def turn(
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int] = (20, 21),
+        *,
+        salt: str = "",
+        before_record: Callable[[int], None] = lambda _: None,
+        before_close: Hook = lambda _: None,
+    ) -> Session:
+        """A request served to its end; the model says `answer`.
+
+        `before_record(k)` runs after the forward of the k-th sampled token was dispatched, before it is recorded.
+        """
+        session = self._begin(prompt, salt)
+        try:
+            self.prefill(session, prompt)
+            self.forward(session, prompt[-1:], prompt)
+            for k, token in enumerate(answer):
+                self.forward(session, [token], [*prompt, *answer[: k + 1]])
+                before_record(k)
+                session.record(token)
+            before_close(self.sequence)
+        except CancelledError:
+            pass
+        finally:
+            session.close()
+            self.check_closed()
+        return session
+
+    def told(self, prompt: Sequence[int], answer: Sequence[int] = (), *, salt: str = "") -> tuple[int, int]:
+        """A request as the tables of the scenarios count: the last token of the answer is recorded but not seen by
+        the layers, and without an answer neither is the last token of the prompt. Returns cached and remaining."""
+        session = self._begin(prompt, salt)
+        self.prefill(session, prompt)
+        for k, token in enumerate(answer):
+            said = [*prompt, *answer[:k]]
+            self.forward(session, said[-1:], said)
+            session.record(token)
+        session.close()
+        self.check_closed()
+        return session.cached, len(session.remaining)
+
+    def cancelled_prefill(
+        self, prompt: Sequence[int], after_chunks: int | None = None, *, until: int | None = None, salt: str = ""
+    ) -> Session:
+        """The client goes away after so many chunks, or as soon as `until` tokens are reached."""
+        session = self._begin(prompt, salt)
+        self.prefill(session, prompt, after_chunks, until)
+        session.close()
+        self.check_closed()
+        return session
+
+    def failed_forward(self, prompt: Sequence[int], after_chunks: int) -> Session:
+        """The next forward breaks between two layers."""
+        session = self._begin(prompt)
+        self.prefill(session, prompt, after_chunks)
+        try:
+            with session.forward(1):
+                self.layers[0].see(prompt[:1])
+                self._break()
+        except MemoryError:
+            session.close()
+        self.check_closed()
+        return session
+
+    def forward(self, session: Session, tokens: Sequence[int], all_of_it: Sequence[int]) -> None:
+        """A forward over `tokens`, the last of `all_of_it`."""
+        with session.forward(len(tokens)):
+            for layer in self.layers:
+                layer.see(tokens)
+        self._check_content(all_of_it)
+        self.seen.append([layer.view() for layer in self.layers])
+        assert self.offsets == {len(all_of_it)}
+        if isinstance(session, TrieSession):
+            self.check_trie(session.node)
+
+    def check_closed(self) -> None:
+        """Between two sessions."""
+        assert self.offsets == {len(self.record)}
+        if self.record:
+            self._check_content(self.record)
+        if isinstance(self.cache, TrieCache):
+            self.check_trie(None)
+            assert self.budget is None or self.cache.nbytes <= self.budget
+
+    def check_trie(self, in_use: Node | None) -> None:
+        """Edges, locks, snapshots and bytes, when a session uses this node, or none does."""
+        assert [session.node for session in self.trie._sequences.sharing] == ([in_use] if in_use else [])
+        check_trie(self.trie, self.kinds)
+
+    def _begin(self, prompt: Sequence[int], salt: str = "") -> Session:
+        session = self.cache.begin(prompt, salt)
+        assert [layer for layer in session.layers if layer in self.layers] == self.layers
+        assert session.total == len(prompt)
+        assert session.cached <= session.matched <= session.total
+        assert session.cached < session.total
+        assert session.remaining == list(prompt[session.cached :])
+        assert self.offsets == {session.cached}
+        if session.cached:
+            self._check_content(prompt[: session.cached])
+        if isinstance(session, TrieSession):
+            self.check_trie(session.node)
+        return session
+
+    def prefill(
+        self, session: Session, prompt: Sequence[int], after_chunks: int | None = None, until: int | None = None
+    ) -> None:
+        at, done = session.cached, 0
+        while count := session.next_forward(self.chunk):
+            if done == after_chunks or (until is not None and at >= until):
+                return
+            self.forward(session, prompt[at : at + count], prompt[: at + count])
+            at, done = at + count, done + 1
+
+    def _break(self) -> None:
+        raise MemoryError
+
+    def _check_content(self, tokens: Sequence[int]) -> None:
+        check_content(self.layers, self.kinds, tokens)
+
+
+def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
+    """Edges, locks, snapshots, bytes, stacks and the order in which nodes go agree with each other, however many
+    sessions are open."""
+    sequences = cache._sequences
+    locks = Counter(node for session in sequences.sharing for node in session.node.path())
+    held: list[Snapshot] = []
+    for root in cache._trie._roots.values():
+        assert not root.tokens
+        assert not root.slots
+        _check_below(root, kinds, {kind: kind() for kind in kinds if kind is not FakeKV}, locks, held)
+    assert not locks, "used nodes that are not in the trie, or roots"
+    owned = sum(snapshot.nbytes for snapshot in held)
+    assert (len(held), owned) == (sequences.facts.ledger.count, sequences.facts.ledger.nbytes)
+    among = {sequences.kept, *(session.sequence for session in sequences.sharing)}
+    live = Counter(snapshot for sequence in among for state in sequence.states for snapshot in state.live)
+    assert live == Counter(snapshot for snapshot in held if snapshot.live), "live elsewhere, or twice"
+    everyone = among | {session.sequence for session in sequences.sessions}
+    layers = [layer for sequence in everyone for layer in sequence.layers if isinstance(layer, FakeLayer)]
+    assert cache.nbytes == owned + cache._reserved + sum(layer.nbytes for layer in layers)
+    for sequence in everyone:
+        assert {state.offset for _, state in sequence.used} <= {sequence.position}
+    if sequences.idle:
+        recorded = spelled(sequences.end.path()) if sequences.end else []
+        assert sequences.kept.position == len(recorded)
+        if recorded:
+            check_content(sequences.kept.layers, kinds, recorded)
+    else:
+        assert sequences.end is None
+    check_order(cache)
+
+
+def check_order(cache: TrieCache) -> None:
+    """Who would go next is who goes next by a fresh look at all nodes, and so it is with everybody's weight."""
+    eviction, spared, now = cache._bound._current(), cache._sequences.end, cache._trie.now
+    order = eviction.order
+    ranks = [
+        order.rank(node, now)
+        for node in cache._trie.nodes()
+        if node is not spared and not node.locks and order.may_go(node)
+    ]
+    victim = next(eviction.victims(spared), None)
+    assert [order.rank(victim, now)] == [min(ranks)] if victim else not ranks
+    assert all(weight == order.weight(node) for node, (weight, _) in eviction._places.items())
+
+
+def check_content(layers: Sequence[object], kinds: Sequence[type[FakeLayer]], tokens: Sequence[int]) -> None:
+    """Every layer shows what a fresh one does that saw these tokens."""
+    assert [layer.view() for layer in layers if isinstance(layer, FakeLayer)] == [shown(kind, tokens) for kind in kinds]
+
+
+def _check_below(
+    node: Node,
+    kinds: Sequence[type[FakeLayer]],
+    at_end: dict[type[FakeLayer], FakeLayer],
+    locks: Counter[Node],
+    held: list[Snapshot],
+) -> None:
+    """This node and those below it. `at_end`: whole-state layers that saw the tokens up to its end."""
+    assert node.locks == locks.pop(node, 0)
+    for kind, snapshot in zip(kinds, node.slots, strict=False):
+        if snapshot is None:
+            continue
+        held.append(snapshot)
+        assert snapshot.stop == node.end
+        assert kind is not FakeKV or snapshot.start == node.start
+        assert not (snapshot.live and snapshot.nbytes)
+        expected = tuple(node.tokens) if kind is FakeKV else at_end[kind].view()[snapshot.start - snapshot.stop :]
+        assert content_of(snapshot) == expected, f"{kind.__name__} in {node!r}"
+    for first, child in node.children.items():
+        assert child.parent is node
+        assert child.tokens[0] == first  # so no sibling has the same
+        assert child.start == node.end
+        below = {kind: copy.copy(layer) for kind, layer in at_end.items()}  # they replace what they hold
+        for layer in below.values():
+            layer.see(child.tokens)
+        _check_below(child, kinds, below, locks, held)
+
+
+class BranchOnly:
+    """Stops where prompts were seen to part, and nowhere else; nothing is surplus."""
+
+    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
+        wanted = {branch: False, **dict.fromkeys(self.wanted(len(tokens)), True)}
+        ahead = [Checkpoint(at, wanted[at]) for at in sorted(wanted) if cached < at < len(tokens)][:most]
+        return [Checkpoint(cached, True), *ahead] if wanted.get(cached) else ahead
+
+    def wanted(self, end: int) -> Sequence[int]:
+        """The restore points of a prompt of so many tokens."""
+        return ()
+
+    def surplus(self, points: Sequence[int], end: int) -> list[int]:
+        return []
+
+
+class At(BranchOnly):
+    """Restore points at these offsets."""
+
+    def __init__(self, *offsets: int) -> None:
+        self.offsets = offsets
+
+    def wanted(self, end: int) -> Sequence[int]:
+        return self.offsets
+
+
+class Every(BranchOnly):
+    """Restore points at multiples of an interval, and some tokens before the end."""
+
+    def __init__(self, interval: int = 8, before_end: int = 4) -> None:
+        self.interval = interval
+        self.before_end = before_end
+
+    def wanted(self, end: int) -> Sequence[int]:
+        return (*range(self.interval, end, self.interval), end - self.before_end)
+
+
+def shape(nodes: Iterable[Node]) -> str:
+    """Some trie's nodes, as `Conversation.shape` tells them."""
+    return " ".join(sorted(_shape(node) for node in nodes if node.parent and not node.parent.parent))
+
+
+def _shape(node: Node) -> str:
+    below = " ".join(sorted(_shape(child) for child in node.children.values()))
+    return f"{node.start}-{node.end}{'*' if node.restore_point else ''}{f' [{below}]' if below else ''}"

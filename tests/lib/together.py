@@ -1,0 +1,208 @@
+"""Several users of one trie cache at the same time, over fake layers.
+
+A `Talk` is a session that is open, driven step by step in the order of the engine. After every step of any of them all
+is checked: what every stack of layers shows, every snapshot in the trie, locks, bytes, and whose layers are whose.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from unittest.mock import patch
+
+from runner.cache.checkpoints import CheckpointPolicy
+from runner.cache.sequence import SequenceLayers
+from runner.cache.trie import Node, spelled
+from runner.cache.trie_cache import TrieCache
+from runner.cache.trie_session import TrieSession
+from tests.lib.fakes import FAMILIES, Content, FakeLayer, content_of
+from tests.lib.story import CHUNK, BranchOnly, check_content, check_trie, shape
+
+Held = dict[tuple[tuple[int, ...], int], Content]
+"""Tokens from the root to the end of a node, and a slot: what is held there."""
+
+
+class BrokenError(MemoryError):
+    """What a test makes go wrong."""
+
+
+class Together:
+    """The users of one trie cache, and their sessions."""
+
+    def __init__(
+        self, family: str, *, budget: int | None = None, points: CheckpointPolicy | None = None, chunk: int = CHUNK
+    ) -> None:
+        self.kinds = FAMILIES[family]
+        self.chunk = chunk
+        self.budget = budget
+        self.cache = TrieCache(lambda: [kind() for kind in self.kinds], budget, points or BranchOnly())
+        self.talks: list[Talk] = []
+
+    def begin(self, prompt: Sequence[int], salt: str = "") -> "Talk":
+        session = self.cache.begin(prompt, salt)
+        assert isinstance(session, TrieSession)
+        talk = Talk(self, session, prompt)
+        self.talks.append(talk)
+        self.check()
+        return talk
+
+    def turn(self, prompt: Sequence[int], answer: Sequence[int] = (20, 21), salt: str = "") -> TrieSession:
+        """A request served to its end, whoever else has one open."""
+        talk = self.begin(prompt, salt)
+        talk.say(*answer)
+        talk.close()
+        return talk.session
+
+    def cached(self, prompt: Sequence[int], salt: str = "") -> int:
+        """How much of a prompt comes from the cache, for somebody who asks and leaves at once."""
+        talk = self.begin(prompt, salt)
+        talk.close()
+        return talk.session.cached
+
+    def follows(self, prompt: Sequence[int], salt: str = "") -> bool:
+        follows = self.cache.follows(prompt, salt)
+        self.check()
+        return follows
+
+    def reserve(self, nbytes: int) -> None:
+        self.cache.reserve(nbytes)
+        self.check()
+
+    def check(self) -> None:
+        """What each has is right, and nobody has what is another's."""
+        check_trie(self.cache, self.kinds)
+        assert [talk.session for talk in self.talks] == self.cache._sequences.sessions
+        sequences = [talk.session.sequence for talk in self.talks]
+        assert len(set(sequences)) == len(sequences), "two sessions over the same layers"
+        for talk in self.talks:
+            talk.check()
+        if not self.talks and not self.cache._reserved and self.budget is not None:
+            assert self.cache.nbytes <= self.budget
+
+    @property
+    def nodes(self) -> list[Node]:
+        return list(self.cache._trie.nodes())
+
+    @property
+    def shape(self) -> str:
+        return shape(self.nodes)
+
+    @property
+    def held(self) -> Held:
+        """All that the trie holds."""
+        return {
+            (tuple(spelled(node.path())), slot): content_of(snapshot)
+            for node in self.nodes
+            for slot, snapshot in enumerate(node.slots)
+            if snapshot is not None
+        }
+
+
+class Talk:
+    """A session that is open."""
+
+    def __init__(self, users: Together, session: TrieSession, prompt: Sequence[int]) -> None:
+        self.session = session
+        self._users = users
+        self._prompt = list(prompt)
+        self.seen = self._prompt[: session.cached]  # what the layers were shown
+        assert session.total == len(prompt)
+        assert session.cached <= session.matched <= session.total
+        assert session.cached < session.total
+        assert session.remaining == self._prompt[session.cached :]
+
+    def read(self, chunks: int | None = None, until: int | None = None) -> "Talk":
+        """Prefill: so many forwards, until so many tokens are reached, or all but the last one."""
+        done = 0
+        most = self._users.chunk
+        while done != chunks and (until is None or self.session.position < until):
+            if until is not None:
+                most = min(self._users.chunk, until - self.session.position)
+            count = self.session.next_forward(most)
+            if not count:
+                break
+            at = self.session.position
+            self._forward(self.session.recorded[at : at + count])
+            done += 1
+        return self
+
+    def say(self, *answer: int) -> "Talk":
+        """Decode: the forward of every token is on its way before the token is read."""
+        self.start()
+        for token in answer:
+            self._forward([token])
+            self.record(token)
+        return self
+
+    def start(self) -> "Talk":
+        """What is left of the prompt, if anything is, its last token included."""
+        self.read()
+        if self.session.position < len(self.session.recorded):
+            self._forward(self.session.recorded[-1:])
+        return self
+
+    def ahead(self, token: int) -> "Talk":
+        """The forward of a token that is never read."""
+        self.start()
+        self._forward([token])
+        return self
+
+    def record(self, token: int) -> None:
+        self.session.record(token)
+        self._users.check()
+
+    def close(self) -> None:
+        """The end, or a client that leaves."""
+        self._close(failed=False)
+
+    def fail(self) -> None:
+        """An evaluation raised."""
+        self._close(failed=True)
+
+    def tear_layers(self) -> None:
+        """The next forward breaks between two layers."""
+        with suppress(BrokenError), self.session.forward(1):
+            layer = self.session.layers[0]
+            assert isinstance(layer, FakeLayer)
+            layer.see([99])
+            _break()
+        self._close(failed=False)
+
+    def tear_trie(self) -> None:
+        """The cache cannot follow the next forward."""
+        with suppress(BrokenError), breaking(SequenceLayers, "_advance"), self.session.forward(1):
+            for layer in self.session.layers:
+                assert isinstance(layer, FakeLayer)
+                layer.see([99])
+        self._close(failed=False)
+
+    def check(self) -> None:
+        assert self.session.position == len(self.seen)
+        if self.seen:
+            check_content(self.session.layers, self._users.kinds, self.seen)
+
+    def _forward(self, tokens: Sequence[int]) -> None:
+        self.seen = [*self.seen, *tokens]
+        with self.session.forward(len(tokens)):
+            for layer in self.session.layers:
+                assert isinstance(layer, FakeLayer)
+                layer.see(tokens)
+        self._users.check()
+
+    def _close(self, failed: bool) -> None:
+        self._users.talks.remove(self)
+        self.session.close(failed)
+        self._users.check()
+
+
+def _break() -> None:
+    raise BrokenError
+
+
+@contextmanager
+def breaking(where: type, name: str) -> Iterator[None]:
+    """Every call of a method raises."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise BrokenError(f"in {name}")
+
+    with patch.object(where, name, broken):
+        yield

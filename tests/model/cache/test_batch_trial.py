@@ -1,0 +1,236 @@
+"""Whether a model can be batched, found by trying: models that can, models that cannot, and models made wrong.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* the layers            _slices() without batchable()                  test_layers_that_have_no_batch_are_named
+* padding hidden        rows of one length                            test_a_model_that_ignores_the_padding_is_found
+* own positions         rows of one length                            test_one_position_for_all_rows_is_found
+* all rows              the first row alone compared                  test_every_row_counts
+* who joins             no extend()                                   test_every_row_counts
+* who stays             no keep()                                     test_a_model_that_mixes_up_the_rows_that_...
+* most steps            the largest difference in place of the median test_a_single_step_does_not_count
+* no number             NaN passes                                    test_what_is_no_number_is_a_fault
+* bounds                _LIMIT of 0.3, _LIMIT_BFLOAT16 for all        test_rounding_is_no_fault_and_more_is_one
+* never raises          an exception passes                           test_what_a_model_raises_is_a_fault
+* fresh layers          layers made once                              test_every_trial_has_layers_of_its_own
+* slices                read() of all at once                         test_a_trial_is_cheap_and_a_slice_is_one_forward
+* nothing stays         no clear_cache()                              test_a_trial_leaves_nothing_behind
+"""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import pytest
+
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache.layers.batch_trial import BatchTrial
+
+from mlx_lm.models import llama  # isort: skip
+
+from scripts.tools.models.tiny import VOCAB, find_fault, tiny
+from tests.model.cache.test_batch_models import BATCHABLE
+
+Forward = Callable[[mx.array, list[object]], mx.array]
+
+
+def forward_of(kind: str) -> Forward:
+    model = tiny(kind).model
+    return lambda tokens, layers: model(tokens, cache=layers)
+
+
+def fault(kind: str = "llama", forward: Forward | None = None) -> str:
+    return find_fault(tiny(kind).make_layers, forward or forward_of(kind), VOCAB)
+
+
+def spoiled(spoil: Callable[[mx.array, mx.array], mx.array]) -> Forward:
+    """A llama, of which `spoil(tokens, logits)` changes what it says to more than one row."""
+    right = forward_of("llama")
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        logits = right(tokens, layers)
+        return spoil(tokens, logits) if tokens.shape[0] > 1 else logits
+
+    return forward
+
+
+@pytest.mark.parametrize("kind", BATCHABLE)
+def test_models_that_can_be_batched(kind: str) -> None:
+    assert fault(kind) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("quantized", "QuantizedKVCache"), ("llama4", "ChunkedKVCache"), ("deepseek_v41", "LayerCache")],
+)
+def test_layers_that_have_no_batch_are_named(kind: str, said: str) -> None:
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        raise AssertionError("nothing is to be tried")
+
+    assert fault(kind, forward) == f"mlx-lm has no batch of {said}"
+
+
+# --- wrong models
+
+
+def test_a_model_that_ignores_the_padding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama, "create_attention_mask", lambda h, cache: "causal" if h.shape[1] > 1 else None)
+    assert "off by" in fault()
+
+
+@pytest.mark.parametrize("chosen", ["first", "longest", "one further"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "deepseek_v3"])
+def test_one_position_for_all_rows_is_found(kind: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a model has it that asks one row for it, or that counts the padding."""
+    right = mx.fast.rope
+
+    def rope(x: mx.array, dims: int, *, offset: int | mx.array, **rest: object) -> mx.array:
+        if isinstance(offset, mx.array) and offset.size > 1:
+            one = {"first": offset[0], "longest": mx.max(offset), "one further": offset + 1}[chosen]
+            offset = mx.broadcast_to(one, offset.shape)
+        return right(x, dims, offset=offset, **rest)  # type: ignore[arg-type]
+
+    assert fault(kind) == ""
+    monkeypatch.setattr(mx.fast, "rope", rope)
+    assert "off by" in fault(kind)
+
+
+def test_a_model_that_wants_one_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = mx.fast.rope
+
+    def rope(x: mx.array, dims: int, *, offset: int | mx.array, **rest: object) -> mx.array:
+        return right(x, dims, offset=int(offset), **rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mx.fast, "rope", rope)
+    said = fault()
+    assert said
+    assert "off by" not in said
+
+
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_every_row_counts(row: int) -> None:
+    """The long one of the first two is there for two steps, the one that joins later for three."""
+    count = 0
+
+    def spoil(tokens: mx.array, logits: mx.array) -> mx.array:
+        nonlocal count
+        count += 1
+        place = row if count <= 2 else {0: 0, 2: 1}.get(row)
+        return mx.concatenate([-x if index == place else x for index, x in enumerate(mx.split(logits, len(logits)))])
+
+    assert "off by" in fault(forward=spoiled(spoil))
+    assert count == 4
+
+
+def test_a_model_that_mixes_up_the_rows_that_stay_is_found() -> None:
+    count = 0
+
+    def spoil(tokens: mx.array, logits: mx.array) -> mx.array:
+        nonlocal count
+        count += 1
+        return logits[::-1] if count > 2 else logits
+
+    assert "off by" in fault(forward=spoiled(spoil))
+
+
+@pytest.mark.parametrize("wrong", range(4))
+def test_a_single_step_does_not_count(wrong: int) -> None:
+    """An expert chosen by a hair takes one step of a row far away."""
+    count = -1
+
+    def spoil(tokens: mx.array, logits: mx.array) -> mx.array:
+        nonlocal count
+        count += 1
+        return -logits if count == wrong else logits
+
+    assert fault(forward=spoiled(spoil)) == ""
+    assert count == 3
+
+
+@pytest.mark.parametrize(("dtype", "near", "far"), [(mx.float32, 0.01, 0.06), (mx.bfloat16, 0.05, 0.2)])
+def test_rounding_is_no_fault_and_more_is_one(dtype: mx.Dtype, near: float, far: float) -> None:
+    """In a part of the spread of the logits, which a model in 16 bits loses a few hundredths of."""
+    right = forward_of("llama")
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        logits = right(tokens, layers)
+        for leaf in layers:
+            keys, values = (vars(leaf)[name].astype(dtype) for name in ("keys", "values"))
+            vars(leaf).update(keys=keys, values=values)
+        noise = mx.random.normal(logits.shape, key=mx.random.key(3)) if tokens.shape[0] > 1 else mx.zeros(logits.shape)
+        centred = logits - mx.mean(logits, -1, keepdims=True)
+        spread = mx.linalg.norm(centred, axis=-1, keepdims=True)
+        return logits + share * spread * noise / mx.linalg.norm(noise + 1e-9, axis=-1, keepdims=True)
+
+    share = near
+    assert fault(forward=forward) == ""
+    share = far
+    assert "off by" in fault(forward=forward)
+
+
+def test_what_is_no_number_is_a_fault() -> None:
+    assert "off by inf" in fault(forward=spoiled(lambda tokens, logits: logits * mx.nan))
+
+
+def test_tokens_that_a_model_closes_are_none() -> None:
+    right = forward_of("llama")
+    closed = mx.where(mx.arange(VOCAB) < 4, -mx.inf, 0)
+    assert fault(forward=lambda tokens, layers: right(tokens, layers) + closed) == ""
+
+
+@pytest.mark.parametrize("when", ["prompt", "step", "batch"])
+def test_what_a_model_raises_is_a_fault(when: str) -> None:
+    """Its first line, whether a prompt makes it raise, a step alone, or several rows."""
+    right = forward_of("llama")
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        rows, count = tokens.shape
+        if {"prompt": count > 1, "step": rows == count == 1, "batch": rows > 1}[when]:
+            raise IndexError("not like this\nbut otherwise")
+        return right(tokens, layers)
+
+    assert fault(forward=forward) == "IndexError: not like this"
+
+
+def test_logits_of_another_shape_are_a_fault() -> None:
+    assert "shape" in fault(forward=spoiled(lambda tokens, logits: logits[:, :, 1:]))
+
+
+def test_every_trial_has_layers_of_its_own() -> None:
+    """Three rows are read, and the batch is made of copies."""
+    model, made = tiny("llama"), []
+
+    def make_layers() -> list[object]:
+        made.append(model.make_layers())
+        return made[-1]
+
+    assert find_fault(make_layers, forward_of("llama"), VOCAB) == ""
+    offsets = sorted(vars(layers[0])["offset"] for layers in made)
+    assert offsets == [0, 3 + 4, 24 + 3, 48 + 2]
+
+
+def test_a_trial_is_cheap_and_a_slice_is_one_forward() -> None:
+    slices: list[list[tuple[int, ...]]] = []
+    right = forward_of("llama")
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        slices[-1].append(tokens.shape)
+        return right(tokens, layers)
+
+    trial = BatchTrial(tiny("llama").make_layers, forward, VOCAB)
+    while trial.fault is None:
+        slices.append([])
+        trial.advance()
+    *counts, last = slices
+    assert sorted(counts) == [[(1, 1)]] * 9 + [[(1, 3)], [(1, 8)], *[[(1, 16)]] * 4, *[[(2, 1)]] * 3, [(3, 1)]]
+    assert last == []
+    trial.advance()
+    assert (trial.fault, len(slices)) == ("", 20)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_trial_leaves_nothing_behind(broken: bool) -> None:
+    fault()
+    before = mx.get_active_memory()
+    fault(forward=spoiled(lambda tokens, logits: logits[:, :, 1:]) if broken else None)
+    assert mx.get_active_memory() == before
+    assert mx.get_cache_memory() == 0

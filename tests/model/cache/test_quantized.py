@@ -1,0 +1,370 @@
+"""Quantized keys and values: which layers get them, and how a model that cannot have them is found out.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* exact class          isinstance(leaf, KVCache)                    test_only_plain_key_value_caches_are_quantized
+* one object, once     replacing by position instead of identity    test_a_cache_that_stands_twice_in_the_list_...
+* group size           64 for every model, or 32 for every model    test_the_group_is_64_or_32_as_the_widths_allow
+* widths of both       looking at the keys only                     test_the_group_is_64_or_32_as_the_widths_allow
+* fresh layers         handing out the layers of the trial          test_every_list_is_fresh
+* the layer at fault   dropping all layers when one raises          test_only_the_layer_that_raises_stays_unquantized
+* computed later       trying only what is not computed           test_a_device_that_cannot_compute_it_leaves_all_...
+* nobody at fault      used[-1] without a layer that was used       test_a_model_that_raises_before_it_uses_a_cache_...
+* comparison           trusting a forward that does not raise       test_attention_that_goes_wrong_silently_is_found
+* no number            difference > limit instead of not <=         test_logits_that_are_no_numbers_are_found
+* closed tokens        comparing -inf with -inf                     test_tokens_that_a_model_closes_do_not_count
+* limit of 8 bits      the same limit for the bits that are wanted  test_four_bits_are_not_refused_for_being_few
+* unused caches        reading the width of what is not there       test_a_cache_that_no_layer_uses_stays
+* let go               a closure that calls itself, clear_cache first test_the_trial_leaves_no_memory_behind
+"""
+
+import gc
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import cast
+from unittest.mock import patch
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.base import Module
+
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache.layers import flatten
+from runner.cache.layers.quantized_trial import Format, find_format, quantized
+from scripts.tools.models.tiny import KINDS, LATENT, VOCAB, tiny
+
+from mlx_lm.models import base, deepseek_v3, gpt_oss, llama  # isort: skip
+from mlx_lm.models.cache import (  # isort: skip
+    ArraysCache,
+    CacheList,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
+
+PROMPT = [5, 9, 2, 60, 33, 17, 8, 41, 7, 3, 22, 50]
+
+
+class Model:
+    """A model of mlx-lm and the two things that are asked of it."""
+
+    def __init__(self, module: Module) -> None:
+        mx.eval(module.parameters())
+        self.module = module
+
+    def make_layers(self) -> list[object]:
+        return list(make_prompt_cache(self.module))
+
+    def forward(self, tokens: mx.array, layers: list[object]) -> mx.array:
+        logits: mx.array = self.module(tokens, cache=layers)
+        return logits
+
+    def last(self, layers: list[object]) -> mx.array:
+        """The logits after the prompt in two parts."""
+        self.forward(mx.array([PROMPT[:7]]), layers)
+        return self.forward(mx.array([PROMPT[7:]]), layers)[0, -1]
+
+    def format(self, bits: int = 8, make_layers: Callable[[], list[object]] | None = None) -> Format:
+        return find_format(make_layers or self.make_layers, self.forward, VOCAB, bits)
+
+
+@cache
+def a_llama(head_dim: int = 64, layers: int = 2) -> Model:
+    mx.random.seed(1)
+    args = llama.ModelArgs(
+        model_type="llama",
+        hidden_size=64,
+        num_hidden_layers=layers,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=head_dim,
+        rms_norm_eps=1e-5,
+        vocab_size=VOCAB,
+    )
+    module = llama.Model(args)
+    module.set_dtype(mx.bfloat16)
+    return Model(module)
+
+
+@cache
+def a_latent_model(rope_width: int = 32) -> Model:
+    """Keys 64 wide, values (the keys' positions) 32."""
+    mx.random.seed(1)
+    widths = {"kv_lora_rank": 64, "qk_rope_head_dim": rope_width}
+    args = deepseek_v3.ModelArgs(**{**LATENT, **widths})
+    return Model(deepseek_v3.Model(args))
+
+
+@cache
+def a_model_with_sinks() -> Model:
+    mx.random.seed(1)
+    args = gpt_oss.ModelArgs(
+        num_hidden_layers=2,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=32,
+        head_dim=32,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=32,
+    )
+    return Model(gpt_oss.Model(args))
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, dict[str, object]]]:
+    return [(record.levelname, record.message, vars(record)["attributes"]) for record in caplog.records]
+
+
+@pytest.fixture(autouse=True)
+def _log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "runner.cache.layers.quantized_trial")
+
+
+def test_only_plain_key_value_caches_are_quantized() -> None:
+    class Special(KVCache):
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]  # mlx-lm's is
+
+    others: list[object] = [RotatingKVCache(8), ArraysCache(2), Special()]
+    inner, deeper = KVCache(), KVCache()
+    list_in_list = CacheList(others[1], CacheList(deeper, inner))
+    layers = quantized([KVCache(), None, others[0], list_in_list, others[2], KVCache()], {0: 64, 1: 32, 3: 64}, 4)
+    assert [type(leaf).__name__ for leaf in flatten(layers)] == [
+        "QuantizedKVCache", "RotatingKVCache", "ArraysCache", "QuantizedKVCache", "KVCache", "Special",
+        "QuantizedKVCache",
+    ]  # fmt: skip
+    assert layers[1] is None
+    assert layers[2] is others[0]
+    assert layers[4] is others[2]
+    assert layers[3] is list_in_list
+    assert [(x.group_size, x.bits) for x in flatten(layers) if isinstance(x, QuantizedKVCache)] == [
+        (64, 4), (32, 4), (64, 4),
+    ]  # fmt: skip
+
+
+def test_a_cache_that_stands_twice_in_the_list_is_one_afterwards() -> None:
+    shared = KVCache()
+    layers = quantized([shared, KVCache(), CacheList(shared)], {0: 64, 1: 32}, 8)
+    assert isinstance(layers[2], CacheList)
+    assert layers[0] is layers[2].caches[0]
+    assert layers[0] is not layers[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "group"),
+    [
+        (a_llama(64), 64),
+        (a_llama(128), 64),
+        (a_llama(32), 32),
+        (a_llama(96), 32),
+        (a_llama(80), None),
+        (a_latent_model(8), None),  # keys 64 wide, values 8
+    ],
+    ids=["64", "128", "32", "96", "80", "64 and 8"],
+)
+def test_the_group_is_64_or_32_as_the_widths_allow(
+    model: Model, group: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = model.format()
+    found = {getattr(layer, "group_size", None) for layer in chosen.make_layers()}
+    assert (found, chosen.name) == ({group}, "kv8" if group else "")
+    if group is None:
+        assert "no multiples of 32" in str(lines(caplog)[0][2]["layers"])
+
+
+@pytest.mark.parametrize(("bits", "bytes_of_128"), [(8, 64 + 4), (4, 32 + 4)])
+def test_a_token_takes_about_half_or_a_quarter_of_its_bytes(bits: int, bytes_of_128: int) -> None:
+    model = a_llama(64)
+    plain, small = model.make_layers(), model.format(bits).make_layers()
+    model.last(plain)
+    model.last(small)
+    before, after = (sum(layer.nbytes for layer in flatten(layers)) for layers in (plain, small))  # type: ignore[attr-defined]
+    assert after * 128 == before * bytes_of_128
+
+
+@pytest.mark.parametrize(("head_dim", "bits", "limit"), [(64, 8, 0.05), (32, 8, 0.05), (64, 4, 0.3)])
+def test_answers_are_close_to_the_unquantized_ones(head_dim: int, bits: int, limit: float) -> None:
+    model = a_llama(head_dim)
+    exact = model.last(model.make_layers()).astype(mx.float32)
+    rounded = model.last(model.format(bits).make_layers()).astype(mx.float32)
+    off = (mx.linalg.norm(rounded - exact) / mx.linalg.norm(exact)).item()
+    assert 0 < off < limit  # type: ignore[operator]
+
+
+def test_every_list_is_fresh() -> None:
+    chosen = a_llama().format()
+    first, second = chosen.make_layers(), chosen.make_layers()
+    assert all(layer.offset == 0 and layer.keys is None for layer in [*first, *second])  # type: ignore[attr-defined]
+    assert not {id(layer) for layer in first} & {id(layer) for layer in second}
+
+
+def test_one_line_says_how_many_layers_are_quantized(caplog: pytest.LogCaptureFixture) -> None:
+    model = a_llama()
+    chosen = model.format(make_layers=lambda: [*model.make_layers(), RotatingKVCache(8), ArraysCache(2)])
+    assert [type(layer).__name__ for layer in chosen.make_layers()] == [
+        "QuantizedKVCache", "QuantizedKVCache", "RotatingKVCache", "ArraysCache",
+    ]  # fmt: skip
+    ((level, message, attributes),) = lines(caplog)
+    assert (level, message) == ("INFO", "keys and values are quantized")
+    assert attributes.pop("difference") == pytest.approx(0.015, abs=0.015)
+    assert attributes == {"bits": 8, "layers": 2, "of": 4, "unquantized": "1 RotatingKVCache, 1 ArraysCache"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_runs_on_unquantized_where_it_must(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The heads of these are 8 wide."""
+    model = tiny(kind)
+    chosen = find_format(model.make_layers, lambda tokens, layers: model.model(tokens, cache=layers), VOCAB, 8)
+    assert chosen == Format(model.make_layers, "")
+    assert [line[:2] for line in lines(caplog)] == [("WARNING", "keys and values stay unquantized")]
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (a_latent_model(), "2 KVCache: AttributeError: 'tuple' object has no attribute 'swapaxes'"),
+        (a_model_with_sinks(), "1 RotatingKVCache, 1 KVCache: ValueError: Quantized SDPA does not support"),
+    ],
+    ids=["latent attention", "attention sinks"],
+)
+def test_a_model_whose_attention_knows_no_quantized_keys_says_so(
+    model: Model, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert model.format() == Format(model.make_layers, "")
+    ((_, message, attributes),) = lines(caplog)
+    assert message == "keys and values stay unquantized"
+    assert str(attributes["layers"]).startswith(said)
+
+
+def test_only_the_layer_that_raises_stays_unquantized(caplog: pytest.LogCaptureFixture) -> None:
+    model = a_llama(layers=4)
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        with patch.object(llama, "scaled_dot_product_attention", choosy(layers[2])):
+            return model.forward(tokens, layers)
+
+    chosen = find_format(model.make_layers, forward, VOCAB, 8)
+    kinds = [type(layer).__name__ for layer in chosen.make_layers()]
+    assert kinds == ["QuantizedKVCache", "QuantizedKVCache", "KVCache", "QuantizedKVCache"]
+    ((_, _, attributes),) = lines(caplog)
+    assert (attributes["layers"], attributes["of"]) == (3, 4)
+    assert attributes["unquantized"] == "1 KVCache: TypeError: an array is wanted"
+
+
+def choosy(layer: object) -> Callable[..., mx.array]:
+    """Attention that takes no quantized keys from this layer."""
+    attend = base.scaled_dot_product_attention
+
+    def choose(*arguments: object, **options: object) -> mx.array:
+        if options["cache"] is layer and hasattr(layer, "bits"):
+            raise TypeError("an array is wanted\nwhich this is not")
+        return cast("Callable[..., mx.array]", attend)(*arguments, **options)
+
+    return choose
+
+
+def test_a_model_that_raises_before_it_uses_a_cache_runs_unquantized(caplog: pytest.LogCaptureFixture) -> None:
+    model = a_llama()
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        if hasattr(layers[0], "bits"):
+            raise ValueError("what is this?")
+        return model.forward(tokens, layers)
+
+    assert find_format(model.make_layers, forward, VOCAB, 8).name == ""
+    assert lines(caplog)[0][2]["layers"] == "2 KVCache: ValueError: what is this?"
+
+
+def test_attention_that_goes_wrong_silently_is_found(caplog: pytest.LogCaptureFixture) -> None:
+    model = a_llama()
+    attend = cast("Callable[..., mx.array]", base.quantized_scaled_dot_product_attention)
+
+    def unmasked(*arguments: object, **options: object) -> mx.array:
+        return attend(*arguments, **{**options, "mask": None})
+
+    with patch.object(base, "quantized_scaled_dot_product_attention", unmasked):
+        assert [model.format(bits).name for bits in (8, 4)] == ["", ""]
+    assert "the logits of a trial are off by" in str(lines(caplog)[0][2]["layers"])
+    assert [model.format(bits).name for bits in (8, 4)] == ["kv8", "kv4"]
+
+
+def test_logits_that_are_no_numbers_are_found() -> None:
+    model = a_llama()
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        logits = model.forward(tokens, layers)
+        return logits * mx.nan if hasattr(layers[0], "bits") else logits
+
+    assert find_format(model.make_layers, forward, VOCAB, 8).name == ""
+
+
+def test_tokens_that_a_model_closes_do_not_count() -> None:
+    model = a_llama()
+    closed = mx.where(mx.arange(VOCAB) < 3, -mx.inf, 0)
+    chosen = find_format(model.make_layers, lambda tokens, layers: model.forward(tokens, layers) + closed, VOCAB, 8)
+    assert chosen.name == "kv8"
+
+
+def test_logits_that_no_prompt_changes_are_no_fault() -> None:
+    model = a_llama()
+    chosen = find_format(model.make_layers, lambda tokens, layers: model.forward(tokens, layers) * 0, VOCAB, 8)
+    assert chosen.name == "kv8"
+
+
+def test_four_bits_are_not_refused_for_being_few(caplog: pytest.LogCaptureFixture) -> None:
+    """They may take this model's answers far, which the log says as a warning."""
+    model = a_llama()
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        logits = model.forward(tokens, layers)
+        return -logits if getattr(layers[0], "bits", 8) == 4 else logits
+
+    assert find_format(model.make_layers, forward, VOCAB, 4).name == "kv4"
+    ((level, _, attributes),) = lines(caplog)
+    assert level == "WARNING"
+    assert attributes["difference"] == pytest.approx(2, abs=0.2)
+
+
+def test_a_cache_that_no_layer_uses_stays(caplog: pytest.LogCaptureFixture) -> None:
+    model = a_llama()
+    chosen = model.format(make_layers=lambda: [*model.make_layers(), KVCache()])
+    assert type(chosen.make_layers()[2]) is KVCache
+    assert lines(caplog)[0][2]["unquantized"] == "1 KVCache: not used"
+
+
+def test_a_device_that_cannot_compute_it_leaves_all_unquantized(caplog: pytest.LogCaptureFixture) -> None:
+    """CUDA says so only when it is to compute."""
+    missing = RuntimeError("[quantized_matmul] No implementation\nfor this shape")
+    with patch("runner.cache.layers.quantized_trial.difference", side_effect=missing):
+        assert [a_llama().format(bits).name for bits in (8, 4)] == ["", ""]
+    said = "2 KVCache: RuntimeError: [quantized_matmul] No implementation"
+    assert [attributes["layers"] for _, _, attributes in lines(caplog)] == [said, said]
+
+
+def test_what_the_model_raises_by_itself_is_its_own() -> None:
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        raise RuntimeError("no model")
+
+    with pytest.raises(RuntimeError, match="no model"):
+        find_format(a_llama().make_layers, forward, VOCAB, 8)
+
+
+def test_the_trial_leaves_no_memory_behind() -> None:
+    """Not even until Python collects garbage."""
+    model = a_llama()
+    gc.disable()
+    try:
+        before = mx.get_active_memory()
+        kept = [model.format(), model.format(4), a_latent_model().format()]
+        assert mx.get_active_memory() == before
+        assert mx.get_cache_memory() == 0
+        model.last(kept[0].make_layers())
+        mx.clear_cache()
+        assert mx.get_active_memory() == before
+    finally:
+        gc.enable()

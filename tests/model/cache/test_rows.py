@@ -1,0 +1,513 @@
+"""Sessions of real tiny models that decode in a batch for a while: afterwards nobody can tell.
+
+The tokens are given, not sampled. Every story is told twice, once with all forwards alone; layers, records, trie and
+what follows are compared. The two differ by rounding at most.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* its own row           settle() of row 0 always                        test_a_stay_in_a_batch_is_like_decoding_alone
+* what it has seen      settle() leaves `_seen` as it is                test_a_stay_in_a_batch_is_like_decoding_alone
+* who joined when       join() counts from the first one's start        test_a_stay_in_a_batch_is_like_decoding_alone
+* who stays             keep() without `_seen`                          test_a_stay_in_a_batch_is_like_decoding_alone
+* one is no batch       keep() of one leaves the batch                  test_a_stay_in_a_batch_is_like_decoding_alone
+* as a forward          absorb() without the session's forward()        test_a_stay_in_a_batch_is_like_decoding_alone
+* who is asked to       keep() settles those who go                     test_a_row_that_is_cancelled_keeps_what_it_had
+* not the others        give_up() in place of drop()                    test_a_row_that_cannot_be_taken_home_fails_alone
+* evaluated at once     absorb() without settle()                       test_an_evaluation_that_fails_on_the_way_...
+* a forward that broke  `_seen` counted before the forward              test_a_forward_that_breaks_moves_nobody
+* a join that broke     sessions appended before the batch is made      test_a_join_that_breaks_leaves_both_as_they_were
+* what it takes         nbytes without the batch                        test_a_batch_leaves_no_memory_behind
+* who can               batchable of the first layer only               test_one_layer_that_cannot_is_enough
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+from unittest.mock import patch
+
+import mlx.core as mx
+import pytest
+
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache.checkpoints import TurnCheckpoints
+from runner.cache.decode_rows import DecodeRows
+from runner.cache.interface import Snapshot
+from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layers.batch import BatchedLayers
+from runner.cache.layers.snapshot import LayerSnapshot
+from runner.cache.trie import spelled
+from runner.cache.trie_cache import TrieCache
+from runner.cache.trie_session import TrieSession
+
+from mlx_lm.models.cache import ChunkedKVCache, KVCache  # isort: skip
+
+from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny, words
+from tests.lib.driver import ask, ask_uncached, check_equal, check_trie, largest
+
+BATCHABLE = ("llama", "gemma3", "mamba2", "qwen3_next", "falcon_h1", "deepseek_v3", "deepseek_v32")
+every_kind = pytest.mark.parametrize("kind", BATCHABLE)
+some_kinds = pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next"])
+KIB = 1024
+
+# Short and long ones, before and after a window of 32 is full; the last two share half of their prompts.
+PROMPTS = ([*words(41), 5], words(20, seed=2), [*words(50, seed=3), 9, 8, 7], [*words(50, seed=3), 1, 2])
+
+
+def token(place: int, step: int) -> int:
+    """What somebody says at a step."""
+    return (11 * step + 5 * place + step * step) % VOCAB
+
+
+class Sessions:
+    """Sessions of a model that have read their prompts, over one cache; alone, or joined in rows."""
+
+    def __init__(self, model: Tiny, prompts: Sequence[list[int]] = PROMPTS, *, together: bool = True) -> None:
+        self.model = model
+        self.cache = TrieCache(model.make_layers, points=TurnCheckpoints(gap=3, first_distance=16))
+        self.together = together
+        self.sessions: list[TrieSession] = []
+        self.rows: list[DecodeRows] = []
+        self.said: list[int] = []
+        self.logits: list[list[mx.array]] = []
+        for prompt in prompts:
+            self.begin(prompt)
+
+    def begin(self, prompt: list[int]) -> None:
+        session = self.cache.begin(prompt)
+        assert isinstance(session, TrieSession)
+        read(self.model, session)
+        self.sessions.append(session)
+        self.rows.append(DecodeRows(session))
+        self.said.append(0)
+        self.logits.append([])
+
+    def join(self, *places: int) -> None:
+        """The first one's row takes in the others."""
+        if self.together:
+            for place in places[1:]:
+                self.rows[places[0]].join(self.rows[place])
+                self.rows[place] = self.rows[places[0]]
+
+    def leave(self, place: int, settle: bool = True) -> None:
+        """As `Batch.leave` does it: whoever leaves takes its own along, and the last one too."""
+        rows = self.rows[place]
+        if len(rows.sessions) == 1:
+            return
+        stay = [row for row, session in enumerate(rows.sessions) if session is not self.sessions[place]]
+        if settle:
+            rows.settle(rows.sessions.index(self.sessions[place]))
+        if len(stay) == 1:
+            rows.settle(stay[0])
+        rows.keep(stay)
+        self.rows[place] = DecodeRows(self.sessions[place])
+
+    def say(self, *places: int, steps: int = 1) -> None:
+        """A token of each of these, who are all that are in their rows."""
+        for _ in range(steps):
+            for rows in dict.fromkeys(self.rows[place] for place in places):
+                self._forward(rows)
+
+    def close(self, *places: int) -> None:
+        for place in places:
+            self.leave(place)
+            self.sessions[place].close()
+
+    def cached(self, prompt: list[int]) -> int:
+        """How much of a prompt comes from the cache."""
+        session = self.cache.begin(prompt)
+        session.close()
+        return session.cached
+
+    def check_answer(self, prompt: list[int]) -> int:
+        """Somebody asks, and gets what no cache gives; returns how much came from the cache."""
+        answer = ask(self.model, self.cache, prompt, say=3)
+        check_equal(self.model, answer, ask_uncached(self.model, prompt, say=3))
+        return answer.session.cached
+
+    def _forward(self, rows: DecodeRows) -> None:
+        among = [self.sessions.index(session) for session in rows.sessions if isinstance(session, TrieSession)]
+        tokens = [token(place, self.said[place]) for place in among]
+        before = rows.lengths
+        with rows.forward():
+            logits = self.model.model(mx.array(tokens)[:, None], cache=rows.layers)
+        mx.eval(logits, rows.arrays())
+        assert rows.lengths == [length + 1 for length in before]
+        for row, place in enumerate(among):
+            self.sessions[place].record(tokens[row])
+            self.said[place] += 1
+            self.logits[place].append(logits[row, -1])
+
+
+def read(model: Tiny, session: TrieSession) -> None:
+    """The prompt, or what is recorded beyond where the layers stand; its last token as the first step of a decode."""
+    while count := session.next_forward(16):
+        forward(model, session, count)
+    forward(model, session, 1)
+
+
+def forward(model: Tiny, session: TrieSession, count: int) -> mx.array:
+    at = session.position
+    with session.forward(count):
+        logits = model.model(mx.array([session.recorded[at : at + count]]), cache=session.layers)
+    mx.eval(logits, session.state())
+    return logits[0, -1]
+
+
+class Held(NamedTuple):
+    """What a snapshot is, and what is in it."""
+
+    span: tuple[int, int]
+    live: bool
+    arrays: list[mx.array]
+
+
+def arrays_of(snapshot: Snapshot) -> list[mx.array]:
+    assert isinstance(snapshot, LayerSnapshot)
+    if snapshot._owned is not None:
+        return snapshot._owned.arrays
+    home = snapshot._home
+    assert isinstance(home, LayerAdapter)
+    return home.copy(snapshot.start, snapshot.stop).arrays
+
+
+Trie = dict[tuple[int, ...], tuple[bool, list[Held | None]]]
+
+
+def trie_of(cache: TrieCache) -> Trie:
+    """By the tokens to their ends: whether nodes are restore points, and what they hold."""
+    return {
+        tuple(spelled(node.path())): (
+            node.restore_point,
+            [
+                None if slot is None else Held((slot.start, slot.stop), slot.live, arrays_of(slot))
+                for slot in node.slots
+            ],
+        )
+        for node in cache._trie.nodes()
+    }
+
+
+def check_close(ours: Sequence[mx.array], theirs: Sequence[mx.array], tolerance: float) -> None:
+    """Relative to the largest entry, where that is more than 1."""
+    assert [(x.shape, x.dtype) for x in ours] == [(y.shape, y.dtype) for y in theirs]
+    if ours:
+        off = [mx.abs(x - y).max() / mx.maximum(1, mx.abs(y).max()) for x, y in zip(ours, theirs, strict=True)]
+        assert largest(mx.stack(off)) <= tolerance
+
+
+def check_same(ours: Sessions, theirs: Sessions) -> None:
+    """Both have come to the same: tries, snapshots, layers, bytes."""
+    mine, other = trie_of(ours.cache), trie_of(theirs.cache)
+    assert {key: point for key, (point, _) in mine.items()} == {key: point for key, (point, _) in other.items()}
+    for key, (_, held) in mine.items():
+        assert [each and each[:2] for each in held] == [each and each[:2] for each in other[key][1]]
+    for x, y in zip(ours.sessions, theirs.sessions, strict=True):
+        assert (x.recorded, x.position) == (y.recorded, y.position)
+        assert [state.offset for state in x.sequence.states] == [state.offset for state in y.sequence.states]
+    check_close(_all_of(ours, mine), _all_of(theirs, {key: other[key] for key in mine}), ours.model.tolerance)
+    assert ours.cache._sequences.facts.ledger.nbytes == theirs.cache._sequences.facts.ledger.nbytes
+    # A window that has grown by itself has room, or a few tokens more than it needs.
+    assert ours.cache.nbytes == theirs.cache.nbytes or ours.model.name == "gemma3"
+    assert ours.cache.nbytes <= theirs.cache.nbytes
+
+
+def _all_of(users: Sessions, trie: Trie) -> list[mx.array]:
+    arrays = [array for logits in users.logits for array in logits]
+    for _, held in trie.values():
+        arrays += [array for each in held if each is not None for array in each.arrays]
+    for session in users.sessions:
+        for state in session.sequence.states:
+            assert isinstance(state, LayerAdapter)
+            if state.offset:
+                arrays += state.copy(max(0, state.needs(state.offset)), state.offset).arrays
+    return arrays
+
+
+Story = Callable[[Sessions], None]
+
+
+def come_and_go(users: Sessions) -> None:
+    users.join(0, 1)
+    users.say(0, 1, steps=3)
+    users.join(0, 2)
+    users.say(0, 1, 2, steps=4)
+    users.leave(1)
+    users.say(0, 1, 2, steps=2)
+    users.join(0, 3, 1)
+    users.say(0, 1, 2, 3, steps=10)
+    users.close(2)
+    users.say(0, 1, 3, steps=2)
+    users.close(0, 3)
+    users.say(1, steps=3)
+
+
+def pairs(users: Sessions) -> None:
+    users.join(0, 1)
+    users.join(2, 3)
+    users.say(0, 1, 2, 3, steps=3)
+    users.leave(0)
+    users.leave(3)
+    users.join(3, 0)
+    users.say(0, 1, 2, 3, steps=2)
+    users.join(3, 2, 1)
+    users.say(0, 1, 2, 3)
+
+
+@every_kind
+@pytest.mark.parametrize("story", [come_and_go, pairs])
+def test_a_stay_in_a_batch_is_like_decoding_alone(kind: str, story: Story) -> None:
+    """Who is in it, with whom, and for how long; afterwards each goes on alone, or closes, and others go on from it."""
+    joined, alone = Sessions(tiny(kind)), Sessions(tiny(kind), together=False)
+    for users in (joined, alone):
+        story(users)
+        for place in range(4):
+            users.leave(place)
+    for users in (joined, alone):
+        users.close(3, 1, 0, 2)
+        check_trie(users.cache)
+    check_same(joined, alone)
+    for place, prompt in enumerate(PROMPTS):
+        for end in (joined.sessions[place].recorded, prompt, prompt[:-4]):
+            cached = [users.cached([*end, 63]) for users in (joined, alone)]
+            assert cached[0] == cached[1]
+            assert cached[0] == len(end) or end in (prompt, prompt[:-4])
+    joined.check_answer([*joined.sessions[2].recorded, 63])
+
+
+@every_kind
+def test_a_batch_writes_over_nothing_that_is_kept(kind: str) -> None:
+    """What was live in the layers of a row has been copied out when it comes home, or still is where it was."""
+    joined, alone = (Sessions(tiny(kind), PROMPTS[:2], together=together) for together in (True, False))
+    ends = [[*session.recorded] for session in joined.sessions]
+    for users in (joined, alone):
+        users.close(0, 1)
+        for end in ends:
+            users.begin([*end, 3])
+        users.join(2, 3)
+        users.say(2, 3, steps=15)
+        users.leave(2)
+        users.close(3, 2)
+        check_trie(users.cache)
+    check_same(joined, alone)
+    for end in ends:
+        joined.check_answer([*end, 4, 4])
+
+
+@every_kind
+def test_a_row_that_is_cancelled_keeps_what_it_had(kind: str) -> None:
+    """It leaves without what only the batch has seen: its own layers stand where they stood."""
+    users = Sessions(tiny(kind), PROMPTS[:3])
+    users.join(0, 1, 2)
+    users.say(0, 1, 2, steps=3)
+    users.leave(1, settle=False)
+    users.sessions[1].close()
+    users.say(0, 2, steps=3)
+    users.close(0, 2)
+    check_trie(users.cache)
+    assert users.cached([*users.sessions[1].recorded, 3]) == len(PROMPTS[1])
+    for place in (0, 2):
+        end = users.sessions[place].recorded
+        assert users.check_answer([*end, 3]) == len(end)
+
+
+@some_kinds
+def test_settling_again_changes_nothing(kind: str) -> None:
+    users, alone = Sessions(tiny(kind), PROMPTS[:2]), Sessions(tiny(kind), PROMPTS[:2], together=False)
+    users.join(0, 1)
+    for each in (users, alone):
+        each.say(0, 1, steps=3)
+    rows = users.rows[0]
+    for row in (0, 1, 1, 0):
+        rows.settle(row)
+    assert [session.position for session in users.sessions] == [45, 23]
+    assert rows.lengths == [45, 23]
+    for each in (users, alone):
+        each.say(0, 1, steps=2)
+    for row in (0, 1):
+        rows.settle(row)
+    rows.keep([])
+    check_same(users, alone)
+    DecodeRows(users.sessions[0]).settle(0)
+    check_same(users, alone)
+
+
+# --- what breaks
+
+
+@every_kind
+def test_a_row_that_cannot_be_taken_home_fails_alone(kind: str) -> None:
+    users = Sessions(tiny(kind), PROMPTS[:3])
+    users.join(0, 1, 2)
+    users.say(0, 1, 2, steps=3)
+    broken = users.sessions[1]
+    with patch.object(broken.sequence, "absorb", side_effect=MemoryError), pytest.raises(MemoryError):
+        users.leave(1)
+    users.rows[0].keep([0, 2])
+    broken.close()
+    check_locks(users)
+    users.say(0, 2, steps=2)
+    users.close(0, 2)
+    check_trie(users.cache)
+    assert users.cached([*broken.recorded, 3]) == (16 if kind == "mamba2" else 0)  # a restore point, copied out before
+    for place in (0, 2):
+        assert not users.sessions[place].adrift
+        end = users.sessions[place].recorded
+        assert users.check_answer([*end, 3]) == len(end)
+
+
+@some_kinds
+def test_an_evaluation_that_fails_on_the_way_is_a_failed_forward(kind: str) -> None:
+    users = Sessions(tiny(kind), PROMPTS[:2])
+    users.join(0, 1)
+    users.say(0, 1, steps=3)
+    with patch.object(users.sessions[0].sequence, "settle", side_effect=MemoryError), pytest.raises(MemoryError):
+        users.rows[0].settle(0)
+    users.rows[0].settle(1)
+    with pytest.raises(RuntimeError, match="closed or failed"):
+        forward(users.model, users.sessions[0], 1)
+    users.sessions[0].close()
+    users.sessions[1].close()
+    check_trie(users.cache)
+    assert users.cache.begin([*users.sessions[0].recorded, 3]).cached == 0
+    assert users.cache.begin([*users.sessions[1].recorded, 3]).cached == 23
+
+
+@every_kind
+def test_a_forward_that_breaks_moves_nobody(kind: str) -> None:
+    """Their own layers are only behind: each reads what it has said again, and goes on alone."""
+    model = tiny(kind)
+    users, alone = Sessions(model, PROMPTS[:3]), Sessions(model, PROMPTS[:3], together=False)
+    users.join(0, 1, 2)
+    for each in (users, alone):
+        each.say(0, 1, 2, steps=5)
+    rows = users.rows[0]
+    positions = [session.position for session in users.sessions]
+    lengths = rows.lengths
+    with suppress(MemoryError), rows.forward():
+        model.model(mx.array([[1], [2], [3]]), cache=rows.layers)
+        _break()
+    assert rows.lengths == lengths
+    assert [session.position for session in users.sessions] == positions == [42, 20, 53]
+    for place, session in enumerate(users.sessions):
+        users.rows[place] = DecodeRows(session)
+        assert session.next_forward(100) == 4, "all but the last one, which is a step of a decode"
+        read(model, session)
+        assert session.position == len(session.recorded)
+    for each in (users, alone):
+        each.say(0, 1, 2, steps=2)
+    for ours, theirs in zip(users.logits, alone.logits, strict=True):
+        check_close(ours, theirs, model.tolerance)
+    for each in (users, alone):
+        each.close(2, 0, 1)
+        check_trie(each.cache)
+    assert trie_of(users.cache).keys() == trie_of(alone.cache).keys()
+
+
+@some_kinds
+def test_a_join_that_breaks_leaves_both_as_they_were(kind: str) -> None:
+    users, alone = Sessions(tiny(kind), PROMPTS[:2]), Sessions(tiny(kind), PROMPTS[:2], together=False)
+    with patch("runner.cache.decode_rows.BatchedLayers", side_effect=MemoryError), pytest.raises(MemoryError):
+        users.rows[0].join(users.rows[1])
+    assert [rows.nbytes for rows in users.rows] == [0, 0]
+    assert users.rows[0].sessions == [users.sessions[0]]
+    for each in (users, alone):
+        each.say(0, 1, steps=3)
+    check_same(users, alone)
+
+
+# --- what it costs
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """Only what arrays hold counts."""
+    gc.collect()
+    limit = mx.set_cache_limit(0)
+    yield
+    mx.set_cache_limit(limit)
+
+
+def active() -> int:
+    gc.collect()
+    mx.synchronize()
+    return mx.get_active_memory()
+
+
+@every_kind
+def test_a_batch_leaves_no_memory_behind(kind: str) -> None:  # 84
+    """What is counted is what is held, in the batch and after it: nothing keeps the batch alive but its rows."""
+    model = tiny(kind)
+    warm = Sessions(model, PROMPTS[:3])
+    warm.join(0, 1, 2)
+    warm.say(0, 1, 2)
+    del warm
+    with exact():
+        before = active()
+        users = Sessions(model, PROMPTS[:3])
+
+        def check(batch: bool) -> None:
+            users.logits = [[] for _ in users.logits]
+            counted = users.cache.nbytes + users.rows[0].nbytes
+            assert (users.rows[0].nbytes > 0) == batch
+            assert counted <= active() - before <= 1.05 * counted + KIB
+
+        check(batch=False)
+        users.join(0, 1, 2)
+        check(batch=True)
+        alone = users.cache.nbytes
+        users.say(0, 1, 2, steps=6)
+        check(batch=True)
+        assert users.cache.nbytes == alone, "their own layers have not moved"
+        wide = users.rows[0].nbytes
+        users.leave(2)
+        check(batch=True)
+        assert users.rows[0].nbytes < wide
+        users.leave(1)
+        check(batch=False)
+        users.say(0, 1, 2)
+        users.close(0, 1, 2)
+        check(batch=False)
+        users.cache.clear()
+        users.sessions.clear()
+        users.rows = [DecodeRows(users.cache.begin([1]))]  # type: ignore[arg-type]
+        users.rows[0].sessions[0].close()
+        users.cache.clear()
+        assert active() == before
+
+
+def test_a_batch_is_counted_where_it_is() -> None:
+    users = Sessions(tiny("llama"), PROMPTS[:2])
+    before = users.cache.nbytes
+    users.join(0, 1)
+    users.cache.reserve(users.rows[0].nbytes)
+    assert users.rows[0].nbytes == BatchedLayers([session.layers for session in users.sessions]).nbytes
+    assert users.cache.nbytes == before + users.rows[0].nbytes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_which_models_can_be_batched(kind: str) -> None:
+    cache = TrieCache(tiny(kind).make_layers)
+    session = cache.begin(words(5))
+    assert isinstance(session, TrieSession)
+    rows = DecodeRows(session)
+    assert rows.batchable == (kind in BATCHABLE)
+    assert rows.layers is session.layers
+    assert (rows.lengths, rows.nbytes, rows.arrays()) == ([0], 0, [])
+
+
+def _break() -> None:
+    raise MemoryError
+
+
+def test_one_layer_that_cannot_is_enough() -> None:
+    cache = TrieCache(lambda: [KVCache(), ChunkedKVCache(16)])
+    session = cache.begin(words(5))
+    assert isinstance(session, TrieSession)
+    assert not DecodeRows(session).batchable
+
+
+def check_locks(users: Sessions) -> None:
+    """As many as sessions go through."""
+    for node in users.cache._trie.nodes():
+        assert node.locks == sum(node in session.node.path() for session in users.cache._sequences.sharing)

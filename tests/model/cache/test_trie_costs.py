@@ -1,0 +1,301 @@
+"""What the trie cache does for one request, counted: none of it grows with the nodes that have nothing to do with it.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* no look at all       fit() makes its Eviction anew, or asks nodes()   test_a_request_looks_at_its_own_nodes_only
+* bytes are counted    the loop of fit() asks for all layers' bytes     test_many_victims_look_at_the_layers_once
+* together             later() settles each time                        test_a_cut_computes_all_its_copies_at_once
+* large ones alone     later() settles never                            test_large_copies_are_computed_at_once
+* before the forward   no settle() after cut(), advance() or merge()    test_nothing_is_put_off_for_longer_than_a_step
+* their own bytes      later() does not hold the sources                test_what_is_cut_apart_shares_no_buffer
+* salts                root() leaves empty roots behind                 test_a_salt_leaves_nothing_behind
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import mlx.core as mx
+import pytest
+
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache.eviction import LeastRecentLeaf, LeastWorth
+from runner.cache.interface import Session
+from runner.cache.layers import snapshot
+from runner.cache.layers.snapshot import Ledger, own
+from runner.cache.sequence import SequenceLayers
+from runner.cache.sequences import LiveSequences
+from runner.cache.trie import PrefixTrie
+from runner.cache.trie_cache import TrieCache
+from scripts.tools.models.tiny import tiny, words
+from tests.lib.driver import ask as serve
+from tests.lib.fakes import FAMILIES, FakeLayer
+from tests.lib.story import Every
+
+from mlx_lm.models.cache import KVCache  # isort: skip
+
+LAYERS = 12
+everyone = pytest.mark.parametrize("family", FAMILIES)
+
+
+class Users:
+    """Many who said something once, over fake layers."""
+
+    def __init__(self, family: str, count: int) -> None:
+        self.cache = TrieCache(lambda: [kind() for kind in FAMILIES[family]], None, Every(8))
+        for user in range(count):
+            self.ask([1, 2, 3, *range(100 + 20 * user, 120 + 20 * user)])
+
+    def ask(self, prompt: Sequence[int]) -> None:
+        session = self.cache.begin(prompt)
+        while (at := session.position) < len(prompt):
+            count = session.next_forward(99) or 1
+            with session.forward(count):
+                for layer in session.layers:
+                    assert isinstance(layer, FakeLayer)
+                    layer.see(prompt[at : at + count])
+        session.close()
+
+
+@contextmanager
+def counting(*functions: tuple[type, str]) -> Iterator[list[str]]:
+    """The names of the methods, in the order of their calls."""
+    calls: list[str] = []
+
+    def counted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: object, **named: object) -> object:
+            calls.append(name)
+            return original(*arguments, **named)
+
+        return call
+
+    patches = [patch.object(where, name, counted(name, getattr(where, name))) for where, name in functions]
+    for each in patches:
+        each.start()
+    try:
+        yield calls
+    finally:
+        for each in patches:
+            each.stop()
+
+
+@everyone
+def test_a_request_looks_at_its_own_nodes_only(family: str) -> None:
+    """And at those near the ones that go for it."""
+    users = Users(family, 300)
+    users.cache._budget = users.cache.nbytes - 1
+    with counting(
+        (PrefixTrie, "nodes"),
+        (PrefixTrie, "remove"),
+        (PrefixTrie, "merge"),
+        (LeastRecentLeaf, "weight"),
+        (LeastWorth, "weight"),
+    ) as calls:
+        users.ask([1, 2, 3, *range(110, 115), *range(10, 30)])
+    assert users.cache.nbytes < users.cache._budget
+    gone = calls.count("remove") + calls.count("merge")
+    assert 0 < gone < 60
+    assert calls.count("weight") <= 30 + 4 * gone < 300
+    assert "nodes" not in calls
+
+
+@everyone
+def test_many_victims_look_at_the_layers_once(family: str) -> None:
+    few, many = (_layer_looks(family, share) for share in (0.9, 0.2))
+    assert few == many
+
+
+def _layer_looks(family: str, share: float) -> int:
+    users = Users(family, 60)
+    before = len(list(users.cache._trie.nodes()))
+    users.cache._budget = int(users.cache.nbytes * share)
+    count = 0
+    count_of = LiveSequences.layer_bytes
+
+    def counted(sequences: LiveSequences) -> int:
+        nonlocal count
+        count += 1
+        return int(count_of.__get__(sequences))
+
+    with patch.object(LiveSequences, "layer_bytes", property(counted)):
+        users.cache._evict()
+    assert before - len(list(users.cache._trie.nodes())) > (1 - share) * 20
+    return count
+
+
+# --- copies
+
+
+def deep() -> list[object]:
+    return [KVCache() for _ in range(LAYERS)]
+
+
+def ask(cache: TrieCache, prompt: Sequence[int]) -> None:
+    session = cache.begin(prompt)
+    write(session, prompt, len(prompt))
+    session.close()
+
+
+def write(session: Session, prompt: Sequence[int], to: int) -> None:
+    """A token's number into every layer, as a model of one head and four numbers would."""
+    while (at := session.position) < to:
+        count = session.next_forward(to - at) or 1
+        entries = mx.broadcast_to(mx.array([*prompt[at : at + count]])[None, None, :, None], (1, 1, count, 4))
+        with session.forward(count):
+            for layer in session.layers:
+                assert isinstance(layer, KVCache)
+                layer.update_and_fetch(entries.astype(mx.float32), entries.astype(mx.float32))
+        mx.eval(session.state())
+
+
+def two_conversations(cache: TrieCache) -> None:
+    """Neither is live: a third one is."""
+    for seed in (2, 3, 4):
+        ask(cache, words(60, seed))
+
+
+@contextmanager
+def evaluations() -> Iterator[list[int]]:
+    """How many arrays each of them was given."""
+    counts: list[int] = []
+    original = mx.eval
+
+    def counted(*arrays: object) -> None:
+        counts.append(len(list(_flat(arrays))))
+        original(*arrays)
+
+    with patch.object(mx, "eval", counted):
+        yield counts
+
+
+def _flat(arrays: object) -> Iterator[mx.array]:
+    if isinstance(arrays, mx.array):
+        yield arrays
+    elif isinstance(arrays, list | tuple):
+        for each in arrays:
+            yield from _flat(each)
+
+
+def test_a_cut_computes_all_its_copies_at_once() -> None:
+    cache = TrieCache(deep)
+    two_conversations(cache)
+    node = next(node for node in cache._trie.nodes() if node.nbytes)
+    with evaluations() as counts:
+        cache._trie.split(node, 30)
+        assert counts == []
+        cache._sequences.settle()
+        assert counts == [LAYERS * 2 * 2]
+        cache._sequences.settle()
+        assert counts[1:] == [0]
+
+
+def test_large_copies_are_computed_at_once() -> None:
+    """Each while the others are whole: there is no room for all of it again."""
+    cache = TrieCache(deep)
+    two_conversations(cache)
+    node = next(node for node in cache._trie.nodes() if node.nbytes)
+    half = 30 * 4 * 4 * 2
+    with patch.object(snapshot, "_TOGETHER_BYTES", 2 * half - 1), evaluations() as counts:
+        cache._trie.split(node, 30)
+        assert counts == [4] * LAYERS
+
+
+class Thinning(Every):
+    """Every 8 tokens, of which every other one is surplus once the conversation has ended."""
+
+    def surplus(self, points: Sequence[int], end: int) -> list[int]:
+        return list(points[1::2])
+
+
+@contextmanager
+def putting_off() -> Iterator[list[int]]:
+    """The bytes of copies that were put off; all of them are computed when a forward comes."""
+    sizes: list[int] = []
+    later, forward = Ledger.later, SequenceLayers.forward
+
+    def counted(ledger: Ledger, copies: list[mx.array], sources: Sequence[mx.array] = ()) -> object:
+        sizes.append(sum(copy.nbytes for copy in copies))
+        return later(ledger, copies, sources)
+
+    def checked(sequence: SequenceLayers, count: int) -> object:
+        assert not sequence.ledger._copies
+        return forward(sequence, count)
+
+    with patch.object(Ledger, "later", counted), patch.object(SequenceLayers, "forward", checked):
+        yield sizes
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next"])
+def test_nothing_is_put_off_for_longer_than_a_step(kind: str) -> None:
+    """A resumption within an edge, a conversation that another one leaves, points that become surplus, evictions."""
+    model = tiny(kind)
+    cache = TrieCache(model.make_layers, points=Thinning(8))
+    ledger = cache._sequences.facts.ledger
+    with putting_off() as sizes:
+        for seed in (2, 3, 4, 5):
+            for prompt in (
+                words(60, 2),
+                [*words(60, 2)[:40], *words(30, seed)],
+                [*words(60, seed)[:21], 1],
+                words(50, seed),
+            ):
+                serve(model, cache, prompt, say=2, chunk=16)
+                assert not ledger._copies
+        assert sizes
+        gone = len(sizes)
+        while (held := cache.nbytes) > cache._sequences.layer_bytes:
+            cache._budget = held - 1
+            cache._evict()
+            assert not ledger._copies
+        assert kind != "qwen3_next" or len(sizes) > gone, "nothing was merged"
+
+
+def test_nothing_is_put_off_while_others_ask_for_what_one_computes() -> None:
+    """It cuts what another one left meanwhile, which a third one has driven out of the layers."""
+    cache = TrieCache(deep)
+    prompt = words(60, 2)
+    session = cache.begin(prompt)
+    write(session, prompt, 59)
+    ask(cache, [*prompt[:10], *words(20, 4)])
+    ask(cache, words(60, 3))
+    with putting_off() as sizes:
+        cache.follows([*prompt, 1])
+        assert len(sizes) == 2 * LAYERS
+        assert not cache._sequences.facts.ledger._copies
+    session.close()
+
+
+def test_what_is_cut_apart_shares_no_buffer() -> None:
+    """MLX hands on a buffer that nobody else holds, if all of it but 16 KiB is wanted, and all of it stays then: it did
+    so where the first part was done with before the second one began."""
+    limit = mx.set_cache_limit(0)
+    try:
+        ledger, halves = Ledger(), []
+        before = mx.get_active_memory()
+        whole = mx.random.normal((1, 1, 1000, 16))
+        mx.eval(whole)
+        for part in (slice(0, 200), slice(200, 1000)):
+            ledger.settle()
+            mx.synchronize()
+            halves.append(ledger.later([own(whole[..., part, :])], [whole]))
+        del whole
+        ledger.settle()
+        mx.synchronize()
+        held = sum(half.content[0].nbytes for half in halves)
+        assert held <= mx.get_active_memory() - before <= held + 4096
+    finally:
+        mx.set_cache_limit(limit)
+
+
+def test_a_salt_leaves_nothing_behind() -> None:
+    """Once nothing of it is kept. One that is in use stays what it is."""
+    model = tiny("llama")
+    cache = TrieCache(model.make_layers)
+    for salt in range(50):
+        session = cache.begin([1, 2, 3], f"salt {salt}")
+        assert cache._trie.root(f"salt {salt}") is session.node  # type: ignore[attr-defined]
+        cache.follows([1, 2, 3], f"another {salt}")
+        assert cache._trie.root(f"salt {salt}") is session.node  # type: ignore[attr-defined]
+        session.close()
+    assert len(cache._trie._roots) <= 2

@@ -1,0 +1,113 @@
+"""The trie cache over real layer caches: what comes back is what went.
+
+A resumed conversation is bit-equal to a run that made the same forwards in one go; against a run with other forwards it
+is equal up to the noise that these make by themselves (`tiny.py` has it for every model).
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* ring order            WindowState.copy without _in_order                test_a_conversation_comes_back_at_any_length
+* exactly the window    TailState.restore takes all that there is         test_a_conversation_comes_back_at_any_length
+* the way above         _fill never takes the whole window                test_a_window_is_whole_where_the_way_...
+* kept on every exit    a cancelled prefill drops what it computed        test_a_prompt_that_times_out_again_...
+"""
+
+from math import ceil
+
+import mlx.core as mx
+import pytest
+
+from runner.cache.checkpoints import Checkpoint
+from runner.cache.trie_cache import TrieCache
+from scripts.tools.models.tiny import KINDS, WINDOW, tiny, words
+from tests.lib.driver import Accident, ask, ask_uncached, check_equal, check_trie, forwards_at_once, largest
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+class NoPoints:
+    """Nothing but the ends of sequences can be come back to."""
+
+    def plan(self, tokens: object, cached: int, branch: int, most: int | None) -> list[Checkpoint]:
+        return []
+
+    def surplus(self, points: object, end: int) -> list[int]:
+        return []
+
+
+@every_kind
+def test_a_conversation_that_comes_back_is_bit_equal_to_one_that_never_left(kind: str) -> None:
+    model = tiny(kind)
+    cache = TrieCache(model.make_layers, points=NoPoints())
+    prompt, other = words(41), words(70, seed=3)
+    first = ask(model, cache, prompt, chunk=16)
+    ask(model, cache, other, chunk=16)
+    longer = [*prompt, *first.tokens, *words(37, seed=2)]
+    back = ask(model, cache, longer, chunk=16)
+    check_trie(cache)
+    assert back.session.cached == 45
+    oracle = forwards_at_once(model, longer + back.tokens, [16, 16, 8, 1, *[1] * 4, 16, 16, 4, 1, *[1] * 3])
+    for ours, theirs in zip(back.logits, oracle[-4:], strict=True):
+        if kind in ("gemma3", "llama4"):  # a ring comes back in the order of time, a chunk without what it hides
+            assert largest(ours - theirs) <= model.tolerance
+        else:
+            assert mx.array_equal(ours, theirs)
+
+
+LENGTHS = [1, 2, 30, 31, 32, 33, 34, 62, 63, 64, 65, 66, 96, 97]
+
+
+def _comes_back(length: int, tail: int, say: int) -> None:
+    model = tiny("gemma3")
+    cache = TrieCache(model.make_layers, points=NoPoints())
+    prompt = words(length)
+    first = ask(model, cache, prompt, say=say)
+    ask(model, cache, words(50, seed=5))
+    longer = [*prompt, *first.tokens, *words(tail, seed=2)]
+    back = ask(model, cache, longer)
+    assert back.session.cached == length + say
+    check_equal(model, back, ask_uncached(model, longer))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_conversation_comes_back_at_any_length_of_its_window(length: int) -> None:  # F80
+    for tail in (1, 2, 3):
+        _comes_back(length, tail, say=0)
+        _comes_back(length, tail, say=3)
+
+
+@pytest.mark.slow
+def test_a_conversation_comes_back_at_every_length_of_its_window() -> None:  # F80
+    for length in range(1, 131):
+        for tail in (1, 2, 3):
+            _comes_back(length, tail, say=0)
+
+
+def test_a_window_is_whole_where_the_way_above_has_a_gap() -> None:
+    """What a node's window needs of the nodes above is copied with it when one of them does not hold it any more."""
+    model = tiny("gemma3")
+    cache = TrieCache(model.make_layers, points=NoPoints())
+    prompt = words(3 * WINDOW)
+    ask(model, cache, prompt, say=0)
+    half = prompt[: 2 * WINDOW]  # ends within the edge, before what its window held
+    ask(model, cache, [*half, *words(5, seed=3)], say=0)
+    ask(model, cache, words(40, seed=4))
+    longer = [*half, *words(5, seed=3), *words(9, seed=5)]
+    back = ask(model, cache, longer)
+    assert back.session.cached == 2 * WINDOW + 5
+    check_equal(model, back, ask_uncached(model, longer))
+
+
+@every_kind
+def test_a_prompt_that_times_out_again_and_again_is_finished(kind: str) -> None:  # D66
+    model = tiny(kind)
+    cache = TrieCache(model.make_layers)
+    prompt = words(120)
+    attempts = 0
+    while True:
+        attempts += 1
+        answer = ask(model, cache, prompt, chunk=16, accident=Accident("cancel", 1))
+        check_trie(cache)
+        if answer.session.cached + 16 >= len(prompt) - 1:
+            break
+    assert attempts <= ceil(119 / 16) + 2  # restore points cut two of the chunks
+    check_equal(model, ask(model, cache, prompt), ask_uncached(model, prompt))

@@ -1,0 +1,261 @@
+"""What goes wrong in the trie cache while several sessions are open.
+
+A fault is an exception in the k-th call of something that allocates. Whoever it meets ends; what the trie kept is given
+up if it may be half done; the others go on with their own layers, adrift, and the next request is right.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* a half-done trie      _close() does not ask whether it was torn       test_whatever_breaks_the_others_go_on
+* half-done sharing     follows() does not give_up()                    test_whatever_breaks_the_others_go_on
+* half-done eviction    reserve() does not give_up()                    test_whatever_breaks_the_others_go_on
+* sharing lets nobody   follows() and reserve() let the error out       test_sharing_and_evicting_raise_nothing
+  down
+* adrift                _passed() of a session adrift keeps points      test_whoever_is_adrift_keeps_nothing
+* quiet ends            _close() of a session adrift keeps it           test_whoever_is_adrift_keeps_nothing
+* who was open          _open() leaves the failed session among them    test_an_eviction_that_fails_at_a_resumption_...
+* layers let go of      no abandon() of a stack that is not kept        test_what_a_cut_left_half_done_is_free_at_once
+* another ledger        renew() goes on with the old ledger             test_whatever_breaks_the_others_go_on
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import mlx.core as mx
+import pytest
+
+from runner.cache import resume
+from runner.cache.layers.snapshot import SliceSnapshot
+from runner.cache.sequence import SequenceLayers
+from runner.cache.sequences import LiveSequences
+from runner.cache.trie import PrefixTrie
+from runner.cache.trie_cache import TrieCache
+from scripts.tools.models.tiny import tiny, words
+from tests.lib import together
+from tests.lib.breaking import breaking
+from tests.lib.driver import ask, ask_uncached, check_equal
+from tests.lib.fakes import FAMILIES, FakeWindowState
+from tests.lib.story import Every
+from tests.lib.together import BrokenError, Talk, Together
+from tests.unit.cache.test_trie_faults import PLACES as ALONE
+from tests.unit.cache.test_trie_faults import Place, cases
+
+PREFIX = list(range(1, 49))
+everyone = pytest.mark.parametrize("family", FAMILIES)
+
+PLACES = [
+    *ALONE,
+    Place(FakeWindowState, "snapshot", "S"),
+    Place(SequenceLayers, "reset", "KR"),
+    Place(SequenceLayers, "learn", "K"),
+    Place(PrefixTrie, "split", "KR"),
+    Place(PrefixTrie, "merge", "KR"),
+    Place(PrefixTrie, "remove", "KR"),
+    Place(PrefixTrie, "drop", "KR"),
+    Place(PrefixTrie, "unlock", "KR"),
+    Place(LiveSequences, "only_in", "KR"),
+    Place(LiveSequences, "keep", "KR"),
+]
+
+
+class Crowd:
+    """A story of four who come and go; whoever meets a fault ends there."""
+
+    def __init__(self, family: str) -> None:
+        self.users = Together(family, points=Every(8), budget=420, chunk=9)
+        self.talks: dict[str, Talk] = {}
+
+    def tell(self) -> None:
+        """Resumptions, cuts, joins, copies out, sharing with who runs, evictions, ends of every kind."""
+        self._begins("a", PREFIX)
+        self._goes("a", lambda talk: talk.say(7, 8).close())
+        self._begins("b", [*PREFIX, 7, 8, *range(100, 120)])
+        self._begins("c", [*PREFIX[:37], *range(200, 230)])
+        self._goes("b", lambda talk: talk.read(chunks=1))
+        self._goes("c", lambda talk: talk.read(chunks=1))
+        self.users.follows([*PREFIX[:37], *range(200, 240)])
+        self.users.follows([*PREFIX, 7, 8, *range(100, 119), 1])
+        self._goes("c", lambda talk: talk.say(5, 6))
+        self._begins("d", [*PREFIX[:37], *range(200, 205), 3, 3, 3])
+        self.users.reserve(200)
+        self._goes("b", lambda talk: talk.say(5))
+        self._goes("c", lambda talk: talk.ahead(4).close())
+        self.users.reserve(0)
+        self._goes("d", lambda talk: talk.read(chunks=1).fail())
+        self._begins("e", [*PREFIX[:20], *range(300, 380)])
+        self._goes("e", lambda talk: talk.say(1).close())
+        self._goes("b", lambda talk: talk.say(6, 7).close())
+
+    def _begins(self, name: str, prompt: list[int]) -> None:
+        self.talks[name] = self.users.begin(prompt)
+
+    def _goes(self, name: str, do: Callable[[Talk], object]) -> None:
+        talk = self.talks[name]
+        if talk not in self.users.talks:
+            return
+        try:
+            do(talk)
+        except MemoryError:
+            talk.close()
+
+
+@pytest.mark.parametrize(("family", "place"), cases(PLACES))
+def test_whatever_breaks_the_others_go_on(family: str, place: Place) -> None:
+    """`Together` checks every step of everybody, before and after."""
+    at, reached = 0, True
+    while reached:
+        crowd = Crowd(family)
+        with breaking(place.where, place.name, at) as calls:
+            crowd.tell()
+        users = crowd.users
+        assert users.talks == []
+        for prompt in ([*PREFIX, 7, 8, 1], [*PREFIX[:37], *range(200, 220)], PREFIX):
+            users.turn(prompt)
+        assert users.cached([*PREFIX, 20, 21, 5]) == len(PREFIX) + 2
+        users.cache.clear()
+        assert (users.cache.nbytes, users.shape) == (0, "")
+        reached = len(calls) > at
+        at += 1 + at // 2
+    assert at > 1, "the story never came there"
+
+
+@everyone
+def test_sharing_and_evicting_raise_nothing(family: str) -> None:
+    """They are there for others, who have done nothing wrong."""
+    for ask_for in ("follows", "reserve"):
+        users = Together(family, budget=10_000)
+        users.turn(PREFIX)
+        talks = [users.begin([*PREFIX, 20, 21, *range(100 * user, 100 * user + 9)]) for user in (1, 2)]
+        with together.breaking(PrefixTrie, "match"), together.breaking(TrieCache, "_evict"):
+            if ask_for == "follows":
+                assert not users.follows([*PREFIX, 1])
+            else:
+                users.reserve(10_000)
+        assert all(talk.session.adrift for talk in talks)
+        assert users.shape == ""
+        users.reserve(0)
+        for talk in talks:
+            talk.say(5, 6).close()
+
+
+@everyone
+def test_whoever_is_adrift_keeps_nothing(family: str) -> None:
+    """It reads on, stops where it was to stop, speaks, and is gone."""
+    users = Together(family, points=Every(8))
+    end = users.turn(PREFIX).recorded
+    talks = [users.begin([*end, *range(100 * user, 100 * user + 40)]).read(chunks=1) for user in (1, 2, 3)]
+    talks[0].tear_trie()
+    kept = users.turn([*PREFIX[:10], 5])
+    shape, kept_end = users.shape, users.cache._sequences.end
+    assert all(talk.session.points for talk in talks[1:]) == (family != "K")
+    talks[1].say(6, 7)
+    assert talks[1].session.sequence.live() == set()
+    talks[1].close()
+    talks[2].read(chunks=1).tear_layers()
+    assert users.shape == shape
+    assert users.cache._sequences.end is kept_end
+    assert users.cache._sequences.kept is kept.sequence
+
+
+@everyone
+def test_a_resumption_that_fails_twice_leaves_nobody(family: str) -> None:
+    users = Together(family)
+    end = users.turn(PREFIX).recorded
+    running = users.begin([*end, 1])
+    with together.breaking(TrieCache, "_land"), pytest.raises(BrokenError):
+        users.begin([*end, 2])
+    users.check()
+    assert running.session.adrift
+    running.say(5).close()
+    assert users.turn(PREFIX).cached == 0
+    assert users.cached([*PREFIX, 20, 21, 9]) == len(end)
+
+
+@everyone
+def test_an_eviction_that_fails_at_a_resumption_leaves_nobody(family: str) -> None:
+    users = Together(family)
+    end = users.turn(PREFIX).recorded
+    running = users.begin([*end, 1])
+    with breaking(TrieCache, "_evict", 0):
+        second = users.begin([*end, 2])  # and `check` knows who is there
+    assert (second.session.cached, running.session.adrift) == (0, True)
+    running.say(5).close()
+    second.say(6).close()
+
+
+@everyone
+def test_a_resumption_that_fails_once_is_made_without_the_trie(family: str) -> None:
+    users = Together(family)
+    end = users.turn(PREFIX).recorded
+    running = users.begin([*end, 1]).say(7)
+    with breaking(TrieCache, "_land", 0):
+        second = users.begin([*end, 2])
+    assert (second.session.cached, second.session.adrift, running.session.adrift) == (0, False, True)
+    running.say(5).close()
+    second.say(6).close()
+    assert users.cached([*end, 2, 6, 1]) == len(end) + 2
+
+
+# --- what MLX says
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """Only what arrays hold counts, and nothing waits for Python's collector of cycles."""
+    gc.collect()
+    gc.disable()
+    limit = mx.set_cache_limit(0)
+    yield
+    mx.set_cache_limit(limit)
+    gc.enable()
+
+
+def test_what_a_cut_left_half_done_is_free_at_once() -> None:
+    """One half of a node is live in the layers of a session, and in no node: when the session closes it goes."""
+    model = tiny("llama")
+    for seed in (1, 3):
+        ask_uncached(model, words(90, seed))
+    with exact():
+        before = mx.get_active_memory()
+        cache = TrieCache(model.make_layers)
+        sessions = [cache.begin(words(60)), cache.begin(words(90, 3))]
+        for session in sessions:
+            with session.forward(55):
+                model.model(mx.array([session.recorded[:55]]), cache=session.layers)
+            mx.eval(session.state())
+        assert not cache.follows(words(51))
+        quiet = patch("runner.cache.trie_cache.log")  # pytest would keep what is logged, and the error with it
+        with breaking(SliceSnapshot, "_like", 1), quiet:
+            last = cache.begin([*words(45), 63, 63])
+        assert last.cached == 0
+        for session in (*sessions, last):
+            session.close()
+        cache.clear()
+        del session, last
+        sessions.clear()
+        assert cache.nbytes == 0
+        assert mx.get_active_memory() <= before + 4096
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next", "mamba2"])
+def test_memory_returns_after_a_trie_was_given_up(kind: str) -> None:
+    """Those adrift hold their own layers, which count, and go with them."""
+    model = tiny(kind)
+    ask_uncached(model, words(90))
+    with exact():
+        before = mx.get_active_memory()
+        cache = TrieCache(model.make_layers)
+        for seed in (1, 2):
+            ask(model, cache, words(80, seed))
+        adrift = cache.begin([*words(80), 1])
+        quiet = patch("runner.cache.trie_cache.log")
+        with patch.object(resume, "go", side_effect=MemoryError), quiet, pytest.raises(MemoryError):
+            cache.begin([*words(80, 2), 1])
+        assert cache.nbytes == adrift.sequence.nbytes  # type: ignore[attr-defined]
+        assert mx.get_active_memory() <= before + cache.nbytes + 4096
+        adrift.close()
+        del adrift
+        assert cache.nbytes == 0
+        assert mx.get_active_memory() <= before + 4096
+        check_equal(model, ask(model, cache, words(80)), ask_uncached(model, words(80)))

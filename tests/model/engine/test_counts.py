@@ -1,0 +1,177 @@
+"""What a token costs, in counts: forwards, evaluations, reads of the host, bytes copied. No time is measured here.
+
+`scripts/bench` measures what these take; this is what must not grow unseen. One *round trip* is a read that waits for
+the device.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import ceil
+from typing import NamedTuple
+
+import mlx.core as mx
+import pytest
+
+import runner.cache.layers.kv
+import runner.cache.sequence
+from runner.cache.interface import Copy
+from runner.cache.layers.batch import BatchedLayers
+from runner.cache.layers.snapshot import complete
+from runner.engine.policy import SlicePolicy
+from runner.sampling.sample import Choice, Sample
+from scripts.tools.models.tiny import KINDS, VOCAB
+from tests.lib.company import BATCHABLE, SLICEABLE, Company
+
+CHUNK = 32
+PROMPT = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(100)]
+OTHER = [(5 * i * i + i + 2) % VOCAB for i in range(100)]
+ANSWER = 12
+
+
+class Counts(NamedTuple):
+    """Since the beginning."""
+
+    forwards: int
+    started: int
+    """calls of `mx.async_eval`"""
+    computed: int
+    """calls of `mx.eval`"""
+    round_trips: int
+    copied: int
+    """bytes of copies that snapshots and batches made"""
+
+    def since(self, before: "Counts") -> "Counts":
+        return Counts(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+class Tally:
+    """Counts on a company's behalf."""
+
+    def __init__(self) -> None:
+        self.started = self.computed = self.round_trips = self.copied = 0
+
+    def counts(self, company: Company) -> Counts:
+        return Counts(len(company.forward.calls), self.started, self.computed, self.round_trips, self.copied)
+
+    def complete(self, copies: list[Copy]) -> None:
+        self.copied += sum(array.nbytes for copy in copies for array in copy.arrays)
+        complete(copies)
+
+
+@pytest.fixture
+def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
+    tally = Tally()
+    start: Callable[[list[mx.array]], None] = mx.async_eval
+    compute: Callable[[Sequence[list[mx.array]]], None] = mx.eval
+    read, make = Sample.read, BatchedLayers.__init__
+
+    def async_eval(arrays: list[mx.array]) -> None:
+        tally.started += 1
+        start(arrays)
+
+    def evaluate(*arrays: list[mx.array]) -> None:
+        tally.computed += 1
+        compute(arrays)
+
+    def read_sample(sample: Sample) -> list[Choice]:
+        tally.round_trips += 1
+        return read(sample)
+
+    def make_batch(batch: BatchedLayers, rows: Sequence[list[object]]) -> None:
+        make(batch, rows)
+        tally.copied += batch.nbytes
+
+    monkeypatch.setattr(mx, "async_eval", async_eval)
+    monkeypatch.setattr(mx, "eval", evaluate)
+    monkeypatch.setattr(Sample, "read", read_sample)
+    monkeypatch.setattr(BatchedLayers, "__init__", make_batch)
+    for module in (runner.cache.sequence, runner.cache.layers.kv):
+        monkeypatch.setattr(module, "complete", tally.complete)
+    return tally
+
+
+def company(name: str) -> Company:
+    return Company(name, SlicePolicy(CHUNK, 0.1))
+
+
+def counted(tally: Tally, company: Company, ask: Callable[[], object]) -> Counts:
+    """Of what was asked, from its arrival to the end of all."""
+    before = tally.counts(company)
+    ask()
+    company.finish()
+    found = tally.counts(company).since(before)
+    for asked in company.everyone:  # the oracle evaluates and reads, too
+        asked.check_answer()
+    return found
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_cold_prompt_takes_a_forward_a_chunk_and_a_token_one_of_each(name: str, tally: Tally) -> None:
+    here = company(name)
+    found = counted(tally, here, lambda: here.ask(PROMPT, ANSWER))
+    prefills = [length for _, length in here.forward.calls if length > 1]
+    assert sum(prefills) == len(PROMPT) - 1
+    # Layers that can only resume where they stood stop at points of their own, besides at the ends of chunks.
+    assert len(prefills) == ceil((len(PROMPT) - 1) / CHUNK) if name in SLICEABLE else len(prefills) <= 8
+    assert found.forwards == len(prefills) + ANSWER
+    assert found.started == found.round_trips == ANSWER
+
+
+@pytest.mark.parametrize("name", SLICEABLE)
+def test_a_conversation_that_goes_on_copies_nothing(name: str, tally: Tally) -> None:
+    here = company(name)
+    first = here.ask(PROMPT, ANSWER)
+    here.finish()
+    longer = [*PROMPT, *first.tokens, *OTHER[:20]]
+    found = counted(tally, here, lambda: here.ask(longer, ANSWER))
+    assert found.forwards == ceil(20 / CHUNK) + ANSWER
+    assert found.copied == 0
+
+
+@pytest.mark.parametrize("name", SLICEABLE)
+def test_the_same_prompt_again_takes_one_forward_to_its_first_token(name: str, tally: Tally) -> None:
+    here = company(name)
+    here.ask(PROMPT, ANSWER)
+    here.finish()
+    before = tally.counts(here)
+    again = here.ask(PROMPT, ANSWER)
+    here.until(lambda: bool(again.text))
+    first = tally.counts(here).since(before)
+    assert (first.forwards, first.started, first.round_trips) == (1, 1, 1)
+    here.finish()
+    again.check_answer()
+
+
+@pytest.mark.parametrize("name", SLICEABLE)
+def test_two_conversations_in_turns_copy_what_the_other_one_lacks_and_no_more(name: str, tally: Tally) -> None:
+    here = company(name)
+    shared, owns = PROMPT[:60], (OTHER[:30], OTHER[50:80])
+    talks = [[*shared, *own] for own in owns]
+    for turn in range(6):
+        asked = here.ask(talks[turn % 2], 4)
+        here.finish()
+        talks[turn % 2] += [*asked.tokens, 3 + turn]
+    token_bytes = here.trie.session_bytes(2000) - here.trie.session_bytes(1000)
+    for turn in range(4):
+        talk = talks[turn % 2]
+        found = counted(tally, here, partial(here.ask, talk, 4))
+        talk += [*here.everyone[-1].tokens, 9 + turn]
+        other = talks[1 - turn % 2]
+        assert 0 < found.copied * 1000 <= (len(other) - len(shared)) * token_bytes
+
+
+@pytest.mark.parametrize("name", BATCHABLE)
+def test_answers_together_share_each_step_and_are_copied_once(name: str, tally: Tally) -> None:
+    here = company(name)
+    begun = tally.counts(here)  # the first company of a kind has found out whether its rows may be joined
+    one, two = here.ask(PROMPT, 40), here.ask(OTHER, 40)
+    here.until(lambda: here.phase(one) == here.phase(two) == "batch")
+    joined = tally.counts(here)
+    batch = here.running._groups[0].nbytes
+    assert 0 < joined.since(begun).copied <= 3 * batch
+    here.advance(10)
+    found = tally.counts(here).since(joined)
+    assert found == Counts(forwards=10, started=10, computed=0, round_trips=10, copied=0)
+    here.finish()
+    for asked in here.everyone:
+        asked.check_answer()

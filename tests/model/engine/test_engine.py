@@ -1,0 +1,290 @@
+"""With one place the engine runs requests in order, one slice at a time, and none of them disturbs the next."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from protocol import DoneReason
+from runner.cache.layers.batch_trial import BatchTrial
+from runner.engine.engine import Engine
+from runner.engine.events import Event, EventStream, Failed, Finished, Started, Text
+from runner.engine.generation import Generation
+from runner.engine.platform import wakeup
+from runner.engine.request import Request
+from runner.model import open_model
+from runner.sampling import SamplingOptions
+from runner.settings import Settings
+from runner.tokenizer import Tokenizer, open_tokenizer
+from scripts.tools.models.scripted import BYTES, write_scripted
+
+CHUNK = 64
+SUCCESSOR = {byte: (byte + 1) % 256 for byte in range(256)}
+END = ord("z")
+
+
+class Watched:
+    """Stands before the model's forward: counts calls, and can hold or break the next ones."""
+
+    def __init__(self, forward: Callable[[mx.array, list[object]], mx.array]) -> None:
+        self.lengths: list[int] = []
+        self.on_call: Callable[[], None] = lambda: None
+        self._forward = forward
+
+    def __call__(self, tokens: mx.array, layers: list[object]) -> mx.array:
+        self.lengths.append(tokens.shape[1])
+        self.on_call()
+        return self._forward(tokens, layers)
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> Engine:
+    """A loaded engine whose model answers with the bytes that follow the prompt's last one, up to `z`."""
+    return await loaded(tmp_path)
+
+
+async def loaded(tmp_path: Path, parallel: int = 1) -> Engine:
+    directory = write_scripted(tmp_path / "model", BYTES, SUCCESSOR, [END])
+    settings = Settings(
+        model=str(directory),
+        port=0,
+        models_dir=tmp_path,
+        cache="trie",
+        prefill_chunk_tokens=CHUNK,
+        blas="auto",
+        blas_threads=1,
+        log_level=20,
+        watch_parent=False,
+        parallel=parallel,
+    )
+    model = open_model(settings.model, settings.models_dir)
+    tokenizer: Future[Tokenizer] = Future()
+    tokenizer.set_result(open_tokenizer(model.file))
+    engine = Engine(settings, model, tokenizer)
+    await asyncio.wait_for(engine.start(asyncio.get_running_loop()).wait(), 30)
+    return engine
+
+
+@pytest.fixture
+async def watched(engine: Engine) -> Watched:
+    running = engine._running
+    watched = Watched(running._means.forward)
+    running._means = running._means._replace(forward=watched)
+    return watched
+
+
+class Numbered(EventStream):
+    """A stream that notes the order of its events among those of other streams."""
+
+    def __init__(self, number: int, told: list[tuple[int, str]]) -> None:
+        super().__init__()
+        self._number = number
+        self._told = told
+
+    def put(self, event: Event) -> None:
+        self._told.append((self._number, type(event).__name__))
+        super().put(event)
+
+
+def request(prompt: bytes = b"a", max_tokens: int = 100) -> Request:
+    return Request(prompt=list(prompt), max_tokens=max_tokens, sampling=SamplingOptions(), stops=None, metered=False)
+
+
+async def events(request: Request) -> list[Event]:
+    """Everything up to the end of a request."""
+    told: list[Event] = []
+    while not told or not isinstance(told[-1], Finished | Failed):
+        told += await asyncio.wait_for(request.stream.batch(), 30)
+    return told
+
+
+def text(told: list[Event]) -> str:
+    return "".join(event.text for event in told if isinstance(event, Text))
+
+
+async def test_a_request_is_started_told_and_finished(engine: Engine) -> None:
+    asked = request()
+    engine.submit(asked)
+    first, *middle, last = await events(asked)
+    assert isinstance(first, Started)
+    assert text(middle) == "bcdefghijklmnopqrstuvwxy"
+    assert isinstance(last, Finished)
+    assert last.reason is DoneReason.STOP
+
+
+async def test_requests_run_in_the_order_of_their_arrival_and_start_only_then(engine: Engine) -> None:
+    asked = [request(max_tokens=count) for count in (20, 10, 15)]
+    told: list[tuple[int, str]] = []
+    for number, each in enumerate(asked):
+        each.stream = Numbered(number, told)
+        engine.submit(each)
+    for each in asked:
+        await events(each)
+    assert [number for number, _ in told] == sorted(number for number, _ in told)
+    for number in range(3):
+        kinds = [kind for n, kind in told if n == number]
+        assert (kinds[0], kinds[-1]) == ("Started", "Finished")
+
+
+async def test_a_request_cancelled_in_the_queue_is_never_executed(engine: Engine, watched: Watched) -> None:
+    first, dropped, last = request(), request(b"x" * 500), request()
+    for each in (first, dropped, last):
+        engine.submit(each)
+    dropped.cancel()
+    assert text(await events(first)) == text(await events(last))
+    assert max(watched.lengths) == 1
+    assert not dropped.stream._events
+
+
+async def test_a_cancel_in_prefill_costs_at_most_one_chunk(engine: Engine, watched: Watched) -> None:
+    long, short = request(b"x" * (20 * CHUNK)), request()
+    watched.on_call = lambda: long.cancel() if len(watched.lengths) == 3 else None
+    engine.submit(long)
+    engine.submit(short)
+    assert text(await events(short)).startswith("bcd")
+    assert watched.lengths[:4] == [CHUNK, CHUNK, CHUNK, 1]
+
+
+async def test_a_cancelled_prefill_is_continued_by_the_retry(engine: Engine, watched: Watched) -> None:
+    prompt = b"x" * (10 * CHUNK)
+    first, retry = request(prompt), request(prompt)
+    watched.on_call = lambda: first.cancel() if len(watched.lengths) == 4 else None
+    engine.submit(first)
+    engine.submit(retry)
+    end = (await events(retry))[-1]
+    assert isinstance(end, Finished)
+    assert end.metrics.prompt_eval_cached_count == 4 * CHUNK
+
+
+@pytest.mark.parametrize("fail_at", [1, 3, 4, 8])
+async def test_a_fault_ends_its_own_request_and_nothing_else(engine: Engine, watched: Watched, fail_at: int) -> None:
+    def fail() -> None:
+        if len(watched.lengths) == fail_at:
+            raise ValueError("broken on purpose")
+
+    watched.on_call = fail
+    bad, good = request(b"x" * (2 * CHUNK) + b"a"), request(b"x" * (2 * CHUNK) + b"a")
+    engine.submit(bad)
+    engine.submit(good)
+    end = (await events(bad))[-1]
+    assert end == Failed("ValueError: broken on purpose")
+    assert text(await events(good)) == "bcdefghijklmnopqrstuvwxy"
+
+
+async def test_the_events_of_a_slice_wake_the_loop_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    wake_ups = 0
+    write = wakeup._write
+
+    def count(end: int, data: bytes, size: int) -> int:
+        nonlocal wake_ups
+        wake_ups += 1
+        return int(write(end, data, size))
+
+    receive = engine._receive
+
+    def receive_late() -> None:
+        until = time.monotonic() + 10
+        while engine._outbox._woken and time.monotonic() < until:  # lest the loop takes the events of several slices
+            time.sleep(0.001)
+        receive()
+
+    monkeypatch.setattr(wakeup, "_write", count)
+    monkeypatch.setattr(engine, "_receive", receive_late)
+    asked = request(max_tokens=20)
+    engine.submit(asked)
+    told = await events(asked)
+    assert len(told) == 22
+    assert wake_ups == 21  # the start, each token; the end comes with the last token
+
+
+async def test_a_client_is_told_of_the_end_before_the_cache_waits_for_the_last_forward(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[int] = []
+    close = Generation.close
+
+    def closing(generation: Generation) -> None:
+        waiting.append(len(engine._outbox._pending))
+        close(generation)
+
+    monkeypatch.setattr(Generation, "close", closing)
+    asked = request()
+    engine.submit(asked)
+    await events(asked)
+    async with asyncio.timeout(30):
+        while not waiting:
+            await asyncio.sleep(0.001)
+    assert waiting == [0]
+
+
+async def test_a_fault_while_a_session_closes_costs_the_cache_and_nothing_else(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = Generation.close
+
+    def fail_once(generation: Generation) -> None:
+        monkeypatch.setattr(Generation, "close", close)
+        raise ValueError("broken on purpose")
+
+    monkeypatch.setattr(Generation, "close", fail_once)
+    prompt = b"x" * CHUNK + b"a"
+    for _ in range(2):
+        asked = request(prompt)
+        engine.submit(asked)
+        told = await events(asked)
+        assert text(told) == "bcdefghijklmnopqrstuvwxy"
+    end = told[-1]
+    assert isinstance(end, Finished)
+    assert end.metrics.prompt_eval_cached_count == 0
+
+
+async def test_memory_is_published_again_with_every_slice(engine: Engine) -> None:
+    before = engine.numbers.memory_bytes
+    asked = request(b"x" * (40 * CHUNK))
+    engine.submit(asked)
+    await events(asked)
+    assert engine.numbers.memory_bytes > before
+
+
+async def test_memory_is_published_after_loading_and_holds_at_least_the_weights(engine: Engine) -> None:
+    assert engine.numbers.memory_bytes >= engine._model.total_bytes
+
+
+async def test_an_idle_engine_tries_batches_and_leaves_off_for_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One slice at a time: a request that comes amid one is answered before the next."""
+    begun, may_go_on = asyncio.Event(), threading.Event()
+    ended: list[int] = []
+    """Before each slice: how many requests have been answered."""
+    loop = asyncio.get_running_loop()
+    advance = BatchTrial.advance
+
+    def held(trial: BatchTrial) -> None:
+        ended.append(idle._running.journal.counters.outcomes["done"] if len(ended) > 1 else 0)
+        if len(ended) == 2:
+            loop.call_soon_threadsafe(begun.set)
+            assert may_go_on.wait(30)
+        advance(trial)
+
+    monkeypatch.setattr(BatchTrial, "advance", held)
+    monkeypatch.setattr("runner.engine.engine._QUIET_S", 0.0)
+    idle = await loaded(tmp_path, parallel=2)
+    await asyncio.wait_for(begun.wait(), 30)
+    asked = request()
+    idle.submit(asked)
+    may_go_on.set()
+    assert text(await events(asked)) == "bcdefghijklmnopqrstuvwxy"
+    async with asyncio.timeout(30):
+        while idle._running.matching.untried:
+            await asyncio.sleep(0.01)
+    assert ended == [0, 0, *[1] * 18]
+
+
+async def test_an_engine_that_runs_one_request_at_a_time_tries_no_batches(engine: Engine) -> None:
+    assert not engine._running.matching.untried

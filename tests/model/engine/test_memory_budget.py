@@ -1,0 +1,218 @@
+"""Many random clients within a small budget, as MLX's own counters see it.
+
+The budget is that of the weights and 64 MiB; the keys and values of one request take up to half of that. Sampled are
+what MLX holds between two slices, with what it keeps for reuse, and its peak within them.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* evicted in time   fit() does not bound the cache         test_the_budget_holds_to_five_percent[trie-llama]
+* slices            prefill() does not cut them            test_a_slice_that_there_is_no_room_for_is_cut
+* reuse             set_limits() sets no cache limit       test_the_budget_holds_to_five_percent[...]
+* points            fit() keeps what is locked             test_nobody_ends_for_the_sake_of_what_is_kept
+"""
+
+import gc
+import random
+from asyncio import AbstractEventLoop
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import NamedTuple, cast
+from unittest.mock import patch
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.base import Module
+
+import runner.process.lean_mlx_lm  # noqa: F401
+
+from mlx_lm.models import gemma3_text, llama  # isort: skip
+from mlx_lm.models.cache import make_prompt_cache  # isort: skip
+
+from runner.cache import make_cache
+from runner.engine.context import EngineContext
+from runner.engine.events import EventStream, Failed, Finished, Outbox, Refused
+from runner.engine.memory.budget import MemoryBudget, MLXMeter, set_limits
+from runner.engine.policy import SlicePolicy
+from runner.engine.request import Request
+from runner.engine.scheduler import Scheduler
+from runner.sampling import SamplingOptions
+from scripts.tools.models.tiny import VOCAB
+from tests.lib.company import tokenizer
+
+MIB = 1 << 20
+ROOM_BYTES = 64 * MIB
+CHUNK = 64
+LONGEST = 600
+MOST_SLICES = 20_000
+_TICK_S = 0.002  # of the schedule's clock for each look at it: who is computed together is no matter of the machine
+
+
+def _llama() -> Module:
+    """48 KiB of keys and values a token."""
+    args = llama.ModelArgs(
+        model_type="llama",
+        hidden_size=64,
+        num_hidden_layers=6,
+        intermediate_size=128,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        head_dim=64,
+        rms_norm_eps=1e-5,
+        vocab_size=VOCAB,
+    )
+    return llama.Model(args)
+
+
+def _gemma3() -> Module:
+    """Two of three layers with a window."""
+    args = gemma3_text.ModelArgs(
+        model_type="gemma3_text",
+        hidden_size=64,
+        num_hidden_layers=6,
+        intermediate_size=128,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        head_dim=64,
+        rms_norm_eps=1e-5,
+        vocab_size=VOCAB,
+        sliding_window=128,
+        sliding_window_pattern=3,
+        query_pre_attn_scalar=64,
+        rope_theta=10_000.0,
+        rope_local_base_freq=10_000.0,
+    )
+    return gemma3_text.Model(args)
+
+
+MODELS: dict[str, Callable[[], Module]] = {"llama": _llama, "gemma3": _gemma3}
+
+
+class _Loop:
+    def call_soon_threadsafe(self, call: Callable[..., None], *arguments: object) -> None:
+        call(*arguments)
+
+
+class Seen(NamedTuple):
+    """Of one run: bytes, and how requests ended."""
+
+    budget: int
+    held: int
+    peak: int
+    ends: Counter[str]
+    texts: set[str]
+
+
+@contextmanager
+def limits_restored() -> Iterator[None]:
+    memory, cache = mx.get_memory_limit(), mx.set_cache_limit(0)
+    mx.set_cache_limit(cache)
+    try:
+        yield
+    finally:
+        mx.set_memory_limit(memory)
+        mx.set_cache_limit(cache)
+
+
+def run(name: str, cache: str, seed: int, clients: int, room_bytes: int = ROOM_BYTES, chunk: int = CHUNK) -> Seen:
+    """Clients come at random, share prompts or not, say little or much; a few leave."""
+    chance = random.Random(f"{name} {seed}")
+    model = MODELS[name]()
+    mx.eval(model.parameters())
+    gc.collect()
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    with limits_restored(), patch("runner.engine.scheduler.perf_counter", count(0, _TICK_S).__next__):
+        budget = mx.get_active_memory() + room_bytes
+        memory = MemoryBudget(MLXMeter(), budget, chunk, set_limits(budget, on_cpu=True))
+        outbox = Outbox(cast("AbstractEventLoop", _Loop()))
+        means = EngineContext(
+            lambda tokens, layers: model(tokens, cache=layers),
+            tokenizer(),
+            8192,
+            lambda: make_cache(cache, lambda: list(make_prompt_cache(model))),
+            memory,
+        )
+        running = Scheduler(means, SlicePolicy(chunk, 0.1), 8, outbox)
+        running.matching.lone_steps = 2
+        prompts = [[chance.randrange(VOCAB) for _ in range(LONGEST)] for _ in range(3)]
+        asked: list[Request] = []
+        held = 0
+        for _ in range(MOST_SLICES):
+            if len(asked) < clients and (running.idle or chance.random() < 0.1):
+                asked.append(_request(chance, prompts))
+                running.add(asked[-1])
+            if chance.random() < 0.003:
+                chance.choice(asked).cancel()
+            if running.idle and len(asked) == clients:
+                break
+            running.advance()
+            outbox.send()
+            held = max(held, mx.get_active_memory() + mx.get_cache_memory())
+        else:
+            raise AssertionError("they never end")
+        ends = [request.stream._events[-1] for request in asked if not request.cancelled]
+        texts = {event.text for event in ends if isinstance(event, Failed | Refused)}
+        return Seen(budget, held, memory.peak(), Counter(type(event).__name__ for event in ends), texts)
+
+
+def _request(chance: random.Random, prompts: list[list[int]]) -> Request:
+    prompt = chance.choice(prompts)[: chance.randrange(5, LONGEST)]
+    if chance.random() < 0.5:
+        prompt = prompt + [chance.randrange(VOCAB) for _ in range(chance.randrange(1, 100))]
+    return Request(
+        prompt=prompt,
+        max_tokens=chance.choice((1, 10, 40, 90)),
+        sampling=SamplingOptions(temperature=1.0, seed=chance.randrange(1000)),
+        stops=None,
+        metered=False,
+        stream=EventStream(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [("llama", "trie"), ("gemma3", "trie"), ("llama", "single"), ("llama", "none")],
+    ids=["trie-llama", "trie-gemma3", "single-llama", "none-llama"],
+)
+def test_the_budget_holds_to_five_percent(name: str, cache: str) -> None:
+    seen = run(name, cache, seed=1, clients=24 if cache == "trie" else 8)
+    assert seen.peak - seen.budget <= 0.05 * seen.budget
+    assert seen.held - seen.budget <= 0.05 * seen.budget
+    assert set(seen.ends) == {Finished.__name__}, f"{seen.texts}"
+    if cache == "trie":
+        assert seen.peak > seen.budget - ROOM_BYTES // 2, "what there is was used"
+
+
+def test_a_slice_that_there_is_no_room_for_is_cut() -> None:
+    seen = run("llama", "none", seed=4, clients=6, room_bytes=ROOM_BYTES * 3 // 4, chunk=LONGEST)
+    assert seen.peak <= 1.05 * seen.budget
+    assert set(seen.ends) == {Finished.__name__}, f"{seen.texts}"
+
+
+def test_nobody_ends_for_the_sake_of_what_is_kept() -> None:
+    """Windows that are kept where prompts may part are locked while a request goes along them."""
+    seen = run("gemma3", "trie", seed=2, clients=12, room_bytes=ROOM_BYTES // 2)
+    assert seen.peak <= 1.05 * seen.budget
+    assert set(seen.ends) == {Finished.__name__}, f"{seen.texts}"
+
+
+def test_in_a_room_for_next_to_nobody_all_get_an_answer_or_the_numbers() -> None:
+    seen = run("llama", "trie", seed=3, clients=12, room_bytes=16 * MIB)
+    assert seen.ends.total() >= 10
+    assert seen.ends[Finished.__name__]
+    assert seen.texts
+    for text in seen.texts:
+        assert "the budget is" in text
+        assert "--memory" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", MODELS)
+def test_the_budget_holds_whoever_comes(name: str, seed: int) -> None:
+    seen = run(name, "trie", seed=10 + seed, clients=40)
+    assert max(seen.peak, seen.held) <= 1.05 * seen.budget
+    assert set(seen.ends) <= {Finished.__name__, Failed.__name__}
+    assert seen.ends[Failed.__name__] <= 2, f"{seen.texts}"

@@ -1,0 +1,217 @@
+"""Answers that are computed in one forward, and those that are not: rows join and leave, and nobody sees it.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* right rows           absorb() takes row 0, keep() without  test_eight_answers_of_every_sort_are_what_each_is_alone
+                       settle(), _seen wrong
+* samplers             release() not called                  test_eight_answers_of_every_sort_are_what_each_is_alone
+* samples              joined() in the other order           test_eight_answers_of_every_sort_are_what_each_is_alone
+* the largest host     host() gives the smallest            test_eight_answers_of_every_sort_are_what_each_is_alone
+* those that stay      leave() without take()                test_as_many_decode_in_one_forward_as_are_there
+* alone again          the batch of one row is kept          test_rows_come_and_go_while_others_stay
+* found out            _may_join() always says yes           test_a_model_whose_rows_disturb_each_other_takes_turns
+* once                 it is found out every time            test_a_model_that_is_found_to_be_right_is_tried_once
+* a few steps alone    lone_steps is 0                       test_an_answer_joins_others_after_a_few_steps_alone
+* in slices            next() gives Try() every time         test_answers_go_on_while_batches_are_tried
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import mlx.core as mx
+import pytest
+
+from runner.cache.layers.batch_trial import BatchTrial
+from runner.engine.batch_matching import BatchMatcher
+from runner.engine.context import SettledTrial
+from runner.engine.policy import SlicePolicy
+from runner.sampling import SamplingOptions
+from scripts.tools.models.tiny import KINDS, VOCAB, tiny, words
+from tests.lib.company import BATCHABLE, BY_TURNS, Company, Wish, breaking, fault_of, plain
+
+everyone = pytest.mark.parametrize("name", KINDS)
+batchable = pytest.mark.parametrize("name", BATCHABLE)
+
+SAMPLING = [
+    SamplingOptions(),
+    SamplingOptions(temperature=0.8, seed=1),
+    SamplingOptions(temperature=1.2, seed=2, top_k=10, repeat_penalty=1.3, repeat_last_n=8),
+    SamplingOptions(logprobs=True, top_logprobs=3),
+    SamplingOptions(temperature=0.9, seed=4, top_p=0.7, logprobs=True),
+    SamplingOptions(presence_penalty=0.6, frequency_penalty=0.2, repeat_last_n=-1),
+    SamplingOptions(temperature=0.7, seed=6, min_p=0.2, top_k=30),
+    SamplingOptions(temperature=1.0, seed=7, top_k=10, logprobs=True, top_logprobs=2),
+]
+
+
+def test_the_kinds_that_decode_together_are_those_that_mlx_lm_has_batches_of() -> None:
+    assert [name for name in KINDS if not fault_of(name)] == list(BATCHABLE)
+    assert sorted((*BATCHABLE, *BY_TURNS)) == sorted(KINDS)
+
+
+@everyone
+def test_eight_answers_of_every_sort_are_what_each_is_alone(name: str) -> None:
+    users = Company(name)
+    for number, options in enumerate(SAMPLING):
+        users.admit(Wish(tuple(words(20 + 5 * number, 3 * number + 1)), 15 + number, options))
+    users.finish()
+    users.check()
+    assert users.forward.most_rows == (8 if name in BATCHABLE else 1)
+
+
+@batchable
+def test_as_many_decode_in_one_forward_as_are_there(name: str) -> None:
+    users = Company(name)
+    asked = [users.ask(words(20 + 9 * number, number), 16 + 8 * number) for number in range(4)]
+    users.until(lambda: all(users.phase(each) == "batch" for each in asked))
+    users.forward.calls.clear()
+    users.finish()
+    users.check()
+    rows = [count for count, _ in users.forward.calls]
+    assert rows == sorted(rows, reverse=True)
+    assert set(rows) == {1, 2, 3, 4}
+    assert len(rows) <= 40  # a step is one forward, whoever takes part in it
+
+
+@batchable
+def test_rows_come_and_go_while_others_stay(name: str) -> None:
+    users = Company(name, SlicePolicy(16, 0.1))
+    stays = users.ask(words(40), 60)
+    for number in range(5):
+        users.until(lambda: len(stays.tokens) >= 4 + 9 * number)  # noqa: B023  called before the number changes
+        guest = users.ask(words(25 + 3 * number, number + 2), 12, temperature=0.5, seed=number)
+        if number == 3:
+            users.until(lambda: users.phase(guest) == "batch")  # noqa: B023
+            guest.request.cancel()
+    users.finish()
+    users.check()
+    assert users.forward.most_rows >= 2
+
+
+@batchable
+def test_a_row_that_is_alone_again_joins_the_next_one(name: str) -> None:
+    users = Company(name)
+    stays = users.ask(words(35), 50)
+    for number in range(3):
+        guest = users.ask(words(20, number + 2), 6)
+        users.until(lambda: users.phase(guest) == "batch")  # noqa: B023
+        assert users.phase(stays) == "batch"
+        users.until(lambda: guest.finished is not None)  # noqa: B023
+        users.advance()
+        assert users.phase(stays) == "alone"
+    users.finish()
+    users.check()
+
+
+@batchable
+def test_what_was_said_together_is_continued_by_the_next_turn(name: str) -> None:
+    users = Company(name)
+    asked = [users.ask(words(30 + number, number), 12 + 3 * number) for number in range(3)]
+    users.finish()
+    turns = [users.ask([*each.wish.prompt, *each.tokens, 7, 7], 6) for each in asked]
+    users.finish()
+    users.check()
+    # The last token of an answer is computed where others of the batch go on.
+    lengths = [len(each.wish.prompt) + len(each.tokens) for each in asked]
+    assert [turn.cached for turn in turns] == [lengths[0], lengths[1], lengths[2] - 1]
+
+
+def test_an_answer_joins_others_after_a_few_steps_alone() -> None:
+    """What a row holds is copied when it joins: very short answers are over before that pays."""
+    users = Company("llama")
+    users.running.matching.lone_steps = BatchMatcher(SettledTrial()).lone_steps
+    for tokens, rows in ((4, 1), (30, 3)):
+        for number in range(3):
+            users.ask(words(20, number), tokens)
+        users.finish()
+        assert users.forward.most_rows == rows
+    users.check()
+
+
+def test_one_request_alone_makes_no_batch() -> None:
+    users = Company("llama")
+    users.ask(words(30), 10)
+    with breaking(users.running.matching, "_may_join", 0) as asked:
+        users.finish()
+    assert not asked
+    assert users.forward.calls == [(1, 29)] + [(1, 1)] * 10
+    users.check()
+
+
+class Wrong:
+    """A model that gives the second of two rows the logits of the first."""
+
+    def __init__(self, name: str) -> None:
+        self._model = plain(Company(name).kind)
+        self.batches = 0
+
+    def __call__(self, tokens: mx.array, layers: list[object]) -> mx.array:
+        logits = self._model(tokens, layers)
+        self.batches += tokens.shape[0] > 1
+        return mx.broadcast_to(logits[:1], logits.shape)
+
+
+class Counted:
+    """A trial of which the slices are counted, and the steps of answers before each."""
+
+    def __init__(self, name: str, forward: Callable[[mx.array, list[object]], mx.array]) -> None:
+        self._trial = BatchTrial(tiny(name).make_layers, forward, VOCAB)
+        self.slices = 0
+        self.users: Company | None = None
+        self.rounds: list[int] = []
+        """Before each slice, how many steps the group that has made the fewest of them has made."""
+
+    @property
+    def fault(self) -> str | None:
+        return self._trial.fault
+
+    def advance(self) -> None:
+        self.slices += 1
+        if self.users is not None:
+            self.rounds.append(min(group.steps for group in self.users.running._groups))
+        self._trial.advance()
+
+
+@batchable
+def test_a_model_whose_rows_disturb_each_other_takes_turns(name: str) -> None:
+    wrong = Wrong(name)
+    trial = Counted(name, wrong)
+    users = Company(name, trial=trial)
+    users.ask(words(30), 2)
+    users.finish()
+    assert not trial.slices, "nobody wanted to know yet"
+    for number in range(4):
+        users.ask(words(30, number), 30)
+    users.finish()
+    users.check()
+    assert users.forward.most_rows == 1
+    assert trial.fault
+    assert wrong.batches
+
+
+def test_a_model_that_is_found_to_be_right_is_tried_once() -> None:
+    trial = Counted("llama", plain(tiny("llama")))
+    users = Company("llama", trial=trial)
+    slices = []
+    for _ in range(2):
+        for number in range(4):
+            users.ask(words(30, number), 30)
+        users.finish()
+        slices.append(trial.slices)
+    users.check()
+    assert users.forward.most_rows == 4
+    assert slices[0] == slices[1] > 10
+
+
+def test_answers_go_on_while_batches_are_tried() -> None:
+    """Where there is no room between two tokens, one slice of the trial follows every round of steps."""
+    trial = Counted("llama", plain(tiny("llama")))
+    users = Company("llama", SlicePolicy(2048, 0.0), trial=trial)
+    trial.users = users
+    for number in range(3):
+        users.ask(words(30, number), 60)
+    users.finish()
+    users.check()
+    assert users.forward.most_rows == 3
+    assert trial.slices > 10
+    assert all(before < after for before, after in pairwise(trial.rounds))

@@ -1,0 +1,168 @@
+"""Random mixes of requests: whatever runs beside it, each gets what it gets alone.
+
+A mix is up to eight requests that share prefixes or do not, with options of every sort, that come and go at any slice;
+the slices are thrown with dice, or chosen by the real schedule on a made-up clock. The number in the name of a test is
+the seed of its mix.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* locks                a session that leaves its locks behind  test_in_any_mix_everyone_gets_what_he_gets_alone
+* order of rows        as in test_running_batches              test_in_any_mix_everyone_gets_what_he_gets_alone
+"""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from runner.engine.policy import SlicePolicy
+from runner.sampling import SamplingOptions
+from scripts.tools.models.tiny import KINDS, VOCAB
+from tests.lib.company import (
+    SLICEABLE,
+    Asked,
+    Company,
+    Dice,
+    Wish,
+    alone,
+    text_of,
+)
+
+PHASES = ("waiting", "behind", "prefilling", "alone", "batch")
+EOS = frozenset({5, 23})
+GRAMMARS = (
+    'start: "<<=" /[0-9]{1,6}/ ("=>" /[0-9]{2,4}/)* ">>"',  # forced at the beginning, in the middle, at the end
+    'start: ("-" | "+" /[0-9]/)+',  # may end after every sign
+    'start: "********************" /[ -?]{0,30}/',
+    "start: /[!-)]{12}/",  # an end that is forced by a count
+)
+
+
+@dataclass
+class Part:
+    """A request of a mix: when it comes, and where it leaves."""
+
+    wish: Wish
+    wait: int  # slices since the one before came
+    leaves: str  # the phase in which it is cancelled, or nothing
+    patience: int  # how many slices it stays in that phase
+
+    def leave(self, company: Company, asked: Asked) -> None:
+        """Once its time has come."""
+        if asked.request.cancelled or company.phase(asked) != self.leaves:
+            return
+        self.patience -= 1
+        if self.patience <= 0:
+            asked.request.cancel()
+
+
+class Mix:
+    """All of it, from one seed."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        numbers = self._numbers = random.Random(f"{name} {seed}")
+        self._name = name
+        self._bases = [[numbers.randrange(VOCAB) for _ in range(80)] for _ in range(2)]
+        self._prompts: list[list[int]] = []
+        count = numbers.choice((1, 2, 3, 4, 5, 6, 7, 8, 8, 8))
+        at_once = numbers.random() < 0.3
+        self.parts = [self._part(at_once) for _ in range(count)]
+        self.parallel = numbers.choice((2, 4, 8, 8, 8))
+        self.budget = numbers.choice((None, None, None, 4_000_000, 400_000))
+        self.late = numbers.choice(((0,), (0, 0, 0, 1), (0, 2, 9)))
+        self.schedule = Dice(numbers) if numbers.random() < 0.7 else SlicePolicy(numbers.choice((8, 32, 512)), 0.05)
+
+    def _part(self, at_once: bool) -> Part:
+        numbers = self._numbers
+        prompt = self._prompt()
+        self._prompts.append(prompt)
+        grammar = numbers.choice(GRAMMARS) if numbers.random() < 0.4 else ""
+        wish = Wish(tuple(prompt), numbers.choice((1, 2, 15, 25, 40)), self._options(), "", EOS, grammar)
+        if numbers.random() < 0.25:
+            said = text_of([token for token in alone(self._name, wish).tokens if token not in EOS])
+            at = numbers.randrange(len(said)) if said else 0
+            wish = wish._replace(stop=said[at : at + numbers.randint(1, 3)])
+        leaves = numbers.choice(PHASES) if numbers.random() < 0.3 else ""
+        return Part(wish, 0 if at_once else numbers.choice((0, 1, 5, 20)), leaves, numbers.randint(1, 12))
+
+    def _prompt(self) -> list[int]:
+        numbers = self._numbers
+        if self._prompts and numbers.random() < 0.15:
+            return list(numbers.choice(self._prompts))
+        if numbers.random() < 0.1:
+            return [numbers.randrange(VOCAB)]
+        shared = numbers.choice(self._bases)[: numbers.choice((0, 40, 60, 75))]
+        return [*shared, *(numbers.randrange(VOCAB) for _ in range(numbers.randint(1, 25)))]
+
+    def _options(self) -> SamplingOptions:
+        numbers = self._numbers
+        penalised = numbers.random() < 0.35
+        return SamplingOptions(
+            temperature=numbers.choice((0, 0, 0.7, 1.5)),
+            top_k=numbers.choice((0, 0, 5, 20)),
+            top_p=numbers.choice((0, 0, 0.8)),
+            min_p=numbers.choice((0, 0, 0.1)),
+            repeat_penalty=numbers.choice((0, 1.3, 0.9)) if penalised else 0,
+            presence_penalty=numbers.choice((0, 0.5)) if penalised else 0,
+            frequency_penalty=numbers.choice((0, 0.3)) if penalised else 0,
+            repeat_last_n=numbers.choice((4, 64, -1)) if penalised else 0,
+            seed=numbers.randrange(1 << 40),
+            logprobs=numbers.random() < 0.4,
+            top_logprobs=numbers.choice((0, 1, 5)),
+        )
+
+    def company(self) -> Company:
+        company = Company(self._name, self.schedule, parallel=self.parallel, budget=self.budget, eos=EOS)
+        company.late = lambda: self._numbers.choice(self.late)
+        return company
+
+
+def play(mix: Mix) -> Company:
+    """Runs a mix to its end, and checks everything that holds for every mix."""
+    company = mix.company()
+    coming, wait = list(mix.parts), 0
+    here: list[tuple[Part, Asked]] = []
+    while coming or not company.idle:
+        while coming and (wait >= coming[0].wait or company.idle):
+            here.append((coming[0], company.admit(coming.pop(0).wish)))
+            wait = 0
+        company.advance()
+        wait += 1
+        assert company.slices < 5000
+        assert company.taken() <= mix.parallel
+        for part, asked in here:
+            part.leave(company, asked)
+    company.check()
+    for part, asked in here:
+        assert asked.finished or asked.request.cancelled
+        assert part.leaves or asked.finished
+    return company
+
+
+def ask_again(company: Company, numbers: random.Random) -> None:
+    """One of the prompts once more: it comes from the cache, and the answer is right."""
+    first = numbers.choice(company.everyone)
+    again = company.admit(first.wish)
+    company.finish()
+    again.check_answer()
+    company.check_cache()
+    # An answer that its grammar forces from beginning to end needs no prompt to be read.
+    read = first.finished and not first.wish.grammar
+    if read and company.trie._budget is None and company.kind.name in SLICEABLE:
+        assert again.cached == len(again.wish.prompt) - 1
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", KINDS)
+def test_in_any_mix_everyone_gets_what_he_gets_alone(name: str, seed: int) -> None:
+    company = play(Mix(name, seed))
+    ask_again(company, random.Random(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 125))
+@pytest.mark.parametrize("name", KINDS)
+def test_in_many_mixes_everyone_gets_what_he_gets_alone(name: str, seed: int) -> None:
+    company = play(Mix(name, seed))
+    for _ in range(3):
+        ask_again(company, random.Random(seed))

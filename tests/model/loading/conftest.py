@@ -1,0 +1,61 @@
+"""Tiny checkpoints, written once, and the opening and running that every test here does."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from runner.model import OpenedModel, open_model
+from runner.model.weights.load import LoadedModel, load
+from scripts.tools.models.checkpoints import VOCABULARY_SIZE, Dtype, Kind, write_checkpoint
+from scripts.tools.models.store import Store, write_store
+
+Checkpoints = Callable[..., Path]
+
+TOKENS = [(7 * index + index * index) % VOCABULARY_SIZE for index in range(44)]
+"""Longer than Gemma's window and Llama 4's chunk."""
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    """`checkpoint(kind, dtype="float32")`: a directory, written once for all tests, which must not change it."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def get(kind: Kind, dtype: Dtype = "float32") -> Path:
+        directory = root / f"{kind}-{dtype}"
+        return directory if directory.exists() else write_checkpoint(directory, kind, dtype=dtype)
+
+    return get
+
+
+@pytest.fixture
+def store(tmp_path: Path, checkpoint: Checkpoints) -> Store:
+    """The llama checkpoint in a store of its own, to be broken."""
+    return write_store(tmp_path / "models", "tiny", checkpoint("llama"))
+
+
+def open_stored(store: Store, name: str = "tiny") -> OpenedModel:
+    return open_model(name, store.models_dir)
+
+
+def run(model: LoadedModel | object, layers: list[object] | None = None) -> mx.array:
+    """Scores [1, L + 2, V] of `TOKENS` in one piece and two tokens more, one at a time, through the layer caches."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    module = model.module if isinstance(model, LoadedModel) else model
+    assert callable(module)
+    caches = make_prompt_cache(module)
+    steps = [module(mx.array([tokens]), cache=caches) for tokens in (TOKENS, [3], [5])]
+    logits: mx.array = mx.concatenate(steps, axis=1)
+    mx.eval(logits)
+    return logits
+
+
+def run_path(path: Path | str, models_dir: Path = Path("unused")) -> mx.array:
+    return run(load(open_model(str(path), models_dir)))
+
+
+def same(left: mx.array, right: mx.array) -> bool:
+    """Bit for bit, and not by being all NaN."""
+    return left.dtype == right.dtype and bool(mx.array_equal(left, right)) and bool(mx.isfinite(left).all())

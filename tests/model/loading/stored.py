@@ -1,0 +1,87 @@
+"""A published model put into a store of some generation, and what must be true of it there."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
+
+from runner.model import OpenedModel, open_model
+from runner.model.weights.load import load
+from scripts.tools.models.layouts import HEAD, Layout, Plan, plan
+from scripts.tools.models.oracle import oracle
+from scripts.tools.models.sources import SOURCES
+from scripts.tools.models.sources_form import read_config
+from scripts.tools.models.store import Quantization, Writer, source_tensors, write_blobs
+from tests.model.loading.conftest import run, same
+
+
+class Stored(NamedTuple):
+    """The source called `name`, published in `source_dir`, stored under `root` as `plan` says."""
+
+    name: str
+    source_dir: Path
+    root: Path
+    plan: Plan
+
+    @property
+    def models_dir(self) -> Path:
+        return self.root / "models"
+
+    def open(self) -> OpenedModel:
+        return open_model(self.name, self.models_dir)
+
+    def modules(self) -> tuple[Module, Module]:
+        """What is loaded from the store, and what it should be."""
+        return load(self.open()).module, oracle(self.root / "mlx", self.name, self.source_dir, self.plan.packings)
+
+    def assert_computes_what_the_source_does(self, *, in_float32: bool = False) -> None:
+        """`in_float32` casts both models, for want of experts in bfloat16 on CPUs."""
+        found, wanted = self.modules()
+        if in_float32:
+            found.set_dtype(mx.float32)
+            wanted.set_dtype(mx.float32)
+        assert same(run(found), run(wanted))
+
+    def assert_holds_what_the_source_does(self) -> None:
+        """The same numbers, though perhaps in rows where the source has columns, so that sums end in other digits."""
+        found, wanted = self.modules()
+        numbers = dict(tree_flatten(wanted.parameters()))
+        parameters = dict(tree_flatten(found.parameters()))
+        assert parameters.keys() == numbers.keys()
+        assert all(mx.array_equal(array, numbers[key]) for key, array in parameters.items())
+        assert close(run(found), run(wanted))
+
+    def assert_reads_the_text_model_only(self) -> None:
+        """Of towers, token prediction and drafts nothing is read; of the rest all, but for what serves no purpose."""
+        opened, source = self.open(), SOURCES[self.name]
+        blobs = [blob for blob in self.plan.blobs if not blob.origins <= source.spare.keys()]
+        needed = sum(blob.nbytes for blob in blobs)
+        useless = sum(blob.nbytes for blob in blobs if blob.origins <= source.leftovers.keys())
+        assert needed - useless <= opened.total_bytes <= needed
+        keys = {entry.key for tensor in opened.tensors.values() for entry in tensor.parts}
+        assert keys <= {key for blob in blobs for key in blob.tensors}
+
+
+def close(left: mx.array, right: mx.array, tolerance: float = 2e-5) -> bool:
+    """Equal but for a part of the largest number; the default is what another order of additions leaves open."""
+    return left.dtype == right.dtype == mx.float32 and bool(
+        mx.abs(left - right).max() < tolerance * mx.abs(right).max()
+    )
+
+
+def put(
+    root: Path,
+    name: str,
+    source_dir: Path,
+    quantization: Quantization | None = None,
+    layout: Layout = HEAD,
+    *,
+    writer: Writer = "compact",
+    draft: bool = False,
+) -> Stored:
+    """Writes the published directory `source_dir` of the source called `name` into a store below `root`."""
+    decided = plan(source_tensors(source_dir), read_config(source_dir), quantization, layout)
+    write_blobs(root / "models", name, source_dir, decided.blobs, quantization, writer=writer, draft=draft)
+    return Stored(name, source_dir, root, decided)

@@ -1,0 +1,355 @@
+"""`mlx-runner check` tells what serving would do, and all that is wrong at once."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from runner import blas
+from runner.commands.check.facts import BlasFacts, Context, Inspection, LayerKind, Token, inspect
+from runner.model.inspect import Amount
+from runner.model.weights.load import load
+from runner.settings import CheckSettings
+from scripts.tools.models.architectures import config, make_module
+from scripts.tools.models.checkpoints import (
+    BOS,
+    CHUNK,
+    CONFIGS,
+    EOS,
+    GEMMA_WINDOW,
+    TOKENIZER,
+    VOCABULARY_SIZE,
+    Kind,
+    write_checkpoint,
+    write_weights,
+)
+from scripts.tools.models.store import (
+    PACKINGS,
+    TENSOR,
+    Quantization,
+    Store,
+    Tensor,
+    read_tensors,
+    safetensors_bytes,
+    write_store,
+)
+from scripts.tools.models.tensors import parse_metadata
+from tests.model.loading import test_malformed_directories
+from tests.model.loading.conftest import Checkpoints, open_stored
+from tests.model.loading.malformed import (
+    CASES,
+    HARMLESS,
+    WEIGHT,
+    Break,
+    Case,
+    cut,
+    with_config,
+    with_layer,
+    with_packed,
+    with_text,
+    without,
+    without_blob,
+    zeros,
+)
+
+OTHER = "model.layers.1.mlp.up_proj.weight"
+DIRECTORIES = test_malformed_directories.CASES
+
+
+def check(model: str, models_dir: Path = Path("unused"), context: int | None = None) -> Inspection:
+    return inspect(CheckSettings(model=model, models_dir=models_dir, context_tokens=context, log_level=0))
+
+
+def check_store(store: Store, context: int | None = None) -> Inspection:
+    return check("tiny", store.models_dir, context)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_serving_refuses_is_the_one_problem_in_the_same_words(case: Case, store: Store) -> None:
+    """One: what follows from a fault is not told as another."""
+    case.spoil(store)
+    found = check_store(store)
+    assert not found.loads
+    assert [case.matches(problem) for problem in found.problems] == [True], found.problems
+
+
+@pytest.mark.parametrize("case", DIRECTORIES.values(), ids=DIRECTORIES)
+def test_so_it_is_with_a_directory(case: test_malformed_directories.Case, tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "d", "llama", shards=2)
+    case.spoil(directory)
+    problems = check(str(directory)).problems
+    line = case.line.replace("{d}", str(directory))
+    assert [bool(re.fullmatch(line, problem)) for problem in problems] == [True], problems
+
+
+@pytest.mark.parametrize("spoil", HARMLESS.values(), ids=HARMLESS)
+def test_what_is_served_has_no_problem(spoil: Break, store: Store) -> None:
+    spoil(store)
+    found = check_store(store)
+    assert (found.loads, found.problems) == (True, [])
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_every_kind_of_model_would_load(kind: Kind, checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """From a store as from a directory, with the same facts."""
+    directory = checkpoint(kind)
+    store = write_store(tmp_path, "tiny", directory)
+    stored, plain = check_store(store), check(str(directory))
+    for found in (stored, plain):
+        assert (found.loads, found.problems, found.warnings) == (True, [], [])
+    assert (stored.source, stored.path) == ("store", str(store.manifest_path))
+    assert (plain.source, plain.path) == ("directory", str(directory))
+    for fact in ("architecture", "module", "layers", "parameters", "caches", "weights", "read_bytes", "context"):
+        assert getattr(stored, fact) == getattr(plain, fact), fact
+
+
+def test_nothing_is_read_and_nothing_computed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("load", "eval", "async_eval"):
+        monkeypatch.setattr(mx, name, lambda *_, name=name, **__: pytest.fail(f"mx.{name}"))
+    assert check_store(store).loads
+
+
+def test_the_facts_of_a_llama(store: Store) -> None:
+    found = check_store(store)
+    opened = open_stored(store)
+    module = load(opened).module
+    sizes = [array.size for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))]
+    assert (found.model, found.architecture, found.module) == ("tiny", "LlamaForCausalLM", "mlx_lm.models.llama")
+    assert (found.layers, found.caches) == (2, [LayerKind("full attention", "KVCache", 2)])
+    assert (found.parameters, found.read_bytes) == (sum(sizes), 4 * sum(sizes))
+    assert found.weights == [Amount("f32", len(sizes), 4 * sum(sizes))]
+    assert found.files == len(sizes)
+    assert found.skipped == []
+    assert found.context == Context(4096, "model")
+    assert found.tokenizer is not None
+    assert (found.tokenizer.vocabulary, found.tokenizer.scored) == (VOCABULARY_SIZE, VOCABULARY_SIZE)
+    assert (found.tokenizer.bos, found.tokenizer.eos) == (Token(BOS, "<|bos|>"), [Token(EOS, "<|eos|>")])
+    assert (found.tokenizer.special, found.tokenizer.add_bos) == (4, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "caches"),
+    [
+        (
+            "gemma3_text",
+            [
+                LayerKind(f"sliding window {GEMMA_WINDOW}", "RotatingKVCache", 2),
+                LayerKind("full attention", "KVCache", 2),
+            ],
+        ),
+        ("mamba2", [LayerKind("recurrent state", "ArraysCache", 2)]),
+        ("falcon_h1", [LayerKind("recurrent state", "ArraysCache", 2), LayerKind("full attention", "KVCache", 2)]),
+        (
+            "llama4",
+            [LayerKind(f"chunked attention {CHUNK}", "ChunkedKVCache", 3), LayerKind("full attention", "KVCache", 1)],
+        ),
+        ("deepseek_v41", [LayerKind("state of its own", "LayerCache", 3)]),
+    ],
+)
+def test_caches_are_told_as_the_prefix_cache_takes_them(
+    kind: Kind, caches: list[LayerKind], checkpoint: Checkpoints
+) -> None:
+    assert check(str(checkpoint(kind))).caches == caches
+
+
+@pytest.mark.parametrize("quantization", PACKINGS)
+def test_packings_are_told_with_what_they_take(
+    quantization: Quantization, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Against a sum over the blobs, by the types that Ollama wrote into them."""
+    store = write_store(tmp_path, "tiny", checkpoint("llama"), quantization)
+    wanted: dict[str, tuple[int, int]] = {}
+    for layer in store.layers:
+        if layer["mediaType"] == TENSOR:
+            name = str(layer["name"])
+            kind = parse_metadata(store.blob_of(name).read_bytes()).get("quant_type", "f32")
+            kind = f"{kind} g64" if kind in ("int4", "int8") else kind
+            tensors, size = wanted.get(kind, (0, 0))
+            wanted[kind] = (tensors + 1, size + sum(len(tensor.data) for tensor in store.tensors(name).values()))
+    found = check_store(store)
+    assert found.weights is not None
+    assert {amount.name: (amount.tensors, amount.bytes) for amount in found.weights} == wanted
+    assert quantization in wanted or f"{quantization} g64" in wanted
+    assert found.read_bytes == sum(size for _, size in wanted.values())
+    assert found.parameters == check(str(checkpoint("llama"))).parameters
+
+
+@pytest.mark.parametrize("name", ["prism_hadamard_qwen35", "afm7"])
+def test_packed_layers_of_a_modules_own_are_told(name: str, tmp_path: Path) -> None:
+    """They need not have all that MLX's have."""
+    write_weights(tmp_path, dict(tree_flatten(make_module(name).parameters())))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config(name), "model_type": name, "architectures": [f"{name}X"]})
+    )
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    found = check(str(tmp_path))
+    assert (found.loads, found.problems) == (True, [])
+    assert found.weights is not None
+    assert any(amount.name.startswith("int") for amount in found.weights) == ("prism" in name)
+
+
+def test_what_text_does_not_need_is_counted_by_what_it_is(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    store = write_store(tmp_path, "tiny", checkpoint("gemma3"))
+    before = check_store(store)
+    store.put_tensors("v1", {"vision_tower.patch_embed.weight": zeros("F32", 8, 8)})
+    store.put_tensors("v2", {"multi_modal_projector.norm.weight": zeros("F32", 8)})
+    store.put_tensors("a", {"model.audio_tower.conv.weight": zeros("F16", 8)})
+    store.put_tensors("m", {"mtp.norm.weight": zeros("F32", 4)})
+    store.put("draft.model.norm.weight", b"never opened", TENSOR)
+    found = check_store(store)
+    assert (found.loads, found.read_bytes, found.files) == (True, before.read_bytes, before.files)
+    assert found.skipped == [
+        Amount("vision", 2, 288),
+        Amount("audio", 1, 16),
+        Amount("mtp", 1, 16),
+        Amount("draft", 1, 12),
+    ]
+    assert found.warnings == []
+
+
+def test_several_faults_are_all_told_and_nothing_that_follows_from_them(store: Store) -> None:
+    """A whole layer is lost with the two blobs of it that are left: its number is then no fault of config.json."""
+    for layer in list(store.layers):
+        name = str(layer.get("name"))
+        if name.startswith("model.layers.1.") and name not in (OTHER, "model.layers.1.input_layernorm.weight"):
+            store.drop(name)
+    for spoil in (
+        without_blob(OTHER),
+        cut("model.layers.1.input_layernorm.weight"),
+        with_layer("lm_head.weight", digest="sha256:..", size=0),
+        with_packed(bias=None),
+        with_text("tokenizer.json", b"{"),
+    ):
+        spoil(store)
+    problems = check_store(store).problems
+    wanted = (
+        r"parse manifest: .*: invalid digest 'sha256:\.\.' of layer 'lm_head\.weight'",
+        r"layer model\.layers\.1\.input_layernorm\.weight: .*: size mismatch: .*",
+        rf"layer {OTHER}: open .*: no such file or directory; .*",
+        rf".*: tensor {WEIGHT}: want quantization biases .*, found none",
+        r"parse tokenizer: tokenizer\.json: .*",
+    )
+    for line in wanted:
+        assert sum(re.fullmatch(line, problem) is not None for problem in problems) == 1, problems
+    assert not any("config.json" in problem for problem in problems)
+
+
+def test_a_broken_config_hides_neither_blobs_nor_tokenizer(store: Store) -> None:
+    for spoil in (with_text("config.json", b"{"), without_blob(WEIGHT), without("tokenizer.json")):
+        spoil(store)
+    problems = check_store(store).problems
+    assert [problem.partition(":")[0] for problem in problems] == [
+        f"layer {WEIGHT}",
+        "failed to read config.json",
+        "load tokenizer config",
+    ]
+
+
+def test_a_fault_of_a_config_field_does_not_hide_the_tokenizer(store: Store) -> None:
+    for spoil in (with_config(hidden_size=0), with_text("generation_config.json", b"[")):
+        spoil(store)
+    found = check_store(store)
+    assert found.problems[0] == "config.json: invalid hidden_size: 0"
+    assert [problem.partition(":")[0] for problem in found.problems[1:]] == ["parse tokenizer"]
+    assert (found.architecture, found.module, found.layers) == ("LlamaForCausalLM", "mlx_lm.models.llama", None)
+    assert found.warnings == ["the tensors were not compared with mlx_lm.models.llama: the problems stand in the way"]
+
+
+def test_lost_shards_of_a_directory_are_not_told_again_as_missing_tensors(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "d", "llama", shards=3)
+    shards = sorted(directory.glob("model-*.safetensors"))
+    shards[0].unlink()
+    shards[1].write_bytes(b"broken")
+    found = check(str(directory))
+    assert [re.sub(r".*(model-\S+?\.safetensors).*", r"\1", problem) for problem in found.problems] == [
+        shards[1].name,
+        shards[0].name,
+    ]
+
+
+def test_one_lost_expert_is_told_once(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """The others cannot be stacked without it: another fault, but no other cause."""
+    source = tmp_path / "source"
+    shutil.copytree(checkpoint("deepseek_v3"), source)
+    tensors = {}
+    for name, tensor in read_tensors(source / "model.safetensors").items():
+        if ".switch_mlp." not in name:
+            tensors[name] = tensor
+            continue
+        head, tail = name.split(".switch_mlp.")
+        size = len(tensor.data) // tensor.shape[0]
+        for index in range(tensor.shape[0]):
+            part = tensor.data[index * size : (index + 1) * size]
+            tensors[f"{head}.experts.{index}.{tail}"] = Tensor(tensor.dtype, tensor.shape[1:], part)
+    (source / "model.safetensors").unlink()
+    expert = "model.layers.1.mlp.experts.2.up_proj.weight"
+    (source / "model-1.safetensors").write_bytes(safetensors_bytes({expert: tensors.pop(expert)}))
+    (source / "model-2.safetensors").write_bytes(safetensors_bytes(tensors))
+    assert check(str(source)).loads
+    (source / "model-1.safetensors").write_bytes(b"broken")
+    found = check(str(source))
+    assert len(found.problems) == 1
+    assert "model-1.safetensors: not a safetensors file" in found.problems[0]
+
+
+def test_the_context_is_the_models_own_unless_a_shorter_one_is_asked_for(store: Store) -> None:
+    assert check_store(store, 512).context == Context(512, "--context")
+    assert check_store(store, 512).warnings == []
+    found = check_store(store, 8192)
+    assert found.context == Context(4096, "model")
+    assert found.warnings == ["--context 8192 is more than the model's own length of 4096 tokens, which counts"]
+
+
+def test_a_model_without_a_length_gets_the_documented_one(store: Store) -> None:
+    with_config(max_position_embeddings=None)(store)
+    found = check_store(store)
+    assert (found.loads, found.context) == (True, Context(32768, "default"))
+    assert found.warnings == [
+        "config.json does not tell the context length: 32768 tokens are taken, --context sets another"
+    ]
+    found = check_store(store, 131072)
+    assert (found.context, found.warnings) == (Context(131072, "--context"), [])
+
+
+def test_a_tokenizer_with_more_tokens_than_rows_is_a_warning(store: Store) -> None:
+    tokenizer = json.loads(store.blob_of("tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": VOCABULARY_SIZE, "content": "<|picture|>"})
+    store.put_json("tokenizer.json", tokenizer)
+    found = check_store(store)
+    assert found.loads
+    assert found.warnings == [
+        f"the tokenizer has {VOCABULARY_SIZE + 1} tokens, the model rows for {VOCABULARY_SIZE}: prompts with the others"
+        " are refused"
+    ]
+
+
+def test_unknown_ends_and_beginnings_are_warnings(store: Store) -> None:
+    store.put_json("generation_config.json", {})
+    with_config(bos_token_id=None, eos_token_id=None)(store)
+    store.put_json("tokenizer_config.json", {"add_bos_token": True})
+    found = check_store(store)
+    assert found.loads
+    assert found.tokenizer is not None
+    assert (found.tokenizer.bos, found.tokenizer.eos) == (None, [])
+    assert [warning.partition(":")[0] for warning in found.warnings] == [
+        "no end-of-sequence token is known",
+        "tokenizer_config.json wants a beginning-of-sequence token in front (add_bos_token), but none is known",
+    ]
+
+
+def test_names_out_of_files_cannot_command_a_terminal(store: Store) -> None:
+    store.put_tensors("x", {"model.\x1b[31m\u202e\ud800\nx.weight": zeros("F32", 2)})
+    (problem,) = check_store(store).problems
+    assert problem.isprintable()
+    assert "model.\\x1b[31m\\u202e\\ud800 x.weight" in problem
+
+
+def test_the_blas_is_the_one_that_serving_would_load(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blas, "look", lambda choice, threads: blas.Blas(f"{choice}\n{threads}", "install it"))
+    settings = CheckSettings(model="tiny", models_dir=store.models_dir, blas="here", blas_threads=3, log_level=0)
+    assert inspect(settings).blas == BlasFacts("here 3", True, "install it")

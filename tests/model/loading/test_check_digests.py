@@ -1,0 +1,200 @@
+"""`--verify`: the content of every blob that is used, against the name that it has."""
+
+import logging
+import re
+import shutil
+import threading
+import time
+from contextlib import AbstractContextManager
+from io import BufferedReader
+from pathlib import Path
+
+import pytest
+
+from runner.commands.check.facts import inspect
+from runner.errors import ModelError
+from runner.model import OpenedModel, open_model
+from runner.model.sources import digests
+from runner.model.sources.checkpoint import File, refuse
+from runner.model.sources.header import open_file
+from runner.settings import CheckSettings
+from scripts.tools.models.store import JSON, TENSOR, Store
+from tests.model.loading.conftest import Checkpoints, open_stored
+from tests.model.loading.malformed import WEIGHT, flip, with_layer, with_manifest, zeros
+
+OTHER = "model.layers.1.mlp.up_proj.weight"
+
+
+def verify(opened: OpenedModel) -> None:
+    digests.verify(opened.checkpoint, opened.tensors.values())
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]]]:
+    return [(record.getMessage(), record.__dict__["attributes"]) for record in caplog.records]
+
+
+def test_a_sound_store_is_verified_each_blob_once(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_manifest(layers=[*store.layers, store.layer(WEIGHT)])(store)
+    opened = open_stored(store)
+    hashed: list[Path] = []
+
+    def opened_file(path: Path, size_bytes: int | None) -> AbstractContextManager[tuple[BufferedReader, int]]:
+        hashed.append(path)
+        return open_file(path, size_bytes)
+
+    monkeypatch.setattr(digests, "open_file", opened_file)
+    with caplog.at_level(logging.INFO, digests.__name__):
+        verify(opened)
+    blobs = sorted((store.models_dir / "blobs").iterdir())
+    assert sorted(hashed) == blobs
+    ((message, attributes),) = told(caplog)
+    assert message == "verified"
+    assert attributes["blobs"] == len(blobs)
+    assert attributes["bytes"] == sum(path.stat().st_size for path in blobs)
+
+
+@pytest.mark.parametrize("name", [WEIGHT, "config.json", "tokenizer.json", "preprocessor_config.json"])
+def test_a_changed_blob_is_told_with_both_digests_and_its_path(name: str, store: Store) -> None:
+    store.put("preprocessor_config.json", b"{ }", JSON)
+    opened = open_stored(store)
+    flip(name)(store)
+    path = store.blob_of(name)
+    with pytest.raises(ModelError) as refused:
+        verify(opened)
+    assert re.fullmatch(
+        rf"digest mismatch, file must be downloaded again: want {store.layer(name)['digest']}, "
+        rf"got sha256:[0-9a-f]{{64}}: {name} in {path}",
+        str(refused.value),
+    )
+
+
+def test_the_blob_that_describes_the_model_is_verified(store: Store) -> None:
+    opened = open_stored(store)
+    config = store.manifest["config"]
+    assert isinstance(config, dict)
+    path = store.blob(config["digest"])
+    path.write_bytes(path.read_bytes().replace(b"0.19.0", b"0.19.1"))
+    with pytest.raises(ModelError, match=rf"^digest mismatch, .*: the model config in .*{path.name}$"):
+        verify(opened)
+
+
+def test_of_a_blob_with_many_tensors_the_first_is_named(store: Store) -> None:
+    """The experts of a layer lie in one."""
+    names = [f"model.layers.0.mlp.{part}_proj.weight" for part in ("down", "gate", "up")]
+    group = {key: tensor for name in names for key, tensor in store.tensors(name).items()}
+    for name in names:
+        store.drop(name)
+    store.put_tensors("model.layers.0.mlp", group)
+    opened = open_stored(store)
+    flip("model.layers.0.mlp")(store)
+    with pytest.raises(ModelError, match=rf"^digest mismatch, .*: {names[0]} and 2 more in /"):
+        verify(opened)
+
+
+def test_what_is_not_used_is_not_verified(store: Store) -> None:
+    """It would be read for nothing."""
+    store.put_tensors("v", {"vision_tower.patch_embed.weight": zeros("F32", 8, 8)})
+    store.put("draft.model.norm.weight", b"not even opened", TENSOR)
+    store.put("draft/config.json", b"{ }", JSON)
+    for name in ("v", "draft.model.norm.weight", "draft/config.json"):
+        flip(name)(store)
+    verify(open_stored(store))
+
+
+def test_without_it_a_changed_blob_is_served(store: Store) -> None:
+    """As Ollama does; only sizes are compared."""
+    flip(WEIGHT)(store)
+    settings = CheckSettings(model="tiny", models_dir=store.models_dir, log_level=0)
+    assert inspect(settings).loads
+
+
+def test_capitals_in_a_digest_name_the_same_content(store: Store) -> None:
+    capitals = str(store.layer(WEIGHT)["digest"]).upper().replace("SHA256", "sha256")
+    store.blob_of(WEIGHT).rename(store.blob(capitals))
+    with_layer(digest=capitals)(store)
+    verify(open_stored(store))
+
+
+def test_check_tells_of_every_changed_blob_and_of_each_fault_once(store: Store) -> None:
+    """A blob of the wrong size has another content, and one that is gone has none: both have been told."""
+    store.put("preprocessor_config.json", b"{ }", JSON)
+    changed = (WEIGHT, OTHER, "preprocessor_config.json")
+    for name in changed:
+        flip(name)(store)
+    store.blob_of("model.norm.weight").write_bytes(b"short")
+    store.blob_of("tokenizer.json").unlink()
+    settings = CheckSettings(model="tiny", models_dir=store.models_dir, verify=True, log_level=0)
+    problems = inspect(settings).problems
+    assert len(problems) == len(changed) + 2
+    for name in (*changed, "model.norm.weight", "tokenizer.json"):
+        (problem,) = (problem for problem in problems if store.blob_of(name).name in problem)
+        assert problem.startswith("digest mismatch, ") == (name in changed)
+
+
+def test_a_directory_has_nothing_to_verify_and_the_log_says_so(
+    checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = open_model(str(checkpoint("llama")), Path("unused"))
+    with caplog.at_level(logging.INFO, digests.__name__):
+        verify(opened)
+    ((message, attributes),) = told(caplog)
+    assert message == "nothing to verify: a directory has no digests"
+    assert attributes == {"directory": str(checkpoint("llama"))}
+
+
+def test_long_work_is_told_in_percent(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.model.progress._LOG_EVERY_S", 0.0)
+    monkeypatch.setattr(digests, "_CHUNK_BYTES", 4096)
+    opened = open_stored(store)
+    with caplog.at_level(logging.INFO, digests.__name__):
+        verify(opened)
+    *lines, (last, total) = told(caplog)
+    assert last == "verified"
+    assert {message for message, _ in lines} == {"verifying"}
+    assert max(int(str(line["bytes"])) for _, line in lines) == total["bytes"]
+    assert max(int(str(line["percent"])) for _, line in lines) == 100
+    assert {line["total"] for _, line in lines} == {total["bytes"]}
+
+
+def test_short_work_is_not(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    opened = open_stored(store)
+    with caplog.at_level(logging.INFO, digests.__name__):
+        verify(opened)
+    assert [message for message, _ in told(caplog)] == ["verified"]
+
+
+def test_two_blobs_are_hashed_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for another one to be open too."""
+    opened = open_stored(store)
+    meeting = threading.Barrier(2, timeout=20)
+    met = threading.Event()
+
+    def open_together(path: Path, size_bytes: int | None) -> AbstractContextManager[tuple[BufferedReader, int]]:
+        if not met.is_set():
+            meeting.wait()
+            met.set()
+        return open_file(path, size_bytes)
+
+    monkeypatch.setattr(digests, "open_file", open_together)
+    verify(opened)
+    assert met.is_set()
+
+
+def test_after_the_first_mismatch_nothing_more_is_hashed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of a large model would be read for nothing."""
+    large = store.models_dir / "blobs" / f"sha256-{'1' * 64}"
+    with large.open("wb") as file:
+        file.truncate(1 << 36)
+    flip(WEIGHT)(store)
+    opened = open_stored(store)
+    text_blobs = {**opened.checkpoint.text_blobs, "large": File(large)}
+    checkpoint = opened.checkpoint._replace(text_blobs=text_blobs)
+    started = time.process_time()
+    with pytest.raises(ModelError, match="digest mismatch"):
+        digests.verify(checkpoint, opened.tensors.values(), refuse)
+    assert time.process_time() - started < 20, "64 GiB take longer"
+    shutil.rmtree(store.models_dir)

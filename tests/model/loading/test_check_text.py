@@ -1,0 +1,152 @@
+"""What `mlx-runner check` prints: for a person, and for a program."""
+
+import re
+
+import msgspec
+import pytest
+
+from runner.commands.check.facts import BlasFacts, Inspection, NumberFormat, inspect
+from runner.commands.check.text import as_text
+from runner.model.inspect import Amount
+from runner.settings import CheckSettings
+from scripts.tools.models.store import Store
+from tests.model.loading.malformed import WEIGHT, with_config, with_text, without, without_blob
+
+KEYS = (
+    *(
+        "model",
+        "loads",
+        "source",
+        "path",
+        "architecture",
+        "module",
+        "defaults",
+        "layers",
+        "parameters",
+        "caches",
+        "weights",
+    ),
+    *("read_bytes", "files", "skipped", "device", "computes", "blas", "context", "tokenizer", "warnings", "problems"),
+)
+
+
+def check(store: Store) -> Inspection:
+    return inspect(CheckSettings(model="tiny", models_dir=store.models_dir, log_level=0))
+
+
+def labels(text: str) -> list[str]:
+    return [line.split()[0] for line in text.splitlines() if not line.startswith(" ")]
+
+
+def value(text: str, label: str) -> str:
+    (line,) = (line for line in text.splitlines() if line.startswith(f"{label} "))
+    return line.removeprefix(label).strip()
+
+
+def test_a_sound_model_is_a_table_with_its_verdict_last(store: Store) -> None:
+    text = as_text(check(store))
+    assert labels(text) == [
+        *("model", "store", "architecture", "layers", "parameters", "weights", "reads", "computes", "BLAS", "context"),
+        *("tokenizer", "BOS", "EOS", "verdict"),
+    ]
+    assert value(text, "architecture") == "LlamaForCausalLM, run by mlx_lm.models.llama"
+    assert value(text, "layers") == "2: 2 full attention (KVCache)"
+    assert value(text, "parameters") == "109.12 K"
+    assert value(text, "weights") == "f32 21 tensors 436.5 KB"
+    assert value(text, "reads") == "436.5 KB from 21 files"
+    assert value(text, "context") == "4096 tokens (the model's own)"
+    assert value(text, "tokenizer") == (
+        "BPE of tokenizer.json: 274 tokens (the model scores 274), 4 added, 4 of them special"
+    )
+    assert value(text, "BOS") == '270 "<|bos|>"'
+    assert value(text, "verdict") == "would load"
+
+
+def test_values_stand_in_one_column_of_a_hundred(store: Store) -> None:
+    weights = [Amount(f"int{bits} g64", 123, 10**bits) for bits in range(2, 9)]
+    lines = as_text(msgspec.structs.replace(check(store), weights=weights)).splitlines()
+    assert sum(line.startswith(" ") for line in lines) == 2, "one of them is wrapped"
+    for line in lines:
+        assert re.fullmatch(r"(?=.{14}\S)(\S+| ) +\S.*", line), line
+        assert len(line) <= 100 or str(store.models_dir) in line
+
+
+def test_problems_stand_last_each_on_a_line_of_its_own(store: Store) -> None:
+    for spoil in (without_blob(WEIGHT), without("tokenizer.json"), with_config(max_position_embeddings=None)):
+        spoil(store)
+    found = check(store)
+    lines = as_text(found).splitlines()
+    assert lines[-len(found.problems) :] == [f"PROBLEM       {problem}" for problem in found.problems]
+    assert lines[-len(found.problems) - 1 - len(found.warnings)] == "verdict       would not load: 2 problems"
+    assert sum(line.startswith("warning ") for line in lines) == len(found.warnings) > 0
+    assert any(len(line) > 100 for line in lines), "none is wrapped"
+
+
+def test_a_model_that_is_not_there_is_its_name_and_the_problem(store: Store) -> None:
+    store.manifest_path.unlink()
+    text = as_text(check(store))
+    assert labels(text) == ["model", "verdict", "PROBLEM"]
+    assert value(text, "verdict") == "would not load: 1 problem"
+
+
+def test_a_flood_of_problems_is_cut_for_the_eye_only(store: Store) -> None:
+    found = msgspec.structs.replace(check(store), loads=False, problems=[f"p{number}" for number in range(700)])
+    lines = as_text(found).splitlines()
+    assert lines[-2:] == ["PROBLEM       p29", "PROBLEM       and 670 more, which --json lists"]
+    assert value(as_text(found), "verdict") == "would not load: 700 problems"
+    assert len(msgspec.json.decode(msgspec.json.encode(found))["problems"]) == 700
+
+
+def test_tokens_are_quoted(store: Store) -> None:
+    found = check(store)
+    assert found.tokenizer is not None
+    assert found.tokenizer.bos is not None
+    bos = msgspec.structs.replace(found.tokenizer.bos, text='\n"\x1b▁')
+    tokenizer = msgspec.structs.replace(found.tokenizer, bos=bos, eos=[], add_bos=True)
+    text = as_text(msgspec.structs.replace(found, tokenizer=tokenizer))
+    assert value(text, "BOS") == r'270 "\n\"\u001b▁", put in front of prompts'
+    assert value(text, "EOS") == "none"
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"), [(999, "999"), (109_120, "109.12 K"), (8_030_261_248, "8.03 B"), (1_000_000_000_000, "1.00 T")]
+)
+def test_parameters_are_counted_as_models_are_called(number: int, shown: str, store: Store) -> None:
+    assert value(as_text(msgspec.structs.replace(check(store), parameters=number)), "parameters") == shown
+
+
+def test_the_keys_of_the_object_are_always_the_same(store: Store) -> None:
+    """A program need not ask which are there: what is unknown is null."""
+    sound = msgspec.json.decode(msgspec.json.encode(check(store)))
+    assert tuple(sound) == KEYS
+    assert sound["caches"] == [{"name": "full attention", "cache": "KVCache", "count": 2}]
+    assert sound["weights"] == [{"name": "f32", "tensors": 21, "bytes": 436480}]
+    assert sound["context"] == {"tokens": 4096, "source": "model"}
+    assert sound["tokenizer"]["eos"] == [{"id": 271, "text": "<|eos|>"}]
+    with_text("config.json", b"{")(store)
+    broken = msgspec.json.decode(msgspec.json.encode(check(store)))
+    assert tuple(broken) == KEYS
+    assert [key for key in KEYS if broken[key] is None] == [
+        *("architecture", "module", "layers", "parameters", "caches", "weights", "read_bytes", "files", "skipped"),
+        *("computes", "context"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("blas", "shown"),
+    [
+        (BlasFacts("it (1 thread)", True, None), "it (1 thread)"),
+        (BlasFacts("MLX's own", True, "install another"), "MLX's own; for a much faster one, install another"),
+        (BlasFacts("MLX's own", False, None), "MLX's own: it does not matter here"),
+    ],
+)
+def test_the_blas_is_told_with_what_to_do_for_a_faster_one(blas: BlasFacts, shown: str, store: Store) -> None:
+    assert value(as_text(msgspec.structs.replace(check(store), blas=blas)), "BLAS") == shown
+
+
+def test_the_device_and_the_type_of_numbers_are_told(store: Store) -> None:
+    found = check(store)
+    on_gpu = msgspec.structs.replace(found, device="gpu", computes=NumberFormat("bfloat16", "so it is"))
+    assert value(as_text(on_gpu), "computes") == "in bfloat16 on the GPU (so it is)"
+    if found.device == "cpu":
+        assert value(as_text(found), "computes") == "in float32 on the CPU (the model's own type)"

@@ -1,0 +1,374 @@
+"""Where mlx-lm reads a `config.json` differently from what it says: silently wrong logits, mostly (store.md, 3)."""
+
+import copy
+import json
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from runner.errors import ModelError
+from runner.model import OpenedModel, open_model
+from runner.model.families import Config
+from runner.model.weights.load import load
+from scripts.tools.models.checkpoints import CHUNK, VOCABULARY_SIZE, Kind, config_of, write_checkpoint
+from scripts.tools.models.store import Store, Tensor, read_tensors, safetensors_bytes, write_store
+from tests.model.loading.conftest import Checkpoints, run_path, same
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+
+
+def rewritten(source: Path, directory: Path, config: Config, tensors: dict[str, Tensor] | None = None) -> Path:
+    """A copy of `source` with another `config.json`, and other weights if given."""
+    directory.mkdir()
+    for path in source.iterdir():
+        (directory / path.name).write_bytes(path.read_bytes())
+    (directory / "config.json").write_text(json.dumps(config))
+    if tensors is not None:
+        (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+    return directory
+
+
+def opened_with(tmp_path: Path, kind: Kind, **overrides: object) -> OpenedModel:
+    """The kind's checkpoint opened with top-level config entries changed afterwards; None deletes one."""
+    source = write_checkpoint(tmp_path / "source", kind)
+    return open_model(str(rewritten(source, tmp_path / "changed", config_of(kind, overrides))), tmp_path)
+
+
+def text_of(opened: OpenedModel) -> Config:
+    key = opened.family.text
+    return cast("Config", opened.module_config[key]) if key else opened.module_config
+
+
+@pytest.mark.parametrize("said", [None, False])
+def test_an_output_projection_is_used_unless_the_file_says_tied(said: bool | None, tmp_path: Path) -> None:
+    """mlx-lm's llama takes an absent flag for tied and throws the projection away."""
+    source = write_checkpoint(tmp_path / "source", "llama", overrides={"tie_word_embeddings": False})
+    config = config_of("llama", {"tie_word_embeddings": said})
+    directory = rewritten(source, tmp_path / "changed", config)
+    assert same(run_path(directory), run_path(source))
+    tied = rewritten(source, tmp_path / "tied", config_of("llama", {"tie_word_embeddings": True}))
+    assert not same(run_path(tied), run_path(source))
+    assert "lm_head.weight" not in open_model(str(tied), tmp_path).tensors
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("said", [None, False])
+def test_without_an_output_projection_the_embedding_is_used(kind: Kind, said: bool | None, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", kind, overrides={"tie_word_embeddings": True})
+    directory = rewritten(source, tmp_path / "changed", config_of(kind, {"tie_word_embeddings": said}))
+    assert same(run_path(directory), run_path(source))
+
+
+def test_gemma_uses_an_output_projection_of_its_own(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    source = checkpoint("gemma3_text")
+    tensors = read_tensors(source / "model.safetensors")
+    assert "lm_head.weight" in tensors
+    tied = {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    without = rewritten(source, tmp_path / "without", config_of("gemma3_text"), tied)
+    said = rewritten(source, tmp_path / "said", config_of("gemma3_text", {"tie_word_embeddings": True}))
+    assert not same(run_path(without), run_path(source))
+    assert same(run_path(without), run_path(said))
+
+
+def test_an_unmapped_family_keeps_its_output_projection_too(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", "qwen3_next", overrides={"tie_word_embeddings": False})
+    directory = rewritten(source, tmp_path / "changed", config_of("qwen3_next", {"tie_word_embeddings": None}))
+    assert text_of(open_model(str(directory), tmp_path))["tie_word_embeddings"] is False
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("scaling", [{"rope_type": "default"}, LLAMA3_ROPE])
+def test_rope_parameters_are_lifted(kind: Kind, scaling: dict[str, object], tmp_path: Path) -> None:
+    """Without it mlx-lm's llama rotates by theta 10000."""
+    theta = 123456.0
+    old = {"rope_theta": theta, "rope_scaling": None if scaling["rope_type"] == "default" else scaling}
+    new = {"rope_theta": None, "rope_scaling": None, "rope_parameters": {**scaling, "rope_theta": theta}}
+    before = write_checkpoint(tmp_path / "before", kind, overrides=old)
+    after = rewritten(before, tmp_path / "after", config_of(kind, new))
+    plain = rewritten(before, tmp_path / "plain", config_of(kind, {"rope_theta": 10000.0, "rope_scaling": None}))
+    assert same(run_path(after), run_path(before))
+    assert not same(run_path(after), run_path(plain))
+
+
+def test_what_stands_at_the_top_beats_rope_parameters(tmp_path: Path) -> None:
+    opened = opened_with(tmp_path, "llama", rope_theta=5.0, rope_parameters={"rope_theta": 7.0, **LLAMA3_ROPE})
+    assert opened.module_config["rope_theta"] == 5.0
+    scaling = cast("Config", config_of("llama")["rope_scaling"])
+    assert opened.module_config["rope_scaling"] == {"type": "llama3", **scaling}
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "gemma3"])
+def test_gemmas_rope_parameters_are_lifted_per_layer_type(kind: Kind, tmp_path: Path) -> None:
+    def with_rope(config: Config, rope: Config) -> Config:
+        config = copy.deepcopy(config)
+        text = config if kind == "gemma3_text" else cast("Config", config["text_config"])
+        for key in ("rope_theta", "rope_local_base_freq"):
+            del text[key]
+        text |= rope
+        return config
+
+    scaled = {"rope_type": "linear", "factor": 8.0}
+    old: Config = {"rope_theta": 77777.0, "rope_local_base_freq": 555.0, "rope_scaling": scaled}
+    full = {"rope_theta": 77777.0, **scaled}
+    new: Config = {
+        "rope_parameters": {
+            "full_attention": full,
+            "sliding_attention": {"rope_theta": 555.0, "rope_type": "default"},
+        }
+    }
+    base = config_of(kind)
+    source = write_checkpoint(tmp_path / "source", kind)
+    before = rewritten(source, tmp_path / "before", with_rope(base, old))
+    after = rewritten(source, tmp_path / "after", with_rope(base, new))
+    assert same(run_path(after), run_path(before))
+    assert not same(run_path(after), run_path(source))
+
+
+def test_gemmas_layer_types_give_the_period(tmp_path: Path) -> None:
+    types = ["sliding_attention", "full_attention"] * 2
+    source = write_checkpoint(tmp_path / "source", "gemma3_text")
+    config = config_of("gemma3_text", {"sliding_window_pattern": None, "layer_types": types})
+    assert same(run_path(rewritten(source, tmp_path / "changed", config)), run_path(source))
+    config["layer_types"] = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    with pytest.raises(ModelError, match=r"layer_types must have full attention at a fixed period, found \['full"):
+        open_model(str(rewritten(source, tmp_path / "irregular", config)), tmp_path)
+
+
+def test_gemma_without_a_vocabulary_size_takes_that_of_its_embedding(tmp_path: Path) -> None:
+    """mlx-lm's default is 262208, and it overrides what the text config says."""
+    config = config_of("gemma3", {"vocab_size": None})
+    source = write_checkpoint(tmp_path / "source", "gemma3")
+    directory = rewritten(source, tmp_path / "changed", config)
+    assert same(run_path(directory), run_path(source))
+    del cast("Config", config["text_config"])["vocab_size"]
+    assert open_model(str(rewritten(source, tmp_path / "none", config)), tmp_path).vocab_size == VOCABULARY_SIZE
+
+
+@pytest.mark.parametrize("place", ["", "text_config"])
+@pytest.mark.parametrize("key", ["quantization", "quantization_config", "compression_config"])
+def test_what_describes_the_source_of_a_conversion_is_removed(place: str, key: str, tmp_path: Path) -> None:
+    kind: Kind = "gemma3" if place else "llama"
+    config = config_of(kind)
+    (cast("Config", config[place]) if place else config)[key] = {"quant_method": "fp8", "bits": 3, "group_size": 7}
+    source = write_checkpoint(tmp_path / "source", kind)
+    directory = rewritten(source, tmp_path / "changed", config)
+    opened = open_model(str(directory), tmp_path)
+    assert key not in opened.module_config
+    assert key not in text_of(opened)
+    assert same(run_path(directory), run_path(source))
+
+
+def test_an_unmapped_family_keeps_what_its_conversion_wrote(tmp_path: Path) -> None:
+    """mlx-lm's prism_hadamard_qwen35 checks it."""
+    overrides = {"quantization": {"bits": 4, "group_size": 64}}
+    source = write_checkpoint(tmp_path / "source", "mamba2", overrides=overrides)
+    write_store(tmp_path, "m", source)
+    for name in (str(source), "m"):
+        assert open_model(name, tmp_path).module_config["quantization"] == overrides["quantization"]
+
+
+def test_loading_leaves_the_opened_model_as_it_was(tmp_path: Path) -> None:
+    """mlx-lm's gemma3 writes its defaults into the config that it is given."""
+    text = dict(cast("Config", config_of("gemma3")["text_config"])) | {"num_key_value_heads": 4}
+    source = write_checkpoint(tmp_path / "source", "gemma3", overrides={"text_config": dict(text)})
+    del text["num_key_value_heads"]
+    directory = rewritten(source, tmp_path / "changed", config_of("gemma3", {"text_config": text}))
+    opened = open_model(str(directory), tmp_path)
+    load(opened)
+    assert "num_key_value_heads" not in text_of(opened)
+
+
+def test_the_config_of_an_opened_model_is_the_file(tmp_path: Path) -> None:
+    opened = opened_with(tmp_path, "llama", tie_word_embeddings=None, quantization={"bits": 4})
+    assert opened.config == config_of("llama", {"tie_word_embeddings": None, "quantization": {"bits": 4}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("llama", "hidden_size"),
+        ("llama", "num_hidden_layers"),
+        ("qwen3", "num_attention_heads"),
+        ("qwen3", "num_key_value_heads"),
+        ("gemma3_text", "hidden_size"),
+    ],
+)
+def test_a_required_field_that_is_absent_is_named(kind: Kind, field: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=rf"^config\.json lacks {field} \(in its top level\)$"):
+        opened_with(tmp_path, kind, **{field: None})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        ({"hidden_size": 0}, "invalid hidden_size: 0"),
+        ({"hidden_size": "64"}, "invalid hidden_size: '64'"),
+        ({"num_attention_heads": True}, "invalid num_attention_heads: True"),
+        ({"num_key_value_heads": -2}, "invalid num_key_value_heads: -2"),
+        ({"rms_norm_eps": "1e-5"}, "invalid rms_norm_eps: '1e-5'"),
+        (
+            {"head_dim": None, "num_attention_heads": 5},
+            r"hidden_size \(64\) must be divisible by num_attention_heads \(5\)",
+        ),
+        (
+            {"num_key_value_heads": 3},
+            r"num_attention_heads \(4\) must be divisible by num_key_value_heads \(3\)",
+        ),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, the model holds 2: layer 2 is missing"),
+    ],
+)
+def test_a_field_that_makes_no_model_is_refused(overrides: dict[str, object], text: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=rf"^config\.json: {text}$"):
+        opened_with(tmp_path, "llama", **overrides)
+
+
+def test_a_text_config_must_be_one(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"^config\.json: text_config must be an object, found 7$"):
+        opened_with(tmp_path, "gemma3", text_config=7)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        ({"num_heads": None}, "it lacks num_heads"),
+        ({"num_heads": "eight"}, "TypeError: .*"),
+    ],
+)
+def test_a_field_that_only_mlx_lm_knows_is_named_at_loading(
+    overrides: dict[str, object], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=rf"^config\.json does not fit mlx_lm\.models\.mamba2: {why}$"):
+        load(opened_with(tmp_path, "mamba2", **overrides))
+
+
+def test_qwen3s_head_width_has_transformers_default(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", "qwen3", overrides={"head_dim": 128})
+    directory = rewritten(source, tmp_path / "changed", config_of("qwen3", {"head_dim": None}))
+    assert same(run_path(directory), run_path(source))
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "length"),
+    [
+        ("llama", {}, 4096),
+        ("llama", {"max_position_embeddings": None}, 0),
+        ("llama", {"max_position_embeddings": "long"}, 0),
+        ("qwen3", {"max_position_embeddings": None}, 0),
+        ("gemma3_text", {"max_position_embeddings": None}, 0),
+        ("gemma3", {"max_position_embeddings": 5}, 4096),
+        ("llama4", {}, 4096),
+    ],
+)
+def test_the_context_length_is_the_text_models(
+    kind: Kind, overrides: dict[str, object], length: int, tmp_path: Path
+) -> None:
+    opened = opened_with(tmp_path, kind, **overrides)
+    assert opened.context_length == length
+    load(opened)
+
+
+def test_conditional_gemma_has_a_context_length_by_default(tmp_path: Path) -> None:
+    text = dict(cast("Config", config_of("gemma3")["text_config"]))
+    del text["max_position_embeddings"]
+    assert opened_with(tmp_path, "gemma3", text_config=text).context_length == 131072
+
+
+@pytest.mark.parametrize("architectures", [None, [], "LlamaForCausalLM"])
+def test_a_directory_without_architectures_goes_by_its_model_type(architectures: object, tmp_path: Path) -> None:
+    opened = opened_with(tmp_path, "llama", architectures=architectures)
+    assert opened.architecture == "LlamaForCausalLM"
+
+
+def test_an_unmapped_architecture_runs_on_the_module_of_its_model_type(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    opened = open_model(str(checkpoint("llama4")), tmp_path)
+    assert (opened.architecture, opened.family.module) == ("Llama4ForConditionalGeneration", "llama4")
+    assert [getattr(layer, "chunk_size", None) for layer in load(opened).make_layers()] == [CHUNK, CHUNK, CHUNK, None]
+    renamed = opened_with(tmp_path, "llama", architectures=["XverseForCausalLM"], model_type="xverse")
+    assert renamed.family.module == "llama"
+    load(renamed)
+
+
+@pytest.mark.parametrize("model_type", ["base", "cache", "rope_utils", "switch_layers"])
+def test_a_module_of_mlx_lm_that_is_no_model_is_no_architecture(model_type: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"^unsupported architecture: Foo"):
+        load(opened_with(tmp_path, "llama", architectures=["Foo"], model_type=model_type))
+
+
+def wrapped(store: Store, renames: dict[str, str]) -> None:
+    """Renames the tensors of a store inside their blobs, by prefix."""
+    layers = store.layers
+    for layer in layers:
+        if layer["mediaType"] != "application/vnd.ollama.image.tensor":
+            continue
+        tensors = {}
+        for key, tensor in store.tensors(str(layer["name"])).items():
+            old = next(prefix for prefix in renames if key.startswith(prefix))
+            tensors[renames[old] + key.removeprefix(old)] = tensor
+        layer |= store.add_blob(safetensors_bytes(tensors), str(layer["mediaType"]))
+    store.manifest = {**store.manifest, "layers": layers}
+
+
+@pytest.mark.parametrize("quantization", [None, "int4"])
+@pytest.mark.parametrize(
+    ("kind", "renames"),
+    [
+        ("llama", {"": "language_model."}),
+        ("gemma3_text", {"": "language_model."}),
+        ("gemma3", {"language_model.model.": "model.language_model.", "language_model.lm_head.": "lm_head."}),
+    ],
+)
+def test_wrapped_names_are_unwrapped(
+    kind: Kind, renames: dict[str, str], quantization: str | None, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """transformers since 4.52 says `model.language_model.*`, which mlx-lm's gemma3 does not know."""
+    store = write_store(tmp_path, "m", checkpoint(kind), quantization)  # type: ignore[arg-type]  # a literal, above
+    before = run_path("m", tmp_path)
+    wrapped(store, renames)
+    assert same(run_path("m", tmp_path), before)
+
+
+def test_the_same_tensor_under_two_names_is_refused(store: Store) -> None:
+    tensors = store.tensors("model.norm.weight")
+    store.put_tensors("again", {"language_model.model.norm.weight": tensors["model.norm.weight"]})
+    with pytest.raises(ModelError, match=r"tensor model\.norm\.weight is in the model twice: .*sha256-.*sha256-"):
+        open_model("tiny", store.models_dir)
+
+
+def test_what_only_full_layers_have_is_not_lifted_for_all(tmp_path: Path) -> None:
+    fields: Config = {"rope_theta": 5.0, "partial_rotary_factor": 0.5}
+    nested: Config = {"full_attention": fields, "sliding_attention": {}}
+    found = []
+    for name, rope in (("nested", nested), ("flat", fields)):
+        (tmp_path / name).mkdir()
+        opened = opened_with(tmp_path / name, "llama", rope_theta=None, rope_scaling=None, rope_parameters=rope)
+        found.append((opened.module_config["rope_theta"], opened.module_config.get("partial_rotary_factor")))
+    assert found == [(5.0, None), (5.0, 0.5)]
+
+
+def test_a_mistral_is_read_by_the_rules_of_a_llama(tmp_path: Path) -> None:
+    opened = opened_with(tmp_path, "llama", architectures=["MistralForCausalLM"], model_type="mistral")
+    assert opened.family.has_row
+    assert opened.module_config["model_type"] == "llama"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("rms_norm_eps", "small", "invalid rms_norm_eps: 'small'"),
+        ("layer_types", ["sliding_attention"] * 4, "full attention at a fixed period"),
+    ],
+)
+def test_a_gemma_that_would_fail_at_its_first_forward_is_refused(
+    field: str, value: object, said: str, tmp_path: Path
+) -> None:
+    source = write_checkpoint(tmp_path / "source", "gemma3_text")
+    config = config_of("gemma3_text", {"sliding_window_pattern": None}) | {field: value}
+    with pytest.raises(ModelError, match=said):
+        open_model(str(rewritten(source, tmp_path / "changed", config)), tmp_path)

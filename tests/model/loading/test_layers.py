@@ -1,0 +1,133 @@
+"""Layers that a model holds and its config does not count: refused by name, but for predictors of further tokens."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from mlx.utils import tree_flatten
+
+from runner.commands.check.facts import inspect
+from runner.errors import ModelError
+from runner.model import open_model
+from runner.model.families import Config
+from runner.model.layers import beyond_the_last, check_beyond
+from runner.model.weights.assemble import rehearse
+from runner.settings import CheckSettings
+from scripts.tools.models.architectures import architectures, config, make_module, unserved
+from scripts.tools.models.checkpoints import TOKENIZER, write_checkpoint, write_weights
+from scripts.tools.models.store import Store, read_tensors, safetensors_bytes, write_store
+from tests.model.loading.malformed import zeros
+
+_LAYER = re.compile(r"(.*?(?:layers|h|blocks)\.)(\d+)\.")
+PREDICTORS = {
+    "DeepSeek and GLM": ("embed_tokens", "enorm", "hnorm", "eh_proj", "shared_head.norm", "self_attn.o_proj"),
+    "Ling": ("eh_proj", "enorm", "hnorm", "final_layernorm", "attention.dense", "mlp.experts.0.up_proj"),
+    "Step": ("enorm", "hnorm", "eh_proj", "transformer.shared_head.output", "mlp.up_proj"),
+    "only what joins": ("eh_proj", "mlp.up_proj"),
+}
+
+
+def served(model: str, models_dir: Path) -> None:
+    """What a start does before it reads weights."""
+    rehearse(open_model(model, models_dir))
+
+
+@pytest.mark.parametrize("name", [name for name in architectures() if name not in unserved()])
+def test_a_layer_after_the_last_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
+    """Every architecture, from a directory and from a store: most of mlx-lm's modules would pass it over."""
+    weights = dict(tree_flatten(make_module(name).parameters()))
+    places = {match[1]: int(match[2]) for match in map(_LAYER.match, weights) if match}
+    prefix = max(places, key=lambda prefix: (places[prefix], prefix))
+    last = max(int(match[2]) for match in map(_LAYER.match, weights) if match and match[1] == prefix)
+    stray = {
+        key.replace(f"{prefix}{last}.", f"{prefix}{last + 1}.", 1): array
+        for key, array in weights.items()
+        if key.startswith(f"{prefix}{last}.")
+    }
+    assert stray
+    root = tmp_path / "source"
+    root.mkdir()
+    write_weights(root, {**weights, **stray})
+    (root / "config.json").write_text(json.dumps({**config(name), "model_type": name, "architectures": [f"{name}X"]}))
+    (root / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    write_store(tmp_path, "m", root)
+    for model in (str(root), "m"):
+        with pytest.raises(ModelError, match=re.escape(f"{prefix}{last + 1}")):
+            served(model, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["llama", "deepseek_v3", "qwen3_next"])
+def test_a_config_that_counts_less_than_there_is_names_what_it_leaves_out(kind: str, tmp_path: Path) -> None:
+    """Dense, with experts and hybrid: DeepSeek's second layer looks unlike its first, and is a layer all the same."""
+    directory = write_checkpoint(tmp_path / "d", kind)  # type: ignore[arg-type]  # they are kinds
+    text = json.loads((directory / "config.json").read_text())
+    total = text["num_hidden_layers"]
+    (directory / "config.json").write_text(json.dumps({**text, "num_hidden_layers": 1}))
+    left_out = ", ".join(f"model.layers.{number}" for number in range(1, total))
+    said = (
+        f"config.json: num_hidden_layers is 1, but the model holds {left_out} too: config and tensors are not of one"
+        " model"
+    )
+    write_store(tmp_path, "m", directory)
+    for model in (str(directory), "m"):
+        with pytest.raises(ModelError) as refused:
+            open_model(model, tmp_path)
+        assert str(refused.value) == said
+        found = inspect(CheckSettings(model=model, models_dir=tmp_path, log_level=0))
+        assert found.problems[0] == said
+
+
+@pytest.mark.parametrize("names", PREDICTORS.values(), ids=PREDICTORS)
+@pytest.mark.parametrize("kind", ["llama", "deepseek_v3"])
+def test_what_predicts_further_tokens_is_passed_over(kind: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "d", kind)  # type: ignore[arg-type]  # they are kinds
+    tensors = read_tensors(directory / "model.safetensors")
+    count = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
+    more = {f"model.layers.{count}.{name}.weight": zeros("F32", 64, 64) for name in names}
+    (directory / "model.safetensors").write_bytes(safetensors_bytes({**tensors, **more}))
+    write_store(tmp_path, "m", directory)
+    for model in (str(directory), "m"):
+        found = inspect(CheckSettings(model=model, models_dir=tmp_path, log_level=0))
+        assert (found.loads, found.problems) == (True, [])
+        assert found.skipped is not None
+        assert {amount.name: amount.tensors for amount in found.skipped}["layers beyond the last"] == len(names)
+
+
+def test_one_predictor_does_not_excuse_another_layer() -> None:
+    text: Config = {"num_hidden_layers": 2}
+    names = ("model.layers.2.eh_proj.weight", "model.layers.2.mlp.x.weight", "model.layers.7.mlp.x.weight")
+    with pytest.raises(ModelError, match=r"num_hidden_layers is 2, but the model holds model\.layers\.7 too"):
+        check_beyond(beyond_the_last(names, text), text)
+
+
+def test_many_layers_are_counted() -> None:
+    text: Config = {"num_hidden_layers": 1}
+    names = [f"model.layers.{number}.mlp.x.weight" for number in range(40)]
+    with pytest.raises(ModelError, match=r"holds model\.layers\.1, .*, model\.layers\.6 and 33 more too"):
+        check_beyond(beyond_the_last(names, text), text)
+
+
+@pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model.", "backbone.", ""])
+def test_only_the_layers_of_the_text_model_are_compared(prefix: str) -> None:
+    """Not those of towers, nor rotary tables, which no model needs."""
+    text: Config = {"num_hidden_layers": 4}
+    beyond = f"{prefix}layers.4.mlp.up_proj.weight"
+    within = (
+        f"{prefix}layers.3.mlp.up_proj.weight",
+        f"{prefix}layers.4.self_attn.rotary_emb.inv_freq",
+        f"encoder.{prefix}layers.4.x.weight",
+        f"vision_tower.{prefix}layers.4.x.weight",
+        "mtp.layers.4.x.weight",
+    )
+    assert beyond_the_last([beyond, *within], text) == {beyond: f"{prefix}layers.4"}
+    assert beyond_the_last([beyond], {}) == {}
+
+
+def test_a_lost_layer_is_told_of_too(tmp_path: Path) -> None:
+    """Its blob cannot be read, its name can."""
+    store: Store = write_store(tmp_path, "m", write_checkpoint(tmp_path / "d", "llama"))
+    store.put_tensors("model.layers.7.mlp.up_proj.weight", {"model.layers.7.mlp.up_proj.weight": zeros("F32", 2)})
+    store.blob_of("model.layers.7.mlp.up_proj.weight").unlink()
+    problems = inspect(CheckSettings(model="m", models_dir=tmp_path, log_level=0)).problems
+    assert any(re.search(r"holds model\.layers\.7 too", problem) for problem in problems)

@@ -1,0 +1,272 @@
+"""What loading costs: files open at once, memory, bytes read, what is imported; and what it says while it goes on."""
+
+import gc
+import itertools
+import logging
+import os
+import resource
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.base import Module
+
+from runner.model import OpenedModel, open_model
+from runner.model.families import SOLITARY
+from runner.model.sources.header import Entry
+from runner.model.weights import expert_reader
+from runner.model.weights.load import LoadedModel, load
+from scripts.tools.models.checkpoints import Dtype, Kind, config_of, make_weights, write_checkpoint, write_directory
+from scripts.tools.models.store import Store, Tensor, write_store
+from tests.model.loading.conftest import Checkpoints, run, run_path, same
+
+
+def open_files() -> int:
+    return len(os.listdir("/dev/fd"))  # noqa: PTH208  # counts, and opens nothing that stays
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store of more blobs than may be open at once, under the name `deep`."""
+    root = tmp_path_factory.mktemp("deep")
+    source = write_checkpoint(root / "source", "llama", overrides={"num_hidden_layers": 30})
+    return write_store(root / "models", "deep", source)
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a tensor for each of 32 experts, in more shards than may be open at once.
+
+    They are nearly all of its five megabytes; a stack is a quarter of that.
+    """
+    directory = tmp_path_factory.mktemp("apart")
+    config = config_of("qwen3_next", {"num_experts": 32, "moe_intermediate_size": 160, "num_hidden_layers": 2})
+    weights: dict[str, mx.array] = {}
+    for name, array in make_weights(config, 0, "float32").items():
+        if ".switch_mlp." in name:
+            head, tail = name.split(".switch_mlp.")
+            weights |= {f"{head}.experts.{index}.{tail}": part for index, part in enumerate(array)}
+        else:
+            weights[name] = array.moveaxis(1, 2) if "conv1d.weight" in name else array
+    return write_directory(directory, config, weights, shards=100)
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store of ten megabytes, under the name `blobs`."""
+    root = tmp_path_factory.mktemp("blobs")
+    wide = {"hidden_size": 512, "intermediate_size": 1024}
+    return write_store(root / "models", "blobs", write_checkpoint(root / "source", "llama", overrides=wide))
+
+
+@pytest.fixture(params=["apart", "blobs", "file"])
+def opened(request: pytest.FixtureRequest, apart: Path, blobs: Store) -> OpenedModel:
+    """A model in each form in which weights come, large enough for its bytes to be weighed."""
+    paths = {"apart": str(apart), "blobs": "blobs", "file": str(blobs.models_dir.parent / "source")}
+    return open_model(paths[request.param], blobs.models_dir)
+
+
+@pytest.mark.parametrize("name", ["deep", "apart"])
+def test_open_files_are_bounded(name: str, deep: Store, apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_model("deep" if name == "deep" else str(apart), deep.models_dir)
+    assert len({tensor.weight.file for tensor in opened.tensors.values()}) >= 100
+    load(opened)  # imports its module, which opens files too
+    found: list[int] = []
+    evaluate, read = mx.eval, expert_reader._read
+
+    def counting_evaluate(*arrays: object) -> None:
+        found.append(open_files())
+        evaluate(*arrays)
+
+    def counting_read(part: Entry, start: int, memory: memoryview) -> None:
+        found.append(open_files())
+        read(part, start, memory)
+
+    monkeypatch.setattr(mx, "eval", counting_evaluate)
+    monkeypatch.setattr(expert_reader, "_read", counting_read)
+    gc.collect()  # what other tests left open would close in between
+    before = open_files()
+    load(opened)
+    assert max(found) <= before + 64
+    deadline = time.monotonic() + 10
+    while open_files() > before and time.monotonic() < deadline:
+        time.sleep(0.01)  # MLX's threads close what they have read a moment after the arrays are there
+    assert open_files() <= before
+
+
+def test_few_files_that_may_be_open_are_enough(deep: Store, apart: Path) -> None:
+    for path, models_dir, source in (
+        ("deep", deep.models_dir, deep.models_dir.parent / "source"),
+        (apart, apart, apart),
+    ):
+        opened = open_model(str(path), models_dir)
+        wanted = run_path(source)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() + 10, hard))
+        try:
+            model = load(opened)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert same(run(model), wanted)
+
+
+def test_memory_stays_near_the_size_of_the_weights(opened: OpenedModel) -> None:
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    model = load(opened)
+    assert mx.get_peak_memory() - before < 1.05 * opened.total_bytes
+    assert mx.get_active_memory() - before < 1.05 * opened.total_bytes
+    assert model.module is not None
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="only Linux counts what a process reads")
+def test_every_byte_is_read_once(opened: OpenedModel) -> None:
+    """But for the headers, of which a few kilobytes are read again."""
+
+    def read_bytes() -> int:
+        (line,) = (line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("rchar:"))
+        return int(line.split()[1])
+
+    load(opened)  # imports what it needs
+    before = read_bytes()
+    load(opened)
+    files = {part.file for tensor in opened.tensors.values() for part in tensor.parts}
+    assert opened.total_bytes <= read_bytes() - before < opened.total_bytes + len(files) * 16384
+
+
+def test_what_is_made_of_weights_needs_room_for_one_group_only(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where stacks have to be made, each must let its parts go before the next one is made."""
+    opened = open_model(str(apart), apart)
+    monkeypatch.setattr("runner.model.weights.load.find_stacks", lambda _, recipe: ({}, recipe))
+    largest = 32 * 160 * 64 * 4
+    monkeypatch.setattr("runner.model.weights.load._MADE_BYTES", largest)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    model = load(opened)
+    assert opened.total_bytes > 3 * largest
+    assert mx.get_peak_memory() - before < opened.total_bytes + 1.5 * largest
+    assert_nothing_is_left_to_do(model)
+
+
+def test_nothing_is_left_to_be_done_by_the_first_request(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.model.weights.load.find_stacks", lambda _, recipe: ({}, recipe))
+    assert_nothing_is_left_to_do(load(open_model(str(apart), apart)))
+
+
+def assert_nothing_is_left_to_do(model: LoadedModel) -> None:
+    mx.reset_peak_memory()
+    held = mx.get_active_memory()
+    mx.eval(model.module.parameters())
+    assert mx.get_peak_memory() <= held
+
+
+def test_only_what_the_text_model_needs_is_read(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    store = write_store(tmp_path, "m", checkpoint("gemma3"))
+    plain = open_model("m", tmp_path)
+    before = run_path("m", tmp_path)
+    for name in (
+        *("vision_tower.encoder.weight", "model.vision_tower.x.weight", "multi_modal_projector.y.weight"),
+        *("mtp.layers.0.weight", "language_model.model.layers.0.self_attn.rotary_emb.inv_freq", "draft.norm.weight"),
+    ):
+        store.put_tensors(name, {name: Tensor("F32", (1024,), bytes(4096))})
+    store.put_tensors("of another name", {"draft.model.norm.weight": Tensor("F32", (1024,), bytes(4096))})
+    opened = open_model("m", tmp_path)
+    assert opened.total_bytes == plain.total_bytes
+    assert opened.tensors.keys() == plain.tensors.keys()
+    assert same(run_path("m", tmp_path), before)
+
+
+def test_the_log_tells_how_far_loading_is_and_counts_every_byte_once(
+    opened: OpenedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("runner.model.weights.load._READ_BYTES", 1)  # every array is one large array
+    monkeypatch.setattr("runner.model.progress._LOG_EVERY_S", 0.0)
+    with caplog.at_level(logging.INFO, "runner.model.weights.load"):
+        load(opened)
+    told = [record.__dict__["attributes"] for record in caplog.records]
+    alone = sum(".experts." not in name for name in opened.tensors)
+    stacks = (len(opened.tensors) - alone) // 32
+    assert len(told) == stacks + alone
+    done = [line["bytes"] for line in told]
+    assert done == sorted(set(done))
+    assert done[-1] == opened.total_bytes
+    assert {line["total"] for line in told} == {opened.total_bytes}
+    assert told[-1]["percent"] == 100
+    assert all(line["seconds"] >= 0 for line in told)
+
+
+def test_the_log_is_told_now_and_then(
+    opened: OpenedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here every group takes 0.4 seconds: one more than a second is over at every third."""
+    ticks = itertools.count()
+    monkeypatch.setattr("runner.model.weights.load._READ_BYTES", 1)
+    monkeypatch.setattr("runner.model.progress.time", SimpleNamespace(monotonic=lambda: 0.4 * next(ticks)))
+    with caplog.at_level(logging.INFO, "runner.model.weights.load"):
+        load(opened)
+    groups = next(ticks) - 1
+    told = [record.__dict__["attributes"]["seconds"] for record in caplog.records]
+    assert told == [pytest.approx(1.2 * (number + 1), abs=0.06) for number in range(groups // 3)]
+
+
+@pytest.mark.parametrize("name", ["blobs", "file", "deep"])
+def test_weights_are_read_in_few_groups(
+    name: str, blobs: Store, deep: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each is as large as may be: by bytes, or by the number of its files."""
+    models_dir = deep.models_dir if name == "deep" else blobs.models_dir
+    opened = open_model(str(models_dir.parent / "source") if name == "file" else name, models_dir)
+    monkeypatch.setattr("runner.model.progress._LOG_EVERY_S", 0.0)
+    if name != "deep":
+        monkeypatch.setattr("runner.model.weights.load._READ_BYTES", opened.total_bytes // 3)
+    with caplog.at_level(logging.INFO, "runner.model.weights.load"):
+        load(opened)
+    files = len({tensor.weight.file for tensor in opened.tensors.values()})
+    assert len(caplog.records) == -(-files // 60) if name == "deep" else 3 <= len(caplog.records) <= 5
+
+
+def python(code: str, *arguments: str) -> str:
+    return subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def test_opening_needs_no_mlx_and_loading_no_transformers(store: Store) -> None:
+    code = (
+        "import sys; from pathlib import Path; from runner.model import open_model\n"
+        "opened = open_model('tiny', Path(sys.argv[1]))\n"
+        "print('mlx.core' in sys.modules, 'numpy' in sys.modules)\n"
+        "from runner.model.weights.load import load; load(opened)\n"
+        "print(*(name in sys.modules for name in ('transformers', 'huggingface_hub', 'numpy', 'mlx_lm.utils')))"
+    )
+    assert python(code, str(store.models_dir)).splitlines() == ["False False", "False False False False"]
+
+
+def test_opening_takes_a_moment(deep: Store) -> None:
+    """Every header is read and checked: 0.1 ms each, here with much room for a busy machine."""
+    started = time.process_time()
+    open_model("deep", deep.models_dir)
+    assert time.process_time() - started < 0.3
+
+
+@pytest.mark.parametrize("name", SOLITARY)
+def test_a_module_whose_rows_need_to_be_alone_says_why(name: str) -> None:
+    assert find_spec(f"mlx_lm.models.{name}") is not None, "mlx-lm has no such module"
+    for module, wanted in ((name, SOLITARY[name]), ("llama", "")):
+        kind = type("Model", (Module,), {"__module__": f"mlx_lm.models.{module}"})
+        assert LoadedModel(kind()).solitary == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "has"),
+    [("deepseek_v3", "bfloat16", True), ("deepseek_v3", "float32", False), ("llama", "bfloat16", False)],
+)
+def test_experts_that_a_cpu_refuses_are_known(kind: Kind, dtype: Dtype, has: bool, checkpoint: Checkpoints) -> None:
+    opened = open_model(str(checkpoint(kind, dtype)), Path("unused"))
+    assert load(opened).has_16_bit_experts is has
+    assert not load(opened, "float32").has_16_bit_experts

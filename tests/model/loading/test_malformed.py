@@ -1,0 +1,120 @@
+"""Every broken store is refused before weights are read, in one line that names the thing (store.md, section 6)."""
+
+import re
+import time
+
+import mlx.core as mx
+import pytest
+
+from runner.errors import ModelError
+from runner.model.weights.load import load
+from runner.tokenizer import open_tokenizer
+from scripts.tools.models.store import Store
+from tests.model.loading.conftest import open_stored
+from tests.model.loading.malformed import (
+    CASES,
+    HARMLESS,
+    KNOWN_FROM_OLLAMA,
+    MODULES,
+    TOKENIZERS,
+    WEIGHT,
+    Break,
+    Case,
+    cut,
+    entry,
+    with_header,
+    with_manifest,
+    zeros,
+)
+
+
+def serve(store: Store) -> None:
+    """What serving does with a model until it is ready, in its order."""
+    opened = open_stored(store)
+    open_tokenizer(opened.file)
+    load(opened)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_broken_store_is_refused_with_one_line_before_anything_is_read(
+    case: Case, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.spoil(store)
+    monkeypatch.setattr(mx, "load", lambda *_, **__: pytest.fail("weights were read"))
+    started = time.process_time()
+    with pytest.raises(ModelError) as refused:
+        serve(store)
+    assert time.process_time() - started < 2, "a blob of gigabytes takes longer to read"
+    assert case.matches(str(refused.value)), str(refused.value)
+
+
+@pytest.mark.parametrize("case", [case for name, case in CASES.items() if name not in MODULES | TOKENIZERS])
+def test_opening_alone_tells_what_needs_no_module(case: Case, store: Store) -> None:
+    """So it takes no import of MLX, and no thread has been started."""
+    case.spoil(store)
+    with pytest.raises(ModelError):
+        open_stored(store)
+
+
+@pytest.mark.parametrize("name", KNOWN_FROM_OLLAMA)
+def test_what_users_know_from_ollama_stands_word_for_word(name: str, store: Store) -> None:
+    CASES[name].spoil(store)
+    with pytest.raises(ModelError, match=f"^{re.escape(KNOWN_FROM_OLLAMA[name])}$"):
+        open_stored(store)
+
+
+@pytest.mark.parametrize("spoil", HARMLESS.values(), ids=HARMLESS)
+def test_what_only_looks_odd_is_served(spoil: Break, store: Store) -> None:
+    spoil(store)
+    serve(store)
+
+
+def test_the_advice_for_a_missing_model_is_for_what_is_there(store: Store) -> None:
+    """Another tag of it, other models, or no store at all."""
+    with pytest.raises(ModelError, match=r"/Tiny/q9: no such file or directory \(its tags are latest\)$"):
+        open_stored(store, "Tiny:q9")
+    with pytest.raises(ModelError, match=r"/other/latest: no such file or directory \(`ollama list` names the models"):
+        open_stored(store, "other")
+    (store.models_dir / "manifests").rename(store.models_dir / "elsewhere")
+    with pytest.raises(ModelError, match=rf"\({store.models_dir} holds no models: --models-dir names the store\)$"):
+        open_stored(store)
+
+
+def test_a_file_cut_between_opening_and_loading_is_named(store: Store) -> None:
+    opened = open_stored(store)
+    cut(WEIGHT)(store)
+    with pytest.raises(ModelError, match=rf"{store.blob_of(WEIGHT).name}: tensor {WEIGHT}: .*truncated"):
+        load(opened)
+
+
+def test_a_file_gone_between_opening_and_loading_is_named(store: Store) -> None:
+    opened = open_stored(store)
+    store.blob_of(WEIGHT).unlink()
+    with pytest.raises(ModelError, match=rf"open .*{store.blob_of(WEIGHT).name}: no such file or directory"):
+        load(opened)
+
+
+def test_a_parameter_called_scale_is_no_companion(store: Store) -> None:
+    """gemma4's `router.scale` scales no packed tensor: there is no `router`."""
+    store.put_tensors("router", {"model.layers.0.router.scale": zeros("F32", 4)})
+    assert "model.layers.0.router.scale" in open_stored(store).tensors
+
+
+def test_the_first_json_layer_of_a_name_wins(store: Store) -> None:
+    HARMLESS["two layers of one text file"](store)
+    assert open_stored(store).architecture == "LlamaForCausalLM"
+
+
+def test_an_empty_tensor_overlaps_nothing(store: Store) -> None:
+    with_header({WEIGHT: entry(), "nothing": entry(shape=(0, 64), offsets=(64, 64))})(store)
+    assert open_stored(store).tensors["nothing"].nbytes == 0
+
+
+def test_hexadecimal_digits_of_a_digest_may_be_capitals(store: Store) -> None:
+    """Ollama takes them as they are: the file is called so too."""
+    digest = str(store.layer(WEIGHT)["digest"])
+    capitals = f"sha256:{digest.removeprefix('sha256:').upper()}"
+    store.blob_of(WEIGHT).rename(store.blob(capitals))
+    layers = [{**layer, "digest": capitals} if layer.get("name") == WEIGHT else layer for layer in store.layers]
+    with_manifest(layers=layers)(store)
+    serve(store)

@@ -1,0 +1,214 @@
+"""Every broken directory is refused in one line that names the file, and `check` says the same."""
+
+import json
+import os
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from runner.errors import ModelError
+from runner.model import open_model
+from runner.model.weights.load import load
+from runner.tokenizer import open_tokenizer
+from scripts.tools.models.checkpoints import write_checkpoint
+from scripts.tools.models.store import Tensor, read_tensors, safetensors_bytes
+from tests.model.loading.conftest import Checkpoints
+from tests.model.loading.malformed import WEIGHT, zeros
+
+Break = Callable[[Path], object]
+_FIRST, _SECOND = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+INDEX = "model.safetensors.index.json"
+
+
+class Case(NamedTuple):
+    """`line` is a regular expression for all of it, with `{d}` for the directory."""
+
+    spoil: Break
+    line: str
+
+
+def replaced(name: str, make: Callable[[Path], object]) -> Break:
+    def apply(directory: Path) -> None:
+        (directory / name).unlink()
+        make(directory / name)
+
+    return apply
+
+
+def write_large(path: Path) -> None:
+    """64 GiB, of which eight bytes take room."""
+    path.write_bytes(struct.pack("<Q", 1 << 30))
+    os.truncate(path, 1 << 36)
+
+
+def cut(name: str) -> Break:
+    return lambda directory: (directory / name).write_bytes((directory / name).read_bytes()[:-1])
+
+
+def with_config(**changes: object) -> Break:
+    def apply(directory: Path) -> None:
+        config = json.loads((directory / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps({**config, **changes}))
+
+    return apply
+
+
+def only_others(directory: Path) -> None:
+    for path in (directory / _FIRST, directory / _SECOND, directory / INDEX):
+        path.unlink()
+    for name in ("pytorch_model.bin", "consolidated.safetensors"):
+        (directory / name).touch()
+
+
+CASES: dict[str, Case] = {
+    "shard truncated": Case(
+        cut(_SECOND), rf"{{d}}/{_SECOND}: tensor \S+: data ends at byte \d+, the file holds \d+: it is truncated"
+    ),
+    "shard missing": Case(
+        lambda directory: (directory / _SECOND).unlink(),
+        rf"open {{d}}/{_SECOND}: no such file or directory \(named by {INDEX}\)",
+    ),
+    "shard a link to nothing": Case(
+        replaced(_SECOND, lambda path: path.symlink_to("nowhere")), rf"open {{d}}/{_SECOND}: no such file or directory"
+    ),
+    "shard a pipe": Case(replaced(_SECOND, os.mkfifo), rf"open {{d}}/{_SECOND}: not a regular file"),
+    "shard a directory": Case(
+        replaced(_SECOND, Path.mkdir), rf"open {{d}}/{_SECOND}: no such file or directory \(named by {INDEX}\)"
+    ),
+    "shard of gigabytes": Case(
+        replaced(_SECOND, write_large),
+        rf"{{d}}/{_SECOND}: header of {1 << 30} bytes does not fit a file of {1 << 36} bytes",
+    ),
+    "tensor in two files": Case(
+        lambda directory: (directory / "model.safetensors").write_bytes(
+            safetensors_bytes({WEIGHT: zeros("F32", 64, 64)})
+        ),
+        rf"tensor {WEIGHT} is in two files: {{d}}/model-0000\d-of-00002\.safetensors and {{d}}/model\.safetensors",
+    ),
+    "index no object": Case(
+        lambda directory: (directory / INDEX).write_text("[]"),
+        rf"{{d}}/{INDEX}: want a weight_map of tensor to file: .*",
+    ),
+    "index not json": Case(
+        lambda directory: (directory / INDEX).write_text("{"),
+        rf"{{d}}/{INDEX}: want a weight_map of tensor to file: .*",
+    ),
+    "no weights": Case(
+        only_others, r"no model\*\.safetensors in {d}, only consolidated\.safetensors, pytorch_model\.bin"
+    ),
+    "no tokenizer": Case(
+        lambda directory: (directory / "tokenizer.json").unlink(),
+        r"load tokenizer config: no tokenizer\.json and no tokenizer\.model in the directory",
+    ),
+    "tokenizer a link to nothing": Case(
+        replaced("tokenizer.json", lambda path: path.symlink_to("nowhere")),
+        r"open {d}/tokenizer\.json: no such file or directory",
+    ),
+    "no config": Case(
+        lambda directory: (directory / "config.json").unlink(),
+        r"failed to read config\.json: open {d}/config\.json: no such file or directory",
+    ),
+    "config not json": Case(
+        lambda directory: (directory / "config.json").write_text("{"),
+        r"failed to read config\.json: {d}/config\.json: Expecting property name .*",
+    ),
+    "config a pipe": Case(
+        replaced("config.json", os.mkfifo), r"failed to read config\.json: open {d}/config\.json: not a regular file"
+    ),
+    "model type unknown": Case(
+        with_config(architectures=None, model_type="hal9000"), "unsupported architecture: hal9000"
+    ),
+}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A llama in two files, to be broken."""
+    return write_checkpoint(tmp_path / "d", "llama", shards=2)
+
+
+def serve(directory: Path) -> None:
+    opened = open_model(str(directory), Path("unused"))
+    open_tokenizer(opened.file, merge_eos=True)
+    load(opened)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_broken_directory_is_refused_with_one_line(case: Case, directory: Path) -> None:
+    case.spoil(directory)
+    with pytest.raises(ModelError) as refused:
+        serve(directory)
+    assert re.fullmatch(case.line.replace("{d}", str(directory)), str(refused.value)), str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model-00001-of-00002.safetensors"])
+def test_a_file_of_the_directory_is_not_the_directory(name: str, directory: Path) -> None:
+    with pytest.raises(ModelError, match=rf"^open {directory}/{name}: not a directory; name the one that holds "):
+        open_model(str(directory / name), directory)
+
+
+def test_a_stale_index_is_no_obstacle(tmp_path: Path) -> None:
+    """mlx-lm ignores the index; conversions have been published with that of their source."""
+    directory = write_checkpoint(tmp_path / "d", "llama")
+    index = {"weight_map": {WEIGHT: "model-00001-of-00009.safetensors", "visual.x": "model-00002-of-00009.safetensors"}}
+    (directory / INDEX).write_text(json.dumps(index))
+    assert open_model(str(directory), tmp_path).total_bytes > 0
+
+
+def test_what_systems_leave_behind_is_no_obstacle(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    for path in checkpoint("llama").iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    for name in (".DS_Store", "._model.safetensors", "notes.txt"):
+        (tmp_path / name).write_bytes(b"\0\0")
+    for name in ("original", ".cache", "model.extra.safetensors"):
+        (tmp_path / name).mkdir()
+    serve(tmp_path)
+
+
+def test_a_foreign_packing_is_called_by_its_name(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "d", "llama", overrides={"quantization_config": {"quant_method": "hqq"}})
+    tensors = {
+        name + ".W_q" if "q_proj" in name else name: tensor
+        for name, tensor in read_tensors(directory / "model.safetensors").items()
+    }
+    (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+    with pytest.raises(
+        ModelError, match=r"lacks 2 tensors: .* \(its packing is 'hqq': convert it with mlx_lm\.convert\)"
+    ):
+        load(open_model(str(directory), tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "text"),
+    [
+        ({"qweight": zeros("I32", 64, 8)}, "no 4-bit AWQ layer"),
+        (
+            {"qweight": zeros("I32", 64, 8), "scales": zeros("F16", 2, 64), "g_idx": zeros("I32", 64)},
+            "no 4-bit AWQ layer",
+        ),
+        ({"qweight": zeros("I32", 8, 64), "scales": zeros("F16", 2, 64)}, r"\[8, 64\] does not fit scales \[2, 64\]"),
+    ],
+)
+def test_what_only_looks_like_awq_is_refused(tensors: dict[str, Tensor], text: str, tmp_path: Path) -> None:
+    """GPTQ's files have the same keys and another layout."""
+    directory = write_checkpoint(tmp_path / "d", "llama")
+    kept = read_tensors(directory / "model.safetensors")
+    del kept[WEIGHT]
+    stem = WEIGHT.removesuffix(".weight")
+    changed = kept | {f"{stem}.{part}": tensor for part, tensor in tensors.items()}
+    (directory / "model.safetensors").write_bytes(safetensors_bytes(changed))
+    with pytest.raises(ModelError, match=rf"tensor {stem}\.qweight:? .*{text}|tensor {stem}\.qweight {text}"):
+        load(open_model(str(directory), tmp_path))
+
+
+def test_an_index_leads_nowhere_outside(tmp_path: Path) -> None:
+    """Nor does it tell what is there."""
+    directory = write_checkpoint(tmp_path / "d", "llama", shards=2)
+    index = json.loads((directory / INDEX).read_text())
+    index["weight_map"] |= {"x": "../absent.safetensors", "y": str(tmp_path / "absent.safetensors")}
+    (directory / INDEX).write_text(json.dumps(index))
+    assert open_model(str(directory), tmp_path).total_bytes > 0

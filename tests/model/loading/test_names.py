@@ -1,0 +1,181 @@
+"""Names and paths: what `--model` means (protocol.md 1.10, store.md 1.2)."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from runner.errors import ModelError
+from runner.model import open_model
+from runner.model.sources.name import find_manifest, manifest_path, parse_name
+from scripts.tools.models.store import write_store
+from tests.model.loading.conftest import Checkpoints
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("demo", "registry.ollama.ai/library/demo/latest"),
+        ("demo:1b-q4_K", "registry.ollama.ai/library/demo/1b-q4_K"),
+        ("me/demo", "registry.ollama.ai/me/demo/latest"),
+        ("hf.co/org/repo.v2:Q8_0", "hf.co/org/repo.v2/Q8_0"),
+        ("localhost:5000/a/b", "localhost:5000/a/b/latest"),
+        ("localhost:5000/a/b:tag", "localhost:5000/a/b/tag"),
+        ("https://registry.ollama.ai/library/demo:x", "registry.ollama.ai/library/demo/x"),
+        ("_Case.Kept:T", "registry.ollama.ai/library/_Case.Kept/T"),
+        ("m" * 80, f"registry.ollama.ai/library/{'m' * 80}/latest"),
+    ],
+)
+def test_a_name_has_one_manifest_path(text: str, path: str, tmp_path: Path) -> None:
+    assert manifest_path(tmp_path, parse_name(text)) == tmp_path / "manifests" / path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ":", "demo:", ":tag", "/demo", "demo/", "a//b", "a/b/c/d", "x/../y", "..", "a/..", "-demo", ".demo"),
+        *(
+            "demo:.hidden",
+            "name space/demo",
+            "na.me/demo",
+            "de:mo:tag",
+            "demo@sha256:00",
+            "demo\n",
+            "d\u00e9mo",
+            "a\\b",
+        ),
+        *("m" * 81, "demo:" + "t" * 81, f"{'h' * 351}/a/b", "demo\0"),
+    ],
+)
+def test_what_is_no_name_is_refused(text: str) -> None:
+    with pytest.raises(ModelError, match="read manifest: invalid model name"):
+        parse_name(text)
+
+
+def test_a_missing_manifest_is_told_in_gos_words(tmp_path: Path) -> None:
+    path = tmp_path / "manifests/registry.ollama.ai/library/demo/latest"
+    with pytest.raises(ModelError) as caught:
+        open_model("demo", tmp_path)
+    assert str(caught.value).startswith(f"read manifest: open {path}: no such file or directory (")
+
+
+def test_a_manifest_must_be_a_file_at_the_right_depth(tmp_path: Path) -> None:
+    manifest_path(tmp_path, parse_name("demo")).mkdir(parents=True)
+    with pytest.raises(ModelError, match=r"^read manifest: open .*: no such file or directory \("):
+        open_model("demo", tmp_path)
+
+
+def test_case_is_ignored_only_where_the_exact_name_is_absent(tmp_path: Path) -> None:
+    for name in ("Demo:Big", "DEMO:big", "other:latest"):
+        path = manifest_path(tmp_path, parse_name(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    for stray in (".DS_Store", "registry.ollama.ai/.DS_Store", "registry.ollama.ai/library/demo"):
+        (tmp_path / "manifests" / stray).write_text("")
+    (tmp_path / "manifests/registry.ollama.ai/library/Demo/.DS_Store").write_text("")
+    for asked, found in (("demo:BIG", "DEMO/big"), ("Demo:Big", "Demo/Big"), ("DEMO:big", "DEMO/big")):
+        assert str(find_manifest(tmp_path, parse_name(asked))).endswith(found)
+    assert find_manifest(tmp_path, parse_name("library/OTHER")) is not None
+    assert find_manifest(tmp_path, parse_name("me/other")) is None
+    assert find_manifest(tmp_path / "absent", parse_name("other")) is None
+
+
+def test_a_file_whose_name_is_no_model_name_is_not_found(tmp_path: Path) -> None:
+    """The Kelvin sign folds to `k`."""
+    path = tmp_path / "manifests/registry.ollama.ai/library/\u212aey/latest"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    assert find_manifest(tmp_path, parse_name("key")) is None
+
+
+def test_any_form_of_a_path_opens_the_directory(
+    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = checkpoint("llama")
+    monkeypatch.chdir(directory.parent)
+    monkeypatch.setenv("HOME", str(directory.parent))
+    for text in (str(directory), f"./{directory.name}", directory.name, f"~/{directory.name}", f"{directory}{os.sep}"):
+        opened = open_model(text, tmp_path)
+        assert opened.name == text
+        assert not opened.checkpoint.from_store
+
+
+def test_a_name_in_the_store_beats_a_directory_that_happens_to_be_called_so(
+    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts pass names, from whatever working directory they were started in."""
+    (tmp_path / "tiny").mkdir()
+    monkeypatch.chdir(tmp_path)
+    write_store(tmp_path / "models", "tiny", checkpoint("llama"))
+    assert open_model("tiny", tmp_path / "models").checkpoint.from_store
+
+
+@pytest.mark.parametrize("text", ["./nowhere", "/nowhere/at/all", "../nowhere"])
+def test_a_missing_directory_is_named(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"^open .*nowhere.*: no such file or directory$"):
+        open_model(text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked"),
+    [
+        ("tiny:latest", "tiny"),
+        ("tiny:latest", "tiny:latest"),
+        ("tiny:latest", "TINY:Latest"),
+        ("tiny:latest", "library/tiny"),
+        ("tiny:latest", "registry.ollama.ai/library/tiny:latest"),
+        ("tiny:latest", "https://registry.ollama.ai/library/tiny"),
+        ("Team/Tiny:Q4_K", "team/tiny:q4_k"),
+        ("hf.co/org/repo-GGUF:Q8_0", "hf.co/org/repo-gguf:q8_0"),
+        ("localhost:5000/team/tiny:latest", "localhost:5000/team/tiny"),
+        ("localhost:5000/team/tiny:v1", "http://localhost:5000/team/tiny:v1"),
+    ],
+)
+def test_a_stored_model_is_found_by_every_spelling_of_its_name(
+    stored: str, asked: str, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    write_store(tmp_path / "my models", stored, checkpoint("llama"))
+    opened = open_model(asked, tmp_path / "my models")
+    assert (opened.name, opened.architecture) == (asked, "LlamaForCausalLM")
+
+
+@pytest.mark.parametrize("asked", ["tiny@sha256:" + "0" * 64, "tiny/", "a/b/c/tiny", "tiny:", "sha256:" + "0" * 64])
+def test_what_is_not_the_name_of_a_stored_model_finds_none(asked: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
+    write_store(tmp_path, "tiny", checkpoint("llama"))
+    with pytest.raises(ModelError, match=r"^read manifest: "):
+        open_model(asked, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["models/mine", "models/mine/", "models//mine", "../here/models/mine"])
+def test_a_relative_path_opens_the_directory_that_is_there(
+    text: str, checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "models").mkdir(parents=True)
+    (tmp_path / "here" / "models" / "mine").symlink_to(checkpoint("llama"))
+    monkeypatch.chdir(tmp_path / "here")
+    assert not open_model(text, tmp_path).checkpoint.from_store
+
+
+def test_the_home_of_a_user_who_does_not_exist_is_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"^open ~nobody-of-this-name/model: no such file or directory$"):
+        open_model("~nobody-of-this-name/model", tmp_path)
+
+
+def test_a_very_long_word_is_no_directory_and_no_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="read manifest: invalid model name"):
+        open_model("x" * 300, tmp_path)
+
+
+def test_a_store_that_is_closed_to_us_is_told_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = Path.stat
+
+    def refuse(path: Path, **options: bool) -> os.stat_result:
+        if path.name == "latest":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(ModelError, match=r"^read manifest: open .*latest: permission denied$"):
+        open_model("demo", tmp_path)

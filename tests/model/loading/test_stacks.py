@@ -1,0 +1,267 @@
+"""Experts that a source keeps apart: read straight into the stacks that the module wants."""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from io import FileIO
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from runner.errors import ModelError
+from runner.model import OpenedModel, open_model
+from runner.model.packing import Packing
+from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.header import Entry, read_header
+from runner.model.weights import expert_reader
+from runner.model.weights.assemble import rehearse
+from runner.model.weights.expert_reader import StackReader, Stacks, find_stacks, others
+from runner.model.weights.load import load
+from runner.model.weights.packed import Recipe
+from scripts.tools.models.layouts import LAYOUTS
+from scripts.tools.models.sources import Published
+from scripts.tools.models.store import Quantization
+from scripts.tools.models.tensors import from_mlx, mlx_style_bytes
+from tests.model.loading.conftest import same
+from tests.model.loading.stored import put
+
+NAMES = [
+    "qwen3-moe",
+    "mixtral",
+    "qwen3-next",
+    "qwen3.5-moe-separate",
+    "deepseek-v3",
+    "glm4-moe-lite",
+    "nemotron-h",
+    "laguna",
+]
+STACK = "model.layers.1.mlp.experts.up_proj.weight"
+"""Of qwen3-moe: twelve experts, a layer with stacks and one without."""
+EXPERT = "model.layers.1.mlp.experts.{}.up_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return Published(tmp_path_factory.mktemp("published"))
+
+
+@pytest.fixture
+def opened(published: Published) -> OpenedModel:
+    return open_directory(published("qwen3-moe"))
+
+
+def open_directory(directory: Path) -> OpenedModel:
+    return open_model(str(directory), directory)
+
+
+def found_in(opened: OpenedModel, recipe: Recipe | None = None) -> Stacks:
+    return find_stacks(opened, recipe or rehearse(opened)[1])[0]
+
+
+def changed(opened: OpenedModel, name: str, change: Callable[[Entry], Entry]) -> OpenedModel:
+    tensor = opened.tensors[name]
+    return opened._replace(tensors={**opened.tensors, name: tensor._replace(weight=change(tensor.weight))})
+
+
+def parameters(opened: OpenedModel) -> dict[str, mx.array]:
+    return dict(tree_flatten(load(opened).module.parameters()))
+
+
+# --- what is a stack ---
+
+
+def test_the_experts_of_a_stack_come_in_the_order_of_their_numbers(opened: OpenedModel) -> None:
+    found = found_in(opened)
+    assert list(found) == [STACK.replace("up", projection) for projection in ("down", "gate", "up")]
+    assert [tensor.name for tensor in found[STACK]] == [EXPERT.format(number) for number in range(12)]
+    assert others(opened.tensors, found).keys() == {name for name in opened.tensors if ".experts." not in name}
+
+
+def test_a_stack_has_experts_that_are_alike(opened: OpenedModel) -> None:
+    """What is left of their kind stays apart, and the other stacks are stacks all the same."""
+    changes: list[Callable[[Entry], Entry]] = [
+        lambda entry: entry._replace(dtype="BF16"),
+        lambda entry: entry._replace(shape=entry.shape[::-1] if len(set(entry.shape)) > 1 else (1, *entry.shape)),
+    ]
+    for change in changes:
+        found = found_in(changed(opened, EXPERT.format(5), change), Recipe("as stored"))
+        assert len(found) == 2
+        assert STACK not in found
+
+
+def test_a_stack_has_at_least_two_experts_and_some_bytes(opened: OpenedModel) -> None:
+    few = {name: tensor for name, tensor in opened.tensors.items() if ".experts." not in name or ".experts.0." in name}
+    assert not found_in(opened._replace(tensors=few), Recipe("as stored"))
+    empty = {
+        name: tensor._replace(weight=tensor.weight._replace(shape=(0, 64))) for name, tensor in opened.tensors.items()
+    }
+    assert not found_in(opened._replace(tensors=empty), Recipe("as stored"))
+
+
+def test_what_is_unpacked_before_it_is_stacked_is_no_stack(opened: OpenedModel) -> None:
+    recipe = Recipe("as stored", {EXPERT.format(number): Packing(8, 64, "affine") for number in range(12)})
+    assert len(found_in(opened, recipe)) == 2
+
+
+def test_there_are_no_stacks_where_sanitize_would_see_other_names(opened: OpenedModel) -> None:
+    gap = {name: tensor for name, tensor in opened.tensors.items() if name != EXPERT.format(3)}
+    recipe = Recipe("as stored")
+    assert find_stacks(opened._replace(tensors=gap), recipe) == ({}, recipe)
+    stored = "model.layers.0.mlp.experts.up_proj.weight"
+    weight = Entry(Path("x"), stored, "F32", (12, 64, 64))
+    beside = opened._replace(tensors={**opened.tensors, stored: Tensor(stored, weight)})
+    assert find_stacks(beside, recipe) == ({}, recipe)
+    assert len(found_in(beside, Recipe("apart"))) == 3
+
+
+def test_there_are_no_stacks_in_a_packed_directory(opened: OpenedModel) -> None:
+    """It has mlx-lm's own names, which no view changes."""
+    name = "lm_head.weight"
+    packed = opened.tensors[name]._replace(scale=opened.tensors[name].weight)
+    assert not found_in(opened._replace(tensors={**opened.tensors, name: packed}), Recipe("as stored"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_module_is_the_same_whether_its_stacks_were_read_or_made(
+    name: str, published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_directory(published(name))
+    assert found_in(opened)
+    read = parameters(opened)
+    monkeypatch.setattr("runner.model.weights.load.find_stacks", lambda _, recipe: ({}, recipe))
+    made = parameters(opened)
+    assert read.keys() == made.keys()
+    assert all(same(array, made[key]) for key, array in read.items())
+
+
+@pytest.mark.parametrize(("quantization", "roles"), [(None, 1), ("int8", 3)])
+def test_experts_that_an_old_release_stored_apart(
+    quantization: Quantization | None,
+    roles: int,
+    published: Published,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Words, scales and biases are a stack each."""
+    stored = put(tmp_path, "qwen3-moe", published("qwen3-moe"), quantization, LAYOUTS["0.16"])
+    genuine, read = StackReader._read, []
+
+    def noted(self: StackReader, parts: Sequence[Entry]) -> mx.array:
+        read.append(len(parts))
+        return genuine(self, parts)
+
+    monkeypatch.setattr(StackReader, "_read", noted)
+    stored.assert_computes_what_the_source_does()
+    assert read == [12] * 3 * roles
+
+
+# --- reading ---
+
+
+def write_experts(folder: Path, count: int = 5) -> tuple[list[Tensor], list[list[mx.array]]]:
+    """Packed experts with a factor each, two to a file, in MLX's unaligned form; and their arrays by role."""
+    shapes = {"": (4, 8), ".scale": (4, 2), ".bias": (4, 2), ".global_scale": ()}
+    kinds = (mx.uint32, mx.bfloat16, mx.bfloat16, mx.float32)
+    roles: list[list[mx.array]] = [[], [], [], []]
+    tensors: list[Tensor] = []
+    for first in range(0, count, 2):
+        arrays: dict[str, mx.array] = {}
+        for number in range(first, min(first + 2, count)):
+            for role, ((suffix, shape), kind) in enumerate(zip(shapes.items(), kinds, strict=True)):
+                arrays[f"{number}{suffix}"] = array = (100 * mx.random.uniform(shape=shape)).astype(kind)
+                roles[role].append(array)
+        path = folder / f"{first}.safetensors"
+        path.write_bytes(mlx_style_bytes(from_mlx(arrays)))
+        entries = read_header(path)
+        tensors += [
+            Tensor(str(number), *(entries[f"{number}{suffix}"] for suffix in shapes))
+            for number in range(first, min(first + 2, count))
+        ]
+    return tensors, roles
+
+
+def test_every_role_is_stacked_byte_for_byte(tmp_path: Path) -> None:
+    tensors, roles = write_experts(tmp_path)
+    reader = StackReader()
+    for found, parts in zip(reader.read(tensors), roles, strict=True):
+        assert found is not None
+        assert found.dtype == parts[0].dtype
+        assert mx.array_equal(found, mx.stack(parts))
+    plain = reader.read([Tensor(tensor.name, tensor.weight) for tensor in tensors])
+    assert plain[1:] == (None, None, None)
+    reader.close()
+
+
+def test_a_system_that_reads_in_small_pieces_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux reads 2 GiB at most at a time."""
+
+    class Slow(FileIO):
+        def readinto(self, memory: memoryview) -> int:  # type: ignore[override]  # what the reader gives it
+            return super().readinto(memory[:7])
+
+    tensors, roles = write_experts(tmp_path)
+    reader = StackReader()
+    reader.read(tensors)
+    monkeypatch.setattr(Path, "open", lambda path, *_, **__: Slow(path))
+    assert mx.array_equal(reader.read(tensors).weight, mx.stack(roles[0]))
+
+
+def test_a_file_cut_while_it_is_read_is_named(
+    opened: OpenedModel, published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source,) = published("qwen3-moe").glob("*.safetensors")
+    copy = tmp_path / "copy.safetensors"
+    copy.write_bytes(source.read_bytes())
+    opened = changed(opened, EXPERT.format(7), lambda entry: entry._replace(file=copy))
+    genuine = expert_reader._starts
+
+    def cut(path: Path) -> dict[Entry, int]:
+        starts = genuine(path)
+        if path == copy:
+            os.truncate(path, starts[opened.tensors[EXPERT.format(7)].weight] + 10)
+        return starts
+
+    monkeypatch.setattr(expert_reader, "_starts", cut)
+    expected = rf"copy.safetensors: tensor {EXPERT.format(7)}: the file ends within its data$"
+    with pytest.raises(ModelError, match=expected):
+        load(opened)
+
+
+def test_a_file_gone_while_it_is_read_is_named(
+    opened: OpenedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone.safetensors"
+    lost = changed(opened, EXPERT.format(7), lambda entry: entry._replace(file=gone))
+    starts = {tensor.weight: 0 for tensor in lost.tensors.values()}
+    monkeypatch.setattr(expert_reader, "_starts", lambda _: starts)
+    with pytest.raises(ModelError, match=rf"^read {gone}: no such file or directory$"):
+        load(lost)
+
+
+def test_a_file_changed_since_it_was_opened_is_named(opened: OpenedModel, tmp_path: Path) -> None:
+    name = EXPERT.format(7)
+    other = tmp_path / "other.safetensors"
+    model = changed(opened, name, lambda entry: entry._replace(file=other))
+    other.write_bytes(bytes(100))
+    with pytest.raises(ModelError, match=rf"^{other}: the header is not JSON"):
+        load(model)
+    other.write_bytes(mlx_style_bytes(from_mlx({name: mx.zeros((2, 2))})))
+    with pytest.raises(ModelError, match=rf"^{other}: tensor {name} is not what it was when the model was opened$"):
+        load(model)
+
+
+def test_reading_leaves_no_threads(opened: OpenedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers = []
+
+    class Kept(StackReader):
+        def __init__(self) -> None:
+            super().__init__()
+            readers.append(self)
+
+    monkeypatch.setattr("runner.model.weights.load.StackReader", Kept)
+    before = threading.active_count()
+    load(opened)
+    assert len(readers) == 1
+    assert threading.active_count() <= before

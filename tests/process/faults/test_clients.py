@@ -1,0 +1,184 @@
+"""Clients that go away, at every moment of a request and in every way: the next one is served, and nothing is left."""
+
+import asyncio
+import operator
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.tools.conformance.script import CONTEXT
+from scripts.tools.host.lib import Client, Process, Request, spawn
+from scripts.tools.host.lib.usage import descriptors
+from tests.process.conftest import CHUNK_TOKENS, MAIN, RUNNER
+
+ALPHABET = "jklmnopqrstuvwxyz"
+ENDLESS = b'{"Prompt":"0"}'
+SHORT = b'{"Prompt":"w"}'
+LONG = b'{"Prompt":"%s"}' % (b"q" * (CONTEXT - 100))
+TOO_LONG = b'{"Prompt":"%s"}' % (b"word " * 100_000)  # half a megabyte, looked at in full and refused
+_WAIT_S = 10.0
+_GROWTH_BYTES = 2 << 20
+
+
+@pytest.fixture(scope="module")
+def process(models_dir: Path) -> Iterator[Process]:
+    arguments = ["--prefill-chunk", str(CHUNK_TOKENS)]
+    with spawn(RUNNER, MAIN, models_dir=models_dir, arguments=arguments) as process:
+        process.wait_ready(60)
+        yield process
+        assert process.exit_status is None
+    assert not process.output.captured
+    assert not [line for line in process.output.lines if "level=ERROR" in line or "Traceback" in line]
+
+
+def connect(process: Process) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", process.port), timeout=_WAIT_S)
+
+
+def head(body: bytes) -> bytes:
+    return b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+
+
+def read_until(client: socket.socket, wanted: bytes, times: int = 1) -> None:
+    """Reads until this has come so often."""
+    seen = b""
+    while seen.count(wanted) < times:
+        chunk = client.recv(65536)
+        assert chunk, f"{wanted!r} never came"
+        seen += chunk
+
+
+def before_the_end_of_the_body(client: socket.socket) -> None:
+    client.sendall(head(LONG) + LONG[:1000])
+
+
+def tokenizing(client: socket.socket) -> None:
+    client.sendall(head(TOO_LONG) + TOO_LONG)
+    time.sleep(0.03)
+
+
+def prefill(client: socket.socket) -> None:
+    client.sendall(head(LONG) + LONG)
+    read_until(client, b"\r\n\r\n")  # the head of the answer: it has left the queue
+    time.sleep(0.1)
+
+
+def queued(client: socket.socket) -> None:
+    """Behind one of its own, which goes with it: the second request of a pipeline waits in the server."""
+    client.sendall(head(ENDLESS) + ENDLESS + head(SHORT) + SHORT)
+    read_until(client, b"Content")
+
+
+def first_token(client: socket.socket) -> None:
+    client.sendall(head(ENDLESS) + ENDLESS)
+    read_until(client, b"Content")
+
+
+def decode(client: socket.socket) -> None:
+    client.sendall(head(ENDLESS) + ENDLESS)
+    read_until(client, b"Content", 30)
+
+
+def final_line(client: socket.socket) -> None:
+    client.sendall(head(SHORT) + SHORT)
+    read_until(client, b'"Done":true')
+
+
+def between_requests(client: socket.socket) -> None:
+    client.sendall(head(SHORT) + SHORT)
+    read_until(client, b"0\r\n\r\n")
+
+
+def not_reading(client: socket.socket) -> None:
+    """Its own buffers are full, and the runner's too."""
+    client.sendall(head(ENDLESS) + ENDLESS)
+    time.sleep(0.3)
+
+
+MOMENTS: tuple[Callable[[socket.socket], None], ...] = (
+    *(before_the_end_of_the_body, tokenizing, queued, prefill, first_token, decode, not_reading),
+    *(final_line, between_requests),
+)
+
+
+def close(client: socket.socket) -> None:
+    client.close()
+
+
+def reset(client: socket.socket) -> None:
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+def half_close(client: socket.socket) -> None:
+    """Nothing more will be sent; the runner takes that for the end, as Go's server does."""
+    client.shutdown(socket.SHUT_WR)
+    try:
+        while client.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    client.close()
+
+
+async def next_answer(client: Client) -> str:
+    """Of a short prompt, which waits for nobody but who is served already."""
+    return (await asyncio.wait_for(client.complete(Request("Hi")), _WAIT_S)).text
+
+
+@pytest.mark.parametrize("leave", [close, reset, half_close], ids=lambda leave: leave.__name__)
+async def test_a_client_may_go_at_any_moment(leave: Callable[[socket.socket], None], process: Process) -> None:
+    held = []
+    async with Client.of(process) as client:
+        for _ in range(2):
+            for arrive in MOMENTS:
+                leaving = connect(process)
+                arrive(leaving)
+                leave(leaving)
+                assert await next_answer(client) == ALPHABET, arrive.__name__
+            held.append((await client.status()).memory)
+    assert held[-1] - held[0] < _GROWTH_BYTES
+
+
+async def test_a_client_that_goes_from_the_queue_is_not_served(process: Process) -> None:
+    def greeted() -> int:
+        return sum(" total=2 " in line for line in process.output.lines)
+
+    before = greeted()
+    async with Client.of(process) as client, client.stream(Request("0")) as running:
+        async for _ in running:
+            break
+        for leave in (close, reset, half_close):
+            waiting = connect(process)
+            waiting.sendall(head(LONG) + LONG)
+            await asyncio.sleep(0.05)
+            leave(waiting)
+    async with Client.of(process) as client:
+        assert await next_answer(client) == ALPHABET
+    async with asyncio.timeout(_WAIT_S):
+        while greeted() == before:
+            await asyncio.sleep(0.05)
+    served = [line for line in process.output.lines if f" total={CONTEXT - 100} " in line and " generated=" in line]
+    assert all("outcome=cancelled" in line for line in served)
+
+
+async def test_clients_that_go_leave_no_descriptor_and_no_thread_behind(process: Process) -> None:
+    def left() -> tuple[int, int]:
+        return descriptors(process.pid) or 0, len(list(Path(f"/proc/{process.pid}/task").iterdir()))
+
+    async with Client.of(process) as client:
+        await client.complete(Request("Hi"))
+        before = left()
+        for number in range(40):
+            leaving = connect(process)
+            (decode, final_line, queued, before_the_end_of_the_body)[number % 4](leaving)
+            (close, reset)[number // 4 % 2](leaving)
+        assert await next_answer(client) == ALPHABET
+    deadline = time.monotonic() + _WAIT_S
+    while any(map(operator.gt, left(), before)) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    assert not any(map(operator.gt, left(), before))

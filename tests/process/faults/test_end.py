@@ -1,0 +1,78 @@
+"""What ends the process: one line for the host, an exit status, and streams that are broken off, not ended."""
+
+import asyncio
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from scripts.tools.conformance.script import CONTEXT
+from scripts.tools.host.lib import Client, Request, StreamError
+from tests.process.conftest import CHUNK_TOKENS, FAULTY, SpawnModel
+from tests.process.faults.demand import Demand
+
+CHUNKED = ["--prefill-chunk", str(CHUNK_TOKENS)]
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="prlimit, /proc")
+
+
+def address_bytes(pid: int) -> int:
+    """What it has mapped, used or not."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+async def text_of_end(client: Client, request: Request) -> str:
+    """What the host tells the user of a request that is broken off."""
+    with pytest.raises(StreamError) as broken:
+        await client.complete(request)
+    return str(broken.value)
+
+
+@pytest.mark.parametrize(
+    ("point", "fault", "told"),
+    [
+        ("sample", "exit", "SystemExit: Error: mlx: enough"),
+        (
+            "hand over",
+            "fault",
+            "RuntimeError: Error: mlx: panic: CUDA error, allocation-failed in a place that has no memory",
+        ),
+        ("report", "mlx memory", "out of memory: RuntimeError: [malloc] Unable to allocate 123456789 bytes."),
+    ],
+    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else value,
+)
+async def test_when_the_engine_dies_so_does_the_process_with_one_line(
+    point: str, fault: str, told: str, demand: Demand, start: SpawnModel
+) -> None:
+    process = start(executable=FAULTY, environment=demand.environment, arguments=CHUNKED)
+    line = f"Error: the engine died: {told}"
+    async with Client.of(process) as client:
+        first = await client.post_completion(Request("0"))
+        ends = asyncio.gather(*(text_of_end(client, Request("0")) for _ in range(2)))  # these wait for the first
+        await first.content.readline()
+        demand.ask(point, fault)
+        if point == "report":
+            first.close()
+        assert await asyncio.to_thread(process.wait, 10) == 1
+        assert all(line in text for text in await asyncio.wait_for(ends, 10))
+        if point != "report":
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await first.read()
+    assert process.output.captured == line
+    assert process.output.lines[-1] == line
+
+
+@linux_only
+async def test_a_crash_within_mlx_leaves_a_line_that_hosts_take_for_an_error(start: SpawnModel) -> None:
+    """On a CPU MLX does not look whether it was given the memory it asked for."""
+    process = start(arguments=["--prefill-chunk", "40000"])
+    async with Client.of(process) as client:
+        await client.complete(Request("q", {"num_predict": 1}))  # the threads are there
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (address_bytes(process.pid) + (8 << 20),) * 2)
+        await text_of_end(client, Request("q" * (CONTEXT - 100)))
+    assert await asyncio.to_thread(process.wait, 10) == -signal.SIGSEGV
+    assert process.output.captured.startswith("error:")  # Python writes the line in pieces
+    assert "\nFatal Python error: Segmentation fault\n" in process.output.text
+    assert "generation.py" in process.output.text

@@ -1,0 +1,96 @@
+"""What is said of an exception, to a host and in the log, whatever kind of exception it is."""
+
+import subprocess
+import sys
+
+import pytest
+
+from runner import logs
+from runner.errors import ModelError
+from scripts.tools.host.lib import OUT_OF_MEMORY, RULES, OutputScanner, Rule, capture
+
+METAL = (
+    "[malloc] Unable to allocate 1073741824 bytes.",
+    "[METAL] Command buffer execution failed: Insufficient Memory (8:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
+    "cudaMallocAsync(&data, size, stream) failed: out of memory",
+)
+"""How MLX says that there is no memory, on Metal and on CUDA."""
+OTHER_LIMITS = (
+    "[metal::malloc] Attempting to allocate 103 bytes which is greater than the maximum allowed buffer size of 17.",
+    "[metal::malloc] Resource limit (499000) exceeded.",
+)
+"""What unloading other models does not mend."""
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("not even this")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), MemoryError("a thing"), *map(RuntimeError, METAL)], ids=str)
+def test_want_of_memory_has_a_phrase_that_every_host_knows(error: Exception) -> None:
+    assert logs.told(error).startswith(f"out of memory: {type(error).__name__}")
+    assert logs.told(error).endswith(str(error))
+
+
+@pytest.mark.parametrize("phrase", OUT_OF_MEMORY)
+def test_no_other_fault_has_one(phrase: str) -> None:
+    for error in (ValueError(f"said: {phrase.upper()}"), ModelError(phrase), KeyError(phrase), OSError(phrase)):
+        text = logs.told(error)
+        assert not any(known in text.lower() for known in OUT_OF_MEMORY)
+        assert text.startswith(f"{type(error).__name__}: ")
+
+
+@pytest.mark.parametrize("text", OTHER_LIMITS)
+def test_an_array_that_is_too_large_is_no_want_of_memory(text: str) -> None:
+    assert logs.told(RuntimeError(text)) == f"RuntimeError: {text}"
+
+
+def test_the_rest_of_a_text_stays_as_it_is() -> None:
+    assert logs.told(RuntimeError("Error: mlx: it broke")) == "RuntimeError: Error: mlx: it broke"
+    assert logs.told(ValueError()) == "ValueError"
+
+
+def test_an_exception_without_a_text_of_its_own_is_told_too() -> None:
+    assert logs.told(UnspeakableError()) == "UnspeakableError: (its text cannot be told)"
+
+
+def test_a_line_that_cannot_be_made_ends_nothing() -> None:
+    code = (
+        "from runner import logs; import logging; logs.start(10)\n"
+        "class Bad:\n"
+        "    def __str__(self): raise ValueError('no')\n"
+        "logging.getLogger('x').warning('%d words', 'three')\n"
+        "logs.Log('x').info('text', value=Bad())\n"
+        "logs.Log('x').info('after')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
+    assert done.returncode == 0
+    *broken, line = done.stderr.decode().splitlines()
+    assert broken == [
+        'level=ERROR source=<string>:4 msg="a line that could not be made"',
+        'level=ERROR source=<string>:5 msg="a line that could not be made"',
+    ]
+    assert line.endswith("msg=after")
+
+
+def test_a_crash_is_a_line_that_hosts_capture() -> None:
+    code = "from runner import logs; logs.start(10); import ctypes; ctypes.string_at(0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
+    first = done.stderr.decode().splitlines()[0]
+    assert capture(first) == "error: Segmentation fault"
+    assert done.returncode < 0
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_an_abort_leaves_the_last_word_to_who_aborted(rule: Rule) -> None:
+    """MLX on Metal says why, and aborts; early hosts keep the last line only."""
+    code = (
+        "from runner import logs; logs.start(10); import os\n"
+        "os.write(2, b'libc++abi: mlx: Insufficient Memory\\n'); os.abort()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
+    scanner = OutputScanner(rule)
+    scanner.feed(done.stderr)
+    scanner.end()
+    assert "Insufficient Memory" in scanner.captured

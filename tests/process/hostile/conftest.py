@@ -1,0 +1,26 @@
+"""One process for all of the hostile tests: what one of them leaves behind, the next ones meet."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.tools.conformance.own import RUNNER
+from scripts.tools.host.lib import spawn
+from scripts.tools.models.store import write_store
+from tests.process.hostile.victim import HOST, MODEL, Victim, write_victim
+
+
+@pytest.fixture(scope="session")
+def victim_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("victim")
+    write_store(directory / "store", MODEL, write_victim(directory / "model"))
+    return directory / "store"
+
+
+@pytest.fixture(scope="session")
+def victim(victim_store: Path) -> Iterator[Victim]:
+    with spawn(RUNNER, MODEL, models_dir=victim_store, generation=HOST) as process:
+        process.wait_ready(60)
+        yield Victim(process)
+        assert process.exit_status is None, "it outlived everything"

@@ -1,0 +1,142 @@
+"""Many connections at once, more than there are descriptors for, and clients that never read."""
+
+import asyncio
+import json
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.tools.conformance.own import RUNNER
+from scripts.tools.host.lib import Client, spawn
+from tests.process.hostile.victim import ANSWER, GREETING, HOST, MODEL, PLAIN_HEAD, Victim, completion, status_of
+
+CROWD = 1000
+STATUS = b"GET /v1/status HTTP/1.1\r\nConnection: close\r\n" + PLAIN_HEAD + b"\r\n"
+ENDLESS = completion('{"Prompt":"0","Options":{"num_predict":-1}}')
+CONNECTION_BYTES = 32 << 10
+"""What one of a crowd may leave behind: asyncio and malloc keep pools of what a connection needs."""
+
+
+async def crowd(victim: Victim, sent: bytes) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    connections = []
+    for _ in range(CROWD):
+        connections.append(await victim.open())
+        connections[-1][1].write(sent)
+    return connections
+
+
+async def test_a_thousand_idle_connections(victim: Victim) -> None:
+    async with victim.storm(CROWD * CONNECTION_BYTES):
+        connections = await crowd(victim, b"")
+        async with Client.of(victim.process) as client:
+            assert (await client.complete(GREETING)).text == ANSWER
+        for _, writer in connections:
+            writer.transport.abort()
+
+
+async def test_a_thousand_ask_for_the_status(victim: Victim) -> None:
+    async with victim.storm(CROWD * CONNECTION_BYTES):
+        connections = await crowd(victim, STATUS)
+        answers = [await asyncio.wait_for(reader.read(), 30) for reader, _ in connections]
+        for _, writer in connections:
+            writer.transport.abort()
+    assert {status_of(answer) for answer in answers} == {200}
+
+
+async def test_a_thousand_completions_that_nobody_waits_for(victim: Victim) -> None:
+    """The first storm warms up what stays; after the second one nothing is added."""
+    for slack_bytes in (CROWD * CONNECTION_BYTES, CROWD * CONNECTION_BYTES // 4):
+        async with victim.storm(slack_bytes):
+            for _, writer in await crowd(victim, ENDLESS):
+                writer.transport.abort()
+
+
+@pytest.mark.parametrize("count", [2000, pytest.param(8000, marks=pytest.mark.slow)])
+async def test_a_client_that_never_reads_holds_up_nobody_and_loses_nothing(count: int, victim: Victim) -> None:
+    """Its answer, of a kilobyte a token and more than sockets hold, waits for it in memory."""
+    body = f'{{"Prompt":"0","Options":{{"num_predict":{count}}},"Logprobs":true,"TopLogprobs":20}}'
+    async with victim.storm(64 << 20):
+        reader, writer = await victim.open()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # the stream's own transport
+        writer.write(completion(body))
+        await asyncio.sleep(0.3)
+        async with Client.of(victim.process) as client:
+            assert (await asyncio.wait_for(client.complete(GREETING), 300)).text == ANSWER
+        writer.transport.resume_reading()  # type: ignore[attr-defined]  # the stream's own transport
+        answer = await asyncio.wait_for(reader.read(), 300)
+        writer.close()
+    lines = [json.loads(line) for line in answer.splitlines() if line.startswith(b"{")]
+    assert lines[-1]["EvalCount"] == count
+    assert "".join(line["Content"] for line in lines) == "1234567890" * (count // 10)
+
+
+def test_a_runner_takes_all_the_descriptors_that_it_may_have(victim_store: Path) -> None:
+    """A shell gives 256 or 1024 of them; the limit that a process may give itself is a hundred times as high."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+    try:
+        process = spawn(RUNNER, MODEL, models_dir=victim_store)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    with process:
+        process.wait_ready(60)
+        assert f" {before[1]} " in _limit_line(process.pid).replace("unlimited", str(before[1]))
+        assert str(64) not in _limit_line(process.pid).split()
+
+
+def _limit_line(pid: int) -> str:
+    return next(line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if line.startswith("Max open"))
+
+
+@pytest.fixture
+def poor(victim_store: Path) -> Iterator[Victim]:
+    """A process that can never have more than 64 descriptors."""
+    limited = ["sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", *RUNNER]
+    with spawn(limited, MODEL, models_dir=victim_store, generation=HOST) as process:
+        process.wait_ready(60)
+        yield Victim(process)
+
+
+async def test_with_few_descriptors_the_longest_idle_connections_go_and_everybody_is_served(poor: Victim) -> None:
+    async with poor.storm():
+        connections = [await poor.open() for _ in range(200)]
+        assert await poor.exchange(STATUS)
+        async with Client.of(poor.process) as client:
+            answer = await asyncio.wait_for(client.complete(GREETING), 30)
+        assert answer.text == ANSWER
+        assert poor.descriptors() < 64
+        closed = [reader.at_eof() or await _is_closed(reader) for reader, _ in connections]
+        assert closed == sorted(closed, reverse=True), "the first ones that came"
+        assert 100 < sum(closed) < 200
+        for _, writer in connections:
+            writer.transport.abort()
+
+
+async def _is_closed(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await asyncio.wait_for(reader.read(1), 0.05) == b""
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+
+
+async def test_while_all_connections_are_busy_a_status_is_answered_and_others_are_told(poor: Victim) -> None:
+    """Bodies that do not come keep connections busy; whoever finds no room is told so."""
+    waiting = b"POST /completion HTTP/1.1\r\nContent-Length: 100\r\n" + PLAIN_HEAD + b"\r\n{"
+    connections = []
+    for _ in range(60):
+        connections.append(await poor.open())
+        connections[-1][1].write(waiting)
+        await asyncio.sleep(0.01)
+    assert status_of(await poor.exchange(STATUS)) == 200
+    refused = await poor.exchange(completion('{"Prompt":"Hi"}'))
+    assert status_of(refused) == 503
+    assert b"connections are busy" in refused
+    for _, writer in connections:
+        writer.transport.abort()
+    async with Client.of(poor.process) as client:
+        assert (await asyncio.wait_for(client.complete(GREETING), 30)).text == ANSWER
+    poor.check_output(poor.process.output.text)

@@ -1,0 +1,92 @@
+"""What strangers send reaches the log as one short harmless line for each request, or not at all."""
+
+import asyncio
+import re
+from urllib.parse import quote
+
+import pytest
+
+from scripts.tools.host.lib import MARKERS, OUT_OF_MEMORY
+from tests.process.hostile.victim import LINE_LIMIT_BYTES, PLAIN_HEAD, Victim, post, status_of
+
+PHRASES = (*MARKERS, *OUT_OF_MEMORY)
+CLOSE = b"Connection: close\r\n"
+
+
+def _get(target: bytes, method: bytes = b"GET", head: bytes = b"") -> bytes:
+    return method + b" " + target + b" HTTP/1.1\r\n" + PLAIN_HEAD + CLOSE + head + b"\r\n"
+
+
+async def written(victim: Victim, requests: list[bytes]) -> list[str]:
+    """The lines that these requests cause."""
+    before = len(victim.process.output.text)
+    async with victim.storm():
+        for request in requests:
+            assert 400 <= status_of(await victim.exchange(request)) < 500
+    return victim.process.output.text[before:].splitlines()
+
+
+async def test_a_path_that_is_a_marker_is_written_harmlessly(victim: Victim) -> None:
+    """In a path, escaped or not, as often as one likes, in other cases and in look-alikes of Go's lower case."""
+    lookalikes = ["INSUFFICIENT MEMORY", "v\u212a_error_out_of_device_memory", "fa\u0130led to allocate"]
+    targets = [quote(f"/{text}" * times).encode() for text in (*PHRASES, *lookalikes) for times in (1, 3)]
+    lines = await written(victim, [_get(target) for target in targets])
+    told = [line for line in lines if "msg=ServeHTTP" in line and "status=404" in line]
+    assert len(told) == len(targets)
+    for line in told:
+        go_lower = line.replace("\u0130", "i").replace("\u212a", "k").lower()
+        assert not [phrase for phrase in OUT_OF_MEMORY if phrase in go_lower]
+
+
+@pytest.mark.parametrize(
+    "character", ["\n", "\r", "\x00", "\x1b[2J", "\x7f", "\u0085", "\u2028", "\u202e", "\ud800", '"']
+)
+async def test_a_path_with_a_control_character_is_one_printable_line(character: str, victim: Victim) -> None:
+    target = quote(f"/a{character}Error: b", errors="surrogatepass").encode()
+    lines = await written(victim, [_get(target)])
+    assert len([line for line in lines if "ServeHTTP" in line]) == 1
+
+
+async def test_long_requests_are_short_lines(victim: Victim) -> None:
+    """Targets up to what the server takes, in characters that grow when they are escaped, and beyond it."""
+    targets = [b"/" + piece * (size // len(piece)) for piece in (b"a", b"%0a", b"%ff") for size in (8000, 100_000)]
+    lines = await written(victim, [_get(target) for target in targets])
+    assert len([line for line in lines if "ServeHTTP" in line]) == 3, "what is no HTTP is not told"
+    assert max(len(line.encode()) for line in lines) < LINE_LIMIT_BYTES
+
+
+async def test_methods_and_headers_of_strangers(victim: Victim) -> None:
+    marker = b"Error: mlx: out of memory"
+    requests = [
+        _get(b"/v1/status", b"X-ERR!PANIC"),
+        _get(b"/v1/status", head=b"Origin: " + marker + b"\r\n"),
+        _get(b"/nope", head=b"User-Agent: " + marker + b"\r\nReferer: " + marker + b"\r\n"),
+        post("/completion", b'{"Prompt":5,"x":"' + marker + b'"}'),
+        post("/completion", b'{"Prompt":"","Media":[{"Kind":"' + marker + b'"}]}'),
+        post("/completion", marker),
+    ]
+    lines = await written(victim, requests)
+    assert not [line for line in lines if "out of memory" in line or "Prompt" in line]
+
+
+async def test_a_prompt_and_an_answer_are_never_written(victim: Victim) -> None:
+    secret = "xyzzy plugh"
+    before = len(victim.process.output.text)
+    async with victim.storm():
+        await victim.exchange(post("/completion", f'{{"Prompt":"{secret} a"}}'.encode()))
+        await victim.exchange(post("/v1/tokenize", secret.encode()))
+        await victim.exchange(post("/completion", f'{{"Prompt":"{secret}"'.encode()))
+    text = victim.process.output.text[before:]
+    assert "xyzzy" not in text
+    assert "bcdefg" not in text
+
+
+async def test_a_storm_of_bad_requests_writes_a_line_for_each_and_no_more(victim: Victim) -> None:
+    """As many as Ollama's own runner writes; what is not even HTTP writes none."""
+    before = len(victim.process.output.text)
+    async with victim.storm():
+        await asyncio.gather(*[victim.exchange(_get(b"/nope")) for _ in range(200)])
+        await asyncio.gather(*[victim.exchange(b"\x16\x03\x01 nonsense\r\n\r\n", half_close=True) for _ in range(200)])
+    lines = victim.process.output.text[before:].splitlines()
+    assert len(re.findall("path=/nope", "\n".join(lines))) == 200
+    assert len(lines) <= 210

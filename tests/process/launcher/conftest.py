@@ -1,0 +1,21 @@
+"""The stand-in for Ollama, built once, and an installation of it for each test."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.process.launcher import standin
+from tests.process.launcher.standin import Installation
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled stand-in."""
+    if reason := standin.reason_to_skip():
+        pytest.skip(reason)
+    return standin.build(tmp_path_factory.mktemp("standin"))
+
+
+@pytest.fixture
+def installation(program: Path, tmp_path: Path) -> Installation:
+    return standin.install(program, tmp_path)

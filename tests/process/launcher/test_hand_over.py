@@ -1,0 +1,258 @@
+"""Ollama's own runner in place of ours, for what ours refuses and for pictures. The stand-in is host and runner."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from runner.cli.parse import parse_check
+from runner.commands.check.facts import inspect
+from runner.ollama.plan import find_media
+from runner.process.parent import OLLAMA
+from scripts.tools.host.lib import free_port
+from scripts.tools.models.sources import write_source
+from scripts.tools.models.store import Store, write_store
+from tests.process.launcher.standin import LAUNCHER, Host, Installation, Spawned, environment, eventually_gone, parse
+from tests.process.launcher.test_launch import directory_of, less_shell
+
+NAME = "seeing:latest"
+OWN = ("runner", "--ollama-engine", "--port", "50004")
+"""How the stand-in starts a GGUF runner: this one gets just what a host gives its runners."""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen 3.5 with a vision tower."""
+    return write_source(tmp_path_factory.mktemp("source") / "qwen", "qwen3.5")
+
+
+@pytest.fixture
+def store(source: Path, tmp_path: Path) -> Store:
+    return write_store(tmp_path / "models", NAME, source)
+
+
+@pytest.fixture
+def library(installation: Installation) -> Path:
+    """Of Ollama's runner: one that can be loaded."""
+    path = installation.libraries / "mlx_cuda_v13" / "libmlxc.so"
+    subprocess.run(["cc", "-x", "c", "-shared", "-fPIC", "-o", str(path), "/dev/null"], check=True)
+    return path
+
+
+def config_of(store: Store) -> dict[str, object]:
+    return dict(json.loads(store.blob_of("config.json").read_bytes()))
+
+
+def unknown(store: Store) -> None:
+    store.put_json("config.json", config_of(store) | {"architectures": ["OddForCausalLM"], "model_type": "odd"})
+
+
+def lacking(store: Store) -> None:
+    """Seen when the module is built, on the engine's thread."""
+    store.drop("model.language_model.layers.0.mlp.down_proj.weight")
+
+
+def without_tokenizer(store: Store) -> None:
+    """Seen on a helper thread."""
+    store.put("tokenizer.json", b'{"model": {"type": "Odd"}}')
+
+
+def blind(store: Store) -> None:
+    """Towers without a config: Ollama's runner would not load them."""
+    store.put_json("config.json", {key: value for key, value in config_of(store).items() if key != "vision_config"})
+
+
+def text_only(store: Store) -> None:
+    """A config without towers: neither would it load this."""
+    for layer in store.layers:
+        if str(layer.get("name")).startswith("model.visual."):
+            store.drop(str(layer["name"]))
+
+
+@contextmanager
+def host(installation: Installation, place: Path, store: Store, **variables: str) -> Iterator[Host]:
+    environ = environment(place, OLLAMA_MODELS=str(store.models_dir), LD_LIBRARY_PATH="/a b", **variables)
+    with Host([str(LAUNCHER), str(installation.ollama)], environ, place) as host:
+        yield host
+
+
+def words() -> tuple[str, ...]:
+    return "runner", "--mlx-engine", "--model", NAME, "--port", str(free_port())
+
+
+def told(spawned: Spawned, what: str) -> bytes:
+    """The one line about it."""
+    (line,) = [line for line in spawned.output.splitlines() if what.encode() in line]
+    return line
+
+
+def check_taken_over(host: Host, installation: Installation) -> Spawned:
+    """Ollama's own runner in the same process, as if there had never been another."""
+    given = words()
+    spawned, own = host.spawn(*given), host.spawn(*OWN).report
+    report = spawned.report
+    assert spawned.status == 0
+    assert report.pid == spawned.pid
+    assert report.executable == str(installation.ollama)
+    assert report.argv == [str(installation.ollama), *given]
+    assert less_shell(report.environment) == less_shell(own.environment)
+    assert (report.cwd, report.ignored) == (own.cwd, own.ignored)
+    assert b"rror" not in spawned.output, "hosts look for that word"
+    return spawned
+
+
+def served_here(host: Host) -> list[str]:
+    """The lines until our runner listens; it is ended then."""
+    pid = host.begin(words())
+    lines = [host.line().decode()]
+    while "msg=listening" not in lines[-1]:
+        lines.append(host.line().decode())
+        assert not lines[-1].startswith(("report ", "ended ")), lines
+    os.kill(pid, signal.SIGINT)
+    while not host.line().startswith(b"ended "):
+        pass
+    return lines
+
+
+@pytest.mark.parametrize("fault", [unknown, lacking, without_tokenizer])
+def test_what_ours_refuses_is_taken_over(
+    installation: Installation, tmp_path: Path, store: Store, library: Path, fault: type
+) -> None:
+    text_only(store)
+    fault(store)
+    for mode in ("auto", "refused"):
+        with host(installation, tmp_path, store, MLX_RUNNER_HAND_OVER=mode) as running:
+            line = told(check_taken_over(running, installation), "handing over")
+        (problem, *_) = inspect(parse_check([NAME, "--models-dir", str(store.models_dir)], {})).problems
+        why = json.dumps(problem) if " " in problem else problem
+        assert f"model={NAME} why={why} to_keep_it=".encode() in line
+        assert b'"MLX_RUNNER_HAND_OVER=off ' in line
+
+
+def test_weights_beyond_the_budget_are_taken_over(
+    installation: Installation, tmp_path: Path, store: Store, library: Path
+) -> None:
+    with host(installation, tmp_path, store, MLX_RUNNER_MEMORY="1000", MLX_RUNNER_HAND_OVER="refused") as running:
+        assert b'why="the weights take ' in told(check_taken_over(running, installation), "handing over")
+
+
+def test_nothing_is_taken_over_that_is_to_stay(
+    installation: Installation, tmp_path: Path, store: Store, library: Path
+) -> None:
+    unknown(store)
+    with host(installation, tmp_path, store, MLX_RUNNER_HAND_OVER="off") as running:
+        spawned = running.spawn(*words())
+    assert spawned.status == 1
+    assert spawned.reports == []
+    assert spawned.output.splitlines()[-1] == b"Error: unsupported architecture: OddForCausalLM"
+
+
+def test_where_ollamas_runner_cannot_compute_ours_tells_its_own_error(
+    installation: Installation, tmp_path: Path, store: Store, library: Path
+) -> None:
+    unknown(store)
+    library.write_bytes(b"for another machine")
+    with host(installation, tmp_path, store) as running:
+        spawned = running.spawn(*words())
+    assert spawned.status == 1
+    assert spawned.reports == []
+    assert b"unsupported architecture: OddForCausalLM" in told(spawned, "not handed over")
+    assert spawned.output.splitlines()[-1] == b"Error: unsupported architecture: OddForCausalLM"
+
+
+def test_damage_that_only_reading_shows_is_told(
+    installation: Installation, tmp_path: Path, store: Store, library: Path
+) -> None:
+    """Who wants digests compared does not want another runner to serve what differs."""
+    text_only(store)
+    blob = store.blob_of("model.language_model.embed_tokens.weight")
+    blob.write_bytes(blob.read_bytes()[:-4] + b"\1\2\3\4")
+    with host(installation, tmp_path, store, MLX_RUNNER_VERIFY="on") as running:
+        spawned = running.spawn(*words())
+    assert spawned.status == 1
+    assert spawned.reports == []
+    assert spawned.output.splitlines()[-1].startswith(b"Error: digest mismatch")
+
+
+def test_a_model_that_sees_is_taken_over(
+    installation: Installation, tmp_path: Path, store: Store, library: Path
+) -> None:
+    with host(installation, tmp_path, store) as running:
+        line = told(check_taken_over(running, installation), "handing over")
+    assert b'why="it takes pictures, which this runner does not serve yet"' in line
+    assert b'to_keep_it="MLX_RUNNER_HAND_OVER=refused serves its text here"' in line
+
+
+@pytest.mark.parametrize("mode", ["refused", "off"])
+def test_a_model_that_sees_is_kept_as_text(
+    installation: Installation, tmp_path: Path, store: Store, library: Path, mode: str
+) -> None:
+    with host(installation, tmp_path, store, MLX_RUNNER_HAND_OVER=mode) as running:
+        assert not any("hand" in line for line in served_here(running))
+
+
+def test_a_model_that_sees_is_kept_where_ollamas_runner_cannot_compute(
+    installation: Installation, tmp_path: Path, store: Store
+) -> None:
+    with host(installation, tmp_path, store) as running:
+        (line,) = [line for line in served_here(running) if "hand" in line]
+    assert "not handed over: Ollama's own MLX library does not load on this machine" in line
+
+
+@pytest.mark.parametrize("change", [blind, text_only])
+def test_half_of_what_sees_is_text(
+    installation: Installation, tmp_path: Path, store: Store, library: Path, change: type
+) -> None:
+    change(store)
+    with host(installation, tmp_path, store) as running:
+        assert not any("hand" in line for line in served_here(running))
+
+
+def test_an_older_ollama_does_not_take_pictures_either(
+    installation: Installation, tmp_path: Path, store: Store, library: Path
+) -> None:
+    content = installation.ollama.read_bytes()
+    assert find_media(installation.ollama) == ["qwen3_5"]
+    installation.ollama.write_bytes(content.replace(b"PrepareMedia", b"SomethingOld"))
+    with host(installation, tmp_path, store) as running:
+        assert not any("hand" in line for line in served_here(running))
+
+
+def test_the_private_directory_stays_while_the_taken_over_runner_lives(
+    installation: Installation, tmp_path: Path, store: Store, library: Path
+) -> None:
+    with host(installation, tmp_path, store, STANDIN_LINGER="1") as running:
+        pid = running.begin(words())
+        while not (line := running.line()).startswith(b"report "):
+            pass
+        assert parse(line).pid == pid
+        assert len(list(Path(f"/proc/{pid}/fd").iterdir())) == 4, "the three streams and the lock; no port, no model"
+        directory = directory_of(tmp_path)
+        running.popen.kill()
+        running.wait()
+        assert directory.exists()
+        os.kill(pid, signal.SIGKILL)
+        assert eventually_gone(directory)
+
+
+def test_an_executable_that_has_gone_leaves_ours_to_serve(
+    installation: Installation, tmp_path: Path, store: Store, library: Path
+) -> None:
+    with host(installation, tmp_path, store) as running:
+        shutil.move(installation.ollama, tmp_path / "gone")
+        lines = served_here(running)
+    assert any('msg="not handed over"' in line and "No such file or directory" in line for line in lines)
+
+
+def test_nobody_hears_of_ollama_where_no_launcher_tells(store: Store) -> None:
+    from runner.cli.parse import parse as settings_of
+
+    argv = ["runner", "--mlx-engine", "--model", NAME, "--port", "1"]
+    assert settings_of(argv, {}).ollama is None
+    assert settings_of(argv[2:], {OLLAMA: "/usr/bin/ollama"}).ollama is None, "started by hand in a runner's terminal"

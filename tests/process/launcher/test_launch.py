@@ -1,0 +1,298 @@
+"""`scripts/ollama-serve` with a stand-in that looks itself up and spawns as an Ollama host does (protocol.md 1.2, 1.3).
+
+Both ways of starting are tried here: the one for macOS with the stand-in told to go by the path that it was started by.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from runner.ollama.plan import Start
+from runner.process.parent import OLLAMA
+from tests.process.launcher.standin import (
+    LAUNCHER,
+    WAIT_S,
+    Host,
+    Installation,
+    command,
+    environment,
+    eventually_gone,
+    parse,
+)
+
+STARTS = get_args(Start)
+MLX = (
+    ("runner", "--mlx-engine", "--model", "demo:latest", "--port", "50001"),
+    ("runner", "--mlx-engine", "--model", "localhost:5000/ns/m:tag", "--port", "50002"),
+    ("runner", "--model", "demo:latest", "--port", "50003"),
+)
+OWN = (
+    ("gpu-discover", "--lib-dir", "a directory"),
+    ("runner", "--ollama-engine", "--port", "50004"),
+    ("runner", "--model", "/models/blobs/sha256-0123", "--port", "50005"),
+    ("runner", "--imagegen-engine", "--model", "image:latest", "--port", "50006"),
+    ("--version",),
+)
+SHELL_SETS = {"_", "SHLVL", "OLDPWD"}
+"""What a shell on the way changes or adds."""
+
+
+def variables(place: Path, start: Start, **more: str) -> dict[str, str]:
+    if start == "symlink":
+        more["STANDIN_RESOLVE"] = "start"
+    return environment(place, **more)
+
+
+def less_shell(environ: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in SHELL_SETS}
+
+
+def state(root: Path) -> dict[str, tuple[int, int, int, str]]:
+    """Every file below `root`: mode, time of change, links to it, digest."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        status = path.lstat()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        found[str(path)] = status.st_mode, status.st_mtime_ns, status.st_nlink, digest
+    return found
+
+
+def directory_of(place: Path) -> Path:
+    """The one private directory below `place`."""
+    (found,) = (place / "cache" / "ollama-mlx-runner").iterdir()
+    return found
+
+
+def processes_with(*words: str) -> list[int]:
+    """Those whose command line has all of the words in it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = os.fsdecode(path.read_bytes())
+            if all(word in line for word in words):
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.fixture(params=STARTS)
+def start(request: pytest.FixtureRequest) -> Start:
+    found: Start = request.param
+    return found
+
+
+@pytest.fixture
+def host(installation: Installation, tmp_path: Path, start: Start) -> Iterator[Host]:
+    environ = variables(tmp_path, start, LD_LIBRARY_PATH="/a b:/c'd", CUDA_HOME="/own cuda")
+    with Host(command(installation, start), environ, tmp_path) as host:
+        yield host
+
+
+def test_the_launcher_becomes_ollama(installation: Installation, tmp_path: Path, start: Start) -> None:
+    environ = variables(tmp_path, start, LD_LIBRARY_PATH="/a b", ODD="'\"\n$x`\\é")
+    with Host([str(installation.ollama), "serve"], environ, tmp_path) as plain:
+        pass
+    words = ("serve", "--two words", "", "'\"$x`\\é")
+    with Host(command(installation, start, words), environ, tmp_path) as host:
+        report = host.report
+        name = Path(f"/proc/{host.popen.pid}/comm").read_text().strip()
+        descriptors = list(Path(f"/proc/{host.popen.pid}/fd").iterdir())
+        assert host.directory == directory_of(tmp_path)
+    assert report.pid == host.popen.pid
+    assert report.argv == [str(installation.ollama), *words]
+    assert report.cwd == str(tmp_path)
+    assert less_shell(report.environment) == less_shell(plain.report.environment) == environ
+    assert report.ignored == plain.report.ignored
+    assert name == "ollama"
+    assert len(descriptors) == 4, "nothing is handed down but the three streams and the lock"
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8", "de_DE.UTF-8"])
+def test_the_locale_stays_as_it_is(installation: Installation, tmp_path: Path, locale: str) -> None:
+    """Python changes that of C, also for what it starts."""
+    environ = environment(tmp_path, LC_CTYPE=locale)
+    with Host(command(installation, "descriptor"), environ, tmp_path) as host:
+        assert less_shell(host.report.environment) == environ
+
+
+def test_its_mlx_runners_are_ours_and_everything_else_its_own(
+    host: Host, installation: Installation, start: Start
+) -> None:
+    for words in (*MLX, *OWN) * 2:
+        spawned = host.spawn(*words)
+        report = spawned.report
+        assert report.pid == spawned.pid, "a host signals the process that it started"
+        assert spawned.status == 0
+        assert spawned.output == b""
+        assert report.cwd == host.report.cwd
+        if words in MLX:
+            assert report.executable == str(installation.runner)
+            assert report.argv == [str(installation.runner), "a word", *words]
+            environ = {name: value for name, value in report.environment.items() if not name.startswith(OLLAMA)}
+            assert less_shell(environ) == less_shell(host.report.environment)
+        else:
+            libraries = host.report.libraries
+            assert report.executable == str(installation.ollama)
+            assert report.argv == [str(installation.ollama), *words]
+            assert less_shell(report.environment) == less_shell(host.report.environment) | {
+                "LD_LIBRARY_PATH": f"{libraries}:{libraries}/mlx_cuda_v13:/a b:/c'd",
+                "CUDA_PATH": f"{libraries}/mlx_cuda_v13",
+                "CUDA_HOME": f"{libraries}/mlx_cuda_v13",
+            }
+
+
+def test_without_the_launcher_all_of_them_are_its_own(installation: Installation, tmp_path: Path, start: Start) -> None:
+    with Host([str(installation.ollama), "serve"], variables(tmp_path, start), tmp_path) as host:
+        for words in MLX:
+            assert host.spawn(*words).report.executable == str(installation.ollama)
+
+
+def test_it_finds_the_libraries_of_the_installation(host: Host, installation: Installation) -> None:
+    assert host.report.libraries != str(installation.ollama.parent)
+    assert Path(host.report.libraries, "libggml.so").samefile(installation.libraries / "libggml.so")
+
+
+def test_the_installation_is_not_touched(installation: Installation, tmp_path: Path, start: Start) -> None:
+    before = state(installation.ollama.parents[1])
+    with Host(command(installation, start), variables(tmp_path, start), tmp_path) as host:
+        host.spawn(*MLX[0])
+        host.spawn(*OWN[0])
+        directory = directory_of(tmp_path)
+        running = state(installation.ollama.parents[1])
+    assert eventually_gone(directory)
+    assert before == running == state(installation.ollama.parents[1])
+
+
+def test_a_server_started_by_a_client_is_launched_too(host: Host, installation: Installation) -> None:
+    spawned = host.spawn("serve")
+    report = spawned.report
+    assert report.pid == spawned.pid
+    assert report.argv == [str(installation.ollama), "serve"]
+    told = [line for line in spawned.output.splitlines() if line.startswith(b"ollama-serve: by way of ")]
+    assert len(told) == 1
+    assert str(host.directory).encode() not in told[0], "it has a private directory of its own"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_it_and_the_directory_goes(host: Host, tmp_path: Path, number: signal.Signals) -> None:
+    directory = directory_of(tmp_path)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    host.popen.send_signal(number)
+    assert host.wait() == -number
+    assert eventually_gone(directory)
+
+
+def test_the_directory_goes_though_everybody_was_signalled(host: Host, tmp_path: Path) -> None:
+    """As systemd does it, which signals all processes of a service."""
+    directory = directory_of(tmp_path)
+    (watcher,) = processes_with("runner.ollama.launcher", str(tmp_path))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(watcher, number)
+    host.popen.terminate()
+    assert host.wait() == -signal.SIGTERM
+    assert eventually_gone(directory)
+
+
+def test_its_exit_status_is_the_launchers(host: Host) -> None:
+    host.tell("exit 7")
+    assert host.wait() == 7
+
+
+def test_a_signal_reaches_the_runner(installation: Installation, tmp_path: Path, start: Start) -> None:
+    environ = variables(tmp_path, start, STANDIN_LINGER="1")
+    with Host(command(installation, start), environ, tmp_path) as host:
+        spawned = host.spawn(*MLX[0], verb="interrupt")
+    assert spawned.report.executable == str(installation.runner)
+    assert spawned.status == -signal.SIGINT
+
+
+def test_a_runners_exit_status_is_passed_on(installation: Installation, tmp_path: Path, start: Start) -> None:
+    with Host(command(installation, start), variables(tmp_path, start, STANDIN_STATUS="5"), tmp_path) as host:
+        assert [host.spawn(*words).status for words in (MLX[0], OWN[0])] == [5, 5]
+
+
+def test_the_directory_stays_while_a_runner_lives(installation: Installation, tmp_path: Path, start: Start) -> None:
+    environ = variables(tmp_path, start, STANDIN_LINGER="1")
+    with Host(command(installation, start), environ, tmp_path) as host:
+        runner = host.begin(MLX[0])
+        assert parse(host.line()).pid == runner
+        directory = directory_of(tmp_path)
+        host.popen.kill()
+        host.wait()
+        assert host.popen.stdout is not None
+        assert host.popen.stdout.read() == b"", "nobody keeps its output open"
+        time.sleep(0.2)
+        assert directory.exists()
+        os.kill(runner, signal.SIGKILL)
+        assert eventually_gone(directory)
+
+
+def test_seven_at_once_have_nothing_in_common(installation: Installation, tmp_path: Path, start: Start) -> None:
+    environ = variables(tmp_path, start)
+    argv = command(installation, start)
+    popens = [subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(6)]
+    for popen in popens:
+        assert popen.stdout is not None
+        assert parse(popen.stdout.readline().rstrip()).pid == popen.pid
+    with Host(argv, environ, tmp_path) as last:
+        directories = set((tmp_path / "cache" / "ollama-mlx-runner").iterdir())
+        assert len(directories) == 7
+        for popen in popens:
+            popen.communicate(timeout=WAIT_S)
+            assert popen.returncode == 0
+        assert sum(eventually_gone(directory) for directory in directories - {last.directory}) == 6
+        assert last.spawn(*MLX[0]).report.executable == str(installation.runner)
+
+
+def test_it_is_linked_where_the_file_system_allows_and_copied_elsewhere(
+    installation: Installation, tmp_path: Path
+) -> None:
+    elsewhere = Path("/dev/shm")
+    if not os.access(elsewhere, os.W_OK) or elsewhere.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs /dev/shm as another file system")
+    other = elsewhere / f"ollama-serve-{os.getpid()}"
+    other.mkdir(mode=0o700)
+    try:
+        linked, copied = (
+            _inode_and_runner(installation, environment(tmp_path, XDG_CACHE_HOME=str(place)), tmp_path)
+            for place in (tmp_path, other)
+        )
+    finally:
+        all(eventually_gone(path) for path in other.glob("*/*"))  # somebody is at it
+        shutil.rmtree(other)
+    ours = installation.ollama.stat()
+    assert linked == ((ours.st_dev, ours.st_ino), str(installation.runner))
+    assert copied != linked
+    assert copied[1] == str(installation.runner)
+
+
+def _inode_and_runner(installation: Installation, environ: dict[str, str], cwd: Path) -> tuple[tuple[int, int], str]:
+    with Host(command(installation, "descriptor"), environ, cwd) as host:
+        status = Path(f"/proc/{host.popen.pid}/exe").stat()
+        report = host.spawn(*MLX[0]).report
+    return (status.st_dev, status.st_ino), report.executable
+
+
+def test_a_name_on_path_and_a_link_to_the_launcher(installation: Installation, tmp_path: Path) -> None:
+    link = tmp_path / "a link"
+    link.symlink_to(LAUNCHER)
+    environ = environment(tmp_path)
+    environ["PATH"] = f"{installation.ollama.parent}:{environ['PATH']}"
+    with Host([str(link)], environ, tmp_path) as host:
+        assert host.report.argv == [str(installation.ollama), "serve"]
+
+
+def test_a_path_is_relative_to_where_the_user_is(installation: Installation, tmp_path: Path) -> None:
+    argv = [str(LAUNCHER), "--runner", "./runner", "./ollama", "version"]
+    (tmp_path / "runner").symlink_to(installation.runner)
+    (tmp_path / "ollama").symlink_to(installation.ollama)
+    with Host(argv, environment(tmp_path), tmp_path) as host:
+        assert host.report.argv == [str(installation.ollama), "version"]

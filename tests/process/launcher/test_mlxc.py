@@ -1,0 +1,81 @@
+"""The empty MLX library: what makes a host need it, what is in it, and that it stands behind all others."""
+
+import ctypes
+import shutil
+from pathlib import Path
+
+import pytest
+
+from runner.ollama import mlxc as mlxc
+from runner.ollama.directory import make_directory
+from runner.ollama.plan import Plan
+from tests.process.launcher.standin import Installation, environment, reason_to_skip
+
+CHECKED = b"\0this model requires MLX support, but the MLX runtime is not available\0"
+NAMES = b"\0mlx_add\0_mlx_error\0mlx_load_safetensors\0mlx_set_error_handler\0a mlx_conv1d\0mlx_not\x01CHECK: mlx_x_\0"
+FOUND = ["_mlx_error", "mlx_add", "mlx_conv1d", "mlx_load_safetensors", "mlx_set_error_handler"]
+ERROR = "Ollama has no MLX library that works here; scripts/ollama-serve gave it an empty one"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """What the executable of a host holds that looks for an MLX library."""
+    if reason := reason_to_skip():
+        pytest.skip(reason)
+    path = tmp_path / "host"
+    path.write_bytes(b"\x7fELF" + NAMES + CHECKED)
+    return path
+
+
+def test_hosts_that_do_without_get_none(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.write_bytes(NAMES)
+    assert mlxc.functions(old) == []
+    assert mlxc.write_library(old, tmp_path)
+    assert set(tmp_path.iterdir()) == {old}
+
+
+def test_it_has_every_function_and_reading_tensors_fails(host: Path, tmp_path: Path) -> None:
+    assert mlxc.functions(host) == FOUND
+    assert mlxc.write_library(host, tmp_path)
+    library = ctypes.CDLL(str(tmp_path / mlxc.NAME))
+    told = []
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)(lambda text, data: told.append((text, data)))
+    assert library.mlx_load_safetensors() == 1
+    library.mlx_set_error_handler(handler, ctypes.c_void_p(5), None)
+    assert [getattr(library, name)() for name in ("mlx_add", "_mlx_error", "mlx_conv1d")] == [0, 0, 0]
+    assert told == []
+    assert library.mlx_load_safetensors() == 1
+    assert told == [(ERROR.encode(), 5)]
+
+
+@pytest.mark.parametrize("compiler", ["", "#!/bin/sh\nexit 1\n"])
+def test_without_a_compiler_it_is_told(
+    host: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    compiler: str,
+) -> None:
+    (tmp_path / "bin").mkdir()
+    if compiler:
+        (tmp_path / "bin" / "cc").write_text(compiler)
+        (tmp_path / "bin" / "cc").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    directory = make_directory(Plan(host, ["serve"], ["runner"], "descriptor"), environment(tmp_path))
+    assert capsys.readouterr().err.startswith("ollama-serve: there is no C compiler (cc) that works. ")
+    assert not (directory.path / "lib").exists()
+
+
+def test_it_stands_beside_the_libraries_and_never_in_place_of_one(
+    host: Path, installation: Installation, tmp_path: Path
+) -> None:
+    shutil.copy(host, installation.ollama)
+    plan = Plan(installation.ollama, ["serve"], ["runner"], "descriptor")
+    first = make_directory(plan, environment(tmp_path)).path / "lib" / "ollama"
+    assert {path.name for path in first.iterdir()} == {"libggml.so", "mlx_cuda_v13", mlxc.NAME}
+    assert not (first / mlxc.NAME).is_symlink()
+    own = installation.libraries / mlxc.NAME
+    own.write_bytes(b"its own")
+    second = make_directory(plan, environment(tmp_path)).path / "lib" / "ollama"
+    assert (second / mlxc.NAME).resolve() == own

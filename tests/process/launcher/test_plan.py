@@ -1,0 +1,142 @@
+"""What the launcher refuses before it makes anything, and how it says so."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner.ollama.plan import LaunchError, find_ollama, find_runner, refuse_taken_address
+from tests.process.launcher.standin import LAUNCHER, WAIT_S, environment, eventually_gone
+
+
+@pytest.fixture
+def listener() -> Iterator[int]:
+    """A port that is taken."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def free(listener: int) -> int:
+    """A port that is not."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+FORMS = ("127.0.0.1:{}", "http://127.0.0.1:{}", "http://127.0.0.1:{}/a/path", ":{}", "0.0.0.0:{}", "localhost:{}")
+
+
+@pytest.mark.parametrize("form", [*FORMS, ' "127.0.0.1:{}" ', "'127.0.0.1:{}'"])
+def test_a_taken_port_is_told(listener: int, free: int, form: str) -> None:
+    with pytest.raises(LaunchError, match=f"^port {listener} is taken: is another Ollama running"):
+        refuse_taken_address(form.format(listener))
+    refuse_taken_address(form.format(free))
+
+
+@pytest.mark.parametrize("setting", ["[::1", "a:b:c", "127.0.0.1:99999", "ftp://x", "192.0.2.1:80", "unknown:1"])
+def test_what_else_is_wrong_with_an_address_is_left_to_ollama(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    if setting == "unknown:1":
+        monkeypatch.setattr(socket, "getaddrinfo", fail)
+    refuse_taken_address(setting)
+
+
+def test_without_a_port_it_is_ollamas_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def look_up(host: str, port: int, **_: object) -> list[object]:
+        asked.append((host, port))
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    for setting in ("", "0.0.0.0", "http://example", "https://example/path", "[::1]:5"):
+        refuse_taken_address(setting)
+    assert asked == [("127.0.0.1", 11434), ("0.0.0.0", 11434), ("example", 80), ("example", 443), ("::1", 5)]
+
+
+def test_an_executable_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "ollama"
+    program.write_bytes(b"\x7fELF ... x/mlxrunner ...")
+    program.chmod(0o700)
+    link = tmp_path / "link"
+    link.symlink_to(program)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert find_ollama(None) == find_ollama("ollama") == find_ollama("./link") == find_ollama(str(link)) == program
+    program.chmod(0o600)
+    for name in (None, "ollama", "./ollama", str(tmp_path), "/nowhere"):
+        with pytest.raises(LaunchError, match=r"there is no `ollama` on PATH|is no program"):
+            find_ollama(name)
+
+
+def test_a_script_around_ollama_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "ollama"
+    script.write_text("#!/bin/sh\nexec ollama\n")
+    script.chmod(0o700)
+    with pytest.raises(LaunchError, match="is a script or something else"):
+        find_ollama(str(script))
+
+
+def test_another_program_is_refused() -> None:
+    """A snap's `ollama` is a link to `snap`."""
+    with pytest.raises(LaunchError, match="is no Ollama that has MLX models"):
+        find_ollama(sys.executable)
+
+
+def test_a_runner_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "my runner"
+    program.touch(0o700)
+    monkeypatch.chdir(tmp_path)
+    assert find_runner("'./my runner' --flag 'two words'") == [str(program), "--flag", "two words"]
+    for command in ("", "'open", "./other"):
+        with pytest.raises(LaunchError, match=r"^--runner .*: "):
+            find_runner(command)
+
+
+def refused(*words: str, **variables: str) -> str:
+    """What the launcher says when it exits with status 1."""
+    argv = [str(LAUNCHER), *words]
+    environ = environment(Path("/nonexistent"), **variables)
+    process = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=WAIT_S)
+    assert process.returncode == 1
+    assert process.stdout == ""
+    return process.stderr
+
+
+def test_each_refusal_is_one_line(listener: int, program: Path) -> None:
+    assert refused("/nowhere/ollama").startswith("ollama-serve: /nowhere/ollama is no program")
+    assert refused("--runner", "/nowhere", str(program)).startswith("ollama-serve: --runner /nowhere: ")
+    taken = refused(str(program), OLLAMA_HOST=f"127.0.0.1:{listener}")
+    assert taken.startswith(f"ollama-serve: port {listener} is taken: ")
+    assert taken.count("\n") == 1
+
+
+def test_a_client_may_be_started_beside_a_server(listener: int, program: Path, tmp_path: Path) -> None:
+    environ = environment(tmp_path, OLLAMA_HOST=f"127.0.0.1:{listener}")
+    process = subprocess.run([str(LAUNCHER), str(program), "list"], env=environ, capture_output=True, timeout=WAIT_S)
+    assert process.returncode == 0
+    assert process.stderr == b"", "nothing but what Ollama says"
+
+
+def test_what_cannot_be_executed_is_told_and_nothing_stays(tmp_path: Path) -> None:
+    broken = tmp_path / "ollama"
+    broken.write_bytes(b"\x7fELF and nothing else but mlxrunner")
+    broken.chmod(0o700)
+    environ = environment(tmp_path)
+    argv = [str(LAUNCHER), str(broken), "version"]
+    process = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=WAIT_S)
+    assert process.returncode == 1
+    assert process.stderr == f"ollama-serve: cannot execute {broken}: Exec format error\n"
+    assert all(eventually_gone(path) for path in tmp_path.glob("cache/*/*"))
+
+
+def test_help_says_how_to_set_the_runner() -> None:
+    process = subprocess.run([str(LAUNCHER), "--help"], capture_output=True, text=True, timeout=WAIT_S)
+    assert process.returncode == 0
+    assert "MLX_RUNNER_" in process.stdout
+    assert process.stderr == ""

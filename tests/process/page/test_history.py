@@ -1,0 +1,135 @@
+"""What the page makes of the numbers over time, computed by its own module in a browser."""
+
+import pytest
+from msgspec.json import decode, encode
+from msgspec.structs import replace
+
+from protocol.stats import MemoryCounts, SliceCounts, Stats, TokenCounts
+from tests.process.page.conftest import Look
+from tests.process.page.stand_in import STATS, StandIn
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+POINTS = 301
+"""Ten minutes in steps of two seconds, both ends included."""
+RUN = """async steps => {
+  const { History } = await import("/page/history.js");
+  const history = new History();
+  let now = 0;
+  for (const [at, stats] of steps) {
+    now = at;
+    if (stats === "end") history.end(at);
+    else if (stats !== "look") history.add(at, stats);
+  }
+  return { hits: history.series("hits", now), memory: history.series("memory", now),
+           speed: history.series("speed", now), now: history.speed(now), reading: history.reading(now) };
+}"""
+
+
+def told(uptime_s: float, *, prompt: int = 0, cached: int = 0, generated: int = 0, used: int = 0) -> Stats:
+    """With a prefill of one second for every 100 tokens that were computed."""
+    computed = prompt - cached
+    return replace(
+        STATS,
+        uptime_s=uptime_s,
+        tokens=TokenCounts(prompt=prompt, cached=cached, generated=generated),
+        memory=MemoryCounts(used_bytes=used),
+        slices=SliceCounts(prefill_tokens=computed, prefill_s=computed / 100),
+    )
+
+
+class Drawn:
+    """The three lines, and two numbers of now."""
+
+    def __init__(self, made: dict[str, object]) -> None:
+        self.hits, self.memory, self.speed = (_line(made[name]) for name in ("hits", "memory", "speed"))
+        self.now, self.reading = made["now"], made["reading"]
+
+    @staticmethod
+    def at(line: list[float | None], seconds_ago: int) -> float | None:
+        return line[-1 - seconds_ago // 2]
+
+
+def _line(values: object) -> list[float | None]:
+    assert isinstance(values, list)
+    assert len(values) == POINTS
+    return values
+
+
+async def drawn(look: Look, stand_in: StandIn, *steps: tuple[float, Stats | str]) -> Drawn:
+    view = await look(stand_in.url)
+    return Drawn(await view.page.evaluate(RUN, decode(encode(steps))))
+
+
+async def test_a_value_holds_until_the_next_is_told(stand_in: StandIn, look: Look) -> None:
+    lines = await drawn(look, stand_in, (100, told(1, used=5)), (200, told(101, used=7)), (300, "look"))
+    assert lines.memory[-51:] == [7] * 51
+    assert lines.memory[-101:-51] == [5] * 50
+    assert lines.memory[:-101] == [None] * 200, "before the first one nothing is known"
+
+
+async def test_the_hit_rate_is_that_of_the_prompts_of_one_minute(stand_in: StandIn, look: Look) -> None:
+    lines = await drawn(
+        look,
+        stand_in,
+        (100, told(1, prompt=1000)),
+        (200, told(101, prompt=1100, cached=90)),
+        (240, told(141, prompt=1200, cached=100)),
+        (310, "look"),
+    )
+    assert lines.at(lines.hits, 112) is None, "all that was before the page was opened does not count"
+    assert lines.at(lines.hits, 100) == 0.9
+    assert lines.at(lines.hits, 60) == 0.5
+    assert lines.at(lines.hits, 20) == 0.1
+    assert lines.at(lines.hits, 0) is None, "no prompt in the last minute is no hit rate of 0"
+    assert lines.reading is None
+
+
+async def test_speed_is_what_was_written_in_the_last_seconds(stand_in: StandIn, look: Look) -> None:
+    lines = await drawn(
+        look,
+        stand_in,
+        (100, told(1, generated=500)),
+        (104, told(5, generated=540, prompt=200, cached=100)),
+        (112, "look"),
+    )
+    assert lines.at(lines.speed, 8) == 10
+    assert lines.at(lines.speed, 0) == lines.now == 0
+    assert lines.reading == 100
+
+
+async def test_an_absence_is_a_gap_and_another_runner_counts_from_its_own_start(stand_in: StandIn, look: Look) -> None:
+    lines = await drawn(
+        look,
+        stand_in,
+        (100, told(500, prompt=9000, cached=9000, generated=9000, used=5)),
+        (140, "end"),
+        (200, told(1, prompt=10, generated=1, used=6)),
+        (220, told(21, prompt=20, cached=5, generated=3, used=6)),
+    )
+    assert [lines.at(lines.memory, ago) for ago in (0, 20, 22, 80, 82, 120)] == [6, 6, None, None, 5, 5]
+    assert lines.hits[-1] == 0.5
+    assert min(value for value in lines.speed if value is not None) == 0
+
+
+async def test_another_runner_is_noticed_without_an_absence(stand_in: StandIn, look: Look) -> None:
+    lines = await drawn(
+        look, stand_in, (100, told(500, generated=9000, used=5)), (102, told(1, generated=0, used=6)), (104, "look")
+    )
+    assert all(value is None or value >= 0 for value in lines.speed)
+    assert [lines.at(lines.memory, ago) for ago in (0, 2, 4)] == [6, 6, 5]
+
+
+async def test_while_the_runner_is_away_the_last_ten_minutes_stand_still(stand_in: StandIn, look: Look) -> None:
+    steps = ((100, told(1, used=5)), (140, "end"))
+    before = await drawn(look, stand_in, *steps)
+    after = await drawn(look, stand_in, *steps, (500, "look"))
+    assert before.memory == after.memory
+    assert before.memory[-1] == 5
+
+
+async def test_ten_minutes_of_many_samples_are_kept_and_no_more(stand_in: StandIn, look: Look) -> None:
+    steps = [(at / 2, told(at / 2 + 1, used=at)) for at in range(4000)]
+    lines = await drawn(look, stand_in, *steps)
+    assert lines.memory[0] == pytest.approx(3999 - 1200, abs=4)
+    assert None not in lines.memory

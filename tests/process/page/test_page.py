@@ -1,0 +1,342 @@
+"""The page in a browser, before a runner that says what a test wants."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from protocol.stats import CacheCounts, MemoryCounts, RequestCounts, RunningRequest, TokenCounts
+from tests.process.page.conftest import Look, View
+from tests.process.page.stand_in import MEGABYTE, STATS, StandIn, node
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+TRIE = (
+    node(1, None, 0, 800, live=True, locks=1),
+    node(2, 1, 800, 1000, live=True, locks=1),
+    node(3, 1, 800, 1100, idle=3),
+)
+"""What two conversations share, and the rest of each."""
+SHIFTS = """() => {
+  window.shifts = [];
+  const moved = ({node, previousRect: from, currentRect: to}) =>
+    from.top !== to.top ? [`${node?.id || node?.className || node?.nodeName}: ${from.top} to ${to.top}`] : [];
+  const note = entry => window.shifts.push(...entry.sources.flatMap(moved));
+  new PerformanceObserver(list => list.getEntries().forEach(note)).observe({type: "layout-shift"});
+}"""
+"""Whatever moves up or down; a number that grows to the left does not count."""
+UNREADABLE = """() => {
+  const light = rgb => rgb.map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
+  const behind = element => {
+    const colour = numbers(getComputedStyle(element).backgroundColor);
+    return colour.length === 3 || colour[3] > 0 ? colour : behind(element.parentElement);
+  };
+  const bad = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some(child => child.nodeType === 3 && child.data.trim());
+    if (!own || !element.getClientRects().length) continue;
+    const style = getComputedStyle(element);
+    const text = light(numbers(element.closest("svg") ? style.fill : style.color).slice(0, 3));
+    const ground = light(behind(element.closest("svg")?.parentElement ?? element).slice(0, 3));
+    const contrast = (Math.max(text, ground) + 0.05) / (Math.min(text, ground) + 0.05);
+    if (contrast < 4.5) bad.push(`${element.textContent}: ${contrast.toFixed(2)}`);
+  }
+  return bad;
+}"""
+"""Texts with less contrast than the accessibility guidelines want (WCAG 2, level AA)."""
+
+
+def writing(generated: int, number: int = 7) -> RunningRequest:
+    """A request that has been answered so far."""
+    return RunningRequest(
+        number=number, phase="decode", prompt=1000, cached=800, prefilled=1000, generated=generated, max_tokens=200,
+        age_s=1.0 + generated / 10, tokens_per_s=10.0, ttft_s=0.95,
+    )  # fmt: skip
+
+
+def bar(number: int) -> str:
+    """The visible edge of a node."""
+    return f"[data-key=n{number}] .frame"
+
+
+async def draws(view: View, *numbers: int) -> None:
+    for number in numbers:
+        await view.page.locator(bar(number)).wait_for()
+
+
+async def test_the_page_shows_what_the_runner_tells(stand_in: StandIn, look: Look) -> None:
+    stand_in.stats = replace(
+        STATS,
+        ttft_s=1.04,
+        requests=RequestCounts(running=1, queued=1, done=5, cancelled=2),
+        tokens=TokenCounts(prompt=4000, cached=3000, recomputed=1000, generated=1234),
+        cache=CacheCounts(
+            nodes=3, held_bytes=MEGABYTE, budget_bytes=4 * MEGABYTE, misses={"window_passed": 9, "new_one": 1}
+        ),
+        memory=MemoryCounts(used_bytes=21 * MEGABYTE, peak_bytes=35 * MEGABYTE, budget_bytes=40 * MEGABYTE),
+        running=[writing(50), RunningRequest(number=8, phase="queued", prompt=12_000, max_tokens=9, age_s=3.0)],
+    )  # fmt: skip
+    view = await look(stand_in.url)
+    assert await view.page.title() == "demo:latest · mlx-runner"
+    assert await view.text("#model") == "demo:latest"
+    assert await view.text("#about") == (
+        "mlx-runner 0.1.0 · LlamaForCausalLM · CPU · context of 4,096 tokens · cache trie"
+    )
+    assert await view.text("#hits .value") == "75 %"
+    assert await view.text("#memory .value") == "21.0 MB"
+    assert await view.text("#memory .note") == "of 40.0 MB; peak 35.0 MB"
+    assert await view.text("#speed .note") == "first token after 1.0 s"
+    assert await view.text("#requests-note") == "1 running, 1 waiting"
+    assert await view.text("#cache-note") == "3 nodes, 1.0 MB of 4.0 MB"
+    totals = await view.text("#totals")
+    for row in (
+        "First token\nafter 1.0 s",
+        "Answered\n5",
+        "Cancelled\n2",
+        "Written\n1,234 tokens",
+        "a window has passed\n9",
+        "Miss: new one\n1",
+    ):
+        assert row in totals
+    assert "Failed" not in totals, "what never happened takes no room"
+    first, second = await view.page.locator("#requests li").all_inner_texts()
+    assert (
+        " ".join(first.split())
+        == "#7 answers 6.0 s 1,000 prompt tokens, 800 cached 50 of 200, 10.0 tokens/s, first after 0.95 s"
+    )
+    assert " ".join(second.split()) == "#8 waits 3.0 s 12,000 prompt tokens"
+
+
+async def test_an_idle_runner_says_so(stand_in: StandIn, look: Look) -> None:
+    view = await look(stand_in.url)
+    assert await view.text("#requests-none") == "No request is running."
+    assert await view.text("#picture-none") == "The cache is empty: the next prompt makes the first branch."
+    assert await view.text("#hits .note") == "no prompt in the last minute"
+    stand_in.show(kind="none")
+    await view.until("#picture-none", "`--cache none` keeps nothing.")
+
+
+async def test_two_branches_are_drawn_behind_what_they_share(stand_in: StandIn, look: Look) -> None:
+    stand_in.show(*TRIE)
+    view = await look(stand_in.url)
+    await draws(view, 1, 2, 3)
+    assert await view.page.locator("#picture [role=treeitem]").count() == 3
+    left, top, width, height = await view.box(bar(1))
+    for number in (2, 3):
+        child_left, _, child_width, child_height = await view.box(bar(number))
+        assert child_left > left + width
+        assert child_width < width, "fewer tokens"
+        assert child_height < height, "fewer bytes"
+    tops = [(await view.box(bar(number)))[1] for number in (2, 3)]
+    assert tops[0] < top + height < tops[1], "one goes straight on, the other below it"
+    assert await view.page.locator(".turns path").count() == 3, "a way to each, that of the first from the root"
+
+
+async def test_an_edge_is_filled_by_what_its_layers_hold(stand_in: StandIn, look: Look) -> None:
+    mixed = replace(TRIE[2], live_layers=3, paged_layers=6, missing_layers=3)
+    stand_in.show(TRIE[0], TRIE[1], mixed)
+    view = await look(stand_in.url)
+    await draws(view, 3)
+    _, _, whole, _ = await view.box(bar(3))
+    for kind, layers in (("live", 3), ("paged", 6), ("missing", 3)):
+        width = float(await view.page.locator(f"[data-key=n3] .{kind}").get_attribute("width") or 0)
+        assert width == pytest.approx(whole * layers / 12, abs=2)
+    assert await view.page.locator(".edge.used").count() == 2
+
+
+async def test_it_follows_a_generation_and_nothing_moves_away(stand_in: StandIn, look: Look) -> None:
+    view = await look(stand_in.url)
+    stand_in.tell(replace(STATS, running=[writing(1)]))
+    await view.until("#requests", "1 of 200")
+    await view.page.evaluate(SHIFTS)
+    widths = []
+    for generated in range(20, 201, 60):
+        stand_in.tell(replace(
+            STATS,
+            uptime_s=1 + generated,
+            requests=RequestCounts(running=generated // 20),
+            tokens=TokenCounts(prompt=10 * generated, cached=9 * generated, generated=generated),
+            running=[writing(generated, 7 + other) for other in range(generated // 20)],
+        ))  # fmt: skip
+        stand_in.show(*TRIE[: 1 + generated // 80])
+        await view.until("#requests", f"{generated} of 200")
+        widths.append((await view.box("#requests .written"))[2])
+    await draws(view, 1, 2, 3)
+    assert widths == sorted(set(widths))
+    stand_in.tell(replace(STATS, uptime_s=300.0, tokens=TokenCounts(generated=200)))
+    await view.until("#requests-none", "No request is running.")
+    assert await view.page.locator("#requests li").count() == 0
+    await view.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert await view.page.evaluate("window.shifts") == []
+
+
+async def test_the_end_of_the_runner_is_told_and_its_return_noticed(stand_in: StandIn, look: Look) -> None:
+    stand_in.stats = replace(STATS, uptime_s=500.0, memory=MemoryCounts(used_bytes=21 * MEGABYTE))
+    stand_in.show(*TRIE)
+    view = await look(stand_in.url)
+    await draws(view, 3)
+    await view.page.locator("[data-key=n3]").click()
+    view.loses = True
+    await stand_in.end()
+    await view.until("#ended", "The runner has ended: this is its last state")
+    assert await view.text("#state-word") == "ended"
+    assert await view.text("#memory .value") == "21.0 MB", "the last state stays"
+    await draws(view, 1, 2, 3)
+    assert await view.page.locator("#ended[role=status]").is_visible()
+
+    stand_in.stats = replace(STATS, model="another:latest", memory=MemoryCounts(used_bytes=7 * MEGABYTE))
+    stand_in.show(node(3, None, 0, 50))
+    await stand_in.begin()
+    await view.until("#model", "another:latest")
+    assert await view.text("#state-word") == "live"
+    assert not await view.page.locator("#ended").is_visible()
+    assert await view.text("#memory .value") == "7.0 MB"
+    await view.until_true("document.querySelectorAll('.edge').length === 1")
+    assert await view.page.locator(".chosen").count() == 0, "a node of another runner that is called the same"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 768, 1240])
+async def test_it_fits_and_can_be_read(scheme: str, width: int, stand_in: StandIn, look: Look) -> None:
+    stand_in.stats = replace(
+        STATS,
+        model="a-publisher-with-a-name/a-model-with-a-very-long-name-indeed:30b-a3b-instruct-2511-q4_K_M",
+        requests=RequestCounts(running=1),
+        running=[
+            writing(50, number=123_456),
+            RunningRequest(number=8, phase="prefill", prompt=120_000, prefilled=70_000),
+        ],
+        cache=CacheCounts(budget_bytes=8 * 10**9, misses={"non_trimmable_divergence": 12_345}),
+        memory=MemoryCounts(used_bytes=123 * 10**9, peak_bytes=130 * 10**9, budget_bytes=140 * 10**9),
+    )  # fmt: skip
+    chain = [node(number, number - 1 or None, 10 * number, 10 * number + 10) for number in range(1, 60)]
+    stand_in.show(
+        *chain, *(replace(each, text="Wörter " * 9) for each in (node(60, None, 0, 900), node(61, 60, 900, 2000)))
+    )
+    view = await look(stand_in.url, width=width, scheme=scheme)
+    await draws(view, 1, 60)
+    await view.page.locator("[data-key=n60]").click()
+    assert await view.number("document.documentElement.scrollWidth") == width
+    assert await view.page.evaluate(UNREADABLE) == []
+    background = await view.page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]")
+    assert (int(background) < 64) == (scheme == "dark")
+
+
+async def test_what_comes_is_text_and_nothing_else(stand_in: StandIn, look: Look) -> None:
+    evil = '<img src=x onerror="alert(1)">'
+    stand_in.stats = replace(STATS, model=evil, architecture=evil, cache=CacheCounts(misses={evil: 1}))
+    stand_in.show(node(1, None, 0, 3000, text=f"{evil}\u202e\n\x00"))
+    view = await look(stand_in.url)
+    await draws(view, 1)
+    await view.page.locator("[data-key=n1]").click()
+    assert await view.text("#model") == evil
+    assert await view.text("#node-text") == f"“{evil}·⏎·”"
+    assert await view.page.locator("img, script:not([src='/page/main.js'])").count() == 0
+
+
+async def test_a_node_tells_what_it_is_when_clicked(stand_in: StandIn, look: Look) -> None:
+    stand_in.show(*TRIE)
+    view = await look(stand_in.url)
+    assert await view.text("#node-name") == "No node chosen"
+    await view.page.locator("[data-key=n1]").click()
+    assert await view.text("#node-name") == "800 tokens, 800.0 KB"
+    assert "--inspect-text" in await view.text("#node-text")
+    details = await view.text("#node")
+    for row in ("0 to 800", "12 of 12, 800.0 KB", "1 request", "2 ways", "3 nodes, 1.3 MB"):
+        assert row in details
+    stand_in.show(replace(TRIE[0], locks=0, idle_uses=5), TRIE[1])
+    await view.until("#node", "5 uses ago")
+    stand_in.show(TRIE[2])
+    await view.until("#node-name", "The node is gone")
+
+
+async def test_the_picture_is_walked_with_the_keyboard(stand_in: StandIn, look: Look) -> None:
+    stand_in.show(*TRIE)
+    view = await look(stand_in.url)
+    await draws(view, 1, 2, 3)
+    focused = "document.activeElement.dataset.key"
+    await view.page.locator("[data-key=n1]").focus()
+    for key, at in (("ArrowRight", "n2"), ("ArrowDown", "n3"), ("ArrowLeft", "n1"), ("End", "n3"), ("Home", "n1")):
+        await view.page.keyboard.press(key)
+        assert await view.page.evaluate(focused) == at
+        assert await view.page.locator("#picture [tabindex='0']").get_attribute("data-key") == at
+    await view.page.keyboard.press("End")
+    await view.page.keyboard.press("Enter")
+    assert await view.text("#node-name") == "300 tokens, 300.0 KB"
+    stand_in.show(node(0, None, 0, 5), *TRIE)
+    await draws(view, 0)
+    assert await view.page.evaluate(focused) == "n3", "it stays where it was when the picture changes"
+    assert await view.page.locator("[aria-selected=true]").get_attribute("data-key") == "n3"
+
+
+async def test_what_is_shown_has_a_name_for_those_who_cannot_see_it(stand_in: StandIn, look: Look) -> None:
+    stand_in.show(*TRIE)
+    view = await look(stand_in.url)
+    await draws(view, 1, 2, 3)
+    named = await view.page.evaluate(
+        """() => [...document.querySelectorAll("[role=img], [role=tree], [role=treeitem], [role=region], section")]
+            .map(each => each.getAttribute("aria-label") ??
+                 document.getElementById(each.getAttribute("aria-labelledby"))?.textContent ?? "")"""
+    )
+    assert len(named) == 3 + 1 + 3 + 2 + 4
+    assert all(named)
+    assert "tokens 800 to 1,100, 300.0 KB" in named
+    levels = await view.page.evaluate(
+        "[...document.querySelectorAll('[role=treeitem]')].map(each => each.getAttribute('aria-level'))"
+    )
+    assert levels == ["1", "2", "2"]
+
+
+async def test_two_thousand_nodes_are_few_marks_and_can_be_opened(stand_in: StandIn, look: Look) -> None:
+    """1,000 conversations with one answer each, the last of which are the largest."""
+    nodes = [
+        each for i in range(1000) for each in (node(2 * i, None, 0, 10 + i), node(2 * i + 1, 2 * i, 10 + i, 20 + i))
+    ]
+    stand_in.show(*nodes)
+    view = await look(stand_in.url, width=360)
+    await draws(view, 1998, 1999)
+    marks = view.page.locator("#picture [role=treeitem]")
+    shown = await view.page.locator("#picture .edge").count()
+    assert 40 <= shown <= 80
+    rest = view.page.locator("#picture .more")
+    assert await rest.count() == 1
+    assert "960 more, " in str(await rest.get_attribute("aria-label"))
+    await rest.focus()
+    await view.page.keyboard.press("Enter")
+    await view.until("#picture .more", "940 more, ")
+    assert await view.page.locator("#picture .edge").count() == shown + 40
+    assert await view.page.evaluate("document.activeElement.dataset.key"), "the first of the new ones has the focus"
+    assert await marks.count() < 200
+
+
+async def test_nobody_is_asked_twice_for_what_has_not_changed(stand_in: StandIn, look: Look) -> None:
+    view = await look(stand_in.url)
+    stand_in.tell(replace(STATS, model="told"))
+    await view.until("#model", "told")
+    assert stand_in.asked.count("/v1/events") == 1
+    assert {path for path in stand_in.asked if not path.startswith("/page/")} == {"/", "/v1/events"}
+
+
+async def test_windows_follow_one_runner_together(stand_in: StandIn, look: Look) -> None:
+    views = await asyncio.gather(*(look(stand_in.url) for _ in range(3)))
+    stand_in.tell(replace(STATS, model="told"))
+    for view in views:
+        await view.until("#model", "told")
+
+
+async def test_a_line_tells_its_value_where_one_points_at_it(stand_in: StandIn, look: Look) -> None:
+    stand_in.stats = replace(STATS, memory=MemoryCounts(used_bytes=21 * MEGABYTE))
+    view = await look(stand_in.url)
+    stand_in.tell(replace(STATS, uptime_s=2.0, memory=MemoryCounts(used_bytes=9 * MEGABYTE)))
+    await view.until("#memory .value", "9.0 MB")
+    left, top, width, height = await view.box("#memory .plot svg")
+    await view.page.mouse.move(left + width / 2, top + height / 2)
+    assert (await view.text("#memory .value")).strip() != "9.0 MB", "nothing is known of five minutes ago"
+    assert await view.text("#memory .note") == "5 min 00 s ago"
+    await view.page.mouse.move(left + width - 0.1, top + height / 2)
+    assert await view.text("#memory .value") == "9.0 MB"
+    assert await view.text("#memory .note") == "now"
+    await view.page.mouse.move(left, top + 300)
+    assert "peak" in await view.text("#memory .note")

@@ -1,0 +1,55 @@
+"""Every case against this repository's runner, once for every generation of hosts that sees a difference."""
+
+import pytest
+
+from scripts.tools.conformance import CASES, Case, Outcome, Stage, run
+from scripts.tools.conformance.report import Report, as_markdown
+from scripts.tools.host.lib import GENERATIONS, Generation
+from tests import ROOT
+
+DOCUMENT = ROOT / "docs" / "compatibility.md"
+ARGUMENTS = "--slow --markdown docs/compatibility.md"
+RUNS = [
+    (case, generation) for case in CASES for generation, part in case.parts(GENERATIONS).items() if part is generation
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "generation"),
+    [
+        pytest.param(*run, id=f"{run[0].id}-{run[1].letter}", marks=[pytest.mark.slow] if run[0].slow else [])
+        for run in RUNS
+    ],
+)
+async def test_case(case: Case, generation: Generation, stage: Stage) -> None:
+    outcome = await run(case, stage, generation)
+    if outcome.error is not None:
+        raise outcome.error
+    if outcome.mark != "pass":
+        pytest.fail(f"{outcome.mark}: {outcome.reason}", pytrace=False)
+
+
+def test_every_case_of_the_protocol_is_there() -> None:
+    numbers = {case.number for case in CASES}
+    assert numbers == {str(number) for number in range(1, 81)} | {f"11.{number}" for number in range(1, 11)}
+    assert len({case.id for case in CASES}) == len(CASES)
+    assert all(case.title.endswith(".") and "\n" not in case.title for case in CASES)
+
+
+def test_every_generation_has_a_run_of_its_own_or_shares_all() -> None:
+    alone = {generation.letter for _, generation in RUNS}
+    assert alone >= {"A", "B", "B'", "C", "D", "E", "F", "G"}
+    for case in CASES:
+        for generation, part in case.parts(GENERATIONS).items():
+            if isinstance(part, Generation):
+                assert case.parts(GENERATIONS)[part] is part, "who speaks for others runs"
+                assert case.per(part) == case.per(generation)
+            else:
+                assert part, "a reason"
+
+
+def test_the_document_shows_these_cases_all_passed() -> None:
+    """If it does not: scripts/conformance --slow --markdown docs/compatibility.md"""
+    passed = {run: Outcome("pass") for run in RUNS}
+    report = Report((), CASES, GENERATIONS, passed)
+    assert DOCUMENT.read_text(encoding="utf-8") == as_markdown(report, "this runner", ARGUMENTS)

@@ -1,0 +1,286 @@
+"""What `scripts/host` makes of models, chats, requests and its command line, without a runner."""
+
+import json
+import math
+import re
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from scripts.tools.demo.questions import CONVERSATIONS
+from scripts.tools.host.answer import joined
+from scripts.tools.host.go_json import (
+    RefusedError,
+    dumps,
+    keep_alive_of,
+    media_of,
+    options_of,
+    read_body,
+    timestamp,
+    top_logprobs_of,
+)
+from scripts.tools.host.lib import A, F
+from scripts.tools.host.main import listen, open_catalog, parse, usage
+from scripts.tools.host.models import Catalog, Model
+from scripts.tools.host.rendering import Renderer, RenderingError
+from scripts.tools.host.template import ChatTemplate
+from scripts.tools.models.store import write_store
+from tests import ROOT
+
+WEIGHTS = ROOT / "scripts" / "demo_model"
+CHAT = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    models = tmp_path_factory.mktemp("store")
+    for name in ("demo:latest", "team/demo:small", "localhost:5000/team/demo:latest"):
+        write_store(models, name, WEIGHTS)
+    (models / "manifests" / "registry.ollama.ai" / "library" / "demo" / "broken").write_text("{")
+    return models
+
+
+def model_with(tmp_path: Path, **files: object) -> Model:
+    for name, value in files.items():
+        path = tmp_path / name.replace("__", ".")
+        path.write_text(value if isinstance(value, str) else json.dumps(value))
+    model = Catalog(tmp_path / "none", tmp_path).find(str(tmp_path))
+    assert model is not None
+    return model
+
+
+@pytest.mark.parametrize("name", ["demo", "demo:latest", "library/demo", "DEMO", "team/demo:small"])
+def test_a_name_of_the_store_is_found_in_each_of_its_forms(name: str, store: Path) -> None:
+    model = Catalog(store).find(name)
+    assert model is not None
+    assert model.name in ("demo:latest", "team/demo:small")
+    assert model.argument == model.name
+    assert re.fullmatch("[0-9a-f]{64}", model.digest)
+    assert model.json("config.json")["model_type"] == "llama"
+    assert model.details["format"] == "safetensors"
+
+
+@pytest.mark.parametrize("name", ["nope", "demo:other", "demo:broken", "../demo", "a/b/c/d", ":", ""])
+def test_anything_else_is_not_found(name: str, store: Path) -> None:
+    assert Catalog(store).find(name) is None
+
+
+def test_the_list_has_every_model_and_no_broken_one(store: Path) -> None:
+    names = [model.name for model in Catalog(store).all()]
+    assert sorted(names) == ["demo:latest", "localhost:5000/team/demo:latest", "team/demo:small"]
+    assert len({model.digest for model in Catalog(store).all()}) == 1, "the same blobs under three names"
+    assert Catalog(store / "nowhere").all() == []
+
+
+def test_a_directory_is_a_model_of_its_name(store: Path) -> None:
+    catalog = Catalog(store, WEIGHTS)
+    model = catalog.find("demo_model")
+    assert model is not None
+    assert model is catalog.find("demo_model:latest") is catalog.find(str(WEIGHTS.resolve()))
+    assert model is catalog.find("Demo_Model")
+    assert model.argument == str(WEIGHTS.resolve())
+    assert catalog.all()[0] is model
+    assert catalog.find("demo") is not None, "the store is still there"
+
+
+@pytest.fixture
+async def renderer() -> AsyncIterator[Renderer]:
+    renderer = Renderer()
+    yield renderer
+    await renderer.close()
+
+
+async def test_the_demo_models_template_is_how_it_was_trained(renderer: Renderer, store: Path) -> None:
+    model = Catalog(store).find("demo")
+    assert model is not None
+    conversation = CONVERSATIONS[0]
+    turns = conversation.turns
+    chat: list[dict[str, object]] = [
+        {"role": "system", "content": conversation.system},
+        {"role": "user", "content": turns[0].user},
+        {"role": "assistant", "content": turns[0].answer},
+        {"role": "user", "content": turns[1].user},
+    ]
+    template = ChatTemplate(model, renderer)
+    assert await template.render(chat) == conversation.prompt(1)
+    assert (template.closing, template.knows_tools) == (None, False)
+
+
+async def test_a_template_is_found_in_each_of_its_places(renderer: Renderer, tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    model = model_with(tmp_path, tokenizer_config__json={"chat_template": named})
+    assert await ChatTemplate(model, renderer).render(CHAT) == "plain"
+    assert await ChatTemplate(model, renderer).render(CHAT, [{"type": "function"}]) == "tools"
+    assert ChatTemplate(model, renderer).knows_tools
+    model = model_with(tmp_path, chat_template__jinja="from a file")
+    assert await ChatTemplate(model, renderer).render(CHAT) == "from a file"
+
+
+async def test_a_template_gets_what_transformers_gives_it(renderer: Renderer, tmp_path: Path) -> None:
+    source = """{%- for message in messages %}
+    {% generation %}{{ message | tojson }}{% endgeneration %}
+    {% break %}
+{%- endfor %}{{ bos_token }}{{ eos_token }}{{ strftime_now('%Y') | length }}{{ tools is none }}{{ enable_thinking }}"""
+    config = {"chat_template": source, "bos_token": "<b>", "eos_token": {"content": "<e>"}, "add_bos_token": False}
+    template = ChatTemplate(model_with(tmp_path, tokenizer_config__json=config), renderer)
+    text = await template.render([{"role": "user", "content": "<é>"}], think=False)
+    assert text == '{"role": "user", "content": "<é>"}<b><e>4TrueFalse'
+
+
+@pytest.mark.parametrize("source", ["{{ raise_exception('no') }}", "{{ ''.__class__.__mro__ }}", "{{ 1 + 'a' }}", "{%"])
+async def test_a_template_that_refuses_or_reaches_out_is_an_error(
+    renderer: Renderer, source: str, tmp_path: Path
+) -> None:
+    template = ChatTemplate(model_with(tmp_path, tokenizer_config__json={"chat_template": source}), renderer)
+    with pytest.raises(RenderingError):
+        await template.render(CHAT)
+
+
+@pytest.mark.parametrize(("adds", "prompt"), [(True, "Hello"), (False, "<b>Hello")])
+async def test_a_bos_is_written_once(renderer: Renderer, adds: bool, prompt: str, tmp_path: Path) -> None:
+    config = {"chat_template": "<b>{{ messages[0].content }}", "bos_token": "<b>", "add_bos_token": adds}
+    template = ChatTemplate(model_with(tmp_path, tokenizer_config__json=config), renderer)
+    assert await template.render(CHAT) == prompt
+
+
+async def test_without_a_template_the_roles_are_words(renderer: Renderer, tmp_path: Path) -> None:
+    template = ChatTemplate(model_with(tmp_path, tokenizer_config__json={}), renderer)
+    assert template.source is None
+    assert await template.render(CHAT) == "user: Hello\nassistant:"
+
+
+def test_thinking_that_has_ended_goes_behind_the_prompt() -> None:
+    assert ChatTemplate.after_thinking("a<think>\n", "b\n") == "a<think>\nb\n</think>\n\n"
+    assert ChatTemplate.after_thinking("a", "b") == "a<think>\nb\n</think>\n\n"
+
+
+def test_options_stand_on_the_hosts_defaults() -> None:
+    body = {"options": {"temperature": 1, "top_k": 5.0, "seed": None, "stop": ["x"], "huh": 1}}
+    options = options_of(body, F)
+    assert {**F.default_options, "temperature": 1.0, "top_k": 5, "stop": ["x"], "huh": 1.0} == options
+    assert type(options["top_k"]) is int
+    assert "num_ctx" not in options_of({}, A)
+    for key, value in (("top_k", "5"), ("temperature", True), ("stop", "x"), ("stop", [1]), ("use_mmap", 1)):
+        with pytest.raises(RefusedError, match=f'option "{key}" must be of type') as refusal:
+            options_of({"options": {key: value}}, F)
+        assert refusal.value.status == 500
+
+
+def test_requests_that_are_none_are_refused() -> None:
+    numbers = (b"NaN", b"-Infinity", b"1e999", b"-1e999", b"1" + b"0" * 400)
+    for raw in (b"", b"  ", b"{", b"[]", b"5", b"[" * 10**5, *(b'{"a":[%s]}' % number for number in numbers)):
+        with pytest.raises(RefusedError) as refusal:
+            read_body(raw)
+        assert refusal.value.status == 400
+    for value in ("soon", ["5m"]):
+        with pytest.raises(RefusedError):
+            keep_alive_of({"keep_alive": value})
+    for count in (-1, 21, "3"):
+        with pytest.raises(RefusedError, match="between 0 and 20"):
+            top_logprobs_of({"top_logprobs": count})
+    for images in ("x", [5], ["not base64!"]):
+        with pytest.raises(RefusedError):
+            media_of(images)
+    assert (keep_alive_of({}), keep_alive_of({"keep_alive": -1})) == (None, math.inf)
+
+
+def test_what_is_no_unicode_in_a_request_becomes_the_replacement_character() -> None:
+    raw = rb'{"a\ud800":["\udc00x",{"b":"\ud83d\ude00"}],"c":"' + b'\xff","d":[1,2.5,true,null]}'
+    assert read_body(raw) == {
+        "a\ufffd": ["\ufffdx", {"b": "\U0001f600"}],
+        "c": "\ufffd",
+        "d": [1, 2.5, True, None],
+    }
+
+
+def test_json_and_times_are_gos() -> None:
+    assert dumps({"a": "<é&\u2028>"}) == '{"a":"\\u003cé\\u0026\\u2028\\u003e"}'
+    assert timestamp(0) == "1970-01-01T00:00:00Z"
+    assert timestamp(1.25) == "1970-01-01T00:00:01.25Z"
+    for seconds in (math.inf, 1e12, 1e300):
+        assert "2300" < timestamp(seconds) < "2500"
+
+
+def test_joined_lines_have_the_text_of_all_and_the_rest_of_the_last() -> None:
+    head = {"model": "m", "created_at": "now"}
+    lines = [
+        {**head, "response": "a", "thinking": "t", "done": False, "logprobs": [1]},
+        {**head, "response": "b", "done": False, "logprobs": [2]},
+        {**head, "response": "", "done": True, "done_reason": "stop", "eval_count": 2},
+    ]
+    assert list(joined(lines).items()) == [
+        *head.items(),
+        ("response", "ab"),
+        ("thinking", "t"),
+        ("done", True),
+        ("done_reason", "stop"),
+        ("eval_count", 2),
+        ("logprobs", [1, 2]),
+    ]
+
+
+def test_the_command_line() -> None:
+    wanted = parse(["m", "--generation", "G", "--runner", "a 'b c'", "--keep-alive", "-1", "--", "--cache", "none"])
+    assert (wanted.model, wanted.generation.letter, wanted.runner) == ("m", "G", ["a", "b c"])
+    assert (wanted.keep_alive_s, wanted.words, wanted.port) == (math.inf, ["--cache", "none"], None)
+    assert parse([]).model is None
+    assert parse([]).runner[-3:] == ["-I", "-m", "runner"]
+    assert [parse(["--port", port]).port for port in ("0", "65535")] == [0, 65535]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--generation", "Z"], "--generation"),
+        (["--keep-alive", "soon"], "--keep-alive: "),
+        (["--max-loaded", "0"], "--max-loaded: "),
+        (["a", "b"], "unrecognized"),
+        (["--port", "65536"], "--port: 0 to 65535"),
+        (["--port", "-1"], "--port: 0 to 65535"),
+        (["--runner", ""], "--runner: a command is wanted"),
+        (["--runner", " "], "--runner: a command is wanted"),
+        (["--runner", "'a"], "--runner: No closing quotation"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        parse(words)
+    assert refused.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_ends_it(store: Path, tmp_path: Path) -> None:
+    for name in ("nope", str(tmp_path / "nope")):
+        with pytest.raises(SystemExit, match="nope"), ExitStack() as stack:
+            open_catalog(parse([name, "--models-dir", str(store)]), stack)
+
+
+def test_a_relative_directory_is_a_model(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as stack:
+        for name in ("mine", "./mine"):
+            _, models_dir, model = open_catalog(parse([name, "--models-dir", str(store)]), stack)
+            assert (models_dir, model.name, model.argument) == (store, "mine:latest", str(tmp_path / "mine"))
+        assert "ollama run mine" in usage(parse(["mine"]), model, 5)
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def test_a_named_port_that_is_taken_ends_it_and_the_default_goes_on(
+    taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit, match=f"listen tcp 127.0.0.1:{taken}: Address already in use"):
+        listen(taken)
+    monkeypatch.setattr("scripts.tools.host.main.PORT", taken)
+    with listen(None) as listener:
+        assert taken < listener.getsockname()[1] < taken + 20

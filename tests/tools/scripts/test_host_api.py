@@ -1,0 +1,246 @@
+"""Ollama's interface over a host whose runner is a stand-in: thinking, formats, errors, who shares a runner."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from scripts.tools.host.api import Api
+from scripts.tools.host.lib import G_PRIME, D, E, Generation, Host
+from scripts.tools.host.models import Catalog
+from scripts.tools.host.rendering import Renderer
+from tests.tools.host.conftest import STAND_IN
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+THINKS = TEMPLATE + "{# <think></think> #}"
+OpenApi = Callable[..., Awaitable["Opened"]]
+
+
+class Opened:
+    """The interface, a client of it, and the host behind it."""
+
+    def __init__(self, host: Host, client: TestClient) -> None:  # type: ignore[type-arg]  # its defaults
+        self.host = host
+        self.client = client
+
+    async def chat(self, content: str, **more: object) -> tuple[int, list[dict[str, object]]]:
+        messages = [{"role": "user", "content": content}]
+        return await self.post("/api/chat", {"model": "m", "messages": messages, **more})
+
+    async def post(self, path: str, body: object) -> tuple[int, list[dict[str, object]]]:
+        async with self.client.post(path, json=body) as response:
+            return response.status, [json.loads(line) for line in (await response.text()).splitlines()]
+
+    @property
+    def wire(self) -> list[dict[str, object]]:
+        """What the runner was asked, its keys in lower case."""
+        lines = self.host.loaded[0].process.output.lines
+        return [json.loads(line.removeprefix("POST ")) for line in lines if line.startswith("POST ")]
+
+
+@pytest.fixture
+async def open_api(tmp_path: Path) -> AsyncIterator[OpenApi]:
+    opened: list[Opened] = []
+
+    async def open_one(template: str = TEMPLATE, generation: Generation = G_PRIME, **arguments: object) -> Opened:
+        (tmp_path / "m").mkdir(exist_ok=True)
+        (tmp_path / "m" / "chat_template.jinja").write_text(template)
+        host = Host(STAND_IN, generation=generation, **arguments)  # type: ignore[arg-type]  # as Host's own
+        client = TestClient(TestServer(Api(host, Catalog(tmp_path, tmp_path / "m")).app()))
+        await client.start_server()
+        opened.append(Opened(host, client))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        await one.host.close()
+        await one.client.close()
+
+
+def joined(lines: list[dict[str, object]], key: str) -> str:
+    messages = [line["message"] for line in lines]
+    return "".join(message.get(key, "") for message in messages if isinstance(message, dict))
+
+
+async def test_thinking_is_told_from_content_for_a_template_that_knows_it(open_api: OpenApi) -> None:
+    opened = await open_api(THINKS)
+    status, lines = await opened.chat("say <think>a b</think> cd")
+    assert status == 200
+    assert (joined(lines, "thinking"), joined(lines, "content")) == ("a b", "cd")
+    _, lines = await opened.chat("say <think>a b</think> cd", think=False)
+    assert (joined(lines, "thinking"), joined(lines, "content")) == ("", "<think>a b</think> cd")
+    _, (line,) = await opened.post(
+        "/api/generate", {"model": "m", "prompt": "say <think>a</think>b", "stream": False, "format": "json"}
+    )
+    assert (line["thinking"], line["response"]) == ("a", "b")
+    assert opened.wire[-1]["format"] is not None, "never in two passes"
+
+
+async def test_a_format_behind_thinking_takes_two_requests(open_api: OpenApi) -> None:
+    opened = await open_api(THINKS)
+    _, lines = await opened.chat("say <think>ab</think>cd", format={"type": "object"})
+    first, second = opened.wire
+    assert (first["format"], first["includeintermediatemetrics"]) == (None, True)
+    assert second["prompt"] == "say <think>ab</think>cd<think>\nab\n</think>\n\n"
+    assert second["format"] == {
+        "type": "structural_tag",
+        "format": {"type": "json_schema", "json_schema": {"type": "object"}},
+    }
+    assert joined(lines, "thinking") == "ab"
+    assert lines[-1]["eval_count"] == 1 + 3
+
+
+@pytest.mark.parametrize(("generation", "status"), [(D, 500), (E, 400)], ids=lambda value: getattr(value, "letter", ""))
+async def test_early_hosts_turn_every_refusal_into_a_500(
+    generation: Generation, status: int, open_api: OpenApi
+) -> None:
+    opened = await open_api(generation=generation)
+    assert await opened.chat("huh") == (status, [{"error": "what?"}])
+
+
+async def test_what_goes_wrong_before_the_stream_and_in_it(open_api: OpenApi) -> None:
+    opened = await open_api()
+    assert await opened.chat("oom") == (500, [{"error": "allocation failed: Out Of Memory"}])
+    async with asyncio.timeout(10):
+        while opened.host.loaded:
+            await asyncio.sleep(0.01)
+    asking = asyncio.create_task(opened.chat("hold on"))
+    async with asyncio.timeout(10):
+        while not (opened.host.loaded and opened.host.loaded[0].users and "hold on" in str(opened.wire)):
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    opened.host.loaded[0].process.kill()
+    status, lines = await asking
+    assert status == 200
+    assert list(lines[-1]) == ["error"]
+    assert "unexpected EOF" in str(lines[-1]) or "reset by peer" in str(lines[-1])
+
+
+async def test_a_load_that_fails_is_a_500_with_the_hosts_text(open_api: OpenApi) -> None:
+    opened = await open_api(environment={"STAND_IN_FAILS": "no"})
+    text = "mlx runner failed: Error: no (exit: exit status 1)"
+    assert await opened.chat("say x") == (500, [{"error": text}])
+
+
+async def test_what_nobody_foresaw_is_an_error_too(
+    open_api: OpenApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = await open_api()
+    status, (line,) = await opened.chat("say x", options={"temperature": 1e300})
+    assert (status, list(line)) == (500, ["error"])
+    assert capsys.readouterr().err.startswith("scripts/host: IndexError(")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("oh\nno")
+
+    monkeypatch.setattr("scripts.tools.host.answer.Spent", fail)
+    status, lines = await opened.chat("say x")
+    assert (status, lines[-1]) == (200, {"error": "oh\nno"}), "the last line of a stream that has begun"
+    monkeypatch.setattr(Catalog, "all", fail)
+    async with opened.client.get("/api/tags") as response:
+        assert (response.status, await response.json()) == (500, {"error": "oh\nno"})
+    assert capsys.readouterr().err == "scripts/host: RuntimeError('oh\\nno')\n" * 2
+
+
+async def test_the_longest_keep_alive_is_shown(open_api: OpenApi) -> None:
+    opened = await open_api()
+    await opened.post("/api/generate", {"model": "m", "keep_alive": 1e12})
+    async with opened.client.get("/api/ps") as response:
+        (running,) = (await response.json())["models"]
+    assert "2300" < running["expires_at"] < "2500"
+
+
+async def test_a_template_that_refuses_is_a_500(open_api: OpenApi) -> None:
+    opened = await open_api("{{ raise_exception('roles must alternate') }}")
+    assert await opened.chat("say x") == (500, [{"error": "roles must alternate"}])
+
+
+async def test_a_template_that_does_not_end_holds_up_nobody(open_api: OpenApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scripts.tools.host.api.Renderer", partial(Renderer, 3))
+    opened = await open_api("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+    chat = asyncio.create_task(opened.chat("say x"))
+    for _ in range(3):
+        status, (line,) = await opened.post(
+            "/api/generate", {"model": "m", "prompt": "say x", "raw": True, "stream": False}
+        )
+        assert (status, line["response"]) == (200, "x")
+    assert not chat.done()
+    assert await chat == (500, [{"error": "the chat template did not end within 3 s"}])
+
+
+LOCAL: tuple[dict[str, str], ...] = (
+    {},
+    {"Origin": "http://localhost:3000"},
+    {"Host": "localhost"},
+    {"Host": "[::1]:11434"},
+)
+FOREIGN = (
+    {"Host": "evil.example"},
+    {"Origin": "https://evil.example"},
+    {"Origin": "null"},
+    {"Host": "127.0.0.1.evil.example"},
+    {"Sec-Fetch-Site": "cross-site"},
+)
+
+
+@pytest.mark.parametrize("headers", [*LOCAL, *FOREIGN], ids=str)
+async def test_a_web_page_gets_no_answer(open_api: OpenApi, headers: dict[str, str]) -> None:
+    opened = await open_api()
+    body = {"model": "m", "messages": [{"role": "user", "content": "say x"}], "stream": False}
+    for request in (
+        opened.client.get("/api/tags", headers=headers),
+        opened.client.get("/nowhere", headers=headers),
+        opened.client.post("/api/chat", json=body, headers=headers),
+    ):
+        async with request as response:
+            if headers in LOCAL:
+                assert response.status == (404 if response.url.path == "/nowhere" else 200)
+            else:
+                assert response.status == 403
+                assert await response.json() == {"error": "only programs on this machine may use this host"}
+    assert bool(opened.host.loaded) == (headers in LOCAL), "nothing was started"
+
+
+async def test_pictures_travel_with_the_request_and_are_named_in_the_prompt(open_api: OpenApi) -> None:
+    opened = await open_api("say {{ messages[0].content }}")
+    messages = [{"role": "user", "content": "look", "images": ["eA==", "eQ=="]}]
+    status, _ = await opened.post("/api/chat", {"model": "m", "messages": messages, "stream": False})
+    assert status == 200
+    async with asyncio.timeout(10):
+        while not opened.wire:  # a thread reads what the runner says
+            await asyncio.sleep(0.01)
+    (wire,) = opened.wire
+    assert wire["prompt"] == "say [img-0][img-1]look"
+    assert wire["media"] == [{"data": "eA==", "id": 0, "Kind": "image"}, {"data": "eQ==", "id": 1, "Kind": "image"}]
+
+
+def write_names(models_dir: Path, *names: str) -> None:
+    """The smallest store: one manifest under several names."""
+    config = b'{"model_format":"safetensors"}'
+    digest = hashlib.sha256(config).hexdigest()
+    (models_dir / "blobs").mkdir()
+    (models_dir / "blobs" / f"sha256-{digest}").write_bytes(config)
+    kind = "application/vnd.docker.container.image.v1+json"
+    manifest = {"config": {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(config)}, "layers": []}
+    for name in names:
+        path = models_dir / "manifests" / "registry.ollama.ai" / "library" / name / "latest"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(manifest))
+
+
+async def test_two_names_of_one_digest_share_a_runner(open_api: OpenApi, tmp_path: Path) -> None:
+    write_names(tmp_path, "a", "b")
+    opened = await open_api()
+    for name in ("b", "a", "b:latest"):
+        status, _ = await opened.post("/api/generate", {"model": name, "prompt": "say x", "raw": True})
+        assert status == 200
+    (loaded,) = opened.host.loaded
+    assert loaded.model == "b:latest", "the name that came first"
+    _, (line,) = await opened.post("/api/generate", {"model": "a", "keep_alive": 0})
+    assert line["done_reason"] == "unload"
+    assert opened.host.loaded == []

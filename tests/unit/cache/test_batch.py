@@ -1,0 +1,422 @@
+"""Rows of a batch, in caches whose entries name themselves: what each can attend to, and what it takes home.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* the row's own         absorb() of row 0 always                      test_rows_come_and_go
+* the latest            absorb() of the first entries of the row      test_rows_come_and_go
+* time's order          a ring absorbed as it lies                    test_rows_come_and_go
+* not too much          a window absorbed without a limit             test_rows_come_and_go
+* counted once          absorb() of a state that advances             test_rows_come_and_go
+* nothing shared        absorb() without own()                        test_what_is_absorbed_keeps_no_batch_alive
+* copies                a batch of one that takes the row's arrays    test_a_batch_is_made_of_copies
+* evaluated             a batch that is not evaluated                 test_a_batch_holds_nothing_but_itself
+* padding goes          keep() without own()                        test_padding_is_given_back_with_the_row_...
+* unused layers         absorb() of what nobody filled                test_a_layer_that_the_model_does_not_use_...
+* nothing overwritten   absorb() without _check_left                  test_what_is_live_is_not_absorbed_over
+* once in a list        _merged() without the check                   test_a_cache_that_occurs_twice_is_refused
+* alike                 _check_alike() passes everything              test_a_state_that_only_some_rows_have_is_refused
+* states in any place   ArraysCache.merge                             test_states_may_be_missing_in_all_rows
+* rows that are there   keep() without the check                      test_only_rows_that_are_there_are_kept
+* bounded graphs        arrays() without the metadata                 test_positions_and_padding_are_to_be_evaluated
+* exact classes         batchable = True for every KVState            test_which_layers_can_be_batched
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Protocol, cast
+
+import mlx.core as mx
+import pytest
+
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache.interface import LayerState
+from runner.cache.layers import adapt, flatten
+from runner.cache.layers.batch import BatchedLayers, batchable
+from runner.cache.layers.snapshot import Ledger, complete
+
+from mlx_lm.models.cache import (  # isort: skip
+    ArraysCache,
+    BatchKVCache,
+    BatchRotatingKVCache,
+    CacheList,
+    KVCache,
+    RotatingKVCache,
+)
+
+from tests.lib import leaves
+from tests.lib.leaves import HEADS, WIDTH, adapted, held, layer, positions, taken, write
+
+SLACK = 16384  # what an array may be larger than its bytes
+WINDOW = 8
+WIDE = 300  # a window that grows by steps of 256, so that there is room behind its end
+
+
+class Attending(Protocol):
+    """A batch cache of keys and values, as attention uses it."""
+
+    offset: mx.array
+
+    def make_mask(self, N: int) -> mx.array: ...  # noqa: N803
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]: ...
+
+
+class Row:
+    """The layers of a request, and their adapters."""
+
+    def __init__(self, count: int, chunk: int = 1000) -> None:
+        """Has read `count` tokens, `chunk` at a time."""
+        self.layers: list[object] = [
+            KVCache(),
+            None,
+            RotatingKVCache(WINDOW),
+            CacheList(KVCache(), RotatingKVCache(WIDE)),
+        ]
+        self.states = [adapt(leaf, Ledger()) for leaf in flatten(self.layers)]
+        for at in range(0, count, chunk):
+            self.write(min(chunk, count - at))
+        self.waiting = 0
+        """How many tokens only a batch has seen."""
+
+    def write(self, count: int, at_once: bool = True) -> None:
+        """Forwards of the row alone, each of which sees what it should."""
+        for state in self.states:
+            read = write(state, count, at_once)
+            if at_once and count > 1:
+                continue  # what a window shows to several tokens is a matter of its mask
+            assert sorted(read) == seen(state, state.offset)
+
+    @property
+    def position(self) -> int:
+        return self.states[0].offset + self.waiting
+
+    def absorb(self, batch: BatchedLayers, row: int) -> None:
+        for leaf, state in zip(batch.leaves(), self.states, strict=True):
+            complete(state.page_out())
+            state.absorb(leaf, row, self.waiting)
+            state.advance(self.waiting)
+            mx.eval(state.arrays())
+        self.waiting = 0
+        for state in self.states:
+            assert held(state) == seen(state, state.offset)
+            leaf = vars(state)["leaf"]
+            if isinstance(leaf, RotatingKVCache):  # or it would take the rest for another turn of the ring
+                assert leaf.keys is not None
+                assert leaf._idx == leaf.keys.shape[2] == min(leaf.offset, leaf.max_size)
+
+    def check(self, count: int) -> None:
+        """All layers stand at `count` tokens, and hold what they should."""
+        for state in self.states:
+            assert (state.offset, held(state)) == (count, seen(state, count))
+
+
+def seen(state: LayerState, count: int) -> list[int]:
+    """The positions that the last of `count` tokens attends to."""
+    window = getattr(vars(state)["leaf"], "max_size", count)
+    return list(range(max(0, count - window), count))
+
+
+def step(batch: BatchedLayers, rows: Sequence[Row]) -> None:
+    """A forward over one token of each row, each of which sees what it should."""
+    for leaf, states in zip(batch.leaves(), zip(*(row.states for row in rows), strict=True), strict=True):
+        entries = mx.concatenate([positions(row.position, 1) for row in rows])
+        stops = [row.position + 1 for row in rows]
+        for index, read in enumerate(_append(leaf, entries, [stop - 1 for stop in stops])):
+            assert sorted(read) == seen(states[index], stops[index])
+    mx.eval(batch.arrays())
+    for row in rows:
+        row.waiting += 1
+
+
+def _append(leaf: object, entries: mx.array, offsets: list[int]) -> list[list[int]]:
+    """The write of a forward to all rows; returns the positions that each of them could attend to."""
+    cache = cast("Attending", leaf)
+    assert cache.offset.tolist() == offsets
+    mask = cache.make_mask(1)
+    keys, values = cache.update_and_fetch(entries, -entries)
+    assert mask.shape == (len(offsets), 1, 1, keys.shape[2])
+    assert mx.array_equal(keys, -values)
+    assert mx.array_equal(keys, mx.broadcast_to(keys[:, :1, :, :1], keys.shape))
+    written = cast("list[list[int]]", keys[:, 0, :, 0].astype(mx.int32).tolist())
+    shown = cast("list[list[bool]]", mask[:, 0, 0].tolist())
+    return [[at for at, seen in zip(*row, strict=True) if seen] for row in zip(written, shown, strict=True)]
+
+
+# --- rows
+
+
+LENGTHS = (1, 2, 7, 8, 9, 15, 16, 17, 40, 255, 256, 257, 299, 300, 301, 310, 520)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_rows_come_and_go(seed: int) -> None:
+    """Short and long ones, before and after their windows have wrapped, some of them again and again."""
+    random = Random(seed)
+    lengths, chunks = (LENGTHS, (100, 1000)) if seed % 4 == 0 else (LENGTHS[:9], (3, 11, 1000))
+    batch: BatchedLayers | None = None
+    inside: list[Row] = []
+    outside: list[Row] = []
+    for _ in range(16):
+        if not inside or (len(inside) < 6 and random.random() < 0.4):
+            coming = [Row(random.choice(lengths), random.choice(chunks)) for _ in range(random.randint(1, 2))]
+            if outside and random.random() < 0.5:
+                coming.append(outside.pop())
+            if batch is None:
+                batch = BatchedLayers([row.layers for row in coming])
+            else:
+                batch.extend([row.layers for row in coming])
+            inside += coming
+        assert batch is not None
+        assert len(batch) == len(inside)
+        for _ in range(random.choice((0, 1, 2, 5, 11))):
+            step(batch, inside)
+        if random.random() < 0.4:
+            staying = [index for index in range(len(inside)) if random.random() < 0.6]
+            for index in set(range(len(inside))) - set(staying):
+                row = inside[index]
+                if row.waiting:
+                    row.absorb(batch, index)
+                row.check(row.position)
+                row.write(random.choice((1, 2, 9)), at_once=random.random() < 0.5)
+                outside.append(row)
+            inside = [inside[index] for index in staying]
+            if inside:
+                batch.keep(staying)
+            else:
+                batch = None
+
+
+def test_a_batch_is_made_of_copies() -> None:
+    """Its forwards leave the layers of the rows alone, whether they came first or joined, and one or several."""
+    rows = [Row(9), Row(40), Row(3)]
+    batch = BatchedLayers([rows[0].layers])
+    batch.extend([row.layers for row in rows[1:]])
+    for _ in range(12):
+        step(batch, rows)
+    for row, count in zip(rows, (9, 40, 3), strict=True):
+        for state in row.states:
+            assert (state.offset, held(state)) == (count, seen(state, count))
+
+
+def _filled(count: int, kind: str = "plain") -> LayerState:
+    state = adapted(RotatingKVCache(4096)) if kind == "window" else layer(kind)
+    write(state, count)
+    return state
+
+
+def _list(state: LayerState) -> list[object]:
+    return [vars(state)["leaf"]]
+
+
+def _write_to(batch: BatchedLayers, first: int) -> None:
+    """A token for every row, that says it has this position."""
+    entries = mx.concatenate([positions(first, 1)] * len(batch))
+    for leaf in batch.leaves():
+        if isinstance(leaf, ArraysCache):
+            leaf[0], leaf[1] = mx.concatenate([leaf[0][:, :, 1:], entries], axis=-2), -leaf[0]
+        else:
+            cast("Attending", leaf).update_and_fetch(entries, -entries)
+    mx.eval(batch.arrays())
+
+
+@pytest.mark.parametrize("kind", ["plain", "window", "arrays"])
+def test_a_batch_holds_nothing_but_itself(kind: str) -> None:
+    """What it says it takes is what it takes; the rows' own buffers are free for the rows to write to."""
+    fresh = mx.get_active_memory()
+    states = [_filled(4000, kind), _filled(4000, kind)]
+    rows = mx.get_active_memory() - fresh
+    batch = BatchedLayers([_list(state) for state in states])
+    assert 0 <= mx.get_active_memory() - fresh - rows - batch.nbytes <= SLACK
+    del states
+    _write_to(batch, 4000)
+    assert 0 <= mx.get_active_memory() - fresh - batch.nbytes <= SLACK
+    batch.extend([_list(_filled(4000, kind))])
+    assert 0 <= mx.get_active_memory() - fresh - batch.nbytes <= SLACK
+    _write_to(batch, 4001)
+    batch.keep([0, 2])
+    assert 0 <= mx.get_active_memory() - fresh - batch.nbytes <= SLACK
+    _write_to(batch, 4002)
+    assert 0 <= mx.get_active_memory() - fresh - batch.nbytes <= SLACK
+    del batch
+    assert mx.get_active_memory() == fresh
+
+
+def test_padding_is_given_back_with_the_row_that_needed_it() -> None:
+    fresh = mx.get_active_memory()
+    batch = BatchedLayers([_list(_filled(count)) for count in (20, 4000, 10)])
+    assert batch.nbytes >= 3 * 4000 * leaves.ENTRY
+    batch.keep([0, 2])
+    assert batch.nbytes <= 2 * 20 * leaves.ENTRY + SLACK
+    assert mx.get_active_memory() - fresh <= batch.nbytes + SLACK
+
+
+@pytest.mark.parametrize("count", [1, 200])
+@pytest.mark.parametrize("kind", ["plain", "window", "arrays"])
+def test_what_is_absorbed_keeps_no_batch_alive(kind: str, count: int) -> None:
+    states = [_filled(4000, kind), _filled(4000, kind)]
+    batch = BatchedLayers([_list(state) for state in states])
+    for index in range(count):
+        _write_to(batch, 4000 + index)
+    states[1].absorb(batch.leaves()[0], 1, count)
+    states[1].advance(count)
+    mx.eval(states[1].arrays())
+    assert states[1].offset == 4000 + count
+    size = batch.nbytes
+    before = mx.get_active_memory()
+    del batch
+    assert before - mx.get_active_memory() >= size - SLACK
+    after = mx.get_active_memory()
+    size = states[1].nbytes
+    states[1].reset()
+    assert size - SLACK <= after - mx.get_active_memory() <= size + 4 * SLACK
+
+
+def test_what_fills_a_fresh_buffer_keeps_no_batch_alive() -> None:
+    """As many tokens as the buffer is long: the write of all of it is no copy."""
+    state = layer("plain")
+    batch = BatchedLayers([_list(state), _list(layer("plain"))])
+    for index in range(256):
+        _write_to(batch, index)
+    state.absorb(batch.leaves()[0], 1, 256)
+    mx.eval(state.arrays())
+    size, before = batch.nbytes, mx.get_active_memory()
+    del batch
+    assert before - mx.get_active_memory() >= size - SLACK
+    assert held(state) == list(range(256))
+
+
+def test_appending_copies_what_is_new_and_nothing_else() -> None:
+    """The row's own buffer has room, as after a step of its own; its thousands of tokens stay where they are."""
+    state = _filled(4000)
+    batch = BatchedLayers([_list(state), _list(_filled(3))])
+    for index in range(5):
+        _write_to(batch, 4000 + index)
+
+    def work() -> None:
+        state.absorb(batch.leaves()[0], 0, 5)
+        mx.eval(state.arrays())
+
+    _, peak = leaves.allocated(work)
+    assert peak <= state.nbytes // 10
+    assert (state.offset, held(state)) == (4005, list(range(4005)))
+    assert state.arrays()[0].shape == (1, HEADS, 4096, WIDTH)
+
+
+def test_a_layer_that_the_model_does_not_use_stays_empty() -> None:
+    """As do holes; and the others find their places."""
+    rows = []
+    for count in (3, 12):
+        row: list[object] = [KVCache(), None, RotatingKVCache(WINDOW), ArraysCache(2), KVCache()]
+        write(adapted(row[4]), count)
+        rows.append(row)
+    batch = BatchedLayers(rows)
+    batch.extend([[KVCache(), None, RotatingKVCache(WINDOW), ArraysCache(2), adapted_leaf(7)]])
+    batch.keep([0, 2])
+    assert batch.layers[1] is None
+    assert len(batch.leaves()) == 4
+    states = [adapt(leaf, Ledger()) for leaf in flatten(rows[0])]
+    entries = mx.concatenate([positions(3, 1), positions(7, 1)])
+    cast("Attending", batch.leaves()[3]).update_and_fetch(entries, -entries)
+    for leaf, state in zip(batch.leaves(), states, strict=True):
+        state.absorb(leaf, 0, 1)
+    assert [state.empty for state in states] == [True, True, True, False]
+    assert held(states[3]) == [0, 1, 2, 3]
+
+
+def adapted_leaf(count: int) -> object:
+    return _list(_filled(count))[0]
+
+
+@pytest.mark.parametrize("kind", ["window", "arrays"])
+def test_what_is_live_is_not_absorbed_over(kind: str) -> None:
+    state = _filled(6, kind)
+    batch = BatchedLayers([_list(state)])
+    _write_to(batch, 6)
+    snapshot = taken(state)
+    with pytest.raises(RuntimeError, match="1 snapshots that are live"):
+        state.absorb(batch.leaves()[0], 0, 1)
+    assert (snapshot.live, state.offset, held(state)) == (True, 6, list(range(6)))
+    complete(state.page_out())
+    state.absorb(batch.leaves()[0], 0, 1)
+    assert not snapshot.live
+
+
+def test_the_states_of_a_row_are_its_own_and_counted_by_the_forward() -> None:
+    states = [_filled(3, "arrays"), adapted(ArraysCache(2))]
+    write(states[1], 3, first=100)
+    batch = BatchedLayers([_list(state) for state in states])
+    batch.keep([1])
+    states[1].absorb(batch.leaves()[0], 0, 4)
+    assert (states[1].offset, held(states[1])) == (3, [100, 101, 102])
+    states[1].advance(4)
+    assert states[1].offset == 7
+
+
+# --- what goes together
+
+
+def test_which_layers_can_be_batched() -> None:
+    for kind in leaves.KINDS:
+        state = layer(kind)
+        assert state.batchable == (kind in ("plain", "window", "arrays"))
+        assert batchable([layer("plain"), state]) == state.batchable
+        if not state.batchable:
+            with pytest.raises(TypeError, match="takes nothing from a batch"):
+                state.absorb(KVCache(), 0, 1)
+    assert not batchable([adapted(RotatingKVCache(8, 2))])  # keeps its first tokens for good
+    assert not batchable([])
+
+
+def test_a_cache_that_occurs_twice_is_refused() -> None:
+    leaf = KVCache()
+    write(adapted(leaf), 3)
+    with pytest.raises(ValueError, match="twice"):
+        BatchedLayers([[leaf, CacheList(leaf)], [leaf, CacheList(leaf)]])
+
+
+def test_a_state_that_only_some_rows_have_is_refused() -> None:
+    """Zeros in its place need not mean the same to a model."""
+    some, all_ = ArraysCache(2), ArraysCache(2)
+    some[0], all_[0], all_[1] = mx.ones((1, 3)), mx.ones((1, 3)), mx.ones((1, 3))
+    with pytest.raises(ValueError, match="lacks a state"):
+        BatchedLayers([[some], [all_]])
+    with pytest.raises(ValueError, match="lacks a state"):
+        BatchedLayers([[all_]]).extend([[some]])
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_states_may_be_missing_in_all_rows(place: int) -> None:
+    rows: list[list[object]] = []
+    for value in (1, 2, 3):
+        leaf = ArraysCache(2)
+        leaf[place] = mx.full((1, 3), value)
+        rows.append([leaf])
+    batch = BatchedLayers(rows[:2])
+    batch.extend(rows[2:])
+    batch.keep([0, 2])
+    state = adapted(ArraysCache(2))
+    state.absorb(batch.leaves()[0], 1, 1)
+    assert vars(state)["leaf"][1 - place] is None
+    assert vars(state)["leaf"][place].tolist() == [[3, 3, 3]]
+
+
+@pytest.mark.parametrize("rows", [[], [0, 2], [-1], [1, 0], [1, 1]])
+def test_only_rows_that_are_there_are_kept(rows: list[int]) -> None:
+    batch = BatchedLayers([Row(3).layers, Row(5).layers])
+    with pytest.raises(ValueError, match="cannot keep the rows"):
+        batch.keep(rows)
+    assert len(batch) == 2
+    batch.keep([1])
+    assert len(batch) == 1
+
+
+def test_positions_and_padding_are_to_be_evaluated() -> None:
+    """They count on lazily, and not every model reads them."""
+    rows = [Row(3), Row(12)]
+    batch = BatchedLayers([row.layers for row in rows])
+    step(batch, rows)
+    there = {id(array) for array in batch.arrays()}
+    for leaf in batch.leaves():
+        assert isinstance(leaf, BatchKVCache | BatchRotatingKVCache)
+        assert {id(leaf.keys), id(leaf.values), id(leaf.offset), id(leaf.left_padding)} <= there
+    assert batch.nbytes == sum(array.nbytes for array in batch.arrays()) > 0

@@ -1,0 +1,386 @@
+"""Where a prompt is left resumable: the plan for one prompt, what a long conversation keeps, and what both are worth on
+the agents of scripts/tools/bench/cache/agent_trace.py, over the real trie cache with layers of one number a token.
+
+Mutations of runner/cache/checkpoints.py, each of which the test named beside it notices:
+
+    the end / the branch / the last starts / the first start / distances left out    test_a_prompt_is_left_where_*
+    the latest of close points instead of the earliest   test_of_close_points_the_earliest_serves
+    keep of the joined point lost                        test_a_branch_where_a_message_begins_is_kept
+    `cached` not kept where a message begins             test_where_the_last_answer_ended_is_kept_for_nothing,
+                                                         test_editing_the_last_message_keeps_the_answer_before_it
+    `most` ignored, or refuses what joins                test_at_most_so_many_the_most_valuable_first
+    distances inside the system prompt                   test_a_system_prompt_is_shared_as_a_whole
+    distances of a lone message dropped                  test_a_long_first_message_is_left_at_doubling_distances
+    groups without bound                                 test_a_prompt_of_special_tokens_has_points_all_along
+    `cached` counts as one of `most`                     test_what_stands_there_already_does_not_count
+    a later message taken for the first                  test_the_rest_of_a_long_message_is_left_within
+    surplus: none                                        test_a_long_conversation_keeps_few_points
+    surplus: the last few too                            test_a_long_conversation_keeps_the_first_one_and_the_last_ones
+    surplus: one for each doubling, or none              test_what_is_kept_is_close_in_proportion
+"""
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol, cast
+
+import mlx.core as mx
+import pytest
+
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache.checkpoints import Checkpoint, CheckpointPolicy, TurnCheckpoints
+from runner.cache.trie_cache import TrieCache
+from runner.cache.trie_session import TrieSession
+from scripts.tools.bench.cache.agent_trace import END, FIRST_WORD, NEWLINE, START, TURN_TOKENS, AgentTrace, Workload
+
+from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
+
+WORD = 50
+POINTS = TurnCheckpoints(TURN_TOKENS)
+GAP, BEFORE_END, NEAREST = 32, 4, 256
+
+
+def chat(*lengths: int) -> tuple[list[int], list[int]]:
+    """Messages of so many words, as a template sets them, and the opener of the answer. Returns the prompt and where
+    its messages end: each next one begins there."""
+    tokens: list[int] = []
+    stops = []
+    for length in lengths:
+        tokens += [START, 4, NEWLINE, *[WORD] * length]
+        stops.append(len(tokens))
+        tokens += [END, NEWLINE]
+    return [*tokens, START, 7, NEWLINE], stops
+
+
+def offsets(tokens: Sequence[int], cached: int = 0, branch: int = 0, most: int | None = None) -> list[int]:
+    return [point.at for point in POINTS.plan(tokens, cached, branch, most)]
+
+
+# --- the plan for one prompt
+
+
+def test_a_prompt_is_left_where_its_last_messages_begin_and_after_the_system_prompt() -> None:
+    tokens, stops = chat(500, *[60] * 10)
+    assert offsets(tokens)[0] == stops[0]
+    assert offsets(tokens)[-4:] == stops[-4:]
+
+
+def test_a_prompt_is_left_shortly_before_its_end() -> None:
+    assert offsets([WORD] * 200) == [200 - BEFORE_END]
+
+
+@pytest.mark.parametrize("tail", [[], [2, NEWLINE], [2, NEWLINE, NEWLINE, 8, NEWLINE]])
+def test_a_prompt_is_left_before_whatever_opens_the_answer(tail: list[int]) -> None:
+    """`<|im_end|>`, `<|im_start|>assistant`, `<think>`: asked again without reasoning, or with it dropped, it parts
+    within them."""
+    tokens, stops = chat(100, 100)
+    assert offsets([*tokens, *tail])[-1] == stops[-1]
+
+
+def test_a_prompt_is_left_where_another_parts_from_it() -> None:
+    """For as long as something branches off there."""
+    assert Checkpoint(150, False) in POINTS.plan([WORD] * 240, 0, 150, None)
+
+
+def test_a_branch_where_a_message_begins_is_kept() -> None:
+    tokens, stops = chat(500, 60, 60)
+    for near in range(stops[0] - GAP + 1, stops[0] + GAP):
+        (first, *_) = POINTS.plan(tokens, 0, near, None)
+        assert first == Checkpoint(min(near, stops[0]), True)
+
+
+def test_of_close_points_the_earliest_serves() -> None:
+    tokens, stops = chat(100, 1, 100)
+    assert stops[1] - stops[0] < GAP
+    assert offsets(tokens) == [stops[0], stops[2]]
+
+
+def test_points_ahead_of_what_is_cached_only() -> None:
+    tokens, stops = chat(500, *[60] * 10)
+    assert offsets(tokens, cached=stops[-3]) == stops[-3:]
+    assert offsets(tokens, cached=stops[-3] + 20, branch=stops[-5]) == [stops[-3] + 20, *stops[-2:]]
+    assert offsets(tokens, cached=len(tokens) - 1) == [len(tokens) - 1]
+
+
+def test_where_the_last_answer_ended_is_kept_for_nothing() -> None:
+    """The layers stand there already, at the end of the answer; the next message begins there."""
+    tokens, stops = chat(100, 100, 100)
+    for cached in (stops[1], stops[1] + 1, stops[1] + 2):
+        assert POINTS.plan(tokens, cached, cached, None)[0] == Checkpoint(cached, True)
+    assert Checkpoint(150, True) not in POINTS.plan(tokens, 150, 150, None)
+
+
+def test_points_are_in_order_ahead_and_before_the_last_token() -> None:
+    choice = random.Random(5)
+    for _ in range(300):
+        end = choice.choice([1, 2, 5, 40, 700, 5000])
+        tokens = choice.choices([START, END, *range(WORD, WORD + choice.choice([1, 10, 200]))], k=end)
+        cached = choice.randrange(end)
+        plan = POINTS.plan(tokens, cached, branch := choice.randrange(cached, end), most := choice.choice([None, 1, 3]))
+        at = [point.at for point in plan]
+        assert at == sorted(set(at))
+        assert not at or max(cached, 1) <= at[0] <= at[-1] < end
+        assert all(after - before >= GAP for before, after in zip([cached, *at], at, strict=False) if before != after)
+        assert most is None or sum(each > cached for each in at) <= most
+        assert most or not branch or any(branch - GAP < each <= branch for each in [cached, *at])
+
+
+def test_at_most_so_many_the_most_valuable_first() -> None:
+    """The end and the last message are one point and count once; then the branch, the last starts, the first."""
+    tokens, stops = chat(2000, *[100] * 6)
+    branch = stops[2] + 50
+    ranked = [stops[-1], branch, *stops[-2:-5:-1], stops[0]]
+    for most in range(1, len(ranked) + 1):
+        assert offsets(tokens, branch=branch, most=most) == sorted(ranked[:most])
+
+
+def test_what_stands_there_already_does_not_count() -> None:
+    tokens, stops = chat(500, 60, 4000)
+    at = offsets(tokens, cached=stops[1], most=2)
+    assert (len(at), at[0], at[2]) == (3, stops[1], stops[2])
+
+
+def test_distances_double_where_there_are_no_messages() -> None:
+    end = 100_000
+    at = offsets([WORD] * end)
+    assert at[-1] == end - BEFORE_END
+    distances = [end - each for each in at[-2::-1]]
+    assert distances[0] == NEAREST * 3 // 2
+    assert [later / earlier for earlier, later in pairwise(distances[:-1])] == [2] * 7
+    assert len(at) == 10
+
+
+def test_distances_are_moved_to_where_messages_begin() -> None:
+    tokens, stops = chat(100, *[150] * 60)
+    assert set(offsets(tokens)) <= set(stops)
+    assert 8 <= len(offsets(tokens)) <= 10
+
+
+def test_a_long_tool_result_is_left_within() -> None:
+    tokens, stops = chat(500, 60, 4000)
+    within = [at for at in offsets(tokens, cached=stops[1]) if stops[1] < at < stops[2]]
+    assert [len(tokens) - at for at in within[::-1]] == [384, 768, 1536, pytest.approx(3100, abs=100)]
+
+
+def test_the_rest_of_a_long_message_is_left_within() -> None:
+    """Computed from somewhere within it, as when it was edited there."""
+    tokens, stops = chat(500, 4000, 60)
+    assert sum(stops[0] + 1000 < at < stops[1] for at in offsets(tokens, cached=stops[0] + 1000)) >= 3
+
+
+def test_a_system_prompt_is_shared_as_a_whole() -> None:
+    """No point within it, wherever the prompt begins to be computed; the one behind it is the first."""
+    tokens, stops = chat(5000, 60, 60)
+    assert offsets(tokens) == stops
+    assert offsets(tokens, cached=1000) == stops
+
+
+def test_a_long_first_message_is_left_at_doubling_distances() -> None:
+    """A document and a question about it, without a system prompt; or what a file holds before the cursor."""
+    tokens, stops = chat(5000)
+    assert offsets(tokens) == [*(len(tokens) - distance for distance in (3072, 1536, 768, 384)), *stops]
+
+
+def test_a_prompt_of_special_tokens_has_points_all_along() -> None:
+    end = 20_000
+    at = [0, *offsets([START] * end), end]
+    assert all(after - before <= max(NEAREST, end - after) for before, after in pairwise(at))
+    assert len(at) <= 16
+
+
+def test_where_the_prompt_itself_begins_is_no_message() -> None:
+    """Templates open with several special tokens."""
+    tokens, stops = chat(500, 60)
+    assert offsets([START, START, *tokens]) == [stop + 2 for stop in stops]
+
+
+@pytest.mark.parametrize("name", ["turns", "before_end", "first_distance", "gap", "recent"])
+def test_only_positive_distances_and_counts(name: str) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        TurnCheckpoints(frozenset(), **{name: 0})
+
+
+class Counted(list[int]):
+    """A prompt that counts its tokens as they are read one by one."""
+
+    read = 0
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        for token in super().__iter__():
+            self.read += 1
+            yield token
+
+
+def test_a_plan_reads_each_token_twice_at_most() -> None:
+    """Once for the messages ahead, and as far as the first message before."""
+    tokens = Counted([WORD] * 5000)
+    POINTS.plan(tokens, 4000, 4500, None)
+    assert tokens.read <= 2 * len(tokens)
+
+
+# --- what a conversation keeps
+
+
+def grown(step: int, end: int, policy: CheckpointPolicy = POINTS) -> list[int]:
+    """The points of a conversation that left one every `step` tokens, thinned after each."""
+    points: list[int] = []
+    for at in range(step, end + 1, step):
+        points.append(at)
+        gone = set(policy.surplus(points, at))
+        points = [each for each in points if each not in gone]
+    return points
+
+
+@pytest.mark.parametrize("step", [40, 300, 2500])
+def test_a_long_conversation_keeps_few_points(step: int) -> None:
+    """The last 16, two for each doubling of 256 tokens before them, and the first."""
+    for end in (10_000, 100_000, 300_000):
+        assert len(grown(step, end)) <= 16 + 2 * ((end // NEAREST).bit_length() + 1) + 1
+
+
+def test_a_long_conversation_keeps_the_first_one_and_the_last_ones() -> None:
+    points = grown(100, 100_000)
+    assert points[0] == 100
+    assert points[-16:] == list(range(100_000 - 1500, 100_001, 100))
+
+
+def test_a_short_conversation_keeps_all() -> None:
+    assert POINTS.surplus([], 10) == []
+    assert POINTS.surplus(list(range(10, 180, 10)), 200) == []
+
+
+@pytest.mark.parametrize("step", [40, 300])
+def test_what_is_kept_is_close_in_proportion(step: int) -> None:
+    """Wherever a conversation is changed, the nearest point before is at most as far as its end, but for one step."""
+    end = 100_000
+    points = grown(step, end)
+    for at, following in pairwise(points):
+        assert following - at <= max(step, NEAREST) + (end - following)
+
+
+# --- what it is worth
+
+
+class Stated(Protocol):
+    """A layer with a state."""
+
+    cache: list[mx.array]
+
+
+class Numbers(Protocol):
+    """A layer with numbers for each token."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> object: ...
+
+
+class Lost(NamedTuple):
+    """One request: tokens known of its prompt, those computed again all the same, and restore points left ahead."""
+
+    total: int
+    matched: int
+    again: int
+    left: int
+
+
+class Grid:
+    """Every 8192 tokens and 4 before the end, as Ollama's runner has it; nothing is thinned."""
+
+    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
+        at = dict.fromkeys((*range(8192, len(tokens), 8192), len(tokens) - 4), True)
+        at.setdefault(branch, False)
+        return [Checkpoint(each, at[each]) for each in sorted(at) if cached < each < len(tokens)]
+
+    def surplus(self, points: Sequence[int], end: int) -> list[int]:
+        return []
+
+
+def hybrid(points: CheckpointPolicy) -> TrieCache:
+    return TrieCache(lambda: [KVCache(), ArraysCache(1)], points=points)
+
+
+def forward(session: TrieSession, count: int) -> None:
+    with session.forward(count):
+        sliced, state = session.layers
+        numbers = mx.zeros((1, 1, count, 1))
+        cast("Numbers", sliced).update_and_fetch(numbers, numbers)
+        cast("Stated", state).cache = [mx.zeros((1,))]
+
+
+def serve(cache: TrieCache, prompt: list[int], answer: Sequence[int] | None, share: float | None = None) -> Lost:
+    """One request. Without an answer it is cancelled after a share of the prefill."""
+    session = cache.begin(prompt)
+    assert isinstance(session, TrieSession)
+    left, done = len(session.points), 0
+    while count := session.next_forward(2048):
+        if share is not None and done >= share * (len(session.remaining) - 1):
+            break
+        forward(session, count)
+        done += count
+    if answer is not None:
+        forward(session, 1)
+        for token in answer:
+            session.record(token)
+        forward(session, len(answer))
+    session.close()
+    return Lost(session.total, session.matched, session.matched - session.cached, left)
+
+
+def follow(points: CheckpointPolicy, workload: Workload) -> list[Lost]:
+    """Serves a whole trace."""
+    cache, trace, words = hybrid(points), AgentTrace(workload), random.Random(workload.seed)
+    lost = []
+    while (ask := trace.next()) is not None:
+        answer = None
+        if ask.cancel is None:
+            answer = [words.randrange(FIRST_WORD, workload.vocabulary) for _ in range(ask.answer_tokens)]
+        lost.append(serve(cache, ask.prompt, answer, ask.cancel))
+        trace.answer(answer)
+    return lost
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_agents_compute_at_most_256_tokens_again_in_95_of_100_requests(seed: int) -> None:
+    lost = follow(POINTS, Workload(seed=seed, requests=150))
+    assert sum(each.again <= 256 for each in lost) >= 0.95 * len(lost)
+    assert sum(each.left for each in lost) <= 2 * len(lost)
+
+
+@pytest.mark.parametrize(
+    "workload", [Workload(seed=4, requests=100, scale=4), Workload(seed=5, requests=100, answer_tokens=400)]
+)
+def test_agents_compute_less_again_than_with_a_grid(workload: Workload) -> None:
+    """Half of it, at most, where messages or answers are long."""
+    ours, grid = follow(POINTS, workload), follow(Grid(), workload)
+    assert sum(each.again for each in ours) < 0.5 * sum(each.again for each in grid)
+
+
+def test_editing_the_last_message_keeps_the_answer_before_it() -> None:
+    """It is part of the prompt by then, and where it ended the next message began."""
+    cache = hybrid(POINTS)
+    prompt, _ = chat(200, 50)
+    answer = [WORD + 1] * 400
+    question = [END, NEWLINE, START, 5, NEWLINE, *[WORD + 2] * 60, END, NEWLINE, START, 7, NEWLINE]
+    edited = [END, NEWLINE, START, 5, NEWLINE, *[WORD + 3] * 60, END, NEWLINE, START, 7, NEWLINE]
+    serve(cache, prompt, answer)
+    assert serve(cache, [*prompt, *answer, *question], answer).again == 0
+    assert serve(cache, [*prompt, *answer, *edited], answer).again <= GAP
+
+
+def test_other_conversations_find_the_system_prompt() -> None:
+    cache = hybrid(POINTS)
+    shared, _ = chat(3000)
+    shared = shared[:-3]
+    for topic in range(3):
+        once = [*shared, START, 5, NEWLINE, *[WORD + topic] * 700, END, NEWLINE, START, 7, NEWLINE]
+        lost = serve(cache, once, [WORD] * 300)
+        for turn in range(12):
+            once = [*once, *[WORD] * 300, END, NEWLINE, START, 5, NEWLINE, *[WORD + turn] * 200, END, NEWLINE, START, 7]
+            serve(cache, once, [WORD] * 300)
+        assert lost.again <= 2 * GAP
+
+
+def test_the_same_prompt_again_computes_only_its_end() -> None:
+    cache = hybrid(POINTS)
+    prompt, stops = chat(300, 80, 80)
+    serve(cache, prompt, [WORD] * 20)
+    assert serve(cache, prompt, [WORD + 1] * 20).again == len(prompt) - stops[-1]

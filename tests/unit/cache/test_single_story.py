@@ -1,0 +1,308 @@
+"""The single-entry cache over fake layers: what the users of a conversation do, and what that costs.
+
+Families: K keys and values only, S with a window of 4, R with a recurrent layer, P recurrent layers only.
+`turn(...).cached` of `.total` tokens came from the cache.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* keep one token            cached = matched                          test_the_same_prompt_again_computes_one_token
+* absolute rewind           level() left out on divergence            test_a_divergence_keeps_the_common_prefix
+* whole-state refusal       CountedState.can_rewind always true        test_a_recurrent_layer_forgets_everything_...
+* level at close            no level() in _keep                       test_a_layer_ahead_at_close_is_levelled
+* record up to the offset   record not cut to the offset              test_a_cancelled_prefill_is_continued
+* offset up to the record   offset not cut to the record              test_a_token_that_was_never_recorded_is...
+* failed forward            _failed not set in forward()              test_after_a_failed_forward_nothing_is_believed
+* broken state              an error of settle() passes             test_a_state_that_cannot_be_computed_at_close...
+* salt                      salt not compared                         test_another_salt_shares_nothing
+"""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from runner.cache.interface import Miss
+from runner.cache.sequence import SequenceLayers
+from runner.cache.single import SingleEntryCache
+from tests.lib.fakes import FAMILIES, FakeKV
+from tests.lib.story import CHUNK, CancelledError, Conversation
+
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
+ANSWER = [20, 21]
+everyone = pytest.mark.parametrize("family", FAMILIES)
+recurrent = pytest.mark.parametrize("family", ["R", "P"])
+
+
+@everyone
+def test_the_first_request_computes_everything(family: str) -> None:  # A1
+    conversation = Conversation(family)
+    session = conversation.turn(PROMPT, ANSWER)
+    assert (session.cached, session.matched, session.miss) == (0, 0, Miss.EMPTY)
+    assert conversation.record == PROMPT + ANSWER
+
+
+@everyone
+def test_an_extension_computes_only_what_is_new(family: str) -> None:  # A2
+    conversation = Conversation(family)
+    conversation.turn(PROMPT, ANSWER)
+    session = conversation.turn([*PROMPT, *ANSWER, 9, 9, 9])
+    assert (session.cached, session.remaining, session.miss) == (10, [9, 9, 9], Miss.NONE)
+
+
+@everyone
+def test_ten_turns_compute_every_token_once(family: str) -> None:
+    conversation = Conversation(family)
+    history: list[int] = []
+    for turn in range(10):
+        prompt = [*history, 100 + turn, 101, 102]
+        assert conversation.turn(prompt, [50 + turn]).cached == len(history)
+        history = [*prompt, 50 + turn]
+    assert conversation.record == history
+
+
+def test_the_same_prompt_again_computes_one_token() -> None:  # A3
+    conversation = Conversation("K")
+    conversation.turn(PROMPT)
+    session = conversation.turn(PROMPT)
+    assert (session.matched, session.cached, session.miss) == (8, 7, Miss.NONE)
+
+
+@recurrent
+def test_a_recurrent_layer_forgets_everything_for_the_same_prompt_again(family: str) -> None:  # A3
+    conversation = Conversation(family)
+    conversation.turn(PROMPT)
+    session = conversation.turn(PROMPT)
+    assert (session.matched, session.cached, session.miss) == (8, 0, Miss.NON_TRIMMABLE)
+
+
+@pytest.mark.parametrize(("length", "cached"), [(2, 1), (3, 0), (8, 0)])
+def test_a_window_goes_back_only_until_it_is_full(length: int, cached: int) -> None:  # A3
+    conversation = Conversation("S")
+    conversation.turn(PROMPT[:length], ANSWER)
+    session = conversation.turn(PROMPT[:length])
+    assert session.cached == cached
+    assert session.miss == (Miss.NONE if cached else Miss.WINDOW_PASSED)
+
+
+@pytest.mark.parametrize(("family", "cached"), [("K", 5), ("S", 0), ("R", 0), ("P", 0)])
+def test_a_divergence_keeps_the_common_prefix(family: str, cached: int) -> None:  # A4
+    conversation = Conversation(family)
+    conversation.turn(PROMPT)
+    session = conversation.turn([1, 2, 3, 4, 5, 11, 12, 13])
+    assert (session.matched, session.cached) == (5, cached)
+
+
+@pytest.mark.parametrize(("family", "cached"), [("K", 4), ("S", 0), ("R", 0), ("P", 0)])
+def test_a_shorter_prompt_computes_its_last_token(family: str, cached: int) -> None:  # A5
+    conversation = Conversation(family)
+    conversation.turn(PROMPT)
+    session = conversation.turn(PROMPT[:5])
+    assert (session.matched, session.cached) == (5, cached)
+
+
+@everyone
+def test_an_unrelated_prompt_starts_from_nothing(family: str) -> None:  # A6
+    conversation = Conversation(family)
+    conversation.turn(PROMPT)
+    session = conversation.turn([31, 32, 33], [34])
+    assert (session.matched, session.cached, session.miss) == (0, 0, Miss.NO_COMMON_PREFIX)
+    assert conversation.turn([31, 32, 33, 34, 35]).cached == 4
+
+
+@everyone
+def test_an_empty_prompt_is_refused_and_touches_nothing(family: str) -> None:  # A7
+    conversation = Conversation(family)
+    conversation.turn(PROMPT, ANSWER)
+    with pytest.raises(ValueError, match="at least one token"):
+        conversation.cache.begin([])
+    assert conversation.turn([*PROMPT, *ANSWER, 9]).cached == 10
+
+
+@everyone
+def test_a_prompt_of_one_token_is_always_computed(family: str) -> None:  # A8
+    conversation = Conversation(family)
+    assert conversation.turn([1]).cached == 0
+    session = conversation.turn([1])
+    assert (session.matched, session.cached) == (1, 0)
+
+
+@everyone
+def test_a_cancel_before_the_first_chunk_records_nothing(family: str) -> None:  # A9
+    conversation = Conversation(family)
+    conversation.cancelled_prefill(PROMPT, after_chunks=0)
+    assert conversation.record == []
+    assert conversation.turn(PROMPT).cached == 0
+
+
+@everyone
+def test_a_cancel_before_the_first_chunk_keeps_the_prefix(family: str) -> None:  # A9
+    conversation = Conversation(family)
+    conversation.turn(PROMPT, ANSWER)
+    longer = [*PROMPT, *ANSWER, *range(40, 50)]
+    conversation.cancelled_prefill(longer, after_chunks=0)
+    assert conversation.record == PROMPT + ANSWER
+    assert conversation.turn(longer).cached == 10
+
+
+@everyone
+def test_a_cancelled_prefill_is_continued(family: str) -> None:  # A10
+    conversation = Conversation(family)
+    prompt = list(range(1, 4 * CHUNK + 3))
+    conversation.cancelled_prefill(prompt, after_chunks=2)
+    assert conversation.record == prompt[: 2 * CHUNK]
+    assert conversation.turn(prompt).cached == 2 * CHUNK
+
+
+@everyone
+def test_a_client_with_a_timeout_gets_there_in_the_end(family: str) -> None:
+    conversation = Conversation(family)
+    prompt, attempts = list(range(1, 51)), 0
+    while conversation.cancelled_prefill(prompt, after_chunks=1).cached < len(prompt) - 1:
+        attempts += 1
+    assert attempts == -(-49 // CHUNK)
+
+
+@everyone
+@pytest.mark.parametrize("said", range(4))
+def test_a_generation_that_ends_keeps_all_it_said(family: str, said: int) -> None:  # A11
+    conversation = Conversation(family)
+    answer = [20, 21, 22, 23][:said]
+    conversation.turn(PROMPT, answer)
+    assert conversation.record == PROMPT + answer
+    assert conversation.turn([*PROMPT, *answer, 9]).cached == 8 + said
+
+
+def _gone_at(stop: int) -> Callable[[int], None]:
+    def hook(k: int) -> None:
+        if k == stop:
+            raise CancelledError
+
+    return hook
+
+
+@everyone
+@pytest.mark.parametrize("stop", range(3))
+def test_a_token_that_was_never_recorded_is_not_claimed(family: str, stop: int) -> None:  # A11
+    """The forward of a token ran, and something broke before the token was recorded: the layers are one ahead."""
+    conversation = Conversation(family)
+    answer = [20, 21, 22]
+    conversation.turn(PROMPT, answer, before_record=_gone_at(stop))
+    kept = 8 + stop if family == "K" else 0
+    assert conversation.record == (PROMPT + answer)[:kept]
+    assert conversation.turn([*PROMPT, *answer, 9]).cached == kept
+
+
+def test_a_layer_ahead_at_close_is_levelled() -> None:  # A12
+    conversation = Conversation("K")
+
+    def ahead(sequence: SequenceLayers) -> None:
+        conversation.layers[0].see([99])
+
+    conversation.turn(PROMPT, ANSWER, before_close=ahead)
+    assert conversation.record == PROMPT + ANSWER
+    assert conversation.turn([*PROMPT, *ANSWER, 9]).cached == 10
+
+
+@pytest.mark.parametrize("family", ["S", "R", "P"])
+def test_a_layer_ahead_at_close_that_cannot_go_back_frees_all(
+    family: str, caplog: pytest.LogCaptureFixture
+) -> None:  # A12
+    conversation = Conversation(family)
+
+    def ahead(sequence: SequenceLayers) -> None:
+        conversation.layers[1].see([99])
+        sequence.states[1].advance(1)
+
+    with caplog.at_level(logging.WARNING):
+        conversation.turn(PROMPT, ANSWER, before_close=ahead)
+    assert conversation.record == []
+    assert "cannot be levelled to 10 tokens" in caplog.records[-1].__dict__["attributes"]["why"]
+    assert conversation.turn([*PROMPT, *ANSWER, 9]).cached == 0
+
+
+@everyone
+@pytest.mark.parametrize("after_chunks", range(3))
+def test_after_a_failed_forward_nothing_is_believed(
+    family: str, after_chunks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    conversation = Conversation(family)
+    conversation.turn(PROMPT, ANSWER)
+    longer = [*PROMPT, *ANSWER, *range(40, 60)]
+    conversation.failed_forward(longer, after_chunks)
+    assert conversation.record == []
+    assert caplog.records[-1].__dict__["attributes"]["why"] == "a forward failed"
+    assert conversation.turn(longer).cached == 0
+
+
+@everyone
+def test_a_failed_evaluation_frees_all(family: str) -> None:
+    """The forwards were built; that what they should compute never was, only the engine knows."""
+    conversation = Conversation(family)
+    session = conversation.cache.begin(PROMPT)
+    conversation.prefill(session, PROMPT)
+    session.close(failed=True)
+    assert conversation.record == []
+    assert conversation.turn(PROMPT).cached == 0
+
+
+@everyone
+def test_a_state_that_cannot_be_computed_at_close_is_freed(
+    family: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last forwards may never have been evaluated before."""
+    conversation = Conversation(family)
+
+    def settle(sequence: SequenceLayers) -> None:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SequenceLayers, "settle", settle)
+        conversation.turn(PROMPT, ANSWER)
+    assert conversation.record == []
+    assert "cannot be computed: no memory" in caplog.records[-1].__dict__["attributes"]["why"]
+    assert conversation.turn(PROMPT).cached == 0
+
+
+@everyone
+def test_another_salt_shares_nothing(family: str) -> None:  # A15
+    conversation = Conversation(family)
+    conversation.turn(PROMPT, ANSWER, salt="adapter-a")
+    session = conversation.turn([*PROMPT, *ANSWER, 9], salt="adapter-b")
+    assert (session.matched, session.cached, session.miss) == (0, 0, Miss.SALT)
+    assert conversation.turn([*PROMPT, *ANSWER, 9, *ANSWER, 9], salt="adapter-b").cached == 13
+    assert conversation.turn([*PROMPT, *ANSWER, 9, *ANSWER, 9]).miss == Miss.SALT
+
+
+@everyone
+def test_clearing_forgets_everything(family: str) -> None:  # A15
+    conversation = Conversation(family)
+    conversation.turn(PROMPT, ANSWER)
+    conversation.cache.clear()
+    assert conversation.turn([*PROMPT, *ANSWER, 9]).miss == Miss.EMPTY
+
+
+@everyone
+def test_a_layer_that_the_model_does_not_use_changes_nothing(family: str) -> None:
+    conversation = Conversation(family)
+    make_layers = conversation.make_layers
+    assert isinstance(conversation.cache, SingleEntryCache)
+    conversation.cache._make_layers = lambda: [FakeKV(), None, *make_layers()]
+    conversation.turn(PROMPT, ANSWER)
+    assert conversation.record == PROMPT + ANSWER
+    assert conversation.turn([*PROMPT, *ANSWER, 9]).cached == 10
+
+
+def test_any_sequence_can_be_a_prompt() -> None:
+    conversation = Conversation("K")
+    conversation.turn(range(1, 9), ANSWER)
+    assert conversation.turn((*PROMPT, *ANSWER, 9)).cached == 10
+
+
+@everyone
+def test_a_prompt_is_never_changed(family: str) -> None:
+    conversation = Conversation(family)
+    prompt = list(PROMPT)
+    conversation.turn(prompt, ANSWER)
+    assert prompt == PROMPT
+    prompt.append(7)
+    assert conversation.record == PROMPT + ANSWER

@@ -1,0 +1,217 @@
+"""Who has which layers: a stack for each open session, and one that is kept between them. Over fake layers.
+
+The life of stacks within requests is told in `test_trie_together`; here each verb is looked at by itself.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* one at a time         take() gives the kept stack while it is used    test_the_kept_stack_is_taken_once
+* where it stands       take() leaves `end`                             test_the_kept_stack_is_taken_once
+* given up              keep() leaves the former one as it is           test_who_is_kept_takes_the_place_of_the_former
+* not who runs          keep() gives up a stack in use                  test_a_former_one_in_use_is_left_alone
+* shared by all         a stack that is given up takes all with it      test_what_others_hold_is_live_there
+* never of the root     adopt() of the root                             test_what_others_hold_is_live_there
+* not those adrift      only_in() of all sessions                       test_whoever_is_adrift_takes_over_nothing
+* counted once          nbytes of the kept stack and of its session     test_bytes_are_those_of_every_stack_once
+* anew                  renew() keeps the stack, or its end             test_renewing_lets_go_of_all_but_who_runs
+* one layout            renew() with another layout                     test_renewing_lets_go_of_all_but_who_runs
+"""
+
+from collections.abc import Sequence
+
+import pytest
+
+from runner.cache import resume
+from runner.cache.interface import Match
+from runner.cache.sequence import SequenceLayers
+from runner.cache.sequences import LiveSequences
+from runner.cache.trie import Node, PrefixTrie, keys
+from runner.cache.trie_session import TrieSession
+from tests.lib.fakes import FAMILIES, FakeLayer
+
+TOKENS = list(range(1, 9))
+everyone = pytest.mark.parametrize("family", FAMILIES)
+
+
+class World:
+    """Stacks over a trie, without a cache."""
+
+    def __init__(self, family: str) -> None:
+        self.sequences = LiveSequences(lambda: [kind() for kind in FAMILIES[family]])
+        self.trie = PrefixTrie()
+
+    def open(self, tokens: Sequence[int]) -> TrieSession:
+        """A session that has read all of its prompt and kept it."""
+        sequence, end = self.sequences.take()
+        assert end is None
+        see(sequence, tokens)
+        node = self.keep(sequence, tokens)
+        session = TrieSession(sequence, [*tokens], Match(0, 0), node, lambda *_: None, lambda *_: None)
+        self.sequences.sessions.append(session)
+        return session
+
+    def close(self, session: TrieSession) -> None:
+        self.sequences.sessions.remove(session)
+        self.sequences.keep(session.sequence, session.node)
+
+    def keep(self, sequence: SequenceLayers, tokens: Sequence[int]) -> Node:
+        root = self.trie.root()
+        for node in self.trie.advance(root, keys(tokens)):
+            resume.fill(sequence, node)
+        return self.trie.match(root, keys(tokens)).path[-1]
+
+    def homes(self, node: Node) -> list[bool | None]:
+        """Of each slot of a node whether it is live; None where nothing is held."""
+        return [None if slot is None else slot.live for slot in node.slots]
+
+
+def see(sequence: SequenceLayers, tokens: Sequence[int]) -> None:
+    with sequence.forward(len(tokens)):
+        for layer in sequence.layers:
+            assert isinstance(layer, FakeLayer)
+            layer.see(tokens)
+
+
+@everyone
+def test_the_kept_stack_is_taken_once(family: str) -> None:
+    world = World(family)
+    kept = world.sequences.kept
+    assert world.sequences.idle
+    first = world.open(TOKENS)
+    assert first.sequence is kept
+    assert not world.sequences.idle
+    assert world.open([1, 2, 90]).sequence is not kept
+    world.sequences.sessions.pop()
+    world.close(first)
+    assert (world.sequences.kept, world.sequences.end, world.sequences.idle) == (kept, first.node, True)
+    assert world.sequences.take() == (kept, first.node)
+    assert world.sequences.end is None
+
+
+@everyone
+def test_who_is_kept_takes_the_place_of_the_former(family: str) -> None:
+    world = World(family)
+    first, second = world.open(TOKENS), world.open([90, 91, 92])
+    world.close(first)
+    assert world.homes(first.node) == [True, True]
+    world.close(second)
+    assert (world.sequences.kept, world.sequences.end) == (second.sequence, second.node)
+    assert world.homes(first.node) == [False, False], "copied out"
+    assert world.homes(second.node) == [True, True]
+    assert (first.sequence.position, first.sequence.nbytes) == (0, 0)
+
+
+@everyone
+def test_the_same_stack_is_kept_again(family: str) -> None:
+    world = World(family)
+    first = world.open(TOKENS)
+    world.close(first)
+    sequence, end = world.sequences.take()
+    assert end is not None
+    world.sequences.keep(sequence, end)
+    assert world.homes(end) == [True, True]
+    assert sequence.position == len(TOKENS)
+
+
+@everyone
+def test_a_former_one_in_use_is_left_alone(family: str) -> None:
+    world = World(family)
+    first, second = world.open(TOKENS), world.open([90, 91, 92])
+    world.close(second)
+    assert world.sequences.kept is second.sequence
+    assert (first.sequence.position, world.homes(first.node)) == (len(TOKENS), [True, True])
+
+
+@everyone
+def test_what_others_hold_is_live_there(family: str) -> None:
+    """Of two that hold the same eight tokens, one is given up: slices are live in the other, states are copied out."""
+    world = World(family)
+    first = world.open(TOKENS)
+    second = world.open([*TOKENS, 7])
+    assert set(first.sequence.live()) > set()
+    left = world.sequences.only_in(first.sequence)
+    slices = [state.sliceable for state in first.sequence.states]
+    assert len(left) == slices.count(False)
+    shared = [slot for slot, sliceable in zip(first.node.slots, slices, strict=True) if sliceable]
+    assert all(slot in second.sequence.live() for slot in shared)
+    assert all(node.parent or not node.slots for node in first.node.path())
+    world.sequences.sessions.remove(first)
+    first.sequence.reset()
+    assert world.homes(first.node) == slices
+
+
+@everyone
+def test_the_kept_one_takes_over_too(family: str) -> None:
+    world = World(family)
+    first, second = world.open(TOKENS), world.open([*TOKENS, 7])
+    world.close(second)
+    left = world.sequences.only_in(first.sequence)
+    assert len(left) == [state.sliceable for state in first.sequence.states].count(False)
+
+
+@pytest.mark.parametrize("family", ["K", "S", "R"])
+def test_whoever_is_adrift_takes_over_nothing(family: str) -> None:
+    world = World(family)
+    first, second = world.open(TOKENS), world.open([*TOKENS, 7])
+    second.adrift = True
+    assert world.sequences.sharing == [first]
+    live = first.sequence.live()
+    assert world.sequences.only_in(first.sequence) == live
+
+
+@pytest.mark.parametrize("family", ["K", "S", "R"])
+def test_a_hole_is_filled_by_who_has_it(family: str) -> None:
+    world = World(family)
+    first, second = world.open(TOKENS), world.open([*TOKENS, 7])
+    held = first.node.slots[0]
+    assert held is not None
+    held.close()
+    first.node.slots[0] = None
+    world.sequences.only_in(first.sequence)
+    assert first.node.slots[0] in second.sequence.live()
+
+
+@everyone
+def test_bytes_are_those_of_every_stack_once(family: str) -> None:
+    world = World(family)
+    first, second = world.open(TOKENS), world.open([90, 91, 92])
+    each = first.sequence.nbytes, second.sequence.nbytes
+    assert world.sequences.nbytes == sum(each)
+    world.close(first)
+    assert world.sequences.nbytes == sum(each)
+    world.close(second)
+    assert world.sequences.nbytes == each[1] + world.sequences.facts.ledger.nbytes
+    assert world.sequences.facts.ledger.nbytes == sum(node.nbytes for node in first.node.path()) > 0
+
+
+@everyone
+def test_giving_up_the_kept_one_leaves_it_empty(family: str) -> None:
+    world = World(family)
+    first = world.open(TOKENS)
+    world.close(first)
+    world.sequences.give_up_kept()
+    assert (world.sequences.end, world.sequences.kept.nbytes, world.sequences.kept.position) == (None, 0, 0)
+    assert world.homes(first.node) == [False, False]
+
+
+@everyone
+@pytest.mark.parametrize("idle", [True, False])
+def test_renewing_lets_go_of_all_but_who_runs(family: str, idle: bool) -> None:
+    world = World(family)
+    first, second = world.open(TOKENS), world.open([90, 91, 92])
+    if idle:
+        world.close(first)
+    kept, facts = world.sequences.kept, world.sequences.facts
+    ledger = facts.ledger
+    world.trie.clear()
+    world.sequences.renew()
+    assert second.adrift
+    assert first.adrift != idle
+    assert world.sequences.sharing == []
+    assert world.sequences.kept is not kept
+    assert (world.sequences.end, world.sequences.kept.nbytes) == (None, 0)
+    assert world.sequences.facts is facts
+    assert facts.ledger is not ledger
+    assert (facts.ledger.count, ledger.count, ledger.nbytes) == (0, 0, 0)
+    assert kept.position == (0 if idle else len(TOKENS)) or kept.nbytes == 0
+    see(second.sequence, [5])
+    assert second.sequence.position == 4

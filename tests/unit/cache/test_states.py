@@ -1,0 +1,246 @@
+"""States of which nothing can be taken back: ArraysCache, and every class that only the generic adapter serves.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* exact state          snapshot() at any stop                       test_a_state_stands_for_its_offset_only
+* one token's          a state's snapshot starts where its edge does test_a_state_stands_for_its_offset_only
+* the last one         restore of the first                         test_of_several_states_the_last_is_restored
+* no way back          can_rewind(to) for to <= offset              test_a_state_stands_for_its_offset_only
+* not cut              split() gives the state to the upper half    test_a_state_is_not_cut
+* the later one        after() returns the first                    test_of_two_states_the_later_one_stays
+* copy-out             page_out() returns []                        test_every_stop_of_a_prefill_is_a_state_of_its_own
+* own bytes            copy() of ArraysState without own()          test_a_convolution_state_keeps_no_forward_alive
+* a clock              advance() does nothing                       test_a_state_stands_for_its_offset_only
+* no leftovers         restore keeps left_padding and lengths       test_a_restored_state_belongs_to_no_batch
+* arrays twice         copies keyed by place instead of identity    test_an_array_held_twice_and_a_circle_...
+* deep copies          copy.copy of the attributes                  test_a_subclass_gets_the_generic_adapter
+* a first day        reset() to the attributes themselves         test_a_subclass_gets_the_generic_adapter
+* nobody's word        asking is_trimmable() or trim()              test_a_subclass_gets_the_generic_adapter
+"""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import pytest
+
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache.interface import LayerState, Miss, Snapshot
+from runner.cache.layers.generic import GenericState
+from runner.cache.layers.recurrent import RecurrentState
+from runner.cache.layers.snapshot import Ledger, complete
+
+from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
+
+from tests.lib.leaves import adapted, held, kept, layer, ledger, paged_out, taken, write
+
+
+@pytest.fixture(params=["arrays", "generic"])
+def state(request: pytest.FixtureRequest) -> LayerState:
+    """A fresh layer of each kind that counts its tokens here."""
+    return layer(request.param)
+
+
+# --- one offset
+
+
+def test_a_state_stands_for_its_offset_only(state: LayerState) -> None:  # C41
+    write(state, 7)
+    snapshot = taken(state, 3)
+    assert (snapshot.start, snapshot.stop, state.needs(7)) == (6, 7, 6)
+    assert state.snapshot(7, 7) is None
+    assert state.snapshot(3, 6) is None
+    assert state.snapshot(3, 8) is None
+    write(state, 5)
+    assert state.offset == 12
+    for to in (0, 7, 11, 13, -1):
+        assert not state.can_rewind(to)
+        with pytest.raises(ValueError, match=f"at 12 tokens cannot go back to {to}"):
+            state.rewind(to)
+    state.rewind(12)
+    assert state.refusal == Miss.NON_TRIMMABLE
+    assert (state.offset, held(state)) == (12, list(range(12)))
+    state.restore([snapshot])
+    assert (state.offset, held(state)) == (7, list(range(7)))
+
+
+def test_of_several_states_the_last_is_restored(state: LayerState) -> None:
+    stops: list[Snapshot] = []
+    for _ in range(2):
+        write(state, 3)
+        stops.append(taken(state))
+    write(state, 1)
+    state.restore(stops)
+    assert (state.offset, held(state), [stop.live for stop in stops]) == (6, list(range(6)), [False, True])
+
+
+def test_a_state_takes_its_own_kind_only(state: LayerState) -> None:
+    write(state, 3)
+    for kind in ("plain", "window"):
+        other = layer(kind)
+        write(other, 5)
+        with pytest.raises(TypeError, match="made no"):
+            state.restore([paged_out(other)])
+    assert (state.offset, held(state)) == (3, [0, 1, 2])
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_state_is_not_cut(state: LayerState, live: bool) -> None:  # C41, B18
+    write(state, 7)
+    snapshot = taken(state) if live else paged_out(state)
+    for at in (0, 1, 3, 6):
+        nothing, rest = snapshot.split(at)
+        assert nothing is None
+        assert rest is snapshot
+    for at in (7, 8):
+        with pytest.raises(ValueError, match="cannot cut"):
+            snapshot.split(at)
+    assert (snapshot.live, ledger(state)[0]) == (live, 1)
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_of_two_states_the_later_one_stays(state: LayerState, live: bool) -> None:  # B21, B25
+    write(state, 4)
+    earlier = taken(state)
+    write(state, 3)
+    later = taken(state, 4) if live else paged_out(state, 4)
+    assert later.after(earlier) is later
+    assert (later.stop, later.live, ledger(state)[0]) == (7, live, 1)
+    with pytest.raises(RuntimeError, match="closed before"):
+        earlier.close()
+    assert later.after(None) is later
+    complete(state.page_out())
+    state.reset()
+    state.restore([later])
+    assert held(state) == list(range(7))
+
+
+def test_every_stop_of_a_prefill_is_a_state_of_its_own(state: LayerState) -> None:  # C42
+    stops: list[Snapshot] = []
+    for count in (4, 1, 6, 2):
+        write(state, count)
+        stops.append(taken(state))
+        assert [snapshot.live for snapshot in stops] == [False] * (len(stops) - 1) + [True]
+    write(state, 9)
+    for place in (2, 0, 3, 1, 1):
+        complete(state.page_out())
+        state.restore([stops[place]])
+        assert held(state) == list(range(stops[place].stop))
+        write(state, 2, first=800)
+    assert [kept(snapshot) for snapshot in stops] == [list(range(stop)) for stop in (4, 5, 11, 13)]
+    assert ledger(state) == (4, sum(snapshot.nbytes for snapshot in stops))
+
+
+def test_in_place_writes_do_not_reach_what_was_copied_out() -> None:
+    """An in-place write changes the array *object*."""
+    leaf = ArraysCache(1)
+    leaf[0] = mx.zeros((1, 8))
+    state = adapted(leaf)
+    state.advance(8)
+    snapshot = taken(state)
+    for _ in range(2):
+        complete(state.page_out())
+        leaf[0][:, 2:5] = 99
+        state.restore([snapshot])
+        assert mx.array_equal(leaf[0], mx.zeros((1, 8)))
+
+
+# --- ArraysCache
+
+
+def test_a_restored_state_belongs_to_no_batch() -> None:
+    leaf = ArraysCache(2)
+    state = adapted(leaf)
+    assert isinstance(state, RecurrentState)
+    leaf[0] = mx.full((1, 3, 4), 7.0)
+    state.advance(7)
+    snapshot = taken(state)
+    assert len(state.arrays()) == 1
+    complete(state.page_out())
+    leaf[0], leaf[1] = mx.zeros((1, 3, 4)), mx.zeros((1,))
+    vars(leaf).update(left_padding=mx.array([1]), lengths=mx.array([2]))
+    assert len(state.arrays()) == 4
+    state.restore([snapshot])
+    assert all(x is None for x in (leaf[1], leaf.left_padding, leaf.lengths))
+    assert leaf[0] is not None
+    assert mx.array_equal(leaf[0], mx.full((1, 3, 4), 7.0))
+
+
+@pytest.mark.parametrize("adapter", [adapted, lambda leaf: GenericState(leaf, Ledger())])
+def test_a_convolution_state_keeps_no_forward_alive(adapter: Callable[[object], LayerState]) -> None:
+    """mamba2's is a slice of what the forward made."""  # 72
+    leaf = ArraysCache(1)
+    state = adapter(leaf)
+    forward = mx.zeros((1, 4000, 64)) + 1
+    leaf[0] = forward[:, -3:]
+    mx.eval(leaf[0])
+    del forward
+    before = mx.get_active_memory()
+    state.advance(4000)
+    snapshot = taken(state)
+    complete(state.page_out())
+    assert snapshot.nbytes == 3 * 64 * 4
+    state.restore([snapshot])
+    mx.eval(state.arrays())
+    assert mx.get_active_memory() < before - 900_000
+
+
+# --- unknown classes
+
+
+class Strange(KVCache):
+    """A subclass that may do as it likes; its own word is not to be trusted."""
+
+    def __init__(self, extra: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.listed: list[mx.array | None] = [mx.zeros((extra,)), None]
+        self.nested: dict[str, tuple[object, ...]] = {"tuple": (1, mx.ones((2,)))}
+
+    def trim(self, n: int) -> int:
+        raise AssertionError(f"asked to trim {n}")
+
+    def is_trimmable(self) -> bool:
+        raise AssertionError("asked whether it is trimmable")
+
+
+def test_a_subclass_gets_the_generic_adapter() -> None:  # C46
+    leaf = Strange(8)
+    state = adapted(leaf)
+    assert isinstance(state, GenericState)
+    write(state, 10)
+    listed = leaf.listed
+    snapshot = taken(state)
+    assert len(state.arrays()) == 4
+    complete(state.page_out())
+    assert snapshot.nbytes == sum(x.nbytes for x in state.arrays())
+    write(state, 3)
+    listed[0] = mx.full((8,), 5.0)
+    leaf.nested["tuple"] = ()
+    state.restore([snapshot])
+    assert (state.offset, held(state)) == (10, list(range(10)))
+    assert leaf.listed[0] is not None
+    assert mx.array_equal(leaf.listed[0], mx.zeros((8,)))
+    assert len(leaf.nested["tuple"]) == 2
+    complete(state.page_out())
+    state.reset()
+    assert (state.offset, leaf.offset, leaf.keys) == (0, 0, None)
+    assert len(state.arrays()) == 2
+    leaf.listed.append(mx.ones((3,)))  # what it does with its own things does not reach the first day
+    state.reset()
+    assert len(state.arrays()) == 2
+
+
+def test_an_array_held_twice_and_a_circle_are_copied_once() -> None:
+    leaf = Strange(4)
+    leaf.listed[1] = leaf.listed[0]
+    circle: list[object] = [leaf.listed[0]]
+    circle.append(circle)
+    leaf.nested["circle"] = tuple(circle)
+    state = adapted(leaf)
+    state.advance(1)
+    assert len(state.arrays()) == 2
+    snapshot = taken(state)
+    complete(state.page_out())
+    assert snapshot.nbytes == 4 * 4 + 2 * 4
+    state.restore([snapshot])
+    assert leaf.listed[0] is leaf.listed[1]
+    assert len(state.arrays()) == 2

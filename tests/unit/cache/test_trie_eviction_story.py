@@ -1,0 +1,239 @@
+"""The trie cache over fake layers when memory is short: what goes, what stays, and what is said about it.
+
+A token is a byte in each layer, and a recurrent state STATE_BYTES; K has two layers of tokens, R one and a state.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* locks                  either policy without `node.locks`           test_nothing_that_runs_is_evicted
+* what is in the layers  `node is not stacks.end` left out             test_the_conversation_in_the_layers_goes_last
+* hard between requests  no _evict() at the end of _record            test_a_conversation_larger_than_the_budget_...
+* and while one runs     no _evict() in _passed                       test_a_running_conversation_drives_out_the_others
+* a beginning is kept    shorten() not called, or to nothing         test_a_conversation_larger_than_the_budget_...
+* said once              _said forgets                                test_what_does_not_fit_is_said_once
+* points cost a quarter  most_points gives None                      test_points_of_one_prompt_take_a_quarter_...
+* thinning               _thin() not called, or without merge         test_surplus_points_are_joined_with_what_follows
+* exactly those          others than surplus() names                  test_surplus_points_are_joined_with_what_follows
+* clear                  the trie survives give_up()                  test_clearing_gives_everything_back
+"""
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from tests.lib.fakes import FAMILIES, STATE_BYTES
+from tests.lib.story import At, Conversation, Every
+
+PREFIX = [1, 2, 3, 4, 5]
+everyone = pytest.mark.parametrize("family", FAMILIES)
+
+
+def own(user: int) -> list[int]:
+    """What only this user says: ten tokens."""
+    return [user * 100 + word for word in range(10)]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# Room for about two conversations of 17 tokens.
+@pytest.mark.parametrize(("family", "budget"), [("K", 70), ("S", 60), ("R", 100), ("P", 150)])
+def test_a_shared_prefix_outlives_those_who_share_it(family: str, budget: int) -> None:  # 68
+    users = Conversation(family, "trie", budget=budget, points=At(5))
+    for user in range(1, 6):
+        users.turn([*PREFIX, *own(user)])
+        assert users.turn([*PREFIX, *own(user), 20, 21, 22]).cached == 17, "the last conversation is still there"
+    assert len(users.nodes) < 6, "somebody had to go"
+    session = users.turn([*PREFIX, *own(6)])
+    assert (session.matched, session.cached) == (5, 5)
+
+
+@everyone
+def test_a_restore_point_stays_without_those_who_parted_there(family: str) -> None:  # 69
+    users = Conversation(family, "trie", points=At(5))
+    users.turn([*PREFIX, *own(1)])
+    users.turn([*PREFIX, *own(2)])
+    users.trie._trie.remove(users.node([*PREFIX, *own(1), 20, 21]))
+    assert users.turn([*PREFIX, *own(2), 20, 21, 22]).cached == 17
+    # Without a state there is nothing to come back for: K's own node of 5 tokens is joined with the rest.
+    assert users.shape == ("0-20" if family == "K" else "0-5* [5-20]")
+    assert users.turn([*PREFIX, *own(3)]).cached == 5
+
+
+@pytest.mark.parametrize(("family", "gone"), [("K", 0), ("S", 4), ("R", STATE_BYTES), ("P", 2 * STATE_BYTES)])
+def test_an_inner_node_that_goes_gives_back_its_state_only(family: str, gone: int) -> None:  # 70
+    users = Conversation(family, "trie", points=At(5))
+    users.turn([*PREFIX, *own(1)])
+    users.turn(own(2))  # the first conversation is paged out
+    held = users.cache.nbytes
+    inner = users.node([*PREFIX, *own(1), 20, 21]) if family == "K" else users.node(PREFIX)
+    if family == "K":
+        inner = users.trie._trie.split(inner, 5)
+    users.trie._trie.merge(inner)
+    users.check_trie(None)
+    assert users.cache.nbytes == held - gone
+    assert users.turn([*PREFIX, *own(1), 20, 21, 22]).cached == 17
+
+
+def test_where_there_are_states_the_oldest_point_goes_first() -> None:
+    users = Conversation("R", "trie", points=At(4, 8))
+    users.turn([*PREFIX, *own(1)])
+    held = users.cache.nbytes
+    users.trie._budget = held - 1
+    users.trie._evict()
+    assert users.shape == "0-8* [8-17]"
+    assert users.cache.nbytes == held - STATE_BYTES
+
+
+def test_where_all_can_be_cut_the_oldest_leaf_goes_first() -> None:
+    users = Conversation("K", "trie")
+    for user in (1, 2, 3):
+        users.turn([*PREFIX, *own(user)])
+    users.turn([*PREFIX, *own(1), 20, 21, 22])
+    users.trie._budget = users.cache.nbytes - 1
+    users.trie._evict()
+    users.trie._budget = None
+    assert users.shape == "0-5 [5-17 5-20]"
+    assert users.turn([*PREFIX, *own(3)]).matched == 15
+    assert users.turn([*PREFIX, *own(2)]).matched == 5
+
+
+@everyone
+def test_the_conversation_in_the_layers_goes_last(family: str) -> None:
+    """Its bytes are in the layers, so that nothing would be won."""
+    users = Conversation(family, "trie")
+    users.turn(own(1))
+    users.turn(own(2))
+    users.nodes[-1].used = users.nodes[0].used = 0
+    users.node([*own(2), 20, 21]).used = -1
+    users.trie._budget = users.cache.nbytes - 1
+    users.trie._evict()
+    users.check_closed()
+    assert users.turn([*own(2), 20, 21, 22]).cached == 12
+
+
+@everyone
+def test_nothing_that_runs_is_evicted(family: str) -> None:
+    """What it was resumed from, and the point that it leaves on its way: so small a budget allows for one."""
+    users = Conversation(family, "trie", points=Every(8))
+    users.turn(list(range(10)), [10, 11])
+    users.trie._budget = users.budget = 1
+    prompt = list(range(40))
+    session = users.cache.begin(prompt)
+    users.prefill(session, prompt)
+    expected = {"K": "0-12", "S": "0-6* [6-8* [8-12 [12-16* [16-24* [24-32* [32-36*]]]]]]"}  # tails take no more room
+    assert users.shape == expected.get(family, "0-6* [6-8* [8-12 [12-16*]]]")
+    session.close()
+    users.check_closed()
+
+
+@pytest.mark.parametrize(("family", "budget"), [("K", 80), ("S", 50), ("R", 80), ("P", 80)])
+def test_a_running_conversation_drives_out_the_others(family: str, budget: int) -> None:
+    users = Conversation(family, "trie", budget=budget)
+    users.turn(own(1))
+    users.turn(own(2))
+    assert users.turn([*own(1), 20, 21, 22]).cached == 12, "there is room for both"
+    session = users.cache.begin(prompt := list(range(900, 930)))
+    users.prefill(session, prompt)
+    assert users.cache.nbytes <= budget
+    session.close()
+    assert users.turn([*prompt, 1]).cached == 29
+
+
+@everyone
+def test_a_budget_of_nothing_keeps_nothing(family: str) -> None:
+    users = Conversation(family, "trie", budget=0)
+    for _ in range(2):
+        assert users.turn([*PREFIX, *own(1)]).cached == 0
+        assert (users.cache.nbytes, users.shape) == (0, "")
+
+
+@pytest.mark.parametrize(("family", "budget", "kept"), [("K", 30, 15), ("S", 36, 32), ("R", 30, 8), ("P", 30, 0)])
+def test_a_conversation_larger_than_the_budget_keeps_its_beginning(family: str, budget: int, kept: int) -> None:
+    """Of 40 tokens and 2 more: K has room for 30 bytes / 2. S for 36 - 4, and a point there; R for 30 - 16, with a
+    point at 8. P's states take 32 bytes, whatever they have seen."""
+    users = Conversation(family, "trie", budget=budget, points=Every(8))
+    prompt = list(range(40))
+    users.turn(own(1))
+    users.turn(prompt)
+    assert users.record == prompt[:kept]
+    assert users.turn([*prompt[:kept], 99]).cached == kept
+
+
+@everyone
+def test_what_does_not_fit_is_said_once(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    users = Conversation(family, "trie", budget=30)
+    for user in range(3):
+        users.turn([*own(user), *range(40)])
+    assert sorted(warnings(caplog)) == [
+        "a conversation is larger than the cache: only its beginning is kept",
+        "what runs needs more than the cache may hold",
+    ]
+
+
+def test_a_roomy_budget_is_never_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
+    users = Conversation("R", "trie", budget=10_000)
+    for user in range(5):
+        users.turn([*PREFIX, *own(user)])
+    assert warnings(caplog) == []
+
+
+class Thinning(Every):
+    """Every 4 tokens, of which some are surplus later."""
+
+    def __init__(self, *surplus: int) -> None:
+        super().__init__(4, before_end=3)
+        self.gone = surplus
+        self.asked: list[tuple[list[int], int]] = []
+
+    def surplus(self, points: Sequence[int], end: int) -> list[int]:
+        self.asked.append((list(points), end))
+        return [at for at in points if at in self.gone]
+
+
+@pytest.mark.parametrize("family", ["S", "R", "P"])
+def test_surplus_points_are_joined_with_what_follows(family: str) -> None:
+    points = Thinning(4, 12)
+    users = Conversation(family, "trie", points=points)
+    prompt = list(range(20))
+    said = [*prompt, 50, 51]
+    users.turn(prompt, [50, 51])
+    assert points.asked == [([4, 8, 12, 16, 17], 22)]
+    assert users.shape == "0-8* [8-16* [16-17* [17-22]]]"
+    for shared, cached in [(8, 8), (13, 8), (16, 16), (5, 0), (17, 17), (22, 22)]:
+        again = Conversation(family, "trie", points=Thinning(4, 12))
+        again.turn(prompt, [50, 51])
+        assert again.turn([*said[:shared], 90, 91]).cached == cached
+
+
+@pytest.mark.parametrize("family", ["S", "R", "P"])
+def test_a_surplus_point_where_others_part_keeps_its_state(family: str) -> None:
+    users = Conversation(family, "trie", points=Thinning(4))
+    prompt = list(range(8))
+    users.trie._points = Every(4, 3)
+    users.turn(prompt)
+    users.turn([*prompt[:4], 90, 91])
+    users.trie._points = Thinning(4)
+    users.turn([*prompt, 20, 21, 22])
+    assert users.node(prompt[:4]).restore_point is False
+    assert users.turn([*prompt[:4], 95]).cached == 4
+
+
+def test_points_of_one_prompt_take_a_quarter_of_the_budget() -> None:
+    users = Conversation("R", "trie", budget=8 * STATE_BYTES, points=At(3, 6, 9, 12))
+    users.turn([7])  # how large a state is, is known after the first forward
+    session = users.trie._resume(prompt := list(range(100, 120)), "")
+    assert [point.at for point in session.points] == [3, 6]
+    users.prefill(session, prompt)
+    session.close()
+
+
+@everyone
+def test_clearing_gives_everything_back(family: str) -> None:
+    users = Conversation(family, "trie", points=Every(8))
+    users.turn([*PREFIX, *own(1)])
+    users.turn([*PREFIX, *own(2)])
+    users.cache.clear()
+    assert (users.cache.nbytes, users.shape) == (0, "")
+    assert users.turn([*PREFIX, *own(1)]).cached == 0

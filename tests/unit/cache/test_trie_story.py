@@ -1,0 +1,329 @@
+"""The trie cache over fake layers: what users do, and how much of each prompt comes from the cache.
+
+Families: K keys and values only, S with a window of 4, R with a recurrent layer, P recurrent layers only. A pair
+(cached, remaining) is what `begin` found of a prompt. Numbers in comments are those of the scenarios in the reference.
+`Conversation` checks layers, trie, bytes and the content of every snapshot at each step, so each story shows more than
+it asserts.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* keep one token          matched == len(prompt) is not looked at     test_the_same_prompt_again_computes_its_end
+* stop for states         next_forward without the points             test_a_branch_shares_what_it_has_in_common
+* points where they part  branch not planned                          test_the_third_to_part_at_a_place_starts_there
+* exact states only       _reaches takes a state further down         test_an_edit_computes_what_follows_it
+* no going back           CountedState.can_rewind always true         test_an_answer_is_made_anew
+* split                   the state goes to the upper half            test_a_shorter_prompt_is_resumed_before_its_end
+* merge                   the upper state wins                        test_a_plain_conversation_is_one_node
+* compaction              compact() not called                        test_a_plain_conversation_is_one_node
+* restore points          Point.keep not heeded                       test_a_restore_point_stays_when_nothing_else_...
+* copy out                forward() without page_out                  test_two_branches_take_turns
+* every time              forward() copies out once after a move      test_a_cancelled_prefill_is_continued
+* copy out when moved     leave() or reset() without page_out         test_two_unrelated_conversations_alternate
+* stored once             _fill keeps what is stored already          test_what_is_computed_again_is_stored_once
+* no wider than the edge  _fill takes a snapshot from 0 on            test_two_branches_take_turns
+* state where it stands   a point is kept though it was passed        test_a_point_that_was_not_stopped_at_leaves_no_...
+* a place to come back    _land without _fill                         test_a_window_that_goes_back_by_itself_can_...
+* age                     LeastRecentPoint.used gives the path,       test_only_what_was_used_becomes_recent
+                          LeastRecentLeaf.used the node only
+* one ahead at close      _record forgets instead of going back            test_tokens_that_nobody_read_are_not_claimed
+"""
+
+from collections.abc import Sequence
+
+import pytest
+
+from runner.cache.checkpoints import TurnCheckpoints
+from runner.cache.interface import Miss
+from tests.lib.fakes import FAMILIES, STATE_BYTES
+from tests.lib.story import At, CancelledError, Conversation, Every
+
+A = [1, 2, 3, 4, 5, 6, 7, 8]
+LONG = list(range(1, 48))
+everyone = pytest.mark.parametrize("family", FAMILIES)
+
+Pair = tuple[int, int]
+
+
+def by_family(
+    sliceable: Sequence[Pair], others: Sequence[Pair], windows: Sequence[Pair] | None = None
+) -> pytest.MarkDecorator:
+    """The pairs expected of a story: of K, of the families with a layer that cannot be cut, and of S if its windows,
+    which can be put together from the tails of several nodes, make a difference."""
+    expected = {"K": sliceable, "S": windows or others}
+    cases = [(family, list(expected.get(family, others))) for family in FAMILIES]
+    return pytest.mark.parametrize(("family", "expected"), cases, ids=list(FAMILIES))
+
+
+@by_family([(0, 8), (5, 3), (8, 2)], [(0, 8), (0, 8), (5, 5)], windows=[(0, 8), (0, 8), (8, 2)])
+def test_a_branch_shares_what_it_has_in_common(family: str, expected: list[Pair]) -> None:  # 49
+    users = Conversation(family, "trie")
+    told = [
+        users.told(A, [20, 21]),
+        users.told([*A[:5], 10, 11, 12], [30, 31]),
+        users.told([*A, 40, 41]),
+    ]
+    assert told == expected
+    assert users.shape == "0-5 [5-8 [8-9 8-9] 5-9]"
+    # What the second left at 5 and the third at 8 serves whoever parts there next.
+    assert users.told([*A[:5], 50]) == (5, 1)
+    assert users.told([*A, 60, 61]) == (8, 2)
+
+
+@by_family([(0, 8), (7, 1), (7, 1)], [(0, 8), (4, 4), (4, 4)], windows=[(0, 8), (7, 1), (7, 1)])
+def test_the_same_prompt_again_computes_its_end(family: str, expected: list[Pair]) -> None:  # 50
+    """Ollama would have 7/1 the third time. Nothing branches off one token before the end of the same prompt, so
+    compaction takes the state there back; that the point before the end is kept serves this case."""
+    users = Conversation(family, "trie", points=Every(8))
+    assert [users.told(A, [20]) for _ in range(3)] == expected
+
+
+@everyone
+def test_a_plain_conversation_is_one_node(family: str) -> None:  # 51
+    users = Conversation(family, "trie")
+    first, second = [*A[:5], 20, 21, 22, 6, 7], [*A[:5], 20, 21, 22, 6, 7, 23, 8, 9]
+    assert users.told(A[:5], [20, 21, 22]) == (0, 5)
+    assert users.told(first, [23]) == (7, 3)
+    assert users.told(second) == (10, 3)
+    assert users.shape == "0-12"
+
+
+@everyone
+def test_a_restore_point_stays_when_nothing_else_needs_it(family: str) -> None:  # 52
+    users = Conversation(family, "trie", points=At(4))
+    longer = [*A[:5], 20, 21, 8, 9]
+    assert users.told(A[:5], [20, 21]) == (0, 5)
+    assert users.told(longer) == (6, 3)
+    # Layers that can be cut anywhere are not stopped for restore points.
+    assert users.shape == ("0-8" if family == "K" else "0-4* [4-8]")
+    assert users.told([*A[:4], 15, 16], [31]) == (4, 2)
+    assert users.told([*longer, 10]) == (8, 2)
+    assert users.shape == ("0-4 [4-6 4-9]" if family == "K" else "0-4* [4-6 4-9]")
+
+
+@by_family([(0, 5), (3, 2), (6, 2), (6, 2)], [(0, 5), (0, 5), (6, 2), (6, 2)])
+def test_two_branches_take_turns(family: str, expected: list[Pair]) -> None:  # 53
+    users = Conversation(family, "trie")
+    b = [1, 2, 3, 14, 15]
+    told = [
+        users.told(A[:5], [20, 21]),
+        users.told(b, [30, 31]),
+        users.told([*A[:5], 20, 21, 9]),
+        users.told([*b, 30, 31, 9]),
+    ]
+    assert told == expected
+    assert users.told([1, 2, 3, 99]) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "retries", "probe"),
+    # S stops at restore points as R does, where Ollama's window was captured inside a forward: there 18/29, 36/11.
+    [("K", [(18, 29), (36, 11)], 17), *((family, [(24, 23), (40, 7)], 16) for family in "SRP")],
+)
+def test_a_cancelled_prefill_is_continued(family: str, retries: list[Pair], probe: int) -> None:  # 54
+    users = Conversation(family, "trie", chunk=9, points=Every(8))
+    sessions = [users.cancelled_prefill(LONG, until=at) for at in (18, 36)]
+    sessions.append(users.cancelled_prefill(LONG))
+    assert [(session.cached, len(session.remaining)) for session in sessions] == [(0, 47), *retries]
+    assert users.told([*LONG[:17], *range(100, 110)]) == (probe, 27 - probe)
+    assert users.told([*LONG[:17], *range(200, 210)]) == (17, 10)
+
+
+@everyone
+def test_a_cancel_before_the_first_chunk_leaves_nothing(family: str) -> None:  # 55
+    users = Conversation(family, "trie", points=Every(8))
+    users.cancelled_prefill(LONG, after_chunks=0)
+    assert (users.shape, users.cache.nbytes) == ("", 0)
+    assert users.told(LONG) == (0, 47)
+
+
+@everyone
+def test_the_last_token_of_a_prompt_is_never_in_a_restore_point(family: str) -> None:  # 56
+    """It belongs to the first decode step, so nothing can stop behind it; the policy refuses to ask for that."""
+    with pytest.raises(ValueError, match="positive"):
+        TurnCheckpoints(before_end=0)
+    users = Conversation(family, "trie", points=TurnCheckpoints(before_end=1, gap=1))
+    users.told(A, [20, 21])
+    assert users.shape == ("0-9" if family == "K" else "0-7* [7-9]")
+
+
+@everyone
+def test_points_that_were_not_reached_leave_no_node(family: str) -> None:  # 57
+    users = Conversation(family, "trie", chunk=9, points=Every(8))
+    users.cancelled_prefill(LONG, until=10)
+    assert users.shape == ("0-18" if family == "K" else "0-8* [8-16*]")
+
+
+@everyone
+def test_another_prompt_after_a_cancelled_one_inherits_nothing_of_it(family: str) -> None:  # 57
+    users = Conversation(family, "trie", chunk=9, points=Every(8))
+    users.cancelled_prefill(LONG, until=24)
+    other = [70 + token for token in range(11)]
+    assert users.told(other) == (0, 11)
+    assert users.shape == ("0-10 0-27" if family == "K" else "0-7* [7-8* [8-10]] 0-8* [8-16* [16-24*]]")
+    assert users.told([*LONG[:17], 99])[0] == (17 if family == "K" else 16)
+
+
+@by_family([(19, 1), (19, 1)], [(16, 4), (16, 4)], windows=[(16, 4), (19, 1)])
+def test_a_shorter_prompt_is_resumed_before_its_end(family: str, expected: list[Pair]) -> None:  # 58
+    """Ollama's second time is 19/1: see 50."""
+    users = Conversation(family, "trie", points=Every(8))
+    users.told(LONG[:30], [60, 61])
+    assert [users.told(LONG[:20], [62]) for _ in range(2)] == expected
+
+
+@everyone
+def test_two_unrelated_conversations_alternate(family: str) -> None:  # 59
+    users = Conversation(family, "trie")
+    a, b = LONG[:20], [100 + token for token in LONG[:20]]
+    assert (users.told(a, [60, 61]), users.told(b, [62, 63])) == ((0, 20), (0, 20))
+    for prompt in ([*a, 60, 61, 64], [*b, 62, 63, 64]):
+        assert users.told(prompt) == (21, 2)
+        assert sum(layer.nbytes for layer in users.layers) <= 2 * len(prompt) + STATE_BYTES
+    if family == "K":
+        assert users.cache.nbytes == 2 * (22 + 22)  # every token once, in two layers
+
+
+@by_family([(0, 40), (13, 27), (41, 2)], [(0, 40), (8, 32), (41, 2)])
+def test_an_edit_computes_what_follows_it(family: str, expected: list[Pair]) -> None:  # 60
+    users = Conversation(family, "trie", points=Every(8))
+    prompt = LONG[:40]
+    edited = [*prompt[:13], 99, *prompt[14:]]
+    told = [users.told(prompt, [60, 61]), users.told(edited, [62]), users.told([*prompt, 60, 61, 63])]
+    assert told == expected
+    assert users.told([*prompt[:13], 98]) == (13, 1)
+
+
+@by_family([(39, 1)], [(36, 4)])
+def test_an_answer_is_made_anew(family: str, expected: list[Pair]) -> None:  # 61
+    users = Conversation(family, "trie", points=Every(8))
+    users.told(LONG[:40], [60, 61, 62])
+    assert [users.told(LONG[:40], [63, 64])] == expected
+
+
+@by_family([(44, 3), (44, 2)], [(36, 11), (44, 2)])
+def test_an_answer_is_partly_left_out(family: str, expected: list[Pair]) -> None:  # 62
+    users = Conversation(family, "trie", points=Every(8))
+    answer = list(range(60, 70))
+    users.told(LONG[:40], answer)
+    kept = [*LONG[:40], *answer[:4]]
+    assert [users.told([*kept, 80, 81, 82]), users.told([*kept, 90, 91])] == expected
+
+
+@by_family([(20, 20), (20, 20)], [(16, 24), (20, 20)])
+def test_the_third_to_part_at_a_place_starts_there(family: str, expected: list[Pair]) -> None:  # 63
+    users = Conversation(family, "trie", points=Every(8))
+    users.told(LONG[:30])
+    told = [users.told([*LONG[:20], *range(base, base + 20)]) for base in (100, 200)]
+    assert told == expected
+
+
+@everyone
+def test_a_client_with_a_timeout_gets_there_in_the_end(family: str) -> None:  # 66
+    users = Conversation(family, "trie", chunk=16)
+    prompt = list(range(1, 201))
+    cached = [users.cancelled_prefill(prompt, after_chunks=1).cached for _ in range(-(-199 // 16) + 1)]
+    assert cached == [*range(0, 199, 16), 199]
+
+
+@pytest.mark.parametrize(("family", "fresh"), [("K", {3, 7}), ("S", {5, 7}), ("R", {5, 7}), ("P", {5, 7})])
+def test_only_what_was_used_becomes_recent(family: str, fresh: set[int]) -> None:  # 67
+    """Where every layer can be cut a use counts for the whole way; elsewhere for where the layers landed and ended."""
+    users = Conversation(family, "trie", points=At(3, 5))
+    users.told([*A[:5], 6])
+    users.told([1, 2, 3, 14, 15, 16])
+    for node in users.nodes:
+        node.used = -1
+    users.told([*A[:5], 7, 8, 9])
+    assert {node.end for node in users.nodes if node.used >= 0} == fresh
+
+
+@everyone
+def test_why_nothing_was_found_is_told(family: str) -> None:
+    users = Conversation(family, "trie")
+    assert users.turn(A).miss == Miss.EMPTY
+    assert users.turn([70, 71]).miss == Miss.NO_COMMON_PREFIX
+    assert users.turn([*A, 20, 21, 9]).miss == Miss.NONE
+
+
+@pytest.mark.parametrize(
+    ("family", "miss"),
+    [("K", Miss.NONE), ("S", Miss.WINDOW_PASSED), ("R", Miss.NON_TRIMMABLE), ("P", Miss.NON_TRIMMABLE)],
+)
+def test_why_less_than_the_match_was_resumed_is_told(family: str, miss: Miss) -> None:
+    users = Conversation(family, "trie")
+    users.turn(A)
+    session = users.turn([*A[:5], 9])
+    assert (session.matched, session.cached, session.miss) == (5, 5 if family == "K" else 0, miss)
+
+
+@everyone
+def test_tokens_that_nobody_read_are_not_claimed(family: str) -> None:  # A11
+    """The forward of a token ran, and something broke before it was recorded. Layers that cannot go back land on the
+    last restore point before it, where a single entry would lose everything."""
+    users = Conversation(family, "trie", points=Every(8))
+
+    def gone(_: int) -> None:
+        raise CancelledError
+
+    users.turn(LONG[:20], [60, 61], before_record=gone)
+    assert users.record == LONG[: 20 if family == "K" else 16]
+    assert users.turn([*LONG[:20], 60, 70]).cached == (20 if family == "K" else 16)
+
+
+@everyone
+def test_ten_turns_compute_every_token_once(family: str) -> None:
+    users = Conversation(family, "trie")
+    history: list[int] = []
+    for turn in range(10):
+        prompt = [*history, 100 + turn, 101, 102]
+        assert users.turn(prompt, [50 + turn]).cached == len(history)
+        history = [*prompt, 50 + turn]
+    assert users.record == history
+    assert users.shape == f"0-{len(history)}"
+
+
+@pytest.mark.parametrize("family", ["S", "R"])
+def test_what_is_computed_again_is_stored_once(family: str) -> None:
+    """Both branches need the state where they part, and both had to compute the tokens before it."""
+    users = Conversation(family, "trie")
+    users.told(A, [20])
+    users.told([*A[:5], 50, 51], [52])
+    # The second is in the layers, all of it; of the first only what follows the place has bytes of its own.
+    assert sorted(slot.nbytes for node in users.nodes if (slot := node.slots[0])) == [0, 0, 3]
+    users.told([200], [201])
+    assert sum(slot.nbytes for node in users.nodes if (slot := node.slots[0])) == 5 + 3 + 2
+
+
+def test_a_conversation_that_runs_is_stored_once() -> None:
+    users = Conversation("K", "trie")
+    for tokens in (10, 20, 30):
+        users.told(LONG[:tokens], [60])
+        assert (users.sequence.ledger.nbytes, users.cache.nbytes) == (0, 2 * tokens)
+
+
+def test_a_window_that_goes_back_by_itself_can_come_back_to_that_place() -> None:
+    """Before it is full it needs no restore point to go back; others will, once it is."""
+    users = Conversation("S", "trie")
+    users.told([1, 2, 3, 4])
+    assert users.told([1, 2, 50, 51, 52, 53, 54]) == (2, 5)
+    assert users.told([1, 2, 60, 61]) == (2, 2)
+
+
+@pytest.mark.parametrize("family", ["S", "R", "P"])
+def test_where_a_prompt_is_resumed_can_be_made_a_restore_point(family: str) -> None:
+    users = Conversation(family, "trie", points=At(9))
+    users.turn(A, [20])
+    assert users.turn([*A, 20, 30, 31]).cached == 9
+    assert users.shape == "0-9* [9-13]"
+    assert users.turn([*A, 20, 40]).cached == 9
+
+
+@pytest.mark.parametrize("family", ["S", "R", "P"])
+def test_a_point_that_was_not_stopped_at_leaves_no_node(family: str) -> None:
+    """A state is that of the offset at which it was taken, whoever planned what."""
+    users = Conversation(family, "trie", points=At(4))
+    session = users.cache.begin(A)
+    users.forward(session, A[:7], A[:7])
+    session.close()
+    users.check_closed()
+    assert users.shape == "0-7"

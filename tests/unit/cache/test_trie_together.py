@@ -1,0 +1,332 @@
+"""Several sessions of the trie cache at once, over fake layers: each has layers of its own, what they compute is kept
+once. `Together` checks all of it after every step of anybody.
+
+Families: K keys and values only, S with a window of 4, R with a recurrent layer, P recurrent layers only.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* own layers            take() gives the kept stack always              test_conversations_that_overlap_are_never_mixed
+* own copies            a restore takes what is live in another stack   test_what_another_uses_is_copied
+* counted locks         _use() without unlock, or without lock          test_conversations_that_overlap_are_never_mixed
+* one kept              keep() gives nobody up                          test_each_token_is_held_once_when_all_are_closed
+* without a copy        only_in() adopts nothing                        test_whoever_goes_on_takes_over_what_it_has_too
+* all that it has       keep() adopts nothing                           test_pieces_of_several_stacks_are_kept_once
+* not of those who run  keep() gives up a stack in use                  test_conversations_that_overlap_are_never_mixed
+* what others hold      drop() of all that is live, not of only_in()    test_what_others_hold_survives_a_failure
+* nobody else           give_up() in place of drop()                    test_an_end_of_one_leaves_the_others_alone
+* no layer forgotten    `used` is fixed when a stack is made            test_a_stack_made_before_the_first_forward_...
+* the salt              one root for all                                test_other_salts_share_nothing_at_the_same_time
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import permutations, product
+
+import pytest
+
+from runner.cache.interface import Miss
+from tests.lib.fakes import FAMILIES, FakeKV
+from tests.lib.story import At, BranchOnly, Every
+from tests.lib.together import Talk, Together
+
+PREFIX = list(range(1, 41))
+everyone = pytest.mark.parametrize("family", FAMILIES)
+
+
+def own(user: int, count: int = 6) -> list[int]:
+    """What only this user says."""
+    return [user * 100 + word for word in range(count)]
+
+
+def distinct(conversations: Sequence[Sequence[int]]) -> int:
+    """How many different tokens there are, by what comes before them."""
+    return len({tuple(tokens[: end + 1]) for tokens in conversations for end in range(len(tokens))})
+
+
+def entries(users: Together) -> int:
+    """How many tokens all that is kept holds, in a layer of tokens; room left out."""
+    slots = [slot for slot, kind in enumerate(users.kinds) if kind is FakeKV]
+    kept = users.cache._sequences.kept
+    owned = sum(held.nbytes for node in users.nodes for slot in slots if (held := node.slots[slot]) is not None)
+    return (owned + len(slots) * kept.position) // max(1, len(slots))
+
+
+def weave(users: Together, prompts: Sequence[list[int]], answers: Sequence[list[int]], seed: int) -> list[Talk]:
+    """All conversations, at the same time, in some order of their steps."""
+    draw = random.Random(seed)
+    waiting = list(zip(prompts, answers, strict=True))
+    running: list[tuple[Talk, list[int]]] = []
+    done = []
+    while waiting or running:
+        if waiting and (not running or draw.random() < 0.4) and not users.follows(waiting[0][0]):
+            prompt, answer = waiting.pop(0)
+            running.append((users.begin(prompt), [*answer]))
+            continue
+        talk, answer = one = draw.choice(running)
+        if talk.session.next_forward(users.chunk):
+            talk.read(chunks=1)
+        elif answer:
+            talk.say(answer.pop(0))
+        else:
+            talk.close()
+            running.remove(one)
+            done.append(talk)
+    return done
+
+
+# --- what everybody reads and keeps
+
+
+@everyone
+@pytest.mark.parametrize("seed", range(12))
+def test_conversations_that_overlap_are_never_mixed(family: str, seed: int) -> None:
+    """Two to four, which share a prefix of any length, and go on from each other's answers afterwards."""
+    draw = random.Random(seed)
+    users = Together(family, points=draw.choice([BranchOnly(), Every(8)]), chunk=draw.choice([1, 5, 16]))
+    count = draw.randint(2, 4)
+    shared = [draw.choice([40, 40, 34, 10, 0]) for _ in range(count)]
+    prompts = [[*PREFIX[:at], *own(user, draw.randint(1, 9))] for user, at in enumerate(shared, 1)]
+    answers = [own(user + 50, draw.randint(0, 4)) for user in range(count)]
+    for _ in range(2):
+        talks = weave(users, prompts, answers, draw.randrange(1000))
+        for talk in talks:
+            assert users.cached([*talk.seen, 999]) == len(talk.seen)
+        recorded = [talk.session.recorded for talk in talks]
+        prompts = [[*draw.choice(recorded), *own(user + 60, draw.randint(1, 5))] for user in range(count)]
+
+
+@everyone
+def test_what_another_uses_is_copied(family: str) -> None:
+    """Both go on from one end, one after the other or at once; the first one there moves it, the second copies it."""
+    users = Together(family)
+    end = users.turn(PREFIX).recorded
+    talks = [users.begin([*end, *own(1)])]
+    live = talks[0].session.sequence.live()
+    assert live
+    talks += [users.begin([*end, *own(user)]) for user in (2, 3)]
+    assert [talk.session.cached for talk in talks] == [len(end)] * 3
+    assert talks[0].session.sequence.live() == live
+    for talk in reversed(talks):
+        talk.say(7, 8)
+    for talk in talks:
+        talk.close()
+    assert all(users.cached([*end, *own(user), 7, 8, 9]) == len(end) + 8 for user in (1, 2, 3))
+
+
+@everyone
+def test_other_salts_share_nothing_at_the_same_time(family: str) -> None:
+    users = Together(family)
+    first = users.begin(PREFIX).say(20)
+    second = users.begin(PREFIX, "other").say(21)
+    first.close()
+    assert users.begin(PREFIX, "other").session.cached == 0, "what runs is not kept yet"
+    second.close()
+    third = users.begin([*PREFIX, 21, 1], "other")
+    assert third.session.cached == 41
+    assert users.begin([*PREFIX, 21, 1], "third").session.miss == Miss.SALT
+
+
+@everyone
+def test_a_stack_made_before_the_first_forward_knows_what_the_model_uses(family: str) -> None:
+    """It is kept when its request leaves before it ran at all, and finds what another one has stored meanwhile."""
+    users = Together(family, points=Every(8))
+    early = users.begin(own(1))
+    end = users.turn(PREFIX).recorded
+    early.close()
+    assert users.turn([*end, 1]).cached == len(end)
+
+
+@everyone
+def test_nothing_is_read_from_a_session_that_has_not_kept_it_yet(family: str) -> None:
+    """Without `follows`, whoever begins meanwhile computes it again, and the first one's is not stored twice."""
+    users = Together(family)
+    first = users.begin([*PREFIX, *own(1)]).read()
+    second = users.begin([*PREFIX, *own(2)])
+    assert (second.session.matched, second.session.miss) == (0, Miss.EMPTY)
+    first.say(7).close()
+    second.say(8).close()
+    assert entries(users) == (distinct([first.seen, second.seen]) if family != "P" else 0)
+
+
+# --- bytes
+
+
+@everyone
+def test_what_two_share_is_held_twice_while_they_run_and_once_afterwards(family: str) -> None:
+    users = Together(family)
+    end = users.turn(PREFIX).recorded
+    once = users.cache.nbytes
+    assert once == len(end) * users.kinds.count(FakeKV) + sum(
+        4 if kind.__name__ == "FakeWindow" else 16 for kind in users.kinds if kind is not FakeKV
+    )
+    first = users.begin([*end, 1])
+    assert users.cache.nbytes == once
+    second = users.begin([*end, 2])
+    assert users.cache.nbytes == 2 * once, "a copy, and nothing beside"
+    first.say().close()
+    second.say().close()
+    # A token of each; what was live at the common end, and the end of the first one, copied out: of a window one token.
+    assert users.cache.nbytes == once + {"K": 2 * 2, "S": 2 + 4 + 1, "R": 2 + 2 * 16, "P": 2 * 2 * 16}[family]
+
+
+@everyone
+@pytest.mark.parametrize("seed", range(8))
+def test_each_token_is_held_once_when_all_are_closed(family: str, seed: int) -> None:
+    """And the entries are as many as if they had run one after the other."""
+    draw = random.Random(seed)
+    prompts = [[*PREFIX[: draw.choice([40, 40, 36])], *own(user, draw.randint(1, 9))] for user in range(1, 5)]
+    answers = [own(user + 50, draw.randint(1, 4)) for user in range(4)]
+    users = Together(family, points=draw.choice([BranchOnly(), Every(8)]))
+    talks = weave(users, prompts, answers, seed)
+    after = Together(family, points=BranchOnly())
+    for prompt, answer in zip(prompts, answers, strict=True):
+        after.turn(prompt, answer)
+    if family != "P":
+        assert entries(users) == entries(after) == distinct([talk.seen for talk in talks])
+    if family == "K":
+        room = users.cache._sequences.kept.nbytes - 2 * users.cache._sequences.kept.position
+        assert users.cache.nbytes - room == 2 * entries(users)
+
+
+@pytest.mark.parametrize("family", ["K", "S", "R"])
+def test_whoever_goes_on_takes_over_what_it_has_too(family: str) -> None:
+    """The stack that was kept is given up: what the next one holds as well is live there, and nothing of it copied."""
+    users = Together(family)
+    end = users.turn(PREFIX).recorded
+    first, second = users.begin([*end, 1]).say(), users.begin([*end, 2]).say()
+    first.close()
+    tokens = users.cache._sequences.facts.ledger
+    second.close()
+    shared = users.nodes[0]
+    assert shared.slots[0] is not None
+    assert shared.slots[0].live
+    owned = {"K": 2, "S": 1 + 4 + 1, "R": 1 + 16 + 16}[family]  # the first one's own token, states of the two ends
+    assert tokens.nbytes == owned
+
+
+def test_pieces_of_several_stacks_are_kept_once() -> None:
+    """The first 40 tokens are live in one stack and the next in another when a third request makes them one node."""
+    users = Together("K", chunk=40)
+    prefix = list(range(100))
+    first = users.begin([*prefix, *own(1)]).read(until=40)
+    users.follows([*prefix[:40], 7])
+    users.follows([*prefix[:80], 7])  # the first one is to stop there
+    users.turn([*prefix, *own(2)])
+    first.read()
+    users.turn([*prefix[:90], 7], [])
+    first.say().close()
+    assert entries(users) == distinct([[*prefix, *own(1)], [*prefix, *own(2), 20, 21], [*prefix[:90], 7]])
+
+
+# --- ends
+
+ENDS: dict[str, Callable[[Talk], None]] = {
+    "close": Talk.close,
+    "ahead": lambda talk: talk.ahead(77).close(),
+    "cancel": lambda talk: talk.read(chunks=1).close(),
+    "fail": Talk.fail,
+    "layers": Talk.tear_layers,
+}
+
+
+def three(users: Together, phase: int) -> list[Talk]:
+    """Three who share a prefix that is kept, in the middle of their prompts or answers."""
+    end = users.turn(PREFIX).recorded
+    talks = [users.begin([*end, *own(user, 12)]) for user in (1, 2, 3)]
+    for place, talk in enumerate(talks):
+        if (place + phase) % 3 == 1:
+            talk.read(chunks=1)
+        elif (place + phase) % 3 == 2:
+            talk.say(7, 8)
+    return talks
+
+
+@everyone
+def test_an_end_of_one_leaves_the_others_alone(family: str) -> None:
+    """Every end in every order. `check` sees to layers, locks and snapshots; what is kept of others stays kept."""
+    for phase, (order, ends) in enumerate(product(permutations(range(3)), permutations(ENDS, 2))):
+        users = Together(family, points=BranchOnly() if phase % 2 else Every(8))
+        talks = three(users, phase)
+        for place, name in zip(order, [*ends, "close"], strict=True):
+            ENDS[name](talks[place])
+        last = talks[order[2]]
+        assert not last.session.adrift
+        assert users.cached([*last.seen, 999]) == len(last.seen)
+        assert all(not node.locks for node in users.nodes)
+
+
+@everyone
+def test_what_others_hold_survives_a_failure(family: str) -> None:
+    """What only the one that failed held is lost; what the others have as well is live in one of theirs."""
+    users = Together(family)
+    talks = three(users, 2)  # the first one says something, the second has read nothing, the third a chunk
+    before = users.held
+    talks[0].fail()
+    after = users.held
+    assert after == {key: content for key, content in before.items() if len(key[0]) <= 42}
+    assert all(key[0] == (*PREFIX, 20, 21) for key in after)
+    talks[2].fail()
+    assert users.held == after
+    talks[1].fail()
+    kept = {key: content for key, content in after.items() if users.kinds[key[1]] is not FakeKV}
+    assert users.held == kept, "windows and states had been copied out, keys and values nobody has"
+
+
+@everyone
+def test_a_trie_that_is_given_up_leaves_the_others_their_layers(family: str) -> None:
+    for place in range(3):
+        for phase in range(3):
+            users = Together(family)
+            talks = three(users, phase)
+            talks[place].tear_trie()
+            others = [talk for talk in talks if talk is not talks[place]]
+            assert users.nodes == []
+            assert all(talk.session.adrift for talk in others)
+            end = users.turn([*PREFIX, 7]).recorded
+            for talk in others:
+                talk.say(5, 6)
+            others[0].fail()
+            others[1].close()
+            assert users.cached([*end, 999]) == len(end), "whoever is adrift keeps nothing, and frees nothing"
+            assert users.cached([*others[1].seen, 1]) == (0 if family in "SRP" else 40)
+
+
+@everyone
+def test_the_last_one_to_close_is_kept(family: str) -> None:
+    for order in permutations(range(3)):
+        users = Together(family)
+        talks = three(users, 0)
+        for place in order:
+            talks[place].say(7).close()
+            assert users.cache._sequences.kept is talks[place].session.sequence
+            assert users.cache._sequences.end is not None
+        assert users.cache._sequences.kept.position == len(talks[order[2]].seen)
+
+
+@everyone
+def test_the_kept_stack_goes_to_whoever_comes_first(family: str) -> None:
+    users = Together(family)
+    end = users.turn(PREFIX).recorded
+    kept = users.cache._sequences.kept
+    first, second = users.begin([*end, 1]), users.begin([*end, 2])
+    assert (first.session.sequence is kept, second.session.sequence is kept) == (True, False)
+    second.say().close()
+    third = users.begin([*end, 3])
+    assert third.session.sequence is second.session.sequence
+    first.close()
+    third.close()
+    assert users.cache._sequences.kept is third.session.sequence
+
+
+def test_points_of_a_request_stay_where_another_is_on_its_way() -> None:
+    """A node that is thinned out or compacted is one that nobody stands on."""
+    users = Together("R", points=At(8))
+    long = list(range(30))
+    leader = users.begin(long).read()
+    resumed = users.begin([*long[:8], 99, 98])
+    assert resumed.session.cached == 8
+    leader.say(1).close()
+    users.cache._points = BranchOnly()
+    users.turn([*long, 1, 2])
+    assert any(node.end == 8 for node in users.nodes)
+    resumed.say(3).close()

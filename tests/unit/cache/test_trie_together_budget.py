@@ -1,0 +1,292 @@
+"""The budget of the trie cache while several sessions are open, over fake layers.
+
+A token is a byte in each layer of tokens, and a recurrent state 16. What open sessions use is never taken from them;
+all else goes, the stack that was kept first.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* in use                either policy without `node.locks`              test_all_goes_but_what_is_in_use
+* all of it             victims() of unlocked leaves only, once         test_all_goes_but_what_is_in_use
+* the kept stack first  no give_up_kept() in _evict                     test_the_kept_stack_goes_first
+* and no more           evicting on although it fits                    test_the_kept_stack_goes_first
+* copies of their own   give_up_kept() drops what is live               test_what_was_kept_is_copied_out
+* room to spare         no spare in reserve()                           test_more_goes_than_has_to_lest_it_is_asked_...
+* batches               no _evict() in reserve()                        test_batches_take_the_room_of_what_is_kept
+* batches count         nbytes without _reserved                        test_batches_take_the_room_of_what_is_kept
+* to come               allows() of what stacks hold only               test_whoever_would_not_fit_is_not_admitted
+* those who run         allows() of nbytes                              test_what_is_kept_keeps_nobody_out
+* one shows it          admits() without `needed > 0`                   test_before_the_first_forward_only_one_comes_in
+* the first one         admits() without `sessions`                     test_the_first_one_is_always_admitted
+* hard afterwards       no _evict() at the end of _record               test_when_all_are_closed_the_budget_holds
+* also after a failure  no _evict() after drop()                        test_when_all_are_closed_the_budget_holds
+"""
+
+import logging
+from collections.abc import Callable
+from itertools import permutations
+
+import pytest
+
+from tests.lib.fakes import FAMILIES, STATE_BYTES
+from tests.lib.story import Every
+from tests.lib.together import Talk, Together
+
+PREFIX = list(range(1, 13))
+everyone = pytest.mark.parametrize("family", FAMILIES)
+TOKEN = {"K": 2, "S": 1, "R": 1, "P": 0}
+"""What a token takes, in bytes."""
+STATE = {"K": 0, "S": 4, "R": STATE_BYTES, "P": 2 * STATE_BYTES}
+"""What an end takes beside."""
+MUCH = 10_000
+
+
+def own(user: int, count: int = 10) -> list[int]:
+    return [user * 100 + word for word in range(count)]
+
+
+def crowd(family: str, budget: int | None = None) -> tuple[Together, list[Talk]]:
+    """Four conversations are kept, of which two go on; a fifth has just been read, and its stack kept."""
+    users = Together(family, budget=budget, points=Every(8))
+    ends = [users.turn([*PREFIX, *own(user)]).recorded for user in (1, 2, 3, 4)]
+    talks = [users.begin([*ends[place], *own(place + 7)]).read(chunks=1) for place in (0, 2)]
+    users.turn(own(5, 20))
+    assert users.cache._sequences.end is not None
+    return users, talks
+
+
+@everyone
+def test_all_goes_but_what_is_in_use(family: str) -> None:
+    users, talks = crowd(family)
+    in_use = {node for talk in talks for node in talk.session.node.path()}
+    locked = {node: [slot is not None for slot in node.slots] for node in users.nodes if node.locks}
+    assert set(locked) == {node for node in in_use if node.parent}
+    before = users.cache.nbytes
+    users.cache._budget = 1
+    users.reserve(0)
+    assert {node: [slot is not None for slot in node.slots] for node in users.nodes} == locked
+    assert users.cache._sequences.end is None
+    layers = sum(talk.session.sequence.nbytes for talk in talks)
+    assert users.cache.nbytes == layers + sum(node.nbytes for node in locked) < before
+    for talk in talks:
+        talk.say(7).close()
+
+
+@everyone
+def test_what_is_locked_and_what_can_be_evicted_are_all_there_is(family: str) -> None:
+    users, talks = crowd(family)
+    while talks:
+        users.cache._sequences.give_up_kept()
+        total = users.cache._sequences.facts.ledger.nbytes
+        locked = sum(node.nbytes for node in users.nodes if node.locks)
+        evictable = sum(node.nbytes for node in users.nodes if not node.locks)
+        assert locked + evictable == total
+        users.cache._budget = 0
+        users.reserve(0)
+        assert users.cache._sequences.facts.ledger.nbytes == locked
+        assert all(node.locks for node in users.nodes)
+        users.cache._budget = None
+        talks.pop().say(7).close()
+
+
+@pytest.mark.parametrize("family", ["K", "S", "R"])
+def test_the_kept_stack_goes_first(family: str) -> None:
+    """Much of what it holds another one has too."""
+    users = Together(family)
+    end = users.turn(PREFIX).recorded
+    first = users.begin([*end, 1]).start()
+    second = users.begin([*end, *own(2)]).say(*own(3))
+    second.close()
+    before, held = users.cache.nbytes, users.held
+    users.cache._budget = before - 1
+    users.reserve(0)
+    assert users.held == held, "no node had to go"
+    assert users.cache._sequences.kept.nbytes == 0
+    assert users.cache.nbytes == before - len(end) * TOKEN[family]
+    first.say(4).close()
+    assert users.cached([*second.seen, 9]) == len(second.seen)
+
+
+@everyone
+def test_what_was_kept_is_copied_out(family: str) -> None:
+    users = Together(family)
+    running = users.begin(own(1)).read(chunks=1)
+    end = users.turn(own(2)).recorded
+    users.cache._sequences.give_up_kept()
+    users.check()
+    assert users.cache._sequences.kept.nbytes == 0
+    assert users.cached([*end, 1]) == len(end)
+    running.say(3).close()
+
+
+@everyone
+def test_others_go_in_the_order_in_which_they_were_used(family: str) -> None:
+    users = Together(family)
+    running = users.begin(own(9)).read(chunks=1)
+    ends = [users.turn(own(user)).recorded for user in (1, 2, 3)]
+    assert users.cached([*ends[0], 1]) == len(ends[0])
+    users.cache._sequences.give_up_kept()
+    for left in ({0, 2}, {0}, set()):
+        users.cache._budget = users.cache.nbytes - 1
+        users.reserve(0)
+        assert {node.tokens[0] for node in users.nodes} == {ends[user][0] for user in left}
+    running.say(1)
+
+
+@everyone
+def test_a_prompt_drives_out_what_is_kept_and_nothing_that_others_use(family: str) -> None:
+    users, talks = crowd(family)
+    locked = {node for node in users.nodes if node.locks}
+    users.cache._budget = 1
+    users.begin(own(30, 20)).read()
+    assert {node for node in users.nodes if node.path()[1].tokens[0] != 3000} == locked
+    for talk in talks:
+        talk.say(7).close()
+
+
+# --- batches
+
+
+@everyone
+def test_batches_take_the_room_of_what_is_kept(family: str) -> None:
+    users, talks = crowd(family)
+    budget = users.cache._budget = users.cache.nbytes + 64
+    users.reserve(64)
+    assert users.cache.nbytes == budget
+    users.reserve(65)
+    assert users.cache.nbytes <= budget
+    users.reserve(MUCH)
+    assert all(node.locks for node in users.nodes)
+    for talk in talks:
+        talk.say(7)
+    users.reserve(0)
+    for talk in talks:
+        talk.close()
+    assert users.cache.nbytes <= budget
+
+
+def test_more_goes_than_has_to_lest_it_is_asked_again_soon() -> None:
+    """Looking at all nodes after every few tokens would hold up a decode."""
+    users = Together("K")
+    running = users.begin(own(99)).start()
+    for user in range(40):
+        users.turn(own(user))
+    users.cache._sequences.give_up_kept()
+    budget = users.cache._budget = users.cache.nbytes
+    users.reserve(1)
+    spare = budget // 32
+    assert budget - 2 * spare < users.cache.nbytes <= budget - spare < budget - 24, "more than one of 12 tokens"
+    running.say(1)
+
+
+def test_what_cannot_be_had_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    users, talks = crowd("R", budget=MUCH)
+    for nbytes in (MUCH, 0, 2 * MUCH):
+        users.reserve(nbytes)
+    told = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told == ["what runs needs more than the cache may hold"]
+    assert len(talks) == 2
+
+
+# --- who may come in
+
+
+@everyone
+def test_the_first_one_is_always_admitted(family: str) -> None:
+    users = Together(family, budget=10)
+    assert users.cache.admits(10**9)
+    users.turn(PREFIX)
+    assert users.cache.admits(10**9)
+    talk = users.begin(PREFIX)
+    assert not users.cache.admits(10**9)
+    talk.close()
+    assert users.cache.admits(10**9)
+
+
+@everyone
+def test_whoever_would_not_fit_is_not_admitted(family: str) -> None:
+    """Those who run count with all of their prompts, read or not; the new one with its own, and an answer."""
+    each = TOKEN[family] * 100 + STATE[family]
+    answer = TOKEN[family] * 256
+    users = Together(family, budget=3 * each + answer + 10)
+    users.turn(PREFIX)
+    assert users.cache.session_bytes(100) == each
+    users.begin(own(1, 100))
+    users.begin(own(2, 100)).read(chunks=2)
+    assert users.cache.admits(100)
+    assert users.cache.allows(each + answer + 10)
+    assert not users.cache.allows(each + answer + 11)
+    users.reserve(10)
+    assert users.cache.admits(100)
+    users.reserve(11)
+    assert not users.cache.admits(100)
+    assert not users.cache.allows(each + answer)
+
+
+@everyone
+def test_what_is_kept_keeps_nobody_out(family: str) -> None:
+    users = Together(family, budget=MUCH)
+    for user in range(5):
+        users.turn(own(user, 60))
+    users.begin(own(7, 20))
+    users.turn(own(8, 20))
+    users.cache._budget = users.cache.nbytes + 1
+    assert users.cache.allows(users.cache._budget - users.cache.session_bytes(20))
+    assert not users.cache.allows(users.cache._budget - users.cache.session_bytes(20) + 1)
+
+
+@everyone
+def test_without_a_budget_all_come_in(family: str) -> None:
+    users = Together(family)
+    users.turn(PREFIX)
+    users.begin(PREFIX)
+    assert users.cache.admits(10**9)
+    assert users.cache.allows(10**12)
+    users.reserve(10**12)
+    assert users.cache.nbytes >= 10**12
+    assert len(users.nodes) > 0
+
+
+def test_before_the_first_forward_only_one_comes_in() -> None:
+    """It shows what a session takes."""
+    users = Together("R", budget=MUCH)
+    assert users.cache.admits(20)
+    first = users.begin(PREFIX)
+    assert users.cache.session_bytes(20) == 0
+    assert not users.cache.admits(20)
+    first.read(chunks=1)
+    assert users.cache.session_bytes(20) == 20 + STATE_BYTES
+    assert users.cache.admits(20)
+
+
+# --- afterwards
+
+
+@everyone
+@pytest.mark.parametrize("budget", [0, 30, 60, 100])
+def test_when_all_are_closed_the_budget_holds(family: str, budget: int) -> None:
+    """In every order, some of them cut short; `check` looks at the bytes when nobody is left."""
+    for place, order in enumerate(permutations(range(3))):
+        users = Together(family, budget=budget, points=Every(8))
+        talks = [users.begin([*PREFIX, *own(user, 20)]) for user in range(3)]
+        for talk in talks:
+            talk.say(7, 8)
+        ends: list[Callable[[Talk], None]] = [Talk.close, Talk.fail, Talk.close]
+        for user in order:
+            ends[(user + place) % 3](talks[user])
+        assert users.cache.nbytes <= budget
+        users.turn([*PREFIX, 5])
+        assert budget or (users.cache.nbytes, users.shape) == (0, "")
+
+
+@everyone
+def test_a_budget_of_nothing_keeps_nothing_of_anybody(family: str) -> None:
+    users = Together(family, budget=0)
+    talks = [users.begin([*PREFIX, *own(user)]) for user in (1, 2, 3)]
+    assert not users.follows([*PREFIX, 1])
+    for talk in talks:
+        talk.say(5, 6)
+    talks[1].close()
+    assert users.cached([*PREFIX, 1]) == 0
+    for talk in (talks[2], talks[0]):
+        talk.close()
+    assert (users.cache.nbytes, users.shape) == (0, "")

@@ -1,0 +1,254 @@
+"""A prompt that waits for what another session is about to compute, and what is shared with one that is past it.
+
+Over fake layers; `WORTH` tokens are the least that is waited for. Families: K keys and values only, S with a window, R
+with a recurrent layer, P recurrent layers only.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* worth it              any common prefix is waited for                 test_what_is_not_worth_waiting_for_is_read_twice
+* beyond what is kept   `matched` not looked at                         test_what_is_kept_already_does_not_count
+* the leader stops      no stop_at()                                    test_the_leader_stops_where_the_other_leaves_it
+* and keeps that        no _keep_points() in _passed                    test_the_leader_stops_where_the_other_leaves_it
+* every follower        stop_at() replaces the stop before              test_the_leader_stops_for_each_of_its_followers
+* at once               no _follow() of who is past it                  test_what_a_leader_has_read_is_shared_at_once
+* of layers that can    _follow() whatever the layers are               test_what_a_leader_has_read_is_shared_at_once
+* the last token        up to all of the prompt                         test_the_same_prompt_waits_for_all_but_one_token
+* only a prefill        `recorded` in place of `reach`                  test_an_answer_is_not_waited_for
+* the salt              root not compared                               test_another_salt_is_never_waited_for
+* what was given up     renew() leaves the roots as they are            test_whoever_is_adrift_is_not_followed
+* not the first alone   return at the first session                     test_any_of_several_may_be_the_leader
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from runner.cache.trie_cache import _WORTH_WAITING as WORTH
+from tests.lib.fakes import FAMILIES
+from tests.lib.story import Every
+from tests.lib.together import Talk, Together
+
+PREFIX = list(range(1, 61))
+LATER = list(range(300, 320))
+everyone = pytest.mark.parametrize("family", FAMILIES)
+others = pytest.mark.parametrize("family", ["S", "R", "P"])
+
+
+def leader(users: Together) -> Talk:
+    return users.begin([*PREFIX, *LATER])
+
+
+@everyone
+def test_the_leader_stops_where_the_other_leaves_it(family: str) -> None:
+    """However large its forwards are, and as long as it has not got there."""
+    users = Together(family, chunk=35)
+    first, prompt = leader(users), [*PREFIX, 7, 8]
+    asked = []
+    while users.follows(prompt):
+        first.read(chunks=1)
+        asked.append(first.session.position)
+    assert asked == [35, 60]
+    assert users.begin(prompt).session.cached == 60
+    first.read(chunks=1)
+    assert first.session.position == 79
+
+
+@everyone
+def test_the_same_prompt_waits_for_all_but_one_token(family: str) -> None:
+    users = Together(family)
+    first = users.begin(PREFIX)
+    assert users.follows(PREFIX)
+    first.read()
+    assert not users.follows(PREFIX)
+    assert users.begin(PREFIX).session.cached == len(PREFIX) - 1
+
+
+@everyone
+def test_a_prompt_that_goes_on_where_the_leader_ends_waits_for_its_prefill(family: str) -> None:
+    users = Together(family)
+    first = users.begin(PREFIX)
+    assert users.follows([*PREFIX, *LATER])
+    first.read()
+    assert not users.follows([*PREFIX, *LATER])
+    assert users.begin([*PREFIX, *LATER]).session.cached == len(PREFIX) - 1
+
+
+@everyone
+def test_what_is_not_worth_waiting_for_is_read_twice(family: str) -> None:
+    users = Together(family)
+    first = leader(users)
+    assert not users.follows([*PREFIX[: WORTH - 1], 7, 8])
+    assert not users.follows(PREFIX[:WORTH]), "its last token is evaluated anyway"
+    first.read(until=20)
+    assert users.shape == "", "nothing was kept for anybody"
+    assert users.follows([*PREFIX[:WORTH], 7, 8])
+    first.read(until=WORTH)
+    assert users.shape == f"0-{WORTH}"
+
+
+@everyone
+def test_what_is_kept_already_does_not_count(family: str) -> None:
+    users = Together(family)
+    users.turn(PREFIX[:10], [])
+    assert users.begin([*PREFIX, *LATER]).session.cached == 10
+    assert not users.follows([*PREFIX[: WORTH + 9], 7])
+    assert users.follows([*PREFIX[: WORTH + 10], 7])
+
+
+@everyone
+def test_the_leader_stops_for_each_of_its_followers(family: str) -> None:
+    users = Together(family, chunk=100)
+    first = leader(users)
+    stops = (50, 40, 60, 40)
+    assert all(users.follows([*PREFIX[:stop], 7]) for stop in stops)
+    positions = []
+    while first.session.next_forward(100):
+        positions.append(first.read(chunks=1).session.position)
+    assert positions == [40, 50, 60, 79]
+    assert users.shape == "0-40 [40-50 [50-60]]"
+    for stop in stops:
+        assert users.begin([*PREFIX[:stop], 7]).session.cached == stop
+
+
+@everyone
+def test_a_stop_that_is_a_restore_point_stays_one(family: str) -> None:
+    users = Together(family, points=Every(40), chunk=100)
+    first = leader(users)
+    assert users.follows([*PREFIX[:40], 7])
+    first.say(20).close()
+    assert users.shape == ("0-81" if family == "K" else "0-40* [40-76* [76-81]]")
+
+
+@pytest.mark.parametrize("said", [0, 1, 3])
+@everyone
+def test_what_a_leader_has_read_is_shared_at_once(family: str, said: int) -> None:
+    """In the middle of its prompt, at its end, in the middle of its answer: if all layers can be cut anywhere."""
+    users = Together(family)
+    first = leader(users)
+    if said:
+        first.say(*range(20, 20 + said))
+    else:
+        first.read(until=65)
+    assert not users.follows([*PREFIX, 7])
+    assert users.begin([*PREFIX, 7]).session.cached == (60 if family == "K" else 0)
+    assert users.shape == ("0-60" if family == "K" else "")
+    first.say(30).close()
+
+
+@others
+def test_what_a_leader_is_past_costs_it_no_stop(family: str) -> None:
+    users = Together(family)
+    first = leader(users).read(until=61)
+    assert not users.follows([*PREFIX, 7])
+    assert first.session.points == []
+
+
+def test_an_answer_is_shared_as_far_as_the_layers_have_seen_it() -> None:
+    users = Together("K")
+    first = users.begin(PREFIX).say(*LATER)
+    assert not users.follows([*PREFIX, *LATER, 7])
+    assert users.begin([*PREFIX, *LATER, 7]).session.cached == 80
+    first.close()
+
+
+@everyone
+def test_an_answer_is_not_waited_for(family: str) -> None:
+    """In a batch the layers of a session stand still while it speaks: how long, nobody knows."""
+    users = Together(family)
+    first = users.begin(PREFIX).start()
+    for token in [*LATER, *range(400, 440)]:
+        first.record(token)
+    prompt = [*first.session.recorded, 7]
+    assert not users.follows(prompt)
+    assert users.begin(prompt).session.cached == (60 if family == "K" else 0)
+
+
+@everyone
+def test_another_salt_is_never_waited_for(family: str) -> None:
+    users = Together(family)
+    first = leader(users)
+    assert not users.follows(PREFIX, "other")
+    second = users.begin(PREFIX, "other")
+    assert users.follows(PREFIX, "other")
+    assert first.session.points == []
+    first.read()
+    assert users.follows(PREFIX, "other"), "the first one's way is another"
+    second.read()
+    assert not users.follows(PREFIX, "other")
+
+
+@everyone
+@pytest.mark.parametrize(
+    ("end", "cached"), [(Talk.close, 20), (Talk.fail, 0), (Talk.tear_layers, 0), (Talk.tear_trie, 0)]
+)
+def test_who_is_gone_is_not_waited_for(family: str, end: Callable[[Talk], None], cached: int) -> None:
+    users = Together(family)
+    first = leader(users)
+    assert users.follows([*PREFIX, 7])
+    first.read(until=20)
+    end(first)
+    assert not users.follows([*PREFIX, 7])
+    assert users.begin([*PREFIX, 7]).session.cached == cached
+
+
+@everyone
+def test_whoever_is_adrift_is_not_followed(family: str) -> None:
+    users = Together(family)
+    first, second = leader(users), users.begin([*PREFIX, *LATER, 1])
+    second.tear_trie()
+    assert first.session.adrift
+    assert not users.follows([*PREFIX, 7])
+    assert first.session.points == []
+    first.read(until=70)
+    assert not users.follows([*PREFIX, 7])
+    assert users.shape == ""
+
+
+@everyone
+def test_any_of_several_may_be_the_leader(family: str) -> None:
+    """One shares too little, one is past the point, one is on its way."""
+    users = Together(family)
+    users.begin([*PREFIX[:20], *LATER])
+    past = leader(users).read(until=70)
+    on_its_way = users.begin([*PREFIX, 9, 9, 9])
+    if family == "K":
+        assert not users.follows([*PREFIX, 7])
+        assert users.begin([*PREFIX, 7]).session.cached == 60
+        return
+    assert users.follows([*PREFIX, 7])
+    assert [point.at for point in past.session.points] == []
+    on_its_way.read(until=60)
+    assert not users.follows([*PREFIX, 7])
+    assert users.begin([*PREFIX, 7]).session.cached == 60
+
+
+@everyone
+def test_nobody_is_nobodys_leader(family: str) -> None:
+    users = Together(family)
+    assert not users.follows(PREFIX)
+    users.turn(PREFIX)
+    assert not users.follows([*PREFIX, *LATER])
+    assert not users.follows([5])
+
+
+@everyone
+def test_a_chain_of_followers_computes_every_token_once(family: str) -> None:
+    """Eight prompts at once, each of which waits for what another one of them computes."""
+    users = Together(family, chunk=16)
+    prompts = [[*PREFIX, *[500 + user] * (user % 3), *range(600 + user, 610 + user)] for user in range(8)]
+    waiting = list(prompts)
+    talks: list[Talk] = []
+    computed = 0
+    while waiting or any(talk.session.next_forward(16) for talk in talks):
+        while waiting and not users.follows(waiting[0]):
+            talks.append(users.begin(waiting.pop(0)))
+            computed -= talks[-1].session.position
+        for talk in talks:
+            talk.read(chunks=1)
+    for talk in talks:
+        talk.start()
+    computed += sum(talk.session.position for talk in talks)
+    assert computed == 60 + sum(len(prompt) - 60 for prompt in prompts)
+    for talk in talks:
+        talk.close()
+    assert [users.cached([*prompt, 1]) for prompt in prompts] == [len(prompt) for prompt in prompts]

@@ -1,0 +1,150 @@
+"""Whatever several users do at the same time, over fake layers: `Together` checks all of it after every step.
+
+Hypothesis invents them. They begin with prompts that share any prefix, wait for each other or do not, read, speak,
+leave at any point; forwards break, the cache itself breaks, memory is short.
+
+`test_the_machine_notices_whose_layers_are_whose` shows that one moved snapshot does not pass; the mutations that single
+tests kill are listed in the files of those tests.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
+from unittest.mock import patch
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from runner.cache.checkpoints import CheckpointPolicy
+from tests.lib.fakes import FAMILIES, FakeKVState, FakeRecurrentState, FakeWindowState
+from tests.lib.machines import limits
+from tests.lib.story import BranchOnly, Every
+from tests.lib.together import Talk, Together
+
+PREFIX = [token % 3 for token in range(7, 127, 2)]
+OPEN = 4
+
+shares = st.one_of(st.just(1.0), st.floats(0, 1))
+words = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+pick = st.integers(0, 7)
+anybody = precondition(lambda self: self.users.talks)
+room = precondition(lambda self: len(self.users.talks) < OPEN)
+
+
+class Users(RuleBasedStateMachine):
+    """Up to four at a time."""
+
+    family: ClassVar[str]
+    steps: ClassVar[int]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users = Together(self.family)
+        self.said = [PREFIX]
+
+    @initialize(
+        budget=st.sampled_from([None, 500, 150, 60, 0]),
+        points=st.sampled_from([BranchOnly(), Every(8), Every(4, 2)]),
+        chunk=st.sampled_from([1, 5, 16, 50]),
+    )
+    def opens(self, budget: int | None, points: CheckpointPolicy, chunk: int) -> None:
+        self.users = Together(self.family, budget=budget, points=points, chunk=chunk)
+
+    @room
+    @rule(which=pick, share=shares, new=words, salt=st.sampled_from(["", "", "", "s"]))
+    def begin(self, which: int, share: float, new: list[int], salt: str) -> None:
+        type(self).steps += 1
+        prompt = self._prompt(which, share, new)
+        self.users.begin(prompt, salt)
+        self.said = [*self.said, prompt][-6:]
+
+    @room
+    @rule(which=pick, share=shares, new=words)
+    def wait_and_begin(self, which: int, share: float, new: list[int]) -> None:
+        """After whoever computes a part of the prompt, if anybody does."""
+        type(self).steps += 1
+        prompt = self._prompt(which, share, new)
+        for _ in range(200):
+            if not self.users.follows(prompt):
+                break
+            for talk in self.users.talks:
+                talk.read(chunks=1)
+        else:
+            raise AssertionError("nobody gets there")
+        self.users.begin(prompt)
+
+    @anybody
+    @rule(who=pick, chunks=st.integers(1, 4))
+    def read(self, who: int, chunks: int) -> None:
+        self._talk(who).read(chunks)
+
+    @anybody
+    @rule(who=pick, answer=st.lists(st.integers(0, 2), max_size=4))
+    def say(self, who: int, answer: list[int]) -> None:
+        talk = self._talk(who).say(*answer)
+        self.said = [*self.said, [*talk.session.recorded]][-6:]
+
+    @anybody
+    @rule(who=pick, ahead=st.booleans())
+    def close(self, who: int, ahead: bool) -> None:
+        talk = self._talk(who)
+        if ahead:
+            talk.ahead(1)
+        talk.close()
+
+    @anybody
+    @rule(who=pick, how=st.sampled_from([Talk.fail, Talk.tear_layers, Talk.tear_layers, Talk.tear_trie]))
+    def break_off(self, who: int, how: Callable[[Talk], None]) -> None:
+        how(self._talk(who))
+
+    @rule(nbytes=st.sampled_from([0, 0, 40, 10_000]))
+    def reserve(self, nbytes: int) -> None:
+        self.users.reserve(nbytes)
+
+    @precondition(lambda self: not self.users.talks)
+    @rule()
+    def clear(self) -> None:
+        self.users.reserve(0)
+        self.users.cache.clear()
+        self.users.check()
+        assert self.users.cache.nbytes == 0
+
+    def teardown(self) -> None:
+        self.users.reserve(0)
+        while self.users.talks:
+            self.users.talks[0].close()
+
+    def _talk(self, who: int) -> Talk:
+        return self.users.talks[who % len(self.users.talks)]
+
+    def _prompt(self, which: int, share: float, new: list[int]) -> list[int]:
+        said = self.said[which % len(self.said)]
+        return [*said[: int(len(said) * share)], *new][-120:]
+
+
+def run(family: str, examples: int, steps: int, derandomize: bool, shrink: bool = True) -> int:
+    """Runs machines; returns how many sessions they opened."""
+    machine = type("Machine", (Users,), {"family": family, "steps": 0})
+    stories = limits(examples, steps, derandomize=derandomize, shrink=shrink)
+    run_state_machine_as_test(machine, settings=stories)
+    return machine.steps  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_users_at_the_same_time_leave_each_other_alone(family: str) -> None:
+    assert run(family, examples=40, steps=30, derandomize=True) >= 120
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_many_users_at_the_same_time_leave_each_other_alone(family: str) -> None:
+    assert run(family, examples=600, steps=60, derandomize=False) >= 3000
+
+
+@pytest.mark.parametrize(("family", "state"), [("K", FakeKVState), ("S", FakeWindowState), ("R", FakeRecurrentState)])
+def test_the_machine_notices_whose_layers_are_whose(
+    family: str, state: type[FakeKVState | FakeWindowState | FakeRecurrentState]
+) -> None:
+    """Layers that do not copy out what is live in them lose what others have yet to come back to."""
+    with patch.object(state, "page_out", lambda _: []), pytest.raises((AssertionError, RuntimeError)):
+        run(family, examples=40, steps=30, derandomize=True, shrink=False)

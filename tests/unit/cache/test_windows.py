@@ -1,0 +1,652 @@
+"""Sliding windows and chunks: RotatingKVCache and ChunkedKVCache, which drop what is too far back.
+
+Guards, the mutation each is there for, and the test that kills it:
+
+* full is full         can_rewind whenever `to` is in the ring      test_a_full_ring_does_not_go_back
+* not full is not      can_rewind while offset < max_size           test_a_window_goes_back_until_it_has_wrapped
+* its edge only        snapshot() from needs() on                   test_a_snapshot_holds_the_tokens_of_its_edge_...
+* the window only      snapshot() of the whole edge                 test_a_snapshot_holds_the_tokens_of_its_edge_...
+* order of time        _between() as if it never turned             test_any_tokens_of_a_window_are_read_in_...
+* a turn within        _between() takes all older, or all newer     test_any_tokens_of_a_window_are_read_in_...
+* cut, then joined     _between() joins the ring and cuts           test_a_ring_is_cut_before_it_is_joined
+* index                _put: _idx = offset                          test_a_window_comes_back_as_it_was
+* no stale tail        _go_back moves offset and _idx only          test_a_rewound_window_finds_no_stale_tail
+* copy-out             page_out() returns []                        test_a_snapshot_between_two_writes_survives_...
+* of several nodes     restore() of the last one alone              test_a_window_is_restored_from_the_tails_of_...
+* exactly the window   restore() of all there is                    test_a_window_is_restored_from_the_tails_of_...
+* no gap               restore() without a look at the stops        test_a_gap_is_refused
+* nothing missing      restore() without a look at the beginning    test_a_gap_is_refused
+* the later one        restore() looks at what is needless          test_what_a_later_snapshot_has_is_not_taken_from_...
+* the later one        restore() takes what overlaps from above     test_tails_that_overlap_are_joined_once
+* own kind             restore() of slices                          test_a_tail_takes_its_own_kind_only
+* both sides           a cut leaves nothing above                   test_a_tail_is_cut_into_what_lies_on_either_side
+* nothing above        a cut before the first token is an error     test_before_what_a_tail_holds_nothing_is_cut
+* joined               after() returns the later one                test_two_tails_join_into_what_the_later_end_needs
+* clipped              after() keeps all of the first               test_two_tails_join_into_what_the_later_end_needs
+* parts are tails      _like() makes slices                         test_tails_cut_and_joined_are_clipped_all_the_same
+* enough               after() joins what is needless               test_a_tail_that_has_enough_needs_nothing_above
+* across a gap         after() closes both, or joins them           test_across_a_gap_the_later_tail_stays
+* overlap              after() takes all of the first               test_tails_that_overlap_are_joined_once
+* still live           after() copies what the layer holds          test_two_tails_join_into_what_the_later_end_needs
+* live no more         after() leaves it to a layer gone further    test_a_live_tail_that_the_layer_has_gone_beyond_...
+* start of the chunk   can_rewind from start_position on            test_a_chunk_goes_back_while_its_start_is_there
+* something to hold    a chunk's needs() up to `at`                 test_a_chunk_needs_the_tokens_from_its_start_on
+* where it lies        copy() of a chunk from the buffer's start    test_any_tokens_of_a_chunk_are_read_where_they_lie
+"""
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import pytest
+
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache.interface import LayerState, Miss, Snapshot
+from runner.cache.layers.chunk import ChunkState
+from runner.cache.layers.snapshot import complete
+from runner.cache.layers.window import WindowState
+
+from mlx_lm.models.cache import ChunkedKVCache, RotatingKVCache  # isort: skip
+
+from tests.lib.leaves import ENTRY, adapted, allocated, entries, held, kept, layer, ledger, paged_out, taken, write
+
+SLACK = 16384  # what an array may be larger than its bytes
+
+
+def window(size: int) -> WindowState:
+    state = adapted(RotatingKVCache(size))
+    assert isinstance(state, WindowState)
+    return state
+
+
+def chunk(size: int) -> ChunkState:
+    state = adapted(ChunkedKVCache(size))
+    assert isinstance(state, ChunkState)
+    return state
+
+
+def bring_back(state: LayerState, *snapshots: Snapshot) -> None:
+    """The layer stands at the last of the snapshots again, whatever it did meanwhile; they stay as they are."""
+    complete(state.page_out())
+    before = ledger(state)
+    state.restore(snapshots)
+    assert state.offset == snapshots[-1].stop
+    assert not any(snapshot.live for snapshot in snapshots)
+    assert ledger(state) == before
+
+
+def pieces(state: LayerState, *stops: int, whole: bool = False) -> list[Snapshot]:
+    """What each of several forwards, up to these offsets, leaves behind: its own edge, or all that is needed there. The
+    layer is fresh afterwards."""
+    found: list[Snapshot] = []
+    for stop in stops:
+        start = state.offset
+        write(state, stop - start)
+        found.append(taken(state, 0 if whole else start))
+    complete(state.page_out())
+    state.reset()
+    return found
+
+
+def edges(snapshots: Sequence[Snapshot]) -> list[list[int]]:
+    """The first and the last offset of each, which has these tokens and no others."""
+    assert [kept(each) for each in snapshots] == [list(range(each.start, each.stop)) for each in snapshots]
+    assert [each.nbytes for each in snapshots] == [(each.stop - each.start) * ENTRY for each in snapshots]
+    return [[each.start, each.stop] for each in snapshots]
+
+
+# --- rings
+
+
+def test_a_full_ring_does_not_go_back() -> None:  # C33
+    state = window(4)
+    write(state, 10, at_once=False)
+    for to in (3, 6, 9, 11, -1):
+        assert not state.can_rewind(to)
+        with pytest.raises(ValueError, match="cannot go back"):
+            state.rewind(to)
+    state.rewind(10)
+    assert state.refusal == Miss.WINDOW_PASSED
+    snapshot = taken(state)
+    write(state, 5, at_once=False)
+    assert kept(snapshot) == [6, 7, 8, 9]
+    state.restore([snapshot])
+    assert held(state) == [6, 7, 8, 9]
+    write(state, 1)
+    assert held(state) == [7, 8, 9, 10]
+    assert kept(snapshot) == [6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_window_goes_back_until_it_has_wrapped(at_once: bool) -> None:
+    state = window(16)
+    write(state, 16, at_once)
+    for to in (15, 8, 1):
+        assert state.can_rewind(to)
+        state.rewind(to)
+        assert held(state) == list(range(to))
+        assert write(state, 16 - to, at_once) == list(range(16))
+    write(state, 1)
+    assert not state.can_rewind(16)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("count", [1, 4, 31, 32, 33, 40, 63, 64, 65, 100])
+def test_a_window_comes_back_as_it_was(count: int, at_once: bool) -> None:  # C34, C35
+    """After a long prefill mlx-lm's buffer holds all of it; after decode the oldest token is anywhere in it."""
+    state = window(32)
+    write(state, count, at_once)
+    expected = list(range(max(0, count - 32), count))
+    snapshot = paged_out(state)
+    assert kept(snapshot) == expected
+    assert snapshot.nbytes == len(expected) * ENTRY
+    for at_once_again in (True, False):
+        bring_back(state, snapshot)
+        assert held(state) == expected
+        write(state, 5, at_once_again)
+        assert held(state) == list(range(max(0, count - 27), count + 5))
+        assert kept(snapshot) == expected
+
+
+@pytest.mark.parametrize("before", [0, 28, 31, 60])
+@pytest.mark.parametrize("length", [1, 2])
+def test_every_stop_of_a_prefill_is_a_window_of_its_own(before: int, length: int) -> None:
+    """Where Ollama captures inside one forward, the prefill stops: four states, in any order, as the window fills, is
+    exactly full, and wraps. Their tokens are held once."""  # C34, C42
+    state = window(32)
+    chain = []
+    if before:
+        write(state, before)
+        chain = [taken(state)]
+    for _ in range(4):
+        at = state.offset
+        write(state, length)
+        chain.append(taken(state, at))
+    write(state, 40)  # drops all of them from the ring
+    size = (min(before, 32) + 4 * length) * ENTRY
+    assert ledger(state) == (len(chain), size)
+    for place in (2, 0, 3, 1, 1):
+        stop = before + length * (place + 1)
+        bring_back(state, *chain[: len(chain) - 3 + place])
+        assert (state.offset, held(state)) == (stop, list(range(max(0, stop - 32), stop)))
+        assert write(state, 3)[-34:] == list(range(max(0, stop - 31), stop + 3))[-34:]
+    stops = [before + length * place for place in range(5)][-len(chain) :]
+    assert edges(chain) == [[max(0, before - 32) if stop == before else stop - length, stop] for stop in stops]
+    assert ledger(state) == (len(chain), size)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_snapshot_between_two_writes_survives_the_second(at_once: bool) -> None:  # C36
+    """The second write drops from the ring, or overwrites in it, everything that the snapshot stands for."""
+    state = window(8)
+    write(state, 20, at_once)
+    snapshot = taken(state)
+    write(state, 20, at_once)
+    assert not snapshot.live
+    assert kept(snapshot) == list(range(12, 20))
+    assert ledger(state) == (1, 8 * ENTRY)
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_a_ring_in_mid_rotation_keeps_what_the_next_tokens_see(restored: bool) -> None:  # C37
+    state = window(4)
+    write(state, 9, at_once=False)
+    if restored:
+        snapshot = taken(state)
+        write(state, 3, at_once=False, first=900)
+        bring_back(state, snapshot)
+    assert write(state, 2) == [6, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_chunk_after_growth_in_decode_finds_no_padding(at_once: bool) -> None:  # C38
+    """A window of 512 grows by 256 entries at a time: the rest of them is nobody's."""
+    state = window(512)
+    write(state, 5, at_once)
+    write(state, 2, at_once=False)
+    snapshot = taken(state)
+    assert write(state, 3) == list(range(10))
+    assert kept(snapshot) == list(range(7))
+    bring_back(state, snapshot)
+    assert write(state, 1, at_once=False) == list(range(8))
+    bring_back(state, snapshot)
+    assert write(state, 3) == list(range(10))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("size", [16, 512])
+def test_a_rewound_window_finds_no_stale_tail(size: int, at_once: bool) -> None:  # C39
+    state = window(size)
+    write(state, 8, at_once)
+    state.rewind(2)
+    assert held(state) == [0, 1]
+    write(state, 3, at_once, first=9)
+    assert held(state) == [0, 1, 9, 10, 11]
+    state.rewind(0)
+    assert state.empty
+    assert write(state, 2) == [0, 1]
+
+
+def test_a_window_that_was_prefilled_in_chunks_is_trimmed_by_decode() -> None:  # C40
+    state = window(4)
+    for count, there in [(8, 8), (8, 11), (4, 7)]:
+        write(state, count)
+        assert state.nbytes == there * ENTRY
+    snapshot = taken(state)
+    write(state, 1, at_once=False)
+    assert state.nbytes == 4 * ENTRY
+    assert held(state) == [17, 18, 19, 20]
+    assert kept(snapshot) == [16, 17, 18, 19]
+    bring_back(state, snapshot)
+    write(state, 1, at_once=False)
+    assert held(state) == [17, 18, 19, 20]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("before", [0, 3, 5, 8])
+def test_any_tokens_of_a_window_are_read_in_the_order_of_time(before: int, at_once: bool) -> None:
+    """Unfilled with and without room behind, exactly full, longer than the window after a forward over many tokens, and
+    wrapped at every turn; before the turn, across it and behind it."""
+    turns = set()
+    for count in range(1, 12):
+        state = window(5)
+        write(state, before)
+        write(state, count, at_once)
+        offset, buffer = state.offset, state.arrays()[0].shape[-2]
+        turns.add((buffer, state.leaf._idx))
+        oldest = state.needs(offset)
+        for start in range(oldest, offset):
+            for stop in range(start + 1, offset + 1):
+                assert entries(state, start, stop) == list(range(start, stop)), (count, start, stop)
+    if at_once:
+        assert max(buffer for buffer, _ in turns) == (4 if before > 4 else max(before, 0)) + 11
+    elif before != 8:
+        assert {(5, idx) for idx in range(1, 6)} <= turns
+
+
+def test_a_window_with_room_behind_is_read_from_its_start() -> None:
+    state = window(512)
+    write(state, 7, at_once=False)
+    assert state.arrays()[0].shape[-2] == 256
+    assert entries(state, 0, 7) == list(range(7))
+    assert entries(state, 2, 5) == [2, 3, 4]
+
+
+def test_a_ring_is_cut_before_it_is_joined() -> None:
+    """A token of it costs a token, not another ring."""
+    state = window(4096)
+    write(state, 5000, at_once=True)
+    write(state, 3, at_once=False)
+    for start, stop in ((5001, 5003), (910, 912), (4998, 5002)):
+        _, peak = allocated(lambda start=start, stop=stop: mx.eval(state.copy(start, stop).arrays))  # type: ignore[misc]
+        assert peak <= 16 * ENTRY + SLACK
+
+
+# --- tails of several nodes
+
+
+def test_a_snapshot_holds_the_tokens_of_its_edge_that_can_be_needed() -> None:
+    assert edges(pieces(window(32), 10, 25, 40, 90)) == [[0, 10], [10, 25], [25, 40], [58, 90]]
+    assert edges(pieces(chunk(16), 10, 15, 16, 18, 31, 40)) == [
+        [0, 10],
+        [10, 15],
+        [15, 16],
+        [16, 18],
+        [18, 31],
+        [32, 40],
+    ]
+
+
+def test_a_window_is_restored_from_the_tails_of_three_nodes() -> None:
+    state = window(32)
+    first, second, third = pieces(state, 10, 25, 40)
+    for some in ([first, second, third], [second, third]):
+        if some[0] is second:
+            with pytest.raises(ValueError, match=r"tokens 8\.\.10 are missing to stand at 40"):
+                state.restore(some)
+            assert (state.offset, state.empty) == (0, True)
+            continue
+        bring_back(state, *some)
+        assert held(state) == list(range(8, 40))
+        assert write(state, 2, at_once=False)[-1:] != []
+        assert held(state) == list(range(10, 42))
+        state.reset()
+    bring_back(state, first, second)
+    assert held(state) == list(range(25))
+    assert edges([first, second, third]) == [[0, 10], [10, 25], [25, 40]]
+
+
+@pytest.mark.parametrize("make", [window, chunk])
+def test_a_gap_is_refused(make: Callable[[int], LayerState]) -> None:
+    """And the layer stays as it was."""
+    state = make(32)
+    first, second, third = pieces(state, 5, 15, 30)
+    write(state, 3, first=500)
+    for some, missing in (([first, third], "0..15"), ([second, third], "0..5"), ([third], "0..15"), ([second], "0..5")):
+        with pytest.raises(ValueError, match=f"tokens {missing} are missing to stand at {some[-1].stop}"):
+            state.restore(some)
+        assert (state.offset, held(state)) == (3, [500, 501, 502])
+    assert not any(each.live for each in (first, second, third))
+    bring_back(state, first, second, third)
+    assert held(state) == list(range(30))
+
+
+@pytest.mark.parametrize("make", [window, chunk])
+def test_a_tail_takes_its_own_kind_only(make: Callable[[int], LayerState]) -> None:
+    state = make(32)
+    (first,) = pieces(state, 5)
+    write(state, 3, first=500)
+    for kind in ("plain", "arrays"):
+        other = layer(kind)
+        write(other, 9)
+        second = taken(other, 5)
+        for some in ([second], [first, second]):
+            with pytest.raises(TypeError, match="made no"):
+                state.restore(some)
+    assert (state.offset, held(state)) == (3, [500, 501, 502])
+
+
+def test_what_a_later_snapshot_has_is_not_taken_from_the_ones_above() -> None:
+    """A node that holds all that is needed makes those above needless, gap or not; one that holds more than its edge
+    takes over from where it begins."""
+    state = window(8)
+    first, second, third = pieces(state, 6, 12, 14, whole=True)
+    assert edges([first, second, third]) == [[0, 6], [4, 12], [6, 14]]
+    other = window(8)
+    wrong = write(other, 6, first=700)
+    assert wrong[0] == 700
+    elsewhere = paged_out(other)
+    for some in ([third], [first, third], [second, third], [elsewhere, second, third], [elsewhere, third]):
+        bring_back(state, *some)
+        assert (state.offset, held(state)) == (14, list(range(6, 14)))
+        state.reset()
+    upper, lower = second.split(8)
+    assert upper is not None
+    bring_back(state, upper, lower, third)  # the second begins behind what the third begins with
+    assert held(state) == list(range(6, 14))
+    assert state.nbytes == 8 * ENTRY
+    state.reset()
+    second = lower.after(upper) or second
+    last = pieces(state, 12, 15)[1]
+    bring_back(state, elsewhere, second, last)
+    assert held(state) == list(range(7, 15))
+
+
+# --- tails cut and joined
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize("at", [1, 7, 15])
+@pytest.mark.parametrize("count", [16, 17, 40])
+def test_a_tail_is_cut_into_what_lies_on_either_side(count: int, at: int, live: bool) -> None:
+    state = window(16)
+    write(state, count)
+    oldest = count - 16
+    whole = taken(state) if live else paged_out(state)
+    first, second = whole.split(oldest + at)
+    assert first is not None
+    with pytest.raises(RuntimeError, match="closed before"):
+        whole.close()
+    assert (first.live, second.live) == (live, live)
+    assert ledger(state) == (2, 0 if live else 16 * ENTRY)
+    if live:
+        write(state, 3, at_once=False, first=900)
+    assert edges([first, second]) == [[oldest, oldest + at], [oldest + at, count]]
+    bring_back(state, first, second)
+    assert held(state) == list(range(oldest, count))
+    with pytest.raises(ValueError, match=f"tokens {oldest}..{oldest + at} are missing"):
+        state.restore([second])
+    complete(state.page_out())
+    if oldest == 0:
+        bring_back(state, first)
+        assert held(state) == list(range(at))
+        assert write(state, 2) == list(range(at + 2))
+    else:  # what it held before that was of no use to the whole
+        with pytest.raises(ValueError, match=f"tokens {max(0, oldest + at - 16)}..{oldest} are missing"):
+            state.restore([first])
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize("make", [window, chunk])
+def test_before_what_a_tail_holds_nothing_is_cut(make: Callable[[int], LayerState], live: bool) -> None:  # B18
+    state = make(4)
+    write(state, 10)
+    snapshot = taken(state) if live else paged_out(state)
+    begin = state.needs(10)
+    assert (snapshot.start, begin) == (begin, 6 if make is window else 8)
+    for at in (1, 5, begin):
+        nothing, rest = snapshot.split(at)
+        assert nothing is None
+        assert rest is snapshot
+    for at in (10, 11):
+        with pytest.raises(ValueError, match="cannot cut"):
+            snapshot.split(at)
+    assert (snapshot.start, snapshot.stop, snapshot.live, ledger(state)[0]) == (begin, 10, live, 1)
+
+
+@pytest.mark.parametrize("make", [window, chunk])
+def test_an_unfilled_layer_is_brought_back_to_any_of_its_tokens(make: Callable[[int], LayerState]) -> None:
+    state = make(16)
+    for at in range(1, 12):
+        state.reset()
+        write(state, 12)
+        first, second = paged_out(state).split(at)
+        assert first is not None
+        bring_back(state, first)
+        assert (state.offset, held(state)) == (at, list(range(at)))
+        assert write(state, 3, first=at) == list(range(at + 3))
+        state.reset()
+        first.close()
+        second.close()
+    assert ledger(state) == (0, 0)
+
+
+def test_a_live_tail_that_the_layer_has_gone_beyond_is_joined_by_copy() -> None:
+    """The layer does not hold any more what was needed at its end."""
+    state = window(8)
+    write(state, 6)
+    first = taken(state)
+    complete(state.page_out())
+    write(state, 5)
+    upper, lower = taken(state, 6).split(9)
+    assert upper is not None
+    assert upper.live
+    joined = upper.after(first)
+    assert joined is not None
+    assert (joined.start, joined.stop, joined.live) == (1, 9, False)
+    assert edges([joined]) == [[1, 9]]
+    complete(state.page_out())
+    bring_back(state, joined)
+    assert held(state) == list(range(1, 9))
+    lower.close()
+
+
+@pytest.mark.parametrize("where", ["live", "owned", "owned, then live"])
+def test_two_tails_join_into_what_the_later_end_needs(where: str) -> None:  # B19, B21
+    state = window(8)
+    write(state, 6)
+    first = taken(state)
+    write(state, 5)
+    second = taken(state, 6)
+    if where == "owned":
+        complete(state.page_out())
+    elif where == "live":
+        first.close()
+        second.close()
+        first, second = (part for part in taken(state).split(6) if part is not None)
+    joined = second.after(first)
+    assert joined is not None
+    live = where != "owned"  # the layer stands at the end of both, and holds all that is needed there
+    assert (joined.start, joined.stop, joined.live) == (3, 11, live)
+    assert ledger(state) == (1, 0 if live else 8 * ENTRY)
+    for part in (first, second):
+        with pytest.raises(RuntimeError, match="closed before"):
+            part.close()
+    complete(state.page_out())
+    assert edges([joined]) == [[3, 11]]
+    bring_back(state, joined)
+    assert held(state) == list(range(3, 11))
+    # It can still be cut, and joined again.
+    upper, lower = joined.split(9)
+    assert upper is not None
+    again = lower.after(upper)
+    assert edges([again] if again else []) == [[3, 11]]
+
+
+def test_tails_cut_and_joined_are_clipped_all_the_same() -> None:
+    """The parts of a part know what is needed."""
+    state = window(8)
+    first, second, third = pieces(state, 4, 8, 13)
+    upper, lower = third.split(10)
+    assert upper is not None
+    joined = upper.after(second)
+    assert joined is not None
+    whole = lower.after(joined)
+    assert whole is not None
+    assert whole.after(first) is whole
+    assert edges([whole]) == [[5, 13]]
+    assert ledger(state) == (1, 8 * ENTRY)
+
+
+def test_chunks_join_from_the_start_of_the_later_chunk_on() -> None:
+    state = chunk(16)
+    first, second, third = pieces(state, 10, 20, 25)
+    assert edges([first, second, third]) == [[0, 10], [16, 20], [20, 25]]
+    joined = third.after(second)
+    assert joined is not None
+    assert joined.after(first) is joined
+    assert edges([joined]) == [[16, 25]]
+    first, second = pieces(state, 10, 14)
+    whole = second.after(first)
+    assert whole is not None
+    assert edges([whole]) == [[0, 14]]
+
+
+@pytest.mark.parametrize("count", [4, 5])
+@pytest.mark.parametrize("live", [True, False])
+def test_a_tail_that_has_enough_needs_nothing_above(live: bool, count: int) -> None:  # B21, B25
+    state = window(4)
+    write(state, 10)
+    earlier = taken(state)
+    write(state, count)
+    later = taken(state, 10) if live else paged_out(state, 10)
+    assert later.after(earlier) is later
+    assert (later.start, later.stop, later.live, ledger(state)[0]) == (6 + count, 10 + count, live, 1)
+    with pytest.raises(RuntimeError, match="closed before"):
+        earlier.close()
+    assert later.after(None) is later
+    bring_back(state, later)
+    assert held(state) == list(range(6 + count, 10 + count))
+
+
+def test_across_a_gap_the_later_tail_stays() -> None:  # B25
+    """It may still be good for something: from there on."""
+    state = window(16)
+    first, second, third = pieces(state, 5, 10, 14)
+    assert third.after(first) is third
+    assert third.after(None) is third
+    with pytest.raises(RuntimeError, match="closed before"):
+        first.close()
+    assert ledger(state)[0] == 2
+    assert edges([second, third]) == [[5, 10], [10, 14]]
+
+
+def test_tails_that_overlap_are_joined_once() -> None:
+    """One that took over what was missing above, and was cut; above it has been filled since."""
+    state = window(8)
+    above, whole = pieces(state, 10, 14, whole=True)
+    assert edges([above, whole]) == [[2, 10], [6, 14]]
+    upper, lower = whole.split(13)
+    assert upper is not None
+    bring_back(state, above, upper)
+    assert held(state) == list(range(5, 13))
+    state.reset()
+    joined = upper.after(above)
+    assert joined is not None
+    assert edges([joined, lower]) == [[5, 13], [13, 14]]
+    assert ledger(state) == (2, 9 * ENTRY)
+    bring_back(state, joined)
+    assert held(state) == list(range(5, 13))
+
+
+# --- chunks
+
+
+def test_a_chunk_needs_the_tokens_from_its_start_on() -> None:
+    """At the start of one nothing is: a single token keeps the buffers at their place."""
+    state = chunk(16)
+    assert [state.needs(at) for at in (1, 2, 15, 16, 17, 31, 32, 33, 47, 48)] == [0, 0, 0, 15, 16, 16, 31, 32, 32, 47]
+    needed = [state.needs(at) for at in range(1, 100)]
+    assert needed == sorted(needed)
+    assert all(begin < at for at, begin in enumerate(needed, 1))
+
+
+@pytest.mark.parametrize("count", [5, 15, 16, 17, 31, 32, 33, 40])
+def test_a_chunk_comes_back_as_it_was(count: int) -> None:
+    state = chunk(16)
+    write(state, count // 2)
+    write(state, count - count // 2)
+    expected = list(range(min(count // 16 * 16, count - 1), count))
+    snapshot = paged_out(state)
+    assert kept(snapshot) == expected
+    assert snapshot.nbytes == len(expected) * ENTRY
+    for _ in range(2):
+        bring_back(state, snapshot)
+        assert held(state) == expected
+        assert state.leaf.start_position == expected[0]
+        assert write(state, 1)[-1] == count
+        assert write(state, 20)[-21:] == list(range(count, count + 21))
+    assert kept(snapshot) == expected
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_any_tokens_of_a_chunk_are_read_where_they_lie(at_once: bool) -> None:
+    state = chunk(5)
+    for _ in range(9):
+        write(state, 3, at_once)
+        for start in range(state.leaf.start_position, state.offset):
+            for stop in range(start + 1, state.offset + 1):
+                assert entries(state, start, stop) == list(range(start, stop))
+
+
+def test_a_chunk_goes_back_while_its_start_is_there() -> None:  # 14
+    state = chunk(16)
+    write(state, 40)
+    write(state, 4)
+    assert state.leaf.start_position == 24
+    for to in (31, 24, 16, 0, -1, 45):
+        assert not state.can_rewind(to)
+        with pytest.raises(ValueError, match="cannot go back"):
+            state.rewind(to)
+        assert state.offset == 44
+    snapshot = taken(state)
+    complete(state.page_out())
+    state.rewind(33)
+    assert write(state, 2, first=500)[-10:] == [*range(25, 33), 500, 501]
+    assert state.can_rewind(32)
+    state.rewind(32)
+    assert held(state)[-7:] == list(range(25, 32))
+    assert kept(snapshot) == list(range(32, 44))
+
+
+def test_a_chunk_that_starts_at_nothing_goes_back_to_the_beginning() -> None:
+    state = chunk(16)
+    write(state, 12)
+    assert [to for to in range(-1, 14) if state.can_rewind(to)] == list(range(13))
+    state.rewind(0)
+    assert write(state, 2, first=500) == [500, 501]
+
+
+def test_a_chunk_that_came_back_goes_back_no_further_than_its_start() -> None:
+    state = chunk(16)
+    write(state, 44)
+    snapshot = paged_out(state)
+    bring_back(state, snapshot)
+    assert [to for to in range(50) if state.can_rewind(to)] == list(range(33, 45))
+    first, second = snapshot.split(35)
+    assert first is not None
+    assert edges([first, second]) == [[32, 35], [35, 44]]
+    bring_back(state, first)
+    assert (held(state), state.leaf.start_position) == (list(range(32, 35)), 32)
+    assert write(state, 1) == list(range(32, 36))
+    bring_back(state, first, second)
+    assert held(state) == list(range(32, 44))

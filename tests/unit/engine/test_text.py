@@ -1,0 +1,266 @@
+"""Tokens to delivered text: stop strings, held-back ends, entries. The oracle sees the whole text at once."""
+
+import itertools
+import json
+from typing import NamedTuple
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from runner.engine.detokenizer import Detokenizer, Piece, StopStrings
+from runner.tokenizer import Utf8Stream, open_tokenizer
+from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
+
+
+class Words:
+    """A vocabulary in which token i is the i-th chunk of bytes; entries are the ids."""
+
+    def __init__(self, chunks: list[bytes]) -> None:
+        self.chunks = chunks
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.chunks[token_id]
+
+
+class Run(NamedTuple):
+    """What one generation delivered: a piece or None per token, and at the end."""
+
+    pushed: list[Piece[int] | None]
+    last: Piece[int] | None
+    stopped: bool
+
+    @property
+    def pieces(self) -> list[Piece[int]]:
+        return [piece for piece in [*self.pushed, self.last] if piece is not None]
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def entries(self) -> list[int]:
+        return [entry for piece in self.pieces for entry in piece.entries]
+
+
+def run(chunks: list[bytes], stop: list[str]) -> Run:
+    """Push tokens until the text stops, as the engine does."""
+    stream: Detokenizer[int] = Detokenizer(Words(chunks), StopStrings(stop))
+    pushed = []
+    for token_id in range(len(chunks)):
+        pushed.append(stream.push(token_id, token_id))
+        if stream.stopped:
+            break
+    return Run(pushed, stream.finish(), stream.stopped)
+
+
+def texts(*chunks: str) -> list[bytes]:
+    return [chunk.encode() for chunk in chunks]
+
+
+def cut(text: str, stop: list[str]) -> int | None:
+    """Where the earliest stop string begins."""
+    return min((place for word in stop if word and (place := text.find(word)) >= 0), default=None)
+
+
+def places_of(chunks: list[bytes]) -> tuple[str, list[tuple[int, int] | None]]:
+    """The text that the chunks complete, and where each token's characters stand in it; None for one that completes
+    nothing up to the end."""
+    stream, text, spans = Utf8Stream(), "", [(0, 0)] * len(chunks)
+    waiting: list[int] = []
+    for index, chunk in enumerate(chunks):
+        waiting.append(index)
+        if more := stream.feed(chunk):
+            for token in waiting:
+                spans[token] = (len(text), len(text) + len(more))
+            text, waiting = text + more, []
+    return text, [None if i in waiting else span for i, span in enumerate(spans)]
+
+
+alphabet = st.sampled_from("aab é😀")
+words = st.text(alphabet, max_size=5)
+stop_lists = st.lists(words, max_size=4)
+
+
+@st.composite
+def chunk_lists(draw: st.DrawFn, broken: bool = False) -> list[bytes]:
+    """A random text cut at random bytes, empty tokens included; `broken` ones may contain anything."""
+    data = draw(st.text(alphabet, max_size=24)).encode()
+    if broken:
+        place = draw(st.integers(0, len(data)))
+        data = data[:place] + draw(st.binary(max_size=3)) + data[place:]
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=12)))
+    return [data[a:b] for a, b in itertools.pairwise([0, *cuts, len(data)])]
+
+
+@given(chunk_lists(), stop_lists)
+@example(texts("x", "abc", "d", "e"), ["abcd", "bc"])
+@example(texts("x", "abc", "e", "d"), ["abcd", "bc"])
+@example(texts("abc"), ["abcd", "bc"])
+@example(texts("abab", "ac"), ["abac"])
+@example(texts("aaab"), ["b", "ab", "aab"])
+@example(texts("abcx"), ["abcde", "b", "c"])
+def test_delivered_is_the_text_up_to_the_earliest_stop_string(chunks: list[bytes], stop: list[str]) -> None:
+    text = b"".join(chunks).decode()
+    end = cut(text, stop)
+    result = run(chunks, stop)
+    assert result.text == text[:end]
+    assert result.stopped is (end is not None)
+
+
+@given(chunk_lists(broken=True), stop_lists)
+def test_held_back_is_only_what_may_become_a_stop_string(chunks: list[bytes], stop: list[str]) -> None:
+    result = run(chunks, stop)
+    longest = max(map(len, stop), default=0)
+    decoder, decoded, delivered = Utf8Stream(), "", ""
+    for chunk, piece in zip(chunks, result.pushed, strict=False):
+        decoded += decoder.feed(chunk)
+        delivered += piece.text if piece else ""
+        assert decoded.startswith(delivered)
+        assert len(decoded) - len(delivered) <= max(longest - 1, 0) or len(delivered) == cut(decoded, stop)
+        held = decoded[len(delivered) :]
+        assert not held or any(word.startswith(held) for word in stop) or len(delivered) == cut(decoded, stop)
+
+
+@given(chunk_lists(broken=True))
+def test_without_stop_strings_every_whole_character_comes_at_once(chunks: list[bytes]) -> None:
+    decoder = Utf8Stream()
+    result = run(chunks, ["", ""])
+    assert [piece.text if piece else "" for piece in result.pushed] == [decoder.feed(chunk) for chunk in chunks]
+    assert not result.stopped
+
+
+@given(chunk_lists(broken=True), stop_lists)
+@example([b"a", b"\xf0\x9f"], [])
+@example([b"a", b"\xf0\x9f"], ["aa"])
+@example([b"ab", b"\xf0\x9f"], ["abc", "b"])
+def test_each_entry_comes_once_with_the_last_character_of_its_token(chunks: list[bytes], stop: list[str]) -> None:
+    result = run(chunks, stop)
+    text, places = places_of(chunks)
+    end = cut(text, stop)
+    due = [i for i, span in enumerate(places) if end is None or (span and span[0] < end)]
+    position = 0
+    for piece in result.pieces:
+        position += len(piece.text)
+        last = piece is result.pieces[-1]
+        now = [i for i in due if (span := places[i]) and (span[1] <= position or (last and end is not None))]
+        if last and end is None:
+            now += [i for i in due if places[i] is None]
+        due = [i for i in due if i not in now]
+        assert piece.entries == now
+    assert not due, "every token has its entry, but for those behind a stop string"
+
+
+@given(chunk_lists(broken=True), stop_lists)
+def test_a_piece_is_never_empty_twice_over(chunks: list[bytes], stop: list[str]) -> None:
+    assert all(piece.text or piece.entries for piece in run(chunks, stop).pieces)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "stop", "pieces"),
+    [
+        (["Hello", "\n", "\n", "User"], ["\n\nUser"], [("Hello", [0])]),
+        (["Hello", "\n", "\n", "Use"], ["\n\nUser"], [("Hello", [0]), ("\n\nUse", [1, 2, 3])]),
+        (["a", "\n", "b"], ["\n\n"], [("a", [0]), ("\nb", [1, 2])]),
+        (["one\ntwo", "three"], ["\n"], [("one", [0])]),
+        (["\n"], ["\n"], []),
+        (["ab", "X", "c"], ["bX"], [("a", []), ("", [0])]),
+        (["x<", "|end", "|>y"], ["<|end|>"], [("x", []), ("", [0])]),
+    ],
+)
+def test_a_stop_string_across_tokens(chunks: list[str], stop: list[str], pieces: list[tuple[str, list[int]]]) -> None:
+    assert run(texts(*chunks), stop).pieces == pieces
+
+
+def test_an_earlier_match_that_is_still_possible_is_waited_for() -> None:
+    stream: Detokenizer[int] = Detokenizer(Words(texts("xabc", "d", "e")), StopStrings(["abcd", "bc"]))
+    assert stream.push(0) == ("x", [])
+    assert not stream.stopped
+    assert stream.push(1) is None
+    assert stream.stopped
+
+
+def test_a_match_that_waited_in_vain_counts_at_the_end() -> None:
+    stream: Detokenizer[int] = Detokenizer(Words(texts("xabc")), StopStrings(["abcd", "bc"]))
+    stream.push(0, 0)
+    assert not stream.stopped
+    assert stream.finish() == ("a", [0])
+    assert stream.stopped
+
+
+def test_nothing_comes_after_a_stop_or_after_the_end() -> None:
+    stream: Detokenizer[int] = Detokenizer(Words(texts("a.", "b")), StopStrings(["."]))
+    stream.push(0, 0)
+    assert stream.push(1, 1) is None
+    assert stream.finish() is None
+    ended: Detokenizer[int] = Detokenizer(Words(texts("ab")), StopStrings(["bc"]))
+    ended.push(0, 0)
+    assert ended.finish() == ("b", [0])
+    assert ended.finish() is None
+
+
+def test_a_character_of_several_tokens_carries_all_their_entries() -> None:
+    chunks = [b"\xe3\x81", b"\x93\xe3", b"\x82\x93"]
+    assert run(chunks, []).pieces == [("こ", [0, 1]), ("ん", [2])]
+
+
+def test_tokens_without_text_ride_with_the_next_text() -> None:
+    assert run([b"", b"a", b"", b"", b"b"], []).pieces == [("a", [0, 1]), ("b", [2, 3, 4])]
+
+
+def test_at_the_end_tokens_without_text_have_their_entries() -> None:
+    result = run([b"a", b"", b"\xf0\x9f", b""], [])
+    assert result.pushed == [("a", [0]), None, None, None]
+    assert result.last == ("", [1, 2, 3])
+
+
+def test_the_entry_of_a_broken_end_comes_with_the_text_that_was_held() -> None:
+    assert run([b"a.", b"\xf0\x9f"], [".."]) == ([("a", []), None], (".", [0, 1]), False)
+
+
+def test_a_broken_end_behind_a_stop_string_has_no_entry() -> None:
+    assert run([b"abc", b"\xf0\x9f"], ["abcd", "bc"]) == ([None, None], ("a", [0]), True)
+
+
+def test_the_broken_end_of_a_joined_character_is_delivered_with_its_entries() -> None:
+    assert run(["👩\u200d".encode(), b"\xf0\x9f", b"\x91"], []).last == ("\ufffd", [1, 2])
+
+
+def test_a_stop_string_may_end_in_the_broken_end() -> None:
+    result = run(["a👩\u200d".encode(), b"\xf0\x9f"], ["👩\u200d\ufffd"])
+    assert result == ([("a", []), None], ("", [0]), True)
+
+
+def test_entries_are_optional() -> None:
+    stream: Detokenizer[int] = Detokenizer(Words(texts("a", "b")))
+    assert [stream.push(0), stream.push(1), stream.finish()] == [("a", []), ("b", []), None]
+
+
+def test_special_tokens_are_text_like_any_other() -> None:
+    document = byte_level(ALL_BYTES, ["<think>", "</think>"])
+    tokenizer = open_tokenizer({"tokenizer.json": json.dumps(document).encode()}.get)
+    stream: Detokenizer[int] = Detokenizer(tokenizer, StopStrings(["</think>"]))
+    assert stream.push(256) == ("<think>", [])
+    assert stream.push(ord("x")) == ("x", [])
+    assert stream.push(257) is None
+    assert stream.stopped
+
+
+class Counted(list[int]):
+    """A table that counts how often it is asked."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> int:  # type: ignore[override]  # no slices here
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("text", ["a" * 5000, "ab" * 2500, ("a" * 99 + "c") * 50])
+def test_the_work_is_one_step_per_character_whatever_the_stop_strings(text: str) -> None:
+    stops = StopStrings(["a" * 100 + "b", *("ab" * length for length in range(200, 260)), "a" * 1000])
+    fallback = stops._fallback = Counted(stops._fallback)
+    state = 0
+    for character in text:
+        state = stops.step(state, character)
+    assert fallback.reads <= len(text)

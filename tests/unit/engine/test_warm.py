@@ -1,0 +1,85 @@
+"""The first forwards before the first request: they leave nothing behind, and nothing depends on them."""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import pytest
+
+from runner.engine.platform.warmup import sketch, warm_up
+from runner.errors import ComputeError
+from scripts.tools.models.tiny import KINDS, VOCAB, tiny
+from tests.lib.company import CONTEXT, plain
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_model_reads_a_prompt_and_draws_with_and_without_chance(name: str) -> None:
+    kind = tiny(name)
+    shapes: list[tuple[int, ...]] = []
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        shapes.append(tokens.shape)
+        assert mx.max(tokens).item() < VOCAB  # type: ignore[operator]  # it is a number
+        return plain(kind)(tokens, layers)
+
+    warm_up(kind.make_layers, forward, VOCAB, CONTEXT)
+    assert shapes == [(1, 16), (1, 1), (1, 1)]
+
+
+def test_a_context_of_a_few_tokens_is_not_exceeded() -> None:
+    kind = tiny("llama")
+    seen: list[int] = []
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        seen.append(tokens.size)
+        return plain(kind)(tokens, layers)
+
+    warm_up(kind.make_layers, forward, VOCAB, 3)
+    assert seen[0] == 3
+
+
+def failing(tokens: mx.array, layers: list[object]) -> mx.array:
+    raise RuntimeError("no kernel for this")
+
+
+@pytest.mark.parametrize("prove", [warm_up, sketch])
+def test_a_model_that_cannot_compute_is_refused(prove: Callable[..., None]) -> None:
+    with pytest.raises(ComputeError, match=r"^the model cannot compute: RuntimeError: no kernel for this$"):
+        prove(tiny("llama").make_layers, failing, VOCAB, CONTEXT)
+
+
+def test_a_step_that_fails_is_a_fault_of_the_model_too() -> None:
+    """A prompt of one slice may compute where a step after it does not."""
+    kind = tiny("llama")
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        return plain(kind)(tokens, layers) if tokens.size > 1 else failing(tokens, layers)
+
+    for prove in (warm_up, sketch):
+        with pytest.raises(ComputeError, match=r"^the model cannot compute: "):
+            prove(kind.make_layers, forward, VOCAB, CONTEXT)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_sketch_computes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model would take seconds, and memory, for a token that nobody wants."""
+    kind = tiny(name)
+    monkeypatch.setattr(mx, "eval", lambda *_: pytest.fail("evaluated"))
+    monkeypatch.setattr(mx, "async_eval", lambda *_: pytest.fail("evaluated"))
+    results: list[mx.array] = []
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        results.append(plain(kind)(tokens, layers))
+        return results[-1]
+
+    before = mx.get_active_memory()
+    sketch(kind.make_layers, forward, VOCAB, CONTEXT)
+    assert [array.shape[:2] for array in results] == [(1, 16), (1, 1)]
+    assert mx.get_active_memory() - before < results[0].nbytes, "not even the scores of the prompt"
+
+
+def test_shapes_that_do_not_fit_show_in_a_sketch() -> None:
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        return mx.zeros((tokens.size, 3)) @ mx.zeros((4, VOCAB))
+
+    with pytest.raises(ComputeError, match=r"^the model cannot compute: ValueError: "):
+        sketch(tiny("llama").make_layers, forward, VOCAB, CONTEXT)

@@ -1,0 +1,103 @@
+"""What is wrong with a schema, and where in it."""
+
+import json
+
+import pytest
+
+from protocol.format import ConstString
+from runner.errors import RequestError
+from runner.grammar.explain import explained
+from tests.unit.grammar.walks import bytes_tokenizer, guide_of
+
+BAD = {"type": "strin"}
+GOOD = {"type": "string"}
+
+
+def told(wanted: object) -> str:
+    with pytest.raises(RequestError) as error:
+        guide_of(wanted, bytes_tokenizer())
+    assert error.value.status == 400
+    assert str(error.value).startswith("Format: ")
+    return str(error.value)
+
+
+def nested(levels: int, schema: object) -> object:
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": GOOD, "b": schema}}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (BAD, "$"),
+        ({"properties": {"a": GOOD, "b": BAD, "c": GOOD}}, "$.properties.b"),
+        ({"items": BAD}, "$.items"),
+        ({"prefixItems": [GOOD, BAD]}, "$.prefixItems[1]"),
+        ({"anyOf": [GOOD, {"items": BAD}]}, "$.anyOf[1].items"),
+        ({"$defs": {"x": {"properties": {"y": BAD}}}, "$ref": "#/$defs/x"}, "$.$defs.x.properties.y"),
+        (nested(20, BAD), "$" + ".properties.b" * 20),
+        (
+            {"type": "object", "properties": {**{f"p{number}": GOOD for number in range(500)}, "z": BAD}},
+            "$.properties.z",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 30 else "",
+)
+def test_the_innermost_part_with_the_fault_is_named(schema: object, place: str) -> None:
+    text = told(schema)
+    assert "Invalid type: strin" in text
+    assert f" at `{place}` of the JSON schema" in text
+
+
+def test_the_schema_in_a_tag_is_looked_at_too() -> None:
+    tag = {
+        "type": "sequence",
+        "elements": [
+            {"type": "json_schema", "json_schema": {"items": GOOD}},
+            {"type": "json_schema", "json_schema": {"items": BAD}},
+        ],
+    }
+    assert "`$.items`" in told(tag)
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason", "lenient"),
+    [
+        ({"items": {"not": {}}}, 'Unimplemented keys: ["not"] - at `$.items`', True),
+        ({"type": "string", "format": "iri"}, "Unknown format: iri", True),
+        ({"oneOf": [{"minimum": 1}, {"maximum": 5}]}, "oneOf constraints are not supported", True),
+        ({"$ref": "#/$defs/none"}, "'/$defs/none' does not exist", False),
+        ({"$ref": "https://example.org/x"}, "example.org", False),
+        ({"type": "integer", "minimum": 5, "maximum": 4}, "minimum (5) is greater than maximum (4)", False),
+        ({"type": "string", "minLength": 5, "maxLength": 4}, "minLength (5) is greater than maxLength (4)", False),
+        ({"type": "array", "minItems": 5, "maxItems": 4}, "minItems (5) is greater than maxItems (4)", False),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "incompatible types", False),
+        ({"type": "string", "pattern": "("}, "unclosed group", False),
+        ({"type": "string", "pattern": "(?=a)"}, "look-around", False),
+        ({"type": "object", "minProperties": 2, "properties": {"a": {}}}, "min/maxProperties only supported", False),
+        ({"x-guidance": {"nonsense": 1}}, "unknown field `nonsense`", False),
+        ({"required": "a"}, "required", False),
+        ({"properties": []}, "properties", False),
+    ],
+    ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else "",
+)
+def test_the_reason_is_told_and_what_to_do_where_something_can_be_done(
+    schema: object, reason: str, lenient: bool
+) -> None:
+    text = told(schema)
+    assert reason in text
+    assert ('"lenient": true' in text) is lenient
+
+
+def test_no_text_is_longer_than_a_person_reads() -> None:
+    assert len(told({"type": "x" * 100_000})) < 2000
+    assert len(told({"type": "regex", "pattern": "(" * 10_000})) < 2000
+    assert len(told({"type": "lark", "grammar": "x" * 100_000})) < 2000
+
+
+def test_one_that_is_too_large_to_compile_is_told_so() -> None:
+    assert "schema too large" in told(
+        {"type": "object", "properties": {f"p{number}": GOOD for number in range(20_000)}}
+    )
+    assert explained("panic: assertion failed: n < 10", ConstString("")).startswith("too large or too intricate")

@@ -1,0 +1,203 @@
+"""A guide leads one answer: what has to come, what may, and that nothing else can."""
+
+import re
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runner.errors import RequestError
+from runner.grammar import Guide
+from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
+from tests.unit.grammar.schemas import Schema, schemas
+from tests.unit.grammar.walks import (
+    WORDS,
+    Impatient,
+    bits,
+    bytes_tokenizer,
+    compiler_of,
+    format_of,
+    guide_of,
+    opened,
+    spelled,
+    walk,
+    words_tokenizer,
+)
+
+FORCED = b'{"name": "abc'
+SCHEMA: Schema = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "pattern": "^abc[0-9]?$"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+def state(guide: Guide) -> object:
+    return guide.complete, None if guide.complete else guide.mask()
+
+
+def test_what_is_forced_comes_first_and_then_there_is_a_choice() -> None:
+    tokenizer = words_tokenizer()
+    guide = guide_of(SCHEMA, tokenizer)
+    forced = guide.forced(99)
+    assert spelled(forced, tokenizer) == FORCED
+    assert len(forced) < len(FORCED), "in tokens as the tokenizer makes them"
+    assert guide.forced(99) == []
+    assert {tokenizer.token_bytes(token) for token in bits(guide.mask())} == {
+        b'"',
+        b'"}',
+        *(b"%d" % n for n in range(10)),
+    }
+
+
+def test_no_more_is_forced_than_there_is_room_for() -> None:
+    tokenizer = words_tokenizer()
+    whole = guide_of(SCHEMA, tokenizer).forced(99)
+    guide = guide_of(SCHEMA, tokenizer)
+    assert guide.forced(0) == []
+    assert guide.forced(1) == whole[:1]
+    assert guide.forced(2) == whole[1:3]
+    assert guide.forced(99) == whole[3:]
+
+
+def test_what_is_forced_may_be_taken_one_by_one_each_the_only_one_that_may_come() -> None:
+    tokenizer = words_tokenizer()
+    guide = guide_of(SCHEMA, tokenizer)
+    for token in guide_of(SCHEMA, tokenizer).forced(99):
+        assert bits(guide.mask()) == [token]
+        guide.take(token)
+    assert len(bits(guide.mask())) > 1
+
+
+@pytest.mark.parametrize("wrong", [ord("x"), ord("{"), 300, 10**6])
+def test_a_token_that_may_not_come_is_refused(wrong: int) -> None:
+    tokenizer = words_tokenizer()
+    for skipped in (0, 99):
+        guide = guide_of(SCHEMA, tokenizer)
+        guide.forced(skipped)
+        guide.take(wrong)
+        assert not guide.complete
+        assert guide.forced(99) == []
+        with pytest.raises(RequestError):
+            guide.mask()
+
+
+def test_a_mask_is_the_same_until_the_answer_goes_on() -> None:
+    guide = guide_of(SCHEMA, words_tokenizer())
+    first = guide.mask()
+    assert guide.mask() == first
+    assert guide.forced(1)
+    assert guide.mask() != first
+
+
+@pytest.mark.parametrize("text", [b"[]", b"[1, 2]"])
+def test_it_is_complete_once_nothing_may_follow(text: bytes) -> None:
+    guide = guide_of({"type": "array", "items": {"type": "integer"}}, bytes_tokenizer())
+    for byte in text:
+        assert not guide.complete
+        guide.take(byte)
+    assert guide.complete
+
+
+def test_it_is_not_complete_while_something_may_follow() -> None:
+    guide = guide_of({"type": "integer"}, bytes_tokenizer())
+    guide.take(ord("1"))
+    assert not guide.complete
+    assert bits(guide.mask()) == [*b".0123456789"[1:], *sorted(bytes_tokenizer().eos)]
+
+
+def test_what_is_forced_at_the_end_has_to_come_before_it_is_complete() -> None:
+    guide = guide_of({"const": "a"}, bytes_tokenizer())
+    assert not guide.complete
+    assert guide.forced(2) == [*b'"a']
+    assert not guide.complete
+    assert guide.forced(2) == [*b'"']
+    assert guide.complete
+
+
+def test_guides_of_one_grammar_do_not_know_each_other() -> None:
+    compiled = compiler_of(bytes_tokenizer()).compile(format_of({"enum": ["ab", "cd"]}))
+    one, other = compiled.guide(), compiled.guide()
+    for guide, text in ((one, b"ab"), (other, b"cd")):
+        assert guide.forced(9) == [*b'"']
+        guide.take(text[0])
+        assert guide.forced(9) == [*text[1:], *b'"']
+    assert one.complete
+    assert other.complete
+
+
+@settings(max_examples=60)
+@given(schemas(depth=1), st.integers(0, 2**32), st.booleans())
+def test_led_again_along_the_same_tokens_it_stands_where_it_stood(schema: Schema, seed: int, jumps: bool) -> None:
+    tokenizer = words_tokenizer()
+    random = Random(seed)
+    tokens = walk(guide_of(schema, tokenizer), tokenizer, random, Impatient(tokenizer, random, 15), jumps=jumps).tokens
+    led, restarted = guide_of(schema, tokenizer), guide_of(schema, tokenizer)
+    for count, token in enumerate(tokens):
+        restarted.restart(tokens[:count])
+        assert state(led) == state(restarted)
+        led.take(token)
+    restarted.restart(tokens)
+    assert state(led) == state(restarted)
+
+
+def test_a_token_further_is_taken_back() -> None:
+    guide = guide_of({"type": "string"}, bytes_tokenizer())
+    assert guide.forced(9) == [*b'"']
+    before = guide.mask()
+    guide.take(ord('"'))
+    assert guide.complete
+    guide.restart([*b'"'])
+    assert not guide.complete
+    assert guide.mask() == before
+    guide.restart([])
+    assert guide.forced(9) == [*b'"']
+
+
+POOR = opened(byte_level([b"a", b"b"], ["<e>"]), generation_config={"eos_token_id": 2})
+
+
+def test_what_the_vocabulary_cannot_spell_is_told_in_words_where_the_answer_would_stand_still() -> None:
+    guide = guide_of({"type": "const_string", "value": "abc"}, POOR)
+    assert guide.forced(9) == [0, 1]
+    assert not guide.complete
+    with pytest.raises(RequestError, match="vocabulary cannot spell"):
+        guide.mask()
+
+
+def test_so_is_an_ending_that_it_cannot_spell() -> None:
+    guide = guide_of({"type": "regex", "pattern": "ab|aac"}, POOR)
+    assert guide.forced(9) == [0]
+    assert bits(guide.mask()) == [0, 1]
+    guide.take(0)
+    with pytest.raises(RequestError, match="vocabulary cannot spell"):
+        guide.mask()
+
+
+def test_a_grammar_that_it_cannot_even_begin_is_refused_before_there_is_a_guide() -> None:
+    with pytest.raises(RequestError, match="vocabulary cannot spell"):
+        compiler_of(POOR).compile(format_of({"type": "object"}))
+
+
+BLANK = {token for token, text in enumerate([*ALL_BYTES, *WORDS]) if text.isspace()}
+STRING = re.compile(rb'"(?:\\.|[^"\\])*("|$)')
+
+
+@settings(max_examples=60)
+@given(schemas(depth=1), st.integers(0, 2**32))
+def test_a_model_that_would_rather_write_spaces_finds_one_behind_each_comma_and_colon(
+    schema: Schema, seed: int
+) -> None:
+    tokenizer = words_tokenizer()
+    random = Random(seed)
+    impatient = Impatient(tokenizer, random)
+
+    def choose(possible: list[int], tokens: list[int]) -> int:
+        in_string = any(not match[1] for match in STRING.finditer(spelled(tokens, tokenizer)))
+        blank = [] if in_string else sorted(BLANK.intersection(possible))
+        return random.choice(blank) if blank else impatient(possible, tokens)
+
+    said = spelled(walk(guide_of(schema, tokenizer), tokenizer, random, choose).tokens, tokenizer)
+    assert re.fullmatch(rb"(?:[,:] |[^\s,:])*", STRING.sub(b'""', said))

@@ -1,0 +1,54 @@
+"""Whatever happens inside llguidance ends the request that it happens to, and nothing else."""
+
+import pytest
+
+from protocol.format import Lark
+from runner.errors import RequestError
+from runner.grammar.compiler import Compiler
+from runner.grammar.panics import told_as_errors
+from scripts.tools.models.tiny import VOCAB
+from tests.lib.company import tokenizer
+
+PanicException = type("PanicException", (BaseException,), {})
+"""As pyo3 calls it, in a module that cannot be imported."""
+
+
+def test_a_panic_becomes_an_error_of_the_request() -> None:
+    with (
+        pytest.raises(RequestError, match="llguidance broke off: assertion failed; write it another way"),
+        told_as_errors(),
+    ):
+        raise PanicException("assertion failed")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), ValueError("x"), GeneratorExit()])
+def test_everything_else_stays_what_it_is(error: BaseException) -> None:
+    with pytest.raises(type(error)), told_as_errors():
+        raise error
+
+
+def test_a_real_one_is_called_like_that() -> None:
+    """llguidance's tree of tokens cannot hold a text of so many bytes."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    class Vast:
+        eos_token_id, bos_token_id, special_token_ids = 0, None, (0,)
+        tokens = (b"<end>", b"a" * 5000)
+
+        def __call__(self, text: bytes) -> list[int]:
+            return [1] * len(text)
+
+    with pytest.raises(RequestError, match="assertion failed"), told_as_errors():
+        LLTokenizer(TokenizerWrapper(Vast()), n_vocab=2)
+
+
+def test_a_panic_while_compiling_is_told_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(*_: object) -> None:
+        raise PanicException("out of fuel")
+
+    compiler = Compiler(tokenizer(), VOCAB)
+    with monkeypatch.context() as patch:
+        patch.setattr("runner.grammar.vocabulary.make_vocabulary", panic)
+        with pytest.raises(RequestError, match="out of fuel"):
+            compiler.compile(Lark('start: "0"'))
+    assert compiler.compile(Lark('start: "0"')).guide().forced(5) == [ord("0") - 1]

@@ -1,0 +1,61 @@
+"""Whatever schema is asked for: each answer ends, is JSON, and is as the schema wants it; and so is each part of an
+answer at which it could have ended."""
+
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, Phase, find, given, note, settings
+from hypothesis import strategies as st
+
+from runner.tokenizer import Tokenizer
+from tests.unit.grammar.judge import fault
+from tests.unit.grammar.schemas import Schema, keywords, schemas
+from tests.unit.grammar.walks import Impatient, bytes_tokenizer, guide_of, spelled, walk, words_tokenizer
+
+SEEDS = st.integers(0, 2**32)
+LENIENT = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+def check(schema: Schema, tokenizer: Tokenizer, random: Random, *, jumps: bool) -> None:
+    found = walk(guide_of(schema, tokenizer), tokenizer, random, Impatient(tokenizer, random), jumps=jumps)
+    for count in found.complete:
+        answer = spelled(found.tokens[:count], tokenizer)
+        note(str(answer))
+        assert not fault(schema, answer)
+
+
+@settings(max_examples=400, suppress_health_check=LENIENT)
+@given(schemas(), SEEDS)
+def test_every_answer_is_as_its_schema_wants_it(schema: Schema, seed: int) -> None:
+    random = Random(seed)
+    check(schema, words_tokenizer(), random, jumps=True)
+    check(schema, words_tokenizer(), random, jumps=False)
+
+
+@settings(max_examples=50, suppress_health_check=LENIENT)
+@given(schemas(depth=1), SEEDS)
+def test_so_is_every_answer_spelled_in_bytes(schema: Schema, seed: int) -> None:
+    check(schema, bytes_tokenizer(), Random(seed), jumps=True)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000, suppress_health_check=LENIENT)
+@given(schemas(depth=3), SEEDS, st.booleans())
+def test_so_is_every_answer_of_many_and_larger_schemas(schema: Schema, seed: int, jumps: bool) -> None:
+    check(schema, words_tokenizer(), Random(seed), jumps=jumps)
+
+
+KEYWORDS = (
+    *("anyOf", "oneOf", "allOf", "$ref", "$defs", "const", "enum", "type"),
+    *("items", "prefixItems", "minItems", "maxItems"),
+    *("properties", "additionalProperties", "patternProperties", "required", "minProperties", "maxProperties"),
+    *("minLength", "maxLength", "pattern", "format"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+)
+"""All that llguidance's list of features has."""
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_every_keyword_occurs_in_them(keyword: str) -> None:
+    quick = settings(max_examples=2000, database=None, phases=[Phase.generate], suppress_health_check=LENIENT)
+    assert find(schemas(), lambda schema: keyword in keywords(schema), settings=quick)

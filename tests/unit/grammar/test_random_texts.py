@@ -1,0 +1,91 @@
+"""Regular expressions and grammars that a person writes: answers match, and garbage is refused and breaks nothing."""
+
+import re
+from random import Random
+
+import pytest
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from runner.errors import RequestError
+from tests.unit.grammar.walks import Impatient, accepts, guide_of, spelled, walk, words_tokenizer
+
+SEEDS = st.integers(0, 2**32)
+
+
+def _wider(inner: SearchStrategy[str]) -> SearchStrategy[str]:
+    times = st.sampled_from(["?", "*", "+", "{2}", "{0,3}", "{1,}"])
+    return (
+        st.lists(inner, min_size=1, max_size=3).map("".join)
+        | st.lists(inner, min_size=1, max_size=3).map(lambda ways: f"({'|'.join(ways)})")
+        | st.tuples(inner, times).map(lambda parts: f"(?:{parts[0]}){parts[1]}")
+    )
+
+
+REGEXES = st.recursive(
+    st.sampled_from(
+        ["a", "b", "[a-c]", "[^x]", ".", r"\d", r"\w", r"\s", " ", "é", "[日-本]", r"\.", "/", '"', "\n", r"\n"]
+    ),
+    _wider,
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150)
+@given(REGEXES, SEEDS)
+def test_every_answer_matches_its_regex_from_end_to_end(pattern: str, seed: int) -> None:
+    tokenizer = words_tokenizer()
+    random = Random(seed)
+    guide = guide_of({"type": "regex", "pattern": pattern}, tokenizer)
+    found = walk(guide, tokenizer, random, Impatient(tokenizer, random), most=150)
+    for count in found.complete:
+        answer = spelled(found.tokens[:count], tokenizer).decode()
+        note(repr(answer))
+        assert re.fullmatch(pattern, answer)
+
+
+@pytest.mark.parametrize(("pattern", "good", "bad"), [(r"\d", "7", "٣"), (r"\w", "z", "é"), (r"\W", "é", "_")])
+def test_classes_are_those_of_a_json_schema(pattern: str, good: str, bad: str) -> None:
+    regex, schema = {"type": "regex", "pattern": pattern}, {"type": "string", "pattern": f"^{pattern}$"}
+    assert [accepts(regex, text) for text in (good, bad)] == [True, False]
+    assert [accepts(schema, f'"{text}"') for text in (good, bad)] == [True, False]
+
+
+def answered_or_refused(wanted: object, seed: int) -> None:
+    tokenizer = words_tokenizer()
+    random = Random(seed)
+    impatient = Impatient(tokenizer, random)
+    try:
+        guide = guide_of(wanted, tokenizer)
+        for _ in range(20):
+            if guide.complete:
+                return
+            tokens = guide.forced(3)
+            if not tokens:
+                possible = [bit for bit in range(tokenizer.vocab_size) if guide.mask()[bit // 8] >> bit % 8 & 1]
+                token = impatient(possible, tokens)
+                if token in tokenizer.eos:
+                    return
+                guide.take(token)
+    except RequestError as error:
+        note(str(error))
+
+
+@settings(max_examples=100)
+@given(st.text(st.sampled_from("ab()[]{}|*+?\\^$.,-0129:!<>=&~"), max_size=20) | st.text(max_size=10), SEEDS)
+def test_what_is_no_regex_is_refused_and_breaks_nothing(pattern: str, seed: int) -> None:
+    answered_or_refused({"type": "regex", "pattern": pattern}, seed)
+
+
+PARTS = (
+    *("start", ": ", "\n", "a", "B", '"x"', '"é"', "/[a-z]+/", "/(?s:.*)/", "|", "*", "+", "?", "(", ")", "{2,3}"),
+    *("%json {}", '%json {"type": "integer"}', "%ignore", "%llguidance {}", "<think>", "<[97]>", "<[^97]>", "<[*]>"),
+    *("[lazy]", '[stop="x"]', '[suffix="x"]', "[max_tokens=2]", "[capture]", "&", "~", "@x", "import", "//", " "),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from(PARTS), max_size=14).map("".join), st.booleans(), SEEDS)
+def test_what_is_no_grammar_is_refused_and_breaks_nothing(grammar: str, begun: bool, seed: int) -> None:
+    answered_or_refused({"type": "lark", "grammar": f"start: a\na: {grammar}" if begun else grammar}, seed)

@@ -1,0 +1,251 @@
+"""Formats are compiled and followed in processes that can be ended; what one of them does harms nobody else."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from protocol.format import ConstString, Format
+from runner.errors import RequestError
+from runner.grammar import Grammar, Guide, Setup, Workers, workers
+from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
+from scripts.tools.soak.hostile_formats import FORMATS
+from tests.unit.grammar.walks import WORDS, bits, format_of, guide_of, opened
+
+END = len(ALL_BYTES) + len(WORDS)
+FILES: dict[str, object] = {
+    "tokenizer.json": byte_level([*ALL_BYTES, *WORDS], ["<|end|>"]),
+    "generation_config.json": {"eos_token_id": END},
+}
+ENDLESS = format_of(FORMATS["a large divisor"])
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+PATIENCE_S = 60.0
+
+
+class Bench:
+    """Workers, and a look at the processes behind them."""
+
+    def __init__(self, directory: Path, running: int = 4) -> None:
+        for name, value in FILES.items():
+            (directory / name).write_text(json.dumps(value))
+        files = {name: os.fsencode(directory / name) for name in FILES}
+        self.workers = Workers(Setup(files, merge_eos=False, vocab_size=0), END + 1, running)
+
+    async def grammar(self, wanted: Format) -> Grammar:
+        return await asyncio.wait_for(asyncio.wrap_future(self.workers.compile(wanted)), PATIENCE_S)
+
+    async def guide(self, wanted: Format) -> Guide:
+        return (await self.grammar(wanted)).guide()
+
+    @property
+    def forking(self) -> int:
+        """The process that forks."""
+        assert self.workers._forking is not None
+        process = self.workers._forking.result().process
+        assert process is not None
+        return process.pid
+
+    @property
+    def processes(self) -> list[int]:
+        """Those of the workers."""
+        children = Path(f"/proc/{self.forking}/task/{self.forking}/children").read_text().split()
+        return [int(child) for child in children if "State:\tZ" not in Path(f"/proc/{child}/status").read_text()]
+
+    async def until_there_are(self, count: int) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.processes) != count:
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    if bench.workers._forking is not None:
+        os.kill(bench.forking, signal.SIGKILL)
+
+
+def settled(guide: Guide) -> tuple[bool, list[int], bytes]:
+    assert guide.wait(PATIENCE_S)
+    return guide.complete, guide.forced(99), b"" if guide.complete else guide.mask()
+
+
+@pytest.mark.parametrize("wanted", [SCHEMA, {"enum": ["ab", "abc", "é"]}, {"type": "regex", "pattern": "[a-f]{3}x+"}])
+async def test_a_guide_in_a_process_says_what_one_here_says(wanted: object, bench: Bench) -> None:
+    tokenizer = opened(FILES["tokenizer.json"], generation_config=FILES["generation_config.json"])
+    for seed in range(3):  # the later ones by the worker of the first
+        there, here, random = await bench.guide(format_of(wanted)), guide_of(wanted, tokenizer), Random(seed)
+        tokens: list[int] = []
+        for step in range(60):
+            state = settled(here)
+            assert settled(there) == state
+            complete, forced, _ = state
+            tokens += forced
+            possible = [] if complete else [token for token in bits(here.mask()) if token != END]
+            if not possible:
+                break
+            tokens.append(random.choice(possible))
+            if step % 7 == 6:
+                there.restart(tokens)
+                here.restart(tokens)
+            else:
+                there.take(tokens[-1])
+                here.take(tokens[-1])
+        assert there.wait(PATIENCE_S), "or it would not be kept"
+        there.close()
+        await asyncio.sleep(0)
+    assert len(bench.processes) == 1
+
+
+async def test_of_the_same_format_several_answers_are_written_at_once(bench: Bench) -> None:
+    guides = [await bench.guide(ConstString("a" * 3)) for _ in range(3)]
+    assert [guide.forced(9) for guide in guides] == [guides[0].forced(0) or [*b"aaa"]] * 3
+    assert len(bench.processes) == 3
+
+
+async def test_a_worker_is_kept_for_its_format_and_the_one_used_longest_ago_goes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_MOST_KEPT", 2)
+
+    async def number(text: str) -> int:
+        grammar = await bench.grammar(ConstString(text))
+        (found,) = bench.workers._busy
+        grammar.give_up()
+        await asyncio.sleep(0)
+        return found.number
+
+    assert [await number(text) for text in "aabab"] == [1, 1, 2, 1, 2]
+    assert [await number(text) for text in "cbac"] == [3, 2, 4, 5]
+    await bench.until_there_are(2)
+
+
+async def test_what_is_kept_has_a_bound_in_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = format_of({"properties": {f"p{number}": {"type": "integer"} for number in range(300)}})
+    for kept, most in ((1, 64 << 20), (0, 1)):
+        monkeypatch.setattr(workers, "_MOST_KEPT_BYTES", most)
+        grammar = await bench.grammar(large)
+        assert bench.workers.nbytes > 100_000
+        grammar.give_up()
+        await bench.until_there_are(kept)
+        assert (bench.workers.nbytes > 0) == kept
+
+
+async def test_what_is_no_format_is_told_and_not_kept(bench: Bench) -> None:
+    for _ in range(2):
+        with pytest.raises(RequestError, match=r"Invalid type: strin - at `\$.items`"):
+            await bench.grammar(format_of({"items": {"type": "strin"}}))
+    await bench.until_there_are(0)
+    assert (await bench.guide(ConstString("a"))).forced(9) == [ord("a")]
+
+
+async def test_compiling_has_a_limit_of_time(bench: Bench) -> None:
+    with pytest.raises(RequestError, match="longer than 5 s"):
+        await bench.grammar(format_of(FORMATS["free texts that branch"]))
+    await bench.until_there_are(0)
+
+
+async def test_compiling_has_a_limit_of_memory(bench: Bench) -> None:
+    bench.workers.worker_bytes = 8 << 20
+    with pytest.raises(RequestError, match=r"more than 8.4 MB of memory|MemoryError"):
+        await bench.grammar(ENDLESS)
+    await bench.until_there_are(0)
+
+
+async def test_compiling_ends_when_nobody_waits_for_it(bench: Bench) -> None:
+    await bench.grammar(ConstString("a"))
+    compiling = [bench.workers.compile(ENDLESS) for _ in range(3)]
+    await bench.until_there_are(4)
+    for each in compiling:
+        assert each.cancel()
+    await bench.until_there_are(1)
+    assert not bench.workers._compiling
+
+
+async def test_more_than_there_are_places_for_wait_and_who_compiles_long_makes_way(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, running=-2)
+    endless = [bench.workers.compile(ENDLESS) for _ in range(2)]
+    waiting: list[Future[Grammar]] = [bench.workers.compile(ConstString(text)) for text in "ab"]
+    first, second = [await asyncio.wait_for(asyncio.wrap_future(each), PATIENCE_S) for each in waiting]
+    told = []
+    for each in endless:
+        with pytest.raises(RequestError) as error:
+            await asyncio.wait_for(asyncio.wrap_future(each), PATIENCE_S)
+        told.append(str(error.value))
+    assert any("while others wait" in text for text in told), told
+    late = bench.workers.compile(ConstString("c"))
+    await asyncio.sleep(0.3)
+    assert not late.done(), "both places are taken by grammars that wait for their answers"
+    assert second.guide().forced(1) == [ord("b")], "which nothing takes from them"
+    first.give_up()
+    assert (await asyncio.wait_for(asyncio.wrap_future(late), PATIENCE_S)).guide().forced(1) == [ord("c")]
+    os.kill(bench.forking, signal.SIGKILL)
+
+
+async def test_a_worker_that_dies_ends_its_answer_only(bench: Bench) -> None:
+    guide, other = await bench.guide(format_of(SCHEMA)), await bench.guide(format_of(SCHEMA))
+    before = settled(other)
+    assert settled(guide) == before
+    os.kill(min(bench.processes), signal.SIGKILL)
+    await bench.until_there_are(1)
+    guide.take(bits(guide.mask())[0])
+    assert guide.wait(PATIENCE_S)
+    with pytest.raises(RequestError, match="memory, or breaks llguidance"):
+        guide.mask()
+    guide.close()
+    other.take(bits(other.mask())[0])
+    assert other.wait(PATIENCE_S)
+    assert other.mask()
+
+
+async def test_a_kept_worker_that_has_died_is_replaced(bench: Bench) -> None:
+    (await bench.grammar(ConstString("a"))).give_up()
+    await asyncio.sleep(0)
+    os.kill(bench.processes[0], signal.SIGKILL)
+    assert (await bench.guide(ConstString("a"))).forced(9) == [ord("a")]
+
+
+async def test_when_the_process_that_forks_dies_there_is_another_one(bench: Bench) -> None:
+    guide = await bench.guide(ConstString("a"))
+    before = bench.forking
+    os.kill(before, signal.SIGKILL)
+    assert guide.forced(9) == [ord("a")], "workers live on"
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with suppress(RequestError):  # it may have taken the order before it died
+                assert (await bench.guide(ConstString("b"))).forced(9) == [ord("b")]
+                break
+    assert bench.forking != before
+
+
+async def test_a_tokenizer_that_is_gone_is_told(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(RequestError, match="tokenizer cannot be read again"):
+        await bench.grammar(ConstString("a"))
+
+
+async def test_everything_ends_when_the_runner_does(bench: Bench) -> None:
+    guide = await bench.guide(ConstString("a"))
+    endless = bench.workers.compile(ENDLESS)
+    await bench.until_there_are(2)
+    processes = [bench.forking, *bench.processes]
+    assert bench.workers._forking is not None
+    control = bench.workers._forking.result().control
+    assert control is not None
+    control.close()
+    guide._source.channel.close()  # type: ignore[attr-defined]  # it is a worker
+    with pytest.raises(RequestError):
+        await asyncio.wait_for(asyncio.wrap_future(endless), PATIENCE_S)
+    bench.workers._forking.result().process.wait(PATIENCE_S)  # type: ignore[union-attr]  # there is one
+    async with asyncio.timeout(PATIENCE_S):
+        while any(os.path.exists(f"/proc/{process}") for process in processes):  # noqa: ASYNC240, PTH110
+            await asyncio.sleep(0.05)
+    bench.workers._forking = None

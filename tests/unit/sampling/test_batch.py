@@ -1,0 +1,391 @@
+"""Several requests sampled in one go: every row draws what it draws alone, with the log-probabilities that it sees
+alone, to the last bit, whoever the others are and whenever they come and go."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from runner.sampling import SamplingOptions, filters, logprobs
+from runner.sampling.sample import Choice, Sample
+from runner.sampling.sampler import Sampler, SamplerBatch
+from tests.unit.sampling.test_sampler import EVERYTHING, nodes
+
+CONTEXT = 400
+TYPICAL = SamplingOptions(
+    temperature=0.8, top_k=40, top_p=0.9, min_p=0.01, repeat_penalty=1.1, presence_penalty=0.1, repeat_last_n=7, seed=5
+)
+
+
+def wishes(rng: random.Random) -> SamplingOptions:
+    """Options of few kinds, so that rows share computations, and of many values within a kind."""
+    return SamplingOptions(
+        temperature=rng.choice([0, 0.3, 0.8, 2.5]),
+        top_k=rng.choice([0, 40]),
+        top_p=rng.choice([0, 0.3, 0.9, 0.99]),
+        min_p=rng.choice([0, 0, 0.05]),
+        repeat_penalty=rng.choice([0, 1.1, 1.3, 0.8]),
+        presence_penalty=rng.choice([0, 0, 0.5]),
+        frequency_penalty=rng.choice([0, 0, -0.3, 0.4]),
+        repeat_last_n=rng.choice([0, 5, 5, -1, 70]),
+        seed=rng.randrange(1 << 64),
+        logprobs=rng.random() < 0.4,
+        top_logprobs=rng.randrange(0, 21),
+    )
+
+
+class Asking:
+    """A request with options, a prompt and the logits of each of its steps, whoever computes them."""
+
+    def __init__(self, rng: random.Random, vocabulary: int, options: SamplingOptions | None = None) -> None:
+        self.vocabulary = vocabulary
+        self.options = options or wishes(rng)
+        self.prompt = [rng.randrange(-1, vocabulary + 2) for _ in range(rng.randrange(100))]
+        self.steps = 0  # that its sampler has done in batches or alone
+        self._key = rng.randrange(1 << 30)
+
+    def sampler(self, generated: Sequence[int] = ()) -> Sampler:
+        return Sampler(self.options, self.prompt, self.vocabulary, CONTEXT, generated)
+
+    def logits(self, step: int) -> mx.array:
+        """[1, V]"""
+        return mx.random.normal((1, self.vocabulary), key=mx.random.key(self._key + step)) * 3
+
+    def next_logits(self) -> mx.array:
+        self.steps += 1
+        return self.logits(self.steps - 1)
+
+    def alone(self, steps: int) -> list[Choice]:
+        """What it draws with nobody else about."""
+        sampler = self.sampler()
+        return [sampler(self.logits(step)).read()[0] for step in range(steps)]
+
+
+@pytest.mark.parametrize(("vocabulary", "steps", "seeds"), [(64, 75, 8), (1000, 20, 6), (5003, 8, 6), (20011, 4, 4)])
+def test_a_row_draws_in_any_mix_what_it_draws_alone(vocabulary: int, steps: int, seeds: int) -> None:
+    for seed in range(seeds):
+        rng = random.Random(seed)
+        asking = [Asking(rng, vocabulary) for _ in range(rng.randint(1, 8))]
+        batch = SamplerBatch([one.sampler() for one in asking])
+        together = [batch(mx.concatenate([one.next_logits() for one in asking])).read() for _ in range(steps)]
+        for row, one in enumerate(asking):
+            assert [choices[row] for choices in together] == one.alone(steps), (seed, row, one.options)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 0])
+@pytest.mark.parametrize("top_k", [0, 40])
+@pytest.mark.parametrize("vocabulary", [64, 4099])
+def test_rows_that_share_every_computation_draw_what_they_draw_alone(
+    temperature: float, top_k: int, vocabulary: int
+) -> None:
+    rng = random.Random(vocabulary)
+    asking = []
+    for row in range(8):
+        options = SamplingOptions(
+            temperature=temperature and temperature + row / 8,
+            top_k=top_k,
+            top_p=0.5 + row / 20,
+            min_p=row / 100,
+            repeat_penalty=1 + row / 10,
+            presence_penalty=row / 10,
+            frequency_penalty=-row / 10,
+            repeat_last_n=70,
+            seed=row,
+            logprobs=True,
+            top_logprobs=row,
+        )
+        asking.append(Asking(rng, vocabulary, options))
+    batch = SamplerBatch([one.sampler() for one in asking])
+    steps = 100 if vocabulary == 64 else 12
+    together = [batch(mx.concatenate([one.next_logits() for one in asking])).read() for _ in range(steps)]
+    for row, one in enumerate(asking):
+        assert [choices[row] for choices in together] == one.alone(steps)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_half_precision_logits_are_computed_with_in_float32(dtype: mx.Dtype) -> None:
+    rng = random.Random(1)
+    asking = [Asking(rng, 3000, options) for options in (TYPICAL, EVERYTHING, SamplingOptions(logprobs=True), TYPICAL)]
+    batch = SamplerBatch([one.sampler() for one in asking])
+    logits = [mx.concatenate([one.next_logits() for one in asking]).astype(dtype) for _ in range(12)]
+    together = [batch(rows).read() for rows in logits]
+    for row, one in enumerate(asking):
+        alone = one.sampler()
+        assert [choices[row] for choices in together] == [alone(rows[row : row + 1]).read()[0] for rows in logits]
+
+
+class Journey:
+    """Requests that come, decode together and alone in changing company and order, and go.
+
+    Samples stay in flight for up to three steps and are taken apart and joined with others meanwhile.
+    """
+
+    def __init__(self, seed: int, vocabulary: int) -> None:
+        self._rng = random.Random(seed)
+        self._vocabulary = vocabulary
+        self._running: dict[Asking, Sampler] = {}
+        self._in_flight: list[tuple[list[Asking], Sample]] = []
+        self.drawn: dict[Asking, list[Choice]] = {}
+
+    def leg(self) -> None:
+        """Some come, some go, some pause; the others decode together for a while."""
+        rng = self._rng
+        for one in rng.sample([*self._running], rng.randint(0, len(self._running))):
+            if rng.random() < 0.3:
+                del self._running[one]
+        for _ in range(rng.randint(0, min(3, 8 - len(self._running)))):
+            one = Asking(rng, self._vocabulary)
+            self._running[one] = one.sampler()
+            self.drawn[one] = []
+        members = rng.sample([*self._running], rng.randint(0, len(self._running)))
+        if not members:
+            return
+        samplers = [self._running[one] for one in members]
+        batch = SamplerBatch(samplers) if len(members) > 1 or rng.random() < 0.5 else None
+        for _ in range(rng.choice([0, 1, 2, 3, 10, 70])):
+            logits = mx.concatenate([one.next_logits() for one in members])
+            sample = batch(logits) if batch else samplers[0](logits)
+            self._dispatch(members, sample)
+        if batch:
+            batch.release()
+
+    def _dispatch(self, members: list[Asking], sample: Sample) -> None:
+        rng = self._rng
+        if len(members) > 1 and rng.random() < 0.3:
+            order = rng.sample(range(len(members)), len(members))
+            cut = rng.randint(1, len(order) - 1)
+            parts = [(part, sample.take(part)) for part in (order[:cut], order[cut:])]
+            self._in_flight += [([members[row] for row in part], taken) for part, taken in parts]
+        else:
+            self._in_flight.append((members, sample))
+        if len(self._in_flight) > 1 and rng.random() < 0.3:
+            (first, one), (second, other) = self._in_flight[-2:]
+            self._in_flight[-2:] = [([*first, *second], Sample.joined([one, other]))]
+        if rng.random() < 0.5:
+            mx.async_eval(self._in_flight[-1][1].arrays())
+        while len(self._in_flight) > 3:
+            self._read()
+
+    def _read(self) -> None:
+        members, sample = self._in_flight.pop(0)
+        for one, choice in zip(members, sample.read(), strict=True):
+            self.drawn[one].append(choice)
+
+    def finish(self) -> None:
+        while self._in_flight:
+            self._read()
+
+
+def journey(seed: int, legs: int) -> None:
+    trip = Journey(seed, vocabulary=64)
+    for _ in range(legs):
+        trip.leg()
+    trip.finish()
+    assert sum(one.steps for one in trip.drawn) > legs
+    for one, drawn in trip.drawn.items():
+        assert drawn == one.alone(one.steps), one.options
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_who_comes_and_goes_changes_nothing_for_the_others(seed: int) -> None:
+    journey(seed, legs=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 108))
+def test_a_long_journey_changes_nothing_either(seed: int) -> None:
+    journey(seed, legs=60)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 80])
+def test_a_sampler_goes_on_from_what_was_drawn_before(cut: int) -> None:
+    rng = random.Random(cut)
+    for options in (None, None, None, TYPICAL, EVERYTHING):
+        one = Asking(rng, 64, options)
+        expected = one.alone(90)
+        follower = one.sampler([choice.token for choice in expected[:cut]])
+        assert [follower(one.logits(step)).read()[0] for step in range(cut, 90)] == expected[cut:]
+
+
+def test_the_options_of_an_unseeded_sampler_make_it_again() -> None:
+    logits = mx.zeros((1, 1000))
+    sampler = Sampler(SamplingOptions(temperature=1), [], 1000, CONTEXT)
+    again = Sampler(sampler.options, [], 1000, CONTEXT)
+    assert [again(logits).read() for _ in range(8)] == [sampler(logits).read() for _ in range(8)]
+
+
+def test_a_sampler_whose_row_is_in_a_batch_draws_nothing() -> None:
+    sampler, other = (Sampler(TYPICAL, [1], 64, CONTEXT) for _ in range(2))
+    batch = SamplerBatch([sampler, other])
+    with pytest.raises(RuntimeError, match="in a batch"):
+        sampler(mx.zeros((1, 64)))
+    with pytest.raises(RuntimeError, match="in a batch"):
+        SamplerBatch([sampler])
+    batch.release()
+    assert len(sampler(mx.zeros((1, 64))).read()) == 1
+
+
+def operations(batch: Sampler | SamplerBatch, rows: int, steps: int, tmp_path: Path) -> list[int]:
+    """How many operations each of `steps` steps takes."""
+    logits = mx.random.normal((rows, 64), key=mx.random.key(2))
+    mx.eval(logits)
+    sizes = []
+    for _ in range(steps):
+        sample = batch(logits)
+        sizes.append(nodes(sample.arrays(), tmp_path / "graph.dot"))
+        mx.eval(sample.arrays())
+    return sizes
+
+
+@pytest.mark.parametrize(
+    "options", [EVERYTHING, TYPICAL, SamplingOptions(), SamplingOptions(temperature=1, top_p=0.5)], ids=str
+)
+def test_the_operations_of_a_step_do_not_grow_with_the_rows(options: SamplingOptions, tmp_path: Path) -> None:
+    sizes = {}
+    for rows in (2, 8):
+        batch = SamplerBatch([Sampler(options, [1, 2, 3], 64, CONTEXT) for _ in range(rows)])
+        operations(batch, rows, 10, tmp_path)  # in which what the rows bring with them is joined
+        sizes[rows] = operations(batch, rows, 150, tmp_path)
+    assert sizes[2] == sizes[8]
+
+
+def test_a_batch_of_one_takes_no_more_operations_than_the_sampler(tmp_path: Path) -> None:
+    alone, sampler = (Sampler(TYPICAL, [1, 2, 3], 64, CONTEXT) for _ in range(2))
+    assert operations(SamplerBatch([sampler]), 1, 80, tmp_path) == operations(alone, 1, 80, tmp_path)
+
+
+@pytest.mark.parametrize("last_n", [5, 80, 1000])
+def test_the_graph_of_a_batch_does_not_grow_though_only_one_row_is_evaluated(last_n: int, tmp_path: Path) -> None:
+    options = SamplingOptions(temperature=1, frequency_penalty=0.5, repeat_last_n=last_n)
+    batch = SamplerBatch(
+        [Sampler(wish, list(range(row)), 64, 2000) for row, wish in enumerate([options, options, SamplingOptions()])]
+    )
+    logits = mx.random.normal((3, 64), key=mx.random.key(2))
+    mx.eval(logits)
+    sizes = []
+    for _ in range(300):
+        token = batch(logits).take([2]).token
+        sizes.append(nodes([token], tmp_path / "graph.dot"))
+        mx.eval(token)
+    assert max(sizes[150:]) <= max(sizes[:150])
+
+
+def remembered(sampler: Sampler) -> list[mx.array]:
+    """How often each token stands in the window, and the window."""
+    assert sampler._rows is not None
+    penalties = sampler._rows._penalties
+    assert penalties is not None
+    assert penalties._window is not None
+    return [penalties.counts, penalties._window.entries()]
+
+
+def test_coming_and_going_leaves_no_graph_behind(tmp_path: Path) -> None:
+    # So few tokens that none ever leaves the window: nothing looks at its entries but those who join and part.
+    options = SamplingOptions(frequency_penalty=0.5, repeat_last_n=300)
+    samplers = [Sampler(options, [row], 64, CONTEXT) for row in range(3)]
+    logits = mx.random.normal((3, 64), key=mx.random.key(2))
+    mx.eval(logits)
+    sizes = []
+    for _ in range(60):
+        batch = SamplerBatch(samplers)
+        mx.eval(batch(logits).arrays())
+        mx.eval(batch(logits).arrays())
+        batch.release()
+        mx.synchronize()
+        sizes.append(nodes([array for sampler in samplers for array in remembered(sampler)], tmp_path / "graph.dot"))
+    assert sizes[-1] == sizes[0]
+
+
+def test_a_row_that_shares_no_computation_is_not_copied() -> None:
+    sampler, other = (Sampler(wish, [1], 64, CONTEXT) for wish in (TYPICAL, SamplingOptions()))
+    rows = sampler._rows
+    SamplerBatch([sampler, other]).release()
+    assert sampler._rows is rows
+
+
+@pytest.mark.parametrize(("vocabulary", "rows"), [(1 << 16, 8), (1 << 11, 2)])
+def test_a_sampler_that_has_left_keeps_only_its_own_row(vocabulary: int, rows: int) -> None:
+    row_bytes = vocabulary * 4
+    options = SamplingOptions(temperature=1, presence_penalty=0.5, repeat_last_n=20, seed=1)
+    mx.synchronize()
+    before = mx.get_active_memory()
+    samplers = [Sampler(options, [1, 2, 3], vocabulary, CONTEXT) for _ in range(rows)]
+    batch = SamplerBatch(samplers)
+    for _ in range(30):
+        mx.eval(batch(mx.zeros((rows, vocabulary))).arrays())
+    batch.release()
+    survivor = samplers[1]
+    del samplers, batch
+    mx.synchronize()
+    assert row_bytes <= mx.get_active_memory() - before < row_bytes + 4096
+    assert len(survivor(mx.zeros((1, vocabulary))).read()) == 1
+
+
+def test_memory_stays_flat_over_a_long_stay() -> None:
+    options = [TYPICAL, SamplingOptions(), EVERYTHING, TYPICAL]
+    batch = SamplerBatch([Sampler(wish, [1, 2, 3], 256, 8192) for wish in options])
+    logits = mx.random.normal((4, 256), key=mx.random.key(2))
+    pending: Sample | None = None
+    used = []
+    for step in range(1024):
+        sample = batch(logits)
+        mx.async_eval(sample.arrays())
+        if pending is not None:
+            pending.read()
+        pending = sample
+        if step % 256 == 255:
+            mx.eval(sample.arrays())
+            used.append(mx.get_active_memory())
+    assert used[-1] - used[0] < 4096
+
+
+def test_log_probabilities_are_computed_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = []
+    compute = logprobs.log_probabilities
+
+    def watched(logits: mx.array) -> mx.array:
+        computed.append(logits.shape[0])
+        return compute(logits)
+
+    monkeypatch.setattr(logprobs, "log_probabilities", watched)
+    asking = SamplingOptions(logprobs=True, top_logprobs=2)
+    for options in ([SamplingOptions()] * 3, [SamplingOptions(), asking, TYPICAL, asking], [asking] * 2):
+        batch = SamplerBatch([Sampler(wish, [], 64, CONTEXT) for wish in options])
+        sample = batch(mx.zeros((len(options), 64)))
+        assert [len(choice.top) for choice in sample.read()] == [wish.top_logprobs for wish in options]
+        assert [array.shape for array in sample.arrays()[1:]] in ([], [(2,), (2, 2), (2, 2)])
+    assert computed == [2, 2]
+
+
+def test_the_whole_vocabulary_is_ranked_for_those_who_want_top_p(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranked = []
+    rank = filters.TopP.__call__
+
+    def watched(self: filters.TopP, weights: mx.array) -> mx.array:
+        ranked.append(weights.shape)
+        return rank(self, weights)
+
+    monkeypatch.setattr(filters.TopP, "__call__", watched)
+    plain, wanting = SamplingOptions(temperature=1), SamplingOptions(temperature=1, top_p=0.5)
+    for options in ([plain] * 3, [plain, wanting, plain, wanting], [plain, TYPICAL]):
+        SamplerBatch([Sampler(wish, [], 64, CONTEXT) for wish in options])(mx.zeros((len(options), 64))).read()
+    assert ranked == [(2, 64), (1, 40)]
+
+
+def test_a_batch_evaluates_nothing(tmp_path: Path) -> None:
+    # Logits that cannot be evaluated: their file is cut off after its header was read.
+    path = tmp_path / "logits.safetensors"
+    mx.save_safetensors(str(path), {"logits": mx.zeros((3, 4096))})
+    loaded = mx.load(str(path))
+    assert isinstance(loaded, dict)
+    logits = loaded["logits"]
+    path.write_bytes(path.read_bytes()[:200])
+    samplers = [Sampler(wish, [1, 2, 3], 4096, CONTEXT) for wish in (EVERYTHING, TYPICAL, EVERYTHING)]
+    samplers[1](logits[:1])
+    batch = SamplerBatch(samplers)
+    samples = [batch(logits) for _ in range(10)]
+    late = Sample.joined([samples[-1].take([2, 0]), samples[-2]])
+    with pytest.raises(RuntimeError):
+        late.read()

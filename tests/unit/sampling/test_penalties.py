@@ -1,0 +1,113 @@
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runner.sampling import SamplingOptions
+from runner.sampling.penalties import Penalties
+from runner.sampling.sampler import Sampler
+from tests.unit.sampling import reference
+
+
+def greedy(logits: Sequence[float], prompt: Sequence[int], context: int = 16, **wishes: float) -> int:
+    sampler = Sampler(SamplingOptions(**wishes), prompt, len(logits), context)  # type: ignore[arg-type]  # mixed keywords
+    return reference.only(sampler(mx.array([logits])).token)
+
+
+def test_presence_of_the_last_token_lowers_it() -> None:
+    assert greedy([0, 5, 4], [1], presence_penalty=6, repeat_last_n=1) == 2
+
+
+def test_repeat_divides_what_is_positive_and_multiplies_what_is_negative() -> None:
+    assert greedy([0, 5, 4], [1], repeat_penalty=2, repeat_last_n=1) == 2
+    assert greedy([-5, -1, -3], [1], repeat_penalty=4, repeat_last_n=1) == 2
+
+
+def test_a_repeat_penalty_below_one_is_a_reward() -> None:
+    assert greedy([0, 4, 5], [1], repeat_penalty=0.5, repeat_last_n=1) == 1
+    assert greedy([-5, -4, -3], [1], repeat_penalty=0.5, repeat_last_n=1) == 1
+
+
+def test_frequency_counts_every_occurrence_in_the_window() -> None:
+    assert greedy([0, 5, 4], [1, 1], frequency_penalty=2, repeat_last_n=4) == 2
+    assert greedy([0, 5, 4], [1], frequency_penalty=0.9, repeat_last_n=4) == 1
+
+
+def test_a_window_of_zero_turns_penalties_off() -> None:
+    assert greedy([0, 5, 4], [1], repeat_penalty=2, presence_penalty=10, repeat_last_n=0) == 1
+
+
+def test_a_negative_window_is_the_whole_context() -> None:
+    assert greedy([0, 5, 4], [1], presence_penalty=6, repeat_last_n=-1) == 2
+    assert greedy([0, 5, 4], [1] + [0] * 14, presence_penalty=6, repeat_last_n=-1) == 2
+
+
+def test_the_window_rotates_with_generated_tokens() -> None:
+    sampler = Sampler(SamplingOptions(presence_penalty=10, repeat_last_n=2), [1, 2, 3], 4, 16)
+    assert sampler(mx.array([[0.0, 9, 5, 5]])).token.item() == 1
+    assert sampler(mx.array([[0.0, 5, 9, 5]])).token.item() == 2
+
+
+def test_generated_tokens_rotate_out_too() -> None:
+    sampler = Sampler(SamplingOptions(presence_penalty=10, repeat_last_n=2), [], 4, 16)
+    logits = mx.array([[3.0, 2, 1, 0]])
+    assert [sampler(logits).token.item() for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_ids_beyond_the_vocabulary_take_a_place_in_the_window_and_nothing_else() -> None:
+    sampler = Sampler(SamplingOptions(presence_penalty=10, repeat_last_n=2), [0, 99, -1], 3, 16)
+    assert sampler(mx.array([[9.0, 5, 1]])).token.item() == 0
+    # Now 99 and then -1 leave.
+    assert sampler(mx.array([[9.0, 5, 1]])).token.item() == 1
+    assert sampler(mx.array([[9.0, 5, 1]])).token.item() == 2
+
+
+def test_a_penalty_without_bounds_rules_out_what_was_seen_and_nothing_else() -> None:
+    assert greedy([0, 5, 9, 4], [2], presence_penalty=1e39, repeat_last_n=4) == 1
+    assert greedy([0, 5, 9, 4], [2], frequency_penalty=1e39, repeat_last_n=4) == 1
+    assert greedy([0, 0, 9, -4], [3], repeat_penalty=1e39, repeat_last_n=4) == 2
+    assert greedy([0, 5, 9, -4], [1], repeat_penalty=1e-39, repeat_last_n=4) == 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_scores_and_window_are_those_of_the_reference(data: st.DataObject) -> None:
+    vocabulary, context = 6, 24
+    last_n = data.draw(st.integers(1, context))
+    repeat = data.draw(st.sampled_from([1.0, 0.7, 1.3, 2.0]))
+    presence = data.draw(st.sampled_from([0.0, 0.5, -1.5]))
+    frequency = data.draw(st.sampled_from([0.0, 0.3, -0.25]))
+    prompt = data.draw(st.lists(st.integers(0, vocabulary - 1), max_size=12))
+    generated = data.draw(st.lists(st.integers(0, vocabulary - 1), max_size=12))
+    rows = st.lists(st.floats(-8, 8, width=32), min_size=vocabulary, max_size=vocabulary)
+    scores = np.array(data.draw(rows), dtype=np.float32)
+    options = SamplingOptions(
+        repeat_penalty=repeat, presence_penalty=presence, frequency_penalty=frequency, repeat_last_n=last_n
+    )
+    penalties = Penalties.of_request(options, prompt, vocabulary, context)
+    for token in generated:
+        penalties.record(mx.array([token], dtype=mx.uint32))
+    history = prompt + generated
+    window = history[-last_n:]
+    assert penalties.counts.tolist() == [[window.count(token) for token in range(vocabulary)]]
+    expected = reference.penalised(scores, history, repeat, presence, frequency, last_n)
+    assert np.array(penalties.apply(mx.array(scores[None])))[0].tolist() == pytest.approx(expected.tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("last_n", [-1, 131071])
+def test_a_long_window_costs_no_more_device_state_than_a_short_one(last_n: int) -> None:
+    def state_bytes(window: int) -> int:
+        options = SamplingOptions(presence_penalty=1, repeat_last_n=window)
+        sampler = Sampler(options, list(range(64)), 64, 131072)
+        logits = mx.zeros((1, 64))
+        mx.eval(logits)
+        mx.synchronize()
+        before = mx.get_active_memory()
+        for _ in range(4):
+            mx.eval(sampler(logits).arrays())
+        return mx.get_active_memory() - before
+
+    assert state_bytes(last_n) <= state_bytes(8) + 64

@@ -1,0 +1,40 @@
+import mlx.core as mx
+
+from runner.sampling.seeds import Uniforms, random_keys
+from tests.unit.sampling.reference import splitmix64
+
+_LAST = (1 << 64) - 1
+
+
+def test_splitmix_vectors_of_the_protocol() -> None:
+    assert [splitmix64(42, draw) for draw in range(3)] == [0xBDD732262FEB6E95, 0x28EFE333B266F103, 0x47526757130F9F52]
+    assert [splitmix64(1234, draw) for draw in range(2)] == [0xBB0CF61B2F181CDB, 0x97C7A1364DF06524]
+    assert splitmix64(0, 0) == 0xE220A8397B1DCDAF
+
+
+def test_keys_are_those_of_mlx() -> None:
+    assert random_keys([1234], [0], 1).tolist() == [[[3138188827, 790109403]]]
+    seeds, draws = [5678, 0, 1 << 63, _LAST, _LAST + 43], [10, 0, 7, 1 << 40, 3]
+    expected = [
+        [mx.random.key(splitmix64(seed, number)).tolist() for number in range(draw, draw + 6)]
+        for seed, draw in zip(seeds, draws, strict=True)
+    ]
+    assert random_keys(seeds, draws, 6).tolist() == expected
+
+
+def test_every_number_comes_from_the_key_of_its_draw() -> None:
+    uniforms = Uniforms([7, _LAST], [0, 40])
+    taken = [uniforms.take() for _ in range(150)]  # more than two blocks
+    expected = [
+        [mx.random.uniform(shape=(1,), key=mx.random.key(splitmix64(seed, draw))).tolist() for seed, draw in pair]
+        for pair in [((7, draw), (_LAST, 40 + draw)) for draw in range(150)]
+    ]
+    assert [number.tolist() for number in taken] == expected
+
+
+def test_the_draws_are_counted_whatever_was_made_ahead() -> None:
+    uniforms = Uniforms([7, 8], [0, 40])
+    assert uniforms.draws == [0, 40]
+    for count in range(1, 130):
+        uniforms.take()
+        assert uniforms.draws == [count, 40 + count]

@@ -1,0 +1,23 @@
+"""The endpoints, their engine and a client of theirs."""
+
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+
+import pytest
+from aiohttp.test_utils import TestServer
+
+from runner.engine.engine import Engine
+from runner.server.app import make_app
+from tests.unit.server.script import Client, Script
+
+
+@pytest.fixture
+def engine() -> Script:
+    return Script()
+
+
+@pytest.fixture
+async def client(engine: Script, aiohttp_client: Callable[..., Awaitable[Client]]) -> Client:
+    app = make_app(cast("Engine", engine), ThreadPoolExecutor(1))
+    return await aiohttp_client(TestServer(app), server_kwargs={"handler_cancellation": True})

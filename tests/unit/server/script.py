@@ -1,0 +1,74 @@
+"""An engine without a model behind the real endpoints: a test says what it tells."""
+
+import asyncio
+import json
+from concurrent.futures import Future
+
+from aiohttp.test_utils import TestClient
+from aiohttp.web import Application
+from aiohttp.web import Request as HttpRequest
+
+from protocol.stats import CacheNode, Stats
+from runner.engine.engine import Numbers
+from runner.engine.events import Event, Outbox
+from runner.engine.observe.counters import Counters, Published
+from runner.engine.request import Limits, Request
+from runner.errors import RequestError
+from runner.grammar.compiler import Compiler
+from runner.tokenizer import open_tokenizer
+from scripts.tools.models.tokenizers import byte_level
+
+CONTEXT = 100
+VOCABULARY = 200  # fewer than the tokenizer has, as in real models with tokens for pictures
+MEMORY_BYTES = 12345
+STATS = Stats(
+    version="1.2.3", model="tiny:latest", architecture="llama", device="cpu", context_length=CONTEXT, cache_kind="trie"
+)
+Client = TestClient[HttpRequest, Application]
+
+
+class Script:
+    """Stands in for the engine: keeps what is submitted, and a test tells its streams what it likes."""
+
+    def __init__(self) -> None:
+        files = {"tokenizer.json": json.dumps(byte_level()).encode(), "config.json": b"{}"}
+        self.tokenizer = open_tokenizer(files.get)
+        self.limits = Limits(CONTEXT, VOCABULARY)
+        self.numbers = Numbers(memory_bytes=MEMORY_BYTES)
+        self.submitted: list[Request] = []
+        self.stats = STATS
+        self.nodes: list[CacheNode] = []
+        self.mark = 0
+        self.asked: list[str] = []
+        """What of its numbers was asked for."""
+
+    async def published(self) -> Published:
+        self.asked.append("stats")
+        return Published(self.stats, Counters().distributions(), (self.mark,))
+
+    async def cache_nodes(self) -> list[CacheNode]:
+        self.asked.append("cache")
+        return self.nodes
+
+    def submit(self, request: Request) -> None:
+        if request.format is not None:
+            request.grammar = Future()
+            try:
+                request.grammar.set_result(Compiler(self.tokenizer, VOCABULARY).compile(request.format))
+            except RequestError as error:
+                request.grammar.set_exception(error)
+        self.submitted.append(request)
+
+    async def next(self) -> Request:
+        """The next request that arrives."""
+        async with asyncio.timeout(5):
+            while not self.submitted:
+                await asyncio.sleep(0.001)
+        return self.submitted.pop(0)
+
+    def tell(self, request: Request, *events: Event) -> None:
+        """The events of one slice."""
+        outbox = Outbox(asyncio.get_running_loop())
+        for event in events:
+            outbox.put(request.stream, event)
+        outbox.send()

@@ -1,0 +1,276 @@
+"""The endpoints over an engine without a model: what is refused, what is withheld, what a leaving client causes."""
+
+import asyncio
+import json
+import logging
+import re
+
+import pytest
+
+from protocol import DoneReason, Metrics
+from runner.engine.events import Failed, Finished, Started, Text
+from tests.unit.server.script import CONTEXT, MEMORY_BYTES, Client, Script
+
+METRICS = Metrics(prompt_eval_count=2, eval_count=1)
+
+
+@pytest.mark.parametrize("path", ["/v1/status", "/health"])
+async def test_status_is_answered_from_the_last_published_numbers(client: Client, path: str) -> None:
+    response = await client.get(path)
+    assert (response.status, response.content_type) == (200, "application/json")
+    assert await response.json() == {"Status": 0, "Progress": 100, "ContextLength": CONTEXT, "Memory": MEMORY_BYTES}
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/models"), ("POST", "/v1/models"), ("POST", "/load")])
+async def test_a_load_request_is_answered_that_it_is_done(client: Client, method: str, path: str) -> None:
+    response = await client.request(method, path)
+    assert await response.json() == {"Success": True}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("POST", "/v1/status", 405), ("GET", "/completion", 405), ("GET", "/nope", 404)]
+)
+async def test_a_wrong_path_or_method_is_refused_as_go_does(
+    client: Client, method: str, path: str, status: int
+) -> None:
+    response = await client.request(method, path)
+    assert response.status == status
+    assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert await response.text() == {405: "Method Not Allowed\n", 404: "404 page not found\n"}[status]
+    assert ("Allow" in response.headers) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ],
+)
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/status"), ("POST", "/completion"), ("POST", "/v1/tokenize")])
+async def test_no_endpoint_answers_a_web_page(
+    client: Client, engine: Script, headers: dict[str, str], method: str, path: str
+) -> None:
+    response = await client.request(method, path, headers=headers, data=b'{"Prompt":"x"}')
+    assert response.status == 403
+    assert not engine.submitted
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"Prompt": 5}, "Bad Request"),
+        ({"Prompt": ""}, "empty prompt"),
+        ({"Prompt": "", "Media": [{"Kind": "image"}]}, "this model does not support image input"),
+        ({"Prompt": "x", "Media": [{"Kind": ""}]}, "this model does not support media input"),
+        (
+            {"Prompt": "x" * CONTEXT},
+            f"input length ({CONTEXT} tokens) exceeds the model's maximum context length ({CONTEXT} tokens)",
+        ),
+        ({"Prompt": "ж"}, "the model has no token 208"),
+        ({"Prompt": "x", "Format": 5}, 'Format: expected "json", a JSON schema'),
+        ({"Prompt": "x", "Format": {"type": "sequence"}}, "Format: Object missing required field `elements`"),
+    ],
+)
+async def test_a_request_that_cannot_be_served_gets_its_reason_and_never_reaches_the_engine(
+    client: Client, engine: Script, body: dict[str, object], text: str
+) -> None:
+    response = await client.post("/completion", data=json.dumps(body))
+    assert response.status == 400
+    assert (await response.text()).startswith(text)
+    assert not engine.submitted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        ({"type": "objec"}, "Invalid type: objec - at `$` of the JSON schema"),
+        (
+            {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "regex", "pattern": ""}]},
+            "only a const_string can end an any_text - at `$.elements[0]`",
+        ),
+    ],
+)
+async def test_a_format_that_does_not_compile_is_refused_and_its_request_given_up(
+    client: Client, engine: Script, wanted: object, text: str
+) -> None:
+    response = await client.post("/completion", data=json.dumps({"Prompt": "x", "Format": wanted}))
+    assert response.status == 400
+    assert await response.text() == f"Format: {text}\n"
+    (request,) = engine.submitted
+    assert request.cancelled
+
+
+async def test_a_hopeless_prompt_is_refused_without_reading_all_of_it(client: Client, engine: Script) -> None:
+    """It says how many tokens it has at least, by what came of it and the longest one that there is."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8388608\r\n\r\n"
+    writer.write(head + b'{"Prompt":"' + b"x" * (1 << 17))
+    answer = await asyncio.wait_for(reader.readuntil(b"(100 tokens)\n"), 5)
+    writer.close()
+    found = re.search(rb"input length \((\d+) tokens\) exceeds the model's maximum context length", answer)
+    assert answer.split()[1] == b"400"
+    assert found is not None
+    assert 100 <= int(found[1]) <= (1 << 17) // 64
+    assert not engine.submitted
+
+
+async def test_stop_strings_have_a_limit_that_nobody_meets_by_accident(client: Client, engine: Script) -> None:
+    body = json.dumps({"Prompt": "xy", "Options": {"stop": ["s" * 1000] * 1000}})
+    response = await client.post("/completion", data=body)
+    assert (response.status, engine.submitted) == (400, [])
+    assert "1000000 characters, at most 65536" in await response.text()
+
+
+async def test_more_logprobs_than_a_host_asks_for_are_not_made(client: Client, engine: Script) -> None:
+    body = json.dumps({"Prompt": "xy", "Logprobs": True, "TopLogprobs": 1000})
+    posted = asyncio.create_task(client.post("/completion", data=body))
+    assert (await engine.next()).sampling.top_logprobs == 20
+    posted.cancel()
+
+
+async def test_a_compressed_body_is_a_bad_request_and_nobody_tries_to_unpack_it(client: Client) -> None:
+    """It is not even in the encoding that it claims to be in, and the connection goes on."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\n"
+    writer.write((head + b"abcd") * 2 + b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    answers = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"400", b"400", b"200"]
+
+
+@pytest.mark.parametrize(("wanted", "limit"), [(0, 98), (-1, 98), (5, 5), (98, 98), (1000, 98)])
+async def test_the_limit_is_what_is_wanted_within_the_context(
+    client: Client, engine: Script, wanted: int, limit: int
+) -> None:
+    body = json.dumps({"Prompt": "xy", "Options": {"num_predict": wanted}})
+    posted = asyncio.create_task(client.post("/completion", data=body))
+    request = await engine.next()
+    assert (request.prompt, request.max_tokens) == ([120, 121], limit)
+    posted.cancel()
+
+
+async def test_headers_are_withheld_until_the_request_starts(client: Client, engine: Script) -> None:
+    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
+    request = await engine.next()
+    await asyncio.sleep(0.05)
+    assert not posted.done()
+    engine.tell(request, Started())
+    response = await asyncio.wait_for(posted, 5)
+    assert (response.status, response.headers["Content-Type"]) == (200, "application/jsonl")
+    assert response.headers["Transfer-Encoding"] == "chunked"
+    engine.tell(request, Finished(DoneReason.STOP, METRICS))
+    assert json.loads(await response.text())["Done"] is True
+
+
+async def test_each_line_is_sent_at_once_and_the_last_one_ends_the_stream(client: Client, engine: Script) -> None:
+    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
+    request = await engine.next()
+    engine.tell(request, Started())
+    response = await posted
+    for word in ("a", "b"):
+        engine.tell(request, Text(word, [], None))
+        line = await asyncio.wait_for(response.content.readline(), 5)
+        assert json.loads(line) == {"Content": word, "Done": False}
+    engine.tell(request, Text("c", [], None), Finished(DoneReason.LENGTH, METRICS))
+    rest = [json.loads(line) for line in (await response.read()).splitlines()]
+    assert [line["Done"] for line in rest] == [False, True]
+    assert rest[1]["DoneReason"] == 1
+
+
+async def test_a_fault_after_the_start_is_an_error_line(client: Client, engine: Script) -> None:
+    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
+    request = await engine.next()
+    engine.tell(request, Started(), Failed("ValueError: boom"))
+    [line] = (await (await posted).read()).splitlines()
+    assert json.loads(line)["Error"] == {"StatusCode": 500, "Status": "", "error": "ValueError: boom"}
+
+
+@pytest.mark.parametrize("started", [False, True])
+async def test_a_client_that_leaves_cancels_its_request(
+    client: Client, engine: Script, started: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "runner.server")
+    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
+    request = await engine.next()
+    if started:
+        engine.tell(request, Started())
+        (await posted).close()
+    else:
+        posted.cancel()
+    async with asyncio.timeout(5):
+        while not request.cancelled or not caplog.records:
+            await asyncio.sleep(0.001)
+    assert caplog.messages == ["the client is gone"]
+
+
+async def test_tokenize_takes_plain_text_and_answers_while_a_stream_is_open(client: Client, engine: Script) -> None:
+    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
+    request = await engine.next()
+    engine.tell(request, Started())
+    response = await posted
+    tokenized = await client.post("/v1/tokenize", data="hé".encode(), headers={"Content-Type": "text/plain"})
+    assert await tokenized.json() == [104, 195, 169]
+    assert await (await client.post("/v1/tokenize", data=b"")).json() == []
+    response.close()
+
+
+async def test_behind_a_long_text_nobody_waits_longer_than_for_a_part(
+    client: Client, engine: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is one helper thread here, and the text has 2000 parts."""
+    monkeypatch.setattr("runner.tokenizer.tokenizer.PART_CHARACTERS", 100)
+    text = b"x" * 200_000
+    response = await client.post("/v1/tokenize", data=text)
+    tokenized = asyncio.create_task(response.json())
+    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
+    await engine.next()
+    assert not tokenized.done()
+    assert await tokenized == list(text)
+    posted.cancel()
+
+
+@pytest.mark.parametrize("size", [0, 50, 100, 250])
+async def test_the_end_of_an_array_of_ids_comes_with_the_end_of_the_answer(
+    size: int, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host reads as far as the bracket, and then closes what has not ended by then."""
+    monkeypatch.setattr("runner.tokenizer.tokenizer.PART_CHARACTERS", 100)
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    head = f"POST /v1/tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
+    writer.write(head.encode() + b"x" * size)
+    async with asyncio.timeout(10):
+        received = await reader.readuntil(b"]")
+    rest = bytes(reader._buffer)  # type: ignore[attr-defined]  # what arrived together with the bracket
+    assert rest == (b"\r\n0\r\n\r\n" if b"chunked" in received else b"")
+    assert (b"chunked" in received) == (size > 100)
+    writer.close()
+
+
+async def test_bytes_that_are_no_text_are_tokenized_as_one_replacement_each(client: Client) -> None:
+    replacement = list("\ufffd".encode())
+    response = await client.post("/v1/tokenize", data=b"a\xe2\x82b\xff")
+    assert await response.json() == [97, *replacement * 2, 98, *replacement]
+
+
+async def test_a_body_of_many_megabytes_is_taken(client: Client, engine: Script) -> None:
+    body = json.dumps({"Prompt": "x", "Media": None, "Padding": "y" * (64 << 20)})
+    posted = asyncio.create_task(client.post("/completion", data=body.encode()))
+    request = await engine.next()
+    engine.tell(request, Started(), Finished(DoneReason.STOP, METRICS))
+    assert (await posted).status == 200
+
+
+async def test_an_http_1_0_client_is_answered_until_the_connection_closes(client: Client, engine: Script) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    writer.write(b'POST /completion HTTP/1.0\r\nContent-Length: 15\r\n\r\n{"Prompt":"xy"}')
+    request = await engine.next()
+    for event in (Started(), Text("a", [], None), Finished(DoneReason.STOP, METRICS)):
+        engine.tell(request, event)
+    head, _, body = (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.0 200")
+    assert [json.loads(line)["Done"] for line in body.splitlines()] == [False, True]

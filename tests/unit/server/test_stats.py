@@ -1,0 +1,480 @@
+"""What the runner tells of itself over HTTP, from the last that its engine said."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+
+import msgspec
+import pytest
+from aiohttp import ClientResponse, web
+from aiohttp.test_utils import TestServer
+from prometheus_client.parser import text_string_to_metric_families
+
+from protocol.stats import CacheCounts, CacheNode, CachePicture, RequestCounts, RunningRequest, Stats, TokenCounts
+from runner.cache.interface import Miss
+from runner.engine.engine import Engine
+from runner.engine.events import Refused
+from runner.engine.lifecycle import OUTCOMES
+from runner.engine.observe.counters import Counters, Published
+from runner.server import sse
+from runner.server.metrics import Exporter
+from runner.server.sse import CACHE_S, HEARTBEAT_S, STATS_S, EventFeed, Told
+from runner.server.stats import PATHS, StatsEndpoints
+from runner.server.stats_cache import StatsCache
+from tests.lib.company import Clock
+from tests.unit.server.script import STATS, Client, Script
+
+NODE = CacheNode(
+    id=7,
+    parent=None,
+    start=0,
+    end=40,
+    bytes=100,
+    live_bytes=60,
+    paged_bytes=40,
+    layers=2,
+    live_layers=1,
+    paged_layers=1,
+    missing_layers=0,
+    idle_uses=0,
+    locks=1,
+    restore_point=True,
+)
+BUSY = msgspec.structs.replace(
+    STATS, running=[RunningRequest(number=3, phase="decode", prompt=40, generated=2, max_tokens=9)]
+)
+
+
+def with_requests(stats: Stats, **counts: int) -> Stats:
+    return msgspec.structs.replace(stats, requests=RequestCounts(**counts))
+
+
+# --- the board
+
+
+class Slow(Script):
+    """Answers when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answered = asyncio.Event()
+
+    async def published(self) -> Published:
+        await self.answered.wait()
+        return await super().published()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def board_of(engine: Script, clock: Clock, *, patience_s: float = 60.0) -> StatsCache:
+    return StatsCache(cast("Engine", engine), patience_s=patience_s, fresh_s=0.2, clock=clock)
+
+
+async def test_who_asks_at_once_shares_one_answer(engine: Script, clock: Clock) -> None:
+    board = board_of(engine, clock)
+    await asyncio.gather(*(board.numbers() for _ in range(5)))
+    await board.numbers()
+    assert engine.asked == ["stats"]
+    clock.now = 0.2
+    await board.numbers()
+    assert engine.asked == ["stats"] * 2
+
+
+async def test_behind_a_long_slice_the_last_numbers_are_given_again(clock: Clock) -> None:
+    engine = Slow()
+    board = board_of(engine, clock, patience_s=0.0)
+    asking = asyncio.create_task(board.numbers())
+    await asyncio.sleep(0)
+    assert not asking.done(), "there are none yet"
+    engine.answered.set()
+    assert (await asking).stats == STATS
+    engine.answered.clear()
+    engine.stats, clock.now = BUSY, 5.0
+    assert (await board.numbers()).stats == STATS
+    engine.answered.set()
+    while (await board.numbers()).stats == STATS:
+        await asyncio.sleep(0)
+    assert engine.asked == ["stats"] * 2, "the question that was on its way was not asked again"
+
+
+async def test_who_stops_waiting_does_not_stop_the_others(clock: Clock) -> None:
+    engine = Slow()
+    board = board_of(engine, clock)
+    impatient, patient = asyncio.create_task(board.numbers()), asyncio.create_task(board.numbers())
+    await asyncio.sleep(0)
+    impatient.cancel()
+    await asyncio.sleep(0)
+    engine.answered.set()
+    assert (await patient).stats == STATS
+    assert engine.asked == ["stats"]
+
+
+async def test_what_never_reached_the_engine_counts_as_refused(engine: Script, clock: Clock) -> None:
+    board = board_of(engine, clock)
+    engine.stats = with_requests(STATS, refused=2, done=5)
+    board.refused += 3
+    assert (await board.numbers()).stats.requests == RequestCounts(refused=5, done=5)
+    board.refused += 1
+    assert (await board.numbers()).stats.requests.refused == 6, "known at once, the engine need not be asked"
+
+
+async def test_a_picture_has_another_number_where_it_is_another_one(engine: Script, clock: Clock) -> None:
+    board = board_of(engine, clock)
+    assert (await board.picture()).generation == 1
+    assert (await board.picture()).generation == 1
+    engine.nodes = [NODE]
+    assert await board.picture() == CachePicture(generation=2, kind="trie", nodes=[NODE])
+    engine.nodes = [msgspec.structs.replace(NODE, locks=0)]
+    assert (await board.picture()).generation == 3
+
+
+# --- news
+
+
+class Page:
+    """What a page is told, and when."""
+
+    def __init__(self, engine: Script, clock: Clock) -> None:
+        self._clock = clock
+        self._news = EventFeed(StatsCache(cast("Engine", engine), fresh_s=0.0, clock=clock), clock)
+        self._told = Told()
+
+    async def at(self, seconds: float, other: Told | None = None) -> list[str]:
+        """The names of the events at this time, for another page if one is given."""
+        self._clock.now = seconds
+        frames = await self._news.since(other or self._told)
+        return re.findall(r"^(?:event: (\w+)$|: )", frames.decode(), re.MULTILINE)
+
+
+@pytest.fixture
+def page(engine: Script, clock: Clock) -> Page:
+    return Page(engine, clock)
+
+
+async def test_a_new_page_is_told_everything(page: Page) -> None:
+    assert await page.at(0.0) == ["stats", "cache"]
+
+
+async def test_what_has_not_changed_is_not_told_again(page: Page, engine: Script) -> None:
+    await page.at(0.0)
+    engine.stats = msgspec.structs.replace(STATS, uptime_s=0.5)
+    assert await page.at(0.5) == []
+    engine.stats = BUSY
+    assert await page.at(1.0) == ["stats"]
+
+
+async def test_a_picture_comes_once_a_second_at_most_and_not_unless_it_changed(page: Page, engine: Script) -> None:
+    await page.at(0.0)
+    told = []
+    for step in range(1, 9):
+        engine.mark += 1
+        told.append(await page.at(step * STATS_S))
+    assert told == [[], ["cache"]] * 4
+    assert await page.at(9.0) == []
+    assert engine.asked.count("cache") == 5, "the engine draws no picture that nobody gets"
+    assert CACHE_S == 1.0
+
+
+async def test_two_hundred_pages_cost_the_engine_what_one_costs(
+    page: Page, engine: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bytes] = []
+    encode = sse._encode
+
+    def counted(value: msgspec.Struct) -> bytes:
+        made.append(encode(value))
+        return made[-1]
+
+    monkeypatch.setattr(sse, "_encode", counted)
+    pages = [Told() for _ in range(200)]
+    for step in range(5):
+        engine.mark += 1
+        engine.stats = msgspec.structs.replace(STATS, context_length=step + 1)
+        found = [await page.at(step * STATS_S, one) for one in pages]
+        assert found == [["stats", "cache"] if step % 2 == 0 else ["stats"]] * 200
+    assert (engine.asked.count("stats"), engine.asked.count("cache")) == (5 + 3, 3), "a picture asks for the numbers"
+    assert len(made) == 5 + 3
+
+
+async def test_a_page_that_comes_later_is_told_everything_as_it_is(page: Page, engine: Script) -> None:
+    await page.at(0.0)
+    engine.mark += 1
+    assert await page.at(0.25, Told()) == ["stats", "cache"]
+    assert engine.asked.count("cache") == 1
+
+
+async def test_pages_that_ask_at_once_are_told_the_same(engine: Script, clock: Clock) -> None:
+    news = EventFeed(board_of(engine, clock), clock)
+    frames = await asyncio.gather(*(news.since(Told()) for _ in range(5)))
+    assert len(set(frames)) == 1
+    assert engine.asked == ["stats", "cache"]
+
+
+async def test_a_page_that_is_told_nothing_hears_the_heart_beat(page: Page) -> None:
+    await page.at(0.0)
+    assert [await page.at(at) for at in (HEARTBEAT_S - 0.1, HEARTBEAT_S, HEARTBEAT_S + 1.0)] == [[], [""], []]
+    assert await page.at(2 * HEARTBEAT_S) == [""]
+
+
+async def test_news_are_events_of_one_line_of_json(engine: Script, clock: Clock) -> None:
+    engine.nodes = [msgspec.structs.replace(NODE, text="two\nlines\r\n\u2028 of it")]
+    frames = await EventFeed(board_of(engine, clock), clock).since(Told())
+    assert frames.endswith(b"\n\n")
+    stats, cache = frames.decode().removesuffix("\n\n").split("\n\n")
+    assert [frame.split("\n")[0] for frame in (stats, cache)] == ["event: stats", "event: cache"]
+    assert msgspec.json.decode(stats.split("\n")[1].removeprefix("data: "), type=Stats) == STATS
+    picture = msgspec.json.decode(cache.split("\n")[1].removeprefix("data: "), type=CachePicture)
+    assert picture.nodes == engine.nodes
+
+
+# --- the endpoints
+
+
+async def test_stats_are_what_the_engine_said(client: Client, engine: Script) -> None:
+    engine.stats = BUSY
+    response = await client.get("/v1/stats")
+    assert (response.status, response.content_type) == (200, "application/json")
+    assert response.headers["Cache-Control"] == "no-store"
+    assert msgspec.json.decode(await response.read(), type=Stats) == BUSY
+
+
+async def test_the_cache_is_what_the_engine_drew(client: Client, engine: Script) -> None:
+    engine.nodes = [NODE]
+    response = await client.get("/v1/cache")
+    picture = await response.json()
+    assert picture == {"generation": 1, "kind": "trie", "nodes": [msgspec.to_builtins(NODE)]}
+    assert set(picture["nodes"][0]) >= {"id", "parent", "start", "end", "bytes", "live_bytes", "paged_bytes", "locks"}
+    assert picture["nodes"][0]["text"] is None
+
+
+async def test_while_nobody_looks_nothing_is_asked(client: Client, engine: Script) -> None:
+    await client.get("/v1/status")
+    await client.post("/v1/tokenize", data=b"xy")
+    assert not engine.asked
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}])
+@pytest.mark.parametrize("path", PATHS)
+async def test_no_number_is_told_to_a_web_page(
+    client: Client, engine: Script, path: str, headers: dict[str, str]
+) -> None:
+    response = await client.get(path, headers=headers)
+    assert response.status == 403
+    assert not engine.asked
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_they_are_only_read(client: Client, path: str) -> None:
+    assert (await client.post(path)).status == 405
+
+
+async def test_a_head_has_an_end(client: Client) -> None:
+    assert [(await client.head(path)).status for path in PATHS] == [200, 200, 405, 200]
+
+
+@pytest.mark.parametrize("body", [b"", b'{"Prompt":5}', b'{"Prompt":""}', b'{"Prompt":"x","Media":[{}]}'])
+async def test_a_wrong_body_is_a_refused_request(client: Client, engine: Script, body: bytes) -> None:
+    await client.get("/v1/stats")
+    assert (await client.post("/completion", data=body)).status == 400
+    assert (await (await client.get("/v1/stats")).json())["requests"]["refused"] == 1
+
+
+async def test_what_the_engine_refuses_it_counts_itself(client: Client, engine: Script) -> None:
+    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
+    engine.tell(await engine.next(), Refused("too large"))
+    assert (await posted).status == 400
+    assert (await (await client.get("/v1/stats")).json())["requests"]["refused"] == 0
+
+
+async def test_what_is_no_request_for_a_completion_is_not_refused_as_one(client: Client) -> None:
+    await client.post("/v1/tokenize", data=b"x", headers={"Content-Encoding": "gzip"})
+    await client.get("/completion")
+    await client.post("/completion", data=b"{}", headers={"Host": "evil.example"})
+    assert (await (await client.get("/v1/stats")).json())["requests"]["refused"] == 0
+
+
+class Beat:
+    """In place of a sleep: the next poll comes when a test says so."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._next = asyncio.Event()
+        self.resting = asyncio.Event()
+        self.left = asyncio.Event()
+        """Whoever rested will poll no more."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.resting.set()
+        try:
+            await self._next.wait()
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+        self._next.clear()
+        self._clock.now += seconds
+
+    async def go_on(self) -> None:
+        """Until it rests again."""
+        self.resting.clear()
+        self._next.set()
+        await self.resting.wait()
+
+
+@pytest.fixture
+async def beat(clock: Clock) -> Beat:
+    return Beat(clock)
+
+
+@pytest.fixture
+async def watched(engine: Script, clock: Clock, beat: Beat, aiohttp_client: Callable[..., Awaitable[Client]]) -> Client:
+    app = web.Application()
+    StatsEndpoints(cast("Engine", engine), ThreadPoolExecutor(1), clock=clock, sleep=beat.sleep).add_to(app.router)
+    return await aiohttp_client(TestServer(app), server_kwargs={"handler_cancellation": True})
+
+
+async def read_event(response: ClientResponse) -> str:
+    """Its first line."""
+    async with asyncio.timeout(5):
+        frame = await response.content.readuntil(b"\n\n")
+    return frame.decode().split("\n")[0]
+
+
+async def test_a_page_is_told_what_changes_and_then_the_heart_beat(watched: Client, engine: Script, beat: Beat) -> None:
+    response = await watched.get("/v1/events")
+    assert (response.status, response.content_type) == (200, "text/event-stream")
+    assert response.headers["Cache-Control"] == "no-store"
+    assert [await read_event(response) for _ in range(2)] == ["event: stats", "event: cache"]
+    await beat.resting.wait()
+    engine.stats = BUSY
+    await beat.go_on()
+    assert await read_event(response) == "event: stats"
+    for _ in range(int(HEARTBEAT_S / STATS_S)):
+        await beat.go_on()
+    assert await read_event(response) == ": nothing new"
+    response.close()
+
+
+async def test_when_the_page_is_closed_the_engine_is_left_alone(watched: Client, engine: Script, beat: Beat) -> None:
+    response = await watched.get("/v1/events")
+    await read_event(response)
+    await beat.resting.wait()
+    response.close()
+    async with asyncio.timeout(5):
+        await beat.left.wait()
+    assert engine.asked == ["stats", "cache"]
+
+
+# --- metrics
+
+
+def families(text: str) -> dict[str, dict[tuple[str, ...], float]]:
+    """Every sample by its name and the values of its labels."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return found
+
+
+async def scrape(client: Client) -> dict[str, dict[tuple[str, ...], float]]:
+    response = await client.get("/metrics")
+    assert response.status == 200
+    assert response.headers["Content-Type"].startswith("text/plain; version=")
+    return families(await response.text())
+
+
+async def test_metrics_tell_what_the_stats_tell(client: Client, engine: Script) -> None:
+    engine.stats = msgspec.structs.replace(
+        STATS,
+        requests=RequestCounts(running=2, queued=3, done=4, length=5, cancelled=6, failed=7, refused=8),
+        tokens=TokenCounts(prompt=100, matched=70, cached=60, recomputed=40, generated=30, forced=12),
+        cache=CacheCounts(budget_bytes=1000, live_bytes=11, paged_bytes=22, nodes=9, misses={"empty": 2}),
+    )
+    found = await scrape(client)
+    ended = found["mlx_runner_requests_total"]
+    assert ended == {("done",): 4, ("length",): 5, ("cancelled",): 6, ("failed",): 7, ("refused",): 8}
+    assert found["mlx_runner_requests_running"] == {(): 2}
+    assert found["mlx_runner_requests_queued"] == {(): 3}
+    assert found["mlx_runner_prompt_tokens_total"] == {("cache",): 60, ("computed",): 40}
+    assert found["mlx_runner_matched_tokens_total"] == {(): 70}
+    assert found["mlx_runner_generated_tokens_total"] == {("sampled",): 18, ("forced",): 12}
+    assert found["mlx_runner_cache_bytes"] == {("live",): 11, ("paged",): 22}
+    assert found["mlx_runner_cache_budget_bytes"] == {(): 1000}
+    assert found["mlx_runner_cache_misses_total"][("empty",)] == 2
+    assert len(found["mlx_runner_cache_misses_total"]) == len([reason for reason in Miss if reason])
+    assert list(found["mlx_runner_info"].values()) == [1]
+
+
+async def test_what_has_no_bound_has_no_gauge_for_it(client: Client, engine: Script) -> None:
+    found = await scrape(client)
+    assert not {"mlx_runner_cache_budget_bytes", "mlx_runner_memory_budget_bytes"} & set(found)
+
+
+async def test_a_scrape_is_of_now(watched: Client, engine: Script, clock: Clock) -> None:
+    assert (await scrape(watched))["mlx_runner_requests_total"][("done",)] == 0
+    engine.stats, clock.now = with_requests(STATS, done=3), 1.0
+    assert (await scrape(watched))["mlx_runner_requests_total"][("done",)] == 3
+
+
+def text_of(published: Published, accept: str = "") -> str:
+    return Exporter().text(published, accept)[0].decode()
+
+
+def published(counters: Counters, stats: Stats = STATS) -> Published:
+    return Published(stats, counters.distributions(), (0,))
+
+
+def test_buckets_are_cumulative_and_end_with_all() -> None:
+    counters = Counters()
+    for gap in (0.0001, 0.004, 0.004, 0.03, 99.0):
+        counters._gap.add(gap)
+    found = families(text_of(published(counters)))
+    buckets = found["mlx_runner_inter_token_latency_seconds_bucket"]
+    counts = list(buckets.values())
+    assert counts == sorted(counts)
+    assert (buckets[("0.0005",)], buckets[("0.005",)], buckets[("0.03",)], buckets[("2.5",)]) == (1, 3, 4, 4)
+    assert buckets[("+Inf",)] == found["mlx_runner_inter_token_latency_seconds_count"][()] == 5
+    assert found["mlx_runner_inter_token_latency_seconds_sum"][()] == pytest.approx(99.0381)
+
+
+def test_names_are_as_prometheus_wants_them() -> None:
+    """Base units in the name, `_total` for counters and for nothing else, help for each, no name twice."""
+    stats = msgspec.structs.replace(STATS, cache=CacheCounts(budget_bytes=1))
+    listed = list(text_string_to_metric_families(text_of(published(Counters(), stats))))
+    names = [family.name for family in listed]
+    assert len(names) == len(set(names)) > 25
+    for family in listed:
+        assert re.fullmatch(r"mlx_runner_[a-z_]+", family.name)
+        assert family.documentation.endswith(".")
+        assert not re.search(r"_(ms|milliseconds|kb|mb|ns)(_|$)", family.name)
+        assert all(sample.name.endswith("_total") == (family.type == "counter") for sample in family.samples)
+
+
+def test_every_outcome_has_a_sample_from_the_first_scrape_on() -> None:
+    """A rate over a counter that appears only with its first event misses that event."""
+    found = families(text_of(published(Counters())))
+    assert set(found["mlx_runner_requests_total"]) == {(outcome,) for outcome in OUTCOMES}
+
+
+def test_a_scraper_that_asks_for_open_metrics_gets_it() -> None:
+    body, content_type = Exporter().text(published(Counters()), "application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+
+
+def test_two_runners_in_a_process_have_registries_of_their_own() -> None:
+    first, second = Exporter(), Exporter()
+    assert first.text(published(Counters(), with_requests(STATS, done=1)), "") != second.text(
+        published(Counters(), with_requests(STATS, done=2)), ""
+    )
+
+
+def test_a_label_takes_any_name_of_a_model() -> None:
+    stats = msgspec.structs.replace(STATS, model='me/"mine"\\:q4\n')
+    (info,) = families(text_of(published(Counters(), stats)))["mlx_runner_info"]
+    assert 'me/"mine"\\:q4\n' in info

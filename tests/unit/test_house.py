@@ -1,0 +1,105 @@
+"""Who may import whom, and who alone may know what (design, section 2)."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+PACKAGES = ("protocol", "runner")
+LAYERS = (
+    ("__main__",),
+    ("app",),
+    ("cli", "ollama"),
+    ("commands", "server"),
+    ("engine",),
+    ("grammar",),
+    ("cache", "model", "tokenizer", "sampling"),
+    ("process", "settings", "blas"),
+    ("logs",),
+    ("errors", "sizes", "terminal", "__version__"),
+)
+"""From top to bottom: a part imports only from the rows below its own, and within itself."""
+
+
+def sources() -> list[Path]:
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            module = node.module or ""
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def row(part: str) -> int:
+    return next(index for index, parts in enumerate(LAYERS) if part in parts)
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path: Path) -> None:
+    package, *rest = path.relative_to(ROOT).with_suffix("").parts
+    ours = [name.split(".") for name in imports(path) if name.split(".")[0] in PACKAGES]
+    if package == "protocol":
+        assert all(name[0] == "protocol" for name in ours)
+        return
+    for name in ours:
+        if name[0] == "runner" and len(name) > 1 and name[1] != rest[0]:
+            assert row(name[1]) > row(rest[0]), f"{rest[0]} imports {'.'.join(name)}"
+
+
+def users_of(module: str) -> set[str]:
+    return {
+        str(path.relative_to(ROOT))
+        for path in sources()
+        if any(name == module or name.startswith(f"{module}.") for name in imports(path))
+    }
+
+
+def test_only_the_adapters_know_mlx_lms_cache_classes() -> None:
+    users = users_of("mlx_lm.models.cache")
+    assert users
+    assert all(path.startswith(("runner/cache/layers/", "runner/model/")) for path in users)
+
+
+def test_only_the_model_and_the_adapters_know_mlx_lm() -> None:
+    users = users_of("mlx_lm")
+    assert users
+    assert all(path.startswith(("runner/cache/layers/", "runner/model/")) for path in users)
+
+
+def test_the_server_and_the_protocol_never_touch_mlx() -> None:
+    users = users_of("mlx")
+    assert users
+    assert all(
+        path.startswith(("runner/engine/", "runner/cache/", "runner/model/", "runner/sampling/")) for path in users
+    )
+
+
+def test_only_the_command_line_reads_the_environment() -> None:
+    readers = {
+        str(path.relative_to(ROOT))
+        for path in sources()
+        if any(word in path.read_text() for word in ("os.environ", "os.getenv", "sys.argv"))
+    }
+    assert readers == {"runner/__main__.py", "runner/app.py", "runner/blas/__init__.py", "runner/ollama/launcher.py"}
+
+
+def test_no_script_imports_tests() -> None:
+    scripts = sorted((ROOT / "scripts").rglob("*.py"))
+    assert len(scripts) > 50
+    for path in scripts:
+        assert all(name.split(".")[0] != "tests" for name in imports(path)), path
+
+
+def test_most_files_fit_in_the_head() -> None:
+    lengths = [len(path.read_text().splitlines()) for path in sources()]
+    assert max(lengths) <= 300
+    assert sum(length > 250 for length in lengths) * 10 <= len(lengths)

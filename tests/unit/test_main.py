@@ -1,0 +1,92 @@
+"""The first lines of the process: what can go wrong before anything else is there."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from scripts.tools.models.scripted import BYTES, write_scripted
+from tests import ROOT
+
+
+def test_a_broken_installation_is_one_error_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "runner", "--help"], cwd=ROOT, capture_output=True, timeout=30, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"Error: the installation is broken: No module named ")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_streams_that_are_closed_are_not_left_to_the_next_socket() -> None:
+    code = (
+        "import os, socket; from runner import __main__\n"
+        "__main__._open_missing_streams()\n"
+        "taken = socket.socket().fileno()\n"
+        "os.write(1, b'%d %d' % (taken, os.fstat(2).st_rdev == os.stat(os.devnull).st_rdev))"
+    )
+    command = f'exec {sys.executable} -c "$0" 2>&- <&-'
+    done = subprocess.run(["sh", "-c", command, code], cwd=ROOT, stdout=subprocess.PIPE, timeout=30, check=False)
+    taken, is_null = done.stdout.split()
+    assert int(taken) > 2
+    assert is_null == b"1"
+
+
+def test_a_missing_mlx_is_told_with_what_to_install(tmp_path: Path) -> None:
+    model = write_scripted(tmp_path / "model", BYTES, {}, [0])
+    (tmp_path / "mlx").mkdir()  # stands before the real one, and has no core
+    (tmp_path / "mlx" / "__init__.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "runner", "--model", str(model), "--log-level", "error"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"Error: MLX not available: No module named 'mlx.core'; install ")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_model_that_cannot_be_opened_is_told_last_and_what_to_do_before_that(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    done = subprocess.run(
+        [sys.executable, "-m", "runner", "--model", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    *_, advice, last = done.stderr.decode().splitlines()
+    assert "level=WARN" in advice
+    assert "`mlx-runner check NAME`" in advice
+    assert last.startswith("Error: ")
+
+
+def test_a_taken_port_is_told_with_what_to_do(tmp_path: Path) -> None:
+    model = write_scripted(tmp_path / "model", BYTES, {}, [0])
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        holder.listen()
+        command = [sys.executable, "-m", "runner", "--model", str(model), "--port", str(port)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines()[-1] == (
+        f"Error: listen tcp 127.0.0.1:{port}: bind: address already in use; choose another --port, or 0 for one that is"
+        " free"
+    )
+
+
+def test_weights_beyond_the_budget_end_the_process_with_the_numbers(tmp_path: Path) -> None:
+    model = write_scripted(tmp_path / "model", BYTES, {}, [0])
+    command = [sys.executable, "-m", "runner", "--model", str(model), "--memory", "1000"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 1
+    last = done.stderr.decode().splitlines()[-1]
+    assert last.startswith("Error: the weights take ")
+    assert "the runner may use 1.0 KB in all" in last
+    assert last.endswith("or allow more with --memory")

@@ -1,0 +1,207 @@
+"""The forms that a `tokenizer.json` comes in: old ones, short ones, odd ids, broken ones."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from runner.errors import ModelError
+from runner.tokenizer import Tokenizer, open_tokenizer
+from scripts.tools.models.tokenizers import byte_level, document, sentencepiece
+
+Json = dict[str, object]
+
+
+def load(data: Mapping[str, object]) -> Tokenizer:
+    return open_tokenizer({"tokenizer.json": json.dumps(data).encode()}.get)
+
+
+def with_model(**changes: object) -> Json:
+    made = sentencepiece(["h", "i", "hi"])
+    model = made["model"]
+    assert isinstance(model, dict)
+    changed = {**model, **changes}
+    return {**made, "model": {key: value for key, value in changed.items() if value != "absent"}}
+
+
+FORMS: dict[str, Json] = {
+    "merges as strings": with_model(merges=["h i"]),
+    "merges as lists": with_model(merges=[["h", "i"]]),
+    "a model without a type": with_model(type="absent"),
+    "a model whose type is null": with_model(type=None),
+    "no word of bytes": with_model(byte_fallback="absent"),
+    "dropout, a means of training": with_model(dropout=0.5),
+}
+
+
+@pytest.mark.parametrize("made", FORMS.values(), ids=FORMS)
+def test_forms_of_the_model_that_files_come_in(made: Json) -> None:
+    tokenizer = load(made)
+    assert tokenizer.kind == "BPE"
+    assert [tokenizer.encode("hi<s>") for _ in range(20)] == [[262, 2]] * 20
+    assert tokenizer.token_bytes(4 + 0xE9) == b"\xe9"
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ({"vocab": {"hi": 0}, "unk_token": "hi"}, "WordLevel"),
+        (
+            {
+                "vocab": {"hi": 0},
+                "unk_token": "hi",
+                "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 9,
+            },
+            "WordPiece",
+        ),
+        ({"vocab": [["hi", 0.0]], "unk_id": 0}, "Unigram"),
+        ({"vocab": {"hi": 0}, "merges": []}, "BPE"),
+    ],
+)
+def test_a_model_without_a_type_is_told_by_its_fields(model: Json, kind: str) -> None:
+    tokenizer = load({"version": "1.0", "model": model})
+    assert tokenizer.kind == kind
+    assert tokenizer.vocab_size == 1
+    if kind != "BPE":
+        assert tokenizer.encode("hi") == [0]
+
+
+@pytest.mark.parametrize("tokens", ["absent", None, []])
+def test_added_tokens_may_be_missing(tokens: object) -> None:
+    made = {key: value for key, value in {**byte_level(), "added_tokens": tokens}.items() if value != "absent"}
+    tokenizer = load(made)
+    assert tokenizer.encode("hi") == list(b"hi")
+    assert tokenizer.added == frozenset()
+
+
+@pytest.mark.parametrize("special", [True, False, None])
+@pytest.mark.parametrize("flags", [(), ("single_word", "lstrip", "rstrip", "normalized")])
+def test_an_added_token_needs_no_more_than_id_and_text(special: bool | None, flags: tuple[str, ...]) -> None:
+    """Ollama reads no more of it; the library insists on all the flags."""
+    token = {"id": 256, "content": "<a>", "special": special}
+    tokenizer = load({**byte_level(), "added_tokens": [{**token, **dict.fromkeys(flags, False)}]})
+    assert tokenizer.encode("h<a>") == [ord("h"), 256]
+    assert tokenizer.special == ({256} if special else set())
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [{"type": "WordPiece", "prefix": "##", "cleanup": True}, {"prefix": "##", "cleanup": True}],
+    ids=["type", "no type"],
+)
+def test_a_decoder_without_a_type_is_told_by_its_fields(parts: Json) -> None:
+    model: Json = {"type": "WordLevel", "vocab": {"##a": 0}, "unk_token": "##a"}
+    assert load(document(model, decoder=parts)).token_bytes(0) == b"a"
+
+
+# Ids of added tokens
+
+
+def unigram() -> Json:
+    return {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", -9.0], ["▁", -2.0], ["h", -3.0], ["i", -3.0]]}
+
+
+def words(kind: str) -> Json:
+    extra = {"continuing_subword_prefix": "##", "max_input_chars_per_word": 9} if kind == "WordPiece" else {}
+    return {"type": kind, "vocab": {"<unk>": 0, "h": 1, "i": 2, "hi": 3}, "unk_token": "<unk>", **extra}
+
+
+MODELS: dict[str, Json] = {
+    "BPE": {"type": "BPE", "vocab": {"<unk>": 0, "h": 1, "i": 2, "hi": 3}, "merges": [["h", "i"]]},
+    "Unigram": unigram(),
+    "WordPiece": words("WordPiece"),
+    "WordLevel": words("WordLevel"),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("ids", [(4, 5), (8, 9), (5, 4), (4, 9)])
+def test_the_ids_of_added_tokens_are_those_of_the_file(
+    kind: str, ids: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    flags = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    tokens = [{"id": i, "content": text, **flags} for i, text in zip(ids, ("<a>", "<b>"), strict=True)]
+    tokenizer = load(document(MODELS[kind], tokens))
+    ordinary = load(document(MODELS[kind])).encode("hi")
+    assert tokenizer.encode("<a>hi<b>") == [ids[0], *ordinary, ids[1]]
+    assert [tokenizer.token_text(token_id) for token_id in ids] == ["<a>", "<b>"]
+    assert tokenizer.vocab_size == max(ids) + 1
+    gaps = [gap for gap in range(4, 12) if gap not in ids]
+    assert [tokenizer.token_bytes(gap) for gap in gaps] == [b""] * len(gaps)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("kind", ["BPE", "WordLevel"])
+def test_added_tokens_may_come_before_the_vocabulary(kind: str) -> None:
+    """The library would give `<a>` the number of entries, which is another entry's id here."""
+    model = {**MODELS[kind], "vocab": {"<unk>": 2, "h": 3, "i": 4, "hi": 5}}
+    tokenizer = load(document(model, [{"id": 0, "content": "<a>"}, {"id": 1, "content": "<b>"}]))
+    assert tokenizer.encode("<a>hi<b>") == [0, 5, 1]
+    assert tokenizer.vocab_size == 6
+
+
+def test_ids_with_a_gap_where_the_vocabulary_is_empty() -> None:
+    made = byte_level([])
+    assert load({**made, "added_tokens": [{"id": 5, "content": "<a>"}]}).encode("<a>") == [5]
+
+
+def test_the_unknown_weighs_as_much_as_before_when_a_unigram_gets_more_ids() -> None:
+    """Its score hangs on the lowest one of the vocabulary."""
+    model: Json = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["éx", -5.0], ["x", 12.0]]}
+    for tokens in ([], [{"id": 9, "content": "<x>"}]):
+        assert load(document(model, tokens)).encode("éx") == [0, 2]  # -5 - 10 + 12 is more than -5
+
+
+def test_an_entry_of_a_unigram_keeps_its_id_before_an_added_token(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = load(document(unigram(), [{"id": 2, "content": "<a>"}, {"id": 9, "content": "<b>"}]))
+    assert tokenizer.encode("h<b>") == [2, 9]
+    [record] = caplog.records
+    assert record.__dict__["attributes"] == {"file": "tokenizer.json", "count": 1, "token": "<a>", "id": 2}
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"type": "WordPiece", "vocab": {"a": 0}},
+        {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 5},
+        {"type": "WordLevel", "vocab": ["a"], "unk_token": "a"},
+        {"type": None, "vocab": 3},
+    ],
+)
+def test_a_broken_model_is_refused(model: Json) -> None:
+    with pytest.raises(ModelError, match=r"^parse tokenizer: tokenizer\.json: "):
+        load(document(model))
+
+
+def added(token_id: int) -> Json:
+    return {"id": token_id, "content": "<a>", "special": True}
+
+
+HOSTILE: dict[str, tuple[Json, str]] = {
+    "no model": ({"added_tokens": [added(1)]}, "missing required field `model`"),
+    "a panic in the library": (
+        {**with_model(), "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        "tokenizer.json: ",
+    ),
+    "an id that would take gigabytes": (
+        {"model": {"type": "Unigram", "vocab": [["<unk>", 0.0]], "unk_id": 0}, "added_tokens": [added(2**32 - 1)]},
+        "added token '<a>' has the id 4294967295, want one near 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("made", "text"), HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_file_is_refused_by_its_name(made: Json, text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError, match=f"parse tokenizer: .*{text}"):
+        load(made)
+    capfd.readouterr()  # the library tells of its panics itself
+
+
+def test_a_file_that_is_nested_beyond_measure_is_refused() -> None:
+    data = b'{"model":{"type":"BPE"},"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    with pytest.raises(ModelError, match=r"parse tokenizer: tokenizer\.json: "):
+        open_tokenizer({"tokenizer.json": data}.get)

@@ -1,0 +1,79 @@
+"""How `mlx-runner top` reads a runner, and what it says where there is none."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+from msgspec.structs import replace
+
+from runner.commands.top.feed import Feed, LostError
+from tests.process.page.stand_in import STATS, StandIn
+
+
+def bound() -> socket.socket:
+    """A port on which nobody listens."""
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    return taken
+
+
+async def test_the_numbers_of_this_moment() -> None:
+    async with StandIn() as stand_in:
+        stand_in.stats = replace(STATS, model="told")
+        assert await asyncio.to_thread(Feed(stand_in.url).stats) == stand_in.stats
+
+
+async def test_every_change_is_read_until_the_end() -> None:
+    async with StandIn() as stand_in:
+        stand_in.show()  # other events are passed over
+        follow = Feed(stand_in.url).follow()
+        for model in ("first", "second"):
+            stand_in.tell(replace(STATS, model=model))
+            assert (await asyncio.to_thread(next, follow)).model == model
+        await stand_in.end()
+        with pytest.raises(LostError, match=rf"the runner on 127.0.0.1:{stand_in.port} has ended|no answer from"):
+            await asyncio.to_thread(next, follow)
+
+
+def test_a_port_without_a_listener_is_told_with_what_to_do() -> None:
+    with bound() as taken:
+        port = taken.getsockname()[1]
+        for read in (Feed(f"http://127.0.0.1:{port}").stats, lambda: next(Feed(f"http://127.0.0.1:{port}").follow())):
+            with pytest.raises(LostError, match=rf"nothing listens on 127.0.0.1:{port}: start the runner, or give"):
+                read()
+
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.mark.parametrize(
+    ("bytes_told", "said"),
+    [
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", r"is not a runner .*it answers 404 to GET /v1/stats"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", r"is not a runner .*its numbers are others"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n<p", r"is not a runner .*its numbers are others"),
+        (b"SSH-2.0-OpenSSH_9.9\r\n\r\n", r"is not a runner .*it does not speak HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", r"no answer from .*is the runner still there"),
+        (b"", r"no answer from .*is the runner still there"),
+    ],
+)
+async def test_what_is_no_runner_is_told_so(bytes_told: bytes, said: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(bytes_told)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(LostError, match=said):
+            await asyncio.to_thread(Feed(f"http://127.0.0.1:{port}").stats)
+
+
+async def test_what_does_not_answer_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.commands.top.feed._PATIENCE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        feed = Feed(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(LostError, match=r"does not answer: look into its log, or end it"):
+            await asyncio.to_thread(feed.stats)
