@@ -158,8 +158,9 @@ class Engine:
 
     def _load(self) -> None:
         started = perf_counter()
-        if self._settings.trace is not None:
-            TRACE.start(self._settings.trace)
+        settings, model = self._settings, self._model
+        if settings.trace is not None:
+            TRACE.start(settings.trace)
         try:
             import mlx.core as mx
         except ImportError as error:
@@ -176,39 +177,36 @@ class Engine:
         from runner.model.weights.load import load
 
         self._mx = mx
-        on_cpu = device() == "cpu"
-        self._on_gpu = not on_cpu
+        self._on_gpu = not (on_cpu := device() == "cpu")
         if on_cpu:
-            if self._settings.one_core:
+            if settings.one_core:
                 self._core = keep_together(lambda: mx.eval(mx.zeros(1)))
             mx.disable_compile()  # every fused kernel would cost a run of g++, and gains nothing on CPUs
-        budget_bytes = self._settings.memory.bytes_of(lent_bytes())
+        budget_bytes = settings.memory.bytes_of(lent_bytes())
         whole_bytes = device_bytes(mx.device_info(), mx.get_memory_limit())
         if not on_cpu and mx.metal.is_available():
             mx.set_wired_limit(min(whole_bytes, budget_bytes))  # lest weights are paged out between two requests
         try:
-            loaded = load(self._model, self._settings.dtype, budget_bytes)
+            loaded = load(model, settings.dtype, budget_bytes)
             self.tokenizer = self._opening.result()
         except ModelError as error:
             self._refuse(error)
         make_layers, salt = loaded.make_layers, ""
-        if self._settings.kv_bits is not None:
+        if settings.kv_bits is not None:
             from runner.cache.layers.quantized_trial import find_format
 
-            make_layers, salt = find_format(
-                loaded.make_layers, loaded.logits, self.limits.vocab_size, self._settings.kv_bits
-            )
-        cache_bytes = self._settings.cache_memory.bytes_of(whole_bytes)
-        chunk = self._settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if on_cpu else GPU_CHUNK_TOKENS)
+            make_layers, salt = find_format(loaded.make_layers, loaded.logits, self.limits.vocab_size, settings.kv_bits)
+        cache_bytes = settings.cache_memory.bytes_of(whole_bytes)
+        chunk = settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if on_cpu else GPU_CHUNK_TOKENS)
 
         def new_cache() -> PrefixCache:
             special = self.tokenizer.special
-            return make_cache(self._settings.cache, make_layers, budget_bytes=cache_bytes, turn_tokens=special)
+            return make_cache(settings.cache, make_layers, budget_bytes=cache_bytes, turn_tokens=special)
 
         def warm() -> None:
             if not on_cpu:
                 log.info("warming up", why="a GPU's kernels are compiled when they are first used, once on a machine")
-            large = on_cpu and self._model.total_bytes > _WARM_BYTES and not loaded.has_16_bit_experts
+            large = on_cpu and model.total_bytes > _WARM_BYTES and not loaded.has_16_bit_experts
             compute = sketch if large else warm_up
             compute(make_layers, loaded.logits, self.limits.vocab_size, self.limits.context_length)
 
@@ -218,7 +216,7 @@ class Engine:
         reuse_bytes = set_limits(budget_bytes, on_cpu=on_cpu)
         shared = on_cpu or mx.metal.is_available()  # one memory for the device and for processes
         room = budget_bytes - mx.get_active_memory()
-        self._formats = formats = Formats(self._model, self.tokenizer, self._settings.parallel, room)
+        self._formats = formats = Formats(model, self.tokenizer, settings.parallel, room)
         means = EngineContext(
             loaded.logits,
             self.tokenizer,
@@ -228,29 +226,20 @@ class Engine:
             salt,
             trial,
         )
-        self._running = Scheduler(
-            means, SlicePolicy(chunk, self._settings.max_gap_s), self._settings.parallel, self._outbox
-        )
-        about = About(
-            __version__,
-            self._model.name,
-            self._model.architecture,
-            device(),
-            self.limits.context_length,
-            self._settings.cache,
-        )
-        shown = self.tokenizer if self._settings.inspect_text else None
-        self._survey = Report(about, self._running, means.memory, shown)
+        self._running = Scheduler(means, SlicePolicy(chunk, settings.max_gap_s), settings.parallel, self._outbox)
+        context = self.limits.context_length
+        about = About(__version__, model.name, model.architecture, device(), context, settings.cache)
+        self._survey = Report(about, self._running, means.memory, self.tokenizer if settings.inspect_text else None)
         self._publish()
         log.info(
             "model loaded",
-            model=self._model.name,
-            architecture=self._model.architecture,
-            bytes=self._model.total_bytes,
+            model=model.name,
+            architecture=model.architecture,
+            bytes=model.total_bytes,
             seconds=round(perf_counter() - started, 3),
             device=device(),
             context=self.limits.context_length,
-            cache=self._settings.cache,
+            cache=settings.cache,
             cache_bytes=cache_bytes,
             memory_bytes=budget_bytes,
             parallel=self._running.places,
