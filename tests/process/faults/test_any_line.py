@@ -26,9 +26,10 @@ pytestmark = pytest.mark.usefixtures("quiet")
 _ROOT = Path(inspect.getfile(runner)).parent
 _WATCHED = (
     *(f"{_ROOT / folder}/" for folder in ("cache", "sampling")),
-    *(str(_ROOT / "engine" / name) for name in ("generation.py", "group.py", "text.py")),
+    *(str(_ROOT / "engine" / name) for name in ("generation.py", "batch.py", "detokenizer.py")),
 )
-_ENGINE = str(_ROOT / "engine" / "running.py")
+_ENGINE = str(_ROOT / "engine" / "scheduler.py")
+assert all(Path(path).exists() for path in (*_WATCHED, _ENGINE))
 _QUESTIONS = frozenset(
     {
         *("left", "accepts", "padded", "nbytes", "admits", "allows", "session_bytes", "__init__", "make_cache"),
@@ -41,7 +42,7 @@ _GUARDED_INSIDE = frozenset({"follows", "reserve"})
 """What does the same, and sees to itself that nothing it calls comes out of it."""
 _FIT = ("fit", "TrieCache._fit")
 """A question that has the cache fit its bound: what that calls is guarded."""
-_ALL_OR_NOTHING = frozenset({"Generation.take", "Group.take", "Group.take.<locals>.<listcomp>"})
+_ALL_OR_NOTHING = frozenset({"Generation.take", "Batch.take", "Batch.take.<locals>.<listcomp>"})
 """What has told one of a group of its token and not yet the next one. It calls what may fail within a guard."""
 Tracer = Callable[[FrameType, str, object], object]
 Serve = Callable[[str, Setup, Injector], Bench]
