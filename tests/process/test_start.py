@@ -80,7 +80,7 @@ def test_behind_a_hosts_libraries_the_process_starts_anew_once_and_before_it_has
 
 def python(code: str) -> list[str]:
     """The words that this program prints."""
-    words = [sys.executable, "-c", f"import sys\nfrom runner.server import lean\n{code}"]
+    words = [sys.executable, "-c", f"import sys\nfrom runner.process import lean_aiohttp as lean\n{code}"]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout.split()
 
 

@@ -80,7 +80,7 @@ def test_a_stream_that_misses_a_line_is_no_measurement() -> None:
 
 
 def test_a_server_that_does_not_start_is_named() -> None:
-    with pytest.raises(ValueError, match=r"scripts\.benchmarks\.wire\.nobody did not start"):
+    with pytest.raises(ValueError, match=r"scripts\.tools\.bench\.wire\.nobody did not start"):
         measure(Server("scripts.tools.bench.wire.nobody", "/", ""), Load(1, 1, 0.0))
 
 
