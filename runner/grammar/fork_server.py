@@ -77,6 +77,8 @@ async def start_forking(setup: Setup) -> Forking:
         fault = msgspec.msgpack.decode(await _exactly(control, body_length(head)), type=State).error
     except OSError:
         fault = "Format: the process that was started to compile it ended at once"
+    except msgspec.DecodeError:
+        fault = "Format: the process that was started to compile it sent an unreadable message"
     if fault:
         control.close()
         process.wait()

@@ -44,8 +44,8 @@ class Grammar(Protocol):
 class Guide:
     """Leads one answer through its grammar: what has to come next, what may, and whether anything does.
 
-    Masks take as long as a grammar makes them, so they are computed elsewhere: after `take` and `restart` it is not
-    `ready` for a while, and until then it can only be waited for. An answer may take 50 ms of processor time for each
+    Masks take as long as a grammar makes them, so they are computed elsewhere: after `take` and `restart` the guide can
+    only be waited for until its next state has come. An answer may take 50 ms of processor time for each
     token, and what it saves, up to 5 s, for others. Owner: the engine thread.
     """
 
@@ -59,13 +59,8 @@ class Guide:
         self._closed = False
         self._stand(state)
 
-    @property
-    def ready(self) -> bool:
-        """Whether the next token may be asked for."""
-        return self.wait(0.0)
-
     def wait(self, patience_s: float) -> bool:
-        """Wait so many seconds at most until it is ready. Returns whether it is."""
+        """Waits at most `patience_s` for the next state. Returns True once the next token may be asked for."""
         while self._awaited:
             try:
                 state = self._source.receive(patience_s)

@@ -76,13 +76,17 @@ class Worker:
         self._received += data
 
     def take(self) -> State | None:
-        """The next state, if all of it has come."""
+        """Returns the next state, or None until all of it has come. Raises RequestError for an unreadable message."""
         if len(self._received) < HEAD_BYTES:
             return None
         end = HEAD_BYTES + body_length(self._received[:HEAD_BYTES])
         if len(self._received) < end:
             return None
-        state = msgspec.msgpack.decode(memoryview(self._received)[HEAD_BYTES:end], type=State)
+        try:
+            state = msgspec.msgpack.decode(self._received[HEAD_BYTES:end], type=State)
+        except msgspec.DecodeError:
+            self.broken = True
+            raise RequestError("its worker sent an unreadable message") from None
         del self._received[:end]
         self.awaited -= 1
         self.nbytes = state.nbytes

@@ -118,13 +118,13 @@ class Workers:
 
     async def _receive(self, worker: Worker) -> State:
         loop = asyncio.get_running_loop()
-        while (state := worker.take()) is None:
-            try:
+        try:
+            while (state := worker.take()) is None:
                 worker.feed(await loop.sock_recv(worker.channel, _RECEIVE_BYTES))
-            except (OSError, RequestError) as error:
-                too_long = monotonic() - self._compiling[worker] >= COMPILE_S
-                why = f"compiling it takes longer than {COMPILE_S:.0f} s; make it simpler" if too_long else error
-                raise RequestError(f"Format: {why}") from None
+        except (OSError, RequestError) as error:
+            too_long = monotonic() - self._compiling[worker] >= COMPILE_S
+            why = f"compiling it takes longer than {COMPILE_S:.0f} s; make it simpler" if too_long else error
+            raise RequestError(f"Format: {why}") from None
         if state.error:
             raise RequestError(state.error)
         return state

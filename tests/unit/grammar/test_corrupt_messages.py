@@ -1,0 +1,88 @@
+"""A worker whose messages cannot be read fails its own answer, never the thread that reads them."""
+
+import struct
+
+import pytest
+
+from protocol.format import ConstString
+from runner.errors import RequestError
+from runner.grammar import Guide, fork_server
+from runner.grammar.messages import State, packed
+from runner.grammar.worker import Worker
+from tests.unit.grammar.test_workers import PATIENCE_S, Bench, bench
+
+__all__ = ["bench"]
+
+UNREADABLE = "its worker sent an unreadable message"
+BODIES = {
+    "no MessagePack": b"\xc1\xff\x00",
+    "cut off": packed(State(error="a"))[4:-1],
+    "of another type": b"\x92\x01\x02",
+    "empty": b"",
+}
+
+
+def framed(body: bytes) -> bytes:
+    """The body behind its length, as a worker sends it."""
+    return struct.pack("<I", len(body)) + body
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+def test_an_unreadable_message_fails_the_answer_and_breaks_the_worker(body: bytes) -> None:
+    closed: list[Worker] = []
+    worker = Worker(b"", 1, 1 << 20, closed.append)
+    guide = Guide(worker, State(mask=b"\xff"), 8)
+    guide.take(0)
+    worker.other_end.sendall(framed(body))
+    assert guide.wait(PATIENCE_S)
+    with pytest.raises(RequestError, match=f"^the answer cannot follow its grammar: {UNREADABLE}$"):
+        guide.mask()
+    guide.close()
+    assert closed == [worker]
+    assert worker.broken
+    for end in (worker.channel, worker.other_end):
+        end.close()
+
+
+async def test_a_worker_that_sent_an_unreadable_message_is_not_kept(bench: Bench) -> None:
+    guide = await bench.guide(ConstString("a"))
+    (before,) = bench.workers._busy
+    before.feed(framed(b"\xc1"))
+    guide.restart([])
+    assert guide.wait(PATIENCE_S)
+    assert UNREADABLE in guide.fault
+    guide.close()
+    await bench.until_there_are(0)
+    assert (await bench.guide(ConstString("a"))).forced(9) == [ord("a")]
+
+
+async def test_a_kept_worker_that_sends_an_unreadable_message_is_replaced(bench: Bench) -> None:
+    grammar = await bench.grammar(ConstString("a"))
+    (before,) = bench.workers._busy
+    before.feed(framed(b"\xc1"))
+    grammar.give_up()
+    assert (await bench.guide(ConstString("a"))).forced(9) == [ord("a")]
+    assert before not in bench.workers._busy
+
+
+async def test_an_unreadable_message_instead_of_a_grammar_refuses_the_format(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def corrupted(worker: Worker, data: bytes) -> None:
+        worker._received += framed(b"\xc1") if data else b""
+
+    monkeypatch.setattr(Worker, "feed", corrupted)
+    with pytest.raises(RequestError, match=f"^Format: {UNREADABLE}$"):
+        await bench.grammar(ConstString("a"))
+    await bench.until_there_are(0)
+
+
+async def test_a_fork_server_that_sends_an_unreadable_message_is_started_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import socket; socket.socket(fileno={descriptor}).sendall(" + repr(framed(b"\xc1")) + ")"
+    with monkeypatch.context() as patch:
+        patch.setattr(fork_server, "_PROGRAM", program)
+        with pytest.raises(RequestError, match=r"^Format: .* sent an unreadable message$"):
+            await bench.grammar(ConstString("a"))
+    assert (await bench.guide(ConstString("a"))).forced(9) == [ord("a")]
