@@ -10,9 +10,10 @@ Invariants:
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from runner.engine.stop_strings import StopStrings
 from runner.tokenizer import Utf8Stream
 
 Entry = TypeVar("Entry")
@@ -47,54 +48,6 @@ class _Settled(NamedTuple, Generic[Entry]):
     start: int
     stop: int
     entry: Entry
-
-
-class StopStrings:
-    """The stop strings as one automaton (Aho and Corasick): one step per character, however many and long they are.
-
-    A state is the longest end of the text so far that begins a stop string. Empty stop strings match
-    nothing. Built in time and space proportional to the characters in all stop strings; unchanged afterwards.
-    """
-
-    def __init__(self, stops: Iterable[str]) -> None:
-        self._next: list[dict[str, int]] = [{}]
-        self.depth = [0]
-        """By state: length of the end of the text that may still become a stop string."""
-        self.matched = [0]
-        """By state: length of the longest stop string that ends here, 0 for none."""
-        self._fallback = [0]
-        for stop in stops:
-            self._insert(stop)
-        self._link()
-
-    def _insert(self, stop: str) -> None:
-        state = 0
-        for character in stop:
-            following = self._next[state].get(character)
-            if following is None:
-                following = self._next[state][character] = len(self._next)
-                self._next.append({})
-                self.depth.append(self.depth[state] + 1)
-                self.matched.append(0)
-                self._fallback.append(0)
-            state = following
-        self.matched[state] = self.depth[state]
-
-    def _link(self) -> None:
-        """Give every state the state of its longest proper end, from the shallow ones to the deep ones."""
-        queue = deque(self._next[0].values())
-        while queue:
-            state = queue.popleft()
-            for character, following in self._next[state].items():
-                self._fallback[following] = self.step(self._fallback[state], character)
-                self.matched[following] = self.matched[following] or self.matched[self._fallback[following]]
-                queue.append(following)
-
-    def step(self, state: int, character: str) -> int:
-        """The state after one more character of text."""
-        while state and character not in self._next[state]:
-            state = self._fallback[state]
-        return self._next[state].get(character, 0)
 
 
 class Detokenizer(Generic[Entry]):

@@ -8,8 +8,8 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from protocol import CompletionRequest, Format, FormatError, Media, decode_format
-from runner.engine.detokenizer import StopStrings
 from runner.engine.events import EventStream
+from runner.engine.stop_strings import StopStrings
 from runner.errors import RequestError
 from runner.sampling import SamplingOptions
 from runner.tokenizer import PART_CHARACTERS, Tokenizer

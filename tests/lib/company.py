@@ -24,13 +24,13 @@ from runner.cache import make_cache
 from runner.cache.session import LiveSession
 from runner.cache.trie_cache import TrieCache
 from runner.engine.context import BatchTrial, EngineContext, SettledTrial
-from runner.engine.detokenizer import StopStrings
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.generation import Generation
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, View
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
+from runner.engine.stop_strings import StopStrings
 from runner.grammar import Grammar, Guide
 from runner.grammar.compiler import Compiler
 from runner.grammar.guide import Source

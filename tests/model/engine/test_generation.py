@@ -10,9 +10,9 @@ import pytest
 from protocol import DoneReason, Metrics
 from runner.cache import make_cache
 from runner.cache.interface import PrefixCache
-from runner.engine.detokenizer import StopStrings
 from runner.engine.events import Text
 from runner.engine.request import Request
+from runner.engine.stop_strings import StopStrings
 from runner.sampling import SamplingOptions
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tiny import KINDS, VOCAB, Forward, Tiny, tiny
