@@ -7,7 +7,6 @@ own. Exit status: 0; 1 when a target is missed; 2 when the options make no sense
 import argparse
 import importlib
 import importlib.util
-import json
 import shlex
 import signal
 import sys
@@ -17,13 +16,12 @@ from typing import NamedTuple, Protocol, cast
 
 from runner import blas
 from runner.errors import UsageError
-from scripts.tools.bench.ground import BusyError, Others, check_quiet, ground
-from scripts.tools.bench.report import Target, targets_table, text_of
+from scripts.tools.bench.common.exits import BUSY, MET, MISSED, USAGE
+from scripts.tools.bench.common.machine import BusyError, Others, check_quiet, ground
+from scripts.tools.bench.common.report import Target, targets_table, text_of, write_json
+from scripts.tools.bench.run_all import run_all
 
 ALL = "all"
-MEASURED = MET, MISSED = 0, 1
-"""Exit statuses with a report, whether its targets are met or not."""
-USAGE, BUSY = 2, 3
 
 
 class Benchmark(NamedTuple):
@@ -44,13 +42,10 @@ BENCHMARKS = {
     "parallel": _here("parallel.benchmark", "several users of one runner at once: throughput, gaps, waits, sharing"),
     "cache": _here("cache.benchmark", "prefix caches under the requests of several agents, every kind of model"),
     "memory": _here("memory.benchmark", "bytes held for conversations with one prefix, and over many prompts"),
-    "nodes": _here("nodes", "match, split and evict in a trie of ten thousand nodes"),
-    "load": _here("load.benchmark", "how fast weights on disk become a model, and how much memory that takes"),
-    "wire": _here("wire.benchmark", "lines per second through the server, and what one costs it"),
-    "status": _here("status", "how long /v1/status takes while prompts are read and answers written"),
-    "blas": _here("blas", "what the fast BLAS brings, and whether results are equal"),
+    "nodes": _here("micro.nodes", "match, split and evict in a trie of ten thousand nodes"),
+    "load": _here("micro.load.benchmark", "how fast weights on disk become a model, and how much memory that takes"),
+    "wire": _here("micro.wire.benchmark", "lines per second through the server, and what one costs it"),
     "format": _here("format.benchmark", "structured output: what a mask costs, a jump ahead brings, a grammar takes"),
-    "formats": _here("formats", "number formats of weights on a CPU: prefill and decode"),
 }
 """By name, in the order of `all`. A module has the two functions of `BenchmarkModule`, and is imported only when it is
 chosen."""
@@ -117,8 +112,6 @@ def main(argv: Sequence[str]) -> int:
         )
     try:
         if arguments.benchmark == ALL:
-            from scripts.tools.bench.everything import run_all
-
             return run_all(list(BENCHMARKS), arguments)
         return _run(arguments, fast_blas)
     except ValueError as error:
@@ -148,15 +141,6 @@ def _run(arguments: argparse.Namespace, fast_blas: str) -> int:
     if arguments.plot:
         report.plot(arguments.plot)
     return MET if all(target.met for target in report.targets) else MISSED
-
-
-def write_json(to: str, data: Mapping[str, object]) -> None:
-    """Into a file, or to standard output."""
-    text = json.dumps(data, indent=1)
-    if to == "-":
-        print(text)
-    else:
-        Path(to).write_text(text + "\n")
 
 
 def _common_options() -> argparse.ArgumentParser:

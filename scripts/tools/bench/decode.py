@@ -16,14 +16,24 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from scripts.tools.bench.asking import SHORT_TOKENS, answer
-from scripts.tools.bench.bare import BareLoop
+from scripts.tools.bench.common.bare_loop import BareLoop
+from scripts.tools.bench.common.contenders import (
+    BARE,
+    BARE_FREE,
+    MLX_LM,
+    OURS,
+    SIZES,
+    bare_loops,
+    default_sizes,
+    serve,
+    servers,
+)
+from scripts.tools.bench.common.interleave import take_turns
+from scripts.tools.bench.common.report import Table, Target, text_of
+from scripts.tools.bench.common.requests import SHORT_TOKENS, answer
+from scripts.tools.bench.common.servers import Endpoint, other_runner, this_runner
+from scripts.tools.bench.decode_profile import Profile, profiled
 from scripts.tools.bench.llamas import Prompts
-from scripts.tools.bench.profile import Profile, profiled
-from scripts.tools.bench.report import Table, Target, text_of
-from scripts.tools.bench.servers import Endpoint, other_runner, this_runner
-from scripts.tools.bench.stage import BARE, BARE_FREE, MLX_LM, OURS, SIZES, bare_loops, default_sizes, serve, servers
-from scripts.tools.bench.turns import take_turns
 
 TOKENS = {"1M": 200, "10M": 100, "60M": 40, "700M": 200, "3B": 200}
 """Of a turn: short ones, for what disturbs the machine comes and goes within seconds."""

@@ -7,10 +7,10 @@ from statistics import median
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from scripts.tools.bench.bars import COLOURS, Bars, draw_bars, tidy
+from scripts.tools.bench.common.contenders import BARE
+from scripts.tools.bench.common.figure import COLOURS, Bars, draw_bars, tidy
 from scripts.tools.bench.decode import Decoded
-from scripts.tools.bench.profile import PARTS
-from scripts.tools.bench.stage import BARE
+from scripts.tools.bench.decode_profile import PARTS
 
 
 def draw(models: Sequence[Decoded], path: Path) -> None:

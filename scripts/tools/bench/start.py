@@ -18,12 +18,12 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from scripts.tools.bench.common.contenders import MLX_LM, OURS, SIZES, default_sizes, servers
+from scripts.tools.bench.common.interleave import take_turns
+from scripts.tools.bench.common.report import Table, Target, text_of
+from scripts.tools.bench.common.servers import Server, other_runner
 from scripts.tools.bench.llamas import Prompts, make_model, write_model
-from scripts.tools.bench.report import Table, Target, text_of
-from scripts.tools.bench.servers import Server, other_runner
-from scripts.tools.bench.stage import MLX_LM, OURS, SIZES, default_sizes, servers
-from scripts.tools.bench.starting import First, Started, Took, ask_first, start
-from scripts.tools.bench.turns import take_turns
+from scripts.tools.bench.start_process import First, Started, Took, ask_first, start
 from scripts.tools.conformance.own import RUNNER
 from scripts.tools.host.lib import LoadError, write_decoys
 
@@ -113,7 +113,7 @@ class StartReport(NamedTuple):
         """Draws the picture."""
         from matplotlib import pyplot
 
-        from scripts.tools.bench.bars import Bars, draw_bars
+        from scripts.tools.bench.common.figure import Bars, draw_bars
 
         figure, (starts, firsts) = pyplot.subplots(1, 2, figsize=(13, 4.5), layout="constrained")
         names = list(dict.fromkeys(name for by_name in self.started.values() for name in by_name))

@@ -21,13 +21,13 @@ from typing import NamedTuple
 
 from runner.model.weights.dtype import device
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS
-from scripts.tools.bench.asking import FEW_TOKENS, answer
-from scripts.tools.bench.bare import BareLoop
+from scripts.tools.bench.common.bare_loop import BareLoop
+from scripts.tools.bench.common.contenders import BARE, MLX_LM, OURS, SIZES, bare_loops, serve, servers
+from scripts.tools.bench.common.interleave import take_turns
+from scripts.tools.bench.common.report import Table, Target, text_of
+from scripts.tools.bench.common.requests import FEW_TOKENS, answer
+from scripts.tools.bench.common.servers import Endpoint, other_runner, this_runner
 from scripts.tools.bench.llamas import Prompts
-from scripts.tools.bench.report import Table, Target, text_of
-from scripts.tools.bench.servers import Endpoint, other_runner, this_runner
-from scripts.tools.bench.stage import BARE, MLX_LM, OURS, SIZES, bare_loops, serve, servers
-from scripts.tools.bench.turns import take_turns
 
 COLD_TOKENS, PREFIX_TOKENS, OWN_TOKENS = 2000, 1500, 200
 ANSWER_TOKENS, APPENDED_TOKENS = 16, 32

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from matplotlib import pyplot
 
-from scripts.tools.bench.bars import Bars, draw_bars
+from scripts.tools.bench.common.figure import Bars, draw_bars
 from scripts.tools.bench.ttft import CASES, TtftReport
 
 

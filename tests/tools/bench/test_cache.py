@@ -16,7 +16,8 @@ from scripts.tools.bench.cache.contender import Contender, LayerBytes, Served
 from scripts.tools.bench.cache.figures import Costs, Losses
 from scripts.tools.bench.cache.models import CHUNK, HEAD, KINDS, WINDOW, Size, Subject, make_subject
 from scripts.tools.bench.cache.prefixes import Anywhere, FixedPoints, Prefixes, Reuse, Shown
-from scripts.tools.bench.report import percentile
+from scripts.tools.bench.common import exits
+from scripts.tools.bench.common.report import percentile
 from tests import ROOT
 
 SIZE = Size(hidden=128, layers=1, vocabulary=64)
@@ -294,7 +295,7 @@ def test_a_bound_of_memory_is_kept_and_costs_hits() -> None:
 
 def test_the_json_has_the_documented_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    assert bench.main(["cache", "--model=plain", "--caches=none,single", f"--json={file}", *TINY]) in bench.MEASURED
+    assert bench.main(["cache", "--model=plain", "--caches=none,single", f"--json={file}", *TINY]) in exits.MEASURED
     data = json.loads(file.read_text())
     assert set(data) == {"benchmark", "ground", "targets", "workload", "chunk_tokens", "budget_bytes", "models"}
     assert set(data["ground"]) == {"mlx", "device", "BLAS", "python", "system", "cores", "load", "others", "mlx-lm"}
@@ -325,7 +326,7 @@ def test_the_json_has_the_documented_keys(capsys: pytest.CaptureFixture[str], tm
 
 
 def test_json_on_standard_output_is_all_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["cache", "--model=mla", "--caches=none", "--json=-", "--seed=7", *TINY]) in bench.MEASURED
+    assert bench.main(["cache", "--model=mla", "--caches=none", "--json=-", "--seed=7", *TINY]) in exits.MEASURED
     shown = capsys.readouterr()
     assert json.loads(shown.out)["workload"]["seed"] == 7
     assert "hit %" in shown.err

@@ -7,10 +7,11 @@ import pytest
 
 from scripts.tools.bench import __main__ as bench
 from scripts.tools.bench import decode
+from scripts.tools.bench.common import exits
+from scripts.tools.bench.common.contenders import BARE, MLX_LM, OURS, SIZES
 from scripts.tools.bench.decode import Decoded, DecodeReport
+from scripts.tools.bench.decode_profile import PARTS, Profile, read
 from scripts.tools.bench.llamas import Size
-from scripts.tools.bench.profile import PARTS, Profile, read
-from scripts.tools.bench.stage import BARE, MLX_LM, OURS, SIZES
 
 SPEEDS = {OURS: [90.0, 190.0, 300.0], MLX_LM: [60.0, 100.0, 250.0], BARE: [100.0, 200.0, 300.0]}
 
@@ -67,7 +68,7 @@ def test_a_miniature_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setitem(SIZES, "1M", Size(64, 1))
     file = tmp_path / "found.json"
     words = ["decode", "--size=1M", "--turns=1", f"--json={file}", f"--profile={tmp_path / 'traces'}"]
-    assert bench.main(words) in bench.MEASURED
+    assert bench.main(words) in exits.MEASURED
     (model,) = json.loads(file.read_text())["models"].values()
     assert {OURS, BARE} <= set(model["tokens_per_s"])
     assert all(len(speeds) == 1 and speeds[0] > 0 for speeds in model["tokens_per_s"].values())

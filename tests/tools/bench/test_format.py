@@ -9,7 +9,8 @@ import mlx.core as mx
 import pytest
 
 from scripts.tools.bench import __main__ as bench
-from scripts.tools.bench.format import benchmark, compiling, speaker
+from scripts.tools.bench.common import exits
+from scripts.tools.bench.format import benchmark, compiling, models
 from scripts.tools.bench.format.answers import FREE, GRAMMARS, JUMPS, NO_JUMPS, RECORD, Answered, Answers
 from scripts.tools.bench.format.compiling import SCHEMAS, Compiled
 from scripts.tools.bench.format.masks import OURS, PLACES, WAYS, Masked, measure_masks
@@ -77,7 +78,7 @@ def test_a_miniature_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setattr(benchmark, "ROWS", (1, 2))
     file = tmp_path / "found.json"
     words = [f"--vocabularies={VOCABULARY}", f"--answers={VOCABULARY}", "--turns=1", "--tokens=6"]
-    assert bench.main(["format", *words, f"--json={file}"]) == bench.MET
+    assert bench.main(["format", *words, f"--json={file}"]) == exits.MET
     found = json.loads(file.read_text())
     assert found["targets"] == [], "they are for another vocabulary"
     (masks,), (compiled,), (told,) = found["masks"], found["compiling"], found["answers"]
@@ -102,22 +103,22 @@ def test_every_way_to_apply_masks_does_the_same(vocabulary: int) -> None:
 
 
 def test_masks_are_measured_for_every_place_and_way() -> None:
-    found = measure_masks(speaker.tokenizer_of(VOCABULARY, 1), 2, (1,), 1)
+    found = measure_masks(models.tokenizer_of(VOCABULARY, 1), 2, (1,), 1)
     assert found.vocabulary == VOCABULARY
     assert {place: len(turns) for place, turns in found.host.items()} == dict.fromkeys(PLACES, 2)
     assert all(min(turns) > 0 for turns in found.host.values())
 
 
 def test_a_vocabulary_is_as_large_as_wanted_and_the_same_for_a_seed() -> None:
-    first, again, other = (speaker.words(VOCABULARY, seed) for seed in (1, 1, 2))
+    first, again, other = (models.words(VOCABULARY, seed) for seed in (1, 1, 2))
     assert first == again != other
     assert len(set(first)) == len(first) == VOCABULARY - 1
-    tokenizer = speaker.tokenizer_of(VOCABULARY, 1)
+    tokenizer = models.tokenizer_of(VOCABULARY, 1)
     assert tokenizer.vocab_size == VOCABULARY
     assert [tokenizer.token_bytes(token) for token in range(1, VOCABULARY - 1)] == first[1:]
     assert tokenizer.eos == {VOCABULARY - 1}
     with pytest.raises(ValueError, match="257"):
-        speaker.words(257, 1)
+        models.words(257, 1)
 
 
 def test_the_record_is_a_schema_with_answers() -> None:
@@ -138,7 +139,7 @@ def test_large_schemas_are_among_those_that_are_compiled() -> None:
 def test_what_makes_no_sense_is_refused(word: str) -> None:
     with pytest.raises(SystemExit) as ended:
         bench.main(["format", word])
-    assert ended.value.code == bench.USAGE
+    assert ended.value.code == exits.USAGE
 
 
 def test_the_picture_is_a_png(tmp_path: Path) -> None:

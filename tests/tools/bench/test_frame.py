@@ -12,10 +12,11 @@ from time import monotonic, sleep
 import pytest
 
 from scripts.tools.bench import __main__ as bench
-from scripts.tools.bench import everything, ground
-from scripts.tools.bench.ground import MOST_OTHERS, BusyError, Others, check_quiet
-from scripts.tools.bench.report import Table, Target, targets_table, text_of
-from scripts.tools.bench.turns import take_turns
+from scripts.tools.bench import run_all
+from scripts.tools.bench.common import exits, machine
+from scripts.tools.bench.common.interleave import take_turns
+from scripts.tools.bench.common.machine import MOST_OTHERS, BusyError, Others, check_quiet
+from scripts.tools.bench.common.report import Table, Target, targets_table, text_of
 from tests import ROOT
 
 QUIET = check_quiet, Others.check  # before the fixture of this folder takes their place
@@ -90,9 +91,9 @@ class Machine:
         self.now, self.ours, self.others = 100.0, 0.0, 0.0
         self._file = file
         ticks = os.sysconf("SC_CLK_TCK")
-        monkeypatch.setattr(ground, "_STAT", file)
-        monkeypatch.setattr(ground, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(ground, "sleep", self.run)
+        monkeypatch.setattr(machine, "_STAT", file)
+        monkeypatch.setattr(machine, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(machine, "sleep", self.run)
         monkeypatch.setattr(os, "times", lambda: (self.ours, 0.0, 0.0, 0.0, 0.0))
         monkeypatch.setattr(sys, "platform", "linux")
         self._ticks = ticks
@@ -109,32 +110,32 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+def linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     monkeypatch.setattr(Others, "check", QUIET[1])
     return Machine(monkeypatch, tmp_path / "stat")
 
 
-def test_what_we_use_ourselves_is_nobody_elses(machine: Machine) -> None:
+def test_what_we_use_ourselves_is_nobody_elses(linux: Machine) -> None:
     others = Others()
-    machine.run(10.0, ours=1.5)
+    linux.run(10.0, ours=1.5)
     assert others.cores() == pytest.approx(0.0, abs=0.01)
-    machine.share = 0.5
-    machine.run(10.0, ours=1.0)
+    linux.share = 0.5
+    linux.run(10.0, ours=1.0)
     assert others.cores() == pytest.approx(0.25, abs=0.01)
     with pytest.raises(BusyError, match=r"the machine is busy: others use 0\.25 of its \d+ cores"):
         others.check()
 
 
-def test_a_machine_is_quiet_up_to_a_share_of_a_core(machine: Machine) -> None:
-    machine.share = MOST_OTHERS - 0.02
+def test_a_machine_is_quiet_up_to_a_share_of_a_core(linux: Machine) -> None:
+    linux.share = MOST_OTHERS - 0.02
     QUIET[0]()
-    machine.share = MOST_OTHERS + 0.02
+    linux.share = MOST_OTHERS + 0.02
     with pytest.raises(BusyError):
         QUIET[0]()
 
 
 def test_elsewhere_the_load_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ground, "_STAT", tmp_path / "nothing")
+    monkeypatch.setattr(machine, "_STAT", tmp_path / "nothing")
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "getloadavg", lambda: (3.9, 0.0, 0.0))
@@ -150,7 +151,7 @@ def test_a_busy_machine_gets_no_report(monkeypatch: pytest.MonkeyPatch, capsys: 
         raise BusyError("the machine is busy: others use 1.00 of its 2 cores")
 
     monkeypatch.setattr(bench, "check_quiet", busy)
-    assert bench.main(["wire"]) == bench.BUSY
+    assert bench.main(["wire"]) == exits.BUSY
     shown = capsys.readouterr()
     assert shown.err.splitlines()[-1].endswith("wait until they are done, or measure all the same: --busy")
     assert "targets" not in shown.out
@@ -164,9 +165,9 @@ def test_a_machine_that_became_busy_gets_none_either(
 
     monkeypatch.setattr(Others, "check", busy)
     monkeypatch.setattr(bench, "_module", lambda name: Module(met=True))
-    assert bench.main(["wire"]) == bench.BUSY
+    assert bench.main(["wire"]) == exits.BUSY
     assert "targets" not in capsys.readouterr().out
-    assert bench.main(["wire", "--busy"]) == bench.MET
+    assert bench.main(["wire", "--busy"]) == exits.MET
 
 
 # --- the command
@@ -199,7 +200,7 @@ def test_the_status_says_whether_all_targets_are_met(
 ) -> None:
     monkeypatch.setattr(bench, "_module", lambda name: Module(met=met))
     file = tmp_path / "found.json"
-    assert bench.main(["wire", f"--json={file}"]) == (bench.MET if met else bench.MISSED)
+    assert bench.main(["wire", f"--json={file}"]) == (exits.MET if met else exits.MISSED)
     shown = capsys.readouterr().out
     assert "the table" in shown
     assert ("MISSED" in shown) != met
@@ -248,16 +249,16 @@ class Runs:
     def __call__(self, words: Sequence[str], _: object) -> int:
         self.words.append([*words])
         status = self._statuses.pop(0)
-        if status in bench.MEASURED:
+        if status in exits.MEASURED:
             file = Path(words[words.index("--json") + 1])
             target = Target("speed", 1.0 + 2 * status, 2.0)
             file.write_text(json.dumps({"figure": len(self.words), "targets": [target.data()]}))
         return status
 
 
-def run_all(monkeypatch: pytest.MonkeyPatch, statuses: Sequence[int], *words: str) -> tuple[int, Runs]:
+def run_several(monkeypatch: pytest.MonkeyPatch, statuses: Sequence[int], *words: str) -> tuple[int, Runs]:
     runs = Runs(statuses)
-    monkeypatch.setattr(everything, "run_one", runs)
+    monkeypatch.setattr(run_all, "run_one", runs)
     monkeypatch.setattr(bench, "BENCHMARKS", dict(list(bench.BENCHMARKS.items())[: len(statuses)]))
     return bench.main([bench.ALL, *words]), runs
 
@@ -266,8 +267,8 @@ def test_all_runs_each_and_gathers_what_they_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--json=-", "--seed=5", "--busy", "--peer=other=run 'it now'", "--blas-threads=2"]
-    status, runs = run_all(monkeypatch, [0, 1], *words)
-    assert status == bench.MISSED
+    status, runs = run_several(monkeypatch, [0, 1], *words)
+    assert status == exits.MISSED
     shown = capsys.readouterr()
     found = json.loads(shown.out)
     first, second = list(bench.BENCHMARKS)[:2]
@@ -285,8 +286,8 @@ def test_all_runs_each_and_gathers_what_they_found(
 def test_one_that_could_not_be_measured_keeps_no_other_from_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, runs = run_all(monkeypatch, [0, bench.BUSY, 1], "--json=-")
-    assert status == bench.BUSY
+    status, runs = run_several(monkeypatch, [0, exits.BUSY, 1], "--json=-")
+    assert status == exits.BUSY
     assert len(runs.words) == 3
     shown = capsys.readouterr()
     names = list(bench.BENCHMARKS)
@@ -296,8 +297,8 @@ def test_one_that_could_not_be_measured_keeps_no_other_from_it(
 
 def test_all_meets_its_targets_when_each_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="not installed; scripts/bench --plot installs it")
-    status, runs = run_all(monkeypatch, [0, 0], f"--plot={tmp_path / 'pictures'}")
-    assert status == bench.MET
+    status, runs = run_several(monkeypatch, [0, 0], f"--plot={tmp_path / 'pictures'}")
+    assert status == exits.MET
     assert (tmp_path / "pictures").is_dir()
     names = list(bench.BENCHMARKS)
     assert [words[words.index("--plot") + 1] for words in runs.words] == [

@@ -11,11 +11,12 @@ import pytest
 
 from runner.model import open_model
 from scripts.tools.bench import __main__ as bench
-from scripts.tools.bench.load.benchmark import Options, measure
-from scripts.tools.bench.load.forms import FORMS, Made
-from scripts.tools.bench.load.report import FormReport, LoadReport, Row
-from scripts.tools.bench.load.turn import LOADERS, MLX_LM, PLAIN, RUNNER, Task, Turn
-from scripts.tools.bench.load.turn import measure as measure_turn
+from scripts.tools.bench.common import exits
+from scripts.tools.bench.micro.load.benchmark import Options, measure
+from scripts.tools.bench.micro.load.forms import FORMS, Made
+from scripts.tools.bench.micro.load.report import FormReport, LoadReport, Row
+from scripts.tools.bench.micro.load.turn import LOADERS, MLX_LM, PLAIN, RUNNER, Task, Turn
+from scripts.tools.bench.micro.load.turn import measure as measure_turn
 
 TINY_BYTES = 1 << 20
 TINY = ["--size=1MiB", "--turns=1"]
@@ -197,7 +198,7 @@ def test_a_loader_that_fails_ends_the_benchmark(
 
 def test_the_json_has_the_documented_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    assert bench.main(["load", "--form=file", f"--json={file}", "--seed=7", *TINY]) in bench.MEASURED
+    assert bench.main(["load", "--form=file", f"--json={file}", "--seed=7", *TINY]) in exits.MEASURED
     data = json.loads(file.read_text())
     assert set(data) == {"benchmark", "ground", "targets", "seed", "turns", "cold", "yardstick", "forms"}
     assert (data["seed"], data["turns"], data["cold"], data["yardstick"]) == (7, 1, False, PLAIN)

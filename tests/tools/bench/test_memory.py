@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from scripts.tools.bench.cache.prefixes import Prefixes
+from scripts.tools.bench.common.contenders import MLX_LM, OURS
 from scripts.tools.bench.llamas import Prompts, Size
 from scripts.tools.bench.memory import benchmark
 from scripts.tools.bench.memory.growth import Sample, Slope, rss
 from scripts.tools.bench.memory.report import Growth, MemoryReport
 from scripts.tools.bench.memory.sharing import Shape, hold, requests
-from scripts.tools.bench.stage import MLX_LM, OURS
 
 SHAPE = Shape(prefix=100, conversations=3, turns=2, message=10, answer=5)
 TINY = Size(64, 1)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.bench import nodes
-from scripts.tools.bench.nodes import STEPS, Forest, NodesReport, Times
+from scripts.tools.bench.micro import nodes
+from scripts.tools.bench.micro.nodes import STEPS, Forest, NodesReport, Times
 
 REPORT = NodesReport(
     48,

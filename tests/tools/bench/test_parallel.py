@@ -16,15 +16,16 @@ from tokenizers import Tokenizer
 
 from runner.cli.flags import FLAGS
 from scripts.tools.bench import __main__ as bench
-from scripts.tools.bench.asking import FEW_TOKENS, MismeasuredError, ask
-from scripts.tools.bench.bare import decode_bare
+from scripts.tools.bench.common import exits
+from scripts.tools.bench.common.bare_loop import decode_bare
+from scripts.tools.bench.common.requests import FEW_TOKENS, MismeasuredError, ask
+from scripts.tools.bench.common.servers import Lines, Server, mlx_lm_server, other_runner, this_runner
 from scripts.tools.bench.llamas import VOCABULARY, Prompts, Size, count_parameters, make_model, write_model
 from scripts.tools.bench.parallel import clients
 from scripts.tools.bench.parallel.benchmark import Options, measure
 from scripts.tools.bench.parallel.clients import SUFFIXES, Dropped, Gaps, Rate, Shared, decode, drop, gaps, share
+from scripts.tools.bench.parallel.contenders import Cell, Served, take_turns
 from scripts.tools.bench.parallel.report import BARE, OURS, ParallelReport, Row, Shape
-from scripts.tools.bench.parallel.turns import Cell, Served, take_turns
-from scripts.tools.bench.servers import Lines, Server, mlx_lm_server, other_runner, this_runner
 from scripts.tools.host.lib import Process, StatusError
 
 TINY = Size(hidden=64, layers=1)
@@ -316,7 +317,7 @@ def test_what_the_servers_are_told() -> None:
     assert set(this_runner("ours", 8, 50, blas="off", blas_threads=2).environment) < {flag.variable for flag in FLAGS}
     assert other_runner("peer", ["run", "it"], 3) == Server("peer", ["run", "it"], {"OLLAMA_NUM_PARALLEL": "3"})
     assert mlx_lm_server("peer", "/a/blas.so", 2).command[-3:] == [
-        "scripts.tools.bench.mlx_lm_server",
+        "scripts.tools.bench.common.mlx_lm_server",
         "/a/blas.so",
         "2",
     ]
@@ -450,7 +451,7 @@ def test_a_miniature_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, mon
     file = tmp_path / "found.json"
     sizes = ["--hidden=64", "--layers=1", "--streams=1,2", "--tokens=6", "--prompts=100", "--prefix=60"]
     assert (
-        bench.main(["parallel", "--contenders=ours,bare-loop", "--turns=1", *sizes, f"--json={file}"]) in bench.MEASURED
+        bench.main(["parallel", "--contenders=ours,bare-loop", "--turns=1", *sizes, f"--json={file}"]) in exits.MEASURED
     )
     data = json.loads(file.read_text())
     assert list(tmp_path.iterdir()) == [file]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.bench import start, starting
+from scripts.tools.bench import start, start_process
+from scripts.tools.bench.common.contenders import MLX_LM, OURS
+from scripts.tools.bench.common.servers import Server, other_runner
 from scripts.tools.bench.llamas import Prompts
-from scripts.tools.bench.servers import Server, other_runner
-from scripts.tools.bench.stage import MLX_LM, OURS
 from scripts.tools.bench.start import WITH_LIBRARIES, StartReport
-from scripts.tools.bench.starting import First, Started, Took
+from scripts.tools.bench.start_process import First, Started, Took
 from scripts.tools.host.lib import LoadError
 
 FIRST = First(Took(0.030, 0.090), Took(0.020, 0.100))
@@ -80,7 +80,7 @@ def options(*peers: tuple[str, list[str]]) -> Namespace:
 
 def test_a_miniature_run_measures_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "servers", only_ours)
-    monkeypatch.setattr(starting, "_REST_S", 0.0)
+    monkeypatch.setattr(start_process, "_REST_S", 0.0)
     said: list[str] = []
     report = start.run(options(), said.append)
     assert said == ["1M ..."]
@@ -100,6 +100,6 @@ def test_a_contender_that_does_not_start_is_named_by_what_it_says(monkeypatch: p
 
 
 def test_one_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(starting, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(start_process, "PATIENCE_S", 0.05)
     with pytest.raises(LoadError):
-        starting.start(other_runner("deaf", ["sh", "-c", "exec sleep 60"], 1), tmp_path, Prompts(1))
+        start_process.start(other_runner("deaf", ["sh", "-c", "exec sleep 60"], 1), tmp_path, Prompts(1))

@@ -7,8 +7,9 @@ import pytest
 
 from scripts.tools.bench import __main__ as bench
 from scripts.tools.bench import ttft
+from scripts.tools.bench.common import exits
+from scripts.tools.bench.common.contenders import BARE, MLX_LM, OURS, SIZES
 from scripts.tools.bench.llamas import Size
-from scripts.tools.bench.stage import BARE, MLX_LM, OURS, SIZES
 from scripts.tools.bench.ttft import CASES, Times, TtftReport
 
 
@@ -41,7 +42,7 @@ def test_a_miniature_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         monkeypatch.setattr(ttft, name, tokens)
     monkeypatch.setitem(SIZES, "1M", Size(64, 1))
     file = tmp_path / "found.json"
-    assert bench.main(["ttft", "--size=1M", "--turns=1", f"--json={file}"]) in bench.MEASURED
+    assert bench.main(["ttft", "--size=1M", "--turns=1", f"--json={file}"]) in exits.MEASURED
     found = json.loads(file.read_text())["ms"]
     assert {OURS, BARE} <= set(found)
     for turns in found.values():

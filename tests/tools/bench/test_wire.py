@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.bench.wire import benchmark
-from scripts.tools.bench.wire.benchmark import FLOOR, MLX_LM, OURS, SERVERS, WireReport
-from scripts.tools.bench.wire.client import Flow, Server, _check, measure
-from scripts.tools.bench.wire.load import Load, Used
+from scripts.tools.bench.micro.wire import benchmark
+from scripts.tools.bench.micro.wire.benchmark import FLOOR, MLX_LM, OURS, SERVERS, WireReport
+from scripts.tools.bench.micro.wire.client import Flow, Server, _check, measure
+from scripts.tools.bench.micro.wire.load import Load, Used
 
 REPORT = WireReport(
     3,
@@ -80,8 +80,8 @@ def test_a_stream_that_misses_a_line_is_no_measurement() -> None:
 
 
 def test_a_server_that_does_not_start_is_named() -> None:
-    with pytest.raises(ValueError, match=r"scripts\.tools\.bench\.wire\.nobody did not start"):
-        measure(Server("scripts.tools.bench.wire.nobody", "/", ""), Load(1, 1, 0.0))
+    with pytest.raises(ValueError, match=r"scripts\.tools\.bench\.micro\.wire\.nobody did not start"):
+        measure(Server("scripts.tools.bench.micro.wire.nobody", "/", ""), Load(1, 1, 0.0))
 
 
 def test_every_server_takes_part_in_every_load(monkeypatch: pytest.MonkeyPatch) -> None:

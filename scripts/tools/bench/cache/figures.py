@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from scripts.tools.bench.cache.contender import LayerBytes, Served
 from scripts.tools.bench.cache.prefixes import Prefixes, Reuse
-from scripts.tools.bench.report import percentile
+from scripts.tools.bench.common.report import percentile
 
 CLOSE = 256
 """Tokens lost before the point of divergence that are thought little."""

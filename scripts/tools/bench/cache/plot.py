@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from scripts.tools.bench.bars import COLOURS, Bars, bar_places, draw_bars, tidy
 from scripts.tools.bench.cache.rows import BEST, ModelReport, Row, cumulative
+from scripts.tools.bench.common.figure import COLOURS, Bars, bar_places, draw_bars, tidy
 
 _ROOM = 4  # a bar of this height, in either chart, has room for its figure
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from scripts.tools.bench.cache.agent_trace import Workload
 from scripts.tools.bench.cache.figures import CLOSE
 from scripts.tools.bench.cache.rows import ModelReport
-from scripts.tools.bench.report import Target
+from scripts.tools.bench.common.report import Target
 
 _HELD = 1.1
 

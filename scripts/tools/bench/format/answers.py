@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import NamedTuple
 
-from scripts.tools.bench.asking import MismeasuredError
-from scripts.tools.bench.format.speaker import write_speaker
+from scripts.tools.bench.common.interleave import take_turns
+from scripts.tools.bench.common.requests import MismeasuredError
+from scripts.tools.bench.common.servers import Server, this_runner
+from scripts.tools.bench.format.models import write_speaker
 from scripts.tools.bench.llamas import Size
-from scripts.tools.bench.servers import Server, this_runner
-from scripts.tools.bench.turns import take_turns
 from scripts.tools.host.lib import Client, G, LoadError, Process, Request
 
 FREE, JUMPS, NO_JUMPS = "no format", "jumping ahead", "token by token"

@@ -19,12 +19,12 @@ from random import Random
 import mlx.core as mx
 
 from runner.model.weights.dtype import device
-from scripts.tools.bench.bare import decode_bare
+from scripts.tools.bench.common.bare_loop import decode_bare
 from scripts.tools.bench.format.answers import Asked, measure_answers
 from scripts.tools.bench.format.compiling import measure_compiling
 from scripts.tools.bench.format.masks import measure_masks
+from scripts.tools.bench.format.models import make_speaker, tokenizer_of
 from scripts.tools.bench.format.report import AIMED_VOCABULARY, FormatReport
-from scripts.tools.bench.format.speaker import make_speaker, tokenizer_of
 from scripts.tools.bench.llamas import M10, Size
 from scripts.tools.bench.one_core import one_core
 

@@ -10,7 +10,7 @@ from protocol import decode_format
 from runner.grammar.compiler import Compiler
 from runner.grammar.vocabulary import make_vocabulary
 from runner.tokenizer import Tokenizer
-from scripts.tools.bench.turns import take_turns
+from scripts.tools.bench.common.interleave import take_turns
 
 Schema = dict[str, object]
 _TYPES: Sequence[Schema] = (

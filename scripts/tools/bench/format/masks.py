@@ -15,7 +15,7 @@ from runner.grammar import Guide
 from runner.grammar.compiler import Compiler
 from runner.sampling.mask import Mask, masked
 from runner.tokenizer import Tokenizer
-from scripts.tools.bench.turns import take_turns
+from scripts.tools.bench.common.interleave import take_turns
 
 Way = Callable[[mx.array, Sequence[Mask]], mx.array]
 """Scores [B, V] and a mask for each row to masked scores."""

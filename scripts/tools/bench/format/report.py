@@ -5,10 +5,10 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from scripts.tools.bench.common.report import Table, Target, text_of
 from scripts.tools.bench.format.answers import FREE, JUMPS, NO_JUMPS, Answered, Answers
 from scripts.tools.bench.format.compiling import Compiled
 from scripts.tools.bench.format.masks import OURS, WAYS, Masked
-from scripts.tools.bench.report import Table, Target, text_of
 
 MOST_PERCENT = 15.0
 """That a grammar may add to a decode step of the 10 M model."""
@@ -133,7 +133,7 @@ class FormatReport(NamedTuple):
         """What a grammar costs, and what it takes to compile."""
         from matplotlib.figure import Figure  # there for those who draw
 
-        from scripts.tools.bench.bars import Bars, draw_bars
+        from scripts.tools.bench.common.figure import Bars, draw_bars
 
         figure = Figure(figsize=(12, 4.5), layout="constrained")
         costs, compiling = figure.subplots(1, 2)

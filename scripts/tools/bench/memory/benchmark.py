@@ -18,13 +18,13 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from runner.model.weights.dtype import device
-from scripts.tools.bench.asking import answer
+from scripts.tools.bench.common.contenders import OURS, servers
+from scripts.tools.bench.common.requests import answer
+from scripts.tools.bench.common.servers import Endpoint, Server, other_runner, this_runner
 from scripts.tools.bench.llamas import M1, M10, Prompts, Size, make_model, write_model
 from scripts.tools.bench.memory.growth import Sample, grow, sample
 from scripts.tools.bench.memory.report import Growth, MemoryReport
 from scripts.tools.bench.memory.sharing import Cache, LastUsed, Shape, Trie, converse, hold
-from scripts.tools.bench.servers import Endpoint, Server, other_runner, this_runner
-from scripts.tools.bench.stage import OURS, servers
 from scripts.tools.host.lib import Client, LoadError, Process
 
 SHARING, GROWTH = MEASURES = ("sharing", "growth")

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.tools.bench.asking import FEW_TOKENS, ask
+from scripts.tools.bench.common.requests import FEW_TOKENS, ask
+from scripts.tools.bench.common.servers import Endpoint
 from scripts.tools.bench.llamas import Prompts
-from scripts.tools.bench.servers import Endpoint
 from scripts.tools.host.lib import Client, Process
 
 SAMPLES = 50

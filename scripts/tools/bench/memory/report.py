@@ -5,10 +5,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from scripts.tools.bench.common.contenders import OURS
+from scripts.tools.bench.common.report import Table, Target, text_of
 from scripts.tools.bench.memory.growth import Sample, Slope
 from scripts.tools.bench.memory.sharing import Shape
-from scripts.tools.bench.report import Table, Target, text_of
-from scripts.tools.bench.stage import OURS
 
 HELD_TARGET = 1.10
 RISE_TARGET = 0.02
@@ -126,7 +126,7 @@ class MemoryReport(NamedTuple):
         """What is held against what is distinct, and the processes over many prompts."""
         from matplotlib.figure import Figure  # there for those who draw
 
-        from scripts.tools.bench.bars import COLOURS, tidy
+        from scripts.tools.bench.common.figure import COLOURS, tidy
 
         figure = Figure(figsize=(11, 4.2), layout="constrained")
         left, right = figure.subplots(1, 2)

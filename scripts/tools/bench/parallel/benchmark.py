@@ -26,11 +26,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from runner.model.weights.dtype import device
-from scripts.tools.bench.bare import BareLoop
+from scripts.tools.bench.common.bare_loop import BareLoop
+from scripts.tools.bench.common.servers import Server, mlx_lm_server, other_runner, this_runner
 from scripts.tools.bench.llamas import HEAD, Prompts, Size, count_parameters, make_model, write_model
+from scripts.tools.bench.parallel.contenders import Bare, Contender, Served, take_turns
 from scripts.tools.bench.parallel.report import BARE, IN_TURN, MLX_LM, OURS, ParallelReport, Row, Shape
-from scripts.tools.bench.parallel.turns import Bare, Contender, Served, take_turns
-from scripts.tools.bench.servers import Server, mlx_lm_server, other_runner, this_runner
 from scripts.tools.host.lib import LoadError, Process
 
 CONTENDERS = (OURS, IN_TURN, MLX_LM, BARE)

@@ -11,9 +11,9 @@ from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
-from scripts.tools.bench.asking import FEW_TOKENS, SHORT_TOKENS, MismeasuredError, ask, first_line_s
+from scripts.tools.bench.common.requests import FEW_TOKENS, SHORT_TOKENS, MismeasuredError, ask, first_line_s
+from scripts.tools.bench.common.servers import Endpoint
 from scripts.tools.bench.llamas import Prompts
-from scripts.tools.bench.servers import Endpoint
 
 SUFFIXES = tuple(round(16 + 16 * index / 7) for index in range(8))
 """Lengths of what follows a shared prefix, in tokens."""

@@ -7,7 +7,7 @@ from statistics import median
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scripts.tools.bench.bars import COLOURS, Bars, draw_bars, tidy
+from scripts.tools.bench.common.figure import COLOURS, Bars, draw_bars, tidy
 from scripts.tools.bench.parallel.report import DROP_TARGET_S, GAP_TARGET, SHARED_TARGET, Row, Shape
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from scripts.tools.bench.common.report import Target
 from scripts.tools.bench.parallel.clients import PATIENCE_S, SUFFIXES, Dropped, Gaps, Rate, Shared
-from scripts.tools.bench.report import Target
 
 OURS, IN_TURN, MLX_LM, BARE = "ours", "in-turn", "mlx_lm.server", "bare-loop"
 

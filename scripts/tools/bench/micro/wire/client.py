@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from scripts.tools import ROOT
-from scripts.tools.bench.wire.load import SHOWN, Load, Used
+from scripts.tools.bench.micro.wire.load import SHOWN, Load, Used
 
 _WAIT_S = 60.0
 _READ_BYTES = 1 << 18

@@ -1,7 +1,7 @@
 """One measurement of `scripts/bench load`, in a process of its own, so that no allocator remembers an earlier one.
 
-`python -m scripts.tools.bench.load.turn` reads a Task as JSON from standard input and prints a Turn as JSON. Whatever
-it needs is imported before the clock starts.
+`python -m scripts.tools.bench.micro.load.turn` reads a Task as JSON from standard input and prints a Turn as JSON.
+All imports are done before the clock starts.
 """
 
 import gc

@@ -6,9 +6,9 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scripts.tools.bench.bars import Bars, draw_bars
-from scripts.tools.bench.load.report import FormReport, Row
-from scripts.tools.bench.load.turn import LOADERS, PLAIN
+from scripts.tools.bench.common.figure import Bars, draw_bars
+from scripts.tools.bench.micro.load.report import FormReport, Row
+from scripts.tools.bench.micro.load.turn import LOADERS, PLAIN
 
 TARGET_PERCENT = 80
 

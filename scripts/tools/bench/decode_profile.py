@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from scripts.tools.bench.asking import SHORT_TOKENS, answer
+from scripts.tools.bench.common.contenders import serve
+from scripts.tools.bench.common.report import Table
+from scripts.tools.bench.common.requests import SHORT_TOKENS, answer
+from scripts.tools.bench.common.servers import Server
 from scripts.tools.bench.llamas import Prompts, Size
-from scripts.tools.bench.report import Table
-from scripts.tools.bench.servers import Server
-from scripts.tools.bench.stage import serve
 
 PARTS = {
     "schedule": "who comes next",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from runner.model.sources.name import manifest_path, parse_name
-from scripts.tools.bench.load.tensors import Tensor, dense, packed, sparse, stacked
+from scripts.tools.bench.micro.load.tensors import Tensor, dense, packed, sparse, stacked
 
 _SHARDS = 8
 _NOISE_BYTES = 1 << 22

@@ -33,9 +33,9 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 from runner.cache.layers.snapshot import Owned, SliceSnapshot, StateSnapshot
 from runner.cache.trie import Node, keys, spelled
 from runner.cache.trie_cache import TrieCache
+from scripts.tools.bench.common.interleave import take_turns
+from scripts.tools.bench.common.report import Table, Target, text_of
 from scripts.tools.bench.one_core import one_core
-from scripts.tools.bench.report import Table, Target, text_of
-from scripts.tools.bench.turns import take_turns
 
 ORDERS = {"slices": False, "states": True}
 STEPS = ("match", "cut", "evict", "request")
@@ -227,7 +227,7 @@ class NodesReport(NamedTuple):
         """Medians."""
         from matplotlib.figure import Figure  # there for those who draw
 
-        from scripts.tools.bench.bars import Bars, draw_bars
+        from scripts.tools.bench.common.figure import Bars, draw_bars
 
         figure = Figure(figsize=(5 * len(self.times), 4), layout="constrained")
         panels = figure.subplots(1, len(self.times), squeeze=False)[0]

@@ -3,7 +3,7 @@
 from time import perf_counter
 from typing import NamedTuple
 
-from scripts.tools.bench.servers import Endpoint
+from scripts.tools.bench.common.servers import Endpoint
 
 SHORT_TOKENS = 16
 """Of a short prompt."""

@@ -20,16 +20,16 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from scripts.tools.bench.report import Table, Target, text_of
-from scripts.tools.bench.turns import take_turns
-from scripts.tools.bench.wire.client import Flow, Server, measure
-from scripts.tools.bench.wire.load import Load
+from scripts.tools.bench.common.interleave import take_turns
+from scripts.tools.bench.common.report import Table, Target, text_of
+from scripts.tools.bench.micro.wire.client import Flow, Server, measure
+from scripts.tools.bench.micro.wire.load import Load
 
 OURS, FLOOR, MLX_LM = "ours", "floor", "mlx_lm.server"
 LINES_PER_S = 200_000
 USED_US = 15
 _PACE_S = 0.01
-_PACKAGE = "scripts.tools.bench.wire"
+_PACKAGE = "scripts.tools.bench.micro.wire"
 SERVERS = {
     FLOOR: Server(f"{_PACKAGE}.floor", "/", ""),
     OURS: Server(f"{_PACKAGE}.ours", "/completion", '{"Prompt":"xy"}'),
@@ -105,7 +105,7 @@ class WireReport(NamedTuple):
         """Two charts."""
         from matplotlib.figure import Figure  # there for those who draw
 
-        from scripts.tools.bench.bars import Bars, draw_bars
+        from scripts.tools.bench.common.figure import Bars, draw_bars
 
         figure = Figure(figsize=(12, 4.5), layout="constrained")
         used, rates = figure.subplots(1, 2)

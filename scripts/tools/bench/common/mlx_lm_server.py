@@ -1,4 +1,4 @@
-"""`mlx_lm.server` over our BLAS: `python -m scripts.tools.bench.mlx_lm_server BLAS THREADS [WORD ...]`.
+"""`mlx_lm.server` over our BLAS: `python -m scripts.tools.bench.common.mlx_lm_server BLAS THREADS [WORD ...]`.
 
 The words are those of `mlx_lm.server`.
 """

@@ -1,7 +1,7 @@
 """The model, mlx-lm's caches and a loop, without a server: the limit that others are held against.
 
-As every engine does it, step k+1 is dispatched before token k is read. `python -m scripts.tools.bench.bare` is such a
-loop in a process of its own, which rests while others are measured: a line of JSON in, one out.
+Step k+1 is dispatched before token k is read, as in every engine. `python -m scripts.tools.bench.common.bare_loop` runs
+the loop in a process of its own, idle while others are measured: it reads a line of JSON and answers with a number.
 """
 
 import json
@@ -87,7 +87,7 @@ class BareLoop:
         """It ends with the stack."""
         words = [blas, str(blas_threads), *map(str, size), str(seed), *(["one"] if one_core else [])]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.tools.bench.bare", *words],
+            [sys.executable, "-m", "scripts.tools.bench.common.bare_loop", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

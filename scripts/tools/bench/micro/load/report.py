@@ -5,8 +5,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from scripts.tools.bench.load.turn import PLAIN, RUNNER, Turn
-from scripts.tools.bench.report import Target
+from scripts.tools.bench.common.report import Target
+from scripts.tools.bench.micro.load.turn import PLAIN, RUNNER, Turn
 
 _SPEED, _PEAK = 80.0, 110.0  # percent
 _HEAD = (
@@ -146,6 +146,6 @@ class LoadReport(NamedTuple):
 
     def plot(self, path: Path) -> None:
         """Draws the picture."""
-        from scripts.tools.bench.load.plot import draw  # matplotlib is there for those who draw
+        from scripts.tools.bench.micro.load.plot import draw  # matplotlib is there for those who draw
 
         draw(self.forms, path)

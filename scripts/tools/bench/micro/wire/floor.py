@@ -1,4 +1,4 @@
-"""The least that a server in Python with two threads can do: `python -m scripts.tools.bench.wire.floor`.
+"""The least that a server in Python with two threads can do: `python -m scripts.tools.bench.micro.wire.floor`.
 
 One thread wakes another one by a byte over a pair of sockets; that waits for it, and sends each client the same bytes.
 No HTTP is parsed, nothing is encoded, and no line is kept.
@@ -10,7 +10,7 @@ import sys
 import threading
 from time import sleep
 
-from scripts.tools.bench.wire.load import WORD, Load, feed, wait_for_end
+from scripts.tools.bench.micro.wire.load import WORD, Load, feed, wait_for_end
 
 _LINE = b'{"Content":"%b","Done":false}\n' % WORD.encode()
 _CHUNK = b"%x\r\n%b\r\n" % (len(_LINE), _LINE)

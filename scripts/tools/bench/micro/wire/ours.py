@@ -1,4 +1,4 @@
-"""The real app over an engine without a model, in a process of its own: `python -m scripts.tools.bench.wire.ours`.
+"""The real app over an engine without a model: `python -m scripts.tools.bench.micro.wire.ours`, a process of its own.
 
 It prints its port, takes as many requests as there are streams, and feeds them through the real outbox.
 """
@@ -19,7 +19,7 @@ from runner.engine.platform.wakeup import Wakeup
 from runner.engine.request import Limits, Request
 from runner.server.app import make_app
 from runner.tokenizer import open_tokenizer
-from scripts.tools.bench.wire.load import WORD, Load, feed, wait_for_end
+from scripts.tools.bench.micro.wire.load import WORD, Load, feed, wait_for_end
 from scripts.tools.models.tokenizers import byte_level
 
 _CONTEXT_TOKENS = 4096

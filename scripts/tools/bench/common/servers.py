@@ -87,7 +87,7 @@ def other_runner(name: str, command: Sequence[str], parallel: int) -> Server:
 
 def mlx_lm_server(name: str, blas: str, blas_threads: int) -> Server:
     """mlx-lm's own server, its kernels as ready as ours: on a CPU none is compiled while it answers."""
-    command = [sys.executable, "-m", "scripts.tools.bench.mlx_lm_server", blas, str(blas_threads)]
+    command = [sys.executable, "-m", "scripts.tools.bench.common.mlx_lm_server", blas, str(blas_threads)]
     return Server(name, command, {"MLX_DISABLE_COMPILE": "1"} if device() == "cpu" else {}, speaks_openai=True)
 
 

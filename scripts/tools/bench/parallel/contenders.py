@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from scripts.tools.bench.asking import SHORT_TOKENS, ask
-from scripts.tools.bench.bare import BareLoop
+from scripts.tools.bench.common.bare_loop import BareLoop
+from scripts.tools.bench.common.requests import SHORT_TOKENS, ask
+from scripts.tools.bench.common.servers import Endpoint
 from scripts.tools.bench.llamas import Prompts
 from scripts.tools.bench.parallel.clients import Rate, decode, drop, gaps, share
 from scripts.tools.bench.parallel.report import Row, Shape
-from scripts.tools.bench.servers import Endpoint
 
 Cell = tuple[str, int]
 """What is measured, and with how many streams, or a prompt or prefix of how many tokens."""

@@ -1,7 +1,9 @@
 """What benchmarks have in common when they tell what they found: tables, and targets that are met or not."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 Number = TypeVar("Number", int, float)
@@ -74,3 +76,12 @@ def percentile(values: Sequence[Number], percent: float) -> Number:
     """The smallest value that at least `percent` of them do not exceed (nearest rank); 0 where there are none."""
     ranked = sorted(values)
     return ranked[max(0, ceil(len(ranked) * percent / 100) - 1)] if ranked else 0
+
+
+def write_json(to: str, data: Mapping[str, object]) -> None:
+    """Writes into the file `to`, or to standard output if it is "-"."""
+    text = json.dumps(data, indent=1)
+    if to == "-":
+        print(text)
+    else:
+        Path(to).write_text(text + "\n")

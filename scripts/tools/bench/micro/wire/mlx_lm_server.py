@@ -1,4 +1,4 @@
-"""mlx-lm's own server over a thread that computes nothing: `python -m scripts.tools.bench.wire.mlx_lm_server`.
+"""mlx-lm's own server over a thread that computes nothing: `python -m scripts.tools.bench.micro.wire.mlx_lm_server`.
 
 Its handlers and queues are its own; only the thread behind them is ours, and tells every stream one word a step.
 """
@@ -12,7 +12,7 @@ from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
-from scripts.tools.bench.wire.load import WORD, Load, feed, wait_for_end
+from scripts.tools.bench.micro.wire.load import WORD, Load, feed, wait_for_end
 
 server: Any = importlib.import_module("mlx_lm.server")  # whose types say little
 _DRAIN_S = 0.001

@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 
 from runner.sizes import parse_bound
 from scripts.tools import ROOT
-from scripts.tools.bench.load.forms import FORMS, Made
-from scripts.tools.bench.load.report import FormReport, LoadReport, Row
-from scripts.tools.bench.load.turn import LOADERS, MLX_LM, PLAIN, Task, Turn
+from scripts.tools.bench.micro.load.forms import FORMS, Made
+from scripts.tools.bench.micro.load.report import FormReport, LoadReport, Row
+from scripts.tools.bench.micro.load.turn import LOADERS, MLX_LM, PLAIN, Task, Turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ def _take_turns(made: Made, options: Options) -> list[Row]:
 
 
 def _turn(task: Task) -> Turn:
-    command = [sys.executable, "-m", "scripts.tools.bench.load.turn"]
+    command = [sys.executable, "-m", "scripts.tools.bench.micro.load.turn"]
     ended = subprocess.run(
         command, input=json.dumps(task._asdict()), stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True
     )

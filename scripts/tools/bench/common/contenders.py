@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from runner.model.weights.dtype import device
-from scripts.tools.bench.bare import BareLoop
+from scripts.tools.bench.common.bare_loop import BareLoop
+from scripts.tools.bench.common.servers import Endpoint, Server, mlx_lm_server
 from scripts.tools.bench.llamas import B3, M1, M10, M60, M700, Size, make_model, write_model
-from scripts.tools.bench.servers import Endpoint, Server, mlx_lm_server
 from scripts.tools.host.lib import LoadError, Process
 
 OURS, MLX_LM, BARE, BARE_FREE = "ours", "mlx_lm.server", "bare loop", "bare loop, all cores"

@@ -9,9 +9,9 @@ from statistics import median
 from time import perf_counter, sleep
 from typing import NamedTuple
 
-from scripts.tools.bench.asking import SHORT_TOKENS, answer
+from scripts.tools.bench.common.requests import SHORT_TOKENS, answer
+from scripts.tools.bench.common.servers import Server
 from scripts.tools.bench.llamas import Prompts
-from scripts.tools.bench.servers import Server
 from scripts.tools.host.lib import LoadError, Process
 
 LATER = 3

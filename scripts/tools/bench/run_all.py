@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from scripts.tools import ROOT
-from scripts.tools.bench.report import Target, targets_table, text_of
+from scripts.tools.bench.common.exits import MEASURED, MET, MISSED
+from scripts.tools.bench.common.report import Target, targets_table, text_of, write_json
 
 
 def run_all(names: Sequence[str], arguments: argparse.Namespace) -> int:
@@ -19,8 +20,6 @@ def run_all(names: Sequence[str], arguments: argparse.Namespace) -> int:
 
     One that could not does not keep the others from being measured.
     """
-    from scripts.tools.bench.__main__ import MEASURED, MET, MISSED, write_json  # it imports this module
-
     found: dict[str, dict[str, object]] = {}
     targets: list[Target] = []
     failed: dict[str, int] = {}
