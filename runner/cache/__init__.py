@@ -5,9 +5,9 @@
 
 from collections.abc import Callable
 
-from runner.cache.interface import PrefixCache, Session
+from runner.cache.interface import Cache, CacheBudget, PrefixCache, Session
 
-__all__ = ["CACHE_KINDS", "PrefixCache", "Session", "make_cache"]
+__all__ = ["CACHE_KINDS", "Cache", "CacheBudget", "PrefixCache", "Session", "make_cache"]
 
 CACHE_KINDS = ("trie", "single", "none")
 
@@ -18,7 +18,7 @@ def make_cache(
     *,
     budget_bytes: int | None = None,
     turn_tokens: frozenset[int] = frozenset(),
-) -> PrefixCache:
+) -> Cache:
     """The cache of a kind out of CACHE_KINDS, over the layers of one model.
 
     `make_layers` returns a fresh cache list of that model, as its forward takes it. `budget_bytes` bounds what the trie

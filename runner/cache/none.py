@@ -1,7 +1,8 @@
 """No cache: every prompt is computed from its first token on."""
 
-from runner.cache.interface import Match, Miss
-from runner.cache.report import Parts
+from protocol.stats import CacheNode
+from runner.cache.interface import CacheDescription, Match, Miss, Spell
+from runner.cache.report import describe_sequence, sequence_node
 from runner.cache.sequence import SequenceLayers
 from runner.cache.session import LiveSession, OneSessionCache
 
@@ -15,9 +16,11 @@ class NullCache(OneSessionCache):
     def nbytes(self) -> int:
         return 0 if self._sequence is None else self._sequence.nbytes
 
-    @property
-    def parts(self) -> Parts:
-        return Parts(self._facts, [] if self._sequence is None else [self._sequence])
+    def describe(self) -> CacheDescription:
+        return describe_sequence(self._facts, self._sequence, 0, self._open)
+
+    def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:  # noqa: ARG002  at most one
+        return sequence_node(self._facts, self._sequence, (), spell)
 
     def _start(self, prompt: list[int], salt: str) -> LiveSession:  # noqa: ARG002  nothing is shared
         self._sequence = SequenceLayers(self._make_layers(), self._facts)

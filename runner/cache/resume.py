@@ -7,7 +7,8 @@ by itself. So the answer is found before anything moves, and nothing has to be g
 
 from collections.abc import Collection, Sequence
 
-from runner.cache.interface import LayerState, Miss, Snapshot
+from runner.cache.interface import Miss
+from runner.cache.layer_interface import LayerState, Snapshot
 from runner.cache.sequence import SequenceLayers
 from runner.cache.trie import Node, PrefixTrie, spelled
 

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 
-from runner.cache.interface import LayerState, Miss, Snapshot
+from runner.cache.interface import Miss
 from runner.cache.layer_facts import LayerFacts
+from runner.cache.layer_interface import LayerState, Snapshot
 from runner.cache.layers import adapt, distrust, flatten
 from runner.cache.layers.kv import spare_room
 from runner.cache.layers.snapshot import Ledger, complete
@@ -96,10 +97,10 @@ class SequenceLayers:
             state.reset()
         self.position = 0
 
-    def abandon(self) -> None:
+    def discard(self) -> None:
         """Every layer empty, and what was live in them lost."""
         for state in self.states:
-            state.abandon()
+            state.discard()
 
     def trim(self, room: int) -> None:
         """Gives back what is allocated for more than `room` tokens to come."""

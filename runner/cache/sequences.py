@@ -7,8 +7,8 @@ overwritten; the kept one, while no session uses it, stands at `end`; None stand
 from collections.abc import Callable
 
 from runner.cache import resume
-from runner.cache.interface import Snapshot
 from runner.cache.layer_facts import LayerFacts
+from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.sequence import SequenceLayers
 from runner.cache.trie import Node
@@ -92,7 +92,7 @@ class LiveSequences:
         for session in self.sessions:
             session.adrift = True
         if self.idle:
-            self.kept.abandon()
+            self.kept.discard()
         self.facts.ledger = Ledger()
         self.kept, self.end = self._fresh(), None
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 
-from runner.cache.interface import Match, PrefixCache, Session
+from runner.cache.interface import Cache, Match, Session
 from runner.cache.layer_facts import LayerFacts
 from runner.cache.sequence import SequenceLayers
 
@@ -89,7 +89,7 @@ class LiveSession(Session):
             end(self, failed or self._failed)
 
 
-class OneSessionCache(PrefixCache):
+class OneSessionCache(Cache):
     """A prefix cache whose layers one session uses at a time."""
 
     def __init__(self, make_layers: Callable[[], list[object]]) -> None:

@@ -6,9 +6,10 @@ says nothing about the layers; they are reset before they are used.
 
 from collections.abc import Callable
 
-from runner.cache.interface import Match, Miss
+from protocol.stats import CacheNode
+from runner.cache.interface import CacheDescription, Match, Miss, Spell
 from runner.cache.prefix import common_prefix
-from runner.cache.report import Parts
+from runner.cache.report import describe_sequence, sequence_node
 from runner.cache.sequence import SequenceLayers
 from runner.cache.session import LiveSession, OneSessionCache
 from runner.logs import Log
@@ -29,9 +30,11 @@ class SingleEntryCache(OneSessionCache):
     def nbytes(self) -> int:
         return 0 if self._sequence is None else self._sequence.nbytes
 
-    @property
-    def parts(self) -> Parts:
-        return Parts(self._facts, [] if self._sequence is None else [self._sequence], record=self._tokens)
+    def describe(self) -> CacheDescription:
+        return describe_sequence(self._facts, self._sequence, len(self._tokens), self._open)
+
+    def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:  # noqa: ARG002  at most one
+        return sequence_node(self._facts, self._sequence, self._tokens, spell)
 
     def _start(self, prompt: list[int], salt: str) -> LiveSession:
         if self._sequence is None:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
-from runner.cache.interface import Snapshot
+from runner.cache.layer_interface import Snapshot
 from runner.cache.prefix import common_prefix
 
 Tokens: TypeAlias = "array[int]"

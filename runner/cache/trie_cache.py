@@ -1,22 +1,22 @@
 """The trie cache: many conversations, their common prefixes stored once, each resumed exactly where it can be.
 
-Every open session runs on a stack of layers of its own, and the nodes of the trie on its path are views into its
-buffers. Between sessions one stack is kept, with the conversation that ran last in it. When another conversation needs
-its buffers, what would be lost is copied out (page out), and what the other one has stored moves in (page in): as long
-as one session runs at a time, every token's bytes are in one place. Sessions at the same time each have a copy of what
-they share; of these copies the trie owns one.
+Every open session runs on layers of its own, and the nodes of the trie on its path are views into their buffers.
+Between sessions one sequence of layers is kept, with the conversation that ran last. When another conversation needs
+these buffers, snapshots that would be overwritten are copied out (page out), and stored ones move in (page in): while
+one session runs at a time, each token's bytes exist once. Concurrent sessions each hold a copy of their shared prefix.
 
 Invariants: those of `LiveSequences`; and the ledger counts exactly the snapshots in the trie.
 """
 
 from collections.abc import Callable, Sequence
 
+from protocol.stats import CacheNode
 from runner.cache import resume
 from runner.cache.checkpoints import CheckpointPolicy, TurnCheckpoints
 from runner.cache.enforce import BudgetEnforcer
-from runner.cache.interface import Match, Miss, PrefixCache, Session
+from runner.cache.interface import Cache, CacheDescription, Match, Miss, Session, Spell
 from runner.cache.prefix import common_prefix
-from runner.cache.report import Parts
+from runner.cache.report import describe_trie, trie_nodes
 from runner.cache.sequence import SequenceLayers
 from runner.cache.sequences import LiveSequences
 from runner.cache.session import LiveSession
@@ -30,7 +30,7 @@ _WORTH_WAITING = 32  # tokens that another session has to compute for this one, 
 _ROOM = 256  # tokens of answer to count on
 
 
-class TrieCache(PrefixCache):
+class TrieCache(Cache):
     """A trie of conversations over stacks of layers."""
 
     concurrent = True
@@ -57,21 +57,24 @@ class TrieCache(PrefixCache):
     def clear(self) -> None:
         if self._sequences.sessions:
             raise RuntimeError("a session is open")
-        self.give_up()
+        self.detach()
 
     @property
     def nbytes(self) -> int:
         return self._sequences.nbytes + self._reserved
 
-    @property
-    def parts(self) -> Parts:
-        sequences = self._sequences
-        return Parts(sequences.facts, sequences.all, self._trie, (), self._budget, self._reserved)
+    def describe(self) -> CacheDescription:
+        sequences, end = self._sequences, self._sequences.end
+        described = describe_trie(sequences.facts, sequences.all, self._trie, self._budget, self._reserved)
+        return described._replace(sessions=len(sequences.sessions), recorded_tokens=end.end if end else 0)
+
+    def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:
+        return trie_nodes(self._sequences.facts, self._sequences.all, self._trie, spell, most)
 
     def session_bytes(self, tokens: int) -> int:
         return self._sequences.facts.bytes_of(tokens)
 
-    def give_up(self) -> None:
+    def detach(self) -> None:
         """Frees everything but the layers of open sessions, which go on without the trie."""
         # Taken apart: nodes and live snapshots hold each other, and would wait for Python's collector.
         self._trie.clear()
@@ -85,7 +88,7 @@ class TrieCache(PrefixCache):
             return self._follows(list(tokens), self._trie.root(salt))
         except Exception:
             log.exception("cache freed: what two requests share could not be kept")
-            self.give_up()
+            self.detach()
             return False
 
     def _follows(self, prompt: list[int], root: Node) -> bool:
@@ -123,7 +126,7 @@ class TrieCache(PrefixCache):
     def evict(self) -> None:
         if not self._sequences.sessions:
             self._sequences.facts.count_eviction(self.nbytes)
-            self.give_up()
+            self.detach()
             return
         budget, self._budget = self._budget, 0
         self._fit()
@@ -135,7 +138,7 @@ class TrieCache(PrefixCache):
             self._evict(spare=(self._budget or 0) // 32)
         except Exception:
             log.exception("cache freed: what nobody uses could not be given up")
-            self.give_up()
+            self.detach()
 
     def _open(self, prompt: list[int], salt: str) -> TrieSession:
         others = list(self._sequences.sessions)
@@ -147,7 +150,7 @@ class TrieCache(PrefixCache):
         else:
             return session
         self._sequences.sessions = others
-        self.give_up()  # not before the error and what it holds are gone
+        self.detach()  # not before the error and what it holds are gone
         return self._resume(prompt, salt)
 
     def _resume(self, prompt: list[int], salt: str) -> TrieSession:
@@ -244,13 +247,13 @@ class TrieCache(PrefixCache):
         if not session.adrift:
             self._keep(session, failed)
         if session.sequence is not self._sequences.kept:
-            session.sequence.abandon()  # what broke half-way may still be live in it, and they would hold each other
+            session.sequence.discard()  # what broke half-way may still be live in it, and they would hold each other
 
     def _keep(self, session: TrieSession, failed: bool) -> None:
         try:
             if session.torn:
                 log.warning("cache freed", why="it could not follow a request")
-                self.give_up()  # a node may have been left half cut, half joined or half copied
+                self.detach()  # a node may have been left half cut, half joined or half copied
             elif failed:
                 log.warning("what was live in the cache is freed", why="a forward failed")
                 self._trie.unlock(session.node)
@@ -261,7 +264,7 @@ class TrieCache(PrefixCache):
                 self._record(session)
         except Exception:
             log.exception("cache freed: a conversation could not be kept")
-            self.give_up()
+            self.detach()
 
     def _record(self, session: TrieSession) -> None:
         sequence = session.sequence

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import mlx.core as mx
 
 from runner.cache.decode_rows import DecodeRows
-from runner.engine.events import Event
+from runner.engine.events import Event, Outbox
 from runner.engine.generation import Forward, Generation
 from runner.engine.trace import TRACE
 from runner.sampling.sample import Choice, Sample
@@ -259,3 +259,11 @@ class Batch:
         if isinstance(self._sampler, SamplerBatch):
             self._sampler.release()
         self._sampler = None
+
+
+def tell(outbox: Outbox, results: Results) -> list[Generation]:
+    """Delivers the events of each generation to its client. Returns the generations that are done."""
+    for generation, events in results:
+        for event in events:
+            outbox.put(generation.request.stream, event)
+    return [generation for generation, _ in results if generation.done]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from runner.cache import PrefixCache
+from runner.cache import CacheBudget
 from runner.engine.batch import Batch
 from runner.engine.context import BatchTrial
 from runner.engine.trace import TRACE
@@ -35,7 +35,7 @@ class BatchMatcher:
         self._trial.advance()
         self.waits &= self.untried
 
-    def host(self, group: Batch, groups: Sequence[Batch], cache: PrefixCache) -> Batch | None:
+    def host(self, group: Batch, groups: Sequence[Batch], cache: CacheBudget) -> Batch | None:
         """Of `groups`, the one that the one generation of `group` goes best with and that has room for it."""
         if len(groups) < 2 or group.steps < self.lone_steps:
             return None

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from runner.cache import PrefixCache
+from runner.cache import Cache
 from runner.engine.generation import Forward
 from runner.engine.memory.budget import MemoryBudget
 from runner.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ class EngineContext(NamedTuple):
     forward: Forward
     tokenizer: Tokenizer
     context_length: int
-    make_cache: Callable[[], PrefixCache]
+    make_cache: Callable[[], Cache]
     memory: MemoryBudget
     salt: str = ""
     """Names what changes the meaning of what the cache keeps: prompts of different salts share nothing."""

@@ -13,7 +13,7 @@ import msgspec
 
 from protocol.stats import CacheNode
 from runner import __version__
-from runner.cache import PrefixCache, make_cache
+from runner.cache import Cache, make_cache
 from runner.engine.events import Outbox
 from runner.engine.formats import Formats
 from runner.engine.platform.affinity import OneCore, keep_together
@@ -199,7 +199,7 @@ class Engine:
         cache_bytes = settings.cache_memory.bytes_of(whole_bytes)
         chunk = settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if on_cpu else GPU_CHUNK_TOKENS)
 
-        def new_cache() -> PrefixCache:
+        def new_cache() -> Cache:
             special = self.tokenizer.special
             return make_cache(settings.cache, make_layers, budget_bytes=cache_bytes, turn_tokens=special)
 

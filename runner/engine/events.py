@@ -2,15 +2,11 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import msgspec
 
 from protocol import DoneReason, Logprob, Metrics
-
-if TYPE_CHECKING:
-    from runner.engine.generation import Generation
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -126,11 +122,3 @@ class Outbox:
         if self._sent:  # while it wrote, when nobody woke it; others of the event loop have their turn first
             self._woken = True
             self._loop.call_soon(self._deliver)
-
-
-def tell(outbox: Outbox, results: "Sequence[tuple[Generation, list[Event]]]") -> "list[Generation]":
-    """Gives the clients what there is to tell. Returns those that are done."""
-    for generation, events in results:
-        for event in events:
-            outbox.put(generation.request.stream, event)
-    return [generation for generation, _ in results if generation.done]

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from runner.cache import PrefixCache
+from runner.cache import Cache
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.request import Request
 
@@ -46,7 +46,7 @@ class RequestQueue:
                 self.queue.remove(request)
         return dropped
 
-    def first(self, cache: PrefixCache, memory: MemoryBudget, computed: int) -> Request | None:
+    def first(self, cache: Cache, memory: MemoryBudget, computed: int) -> Request | None:
         """The first that can begin while so many others are computed, as of the last change."""
         if self.changed:
             self._first, self.changed = self._find(cache, memory, computed), False
@@ -60,7 +60,7 @@ class RequestQueue:
             self.queue.popleft()
         return left_ns
 
-    def _find(self, cache: PrefixCache, memory: MemoryBudget, computed: int) -> Request | None:
+    def _find(self, cache: Cache, memory: MemoryBudget, computed: int) -> Request | None:
         for request in self.behind:
             if not cache.follows(request.prompt, self._salt):
                 return request if not computed or memory.admits(cache, len(request.prompt)) else None

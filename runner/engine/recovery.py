@@ -6,7 +6,7 @@ from functools import partial
 
 import mlx.core as mx
 
-from runner.cache import PrefixCache
+from runner.cache import Cache
 from runner.cache.session import LiveSession
 from runner.engine.batch import Results
 from runner.engine.events import Event
@@ -47,7 +47,7 @@ class Recovery:
         self._starved.append(generation)
         return []
 
-    def again(self, cache: PrefixCache) -> Results:
+    def again(self, cache: Cache) -> Results:
         """Frees what can be, and lets them begin again. Those of the results that are not done go on."""
         starved, self._starved, self._lacking = self._starved, [], False
         log.warning("memory ran out: what nobody uses is freed", requests_that_begin_again=len(starved))
@@ -63,7 +63,7 @@ class Recovery:
     def _leave(self, generation: Generation) -> None:
         generation.session.close(failed=True)
 
-    def _begin(self, cache: PrefixCache, generation: Generation) -> None:
+    def _begin(self, cache: Cache, generation: Generation) -> None:
         session = cache.begin(generation.request.prompt, self._salt)
         assert isinstance(session, LiveSession)
         generation.begin_again(session)
@@ -78,11 +78,11 @@ def _events(generation: Generation, do: Callable[[Generation], None]) -> list[Ev
     return []
 
 
-def give_up(cache: PrefixCache) -> None:
+def give_up(cache: Cache) -> None:
     """Frees what it can of a cache in which a session could not be opened or closed. Let go of it, then `collect`."""
     log.warning("the cache is dropped", why="a session in it could not be opened or closed")
     try:
-        cache.give_up()
+        cache.detach()
     except Exception:
         log.exception("a part of the cache cannot be freed")
 

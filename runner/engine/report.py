@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import mlx.core as mx
 
 from protocol.stats import CacheNode, MemoryCounts, RunningRequest, Stats
-from runner.cache import report
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.observe.counters import Published
 from runner.tokenizer import Tokenizer
@@ -46,7 +45,7 @@ class Report:
     def publish(self) -> Published:
         """All numbers."""
         about, running = self._about, self._running
-        counters, waiting, parts = running.journal.counters, running.journal.waiting, running.cache.parts
+        counters, waiting, cache = running.journal.counters, running.journal.waiting, running.cache.describe()
         queued = [*waiting.behind, *waiting.queue]
         now_ns = perf_counter_ns()
         stats = Stats(
@@ -59,7 +58,7 @@ class Report:
             uptime_s=_seconds(self._started_ns, now_ns),
             requests=counters.requests(len(queued)),
             tokens=counters.tokens(),
-            cache=counters.cache(report.counts(parts, dict(counters.misses))),
+            cache=counters.cache(cache.counts),
             memory=_counted(self._memory),
             slices=counters.slices(),
             running=[
@@ -68,11 +67,11 @@ class Report:
             ],
             ttft_s=counters.ttft_s,
         )
-        return Published(stats, counters.distributions(), report.mark(parts))
+        return Published(stats, counters.distributions(), cache.mark)
 
     def nodes(self) -> list[CacheNode]:
         """What the cache holds, node by node."""
-        return report.nodes(self._running.cache.parts, self._spell)
+        return self._running.cache.nodes(self._spell)
 
 
 def _counted(memory: MemoryBudget) -> MemoryCounts:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from time import perf_counter, perf_counter_ns
 
 from runner.cache.session import LiveSession
-from runner.engine.batch import Batch, Results
+from runner.engine.batch import Batch, Results, tell
 from runner.engine.batch_matching import BatchMatcher
 from runner.engine.context import EngineContext, SettledTrial
-from runner.engine.events import Failed, Outbox, Refused, Started, tell
+from runner.engine.events import Failed, Outbox, Refused, Started
 from runner.engine.generation import Generation
 from runner.engine.observe.journal import Journal
 from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, Try, View
@@ -293,7 +293,7 @@ class Scheduler:
 
     def _renew_cache(self) -> None:
         self._outbox.send()
-        self.journal.counters.cache_dropped(self.cache.parts.facts)
+        self.journal.counters.cache_dropped(self.cache.describe().counts)
         give_up(self.cache)
         self.cache, self._spoiled = self._means.make_cache(), False
         collect()

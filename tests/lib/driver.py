@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
-from runner.cache.interface import PrefixCache, Session
+from runner.cache.interface import Cache, Session
 from runner.cache.none import NullCache
 from runner.cache.single import SingleEntryCache
 from runner.cache.trie_cache import TrieCache
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
 def ask(
     tiny: Tiny,
-    cache: PrefixCache,
+    cache: Cache,
     prompt: Sequence[int],
     *,
     say: int = 4,

@@ -10,7 +10,8 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from runner.cache.interface import Miss, Snapshot
+from runner.cache.interface import Miss
+from runner.cache.layer_interface import Snapshot
 from runner.cache.layers import _ADAPTERS
 from runner.cache.layers.adapter import CountedState, LayerAdapter, MovedState
 from runner.cache.layers.snapshot import LayerSnapshot, Owned, StateSnapshot, complete

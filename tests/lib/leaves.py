@@ -6,7 +6,7 @@ from typing import Protocol, cast
 import mlx.core as mx
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.interface import LayerState, Snapshot
+from runner.cache.layer_interface import LayerState, Snapshot
 from runner.cache.layers import adapt
 from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.snapshot import LayerSnapshot, Ledger, complete

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from time import perf_counter_ns
 
-from runner.cache.interface import PrefixCache
+from runner.cache.interface import Cache
 from runner.cache.session import LiveSession
 from runner.engine.batch import Batch
 from runner.engine.events import Event, Finished, Text
@@ -18,7 +18,7 @@ class Lone:
     """A generation and, once it decodes, its group."""
 
     def __init__(
-        self, request: Request, forward: Forward, cache: PrefixCache, tokenizer: Tokenizer, chunk: int = 2048
+        self, request: Request, forward: Forward, cache: Cache, tokenizer: Tokenizer, chunk: int = 2048
     ) -> None:
         """Opens the session."""
         session = cache.begin(request.prompt)

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from runner.cache.checkpoints import Checkpoint, CheckpointPolicy
-from runner.cache.interface import Session, Snapshot
+from runner.cache.interface import Session
+from runner.cache.layer_interface import Snapshot
 from runner.cache.sequence import SequenceLayers
 from runner.cache.single import SingleEntryCache
 from runner.cache.trie import Node, spelled

@@ -1,7 +1,7 @@
 """Who may import whom, and who alone may know what (design, section 2)."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +53,63 @@ def test_imports_point_down(path: Path) -> None:
     for name in ours:
         if name[0] == "runner" and len(name) > 1 and name[1] != rest[0]:
             assert row(name[1]) > row(rest[0]), f"{rest[0]} imports {'.'.join(name)}"
+
+
+Graph = dict[str, set[str]]
+
+
+def graph(package: str) -> Graph:
+    """The modules of a package, each with those that it imports itself, if only for type checking."""
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (ROOT / package).rglob("*.py")
+    }
+    return {module: set(_imported(path, paths.keys())) - {module} for module, path in paths.items()}
+
+
+def _imported(path: Path, modules: Collection[str]) -> Iterator[str]:
+    """The modules that a file imports: of `from a import b` the module a.b, or a where b is a name in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield from (each for each in (name if name in modules else node.module or "",) if each in modules)
+
+
+def circles(edges: Graph) -> list[set[str]]:
+    """The groups of modules that import each other, by however many steps."""
+    reached = {module: _reachable(module, edges) for module in edges}
+    groups = {frozenset(other for other in reached[module] if module in reached[other]) for module in edges}
+    return [set(group) for group in groups if group]
+
+
+def _reachable(module: str, edges: Graph) -> set[str]:
+    reached, waiting = set[str](), [module]
+    while waiting:
+        new = edges[waiting.pop()] - reached
+        reached |= new
+        waiting.extend(new)
+    return reached
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_modules_import_each_other(package: str) -> None:
+    edges = graph(package)
+    assert len(edges) > 3
+    assert circles(edges) == []
+
+
+def test_a_circle_is_found_however_long_it_is() -> None:
+    edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set(), "f": {"a"}}
+    assert circles(edges) == [{"a", "b", "c"}]
+
+
+def test_an_import_for_type_checking_counts(tmp_path: Path) -> None:
+    source = tmp_path / "module.py"
+    source.write_text("if TYPE_CHECKING:\n    from p import a, B\n\ndef late():\n    import p.c\n")
+    assert set(_imported(source, {"p", "p.a", "p.c", "p.d"})) == {"p", "p.a", "p.c"}
 
 
 def users_of(module: str) -> set[str]:

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import (  # isort: skip
     RotatingKVCache,
 )
 
-from runner.cache.interface import LayerState
+from runner.cache.layer_interface import LayerState
 from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.generic import GenericState

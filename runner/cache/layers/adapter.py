@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import mlx.core as mx
 
-from runner.cache.interface import Copy, LayerState, Snapshot
+from runner.cache.layer_interface import Copy, LayerState, Snapshot
 from runner.cache.layers.snapshot import (
     Buffers,
     LayerSnapshot,
@@ -46,7 +46,7 @@ class LayerAdapter(LayerState, Generic[Content]):
     def reset(self) -> None:
         self._transplant(copy.deepcopy(self.fresh))
 
-    def abandon(self) -> None:
+    def discard(self) -> None:
         self.live.clear()
         self.reset()
 

@@ -13,7 +13,7 @@ import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its pa
 
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, CacheList  # isort: skip
 
-from runner.cache.interface import LayerState
+from runner.cache.layer_interface import LayerState
 from runner.cache.layers import flatten
 from runner.cache.layers.snapshot import own
 

@@ -8,7 +8,8 @@ from typing import Protocol, cast
 
 import mlx.core as mx
 
-from runner.cache.interface import Miss, Snapshot
+from runner.cache.interface import Miss
+from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.snapshot import Buffers, Owned, SliceSnapshot, complete, own
 

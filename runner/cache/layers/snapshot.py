@@ -5,7 +5,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import mlx.core as mx
 
-from runner.cache.interface import Copy, Snapshot
+from runner.cache.layer_interface import Copy, Snapshot
 
 Content = TypeVar("Content")
 Buffers = list[mx.array]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
-from runner.cache import PrefixCache
+from runner.cache import Cache, CacheBudget
 from runner.engine.memory.estimate import WorkspaceEstimate
 from runner.engine.policy import LEAST_TOKENS
 from runner.logs import Log
@@ -83,7 +83,7 @@ class MemoryBudget:
 
     # --- who may begin, and with what
 
-    def refusal(self, cache: PrefixCache, tokens: int) -> str:
+    def refusal(self, cache: CacheBudget, tokens: int) -> str:
         """Why a context of so many tokens could not be computed even alone, or nothing."""
         if self.budget_bytes is None:
             return ""
@@ -93,7 +93,7 @@ class MemoryBudget:
             return ""
         return f"there is no room for so long a context: {self._numbers(f'{tokens} tokens', kept, beside)}. {_ADVICE}"
 
-    def admits(self, cache: PrefixCache, tokens: int) -> bool:
+    def admits(self, cache: CacheBudget, tokens: int) -> bool:
         """Whether a request of so many tokens fits beside those that run, as of the last `fit`."""
         if not cache.admits(tokens):
             return False
@@ -102,7 +102,7 @@ class MemoryBudget:
         computing = self.workspace.surely(LEAST_TOKENS, tokens) - self.workspace.of(LEAST_TOKENS, self._reached)
         return cache.allows(cache.session_bytes(tokens + _GROWTH_TOKENS) + self._growth(cache, 1) + max(0, computing))
 
-    def fit(self, cache: PrefixCache, running: "Sequence[Generation]") -> "Results":
+    def fit(self, cache: Cache, running: "Sequence[Generation]") -> "Results":
         """Makes what is held fit beside what those need that run. Where they do not fit even when nothing else is kept,
         one of them is turned away: who would not fit alone, else the youngest."""
         if self.budget_bytes is None:
@@ -118,9 +118,9 @@ class MemoryBudget:
         lacking = kept + beside - self.room_bytes
         if not running or lacking <= 0:
             return []
-        if cache.parts.facts.ledger.nbytes >= lacking:  # of those that run: nobody else has any left
+        if cache.describe().counts.paged_bytes >= lacking:  # of those that run: nobody else has any left
             log.warning("what is kept of prompts that are being computed is given up", lacking_bytes=lacking)
-            cache.give_up()
+            cache.detach()
             return []
         youngest = max(running, key=lambda generation: generation.request.number)
         numbers = self._numbers("what runs", kept, beside)
@@ -129,7 +129,7 @@ class MemoryBudget:
 
     # --- what slices take
 
-    def prefill(self, cache: PrefixCache, generation: "Generation", most: int, forward: "Forward") -> int:
+    def prefill(self, cache: CacheBudget, generation: "Generation", most: int, forward: "Forward") -> int:
         """Computes the next slice of a prompt, of no more tokens than there is room for. Returns how many it was."""
 
         tokens = self._slice_tokens(cache, most, generation.session.position)
@@ -156,7 +156,7 @@ class MemoryBudget:
         self._peak_bytes = max(self._peak_bytes, self._meter.peak())
         return self._peak_bytes
 
-    def _slice_tokens(self, cache: PrefixCache, most: int, context: int) -> int:
+    def _slice_tokens(self, cache: CacheBudget, most: int, context: int) -> int:
         if self.budget_bytes is None:
             return most
         free = self.room_bytes - cache.nbytes - self._others(cache) - self._fixed() - self._growth(cache, self._rows)
@@ -166,7 +166,7 @@ class MemoryBudget:
         """Since it is watched: the most that was in use at once, beside what was before or is now."""
         return max(0, self._look() - max(self._mark, self._meter.active()))
 
-    def free(self, cache: PrefixCache) -> None:
+    def free(self, cache: CacheBudget) -> None:
         """Gives up everything that nobody uses: memory has run out."""
         cache.evict()
         self._meter.clear()
@@ -180,18 +180,18 @@ class MemoryBudget:
 
     # --- arithmetic
 
-    def _others(self, cache: PrefixCache) -> int:
+    def _others(self, cache: CacheBudget) -> int:
         """Bytes held that are neither weights nor the cache's."""
         return max(0, self._meter.active() - self.weights_bytes - cache.nbytes) + self._grammar_bytes()
 
     def _fixed(self) -> int:
         return self._reuse_bytes + self._step_bytes
 
-    def _growth(self, cache: PrefixCache, rows: int) -> int:
+    def _growth(self, cache: CacheBudget, rows: int) -> int:
         """What so many answers may grow by at once."""
         return rows * (cache.session_bytes(_GROWTH_TOKENS) - cache.session_bytes(0))
 
-    def _headroom(self, cache: PrefixCache, rows: int, context: int) -> int:
+    def _headroom(self, cache: CacheBudget, rows: int, context: int) -> int:
         """What is left free: for a whole chunk of a prompt if that is no large part of the room, else for less."""
         chunk = min(self.workspace.of(self._chunk_tokens, context), self.room_bytes // _SHARE)
         least = self.workspace.of(LEAST_TOKENS, context)

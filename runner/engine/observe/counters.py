@@ -11,7 +11,6 @@ from protocol.stats import CacheCounts, RequestCounts, SliceCounts, Stats, Token
 from runner.engine.policy import Begin, Decode, Prefill, Slice, Try
 
 if TYPE_CHECKING:
-    from runner.cache.layer_facts import LayerFacts
     from runner.engine.generation import Generation
     from runner.engine.lifecycle import Lifecycle
     from runner.engine.request import Request
@@ -149,13 +148,9 @@ class Counters:
         """It ended before it had a session."""
         self.outcomes[_outcome(request, outcome)] += 1
 
-    def cache_dropped(self, facts: "LayerFacts") -> None:
-        """What a cache that has been replaced had counted."""
-        self._former = self._with_former(
-            CacheCounts(
-                evictions=facts.evictions, evicted_bytes=facts.evicted_bytes, restored_bytes=facts.restored_bytes
-            )
-        )
+    def cache_dropped(self, counts: CacheCounts) -> None:
+        """Adds the counts of a cache that has been replaced to those of its successors."""
+        self._former = self._with_former(counts)
 
     # --- what has happened
 
@@ -193,7 +188,7 @@ class Counters:
 
     def cache(self, present: CacheCounts) -> CacheCounts:
         """What a cache says of itself, with what those before it had counted."""
-        return self._with_former(present)
+        return msgspec.structs.replace(self._with_former(present), misses=dict(self.misses))
 
     def distributions(self) -> Distributions:
         return Distributions(

@@ -15,7 +15,7 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.interface import LayerState, Snapshot
+from runner.cache.layer_interface import LayerState, Snapshot
 from runner.cache.layers import adapt, distrust, flatten
 from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.generic import GenericState

@@ -18,7 +18,7 @@ import runner.process.lean_mlx_lm  # noqa: F401
 import mlx_lm.models  # isort: skip
 
 from runner.cache import make_cache
-from runner.cache.interface import PrefixCache
+from runner.cache.interface import Cache
 from scripts.tools.models.architectures import BOUNDARY_DEPENDENT, architectures, build, unserved
 from scripts.tools.models.tiny import VOCAB, Tiny, words
 from tests.lib.driver import ask, ask_uncached, check_equal, forwards_at_once, largest
@@ -71,7 +71,7 @@ def test_the_answers_of_some_depend_on_the_boundaries_of_the_forwards(name: str)
     assert largest(at_once - in_chunks) > 10 * tiny.tolerance
 
 
-def _check_served(tiny: Tiny, cache: PrefixCache) -> None:
+def _check_served(tiny: Tiny, cache: Cache) -> None:
     """41 tokens, 30 foreign ones, and back twice with two different ends."""
     chunk = 1 if tiny.name in BOUNDARY_DEPENDENT else 16
     ask(tiny, cache, PROMPT, say=0, chunk=chunk)

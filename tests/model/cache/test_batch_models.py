@@ -17,7 +17,7 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.interface import Snapshot
+from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.batch import BatchedLayers, batchable
 from runner.cache.layers.snapshot import LayerSnapshot, Owned
 from runner.cache.sequence import SequenceLayers

@@ -6,7 +6,6 @@ import pytest
 
 from protocol.stats import CacheNode
 from runner.cache import make_cache
-from runner.cache.report import counts, mark, nodes
 from runner.cache.session import LiveSession
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny
 from tests.lib.driver import ask
@@ -26,7 +25,7 @@ def spell(tokens: Sequence[int]) -> str:
 
 
 def drawn(users: Conversation | Together) -> list[CacheNode]:
-    return nodes(users.cache.parts)
+    return users.cache.nodes()
 
 
 def shape(picture: Sequence[CacheNode]) -> list[tuple[int, int, int | None]]:
@@ -60,7 +59,7 @@ def test_parents_come_before_their_children() -> None:
 
 
 def test_where_the_layers_stand_is_live_and_the_rest_is_paged_out() -> None:
-    by_text = {node.text: node for node in nodes(branched().cache.parts, spell)}
+    by_text = {node.text: node for node in branched().cache.nodes(spell)}
     shared, first, second = (by_text[spell(tokens)] for tokens in (A[:5], [6, 7, 8, 20], [10, 11, 12, 30]))
     assert (shared.live_layers, shared.paged_layers) == (second.live_layers, second.paged_layers) == (2, 0)
     assert (first.live_layers, first.paged_layers) == (0, 2)
@@ -75,13 +74,13 @@ def test_where_the_layers_stand_is_live_and_the_rest_is_paged_out() -> None:
 @everyone
 def test_the_bytes_and_layers_of_the_nodes_are_those_that_the_cache_counts(family: str) -> None:
     users = branched(family)
-    parts, picture = users.trie.parts, drawn(users)
-    counted = counts(parts, {})
-    assert counted.paged_bytes == sum(node.paged_bytes for node in picture) == parts.facts.ledger.nbytes
+    picture, described = drawn(users), users.trie.describe()
+    counted = described.counts
+    assert counted.paged_bytes == sum(node.paged_bytes for node in picture)
     assert counted.held_bytes == users.cache.nbytes == counted.live_bytes + counted.paged_bytes
     assert counted.nodes == len(picture)
     held = sum(node.live_layers + node.paged_layers for node in picture)
-    assert held == parts.facts.ledger.count
+    assert held == described.snapshots
     assert all(node.live_layers + node.paged_layers + node.missing_layers == node.layers == 2 for node in picture)
     assert all(node.bytes == node.live_bytes + node.paged_bytes for node in picture)
 
@@ -96,7 +95,7 @@ def test_a_layer_of_which_nothing_is_kept_is_missing() -> None:
 
 
 def test_a_use_is_younger_than_what_was_not_used_since() -> None:
-    ages = {node.text: node.idle_uses for node in nodes(branched().cache.parts, spell)}
+    ages = {node.text: node.idle_uses for node in branched().cache.nodes(spell)}
     assert ages[spell(A[:5])] == ages[spell([10, 11, 12, 30])] == 0
     assert ages[spell([6, 7, 8, 20])] > 0
 
@@ -105,9 +104,9 @@ def test_of_a_very_large_trie_the_latest_nodes_are_drawn_and_the_way_to_them() -
     users = branched()
     for first in range(40, 60):
         users.told([*A, 20, first], [1])
-    texts = [node.text for node in nodes(users.trie.parts, spell)]
-    latest = nodes(users.trie.parts, spell, most=3)
-    assert 3 <= len(latest) < len(texts) == counts(users.trie.parts, {}).nodes
+    texts = [node.text for node in users.trie.nodes(spell)]
+    latest = users.trie.nodes(spell, most=3)
+    assert 3 <= len(latest) < len(texts) == users.trie.describe().counts.nodes
     assert [node.text for node in latest] == [text for text in texts if text in {node.text for node in latest}]
     assert spell([59]) in [node.text for node in latest]
     assert spell([40]) not in [node.text for node in latest]
@@ -133,16 +132,15 @@ def test_without_being_asked_for_there_is_no_text() -> None:
 @everyone
 def test_looking_changes_nothing(family: str) -> None:
     users = branched(family)
-    trie, ledger = users.trie._trie, users.trie.parts.facts.ledger
+    trie, ledger = users.trie._trie, users.trie._sequences.facts.ledger
 
     def state() -> tuple[object, ...]:
         order = [(node, node.used, node.locks, list(node.slots)) for node in trie.nodes()]
         return trie.now, set(trie.changed), ledger.count, ledger.nbytes, users.cache.nbytes, order
 
     before = state()
-    nodes(users.trie.parts, spell)
-    counts(users.trie.parts, {})
-    mark(users.trie.parts)
+    users.trie.nodes(spell)
+    users.trie.describe()
     assert state() == before
 
 
@@ -153,7 +151,7 @@ def test_the_mark_changes_with_the_picture_and_not_without(family: str) -> None:
     for turn in range(30):
         users.told([*A[: 1 + turn % 7], 10 + turn % 5, 40 + turn % 3, 9], [20 + turn])
         for _ in range(2):
-            assert seen.setdefault(mark(users.trie.parts), drawn(users)) == drawn(users)
+            assert seen.setdefault(users.trie.describe().mark, drawn(users)) == drawn(users)
     assert len(seen) > 20
 
 
@@ -161,13 +159,13 @@ def test_what_goes_for_want_of_room_is_counted_and_so_is_what_comes_back() -> No
     users = Conversation("K", "trie", budget=40)
     users.told(A, [20, 21])
     users.told([30, 31, 32, 33, 34], [35])
-    before = counts(users.trie.parts, {})
+    before = users.trie.describe().counts
     assert (before.evictions, before.evicted_bytes, before.restored_bytes) == (0, 0, 0)
     users.told([*A, 20, 9], [9])
-    restored = counts(users.trie.parts, {}).restored_bytes
+    restored = users.trie.describe().counts.restored_bytes
     assert restored == 2 * len([*A, 20]), "nine tokens in two layers, which were paged out"
     users.told([50 + i for i in range(12)], [62])
-    after = counts(users.trie.parts, {})
+    after = users.trie.describe().counts
     assert after.evictions > 0
     assert after.evicted_bytes >= 2 * 5, "the five tokens that nobody came back to"
     assert after.restored_bytes == restored
@@ -181,17 +179,17 @@ def test_a_session_tells_what_was_given_up_while_it_ran() -> None:
     assert session.evicted_bytes == 0
     session = users.turn([40 + i for i in range(14)])
     assert isinstance(session, LiveSession)
-    assert session.evicted_bytes == counts(users.trie.parts, {}).evicted_bytes > 0
+    assert session.evicted_bytes == users.trie.describe().counts.evicted_bytes > 0
 
 
 def test_a_cleared_cache_has_not_forgotten_what_it_evicted() -> None:
     users = Conversation("K", "trie", budget=40)
     users.turn(A)
     users.turn([40 + i for i in range(14)])
-    evicted = counts(users.trie.parts, {}).evicted_bytes
+    evicted = users.trie.describe().counts.evicted_bytes
     users.cache.clear()
-    assert counts(users.trie.parts, {}).evicted_bytes == evicted > 0
-    assert (drawn(users), counts(users.trie.parts, {}).nodes) == ([], 0)
+    assert users.trie.describe().counts.evicted_bytes == evicted > 0
+    assert (drawn(users), users.trie.describe().counts.nodes) == ([], 0)
 
 
 @pytest.mark.parametrize("running", [False, True])
@@ -202,7 +200,7 @@ def test_what_goes_when_memory_runs_out_counts_as_evicted(running: bool) -> None
     talk = users.begin([60, 61, 62]) if running else None
     before = users.cache.nbytes
     users.cache.evict()
-    evicted = counts(users.cache.parts, {}).evicted_bytes
+    evicted = users.cache.describe().counts.evicted_bytes
     assert evicted == before - users.cache.nbytes > 0
     if talk is not None:
         talk.close()
@@ -211,19 +209,19 @@ def test_what_goes_when_memory_runs_out_counts_as_evicted(running: bool) -> None
 def test_a_conversation_that_outgrows_the_budget_counts_as_evicted_in_part() -> None:
     users = Conversation("K", "trie", budget=20)
     users.turn([*range(1, 16)])
-    counted = counts(users.trie.parts, {})
+    counted = users.trie.describe().counts
     assert counted.evicted_bytes > 0
     assert counted.held_bytes <= 20
 
 
 def test_a_single_entry_is_one_node() -> None:
     users = Conversation("K", "single")
-    assert (drawn(users), counts(users.cache.parts, {}).nodes) == ([], 0)
+    assert (drawn(users), users.cache.describe().counts.nodes) == ([], 0)
     users.told(A, [20, 21])
-    (node,) = nodes(users.cache.parts, spell)
+    (node,) = users.cache.nodes(spell)
     assert (node.start, node.end, node.parent, node.locks, node.text) == (0, 9, None, 0, spell([*A, 20]))
     assert (node.layers, node.live_layers, node.missing_layers) == (2, 2, 0)
-    assert node.bytes == node.live_bytes == users.cache.nbytes == counts(users.cache.parts, {}).held_bytes
+    assert node.bytes == node.live_bytes == users.cache.nbytes == users.cache.describe().counts.held_bytes
 
 
 def test_the_text_of_a_single_entry_is_nobodys_while_it_is_written() -> None:
@@ -231,10 +229,10 @@ def test_the_text_of_a_single_entry_is_nobodys_while_it_is_written() -> None:
     cache = make_cache("single", kind.make_layers)
     assert ask(kind, cache, PROMPT).tokens
     session = cache.begin(PROMPT)
-    (node,) = nodes(cache.parts, spell)
+    (node,) = cache.nodes(spell)
     assert (node.text, node.locks) == (None, 1)
     session.close()
-    (node,) = nodes(cache.parts, spell)
+    (node,) = cache.nodes(spell)
     assert (node.text, node.locks) == (spell(PROMPT[: node.end]), 0)
 
 
@@ -242,8 +240,8 @@ def test_no_cache_has_no_nodes() -> None:
     kind = tiny("llama")
     cache = make_cache("none", kind.make_layers)
     ask(kind, cache, PROMPT)
-    assert nodes(cache.parts) == []
-    assert counts(cache.parts, {"off": 1}).misses == {"off": 1}
+    assert cache.nodes() == []
+    assert cache.describe().counts.nodes == 0
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -253,13 +251,11 @@ def test_live_bytes_are_about_those_of_the_layers(name: str) -> None:
     cache = make_cache("trie", kind.make_layers)
     ask(kind, cache, PROMPT)
     ask(kind, cache, OTHER)
-    parts = cache.parts
-    picture, counted = nodes(parts, spell), counts(parts, {})
-    assert sum(node.paged_bytes for node in picture) == counted.paged_bytes
+    picture, described = cache.nodes(spell), cache.describe()
+    assert sum(node.paged_bytes for node in picture) == described.counts.paged_bytes
     live = sum(node.live_bytes for node in picture)
-    assert 0 < live <= counted.live_bytes
-    sliceable = [state for _, state in next(iter(parts.sequences)).used if state.sliceable]
-    if len(sliceable) == len(parts.facts.used):
+    assert 0 < live <= described.counts.live_bytes
+    if cache.session_bytes(2) == 2 * cache.session_bytes(1):  # keys and values only: no window, no state
         path = [node for node in picture if node.live_layers]
-        assert sum(node.end - node.start for node in path) == next(iter(parts.sequences)).position
-        assert live == parts.facts.token_bytes * next(iter(parts.sequences)).position
+        assert sum(node.end - node.start for node in path) == described.recorded_tokens
+        assert live == cache.session_bytes(described.recorded_tokens)

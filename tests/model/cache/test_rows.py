@@ -32,7 +32,7 @@ import pytest
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.checkpoints import TurnCheckpoints
 from runner.cache.decode_rows import DecodeRows
-from runner.cache.interface import Snapshot
+from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.batch import BatchedLayers
 from runner.cache.layers.snapshot import LayerSnapshot

@@ -14,7 +14,7 @@ import pytest
 
 import runner.cache.layers.kv
 import runner.cache.sequence
-from runner.cache.interface import Copy
+from runner.cache.layer_interface import Copy
 from runner.cache.layers.batch import BatchedLayers
 from runner.cache.layers.snapshot import complete
 from runner.engine.policy import SlicePolicy

@@ -9,7 +9,7 @@ import pytest
 
 from protocol import DoneReason, Metrics
 from runner.cache import make_cache
-from runner.cache.interface import PrefixCache
+from runner.cache.interface import Cache
 from runner.engine.events import Text
 from runner.engine.request import Request
 from runner.engine.stop_strings import StopStrings
@@ -88,7 +88,7 @@ class Counted:
 def generation(
     kind: Tiny,
     request: Request,
-    cache: PrefixCache | None = None,
+    cache: Cache | None = None,
     forward: Watched | None = None,
     chunk: int = 2048,
     eos: Sequence[int] = (),

@@ -23,7 +23,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from runner.cache.checkpoints import TurnCheckpoints
-from runner.cache.interface import PrefixCache
+from runner.cache.interface import Cache
 from runner.cache.none import NullCache
 from runner.cache.session import LiveSession
 from runner.cache.single import SingleEntryCache
@@ -107,7 +107,7 @@ class Bench:
         self._clock = count()
 
     @property
-    def cache(self) -> PrefixCache:
+    def cache(self) -> Cache:
         return self.running.cache
 
     def ask(self, ask: Ask) -> Outcome:

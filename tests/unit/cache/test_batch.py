@@ -29,7 +29,7 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.interface import LayerState
+from runner.cache.layer_interface import LayerState
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.batch import BatchedLayers, batchable
 from runner.cache.layers.snapshot import Ledger, complete

@@ -29,7 +29,7 @@ from unittest.mock import patch
 import pytest
 
 from runner.cache.eviction import Eviction, EvictionOrder, LeastRecentLeaf, LeastWorth
-from runner.cache.interface import Snapshot
+from runner.cache.layer_interface import Snapshot
 from runner.cache.trie import Node, PrefixTrie, keys
 
 SLICE, STATE = 0, 1

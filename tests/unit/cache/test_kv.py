@@ -28,7 +28,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.cache.interface import LayerState, Snapshot
+from runner.cache.layer_interface import LayerState, Snapshot
 from runner.cache.layers import flatten
 from runner.cache.layers.kv import KVState
 from runner.cache.sequence import SequenceLayers

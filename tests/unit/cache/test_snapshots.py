@@ -31,7 +31,7 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.interface import LayerState
+from runner.cache.layer_interface import LayerState
 from runner.cache.layers import adapt
 from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.snapshot import Ledger, complete, own
@@ -415,7 +415,7 @@ def test_what_is_copied_from_another_layer_shares_nothing(kind: str) -> None:
     other.restore(home.live)
     both = mx.get_active_memory()
     assert abs(both - before - other.nbytes) <= SLACK
-    home.abandon()
+    home.discard()
     assert abs(both - mx.get_active_memory() - size) <= SLACK
     assert held(other) == list(range(4000))
 

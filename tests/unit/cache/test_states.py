@@ -24,7 +24,8 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.interface import LayerState, Miss, Snapshot
+from runner.cache.interface import Miss
+from runner.cache.layer_interface import LayerState, Snapshot
 from runner.cache.layers.generic import GenericState
 from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.snapshot import Ledger, complete

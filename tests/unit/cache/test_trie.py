@@ -37,7 +37,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from runner.cache.interface import Snapshot
+from runner.cache.layer_interface import Snapshot
 from runner.cache.trie import Found, Node, PrefixTrie, Tokens, keys, spelled
 
 

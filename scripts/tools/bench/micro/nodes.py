@@ -285,7 +285,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> NodesRepor
         found = take_turns({name: partial(turn, forest) for name, forest in forests.items()}, arguments.turns)
         times[order] = {int(name): turns for name, turns in found.items()}
         for forest in forests.values():
-            forest.cache.give_up()  # nodes hold each other, and a gigabyte
+            forest.cache.detach()  # nodes hold each other, and a gigabyte
     return NodesReport(arguments.layers, times, collect_ms)
 
 
