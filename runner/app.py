@@ -117,12 +117,14 @@ async def _serve(
     """Load and serve: the model on the engine thread, the tokenizer on a helper, while this one imports the server."""
     watch = asyncio.create_task(parent.exit_with_host(parent_pid)) if settings.watch_parent else None
     from runner.engine.engine import Engine
-    from runner.model.sources.digests import verify
+    from runner.model.sources.digests import verify_digests
     from runner.tokenizer import open_tokenizer
 
     helper = ThreadPoolExecutor(_HELPERS, "helper")
     if settings.verify:
-        await asyncio.get_running_loop().run_in_executor(helper, verify, model.checkpoint, model.tensors.values())
+        await asyncio.get_running_loop().run_in_executor(
+            helper, verify_digests, model.checkpoint, model.tensors.values()
+        )
     tokenizer = helper.submit(open_tokenizer, model.file, merge_eos=not model.checkpoint.from_store)
     engine = Engine(settings, model, tokenizer, hand_over.refuse)
     ready = engine.start(asyncio.get_running_loop())

@@ -32,7 +32,7 @@ class Blas(NamedTuple):
     matters: bool = True
 
 
-def look(choice: str = "auto", threads: int = 1) -> Blas:
+def detect(choice: str = "auto", threads: int = 1) -> Blas:
     """What `preload` would take. Numpy's is only looked for; others are opened, but take nobody's place."""
     if not _mlx_runs_on_linux_cpu():
         return Blas(_OWN if choice in ("auto", "off") else _opened(choice, threads, ctypes.RTLD_LOCAL), matters=False)

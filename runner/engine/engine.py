@@ -172,7 +172,7 @@ class Engine:
         from runner.engine.platform.warmup import sketch, warm_up
         from runner.engine.report import About, Report
         from runner.engine.scheduler import Scheduler
-        from runner.model.device import device_bytes, lent_bytes
+        from runner.model.device import gpu_usable_bytes, usable_bytes
         from runner.model.weights.dtype import device
         from runner.model.weights.load import load
 
@@ -182,8 +182,8 @@ class Engine:
             if settings.one_core:
                 self._core = keep_together(lambda: mx.eval(mx.zeros(1)))
             mx.disable_compile()  # every fused kernel would cost a run of g++, and gains nothing on CPUs
-        budget_bytes = settings.memory.bytes_of(lent_bytes())
-        whole_bytes = device_bytes(mx.device_info(), mx.get_memory_limit())
+        budget_bytes = settings.memory.bytes_of(usable_bytes())
+        whole_bytes = gpu_usable_bytes(mx.device_info(), mx.get_memory_limit())
         if not on_cpu and mx.metal.is_available():
             mx.set_wired_limit(min(whole_bytes, budget_bytes))  # lest weights are paged out between two requests
         try:
@@ -212,7 +212,11 @@ class Engine:
 
         self._warm_up = warm
         vocab_size = self.limits.vocab_size
-        trial = SettledTrial(loaded.solitary) if loaded.solitary else BatchTrial(make_layers, loaded.logits, vocab_size)
+        trial = (
+            SettledTrial(loaded.unbatchable)
+            if loaded.unbatchable
+            else BatchTrial(make_layers, loaded.logits, vocab_size)
+        )
         reuse_bytes = set_limits(budget_bytes, on_cpu=on_cpu)
         shared = on_cpu or mx.metal.is_available()  # one memory for the device and for processes
         room = budget_bytes - mx.get_active_memory()

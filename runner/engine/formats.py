@@ -10,7 +10,7 @@ from runner.model import OpenedModel
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.grammar import Grammar, Workers
+    from runner.grammar import Grammar, WorkerPool
 
 _LEAST_WORKER_BYTES = 32 << 20
 _SHARE = 8  # of the memory that the model leaves: what one worker may take of it
@@ -33,16 +33,16 @@ class Formats:
     @property
     def nbytes(self) -> int:
         """Memory that grammars take. Any thread may ask."""
-        workers: Workers | None = self.__dict__.get("_workers")
+        workers: WorkerPool | None = self.__dict__.get("_workers")
         return workers.nbytes if workers is not None else 0
 
     @cached_property
-    def _workers(self) -> "Workers":
-        from runner.grammar import Setup, Workers
+    def _workers(self) -> "WorkerPool":
+        from runner.grammar import CompilerSetup, WorkerPool
 
         model, size = self._model, self._tokenizer.vocab_size
         files = {name: os.fsencode(file.path) for name, file in model.checkpoint.files.items()}
-        setup = Setup(files, merge_eos=not model.checkpoint.from_store, vocab_size=model.vocab_size)
-        workers = Workers(setup, min(model.vocab_size or size, size), self._running)
+        setup = CompilerSetup(files, merge_eos=not model.checkpoint.from_store, vocab_size=model.vocab_size)
+        workers = WorkerPool(setup, min(model.vocab_size or size, size), self._running)
         workers.worker_bytes = max(_LEAST_WORKER_BYTES, min(workers.worker_bytes, self._room_bytes // _SHARE))
         return workers

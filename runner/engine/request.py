@@ -54,7 +54,7 @@ class Request:
         """Nobody waits for the answer any more: the engine drops the request at its next slice."""
         self.cancelled = True
         if self.grammar is not None and not self.grammar.cancel() and self.grammar.exception() is None:
-            self.grammar.result().give_up()
+            self.grammar.result().release()
 
 
 def most_prompt_bytes(tokenizer: Tokenizer, context_length: int) -> int:

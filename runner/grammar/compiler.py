@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from protocol.format import Format, FormatError
 from runner.errors import RequestError
-from runner.grammar.explain import explained
+from runner.grammar.explain_error import explain_error
 from runner.grammar.format_to_lark import lark_text
 from runner.grammar.guide import Guide
+from runner.grammar.matcher import GrammarMatcher
 from runner.grammar.messages import Follow, State
-from runner.grammar.panics import told_as_errors
-from runner.grammar.steps import Steps
+from runner.grammar.panics import panics_as_errors
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 _MOST_ITEMS = 50_000  # four for each property that may be left out, where as many may come next
 
 
-class Compiled:
+class LocalGrammar:
     """A grammar that any number of answers may follow. Immutable."""
 
     def __init__(self, matcher: "LLMatcher", size: int) -> None:
         self._matcher = matcher
         self._size = size
 
-    def steps(self) -> Steps:
+    def steps(self) -> GrammarMatcher:
         """For one answer, from its beginning."""
-        return Steps(self._matcher.deep_copy())
+        return GrammarMatcher(self._matcher.deep_copy())
 
     def guide(self) -> Guide:
         """For one answer, from its beginning, computed where it is asked for."""
         steps = self.steps()
-        return Guide(_Here(steps), steps.begin(), self._size)
+        return Guide(_LocalSource(steps), steps.begin(), self._size)
 
-    def give_up(self) -> None:
+    def release(self) -> None:
         """There will be no answer; nothing is kept for it."""
 
 
@@ -54,7 +54,7 @@ class Compiler:
 
         return make_vocabulary(self._tokenizer, self._size)
 
-    def compile(self, wanted: Format) -> Compiled:
+    def compile(self, wanted: Format) -> LocalGrammar:
         """The grammar of `wanted`.
 
         Raises:
@@ -69,22 +69,22 @@ class Compiler:
             text = lark_text(wanted, special_tokens(self._tokenizer, self._size))
         except FormatError as error:
             raise RequestError(str(error)) from None
-        with told_as_errors():
+        with panics_as_errors():
             matcher = LLMatcher(self.vocabulary, LLMatcher.grammar_from_lark(text), log_level=0, limits=limits)
             if matcher.is_error():
-                raise RequestError(f"Format: {explained(matcher.get_error(), wanted)}")
+                raise RequestError(f"Format: {explain_error(matcher.get_error(), wanted)}")
             matcher.compute_bitmask()  # the lexer's first states are the same for all answers
-        compiled = Compiled(matcher, self._size)
+        compiled = LocalGrammar(matcher, self._size)
         beginning = compiled.steps().begin()
         if beginning.error and not beginning.forced:
             raise RequestError(beginning.error)
         return compiled
 
 
-class _Here:
+class _LocalSource:
     """Computes each state when it is asked for."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: GrammarMatcher) -> None:
         self._steps = steps
         self._states: list[State] = []
 

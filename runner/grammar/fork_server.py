@@ -9,17 +9,27 @@ from typing import NamedTuple
 
 import msgspec
 
-from runner.grammar.messages import FORK, HEAD_BYTES, KILL, ORDER, SLOW, Setup, State, body_length, packed
+from runner.grammar.messages import (
+    FORK,
+    HEAD_BYTES,
+    KILL,
+    ORDER,
+    SLOW,
+    CompilerSetup,
+    State,
+    body_length,
+    encode_message,
+)
 
 _PROGRAM = """
 import socket, sys
 sys.path[:] = {path!a}
-from runner.grammar.child import serve
+from runner.grammar.worker_process import serve
 serve(socket.socket(fileno={descriptor}))
 """
 
 
-class Forking(NamedTuple):
+class ForkServer(NamedTuple):
     """A process that forks workers when it is told to. Ends when `control` is closed."""
 
     process: "subprocess.Popen[bytes] | None" = None
@@ -52,7 +62,7 @@ class Forking(NamedTuple):
                 self.control.send(ORDER.pack(order, number))
 
 
-async def start_forking(setup: Setup) -> Forking:
+async def start_fork_server(setup: CompilerSetup) -> ForkServer:
     """The process, once it has read the tokenizer; that takes as long as the start of the runner's own does."""
     loop = asyncio.get_running_loop()
     control, theirs = socketpair()
@@ -68,11 +78,11 @@ async def start_forking(setup: Setup) -> Forking:
         )
     except OSError as error:
         control.close()
-        return Forking(fault=f"Format: no process can be started to compile it: {error.strerror}")
+        return ForkServer(fault=f"Format: no process can be started to compile it: {error.strerror}")
     finally:
         theirs.close()
     try:
-        await loop.sock_sendall(control, packed(setup))
+        await loop.sock_sendall(control, encode_message(setup))
         head = await _exactly(control, HEAD_BYTES)
         fault = msgspec.msgpack.decode(await _exactly(control, body_length(head)), type=State).error
     except OSError:
@@ -82,8 +92,8 @@ async def start_forking(setup: Setup) -> Forking:
     if fault:
         control.close()
         process.wait()
-        return Forking(fault=fault)
-    return Forking(process, control)
+        return ForkServer(fault=fault)
+    return ForkServer(process, control)
 
 
 async def _exactly(control: socket, count: int) -> bytes:

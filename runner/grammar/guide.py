@@ -13,7 +13,7 @@ _SAVED_S = 5.0
 _LATE_S = 1.0  # other processes may have the processor meanwhile
 
 
-class Source(Protocol):
+class StateSource(Protocol):
     """Takes one answer through its grammar, elsewhere. One step is on its way at a time."""
 
     def send(self, step: Follow) -> None:
@@ -36,7 +36,7 @@ class Grammar(Protocol):
         """For the answer. Raises RequestError if it has been given up."""
         ...
 
-    def give_up(self) -> None:
+    def release(self) -> None:
         """There will be no answer."""
         ...
 
@@ -49,7 +49,7 @@ class Guide:
     token, and what it saves, up to 5 s, for others. Owner: the engine thread.
     """
 
-    def __init__(self, source: Source, state: State, size: int) -> None:
+    def __init__(self, source: StateSource, state: State, size: int) -> None:
         """`state` is the beginning of the answer, `size` that of the vocabulary in tokens."""
         self._source = source
         self._size = size
@@ -57,7 +57,7 @@ class Guide:
         self._since_s = 0.0  # when the last one was asked for
         self._spare_s = _SAVED_S
         self._closed = False
-        self._stand(state)
+        self._enter(state)
 
     def wait(self, patience_s: float) -> bool:
         """Waits at most `patience_s` for the next state. Returns True once the next token may be asked for."""
@@ -75,7 +75,7 @@ class Guide:
             elif state is None:
                 return False
             elif not self._awaited:
-                self._stand(state)
+                self._enter(state)
         return True
 
     @property
@@ -98,7 +98,7 @@ class Guide:
         if not self._forced:
             self._send(Follow([token]))
         elif self._forced.popleft() != token:
-            self._stand(State(error=f"the grammar has no place for token {token}"))
+            self._enter(State(error=f"the grammar has no place for token {token}"))
 
     def forced(self, most: int) -> list[int]:
         """Goes on with what has to come next, at most so many tokens, and returns them."""
@@ -137,9 +137,9 @@ class Guide:
 
     def _fail(self, why: str) -> None:
         self._awaited = 0
-        self._stand(State(error=f"the answer cannot follow its grammar: {why}"))
+        self._enter(State(error=f"the answer cannot follow its grammar: {why}"))
 
-    def _stand(self, state: State) -> None:
+    def _enter(self, state: State) -> None:
         self._forced = deque(state.forced)
         self._mask, self._complete, self._error = state.mask, state.complete, state.error
 

@@ -15,7 +15,7 @@ COMPILE_S = 5.0
 """The longest that a worker may compile; then the kernel ends it."""
 
 
-class Setup(msgspec.Struct, frozen=True):
+class CompilerSetup(msgspec.Struct, frozen=True):
     """The first message to the process that forks; answered with a `State`, whose error says what is wrong with it."""
 
     files: dict[str, bytes]
@@ -60,7 +60,7 @@ class State(msgspec.Struct, frozen=True):
     """Memory that the worker has taken so far."""
 
 
-def packed(message: msgspec.Struct) -> bytes:
+def encode_message(message: msgspec.Struct) -> bytes:
     """The message with its length in front."""
     body = msgspec.msgpack.encode(message)
     return _HEAD.pack(len(body)) + body

@@ -9,7 +9,7 @@ _PANIC = "PanicException"  # its module cannot be imported
 
 
 @contextmanager
-def told_as_errors() -> Iterator[None]:
+def panics_as_errors() -> Iterator[None]:
     """Raises RequestError in place of a panic."""
     try:
         yield

@@ -9,7 +9,7 @@ import msgspec
 
 from runner.errors import RequestError
 from runner.grammar.guide import Guide
-from runner.grammar.messages import HEAD_BYTES, Follow, State, body_length, packed
+from runner.grammar.messages import HEAD_BYTES, Follow, State, body_length, encode_message
 from runner.sizes import shown
 
 _BUFFER_BYTES = 1 << 20
@@ -44,7 +44,7 @@ class Worker:
 
     def send(self, step: Follow) -> None:
         """Begin to compute the state behind this step. Raises RequestError if the process is gone."""
-        message = packed(step)
+        message = encode_message(step)
         try:
             sent = self.channel.send(message)
         except OSError:
@@ -103,7 +103,7 @@ class Worker:
         self._give_back(self)
 
 
-class Beginning:
+class WorkerGrammar:
     """A format that is compiled and waits at the beginning of an answer."""
 
     def __init__(self, worker: Worker, beginning: State, size: int) -> None:
@@ -119,7 +119,7 @@ class Beginning:
         except IndexError:
             raise RequestError("nobody waits for the answer any more") from None
 
-    def give_up(self) -> None:
+    def release(self) -> None:
         """There will be no answer. Does nothing if there is a guide."""
         if self._unused:
             self._unused.pop().close()

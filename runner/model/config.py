@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from runner.errors import ModelError
 from runner.model.families import Config, Family
-from runner.model.layers import check_count
-from runner.model.nulls import drop_nulls, without_nulls
+from runner.model.layer_count import check_layer_count
+from runner.model.null_fields import drop_nulls, without_nulls
 from runner.model.sources.checkpoint import Checkpoint, Tensor
 
 _STALE = ("quantization", "quantization_config", "compression_config")
@@ -50,17 +50,17 @@ def _read_object(value: Config) -> Config | float:
 def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor]) -> Config:
     """A copy of `config` that makes mlx-lm's module mean the same as the file. Raises ModelError for bad fields."""
     mended = copy.deepcopy(config)
-    mended["model_type"] = family.module if family.has_row else config.get("model_type")
+    mended["model_type"] = family.module if family.is_listed else config.get("model_type")
     text = text_config(mended, family)
     for part in (mended, text):
         drop_nulls(part, family.module)
         _lift_rope(part)
         _name_rope_type(part)
-        if family.has_row:  # a few modules without one read what their own conversion wrote
+        if family.is_listed:  # a few modules without one read what their own conversion wrote
             for key in _STALE:
                 part.pop(key, None)
     _decide_tying(mended, text, family, tensors)
-    if family.has_row:
+    if family.is_listed:
         for key, value in family.defaults.items():
             text.setdefault(key, value)
         rows = _vocabulary_rows(tensors)
@@ -76,7 +76,7 @@ def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor])
             raise ModelError(f"config.json: phi3small needs a vocab_size of {_PHI3_SMALL_ROWS}, found {found!r}")
     elif family.module == "muse_spark":
         mended.pop("vision_config", None)  # it would build the tower, of which nothing is read
-    check_count(text, family, tensors)
+    check_layer_count(text, family, tensors)
     if not family.unwrapped:
         return mended
     text["model_type"] = family.module
@@ -159,7 +159,7 @@ def _decide_tying(config: Config, text: Config, family: Family, tensors: Mapping
     """
     has_head = any(name.endswith(family.head) for name in tensors)
     said = [part.get("tie_word_embeddings") for part in (config, text)]
-    if family.has_row:
+    if family.is_listed:
         text["tie_word_embeddings"] = True in said or not has_head
     elif said[1] is None and (said[0] is not None or has_head):
         text["tie_word_embeddings"] = False if said[0] is None else said[0]

@@ -10,14 +10,14 @@ _CONTROL_GROUPS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limi
 """Where a container finds its own limit: version 2 and version 1."""
 
 
-def lent_bytes() -> int:
+def usable_bytes() -> int:
     """What the device lends to a process: on a CPU what the machine has left, on a GPU what is recommended or there."""
     if mx.default_device() == mx.Device(mx.cpu):
         return available_bytes()
-    return device_bytes(mx.device_info(), mx.get_memory_limit())
+    return gpu_usable_bytes(mx.device_info(), mx.get_memory_limit())
 
 
-def device_bytes(info: Mapping[str, str | int], limit_bytes: int) -> int:
+def gpu_usable_bytes(info: Mapping[str, str | int], limit_bytes: int) -> int:
     """What Metal recommends, what a GPU has, else MLX's own limit: of `info`, which MLX gives."""
     return int(info.get("max_recommended_working_set_size") or info.get("total_memory") or limit_bytes)
 

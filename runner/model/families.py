@@ -58,7 +58,7 @@ class Family(NamedTuple):
         return name
 
     @property
-    def has_row(self) -> bool:
+    def is_listed(self) -> bool:
         """Whether the rules above were written for this architecture, or are the general ones."""
         return bool(self.required)
 
@@ -193,14 +193,14 @@ FAMILIES: dict[str, Family] = {
     "MuseGlimmerForConditionalGeneration": _GLIMMER._replace(text="text_config", flat=_GLIMMER, unwrapped=True),
 }
 
-MODULES = {
+RENAMED_MODULES = {
     "mistral": "llama", "xverse": "llama", "iquestcoder": "llama", "llava": "mistral3", "phi-msft": "phixtral",
     "falcon_mamba": "mamba", "joyai_llm_flash": "deepseek_v3", "kimi_k2": "deepseek_v3", "qwen2_5_vl": "qwen2_vl",
     "minimax_m2": "minimax", "gemma4_unified": "gemma4", "deepseek_v41_text": "deepseek_v41",
 }  # fmt: skip
 """`model_type` -> mlx-lm module, where the names differ."""
 
-COMPUTED = {
+COMPUTED_TENSORS = {
     "baichuan_m1": (r"lm_head\.weight", ""),
     "bailing_moe": (r"lm_head\.weight", "norm_head"),
     "bailing_moe_linear": (r"lm_head\.weight", "norm_head"),
@@ -210,7 +210,9 @@ COMPUTED = {
 """Tensors that a module's `sanitize` computes with in a way that packed words do not show: it casts the result back, or
 joins tensors that Ollama packs differently. Pattern, and the field of the config that asks for it."""
 
-SOLITARY = {"minimax_m3_vl": "its sparse attention counts the padding of shorter rows among the blocks to choose from"}
+UNBATCHABLE = {
+    "minimax_m3_vl": "its sparse attention counts the padding of shorter rows among the blocks to choose from"
+}
 """Modules of which several rows in one forward do not get what each gets alone, and which no short trial shows."""
 
 METAL_ONLY = frozenset({"bitnet", "muse_spark"})
@@ -227,7 +229,7 @@ def architecture_of(config: Config, *, from_store: bool) -> str:
     model_type = config.get("model_type")
     if from_store or not isinstance(model_type, str):
         raise ModelError("no architectures found in config.json")
-    module = MODULES.get(model_type, model_type)
+    module = RENAMED_MODULES.get(model_type, model_type)
     return next((name for name, family in FAMILIES.items() if family.module == module), model_type)
 
 
@@ -237,7 +239,7 @@ def family_of(architecture: str, config: Config, *, from_store: bool = True) -> 
     In a directory, a `model_type` with a module that is not the row's counts more: that is what mlx-lm goes by.
     """
     model_type = config.get("model_type")
-    module = MODULES.get(model_type, model_type) if isinstance(model_type, str) else ""
+    module = RENAMED_MODULES.get(model_type, model_type) if isinstance(model_type, str) else ""
     family = FAMILIES.get(architecture)
     if family is not None and family.flat is not None and family.text not in config:
         family = family.flat

@@ -17,15 +17,15 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
 from runner.errors import FaultsError, ModelError
-from runner.model.arguments import Defaults
 from runner.model.config import read_config, text_config
 from runner.model.families import UNNEEDED, Config, Family, architecture_of, family_of
+from runner.model.model_args import Defaults
 from runner.model.opened import OpenedModel, find_checkpoint, open_checkpoint
 from runner.model.packing import WORD_BITS
 from runner.model.sources.checkpoint import Checkpoint, Tensor
-from runner.model.sources.digests import verify
-from runner.model.weights.assemble import build, rehearse
-from runner.model.weights.dtype import Plan
+from runner.model.sources.digests import verify_digests
+from runner.model.weights.assemble import build_module, rehearse
+from runner.model.weights.dtype import DtypePlan
 
 _PARTS = {
     "draft": re.compile(r"draft[./]"),
@@ -46,7 +46,7 @@ class Amount(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Examined(NamedTuple):
+class Examination(NamedTuple):
     """How far the examination came; None for what could not be had. `problems` in the words of serving."""
 
     checkpoint: Checkpoint | None
@@ -69,20 +69,20 @@ class Examined(NamedTuple):
         return self.checkpoint.file(name)
 
 
-def examine(model: str, models_dir: Path, *, digests: bool) -> Examined:
+def examine(model: str, models_dir: Path, *, digests: bool) -> Examination:
     """Takes every step of opening and of loading that reads no weights; `digests` also hashes them."""
     problems: list[ModelError] = []
     checkpoint = config = architecture = family = opened = module = None
-    with noting(problems):
+    with collecting_faults(problems):
         checkpoint = find_checkpoint(model, models_dir, problems.append)
     if checkpoint is None:
-        return Examined(None, None, None, None, None, None, {}, False, problems)
-    with noting(problems):
+        return Examination(None, None, None, None, None, None, {}, False, problems)
+    with collecting_faults(problems):
         config = read_config(checkpoint)
         architecture = architecture_of(config, from_store=checkpoint.from_store)
         family = family_of(architecture, config, from_store=checkpoint.from_store)
-    if family is not None and (checkpoint.tensors or not checkpoint.lost):
-        with noting(problems):
+    if family is not None and (checkpoint.tensors or not checkpoint.unreadable):
+        with collecting_faults(problems):
             opened = open_checkpoint(checkpoint, problems.append)
     compared = False
     if opened is not None:
@@ -91,14 +91,14 @@ def examine(model: str, models_dir: Path, *, digests: bool) -> Examined:
         problems += faults
     if digests:
         mismatches: list[ModelError] = []
-        verify(checkpoint, (opened or checkpoint).tensors.values(), mismatches.append)
+        verify_digests(checkpoint, (opened or checkpoint).tensors.values(), mismatches.append)
         problems += sorted(mismatches, key=str)
     defaults = _defaults(opened) if opened is not None and module is not None else {}
-    return Examined(checkpoint, config, architecture, family, opened, module, defaults, compared, problems)
+    return Examination(checkpoint, config, architecture, family, opened, module, defaults, compared, problems)
 
 
 @contextmanager
-def noting(problems: list[ModelError]) -> Iterator[None]:
+def collecting_faults(problems: list[ModelError]) -> Iterator[None]:
     """Notes the fault that ends the block."""
     try:
         yield
@@ -112,13 +112,13 @@ def _rehearsed(opened: OpenedModel) -> tuple[Module | None, Sequence[ModelError]
     except FaultsError as error:
         return None, error.faults
     except ModelError as error:
-        return None, () if opened.lost else (error,)  # with tensors lost it may only say that they are
+        return None, () if opened.unreadable else (error,)  # with tensors lost it may only say that they are
 
 
 def _defaults(opened: OpenedModel) -> Defaults:
     family, text = opened.family, text_config(opened.config, opened.family)
     ours = {key: value for key, value in family.defaults.items() if text.get(key) is None and value}
-    classes = build(opened)[1]
+    classes = build_module(opened)[1]
     return ours | {key: value for key, value in classes.items() if value is not None and key != "model_type"}
 
 
@@ -138,7 +138,7 @@ def files(tensors: Iterable[Tensor]) -> set[Path]:
     return {part.file for tensor in tensors for part in tensor.parts}
 
 
-def contents(module: Module, types: Plan) -> tuple[list[Amount], int]:
+def contents(module: Module, types: DtypePlan) -> tuple[list[Amount], int]:
     """What the module holds by type or packing once `types` are made of it, and how many parameters that is.
 
     A packed one counts as its values.
@@ -150,7 +150,7 @@ def contents(module: Module, types: Plan) -> tuple[list[Amount], int]:
         path, _, last = name.rpartition(".")
         layer = packed.get(path) if last in ("weight", *_COMPANIONS) else None
         counts = layer is None or last == "weight"
-        dtype = types.of(name, array.dtype)
+        dtype = types.dtype_of(name, array.dtype)
         found.append((_dtype(dtype) if layer is None else _packing(layer), counts, array.size * dtype.size))
         if counts:
             parameters += array.size if layer is None else array.size * WORD_BITS // layer.bits

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from runner.errors import ModelError
 from runner.model.config import context_length, is_tied, module_config, read_config, text_config, vocabulary_size
 from runner.model.families import Config, Family, architecture_of, family_of, select_tensors
-from runner.model.layers import beyond_the_last, check_beyond
+from runner.model.layer_count import check_extra_layers, extra_layers
 from runner.model.packing import check_companions
-from runner.model.sources.checkpoint import Checkpoint, Report, Tensor, refuse
+from runner.model.sources.checkpoint import Checkpoint, ReportFault, Tensor, raise_fault
 from runner.model.sources.directory import open_directory
 from runner.model.sources.name import find_manifest, parse_name
 from runner.model.sources.store import open_store
@@ -36,7 +36,7 @@ class OpenedModel(NamedTuple):
     """In tokens; 0 if the model does not say."""
     vocab_size: int
     checkpoint: Checkpoint
-    lost: frozenset[str] = frozenset()
+    unreadable: frozenset[str] = frozenset()
     """Tensors that belong to the model and were reported as unreadable, by the names of `tensors`."""
 
     @property
@@ -68,7 +68,7 @@ def open_model(model: str, models_dir: Path) -> OpenedModel:
     return open_checkpoint(find_checkpoint(model, models_dir))
 
 
-def open_checkpoint(checkpoint: Checkpoint, report: Report = refuse) -> OpenedModel:
+def open_checkpoint(checkpoint: Checkpoint, report: ReportFault = raise_fault) -> OpenedModel:
     """What a checkpoint means. Raises ModelError; faults that leave something to go on with are reported."""
     config = read_config(checkpoint)
     architecture = architecture_of(config, from_store=checkpoint.from_store)
@@ -76,21 +76,21 @@ def open_checkpoint(checkpoint: Checkpoint, report: Report = refuse) -> OpenedMo
     if checkpoint.from_store and checkpoint.files.keys().isdisjoint(_TOKENIZERS):
         report(ModelError(f"load tokenizer config: {checkpoint.missing_file.format(_TOKENIZERS[0])}"))
     text = text_config(config, family)
-    beyond = beyond_the_last((*checkpoint.tensors, *checkpoint.lost), text)
+    beyond = extra_layers((*checkpoint.tensors, *checkpoint.unreadable), text)
     try:
-        check_beyond(beyond, text)
+        check_extra_layers(beyond, text)
     except ModelError as error:
         report(error)
     tensors = select_tensors(family, checkpoint.tensors, beyond)
-    lost = select_tensors(family, checkpoint.lost, beyond)
+    unreadable = select_tensors(family, checkpoint.unreadable, beyond)
     for name, tensor in list(tensors.items()):
         try:
             check_companions(tensor)
         except ModelError as error:
             report(error)
-            lost[name] = tensors.pop(name)
-    mended = module_config(config, family, {**lost, **tensors})
-    if family.has_row and is_tied(mended, family):
+            unreadable[name] = tensors.pop(name)
+    mended = module_config(config, family, {**unreadable, **tensors})
+    if family.is_listed and is_tied(mended, family):
         tensors.pop(family.head, None)
     return OpenedModel(
         name=checkpoint.name,
@@ -102,11 +102,11 @@ def open_checkpoint(checkpoint: Checkpoint, report: Report = refuse) -> OpenedMo
         context_length=context_length(config, family),
         vocab_size=vocabulary_size(mended, family, tensors),
         checkpoint=checkpoint,
-        lost=frozenset(lost),
+        unreadable=frozenset(unreadable),
     )
 
 
-def find_checkpoint(model: str, models_dir: Path, report: Report = refuse) -> Checkpoint:
+def find_checkpoint(model: str, models_dir: Path, report: ReportFault = raise_fault) -> Checkpoint:
     """A path if it looks like one; else a name; else a directory of that name, if there is one."""
     if model.startswith(("/", ".", "~")) or Path(model).is_absolute():
         # Path.expanduser raises where there is no such user.

@@ -25,7 +25,7 @@ class Packing(NamedTuple):
     mode: str
 
 
-def packing(in_dims: int, words: int, groups: int, *, byte_scales: bool) -> Packing | None:
+def find_packing(in_dims: int, words: int, groups: int, *, byte_scales: bool) -> Packing | None:
     """The packing of a row of `in_dims` values in `words` 32-bit words with `groups` scales; None if there is none."""
     if min(in_dims, words, groups) < 1 or words * WORD_BITS % in_dims or in_dims % groups:
         return None
@@ -37,10 +37,10 @@ def packing(in_dims: int, words: int, groups: int, *, byte_scales: bool) -> Pack
     return Packing(bits, group_size, "affine") if legal else None
 
 
-def packings(words: int, groups: int, *, byte_scales: bool) -> list[Packing]:
+def possible_packings(words: int, groups: int, *, byte_scales: bool) -> list[Packing]:
     """Every packing that a row of so many words and scales may have, whatever its width."""
     widths = {words * WORD_BITS // bits for bits in AFFINE_BITS}
-    found = (packing(width, words, groups, byte_scales=byte_scales) for width in sorted(widths))
+    found = (find_packing(width, words, groups, byte_scales=byte_scales) for width in sorted(widths))
     return [one for one in found if one is not None]
 
 
@@ -57,7 +57,7 @@ def check_companions(tensor: Tensor) -> None:
     if scale.shape[:-1] != words.shape[:-1]:
         raise ModelError(f"{where}: want scales {[*words.shape[:-1], 'groups']}, found {list(scale.shape)}")
     byte_scales = scale.dtype == "U8"
-    if not packings(words.shape[-1], scale.shape[-1], byte_scales=byte_scales):
+    if not possible_packings(words.shape[-1], scale.shape[-1], byte_scales=byte_scales):
         raise ModelError(
             f"{where}: {words.shape[-1]} words and {scale.shape[-1]} {scale.dtype} scales a row fit no quantization"
         )

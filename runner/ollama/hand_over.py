@@ -16,7 +16,7 @@ from runner import logs
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
 from runner.model import OpenedModel
-from runner.model.media import media_of
+from runner.model.ollama_media import ollama_media
 from runner.settings import OllamaRunner, Settings
 
 log = Log(__name__)
@@ -48,7 +48,7 @@ class HandOver:
         """Hand over a model whose pictures or sound only Ollama's runner takes."""
         if self._ollama is None or not self._offers:
             return
-        if media := media_of(model, self._ollama.media):
+        if media := ollama_media(model, self._ollama.media):
             why = f"it takes {media}, which this runner does not serve yet"
             self._hand_over(self._ollama, why=why, keep="MLX_RUNNER_HAND_OVER=refused serves its text here")
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from runner.sampling import ranking
+from runner.sampling import sort_keys
 
 _BELOW_ONE = 1 - 2.0**-24
 """Times this, every float32 above 0 becomes less."""
@@ -26,11 +26,11 @@ class TopP:
 
     def __init__(self, p: Sequence[float], n: int) -> None:
         self._outside = mx.array([[min(1 - share, _BELOW_ONE)] for share in p])
-        self._ids = ranking.descending_ids(n)
+        self._ids = sort_keys.descending_ids(n)
 
     def __call__(self, weights: mx.array) -> mx.array:
         """`weights` [B, n] of the tokens in the nucleus, 0 for the others."""
-        keys = ranking.keys(weights, self._ids)
+        keys = sort_keys.keys(weights, self._ids)
         return weights * (keys >= _first_above(keys, self._outside))
 
 
@@ -51,17 +51,17 @@ def _first_above(keys: mx.array, share: mx.array) -> mx.array:
     at_once = _SORTED_AT_ONCE[mx.default_device().type]
     halved = keys.shape[-1] > at_once
     if halved:
-        below = share * mx.sum(ranking.values_of(keys), axis=-1, keepdims=True)
+        below = share * mx.sum(sort_keys.values_of(keys), axis=-1, keepdims=True)
     while (n := keys.shape[-1]) > at_once:
         half = (n + 1) // 2
         # With n odd the halves share the key in the middle, which partition has put in its place.
         keys = mx.partition(keys, half - 1, axis=-1)
-        lower = mx.sum(ranking.values_of(keys[..., : n - half]), axis=-1, keepdims=True)
+        lower = mx.sum(sort_keys.values_of(keys[..., : n - half]), axis=-1, keepdims=True)
         above = lower > below
         keys = mx.where(above, keys[..., :half], keys[..., n - half :])
         below = mx.where(above, below, below - lower)
     keys = mx.sort(keys, axis=-1)
-    sums = mx.cumsum(ranking.values_of(keys), axis=-1)
+    sums = mx.cumsum(sort_keys.values_of(keys), axis=-1)
     last = sums[..., -1:]
     # The sums of the halves and of the whole round differently, but the last key gets there in any case.
     below = mx.minimum(below, last * _BELOW_ONE) if halved else last * share

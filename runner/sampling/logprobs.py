@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from runner.sampling import ranking
+from runner.sampling import sort_keys
 
 FLOOR = -9999.0
 """No log-probability is reported below this: JSON has no -Infinity."""
@@ -25,8 +25,8 @@ def most_probable(log_probs: mx.array, k: int) -> tuple[mx.array, mx.array]:
 
     0 < k <= V. Equal ones come in the order of their ids, so the first is the token that greedy decoding takes.
     """
-    keys = ranking.keys(mx.abs(log_probs), ranking.ascending_ids(log_probs.shape[-1]))
+    keys = sort_keys.keys(mx.abs(log_probs), sort_keys.ascending_ids(log_probs.shape[-1]))
     if k < keys.shape[-1]:
         keys = mx.partition(keys, k - 1, axis=-1)[..., :k]
-    ids = ranking.ids_of(mx.sort(keys, axis=-1))
+    ids = sort_keys.ids_of(mx.sort(keys, axis=-1))
     return ids, mx.take_along_axis(log_probs, ids, axis=-1)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Hashable, Sequence
 import mlx.core as mx
 
 from runner.sampling import filters
-from runner.sampling.candidates import top_k
 from runner.sampling.draw import draw
 from runner.sampling.options import SamplingOptions
 from runner.sampling.penalties import Penalties
-from runner.sampling.seeds import Uniforms
+from runner.sampling.random_numbers import Uniforms
+from runner.sampling.top_k import top_k
 
 
 class Rows:

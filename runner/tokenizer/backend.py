@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from runner.tokenizer.added import AddedToken
+from runner.tokenizer.added_tokens import AddedToken
 from runner.tokenizer.files import JsonObject
 
 

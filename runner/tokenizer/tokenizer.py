@@ -5,10 +5,10 @@ from functools import cached_property
 from itertools import chain
 
 from runner.errors import ModelError
-from runner.tokenizer import document, model_proto, utf8
+from runner.tokenizer import json_document, model_proto, utf8
 from runner.tokenizer.backend import Backend
 from runner.tokenizer.files import Files
-from runner.tokenizer.specials import SpecialIds, resolve_special_ids
+from runner.tokenizer.special_ids import SpecialIds, resolve_special_ids
 from runner.tokenizer.tokenizer_json import TokenizerJson
 from runner.tokenizer.tokenizer_model import CONVERT, TokenizerModel
 
@@ -126,17 +126,19 @@ def open_tokenizer(files: Files, *, merge_eos: bool = False) -> Tokenizer:
 
 
 def _open_backend(files: Files, *, is_directory: bool) -> Backend:
-    data = files(document.FILE)
+    data = files(json_document.FILE)
     if data is not None:
         return TokenizerJson(data)
     data = files(model_proto.FILE)
     if data is not None:
         return TokenizerModel(data, files)
     if not is_directory:
-        raise ModelError(f'load tokenizer config: config "{document.FILE}" not found in manifest')
+        raise ModelError(f'load tokenizer config: config "{json_document.FILE}" not found in manifest')
     found = next((form for form in _OTHER_FORMS if all(files(name) is not None for name in form)), None)
     advice = f"; there is {' and '.join(found)}: {CONVERT}" if found else ""
-    raise ModelError(f"load tokenizer config: no {document.FILE} and no {model_proto.FILE} in the directory{advice}")
+    raise ModelError(
+        f"load tokenizer config: no {json_document.FILE} and no {model_proto.FILE} in the directory{advice}"
+    )
 
 
 def _end_of_part(text: str, start: int) -> int:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from runner.errors import ModelError
 from runner.logs import Log
-from runner.tokenizer.added import AddedToken
-from runner.tokenizer.document import FILE, mended, parse_document, with_vocabulary_ids
+from runner.tokenizer.added_tokens import AddedToken
 from runner.tokenizer.files import JsonObject
-from runner.tokenizer.pieces import byte_level_piece, piece_decoder, plain_piece
+from runner.tokenizer.json_document import FILE, parse_document, repaired, with_vocabulary_ids
+from runner.tokenizer.piece_bytes import byte_level_bytes, piece_decoder, plain_bytes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -28,8 +28,8 @@ class TokenizerJson:
     def __init__(self, data: bytes) -> None:
         """Raises ModelError for a broken file."""
         document = parse_document(data)
-        if document.needs_mending:
-            data = mended(data)
+        if document.needs_repair:
+            data = repaired(data)
         self.added = document.added
         self._backend = _build(data)
         if self._moved():
@@ -74,8 +74,8 @@ class TokenizerJson:
         Only where pieces are not byte-level are ordinary entries listed among them (Gemma: `▁▁`, the indent of two):
         what is not marked special is read as a piece there.
         """
-        if token.special or self._decode_piece is byte_level_piece:
-            return plain_piece(token.content)
+        if token.special or self._decode_piece is byte_level_bytes:
+            return plain_bytes(token.content)
         return self._decode_piece(token.content)
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from runner.errors import ModelError
 from runner.logs import Log
-from runner.tokenizer.added import AddedToken, configured_tokens
+from runner.tokenizer.added_tokens import AddedToken, configured_tokens
 from runner.tokenizer.files import Files, JsonObject, read_object
-from runner.tokenizer.literals import literal_pattern
+from runner.tokenizer.literal_pattern import literal_pattern
 from runner.tokenizer.model_proto import FILE, ModelProto, PieceType, parse_model, without_dummy_prefix
-from runner.tokenizer.pieces import byte_piece, plain_piece
+from runner.tokenizer.piece_bytes import fallback_byte, plain_bytes
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -112,13 +112,13 @@ class TokenizerModel:
     def token_bytes(self, token_id: int) -> bytes:
         added = self._by_id.get(token_id)
         if added is not None and added.special:
-            return plain_piece(added.content)
+            return plain_bytes(added.content)
         piece = added.content if added is not None else self._piece(token_id)
         if piece is None:
             return b""
         if added is None and self._first.is_byte(token_id):
-            return byte_piece(piece) or b""
-        return plain_piece(piece.replace(_SPACE_MARK, " "))
+            return fallback_byte(piece) or b""
+        return plain_bytes(piece.replace(_SPACE_MARK, " "))
 
 
 def _load(data: bytes) -> SentencePieceProcessor:

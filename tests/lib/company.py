@@ -33,7 +33,7 @@ from runner.engine.scheduler import Scheduler
 from runner.engine.stop_strings import StopStrings
 from runner.grammar import Grammar, Guide
 from runner.grammar.compiler import Compiler
-from runner.grammar.guide import Source
+from runner.grammar.guide import StateSource
 from runner.grammar.messages import Follow, State
 from runner.grammar.vocabulary import make_vocabulary
 from runner.sampling import SamplingOptions
@@ -134,12 +134,12 @@ class Slow:
         guide._source = _SlowSource(guide._source, self._late)
         return guide
 
-    def give_up(self) -> None:
-        self._grammar.give_up()
+    def release(self) -> None:
+        self._grammar.release()
 
 
 class _SlowSource:
-    def __init__(self, source: Source, late: Callable[[], int]) -> None:
+    def __init__(self, source: StateSource, late: Callable[[], int]) -> None:
         self._source = source
         self._late = late
         self._left = 0

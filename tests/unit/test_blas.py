@@ -196,7 +196,7 @@ for name in missing:
         blas._shim = lambda: None
     else:
         blas._DEBIAN = "libnothing.so.0"
-looked = blas.look(choice, 3)
+looked = blas.detect(choice, 3)
 loaded = [line for line in Path("/proc/self/maps").read_text().splitlines() if "openblas" in line]
 print(looked.name, looked.advice, "opened" if loaded else "looked", blas.preload(choice, 3), sep="|")
 """
@@ -232,11 +232,11 @@ def test_without_a_fast_one_it_says_what_to_install(missing: str, advice: str) -
 def test_where_mlx_has_no_slow_one_none_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blas, "_mlx_runs_on_linux_cpu", lambda: False)
     for choice in ("auto", "off"):
-        assert blas.look(choice) == blas.Blas("MLX's own", "", matters=False)
+        assert blas.detect(choice) == blas.Blas("MLX's own", "", matters=False)
         assert blas.preload(choice) == "MLX's own"
 
 
 @pytest.mark.parametrize("library", ["/nonexistent/libblas.so", "libm.so.6"])
 def test_a_look_refuses_what_serving_refuses(library: str) -> None:
     with pytest.raises(UsageError, match=f"^--blas {library}: "):
-        blas.look(library)
+        blas.detect(library)

@@ -15,9 +15,9 @@ from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.window import WindowState
 from runner.errors import ModelError
 from runner.model import OpenedModel
-from runner.model.device import lent_bytes
-from runner.model.inspect import Amount, Examined, contents, examine, files, noting, skipped
-from runner.model.weights.dtype import device, plan
+from runner.model.device import usable_bytes
+from runner.model.inspect import Amount, Examination, collecting_faults, contents, examine, files, skipped
+from runner.model.weights.dtype import device, plan_dtypes
 from runner.model.weights.load import LoadedModel
 from runner.settings import CheckSettings, context_limit
 from runner.tokenizer import Tokenizer, open_tokenizer
@@ -117,15 +117,15 @@ def inspect(settings: CheckSettings) -> Inspection:
     checkpoint, opened, module = found.checkpoint, found.opened, found.module
     tokenizer = None
     if checkpoint is not None:
-        with noting(found.problems):
+        with collecting_faults(found.problems):
             tokenizer = open_tokenizer(found.file, merge_eos=not checkpoint.from_store)
     context = _context(opened, settings.context_tokens) if opened else None
-    budget_bytes = settings.memory.bytes_of(lent_bytes())
-    types = plan(settings.dtype, module, budget_bytes) if module else None
-    if types and module and (too_large := types.beyond(budget_bytes, module)):
+    budget_bytes = settings.memory.bytes_of(usable_bytes())
+    types = plan_dtypes(settings.dtype, module, budget_bytes) if module else None
+    if types and module and (too_large := types.over_budget(budget_bytes, module)):
         found.problems.append(ModelError(too_large))
     amounts, parameters = contents(module, types) if module and types else (None, None)
-    fast_blas = blas.look(settings.blas, settings.blas_threads)
+    fast_blas = blas.detect(settings.blas, settings.blas_threads)
     layers = LoadedModel(module).make_layers() if module else None
     skips = skipped(checkpoint, opened) if checkpoint and opened else None
     problems = list(dict.fromkeys(plain(str(problem)) for problem in found.problems))
@@ -140,7 +140,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         layers=len(module.layers) if module else None,
         parameters=parameters,
         caches=_kinds(layers) if layers else None,
-        weights=amounts if opened and not opened.lost else None,
+        weights=amounts if opened and not opened.unreadable else None,
         read_bytes=opened.total_bytes if opened else None,
         files=len(files(opened.tensors.values())) if opened else None,
         skipped=skips,
@@ -206,7 +206,7 @@ def _tokenizer_facts(tokenizer: Tokenizer, opened: OpenedModel | None) -> Tokeni
     )
 
 
-def _tensor_warnings(found: Examined) -> Iterator[str]:
+def _tensor_warnings(found: Examination) -> Iterator[str]:
     if not found.compared and found.family is not None:
         yield f"the tensors were not compared with mlx_lm.models.{found.family.module}: the problems stand in the way"
 
@@ -220,7 +220,7 @@ def _context_warnings(context: Context | None, wanted: int | None) -> Iterator[s
         yield f"--context {wanted} is more than the model's own length of {context.tokens} tokens, which counts"
 
 
-def _tokenizer_warnings(tokenizer: Tokenizer, found: Examined) -> Iterator[str]:
+def _tokenizer_warnings(tokenizer: Tokenizer, found: Examination) -> Iterator[str]:
     scored = found.opened.vocab_size if found.opened else 0
     if tokenizer.vocab_size > scored > 0:
         yield (

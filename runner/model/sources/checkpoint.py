@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import ModelError
-from runner.model.sources.header import Entry, open_file, reason
+from runner.model.sources.header import HeaderEntry, open_file, os_reason
 
 _LONGEST_TEXT_BYTES = 1 << 28
 """Ten times the largest tokenizer; more than that is no text."""
 
-Report = Callable[[ModelError], None]
+ReportFault = Callable[[ModelError], None]
 """What becomes of a fault that leaves something to go on with."""
 
 
-def refuse(error: ModelError) -> None:
+def raise_fault(error: ModelError) -> None:
     """Raises it: the report of everyone who wants a sound model or none."""
     raise error
 
@@ -27,14 +27,14 @@ class Tensor(NamedTuple):
     """
 
     name: str
-    weight: Entry
-    scale: Entry | None = None
-    bias: Entry | None = None
-    global_scale: Entry | None = None
+    weight: HeaderEntry
+    scale: HeaderEntry | None = None
+    bias: HeaderEntry | None = None
+    global_scale: HeaderEntry | None = None
 
     @property
-    def parts(self) -> tuple[Entry, ...]:
-        return tuple(part for part in self[1:] if isinstance(part, Entry))
+    def parts(self) -> tuple[HeaderEntry, ...]:
+        return tuple(part for part in self[1:] if isinstance(part, HeaderEntry))
 
     @property
     def nbytes(self) -> int:
@@ -55,7 +55,7 @@ class File(NamedTuple):
             try:
                 return file.read()
             except OSError as error:
-                raise ModelError(f"read {self.path}: {reason(error)}") from error
+                raise ModelError(f"read {self.path}: {os_reason(error)}") from error
 
 
 class Checkpoint(NamedTuple):
@@ -73,7 +73,7 @@ class Checkpoint(NamedTuple):
     from_store: bool
     missing_file: str
     """What to say of a file that is not there; `{}` stands for its name."""
-    lost: Mapping[str, Tensor] = {}
+    unreadable: Mapping[str, Tensor] = {}
     """Tensors whose file was reported as unreadable: stand-ins without a shape, under the best name that is known."""
     draft_bytes: Mapping[str, int] = {}
     """What belongs to a speculative draft model and was left unopened, by the names of the layers."""
@@ -96,12 +96,12 @@ class Checkpoint(NamedTuple):
         return file.read()
 
 
-def stand_in(name: str, file: Path) -> Tensor:
+def placeholder_tensor(name: str, file: Path) -> Tensor:
     """A tensor of which no more is known than its name."""
-    return Tensor(name, Entry(file, name, "U8", ()))
+    return Tensor(name, HeaderEntry(file, name, "U8", ()))
 
 
-def merge(groups: Iterable[Iterator[Tensor]], report: Report = refuse) -> dict[str, Tensor]:
+def merge_tensors(groups: Iterable[Iterator[Tensor]], report: ReportFault = raise_fault) -> dict[str, Tensor]:
     """The tensors of many files in one table. A name that two files hold is reported, and the first one kept."""
     tensors: dict[str, Tensor] = {}
     for group in groups:

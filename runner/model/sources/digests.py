@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from runner.errors import ModelError
 from runner.logs import Log
 from runner.model.progress import Progress
-from runner.model.sources.checkpoint import Checkpoint, File, Report, Tensor, refuse
-from runner.model.sources.header import open_file, reason
+from runner.model.sources.checkpoint import Checkpoint, File, ReportFault, Tensor, raise_fault
+from runner.model.sources.header import open_file, os_reason
 
 log = Log(__name__)
 
@@ -17,7 +17,7 @@ _THREADS = 2  # a core hashes slower than a disk reads, and hashing lets go of t
 _CHUNK_BYTES = 1 << 20
 
 
-def verify(checkpoint: Checkpoint, tensors: Iterable[Tensor], report: Report = refuse) -> None:
+def verify_digests(checkpoint: Checkpoint, tensors: Iterable[Tensor], report: ReportFault = raise_fault) -> None:
     """Compares the SHA-256 of each blob that `tensors` and the text files lie in with its name.
 
     Reports ModelError for those that differ, in any order, which names what lies there; if that raises, the rest is
@@ -66,7 +66,7 @@ def _fault(blob: File, names: Sequence[str], progress: Progress, stopped: thread
                 found.update(chunk[:count])
                 progress.add(count)
     except OSError as error:
-        return ModelError(f"read {blob.path}: {reason(error)}")
+        return ModelError(f"read {blob.path}: {os_reason(error)}")
     except ModelError:
         return None
     wanted = blob.path.name.removeprefix("sha256-").lower()

@@ -6,15 +6,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from runner.errors import ModelError
-from runner.model.sources.checkpoint import Checkpoint, File, Report, Tensor, merge, refuse, stand_in
-from runner.model.sources.header import Entry, read_header, reason
+from runner.model.sources.checkpoint import (
+    Checkpoint,
+    File,
+    ReportFault,
+    Tensor,
+    merge_tensors,
+    placeholder_tensor,
+    raise_fault,
+)
+from runner.model.sources.header import HeaderEntry, os_reason, read_header
 
 _WEIGHTS = "model*.safetensors"
 _INDEX = "model.safetensors.index.json"
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pth", ".gguf", ".npz")
 
 
-def open_directory(directory: Path, name: str, report: Report = refuse) -> Checkpoint:
+def open_directory(directory: Path, name: str, report: ReportFault = raise_fault) -> Checkpoint:
     """Reads the header of every weight file.
 
     Raises ModelError that names what is missing or broken. What is wrong with single files goes to `report`; the
@@ -26,26 +34,26 @@ def open_directory(directory: Path, name: str, report: Report = refuse) -> Check
     except NotADirectoryError as error:
         raise ModelError(f"open {directory}: not a directory; name the one that holds config.json") from error
     except OSError as error:
-        raise ModelError(f"open {directory}: {reason(error)}") from error
+        raise ModelError(f"open {directory}: {os_reason(error)}") from error
     files = {path.name: File(path) for path in paths if path.suffix != ".safetensors"}
     weights = [path for path in paths if path.match(_WEIGHTS)]
     if "config.json" in files and not weights:
         others = ", ".join(path.name for path in paths if path.suffix in _OTHER_WEIGHTS)
         raise ModelError(f"no {_WEIGHTS} in {directory}{f', only {others}' if others else ''}")
     places = _places(files.get(_INDEX), report)
-    entries: dict[str, Entry] = {}
-    lost: dict[str, Tensor] = {}
+    entries: dict[str, HeaderEntry] = {}
+    unreadable: dict[str, Tensor] = {}
 
-    def lose(path: Path, fault: ModelError) -> None:
+    def mark_unreadable(path: Path, fault: ModelError) -> None:
         report(fault)
         names = [key for key, shard in places.items() if shard == path.name]
-        lost.update((key, stand_in(key, path)) for key in names or [path.name])
+        unreadable.update((key, placeholder_tensor(key, path)) for key in names or [path.name])
 
     for path in weights:
         try:
             header = read_header(path)
         except ModelError as error:
-            lose(path, error)
+            mark_unreadable(path, error)
             continue
         for key, entry in header.items():
             other = entries.setdefault(key, entry)
@@ -57,19 +65,19 @@ def open_directory(directory: Path, name: str, report: Report = refuse) -> Check
     shards = {shard for key, shard in places.items() if key not in entries and "/" not in shard and not stale}
     for path in sorted(directory / shard for shard in shards):
         if path not in weights and not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for long names
-            lose(path, ModelError(f"open {path}: no such file or directory (named by {_INDEX})"))
+            mark_unreadable(path, ModelError(f"open {path}: no such file or directory (named by {_INDEX})"))
     return Checkpoint(
         name=name,
         path=directory,
         files=files,
-        tensors=merge([_tensors(entries)]),
+        tensors=merge_tensors([_tensors(entries)]),
         from_store=False,
         missing_file=f"open {directory}/{{}}: no such file or directory",
-        lost={key: tensor for key, tensor in lost.items() if key not in entries},
+        unreadable={key: tensor for key, tensor in unreadable.items() if key not in entries},
     )
 
 
-def _places(index: File | None, report: Report) -> dict[str, str]:
+def _places(index: File | None, report: ReportFault) -> dict[str, str]:
     """Which tensor lies in which file, as the index says; nothing without one."""
     if index is None:
         return {}
@@ -82,7 +90,7 @@ def _places(index: File | None, report: Report) -> dict[str, str]:
     return {}
 
 
-def _tensors(entries: Mapping[str, Entry]) -> Iterator[Tensor]:
+def _tensors(entries: Mapping[str, HeaderEntry]) -> Iterator[Tensor]:
     """Logical tensors by MLX's names: `x.weight` with `x.scales` is packed."""
     for key, entry in entries.items():
         stem, _, last = key.rpartition(".")

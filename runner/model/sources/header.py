@@ -36,7 +36,7 @@ _SHOWN = 100
 FLOAT_DTYPES = frozenset({"F16", "BF16", "F32"})
 
 
-class Entry(NamedTuple):
+class HeaderEntry(NamedTuple):
     """One array of a file. `file` is the path it lies in, `key` its name there, `shape` in elements."""
 
     file: Path
@@ -49,7 +49,7 @@ class Entry(NamedTuple):
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
-def read_header(path: Path, *, size_bytes: int | None = None) -> dict[str, Entry]:
+def read_header(path: Path, *, size_bytes: int | None = None) -> dict[str, HeaderEntry]:
     """The arrays of one safetensors file by key.
 
     `size_bytes` is the size that the manifest promises. Raises ModelError that names the file, the key and the fault.
@@ -64,7 +64,7 @@ def read_header(path: Path, *, size_bytes: int | None = None) -> dict[str, Entry
                 raise ModelError(f"{path}: header of {length} bytes does not fit a file of {found_bytes} bytes")
             text = file.read(length)
         except OSError as error:
-            raise ModelError(f"read {path}: {reason(error)}") from error
+            raise ModelError(f"read {path}: {os_reason(error)}") from error
     return _checked(path, _parsed(path, text), found_bytes - _LENGTH_BYTES - length)
 
 
@@ -82,7 +82,7 @@ def open_file(path: Path, size_bytes: int | None = None) -> Iterator[tuple[Buffe
         file = path.open("rb")
     except OSError as error:
         raise ModelError(
-            f"open {path}: {reason(error)}{'' if isinstance(error, PermissionError) else advice}"
+            f"open {path}: {os_reason(error)}{'' if isinstance(error, PermissionError) else advice}"
         ) from error
     with file:
         found_bytes = os.fstat(file.fileno()).st_size
@@ -91,7 +91,7 @@ def open_file(path: Path, size_bytes: int | None = None) -> Iterator[tuple[Buffe
         yield file, found_bytes
 
 
-def reason(error: OSError) -> str:
+def os_reason(error: OSError) -> str:
     """Why the operating system refused, in Go's spelling: `no such file or directory`."""
     return (error.strerror or str(error)).lower()
 
@@ -113,8 +113,8 @@ def _parsed(path: Path, text: bytes) -> dict[str, object]:
     return header
 
 
-def _checked(path: Path, header: Mapping[str, object], data_bytes: int) -> dict[str, Entry]:
-    entries: dict[str, Entry] = {}
+def _checked(path: Path, header: Mapping[str, object], data_bytes: int) -> dict[str, HeaderEntry]:
+    entries: dict[str, HeaderEntry] = {}
     spans: list[tuple[int, int, str]] = []
     for key, value in header.items():
         where = f"{path}: tensor {key}"
@@ -127,7 +127,7 @@ def _checked(path: Path, header: Mapping[str, object], data_bytes: int) -> dict[
             raise ModelError(f"{where}: shape {_clipped(shape)} is not a list of sizes")
         if not _are_sizes(offsets, 2**63 - 1) or len(offsets) != 2:
             raise ModelError(f"{where}: data_offsets {_clipped(offsets)} are not two positions")
-        entries[key] = entry = Entry(path, key, dtype, tuple(shape))
+        entries[key] = entry = HeaderEntry(path, key, dtype, tuple(shape))
         start, stop = offsets
         if stop > data_bytes:
             raise ModelError(f"{where}: data ends at byte {stop}, the file holds {data_bytes}: it is truncated")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import ModelError
-from runner.model.sources.header import reason
+from runner.model.sources.header import os_reason
 
 DEFAULT_HOST = "registry.ollama.ai"
 DEFAULT_NAMESPACE = "library"
@@ -72,11 +72,11 @@ def find_manifest(models_dir: Path, name: ModelName) -> Path | None:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:
-        raise ModelError(f"read manifest: open {exact}: {reason(error)}") from error
+        raise ModelError(f"read manifest: open {exact}: {os_reason(error)}") from error
     return next((path for found, path in _manifests(models_dir) if found.folded == name.folded), None)
 
 
-def no_manifest(models_dir: Path, name: ModelName) -> ModelError:
+def missing_manifest_error(models_dir: Path, name: ModelName) -> ModelError:
     """What to say of a model that is not there: Go's words, then what may help."""
     tags = [found.tag for found, _ in _manifests(models_dir) if found.folded[:-1] == name.folded[:-1]]
     if tags:

@@ -7,9 +7,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import ModelError
-from runner.model.sources.checkpoint import Checkpoint, File, Report, Tensor, merge, refuse, stand_in
-from runner.model.sources.header import Entry, read_header
-from runner.model.sources.name import find_manifest, no_manifest, parse_name
+from runner.model.sources.checkpoint import (
+    Checkpoint,
+    File,
+    ReportFault,
+    Tensor,
+    merge_tensors,
+    placeholder_tensor,
+    raise_fault,
+)
+from runner.model.sources.header import HeaderEntry, read_header
+from runner.model.sources.name import find_manifest, missing_manifest_error, parse_name
 
 _TENSOR = "application/vnd.ollama.image.tensor"
 _JSON = "application/vnd.ollama.image.json"
@@ -35,7 +43,7 @@ class _Layer(NamedTuple):
         return self.name.startswith(_DRAFT)
 
 
-def open_store(name: str, models_dir: Path, report: Report = refuse) -> Checkpoint:
+def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -> Checkpoint:
     """Reads the manifest of `name` and the header of every tensor blob that can matter.
 
     Raises ModelError: a missing manifest in Go's words, anything else with the path and what is wrong there. What is
@@ -44,14 +52,14 @@ def open_store(name: str, models_dir: Path, report: Report = refuse) -> Checkpoi
     parsed = parse_name(name)
     path = find_manifest(models_dir, parsed)
     if path is None:
-        raise no_manifest(models_dir, parsed)
+        raise missing_manifest_error(models_dir, parsed)
     manifest = _read_manifest(path)
     config = _config_blob(name, path, manifest, models_dir, report)
-    lost: dict[str, Tensor] = {}
-    layers = list(_layers(path, manifest, models_dir, lost, report))
+    unreadable: dict[str, Tensor] = {}
+    layers = list(_layers(path, manifest, models_dir, unreadable, report))
     tensor_layers = [layer for layer in layers if layer.media_type == _TENSOR]
     blobs = {layer.blob: layer for layer in tensor_layers if not layer.is_draft}
-    if not blobs and not lost:
+    if not blobs and not unreadable:
         raise ModelError(f"model {name} has no tensor layers (a GGUF model?): {path}")
     files: dict[str, File] = {}
     for layer in layers:
@@ -61,10 +69,10 @@ def open_store(name: str, models_dir: Path, report: Report = refuse) -> Checkpoi
         name=name,
         path=path,
         files=files,
-        tensors=merge((_tensors(layer, lost, report) for layer in blobs.values()), report),
+        tensors=merge_tensors((_tensors(layer, unreadable, report) for layer in blobs.values()), report),
         from_store=True,
         missing_file='config "{}" not found in manifest',
-        lost=lost,
+        unreadable=unreadable,
         draft_bytes={layer.name: layer.size_bytes for layer in tensor_layers if layer.is_draft},
         text_blobs={**config, **{key: file for key, file in files.items() if not key.startswith(_DRAFT)}},
     )
@@ -83,7 +91,7 @@ def _read_manifest(path: Path) -> Mapping[str, object]:
 
 
 def _layers(
-    path: Path, manifest: Mapping[str, object], models_dir: Path, lost: dict[str, Tensor], report: Report
+    path: Path, manifest: Mapping[str, object], models_dir: Path, unreadable: dict[str, Tensor], report: ReportFault
 ) -> Iterator[_Layer]:
     layers = manifest.get("layers")
     if not isinstance(layers, list):
@@ -96,7 +104,7 @@ def _layers(
                 raise
             report(error)
             name = str(item.get("name"))
-            lost[name] = stand_in(name, path)
+            unreadable[name] = placeholder_tensor(name, path)
 
 
 def _layer(path: Path, item: object, models_dir: Path) -> _Layer:
@@ -113,7 +121,7 @@ def _layer(path: Path, item: object, models_dir: Path) -> _Layer:
 
 
 def _config_blob(
-    name: str, path: Path, manifest: Mapping[str, object], models_dir: Path, report: Report
+    name: str, path: Path, manifest: Mapping[str, object], models_dir: Path, report: ReportFault
 ) -> dict[str, File]:
     """The blob that describes the model to Ollama, if there is one. Refuses what it says is no safetensors model."""
     item = manifest.get("config")
@@ -145,13 +153,13 @@ def _parsed(layer: _Layer) -> Mapping[str, object]:
     return config
 
 
-def _tensors(layer: _Layer, lost: dict[str, Tensor], report: Report) -> Iterator[Tensor]:
+def _tensors(layer: _Layer, unreadable: dict[str, Tensor], report: ReportFault) -> Iterator[Tensor]:
     """The logical tensors of one blob, found by the names inside it; the layer's own name serves messages only."""
     try:
         entries = read_header(layer.blob, size_bytes=layer.size_bytes)
     except ModelError as error:
         report(ModelError(f"layer {layer.name}: {error}"))
-        lost[layer.name] = stand_in(layer.name, layer.blob)
+        unreadable[layer.name] = placeholder_tensor(layer.name, layer.blob)
         return
     if "data" in entries:
         raise ModelError(f"layer {layer.name}: {layer.blob}: layout of before Ollama 0.16; create or pull it again")
@@ -164,7 +172,7 @@ def _tensors(layer: _Layer, lost: dict[str, Tensor], report: Report) -> Iterator
             yield Tensor(key, entry)
 
 
-def _is_companion(key: str, entries: Mapping[str, Entry]) -> bool:
+def _is_companion(key: str, entries: Mapping[str, HeaderEntry]) -> bool:
     """Whether `key` serves another key of its file. `router.scale` does not: there is no `router`."""
     base, dot, last = key.rpartition(".")
     return dot + last in _COMPANIONS and base in entries and f"{base}.scale" in entries

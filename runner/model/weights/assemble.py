@@ -16,16 +16,16 @@ from mlx.utils import tree_flatten
 
 import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
 from runner.errors import ModelError
-from runner.model.arguments import Defaults, arguments, counted
-from runner.model.families import COMPUTED
+from runner.model.families import COMPUTED_TENSORS
+from runner.model.model_args import Defaults, class_defaults, fill_model_args
 from runner.model.opened import OpenedModel
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.header import Entry
+from runner.model.sources.header import HeaderEntry
 from runner.model.weights import awq
-from runner.model.weights.experts import View, Weights, presented, views
-from runner.model.weights.packed import Arrays, Recipe, find_recipe, through
+from runner.model.weights.experts import ExpertLayout, Weights, possible_layouts, with_layout
+from runner.model.weights.packed import Arrays, Recipe, find_recipe, sanitize_packed
 from runner.model.weights.parameters import check_parameters
-from runner.model.weights.quantized_layers import check_device, quantize
+from runner.model.weights.quantized_layers import check_kernels, quantize_layers
 from runner.model.weights.scaled_layers import MLX_UNIT
 
 MLX_DTYPES = {
@@ -36,7 +36,7 @@ MLX_DTYPES = {
 """How MLX represents the types of a file."""
 
 
-def arrays_of(opened: OpenedModel, make: Callable[[Entry], mx.array]) -> dict[str, Arrays]:
+def arrays_of(opened: OpenedModel, make: Callable[[HeaderEntry], mx.array]) -> dict[str, Arrays]:
     """The arrays of every tensor that is needed, each part made by `make`."""
 
     def arrays(tensor: Tensor) -> Arrays:
@@ -53,13 +53,13 @@ def placeholders(opened: OpenedModel) -> dict[str, Arrays]:
 
 def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
     """The module on placeholders, and how its weights are to be made. Raises ModelError if anything does not fit."""
-    check_device(opened)
+    check_kernels(opened)
     arrays = placeholders(opened)
     recipe = Recipe("as stored")
-    if is_plain(opened):
-        possible = views(opened.family.module, {name: item.weight for name, item in arrays.items()})
+    if has_source_names(opened):
+        possible = possible_layouts(opened.family.module, {name: item.weight for name, item in arrays.items()})
         recipe = find_recipe(
-            lambda weights, view: _sanitized(opened, weights, view),
+            lambda weights, layout: _sanitized(opened, weights, layout),
             arrays,
             possible if opened.checkpoint.from_store else possible[::-1],
             lambda module: dict(_flat(module.parameters())),
@@ -70,11 +70,11 @@ def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
 
 def assemble(opened: OpenedModel, arrays: Mapping[str, Arrays], recipe: Recipe) -> Module:
     """The module that `opened` describes, holding `arrays` (still lazy). Raises ModelError if anything does not fit."""
-    if is_plain(opened):
-        module, weights = through(lambda weights, view: _sanitized(opened, weights, view), arrays, recipe)
+    if has_source_names(opened):
+        module, weights = sanitize_packed(lambda weights, layout: _sanitized(opened, weights, layout), arrays, recipe)
     else:
         module, weights = _from_packed_directory(opened, arrays)
-    quantize(opened, module, weights)
+    quantize_layers(opened, module, weights)
     module.eval()  # some layers have their parameters only then
     check_parameters(opened, dict(_flat(module.parameters())), weights)
     module.load_weights(list(weights.items()), strict=False)
@@ -82,11 +82,11 @@ def assemble(opened: OpenedModel, arrays: Mapping[str, Arrays], recipe: Recipe) 
 
 
 def _is_computed(opened: OpenedModel, name: str) -> bool:
-    pattern, field = COMPUTED.get(opened.family.module, ("", ""))
+    pattern, field = COMPUTED_TENSORS.get(opened.family.module, ("", ""))
     return re.fullmatch(pattern, name) is not None and (not field or opened.module_config.get(field) is True)
 
 
-def is_plain(opened: OpenedModel) -> bool:
+def has_source_names(opened: OpenedModel) -> bool:
     """Whether the names are a source's. Those of a packed directory are mlx-lm's own, which its modules know."""
     packed = any(tensor.scale is not None or name.endswith(".qweight") for name, tensor in opened.tensors.items())
     return opened.checkpoint.from_store or not packed
@@ -96,7 +96,7 @@ def _flat(tree: object) -> list[tuple[str, mx.array]]:
     return cast("list[tuple[str, mx.array]]", tree_flatten(tree))
 
 
-def build(opened: OpenedModel) -> tuple[Module, Defaults]:
+def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
     """A fresh module with lazy random parameters, and the defaults of its classes that count for it.
 
     Each use gets its own, since some `sanitize` methods change it. Raises ModelError if mlx-lm cannot make it.
@@ -108,7 +108,7 @@ def build(opened: OpenedModel) -> tuple[Module, Defaults]:
     except (ImportError, AttributeError, SystemExit) as error:  # one of the modules exits where its package is missing
         raise ModelError(f"unsupported architecture: {opened.architecture} ({name}: {error})") from error
     config = copy.deepcopy(opened.module_config)
-    with arguments() as defaults:
+    with fill_model_args() as defaults:
         try:
             module: Module = module_class(args_class.from_dict(config))
         except ModelError:
@@ -117,14 +117,14 @@ def build(opened: OpenedModel) -> tuple[Module, Defaults]:
             unsaid = ", ".join(field for field, value in defaults.items() if value is None)
             why = f"{type(error).__name__}: {error}{f' (it lacks {unsaid})' if unsaid else ''}"
             raise ModelError(f"config.json does not fit {name}: {why}") from error
-    return module, counted(args_class, config) | defaults
+    return module, class_defaults(args_class, config) | defaults
 
 
-def _sanitized(opened: OpenedModel, weights: Weights, view: View) -> tuple[Module, Weights]:
-    """A fresh module and what its `sanitize` makes of `weights` in the form of `view`."""
-    module, _ = build(opened)
+def _sanitized(opened: OpenedModel, weights: Weights, layout: ExpertLayout) -> tuple[Module, Weights]:
+    """A fresh module and what its `sanitize` makes of `weights` in the form of `layout`."""
+    module, _ = build_module(opened)
     try:
-        with presented(weights, view, opened.family.renamed) as named:
+        with with_layout(weights, layout, opened.family.renamed) as named:
             sanitize = getattr(module, "sanitize", None)
             return module, _with_factors(named if sanitize is None else dict(sanitize(named)))
     except ModelError:

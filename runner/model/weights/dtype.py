@@ -23,10 +23,10 @@ log = Log(__name__)
 _TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _HALVES = (mx.bfloat16, mx.float16)
 _FACTOR = "global_scale"
-"""Of packed layers that multiply their products in float32 (`scaled.py`)."""
+"""Of packed layers that multiply their products in float32 (`with_global_scale.py`)."""
 
 
-class Plan(NamedTuple):
+class DtypePlan(NamedTuple):
     """What becomes of the floating-point weights of one model.
 
     `dtype` is what they are converted into; None: nothing is. `computes` names the type that most of them have then,
@@ -40,13 +40,13 @@ class Plan(NamedTuple):
     may_shrink: Callable[[str], bool] = lambda _: True
     """Whether the parameter of that name may lose digits."""
 
-    def of(self, name: str, dtype: mx.Dtype) -> mx.Dtype:
+    def dtype_of(self, name: str, dtype: mx.Dtype) -> mx.Dtype:
         """The type in which the parameter `name`, stored as `dtype`, is held."""
         if self.dtype is None or not mx.issubdtype(dtype, mx.floating):
             return dtype
         return self.dtype if self.dtype == mx.float32 or self.may_shrink(name) else dtype
 
-    def early(self, name: str, tensor: Tensor) -> mx.Dtype | None:
+    def early_dtype(self, name: str, tensor: Tensor) -> mx.Dtype | None:
         """The type into which a tensor may be converted as soon as it is read, so that it never takes its own room.
 
         None: not before it is in the module. Only what shrinks is in a hurry, and is large, and no factor of others.
@@ -59,9 +59,9 @@ class Plan(NamedTuple):
     def nbytes(self, module: Module) -> int:
         """What the parameters of the module, which may be placeholders, take when they are held."""
         parameters = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
-        return sum(array.size * self.of(name, array.dtype).size for name, array in parameters)
+        return sum(array.size * self.dtype_of(name, array.dtype).size for name, array in parameters)
 
-    def beyond(self, budget_bytes: int | None, module: Module) -> str:
+    def over_budget(self, budget_bytes: int | None, module: Module) -> str:
         """Why the model cannot be loaded within so many bytes, or nothing."""
         if budget_bytes is None or (needed := self.nbytes(module)) <= budget_bytes:
             return ""
@@ -70,7 +70,7 @@ class Plan(NamedTuple):
             " choose a smaller or a quantized model, end what else needs memory, or allow more with --memory"
         )
 
-    def tell(self) -> None:
+    def log_choice(self) -> None:
         """Writes it into the log."""
         if self.lacking:
             log.warning(self.lacking)
@@ -82,7 +82,7 @@ def device() -> Literal["cpu", "gpu"]:
     return "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
 
 
-def plan(wanted: str, module: Module, budget_bytes: int | None = None) -> Plan:
+def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None) -> DtypePlan:
     """What `--dtype wanted` means for `module`, which may hold placeholders: only shapes and types are looked at.
 
     `budget_bytes` is what weights, caches and computing may take together; None: all that the machine has left.
@@ -90,13 +90,15 @@ def plan(wanted: str, module: Module, budget_bytes: int | None = None) -> Plan:
     parameters = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
     own = _most(parameters)
     if wanted in _TYPES:
-        return Plan(_TYPES[wanted], wanted, _converted(own, wanted, "--dtype asks for it"), "", _may_shrink(module))
-    kept = Plan(None, _name(own), "the model's own type")
+        return DtypePlan(
+            _TYPES[wanted], wanted, _converted(own, wanted, "--dtype asks for it"), "", _may_shrink(module)
+        )
+    kept = DtypePlan(None, _name(own), "the model's own type")
     if wanted == "keep" or not any(array.dtype in _HALVES for _, array in parameters):
         return kept
     if device() == "gpu":
         return kept._replace(why="the model's own type, in which a GPU is fast")
-    converting = Plan(
+    converting = DtypePlan(
         mx.float32, "float32", _converted(own, "float32", "a CPU is many times slower with 16-bit numbers")
     )
     wanted_bytes = converting.nbytes(module) * 100 // (100 - CACHE_PERCENT)

@@ -18,12 +18,12 @@ import mlx.core as mx
 from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.header import Entry, open_file, read_header, reason
-from runner.model.weights.assemble import is_plain
-from runner.model.weights.experts import View, presented
+from runner.model.sources.header import HeaderEntry, open_file, os_reason, read_header
+from runner.model.weights.assemble import has_source_names
+from runner.model.weights.experts import ExpertLayout, with_layout
 from runner.model.weights.packed import Arrays, Recipe
 
-Stacks = dict[str, list[Tensor]]
+ExpertStacks = dict[str, list[Tensor]]
 """The experts of each stack, in order, by the name that Ollama would give it."""
 
 _EXPERT = re.compile(r"(.+experts)\.(\d+)\.(\w+\.weight)")
@@ -32,28 +32,28 @@ _THREADS = 4
 _KEY = "stack"
 
 
-def find_stacks(opened: OpenedModel, recipe: Recipe) -> tuple[Stacks, Recipe]:
+def find_expert_stacks(opened: OpenedModel, recipe: Recipe) -> tuple[ExpertStacks, Recipe]:
     """The stacks to read, and the recipe for a model that has them in place of their experts.
 
     All or none: none if `sanitize` would see other names than it saw when `recipe` was found.
     """
     numbered: dict[str, dict[int, Tensor]] = {}
-    for name, tensor in opened.tensors.items() if is_plain(opened) else ():
+    for name, tensor in opened.tensors.items() if has_source_names(opened) else ():
         if name not in recipe.unpacked and (match := _EXPERT.fullmatch(name)):
             head, number, tail = match.groups()
             numbered.setdefault(f"{head}.{tail}", {})[int(number)] = tensor
     stacks = {name: [experts[number] for number in sorted(experts)] for name, experts in numbered.items()}
     stacks = {name: experts for name, experts in stacks.items() if _are_alike(experts)}
     shapes = {name: tensor.weight.shape for name, tensor in opened.tensors.items()}
-    stacked = {name: shapes[name] for name in others(opened.tensors, stacks)}
+    stacked = {name: shapes[name] for name in outside_stacks(opened.tensors, stacks)}
     stacked |= {name: (len(experts), *experts[0].weight.shape) for name, experts in stacks.items()}
-    view: View = "apart" if recipe.view == "as stored" else recipe.view
-    if not stacks or _seen(stacked, view) != _seen(shapes, recipe.view):
+    layout: ExpertLayout = "apart" if recipe.layout == "as stored" else recipe.layout
+    if not stacks or _seen(stacked, layout) != _seen(shapes, recipe.layout):
         return {}, recipe
-    return stacks, recipe._replace(view=view)
+    return stacks, recipe._replace(layout=layout)
 
 
-def others(tensors: Mapping[str, Tensor], stacks: Stacks) -> dict[str, Tensor]:
+def outside_stacks(tensors: Mapping[str, Tensor], stacks: ExpertStacks) -> dict[str, Tensor]:
     """Those of `tensors` that are in no stack."""
     experts = {tensor.name for members in stacks.values() for tensor in members}
     return {name: tensor for name, tensor in tensors.items() if name not in experts}
@@ -64,19 +64,19 @@ def _are_alike(experts: Sequence[Tensor]) -> bool:
     return len(experts) > 1 and len(forms) == 1 and experts[0].nbytes > 0
 
 
-def _seen(shapes: Mapping[str, tuple[int, ...]], view: View) -> set[str]:
+def _seen(shapes: Mapping[str, tuple[int, ...]], layout: ExpertLayout) -> set[str]:
     """The names that a `sanitize` sees."""
     placeholders = {name: mx.zeros((*shape[:1], *[1] * len(shape[1:]))) for name, shape in shapes.items()}
-    with presented(placeholders, view) as named:
+    with with_layout(placeholders, layout) as named:
         return set(named)
 
 
-class StackReader:
+class ExpertReader:
     """Reads stacks, on the thread that owns MLX, with the help of threads of its own; close it when all are read."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "reader")
-        self._starts: dict[Path, dict[Entry, int]] = {}
+        self._starts: dict[Path, dict[HeaderEntry, int]] = {}
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -86,14 +86,14 @@ class StackReader:
         words, *companions = zip(*(tensor[1:] for tensor in experts), strict=True)
         return Arrays(self._read(words), *(self._read(parts) if parts[0] else None for parts in companions))
 
-    def _read(self, parts: Sequence[Entry]) -> mx.array:
+    def _read(self, parts: Sequence[HeaderEntry]) -> mx.array:
         file = _Gathered(parts, [self._start(part) for part in parts], self._pool)
         try:
             return cast("dict[str, mx.array]", mx.load(cast("BinaryIO", file), format="safetensors"))[_KEY]
         except RuntimeError as error:
             raise file.error or ModelError(f"read {parts[0].file}: {error}") from error
 
-    def _start(self, part: Entry) -> int:
+    def _start(self, part: HeaderEntry) -> int:
         """Where the data of `part` begins in its file."""
         if part.file not in self._starts:
             self._starts[part.file] = _starts(part.file)
@@ -103,7 +103,7 @@ class StackReader:
         return start
 
 
-def _starts(path: Path) -> dict[Entry, int]:
+def _starts(path: Path) -> dict[HeaderEntry, int]:
     entries = read_header(path)  # which says what is wrong, if the file was changed since it was opened
     with open_file(path) as (file, _):
         length = int.from_bytes(file.read(8), "little")
@@ -119,7 +119,7 @@ class _Gathered:
 
     closed = False
 
-    def __init__(self, parts: Sequence[Entry], starts: Sequence[int], pool: ThreadPoolExecutor) -> None:
+    def __init__(self, parts: Sequence[HeaderEntry], starts: Sequence[int], pool: ThreadPoolExecutor) -> None:
         self._parts = parts
         self._starts = starts
         self._pool = pool
@@ -157,7 +157,7 @@ class _Gathered:
         return len(memory)
 
 
-def _read(part: Entry, start: int, memory: memoryview) -> None:
+def _read(part: HeaderEntry, start: int, memory: memoryview) -> None:
     try:
         with part.file.open("rb", buffering=0) as file:
             file.seek(start)
@@ -167,4 +167,4 @@ def _read(part: Entry, start: int, memory: memoryview) -> None:
                     raise ModelError(f"{part.file}: tensor {part.key}: the file ends within its data")
                 memory = memory[count:]
     except OSError as error:
-        raise ModelError(f"read {part.file}: {reason(error)}") from error
+        raise ModelError(f"read {part.file}: {os_reason(error)}") from error

@@ -13,13 +13,13 @@ import mlx.core as mx
 from runner.errors import ModelError
 
 Weights = dict[str, mx.array]
-View = Literal["as stored", "apart", "stacked"]
+ExpertLayout = Literal["as stored", "apart", "stacked"]
 
 _STACKED = re.compile(r"(.+)\.(experts|shared_experts|switch_mlp)\.(\w+)\.weight")
 _APART = re.compile(r"(.+)\.(experts|shared_experts|switch_mlp)\.(\d+)\.(\w+)\.weight")
 
 
-def views(module: str, weights: Weights) -> list[View]:
+def possible_layouts(module: str, weights: Weights) -> list[ExpertLayout]:
     """The forms in which `sanitize` may know these tensors, the one that costs least first."""
     if not any(_stack(name, array) or _APART.fullmatch(name) for name, array in weights.items()):
         return ["as stored"]
@@ -31,8 +31,8 @@ def views(module: str, weights: Weights) -> list[View]:
 
 
 @contextmanager
-def presented(weights: Weights, view: View, rename: Callable[[str], str] = str) -> Iterator[Weights]:
-    """`weights` in the form of `view`, for a `sanitize` to change; inside, a stack put together again costs nothing.
+def with_layout(weights: Weights, layout: ExpertLayout, rename: Callable[[str], str] = str) -> Iterator[Weights]:
+    """`weights` in the form of `layout`, for a `sanitize` to change; inside, a stack put together again costs nothing.
 
     The arrays are objects of their own: some of mlx-lm's methods say `array *= factor`, which changes the object.
     `rename` is for the names of new stacks.
@@ -42,7 +42,7 @@ def presented(weights: Weights, view: View, rename: Callable[[str], str] = str) 
     genuine = mx.stack
     mx.stack = cuts.stack  # type: ignore[assignment]  # for mlx-lm's sanitize methods, on the thread that owns MLX
     try:
-        yield cuts.apart(own) if view == "apart" else _stacked(own, rename) if view == "stacked" else own
+        yield cuts.apart(own) if layout == "apart" else _stacked(own, rename) if layout == "stacked" else own
     finally:
         mx.stack = genuine
 

@@ -20,13 +20,13 @@ from mlx_lm.models.switch_layers import SwitchLinear
 
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
-from runner.model.families import SOLITARY
+from runner.model.families import UNBATCHABLE
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
-from runner.model.sources.header import Entry, read_header
+from runner.model.sources.header import HeaderEntry, read_header
 from runner.model.weights.assemble import arrays_of, assemble, rehearse
-from runner.model.weights.dtype import Plan, plan
-from runner.model.weights.expert_reader import StackReader, find_stacks, others
+from runner.model.weights.dtype import DtypePlan, plan_dtypes
+from runner.model.weights.expert_reader import ExpertReader, find_expert_stacks, outside_stacks
 from runner.model.weights.packed import Arrays, Recipe
 
 log = Log(__name__)
@@ -47,9 +47,9 @@ class LoadedModel(NamedTuple):
     """Tokens that are never to be chosen."""
 
     @property
-    def solitary(self) -> str:
+    def unbatchable(self) -> str:
         """Why several rows cannot go through one forward, where that is known; else nothing."""
-        return SOLITARY.get(type(self.module).__module__.rpartition(".")[2], "")
+        return UNBATCHABLE.get(type(self.module).__module__.rpartition(".")[2], "")
 
     @property
     def has_16_bit_experts(self) -> bool:
@@ -75,9 +75,9 @@ def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = No
     `dtype` is one of `settings.DTYPES`; what it means for this model is told in the log.
     """
     rehearsed, recipe = rehearse(opened)
-    types = plan(dtype, rehearsed, budget_bytes)
-    types.tell()
-    if too_large := types.beyond(budget_bytes, rehearsed):
+    types = plan_dtypes(dtype, rehearsed, budget_bytes)
+    types.log_choice()
+    if too_large := types.over_budget(budget_bytes, rehearsed):
         raise ModelError(too_large)
     del rehearsed
     try:
@@ -91,7 +91,7 @@ def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = No
     group_bytes = 0
     while waiting:
         name, array = waiting.pop()
-        array = array.astype(types.of(name, array.dtype))
+        array = array.astype(types.dtype_of(name, array.dtype))
         group.append((name, array))
         group_bytes += array.nbytes
         if group_bytes >= _MADE_BYTES or not waiting:
@@ -104,22 +104,24 @@ def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = No
     return LoadedModel(module, tuple(opened.suppressed_tokens))
 
 
-def _filled(opened: OpenedModel, recipe: Recipe, types: Plan) -> Module:
+def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:
     """The module with every byte read, but not everything evaluated that is made of them."""
     progress = Progress(log, "loading", opened.total_bytes)
-    stacks, recipe = find_stacks(opened, recipe)
+    stacks, recipe = find_expert_stacks(opened, recipe)
     arrays: dict[str, Arrays] = {}
-    with closing(StackReader()) as reader:
+    with closing(ExpertReader()) as reader:
         for name, experts in stacks.items():
             arrays[name] = stack = reader.read(experts)
-            if early := types.early(name, experts[0]):
+            if early := types.early_dtype(name, experts[0]):
                 arrays[name] = stack._replace(weight=stack.weight.astype(early))
                 del stack
                 mx.eval(arrays[name].weight)
             progress.add(sum(tensor.nbytes for tensor in experts))
-    rest = opened._replace(tensors=others(opened.tensors, stacks))
-    early_types = {part.weight: early for name, part in rest.tensors.items() if (early := types.early(name, part))}
-    loaded: dict[Entry, mx.array] = {}
+    rest = opened._replace(tensors=outside_stacks(opened.tensors, stacks))
+    early_types = {
+        part.weight: early for name, part in rest.tensors.items() if (early := types.early_dtype(name, part))
+    }
+    loaded: dict[HeaderEntry, mx.array] = {}
     for group in _groups(part for tensor in rest.tensors.values() for part in tensor.parts):
         loaded |= _read_group(group, early_types)
         progress.add(sum(entry.nbytes for entry in group))
@@ -127,9 +129,9 @@ def _filled(opened: OpenedModel, recipe: Recipe, types: Plan) -> Module:
     return assemble(opened, arrays, recipe)
 
 
-def _groups(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+def _groups(entries: Iterable[HeaderEntry]) -> Iterator[list[HeaderEntry]]:
     """Cuts what has to be read: no part is in too many files, or has (but for one large array) too many bytes."""
-    group: list[Entry] = []
+    group: list[HeaderEntry] = []
     files: set[Path] = set()
     group_bytes = 0
     for entry in entries:
@@ -143,7 +145,7 @@ def _groups(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         yield group
 
 
-def _read_group(group: list[Entry], types: Mapping[Entry, mx.Dtype]) -> dict[Entry, mx.array]:
+def _read_group(group: list[HeaderEntry], types: Mapping[HeaderEntry, mx.Dtype]) -> dict[HeaderEntry, mx.array]:
     """Reads some arrays, as one of `types` where there is one; when it returns, it has none of their files open."""
     try:
         files = {path: mx.load(_source(path), format="safetensors") for path in {entry.file for entry in group}}

@@ -14,10 +14,10 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from runner.errors import ModelError
-from runner.model.packing import Packing, packings
-from runner.model.weights.experts import View, Weights
+from runner.model.packing import Packing, possible_packings
+from runner.model.weights.experts import ExpertLayout, Weights
 
-Sanitize = Callable[[Weights, View], tuple[Module, Weights]]
+Sanitize = Callable[[Weights, ExpertLayout], tuple[Module, Weights]]
 """A fresh module, and what its `sanitize` makes of weights in the form of the view."""
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -54,22 +54,22 @@ class Arrays(NamedTuple):
 class Recipe(NamedTuple):
     """What has to be done to the tensors of one model before its `sanitize`."""
 
-    view: View
+    layout: ExpertLayout
     unpacked: Mapping[str, Packing] = {}
 
 
-def through(sanitize: Sanitize, arrays: Mapping[str, Arrays], recipe: Recipe) -> tuple[Module, Weights]:
+def sanitize_packed(sanitize: Sanitize, arrays: Mapping[str, Arrays], recipe: Recipe) -> tuple[Module, Weights]:
     """Module and weights by mlx-lm's names, packed ones as `.weight`, `.scales`, `.biases`, perhaps `.global_scale`.
 
     A result is packed if words and scales came out in different shapes; no legal packing has them equal. The global
     scale is [..., out], one number a row.
     """
     arrays = _with_unpacked(arrays, recipe.unpacked)
-    module, weights = sanitize(_words(arrays), recipe.view)
+    module, weights = sanitize(_words(arrays), recipe.layout)
     if all(item.scale is None for item in arrays.values()):
         return module, weights
-    _, scales = sanitize(_scales(arrays), recipe.view)
-    _, biases = sanitize({name: _first(item.bias, item.weight) for name, item in arrays.items()}, recipe.view)
+    _, scales = sanitize(_scales(arrays), recipe.layout)
+    _, biases = sanitize({name: _first(item.bias, item.weight) for name, item in arrays.items()}, recipe.layout)
     _check_names(weights, scales, biases)
     factors: Weights = {}
     if any(item.global_scale is not None for item in arrays.values()):
@@ -77,7 +77,7 @@ def through(sanitize: Sanitize, arrays: Mapping[str, Arrays], recipe: Recipe) ->
             name: item.factors if item.global_scale is not None else _first(item.scale, item.weight)
             for name, item in arrays.items()
         }
-        _, factors = sanitize(marked, recipe.view)
+        _, factors = sanitize(marked, recipe.layout)
     for name, words in list(weights.items()):
         if scales[name].shape == words.shape:
             continue
@@ -93,7 +93,7 @@ def through(sanitize: Sanitize, arrays: Mapping[str, Arrays], recipe: Recipe) ->
 def find_recipe(
     sanitize: Sanitize,
     arrays: Mapping[str, Arrays],
-    views: list[View],
+    layouts: list[ExpertLayout],
     wanted: Callable[[Module], Weights],
     computed: Callable[[str], bool],
 ) -> Recipe:
@@ -107,24 +107,24 @@ def find_recipe(
     unpacked: dict[str, Packing] = {}
     forced = {name for name in packed if computed(name)}
     if forced:
-        unpacked = _packings(sanitize, arrays, forced, views, wanted)
+        unpacked = _find_packings(sanitize, arrays, forced, layouts, wanted)
         arrays = _with_unpacked(arrays, unpacked)
-    view, _, weights = _choose(sanitize, _words(arrays), views, wanted)
+    layout, _, weights = _choose(sanitize, _words(arrays), layouts, wanted)
     packed -= forced
     if not packed:
-        return Recipe(view, unpacked)
-    _, scales = sanitize(_scales(arrays), view)
+        return Recipe(layout, unpacked)
+    _, scales = sanitize(_scales(arrays), layout)
     _check_names(weights, scales)
     spoiled = set(_spoiled(weights, scales))
     changed = {name for name in packed if not _is_as_it_was(arrays[name].weight, weights.get(name))}
     for names in _alike(changed) if spoiled else ():
         # With the scales of these alone in the shape of their words, what comes of them looks plain.
         plain = {name: Arrays(item.weight) if name in names else item for name, item in arrays.items()}
-        _, trial = sanitize(_scales(plain), view)
+        _, trial = sanitize(_scales(plain), layout)
         touched = {name for name in weights if trial[name].shape != scales[name].shape}
         if touched & spoiled:
-            unpacked |= _packings(sanitize, arrays, names, [view], wanted)
-    return Recipe(view, unpacked)
+            unpacked |= _find_packings(sanitize, arrays, names, [layout], wanted)
+    return Recipe(layout, unpacked)
 
 
 def _is_as_it_was(words: mx.array, result: mx.array | None) -> bool:
@@ -132,20 +132,20 @@ def _is_as_it_was(words: mx.array, result: mx.array | None) -> bool:
 
 
 def _choose(
-    sanitize: Sanitize, words: Weights, views: list[View], wanted: Callable[[Module], Weights]
-) -> tuple[View, int, Weights]:
+    sanitize: Sanitize, words: Weights, layouts: list[ExpertLayout], wanted: Callable[[Module], Weights]
+) -> tuple[ExpertLayout, int, Weights]:
     """The view that fits best, how many names or shapes do not, and what comes of it."""
-    best: tuple[View, int, Weights] | None = None
+    best: tuple[ExpertLayout, int, Weights] | None = None
     fault: ModelError | None = None
-    for view in views:
+    for layout in layouts:
         try:
-            module, weights = sanitize(words, view)
+            module, weights = sanitize(words, layout)
         except ModelError as error:
             fault = fault or error
             continue
         misfits = _misfits(wanted(module), weights)
         if best is None or misfits < best[1]:
-            best = (view, misfits, weights)
+            best = (layout, misfits, weights)
         if not misfits:
             break
     if best is None:
@@ -187,11 +187,11 @@ def _alike(names: set[str]) -> list[set[str]]:
     return list(groups.values())
 
 
-def _packings(
+def _find_packings(
     sanitize: Sanitize,
     arrays: Mapping[str, Arrays],
     names: set[str],
-    views: list[View],
+    layouts: list[ExpertLayout],
     wanted: Callable[[Module], Weights],
 ) -> dict[str, Packing]:
     """The packing of each of `names`: of those that its shapes allow, the one whose values fit the module best."""
@@ -202,10 +202,10 @@ def _packings(
         forms.setdefault((words.shape[-1], scale.shape[-1], scale.dtype == mx.uint8), []).append(name)
     found: dict[str, Packing] = {}
     fewest: int | None = None
-    for choice in itertools.product(*(packings(*form[:2], byte_scales=form[2]) for form in forms)):
+    for choice in itertools.product(*(possible_packings(*form[:2], byte_scales=form[2]) for form in forms)):
         trial = {name: one for one, members in zip(choice, forms.values(), strict=True) for name in members}
         try:
-            _, misfits, _ = _choose(sanitize, _words(_with_unpacked(arrays, trial)), views, wanted)
+            _, misfits, _ = _choose(sanitize, _words(_with_unpacked(arrays, trial)), layouts, wanted)
         except ModelError:
             continue
         if fewest is None or misfits < fewest:

@@ -16,7 +16,7 @@ _BLOCK = re.compile(r"(?:.+\.)?layers\.\d+\.")
 def check_parameters(opened: OpenedModel, wanted: Mapping[str, mx.array], found: Mapping[str, mx.array]) -> None:
     """Compares names, shapes and kinds of type. Raises FaultsError: what is missing, then what else differs."""
     faults = []
-    missing = _unexplained(wanted.keys() - found.keys(), opened.lost)
+    missing = _unexplained(wanted.keys() - found.keys(), opened.unreadable)
     if missing:
         faults.append(f"{opened.name} lacks {len(missing)} tensors: {_listed(missing)}{_advice(opened)}")
     extra = sorted(found.keys() - wanted.keys())
@@ -32,18 +32,20 @@ def check_parameters(opened: OpenedModel, wanted: Mapping[str, mx.array], found:
             if path in told and name.endswith((".scales", ".biases")):
                 continue  # they belong to words of the wrong shape
             told.add(path)
-            faults.append(f"{place(opened, name)}: want shape {list(want.shape)}, found {list(have.shape)}")
+            faults.append(f"{tensor_place(opened, name)}: want shape {list(want.shape)}, found {list(have.shape)}")
         elif _is_float(have) != _is_float(want):
             what = "a floating-point type" if _is_float(want) else str(want.dtype).removeprefix("mlx.core.")
-            faults.append(f"{place(opened, name)}: want {what}, found {str(have.dtype).removeprefix('mlx.core.')}")
+            faults.append(
+                f"{tensor_place(opened, name)}: want {what}, found {str(have.dtype).removeprefix('mlx.core.')}"
+            )
     if faults:
         raise FaultsError([ModelError(fault) for fault in faults])
 
 
-def _unexplained(missing: Iterable[str], lost: Iterable[str]) -> list[str]:
+def _unexplained(missing: Iterable[str], unreadable: Iterable[str]) -> list[str]:
     """Those of the missing parameters that no lost tensor stands for, whatever `sanitize` would have called it."""
     left = set(missing)
-    for name in lost:
+    for name in unreadable:
         stem = name.removesuffix(".weight")
         explained = {each for each in left if each == name or each.startswith(f"{stem}.")}
         if not explained:
@@ -69,7 +71,7 @@ def _listed(names: list[str]) -> str:
     return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED} more"
 
 
-def place(opened: OpenedModel, name: str) -> str:
+def tensor_place(opened: OpenedModel, name: str) -> str:
     """The tensor called `name` with its file, where `sanitize` left the name alone."""
     stem, _, last = name.rpartition(".")
     tensor = opened.tensors.get(name) or opened.tensors.get(f"{stem}.weight" if last in ("scales", "biases") else "")

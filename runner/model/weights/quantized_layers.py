@@ -17,14 +17,14 @@ from mlx_lm.models.bitlinear_layers import bitnet_quantize
 from runner.errors import FaultsError, ModelError
 from runner.model.families import METAL_ONLY
 from runner.model.opened import OpenedModel
-from runner.model.packing import Packing, packing
+from runner.model.packing import Packing, find_packing
 from runner.model.weights.experts import Weights
 from runner.model.weights.packed import Arrays
-from runner.model.weights.parameters import place
-from runner.model.weights.scaled_layers import scaled
+from runner.model.weights.parameters import tensor_place
+from runner.model.weights.scaled_layers import with_global_scale
 
 
-def check_device(opened: OpenedModel) -> None:
+def check_kernels(opened: OpenedModel) -> None:
     """Raises ModelError for what has no kernels on this machine; mlx-lm would tell at the first request."""
     if (opened.family.module in METAL_ONLY or _is_bitnet(opened)) and not mx.metal.is_available():
         raise ModelError(f"unsupported architecture: {opened.architecture} runs on Apple Silicon (Metal) only")
@@ -35,7 +35,7 @@ def _is_bitnet(opened: OpenedModel) -> bool:
     return isinstance(declared, dict) and declared.get("quant_method") == "bitnet"
 
 
-def quantize(opened: OpenedModel, module: Module, weights: Weights) -> None:
+def quantize_layers(opened: OpenedModel, module: Module, weights: Weights) -> None:
     """Gives every layer with packed weights its quantized class; unpacks the weights of layers that have none."""
     if _is_bitnet(opened):
         bitnet_quantize(module, cast("dict[str, object]", opened.config["quantization_config"]))
@@ -52,10 +52,10 @@ def quantize(opened: OpenedModel, module: Module, weights: Weights) -> None:
         if layer["weight"].dtype == mx.uint32:  # one of the few modules with packed layers of their own
             return False
         in_dims = layer["weight"].shape[-1]
-        found = packing(in_dims, words.shape[-1], scales.shape[-1], byte_scales=scales.dtype == mx.uint8)
+        found = find_packing(in_dims, words.shape[-1], scales.shape[-1], byte_scales=scales.dtype == mx.uint8)
         if found is None:
             fault = f"{words.shape[-1]} packed words and {scales.shape[-1]} scales a row fit no quantization of"
-            faults.append(ModelError(f"{place(opened, f'{path}.weight')}: {fault} {in_dims} inputs"))
+            faults.append(ModelError(f"{tensor_place(opened, f'{path}.weight')}: {fault} {in_dims} inputs"))
             return False
         options = _options(layer, found)
         if options is not None:
@@ -70,9 +70,11 @@ def quantize(opened: OpenedModel, module: Module, weights: Weights) -> None:
     changed = []
     for path, layer in cast("list[tuple[str, Module]]", tree_flatten(module.leaf_modules(), is_leaf=Module.is_module)):
         if f"{path}.global_scale" in weights and "scales" in layer:
-            factored = scaled(layer)
+            factored = with_global_scale(layer)
             if factored is None:
-                raise ModelError(f"{place(opened, f'{path}.weight')}: a global scale needs a packed linear layer")
+                raise ModelError(
+                    f"{tensor_place(opened, f'{path}.weight')}: a global scale needs a packed linear layer"
+                )
             changed.append((path, factored))
         elif _quantizes_activations(opened) and type(layer) is QuantizedLinear:
             changed.append((path, _with_quantized_inputs(opened, path, layer)))
@@ -100,8 +102,8 @@ def _quantizes_activations(opened: OpenedModel) -> bool:
 def _with_quantized_inputs(opened: OpenedModel, path: str, layer: QuantizedLinear) -> QQLinear:
     if layer.mode not in ("nvfp4", "mxfp8") or "bias" in layer:
         raise ModelError(
-            f"{place(opened, f'{path}.weight')}: quantize_activations wants nvfp4 or mxfp8 without a bias, found "
-            f"{layer.mode}{' with one' if 'bias' in layer else ''}"
+            f"{tensor_place(opened, f'{path}.weight')}: quantize_activations wants nvfp4 or mxfp8 without a bias,"
+            f" found {layer.mode}{' with one' if 'bias' in layer else ''}"
         )
     out_dims, words = layer.weight.shape
     return QQLinear(words * 32 // layer.bits, out_dims, layer.group_size, layer.bits, layer.mode)

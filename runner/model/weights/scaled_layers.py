@@ -66,7 +66,7 @@ class GloballyScaledSwitchLinear(QuantizedSwitchLinear):
         return product + mx.expand_dims(self.bias[indices], -2) if "bias" in self else product
 
 
-def scaled(layer: Module) -> Module | None:
+def with_global_scale(layer: Module) -> Module | None:
     """The layer that takes the place of `layer`; None if it can have no global scale."""
     if type(layer) is QuantizedLinear:
         return GloballyScaledLinear(layer)

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
 from runner.cli.flags import FLAGS
-from runner.model.families import FAMILIES, METAL_ONLY, MODULES
+from runner.model.families import FAMILIES, METAL_ONLY, RENAMED_MODULES
 from scripts.tools import ROOT
 
 README = ROOT / "README.md"
@@ -39,7 +39,7 @@ def architecture_table() -> str:
         by_module.setdefault(family.module, []).append(f"`{name}`")
     rows = ["| architecture | mlx-lm module |", "| --- | --- |"]
     rows += [f"| {', '.join(names)} | `{module}` |" for module, names in by_module.items()]
-    others = sorted({*model_modules(), *MODULES} - by_module.keys() - _NOT_RUNNING, key=str.casefold)
+    others = sorted({*model_modules(), *RENAMED_MODULES} - by_module.keys() - _NOT_RUNNING, key=str.casefold)
     listed = ", ".join(f"`{name}`{' (Apple Silicon only)' if name in METAL_ONLY else ''}" for name in others)
     paragraph = f"And by their `model_type`, from a directory or a store: {listed}."
     wrapped = textwrap.wrap(paragraph, _WIDTH, break_long_words=False, break_on_hyphens=False)

@@ -130,7 +130,7 @@ def sentencepiece(
     `pieces` are written with plain spaces. Ids: four specials, 256 byte tokens, the pieces, `special_tokens`.
     """
     texts = [piece.replace(" ", "▁") for piece in pieces]
-    ordinary = [*SENTENCEPIECE_SPECIAL, *map(byte_piece, range(256)), *texts]
+    ordinary = [*SENTENCEPIECE_SPECIAL, *map(fallback_byte, range(256)), *texts]
     vocab = {token: index for index, token in enumerate(ordinary)}
     if len(vocab) != len(ordinary):
         raise ValueError("the pieces hold a text twice")
@@ -166,14 +166,14 @@ def _sentencepiece(
     )
 
 
-def byte_piece(value: int) -> str:
+def fallback_byte(value: int) -> str:
     """How sentencepiece spells a byte that is no text."""
     return f"<0x{value:02X}>"
 
 
 def _sentencepiece_spelling(token: bytes) -> str:
     if len(token) == 1 and not 0x20 <= token[0] < 0x7F:
-        return byte_piece(token[0])
+        return fallback_byte(token[0])
     try:
         return token.decode().replace(" ", "▁")
     except UnicodeDecodeError:
@@ -267,7 +267,7 @@ def model_of_bytes(vocabulary: Sequence[bytes], special_tokens: Sequence[str] = 
     longer = [(_sentencepiece_spelling(token), "unused") for token in vocabulary[256:]]
     return written_model(
         [
-            *((byte_piece(value), "byte") for value in range(256)),
+            *((fallback_byte(value), "byte") for value in range(256)),
             *longer,
             *((token, "control") for token in special_tokens),
             ("<unk>", "unknown"),

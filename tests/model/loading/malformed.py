@@ -475,7 +475,7 @@ TOKENIZERS: dict[str, Case] = {
 }
 """Found by the tokenizer, which serving opens while the weights are read."""
 
-MODULES: dict[str, Case] = {
+RENAMED_MODULES: dict[str, Case] = {
     "tensor missing": Case(without(WEIGHT), rf"tiny lacks 1 tensors: {WEIGHT}", loads=True),
     "tensors missing": Case(
         each(*(without(f"model.layers.{layer}.self_attn.{part}_proj.weight") for layer in (0, 1) for part in "qkvo")),
@@ -515,7 +515,7 @@ MODULES: dict[str, Case] = {
 }
 """Found when the headers are held against mlx-lm's module."""
 
-CASES = MANIFESTS | BLOBS | PARTS | TEXTS | TOKENIZERS | MODULES
+CASES = MANIFESTS | BLOBS | PARTS | TEXTS | TOKENIZERS | RENAMED_MODULES
 
 KNOWN_FROM_OLLAMA = {
     "no architecture": "no architectures found in config.json",

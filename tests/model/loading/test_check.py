@@ -350,6 +350,6 @@ def test_names_out_of_files_cannot_command_a_terminal(store: Store) -> None:
 
 
 def test_the_blas_is_the_one_that_serving_would_load(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blas, "look", lambda choice, threads: blas.Blas(f"{choice}\n{threads}", "install it"))
+    monkeypatch.setattr(blas, "detect", lambda choice, threads: blas.Blas(f"{choice}\n{threads}", "install it"))
     settings = CheckSettings(model="tiny", models_dir=store.models_dir, blas="here", blas_threads=3, log_level=0)
     assert inspect(settings).blas == BlasFacts("here 3", True, "install it")

@@ -15,7 +15,7 @@ from runner.commands.check.facts import inspect
 from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
 from runner.model.sources import digests
-from runner.model.sources.checkpoint import File, refuse
+from runner.model.sources.checkpoint import File, raise_fault
 from runner.model.sources.header import open_file
 from runner.settings import CheckSettings
 from scripts.tools.models.store import JSON, TENSOR, Store
@@ -26,7 +26,7 @@ OTHER = "model.layers.1.mlp.up_proj.weight"
 
 
 def verify(opened: OpenedModel) -> None:
-    digests.verify(opened.checkpoint, opened.tensors.values())
+    digests.verify_digests(opened.checkpoint, opened.tensors.values())
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]]]:
@@ -195,6 +195,6 @@ def test_after_the_first_mismatch_nothing_more_is_hashed(store: Store, monkeypat
     checkpoint = opened.checkpoint._replace(text_blobs=text_blobs)
     started = time.process_time()
     with pytest.raises(ModelError, match="digest mismatch"):
-        digests.verify(checkpoint, opened.tensors.values(), refuse)
+        digests.verify_digests(checkpoint, opened.tensors.values(), raise_fault)
     assert time.process_time() - started < 20, "64 GiB take longer"
     shutil.rmtree(store.models_dir)

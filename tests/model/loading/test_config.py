@@ -354,7 +354,7 @@ def test_what_only_full_layers_have_is_not_lifted_for_all(tmp_path: Path) -> Non
 
 def test_a_mistral_is_read_by_the_rules_of_a_llama(tmp_path: Path) -> None:
     opened = opened_with(tmp_path, "llama", architectures=["MistralForCausalLM"], model_type="mistral")
-    assert opened.family.has_row
+    assert opened.family.is_listed
     assert opened.module_config["model_type"] == "llama"
 
 

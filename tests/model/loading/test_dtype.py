@@ -15,7 +15,7 @@ from runner.commands.check.facts import Inspection, inspect
 from runner.errors import ModelError
 from runner.model import device, open_model
 from runner.model.weights import dtype as dtype_module
-from runner.model.weights.dtype import Plan, plan
+from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.load import LoadedModel, load
 from runner.settings import CACHE_PERCENT, DTYPES, CheckSettings
 from runner.sizes import Bound
@@ -163,13 +163,13 @@ def test_memory_never_holds_both_copies(
     assert {str(kind) for kind in floats(model.module).values()} >= {f"mlx.core.{wanted.replace('keep', name)}"}
 
 
-def planned(wanted: str, stored: mx.Dtype, monkeypatch: pytest.MonkeyPatch, available: int, device: str) -> Plan:
+def planned(wanted: str, stored: mx.Dtype, monkeypatch: pytest.MonkeyPatch, available: int, device: str) -> DtypePlan:
     monkeypatch.setattr(dtype_module, "available_bytes", lambda: available)
     monkeypatch.setattr(dtype_module, "device", lambda: device)
     module = Module()
     module.weight = mx.zeros((300, 1000), stored)
     module.words = mx.zeros((10,), mx.uint32)
-    return plan(wanted, module)
+    return plan_dtypes(wanted, module)
 
 
 NEEDED = (300_000 * 4 + 40) * 100 // (100 - CACHE_PERCENT)
@@ -195,15 +195,15 @@ def test_the_device_and_the_memory_decide_where_nobody_does(
 ) -> None:
     found = planned(wanted, stored, monkeypatch, available, device)
     assert found.computes == computes
-    assert str(found.of("weight", stored)) == f"mlx.core.{computes}"
-    assert found.of("words", mx.uint32) == mx.uint32
+    assert str(found.dtype_of("weight", stored)) == f"mlx.core.{computes}"
+    assert found.dtype_of("words", mx.uint32) == mx.uint32
     assert bool(found.lacking) == (available == NEEDED - 1)
 
 
 def test_every_choice_is_known() -> None:
     module = Module()
     module.weight = mx.zeros((2, 2), mx.float32)
-    assert {wanted: plan(wanted, module).computes for wanted in DTYPES} == {
+    assert {wanted: plan_dtypes(wanted, module).computes for wanted in DTYPES} == {
         "auto": "float32",
         "keep": "float32",
         "float32": "float32",

@@ -8,14 +8,14 @@ from runner.errors import ModelError
 from runner.model.config import context_length, module_config
 from runner.model.families import FAMILIES, Config, Family, family_of, select_tensors
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.header import Entry
+from runner.model.sources.header import HeaderEntry
 from scripts.tools.models.architectures import architectures
 
 GENERAL = Family("qwen2")
 
 
 def tensors(*names: str) -> dict[str, Tensor]:
-    return {name: Tensor(name, Entry(Path("blob"), name, "F32", (64, 64))) for name in names}
+    return {name: Tensor(name, HeaderEntry(Path("blob"), name, "F32", (64, 64))) for name in names}
 
 
 def chosen(family: Family, name: str) -> str | None:
@@ -27,7 +27,7 @@ def chosen(family: Family, name: str) -> str | None:
 def test_every_row_has_a_module_of_mlx_lm(architecture: str) -> None:
     wrapped: Config = {"text_config": {}, "llm_config": {}}
     assert {family_of(architecture, config).module for config in ({}, wrapped)} <= set(architectures())
-    assert FAMILIES[architecture].has_row
+    assert FAMILIES[architecture].is_listed
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_a_directory_goes_by_its_model_type_where_that_is_a_module_of_its_own() 
     assert family_of("LlamaForCausalLM", config).module == "llama"
     assert family_of("LlamaForCausalLM", config, from_store=False).module == "nanbeige"
     for model_type in ("llama", "mistral", "unknown", "../x", None):
-        assert family_of("LlamaForCausalLM", {"model_type": model_type}, from_store=False).has_row
+        assert family_of("LlamaForCausalLM", {"model_type": model_type}, from_store=False).is_listed
     for model_type in ("gemma4", "gemma4_text", "gemma4_unified"):
-        assert family_of("Gemma4ForCausalLM", {"model_type": model_type}, from_store=False).has_row
+        assert family_of("Gemma4ForCausalLM", {"model_type": model_type}, from_store=False).is_listed
 
 
 def test_a_module_that_would_build_its_vision_tower_does_not() -> None:

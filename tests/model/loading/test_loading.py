@@ -17,8 +17,8 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from runner.model import OpenedModel, open_model
-from runner.model.families import SOLITARY
-from runner.model.sources.header import Entry
+from runner.model.families import UNBATCHABLE
+from runner.model.sources.header import HeaderEntry
 from runner.model.weights import expert_reader
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.checkpoints import Dtype, Kind, config_of, make_weights, write_checkpoint, write_directory
@@ -83,7 +83,7 @@ def test_open_files_are_bounded(name: str, deep: Store, apart: Path, monkeypatch
         found.append(open_files())
         evaluate(*arrays)
 
-    def counting_read(part: Entry, start: int, memory: memoryview) -> None:
+    def counting_read(part: HeaderEntry, start: int, memory: memoryview) -> None:
         found.append(open_files())
         read(part, start, memory)
 
@@ -143,7 +143,7 @@ def test_every_byte_is_read_once(opened: OpenedModel) -> None:
 def test_what_is_made_of_weights_needs_room_for_one_group_only(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where stacks have to be made, each must let its parts go before the next one is made."""
     opened = open_model(str(apart), apart)
-    monkeypatch.setattr("runner.model.weights.load.find_stacks", lambda _, recipe: ({}, recipe))
+    monkeypatch.setattr("runner.model.weights.load.find_expert_stacks", lambda _, recipe: ({}, recipe))
     largest = 32 * 160 * 64 * 4
     monkeypatch.setattr("runner.model.weights.load._MADE_BYTES", largest)
     mx.clear_cache()
@@ -156,7 +156,7 @@ def test_what_is_made_of_weights_needs_room_for_one_group_only(apart: Path, monk
 
 
 def test_nothing_is_left_to_be_done_by_the_first_request(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.model.weights.load.find_stacks", lambda _, recipe: ({}, recipe))
+    monkeypatch.setattr("runner.model.weights.load.find_expert_stacks", lambda _, recipe: ({}, recipe))
     assert_nothing_is_left_to_do(load(open_model(str(apart), apart)))
 
 
@@ -254,12 +254,12 @@ def test_opening_takes_a_moment(deep: Store) -> None:
     assert time.process_time() - started < 0.3
 
 
-@pytest.mark.parametrize("name", SOLITARY)
+@pytest.mark.parametrize("name", UNBATCHABLE)
 def test_a_module_whose_rows_need_to_be_alone_says_why(name: str) -> None:
     assert find_spec(f"mlx_lm.models.{name}") is not None, "mlx-lm has no such module"
-    for module, wanted in ((name, SOLITARY[name]), ("llama", "")):
+    for module, wanted in ((name, UNBATCHABLE[name]), ("llama", "")):
         kind = type("Model", (Module,), {"__module__": f"mlx_lm.models.{module}"})
-        assert LoadedModel(kind()).solitary == wanted
+        assert LoadedModel(kind()).unbatchable == wanted
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.model.loading.malformed import (
     CASES,
     HARMLESS,
     KNOWN_FROM_OLLAMA,
-    MODULES,
+    RENAMED_MODULES,
     TOKENIZERS,
     WEIGHT,
     Break,
@@ -48,7 +48,7 @@ def test_a_broken_store_is_refused_with_one_line_before_anything_is_read(
     assert case.matches(str(refused.value)), str(refused.value)
 
 
-@pytest.mark.parametrize("case", [case for name, case in CASES.items() if name not in MODULES | TOKENIZERS])
+@pytest.mark.parametrize("case", [case for name, case in CASES.items() if name not in RENAMED_MODULES | TOKENIZERS])
 def test_opening_alone_tells_what_needs_no_module(case: Case, store: Store) -> None:
     """So it takes no import of MLX, and no thread has been started."""
     case.spoil(store)

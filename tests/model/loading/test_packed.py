@@ -8,8 +8,8 @@ from mlx.nn.layers.base import Module
 
 from runner.errors import ModelError
 from runner.model.packing import Packing
-from runner.model.weights.experts import View, Weights
-from runner.model.weights.packed import Arrays, Recipe, find_recipe, through
+from runner.model.weights.experts import ExpertLayout, Weights
+from runner.model.weights.packed import Arrays, Recipe, find_recipe, sanitize_packed
 
 Change = Callable[[Weights], Weights]
 SHAPES = {"int4": (64, 4, "affine"), "int8": (32, 8, "affine"), "nvfp4": (16, 4, "nvfp4"), "mxfp8": (32, 8, "mxfp8")}
@@ -26,7 +26,7 @@ def found(
 ) -> tuple[Recipe, Weights]:
     """The recipe for a module of `parameters`, and what it makes."""
 
-    def sanitize(weights: Weights, view: View) -> tuple[Module, Weights]:
+    def sanitize(weights: Weights, layout: ExpertLayout) -> tuple[Module, Weights]:
         try:
             return Module(), change(dict(weights))
         except ValueError as error:
@@ -36,7 +36,7 @@ def found(
         return {name: mx.zeros(shape) for name, shape in parameters.items()}
 
     recipe = find_recipe(sanitize, arrays, ["as stored"], wanted, lambda name: name in computed)
-    return recipe, through(sanitize, arrays, recipe)[1]
+    return recipe, sanitize_packed(sanitize, arrays, recipe)[1]
 
 
 def dense(arrays: Arrays, kind: str) -> mx.array:

@@ -7,16 +7,16 @@ import pytest
 from protocol.format import ConstString
 from runner.errors import RequestError
 from runner.grammar import Guide, fork_server
-from runner.grammar.messages import State, packed
+from runner.grammar.messages import State, encode_message
 from runner.grammar.worker import Worker
-from tests.unit.grammar.test_workers import PATIENCE_S, Bench, bench
+from tests.unit.grammar.test_worker_pool import PATIENCE_S, Bench, bench
 
 __all__ = ["bench"]
 
 UNREADABLE = "its worker sent an unreadable message"
 BODIES = {
     "no MessagePack": b"\xc1\xff\x00",
-    "cut off": packed(State(error="a"))[4:-1],
+    "cut off": encode_message(State(error="a"))[4:-1],
     "of another type": b"\x92\x01\x02",
     "empty": b"",
 }
@@ -60,7 +60,7 @@ async def test_a_kept_worker_that_sends_an_unreadable_message_is_replaced(bench:
     grammar = await bench.grammar(ConstString("a"))
     (before,) = bench.workers._busy
     before.feed(framed(b"\xc1"))
-    grammar.give_up()
+    grammar.release()
     assert (await bench.guide(ConstString("a"))).forced(9) == [ord("a")]
     assert before not in bench.workers._busy
 

@@ -5,7 +5,7 @@ import pytest
 from protocol.format import Lark
 from runner.errors import RequestError
 from runner.grammar.compiler import Compiler
-from runner.grammar.panics import told_as_errors
+from runner.grammar.panics import panics_as_errors
 from scripts.tools.models.tiny import VOCAB
 from tests.lib.company import tokenizer
 
@@ -16,14 +16,14 @@ PanicException = type("PanicException", (BaseException,), {})
 def test_a_panic_becomes_an_error_of_the_request() -> None:
     with (
         pytest.raises(RequestError, match="llguidance broke off: assertion failed; write it another way"),
-        told_as_errors(),
+        panics_as_errors(),
     ):
         raise PanicException("assertion failed")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), ValueError("x"), GeneratorExit()])
 def test_everything_else_stays_what_it_is(error: BaseException) -> None:
-    with pytest.raises(type(error)), told_as_errors():
+    with pytest.raises(type(error)), panics_as_errors():
         raise error
 
 
@@ -38,7 +38,7 @@ def test_a_real_one_is_called_like_that() -> None:
         def __call__(self, text: bytes) -> list[int]:
             return [1] * len(text)
 
-    with pytest.raises(RequestError, match="assertion failed"), told_as_errors():
+    with pytest.raises(RequestError, match="assertion failed"), panics_as_errors():
         LLTokenizer(TokenizerWrapper(Vast()), n_vocab=2)
 
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 import runner.sampling
 from runner.sampling import SamplingOptions, filters, row_group
-from runner.sampling.candidates import ByPartition, BySort
 from runner.sampling.draw import draw
 from runner.sampling.sample import Sample
 from runner.sampling.sampler import Sampler
+from runner.sampling.top_k import TopKByPartition, TopKBySort
 from tests.unit.sampling import reference
 
 EVERYTHING = SamplingOptions(
@@ -81,7 +81,7 @@ def test_seeded_sequences_of_candidates_by_falling_score(
     seed: int, of_4: list[int], of_6: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # From mx.random.categorical and the keys of the protocol; the candidates are 6, 1, 4, 3, and 7 and 0 behind these.
-    monkeypatch.setattr(row_group, "top_k", BySort)
+    monkeypatch.setattr(row_group, "top_k", TopKBySort)
     logits = mx.array([[0.25, 2.0, -1.0, 1.5, 2.0, 0.0, 3.0, 1.0]])
     assert tokens(SamplingOptions(temperature=1, top_k=4, seed=seed), logits, 12) == of_4
     assert tokens(SamplingOptions(temperature=0.8, top_k=6, top_p=0.9, seed=seed), logits, 12) == of_6
@@ -142,14 +142,14 @@ def test_frequencies_are_the_probabilities() -> None:
     assert chi_square < 18.5  # 0.1 % of right samplers exceed this with 4 degrees of freedom; the seed is fixed
 
 
-EvictionOrder = type[ByPartition] | type[BySort]
+EvictionOrder = type[TopKByPartition] | type[TopKBySort]
 
 
 def candidates(scores: reference.Row, k: int, order: EvictionOrder) -> NDArray[np.int64]:
     """The ids of the k best in the order in which Ollama's runner has them; all in theirs where k is off."""
     if not 0 < k < len(scores):
         return np.arange(len(scores))
-    if order is BySort:
+    if order is TopKBySort:
         return np.argsort(-scores, kind="stable")[:k]
     return np.array(mx.argpartition(-mx.array(scores), k - 1))[:k].astype(np.int64)
 
@@ -169,7 +169,7 @@ def literally(scores: reference.Row, options: SamplingOptions, key: mx.array, or
     return int(ids[reference.only(mx.random.categorical(mx.array(log_probabilities[None]), key=key))])
 
 
-@pytest.mark.parametrize("order", [ByPartition, BySort])
+@pytest.mark.parametrize("order", [TopKByPartition, TopKBySort])
 @pytest.mark.parametrize("at_once", [1 << 20, 16])
 @pytest.mark.parametrize("vocabulary", [3, 64, 257, 6000])
 def test_draws_are_those_of_mlx_from_the_filtered_log_probabilities(

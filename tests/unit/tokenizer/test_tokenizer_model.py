@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 
 from runner.tokenizer import Tokenizer, open_tokenizer, utf8
-from scripts.tools.models.tokenizers import ALL_BYTES, byte_piece, model_of_bytes, trained_model, written_model
+from scripts.tools.models.tokenizers import ALL_BYTES, fallback_byte, model_of_bytes, trained_model, written_model
 from tests.unit.tokenizer.threads import beats_during
 
 Json = dict[str, object]
 Algorithm = Literal["bpe", "unigram"]
 
-BYTE_PIECES = [(byte_piece(value), "byte") for value in range(256)]
+BYTE_PIECES = [(fallback_byte(value), "byte") for value in range(256)]
 HELLO = [("▁", "normal"), *((text, "normal") for text in ["he", "ll", "hell", "hello", "▁hello", "h", "e", "l", "o"])]
 """Preferred in this order when a text is put together."""
 

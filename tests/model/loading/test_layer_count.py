@@ -11,7 +11,7 @@ from runner.commands.check.facts import inspect
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.families import Config
-from runner.model.layers import beyond_the_last, check_beyond
+from runner.model.layer_count import check_extra_layers, extra_layers
 from runner.model.weights.assemble import rehearse
 from runner.settings import CheckSettings
 from scripts.tools.models.architectures import architectures, config, make_module, unserved
@@ -98,14 +98,14 @@ def test_one_predictor_does_not_excuse_another_layer() -> None:
     text: Config = {"num_hidden_layers": 2}
     names = ("model.layers.2.eh_proj.weight", "model.layers.2.mlp.x.weight", "model.layers.7.mlp.x.weight")
     with pytest.raises(ModelError, match=r"num_hidden_layers is 2, but the model holds model\.layers\.7 too"):
-        check_beyond(beyond_the_last(names, text), text)
+        check_extra_layers(extra_layers(names, text), text)
 
 
 def test_many_layers_are_counted() -> None:
     text: Config = {"num_hidden_layers": 1}
     names = [f"model.layers.{number}.mlp.x.weight" for number in range(40)]
     with pytest.raises(ModelError, match=r"holds model\.layers\.1, .*, model\.layers\.6 and 33 more too"):
-        check_beyond(beyond_the_last(names, text), text)
+        check_extra_layers(extra_layers(names, text), text)
 
 
 @pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model.", "backbone.", ""])
@@ -120,8 +120,8 @@ def test_only_the_layers_of_the_text_model_are_compared(prefix: str) -> None:
         f"vision_tower.{prefix}layers.4.x.weight",
         "mtp.layers.4.x.weight",
     )
-    assert beyond_the_last([beyond, *within], text) == {beyond: f"{prefix}layers.4"}
-    assert beyond_the_last([beyond], {}) == {}
+    assert extra_layers([beyond, *within], text) == {beyond: f"{prefix}layers.4"}
+    assert extra_layers([beyond], {}) == {}
 
 
 def test_a_lost_layer_is_told_of_too(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
 from runner.model.packing import Packing
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.header import Entry, read_header
+from runner.model.sources.header import HeaderEntry, read_header
 from runner.model.weights import expert_reader
 from runner.model.weights.assemble import rehearse
-from runner.model.weights.expert_reader import StackReader, Stacks, find_stacks, others
+from runner.model.weights.expert_reader import ExpertReader, ExpertStacks, find_expert_stacks, outside_stacks
 from runner.model.weights.load import load
 from runner.model.weights.packed import Recipe
 from scripts.tools.models.layouts import LAYOUTS
@@ -56,11 +56,11 @@ def open_directory(directory: Path) -> OpenedModel:
     return open_model(str(directory), directory)
 
 
-def found_in(opened: OpenedModel, recipe: Recipe | None = None) -> Stacks:
-    return find_stacks(opened, recipe or rehearse(opened)[1])[0]
+def found_in(opened: OpenedModel, recipe: Recipe | None = None) -> ExpertStacks:
+    return find_expert_stacks(opened, recipe or rehearse(opened)[1])[0]
 
 
-def changed(opened: OpenedModel, name: str, change: Callable[[Entry], Entry]) -> OpenedModel:
+def changed(opened: OpenedModel, name: str, change: Callable[[HeaderEntry], HeaderEntry]) -> OpenedModel:
     tensor = opened.tensors[name]
     return opened._replace(tensors={**opened.tensors, name: tensor._replace(weight=change(tensor.weight))})
 
@@ -76,12 +76,12 @@ def test_the_experts_of_a_stack_come_in_the_order_of_their_numbers(opened: Opene
     found = found_in(opened)
     assert list(found) == [STACK.replace("up", projection) for projection in ("down", "gate", "up")]
     assert [tensor.name for tensor in found[STACK]] == [EXPERT.format(number) for number in range(12)]
-    assert others(opened.tensors, found).keys() == {name for name in opened.tensors if ".experts." not in name}
+    assert outside_stacks(opened.tensors, found).keys() == {name for name in opened.tensors if ".experts." not in name}
 
 
 def test_a_stack_has_experts_that_are_alike(opened: OpenedModel) -> None:
     """What is left of their kind stays apart, and the other stacks are stacks all the same."""
-    changes: list[Callable[[Entry], Entry]] = [
+    changes: list[Callable[[HeaderEntry], HeaderEntry]] = [
         lambda entry: entry._replace(dtype="BF16"),
         lambda entry: entry._replace(shape=entry.shape[::-1] if len(set(entry.shape)) > 1 else (1, *entry.shape)),
     ]
@@ -108,16 +108,16 @@ def test_what_is_unpacked_before_it_is_stacked_is_no_stack(opened: OpenedModel) 
 def test_there_are_no_stacks_where_sanitize_would_see_other_names(opened: OpenedModel) -> None:
     gap = {name: tensor for name, tensor in opened.tensors.items() if name != EXPERT.format(3)}
     recipe = Recipe("as stored")
-    assert find_stacks(opened._replace(tensors=gap), recipe) == ({}, recipe)
+    assert find_expert_stacks(opened._replace(tensors=gap), recipe) == ({}, recipe)
     stored = "model.layers.0.mlp.experts.up_proj.weight"
-    weight = Entry(Path("x"), stored, "F32", (12, 64, 64))
+    weight = HeaderEntry(Path("x"), stored, "F32", (12, 64, 64))
     beside = opened._replace(tensors={**opened.tensors, stored: Tensor(stored, weight)})
-    assert find_stacks(beside, recipe) == ({}, recipe)
+    assert find_expert_stacks(beside, recipe) == ({}, recipe)
     assert len(found_in(beside, Recipe("apart"))) == 3
 
 
 def test_there_are_no_stacks_in_a_packed_directory(opened: OpenedModel) -> None:
-    """It has mlx-lm's own names, which no view changes."""
+    """It has mlx-lm's own names, which no layout changes."""
     name = "lm_head.weight"
     packed = opened.tensors[name]._replace(scale=opened.tensors[name].weight)
     assert not found_in(opened._replace(tensors={**opened.tensors, name: packed}), Recipe("as stored"))
@@ -130,7 +130,7 @@ def test_a_module_is_the_same_whether_its_stacks_were_read_or_made(
     opened = open_directory(published(name))
     assert found_in(opened)
     read = parameters(opened)
-    monkeypatch.setattr("runner.model.weights.load.find_stacks", lambda _, recipe: ({}, recipe))
+    monkeypatch.setattr("runner.model.weights.load.find_expert_stacks", lambda _, recipe: ({}, recipe))
     made = parameters(opened)
     assert read.keys() == made.keys()
     assert all(same(array, made[key]) for key, array in read.items())
@@ -146,13 +146,13 @@ def test_experts_that_an_old_release_stored_apart(
 ) -> None:
     """Words, scales and biases are a stack each."""
     stored = put(tmp_path, "qwen3-moe", published("qwen3-moe"), quantization, LAYOUTS["0.16"])
-    genuine, read = StackReader._read, []
+    genuine, read = ExpertReader._read, []
 
-    def noted(self: StackReader, parts: Sequence[Entry]) -> mx.array:
+    def noted(self: ExpertReader, parts: Sequence[HeaderEntry]) -> mx.array:
         read.append(len(parts))
         return genuine(self, parts)
 
-    monkeypatch.setattr(StackReader, "_read", noted)
+    monkeypatch.setattr(ExpertReader, "_read", noted)
     stored.assert_computes_what_the_source_does()
     assert read == [12] * 3 * roles
 
@@ -184,7 +184,7 @@ def write_experts(folder: Path, count: int = 5) -> tuple[list[Tensor], list[list
 
 def test_every_role_is_stacked_byte_for_byte(tmp_path: Path) -> None:
     tensors, roles = write_experts(tmp_path)
-    reader = StackReader()
+    reader = ExpertReader()
     for found, parts in zip(reader.read(tensors), roles, strict=True):
         assert found is not None
         assert found.dtype == parts[0].dtype
@@ -202,7 +202,7 @@ def test_a_system_that_reads_in_small_pieces_is_asked_again(tmp_path: Path, monk
             return super().readinto(memory[:7])
 
     tensors, roles = write_experts(tmp_path)
-    reader = StackReader()
+    reader = ExpertReader()
     reader.read(tensors)
     monkeypatch.setattr(Path, "open", lambda path, *_, **__: Slow(path))
     assert mx.array_equal(reader.read(tensors).weight, mx.stack(roles[0]))
@@ -217,7 +217,7 @@ def test_a_file_cut_while_it_is_read_is_named(
     opened = changed(opened, EXPERT.format(7), lambda entry: entry._replace(file=copy))
     genuine = expert_reader._starts
 
-    def cut(path: Path) -> dict[Entry, int]:
+    def cut(path: Path) -> dict[HeaderEntry, int]:
         starts = genuine(path)
         if path == copy:
             os.truncate(path, starts[opened.tensors[EXPERT.format(7)].weight] + 10)
@@ -255,12 +255,12 @@ def test_a_file_changed_since_it_was_opened_is_named(opened: OpenedModel, tmp_pa
 def test_reading_leaves_no_threads(opened: OpenedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     readers = []
 
-    class Kept(StackReader):
+    class Kept(ExpertReader):
         def __init__(self) -> None:
             super().__init__()
             readers.append(self)
 
-    monkeypatch.setattr("runner.model.weights.load.StackReader", Kept)
+    monkeypatch.setattr("runner.model.weights.load.ExpertReader", Kept)
     before = threading.active_count()
     load(opened)
     assert len(readers) == 1

@@ -1,6 +1,6 @@
 import mlx.core as mx
 
-from runner.sampling.seeds import Uniforms, random_keys
+from runner.sampling.random_numbers import Uniforms, random_keys
 from tests.unit.sampling.reference import splitmix64
 
 _LAST = (1 << 64) - 1

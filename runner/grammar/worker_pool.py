@@ -10,10 +10,10 @@ import msgspec
 
 from protocol.format import Format
 from runner.errors import RequestError
-from runner.grammar.fork_server import Forking, start_forking
+from runner.grammar.fork_server import ForkServer, start_fork_server
 from runner.grammar.guide import Grammar
-from runner.grammar.messages import COMPILE_S, Compile, Follow, Setup, State, packed
-from runner.grammar.worker import Beginning, Worker
+from runner.grammar.messages import COMPILE_S, Compile, CompilerSetup, Follow, State, encode_message
+from runner.grammar.worker import Worker, WorkerGrammar
 
 _UNDISTURBED_S = 0.25
 _MORE_PLACES = 4  # so that those who wait in the engine's queue have their formats compiled meanwhile
@@ -23,7 +23,7 @@ _WORKER_BYTES = 128 << 20
 _RECEIVE_BYTES = 1 << 20
 
 
-class Workers:
+class WorkerPool:
     """Compiles formats in processes that can be ended.
 
     Every answer that follows a grammar, and every format that is being compiled, has a worker of its own. Their number
@@ -33,7 +33,7 @@ class Workers:
     Owner: the event loop, but for `nbytes` and what it hands out.
     """
 
-    def __init__(self, setup: Setup, size: int, running: int) -> None:
+    def __init__(self, setup: CompilerSetup, size: int, running: int) -> None:
         """`size` is that of the vocabulary in tokens; at most `running` answers are computed at once."""
         self.worker_bytes = _WORKER_BYTES
         """The most memory that a worker may take."""
@@ -45,7 +45,7 @@ class Workers:
         self._compiling: dict[Worker, float] = {}  # since when, the oldest first
         self._busy: set[Worker] = set()
         self._kept: list[Worker] = []  # the one that was used last is the last
-        self._forking: asyncio.Task[Forking] | None = None
+        self._fork_server: asyncio.Task[ForkServer] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -76,11 +76,11 @@ class Workers:
                 grammar.set_exception(error)
             raise
         else:
-            ready = Beginning(worker, beginning, self._size)
+            ready = WorkerGrammar(worker, beginning, self._size)
             if grammar.set_running_or_notify_cancel():
                 grammar.set_result(ready)
             else:
-                ready.give_up()
+                ready.release()
 
     async def _worker(self, key: bytes) -> tuple[Worker, State]:
         """A worker that has compiled the format, and the beginning of an answer."""
@@ -132,19 +132,19 @@ class Workers:
     def _make_way(self, worker: Worker) -> None:
         """For everybody else's work. Raises RequestError if others wait for a worker, and this one, of those that
         compile, has done so for longest."""
-        if self._forking is not None:
-            self._forking.result().slow(worker.number)
+        if self._fork_server is not None:
+            self._fork_server.result().slow(worker.number)
         if self._waiting and worker is next(iter(self._compiling)):
             raise RequestError(f"Format: compiling it takes longer than {_UNDISTURBED_S} s while others wait for that")
 
     async def _fork(self, key: bytes) -> Worker:
         """A new worker, which begins to compile."""
         loop = asyncio.get_running_loop()
-        if self._forking is None or (self._forking.done() and not self._forking.result().alive):
-            self._forking = asyncio.create_task(start_forking(self._setup))
-        forking = await asyncio.shield(self._forking)
-        if forking.fault:
-            raise RequestError(forking.fault)
+        if self._fork_server is None or (self._fork_server.done() and not self._fork_server.result().alive):
+            self._fork_server = asyncio.create_task(start_fork_server(self._setup))
+        fork_server = await asyncio.shield(self._fork_server)
+        if fork_server.fault:
+            raise RequestError(fork_server.fault)
 
         def give_back(worker: Worker) -> None:
             loop.call_soon_threadsafe(self._take_back, worker)
@@ -153,10 +153,10 @@ class Workers:
             worker = Worker(key, next(self._numbers), self.worker_bytes, give_back)
         except OSError as error:
             raise RequestError(f"Format: no worker can be started to compile it: {error.strerror}", 503) from None
-        forking.fork(worker.number, worker.other_end)
+        fork_server.fork(worker.number, worker.other_end)
         worker.other_end.close()
         try:
-            await loop.sock_sendall(worker.channel, packed(Compile(key, worker.memory_bytes)))
+            await loop.sock_sendall(worker.channel, encode_message(Compile(key, worker.memory_bytes)))
         except OSError:
             self._end(worker)
             raise RequestError("Format: the process that was to compile it has ended; send it again", 503) from None
@@ -186,5 +186,5 @@ class Workers:
         """Whatever it is doing."""
         self._busy.discard(worker)
         worker.channel.close()
-        if self._forking is not None and self._forking.done():
-            self._forking.result().kill(worker.number)
+        if self._fork_server is not None and self._fork_server.done():
+            self._fork_server.result().kill(worker.number)

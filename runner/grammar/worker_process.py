@@ -30,11 +30,11 @@ from runner.grammar.messages import (
     ORDER,
     SLOW,
     Compile,
+    CompilerSetup,
     Follow,
-    Setup,
     State,
     body_length,
-    packed,
+    encode_message,
 )
 from runner.tokenizer import open_tokenizer
 
@@ -67,7 +67,7 @@ def serve(control: socket.socket) -> NoReturn:
                 try:
                     process = os.fork()
                 except OSError as error:
-                    channel.sendall(packed(State(error=f"Format: no process can be started: {error.strerror}")))
+                    channel.sendall(encode_message(State(error=f"Format: no process can be started: {error.strerror}")))
                     continue
                 if not process:
                     control.close()
@@ -78,7 +78,7 @@ def serve(control: socket.socket) -> NoReturn:
 def _open(control: socket.socket) -> Compiler:
     """Says whether it can compile; ends the process if it cannot."""
     try:
-        setup = _receive(control, Setup)
+        setup = _receive(control, CompilerSetup)
         files = {name: Path(os.fsdecode(path)) for name, path in setup.files.items()}
         tokenizer = open_tokenizer(
             lambda name: files[name].read_bytes() if name in files else None, merge_eos=setup.merge_eos
@@ -86,9 +86,9 @@ def _open(control: socket.socket) -> Compiler:
         compiler = Compiler(tokenizer, setup.vocab_size)
         compiler.vocabulary  # noqa: B018 - made here, and shared by all workers
     except Exception as error:
-        control.sendall(packed(State(error=f"Format: the model's tokenizer cannot be read again: {error}")))
+        control.sendall(encode_message(State(error=f"Format: the model's tokenizer cannot be read again: {error}")))
         os._exit(1)
-    control.sendall(packed(State()))
+    control.sendall(encode_message(State()))
     return compiler
 
 
@@ -118,7 +118,7 @@ def _work(channel: socket.socket, compiler: Compiler) -> NoReturn:
             state = State(error=f"Format: too large or too intricate to compile ({type(error).__name__})")
         signal.setitimer(signal.ITIMER_REAL, 0)
         took_s, nbytes = time.process_time() - started_s, _used_bytes() - before_bytes
-        channel.sendall(packed(msgspec.structs.replace(state, seconds=took_s, nbytes=nbytes)))
+        channel.sendall(encode_message(msgspec.structs.replace(state, seconds=took_s, nbytes=nbytes)))
         if steps is not None and took_s > _SLOW_STEP_S:
             os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
 

@@ -25,7 +25,7 @@ Defaults = dict[str, object]
 
 
 @contextmanager
-def arguments() -> Iterator[Defaults]:
+def fill_model_args() -> Iterator[Defaults]:
     """Yields the defaults of mlx-lm's classes that have counted so far. For the thread that owns MLX.
 
     Inside, reading a config raises ModelError that names the fields which have no default either.
@@ -43,7 +43,7 @@ def arguments() -> Iterator[Defaults]:
         setattr(BaseModelArgs, _METHOD, genuine)
 
 
-def counted(cls: type[Any], config: Mapping[str, object]) -> Defaults:
+def class_defaults(cls: type[Any], config: Mapping[str, object]) -> Defaults:
     """The defaults of `cls` for what `config` leaves out; those that are None say nothing."""
     defaults: Defaults = {}
     for field in dataclasses.fields(cls):
@@ -60,7 +60,7 @@ def _completed(cls: type[Any], config: Mapping[str, object], defaults: Defaults)
     """`config` with a null for each field that `cls` demands though it may be None; ModelError for the others."""
     told = dict(config)
     lacking = []
-    defaults |= counted(cls, config)
+    defaults |= class_defaults(cls, config)
     for field in dataclasses.fields(cls):
         if field.name in told or not _is_demanded(field):
             continue

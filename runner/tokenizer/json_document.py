@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from runner.errors import ModelError
-from runner.tokenizer.added import AddedToken
+from runner.tokenizer.added_tokens import AddedToken
 
 FILE = "tokenizer.json"
 _WIDEST_GAP = 1 << 17
@@ -40,7 +40,7 @@ class _Model(msgspec.Struct, frozen=True):
     byte_fallback: bool | None = None
 
 
-class Document(msgspec.Struct, frozen=True):
+class JsonDocument(msgspec.Struct, frozen=True):
     """The parts of `tokenizer.json` that are needed beside the file itself."""
 
     model: _Model
@@ -52,19 +52,19 @@ class Document(msgspec.Struct, frozen=True):
         return [AddedToken(entry.id, entry.content, entry.special is True) for entry in entries]
 
     @property
-    def needs_mending(self) -> bool:
+    def needs_repair(self) -> bool:
         """True for what the library refuses or reads in another way than the wire wants it."""
         return self.model.type is None or self.added_tokens is None or not all(e.literal for e in self.added_tokens)
 
 
-def parse_document(data: bytes) -> Document:
+def parse_document(data: bytes) -> JsonDocument:
     """Read `tokenizer.json`.
 
     Raises:
         ModelError: the JSON is broken, has an unexpected shape, or names a model type that no tokenizer knows.
     """
     try:
-        document = msgspec.json.decode(data, type=Document)
+        document = msgspec.json.decode(data, type=JsonDocument)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"parse tokenizer: {FILE}: {error}") from error
     kind = document.model.type
@@ -73,7 +73,7 @@ def parse_document(data: bytes) -> Document:
     return document
 
 
-def mended(data: bytes) -> bytes:
+def repaired(data: bytes) -> bytes:
     """Return `tokenizer.json` with every added token matched by its text alone, whatever its flags say.
 
     Missing flags are filled in, and a `null` in the place of the tokens or of the model's type is as if it were absent.

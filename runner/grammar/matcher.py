@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from runner.errors import RequestError
 from runner.grammar.messages import Follow, State
-from runner.grammar.panics import told_as_errors
+from runner.grammar.panics import panics_as_errors
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -19,7 +19,7 @@ _REASONS = {
 """What llguidance calls it, and what to do."""
 
 
-class Steps:
+class GrammarMatcher:
     """Takes one answer through its grammar, token by token.
 
     What the grammar leaves no choice about is spelled in the tokens that the tokenizer would make of it, whoever
@@ -41,7 +41,7 @@ class Steps:
     def _state(self, go: Callable[[], deque[int]]) -> State:
         forced: deque[int] = deque()
         try:
-            with told_as_errors():
+            with panics_as_errors():
                 forced = go()
                 if self._matcher.is_stopped() and not self._matcher.is_error():
                     return State([*forced], complete=True)

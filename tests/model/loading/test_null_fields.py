@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
 from runner.model.families import Config
-from runner.model.weights.assemble import build
+from runner.model.weights.assemble import build_module
 from runner.model.weights.load import load
 from scripts.tools.models.architectures import architectures, config, make_module, unserved
 from scripts.tools.models.checkpoints import TOKENIZER, config_of, make_weights, write_checkpoint, write_weights
@@ -58,7 +58,7 @@ def demanded(name: str) -> set[str]:
 def refusal(opened: OpenedModel) -> str:
     """What mlx-lm's classes lack; nothing if they take the config."""
     try:
-        build(opened)
+        build_module(opened)
     except ModelError as error:
         return str(error)
     return ""
@@ -76,7 +76,7 @@ def check(directory: Path, value: Config) -> None:
         if without is None or with_null is None:
             assert key in said or key == "rope_parameters", said  # of that, a field is named
         elif with_null.module_config != without.module_config:
-            module, _ = build(with_null)
+            module, _ = build_module(with_null)
             mx.eval(module(mx.array([[1, 2, 3]])))
         elif key in demanded(without.family.module):
             why = refusal(without)

@@ -22,7 +22,7 @@ _KINDS = {
 """Kind of media -> its tensors (a key of UNNEEDED), what describes them in config.json, the packages that serve it."""
 
 
-def media_of(model: OpenedModel, packages: Collection[str]) -> str:
+def ollama_media(model: OpenedModel, packages: Collection[str]) -> str:
     """The media that Ollama's runner takes for `model`, if these packages of it take any: `pictures`, `sound`,
     `pictures and sound`, or nothing.
 

@@ -16,10 +16,10 @@ _TEAM = 32
 
 def top_k(k: int, n: int) -> Callable[[mx.array], mx.array]:
     """Takes scores [B, n] to the ids, uint32 [B, k], of the candidates, in the order of this device. 0 < k < n."""
-    return ByPartition(k, n) if mx.default_device().type == mx.cpu else BySort(k, n)
+    return TopKByPartition(k, n) if mx.default_device().type == mx.cpu else TopKBySort(k, n)
 
 
-class ByPartition:
+class TopKByPartition:
     """The order of a CPU."""
 
     def __init__(self, k: int, _: int) -> None:
@@ -30,7 +30,7 @@ class ByPartition:
         return mx.argpartition(-scores, self._k - 1, axis=-1)[..., : self._k]
 
 
-class BySort:
+class TopKBySort:
     """The order of a GPU: by falling score.
 
     Sorting a whole vocabulary takes far longer than one look at each score. So the tokens of a large one form teams of

@@ -14,7 +14,7 @@ import pytest
 
 from protocol.format import ConstString, Format
 from runner.errors import RequestError
-from runner.grammar import Grammar, Guide, Setup, Workers, workers
+from runner.grammar import CompilerSetup, Grammar, Guide, WorkerPool, worker_pool
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from scripts.tools.soak.hostile_formats import FORMATS
 from tests.unit.grammar.walks import WORDS, bits, format_of, guide_of, opened
@@ -36,7 +36,7 @@ class Bench:
         for name, value in FILES.items():
             (directory / name).write_text(json.dumps(value))
         files = {name: os.fsencode(directory / name) for name in FILES}
-        self.workers = Workers(Setup(files, merge_eos=False, vocab_size=0), END + 1, running)
+        self.workers = WorkerPool(CompilerSetup(files, merge_eos=False, vocab_size=0), END + 1, running)
 
     async def grammar(self, wanted: Format) -> Grammar:
         return await asyncio.wait_for(asyncio.wrap_future(self.workers.compile(wanted)), PATIENCE_S)
@@ -45,17 +45,17 @@ class Bench:
         return (await self.grammar(wanted)).guide()
 
     @property
-    def forking(self) -> int:
+    def fork_server(self) -> int:
         """The process that forks."""
-        assert self.workers._forking is not None
-        process = self.workers._forking.result().process
+        assert self.workers._fork_server is not None
+        process = self.workers._fork_server.result().process
         assert process is not None
         return process.pid
 
     @property
     def processes(self) -> list[int]:
-        """Those of the workers."""
-        children = Path(f"/proc/{self.forking}/task/{self.forking}/children").read_text().split()
+        """Those of the worker_pool."""
+        children = Path(f"/proc/{self.fork_server}/task/{self.fork_server}/children").read_text().split()
         return [int(child) for child in children if "State:\tZ" not in Path(f"/proc/{child}/status").read_text()]
 
     async def until_there_are(self, count: int) -> None:
@@ -68,8 +68,8 @@ class Bench:
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
-    if bench.workers._forking is not None:
-        os.kill(bench.forking, signal.SIGKILL)
+    if bench.workers._fork_server is not None:
+        os.kill(bench.fork_server, signal.SIGKILL)
 
 
 def settled(guide: Guide) -> tuple[bool, list[int], bytes]:
@@ -113,12 +113,12 @@ async def test_of_the_same_format_several_answers_are_written_at_once(bench: Ben
 async def test_a_worker_is_kept_for_its_format_and_the_one_used_longest_ago_goes(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "_MOST_KEPT", 2)
+    monkeypatch.setattr(worker_pool, "_MOST_KEPT", 2)
 
     async def number(text: str) -> int:
         grammar = await bench.grammar(ConstString(text))
         (found,) = bench.workers._busy
-        grammar.give_up()
+        grammar.release()
         await asyncio.sleep(0)
         return found.number
 
@@ -130,10 +130,10 @@ async def test_a_worker_is_kept_for_its_format_and_the_one_used_longest_ago_goes
 async def test_what_is_kept_has_a_bound_in_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     large = format_of({"properties": {f"p{number}": {"type": "integer"} for number in range(300)}})
     for kept, most in ((1, 64 << 20), (0, 1)):
-        monkeypatch.setattr(workers, "_MOST_KEPT_BYTES", most)
+        monkeypatch.setattr(worker_pool, "_MOST_KEPT_BYTES", most)
         grammar = await bench.grammar(large)
         assert bench.workers.nbytes > 100_000
-        grammar.give_up()
+        grammar.release()
         await bench.until_there_are(kept)
         assert (bench.workers.nbytes > 0) == kept
 
@@ -187,9 +187,9 @@ async def test_more_than_there_are_places_for_wait_and_who_compiles_long_makes_w
     await asyncio.sleep(0.3)
     assert not late.done(), "both places are taken by grammars that wait for their answers"
     assert second.guide().forced(1) == [ord("b")], "which nothing takes from them"
-    first.give_up()
+    first.release()
     assert (await asyncio.wait_for(asyncio.wrap_future(late), PATIENCE_S)).guide().forced(1) == [ord("c")]
-    os.kill(bench.forking, signal.SIGKILL)
+    os.kill(bench.fork_server, signal.SIGKILL)
 
 
 async def test_a_worker_that_dies_ends_its_answer_only(bench: Bench) -> None:
@@ -209,7 +209,7 @@ async def test_a_worker_that_dies_ends_its_answer_only(bench: Bench) -> None:
 
 
 async def test_a_kept_worker_that_has_died_is_replaced(bench: Bench) -> None:
-    (await bench.grammar(ConstString("a"))).give_up()
+    (await bench.grammar(ConstString("a"))).release()
     await asyncio.sleep(0)
     os.kill(bench.processes[0], signal.SIGKILL)
     assert (await bench.guide(ConstString("a"))).forced(9) == [ord("a")]
@@ -217,7 +217,7 @@ async def test_a_kept_worker_that_has_died_is_replaced(bench: Bench) -> None:
 
 async def test_when_the_process_that_forks_dies_there_is_another_one(bench: Bench) -> None:
     guide = await bench.guide(ConstString("a"))
-    before = bench.forking
+    before = bench.fork_server
     os.kill(before, signal.SIGKILL)
     assert guide.forced(9) == [ord("a")], "workers live on"
     async with asyncio.timeout(PATIENCE_S):
@@ -225,7 +225,7 @@ async def test_when_the_process_that_forks_dies_there_is_another_one(bench: Benc
             with suppress(RequestError):  # it may have taken the order before it died
                 assert (await bench.guide(ConstString("b"))).forced(9) == [ord("b")]
                 break
-    assert bench.forking != before
+    assert bench.fork_server != before
 
 
 async def test_a_tokenizer_that_is_gone_is_told(tmp_path: Path) -> None:
@@ -239,16 +239,16 @@ async def test_everything_ends_when_the_runner_does(bench: Bench) -> None:
     guide = await bench.guide(ConstString("a"))
     endless = bench.workers.compile(ENDLESS)
     await bench.until_there_are(2)
-    processes = [bench.forking, *bench.processes]
-    assert bench.workers._forking is not None
-    control = bench.workers._forking.result().control
+    processes = [bench.fork_server, *bench.processes]
+    assert bench.workers._fork_server is not None
+    control = bench.workers._fork_server.result().control
     assert control is not None
     control.close()
     guide._source.channel.close()  # type: ignore[attr-defined]  # it is a worker
     with pytest.raises(RequestError):
         await asyncio.wait_for(asyncio.wrap_future(endless), PATIENCE_S)
-    bench.workers._forking.result().process.wait(PATIENCE_S)  # type: ignore[union-attr]  # there is one
+    bench.workers._fork_server.result().process.wait(PATIENCE_S)  # type: ignore[union-attr]  # there is one
     async with asyncio.timeout(PATIENCE_S):
         while any(os.path.exists(f"/proc/{process}") for process in processes):  # noqa: ASYNC240, PTH110
             await asyncio.sleep(0.05)
-    bench.workers._forking = None
+    bench.workers._fork_server = None

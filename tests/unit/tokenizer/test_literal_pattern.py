@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.tokenizer.literals import literal_pattern
+from runner.tokenizer.literal_pattern import literal_pattern
 
 
 def matches(texts: list[str], text: str) -> list[str]:

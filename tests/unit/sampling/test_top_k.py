@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from runner.sampling.candidates import ByPartition, BySort, top_k
+from runner.sampling.top_k import TopKByPartition, TopKBySort, top_k
 
 SIZES = [3, 63, 64, 65, 127, 640, 1000, 4096, 5003, 5120, 32768]
 
@@ -38,19 +38,19 @@ def test_the_order_of_a_gpu_is_by_falling_score_and_then_by_id(vocabulary: int, 
     k = min(k, vocabulary - 1)
     scores = scored(vocabulary, values)
     expected = np.argsort(-np.array(scores), axis=-1, kind="stable")[:, :k]
-    assert BySort(k, vocabulary)(scores).tolist() == expected.tolist()
+    assert TopKBySort(k, vocabulary)(scores).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("order", [ByPartition, BySort])
-def test_the_order_of_a_row_does_not_depend_on_the_others(order: type[ByPartition] | type[BySort]) -> None:
+@pytest.mark.parametrize("order", [TopKByPartition, TopKBySort])
+def test_the_order_of_a_row_does_not_depend_on_the_others(order: type[TopKByPartition] | type[TopKBySort]) -> None:
     scores = scored(5003, 200)
     together = order(40, 5003)(scores)
     assert together.tolist() == [order(40, 5003)(row[None])[0].tolist() for row in scores]
 
 
-@pytest.mark.parametrize(("device", "order"), [(mx.cpu, ByPartition), (mx.gpu, BySort)])
+@pytest.mark.parametrize(("device", "order"), [(mx.cpu, TopKByPartition), (mx.gpu, TopKBySort)])
 def test_each_device_has_its_own_order(
-    device: mx.DeviceType, order: type[ByPartition] | type[BySort], monkeypatch: pytest.MonkeyPatch
+    device: mx.DeviceType, order: type[TopKByPartition] | type[TopKBySort], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(device))
     assert isinstance(top_k(2, 8), order)
@@ -66,5 +66,5 @@ def test_a_gpu_does_not_sort_a_large_vocabulary_whole(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(mx, "argsort", watched)
     for vocabulary in (4096, 32768):
-        BySort(40, vocabulary)(mx.zeros((1, vocabulary)))
+        TopKBySort(40, vocabulary)(mx.zeros((1, vocabulary)))
     assert sizes == [4096, 32768 // 32, 40 * 32]

@@ -16,7 +16,7 @@ _MOST_CHARACTERS = 1000
 _LENIENT = '; with "x-guidance": {"lenient": true} in the schema, what is not supported is passed over'
 
 
-def explained(error: str, wanted: Format) -> str:
+def explain_error(error: str, wanted: Format) -> str:
     """Why `wanted` does not compile, in the words of llguidance, and where in it the fault is if that can be told."""
     if isinstance(wanted, Lark):
         return _clipped(error.strip())

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.format import ConstString
 from runner.errors import RequestError
-from runner.grammar.explain import explained
+from runner.grammar.explain_error import explain_error
 from tests.unit.grammar.walks import bytes_tokenizer, guide_of
 
 BAD = {"type": "strin"}
@@ -100,4 +100,4 @@ def test_one_that_is_too_large_to_compile_is_told_so() -> None:
     assert "schema too large" in told(
         {"type": "object", "properties": {f"p{number}": GOOD for number in range(20_000)}}
     )
-    assert explained("panic: assertion failed: n < 10", ConstString("")).startswith("too large or too intricate")
+    assert explain_error("panic: assertion failed: n < 10", ConstString("")).startswith("too large or too intricate")

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from runner.model.packing import AFFINE_BITS, AFFINE_GROUPS, FLOAT_MODES, Packing, packing
+from runner.model.packing import AFFINE_BITS, AFFINE_GROUPS, FLOAT_MODES, Packing, find_packing
 
 WIDTHS = (128, 256, 384, 2048, 5120)
 
@@ -12,10 +12,10 @@ WIDTHS = (128, 256, 384, 2048, 5120)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_legal_packing_is_recognized(width: int) -> None:
     for bits, group_size in itertools.product(AFFINE_BITS, AFFINE_GROUPS):
-        found = packing(width, width * bits // 32, width // group_size, byte_scales=False)
+        found = find_packing(width, width * bits // 32, width // group_size, byte_scales=False)
         assert found == Packing(bits, group_size, "affine")
     for (bits, group_size), mode in FLOAT_MODES.items():
-        found = packing(width, width * bits // 32, width // group_size, byte_scales=True)
+        found = find_packing(width, width * bits // 32, width // group_size, byte_scales=True)
         assert found == Packing(bits, group_size, mode)
 
 
@@ -42,4 +42,4 @@ def test_packed_words_and_scales_never_have_one_shape(width: int) -> None:
     ],
 )
 def test_what_no_quantizer_makes_is_none(width: int, words: int, groups: int, byte_scales: bool) -> None:
-    assert packing(width, words, groups, byte_scales=byte_scales) is None
+    assert find_packing(width, words, groups, byte_scales=byte_scales) is None

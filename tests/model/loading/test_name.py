@@ -171,11 +171,11 @@ def test_a_very_long_word_is_no_directory_and_no_name(tmp_path: Path) -> None:
 def test_a_store_that_is_closed_to_us_is_told_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stat = Path.stat
 
-    def refuse(path: Path, **options: bool) -> os.stat_result:
+    def raise_fault(path: Path, **options: bool) -> os.stat_result:
         if path.name == "latest":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return stat(path, **options)
 
-    monkeypatch.setattr(Path, "stat", refuse)
+    monkeypatch.setattr(Path, "stat", raise_fault)
     with pytest.raises(ModelError, match=r"^read manifest: open .*latest: permission denied$"):
         open_model("demo", tmp_path)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from runner.errors import ModelError
-from runner.tokenizer.added import AddedToken, configured_tokens
+from runner.tokenizer.added_tokens import AddedToken, configured_tokens
 
 PIECES = ["<unk>", "<s>", "</s>", "hello"]
 

@@ -20,7 +20,7 @@ others that keep it among the layers have taken over."""
 _LISTED = 6
 
 
-def beyond_the_last(names: Iterable[str], config: Config) -> dict[str, str]:
+def extra_layers(names: Iterable[str], config: Config) -> dict[str, str]:
     """The tensors of layers that `config`, the text model's, does not count, each with the name of its layer."""
     count = config.get("num_hidden_layers")
     if type(count) is not int or count <= 0:
@@ -29,7 +29,7 @@ def beyond_the_last(names: Iterable[str], config: Config) -> dict[str, str]:
     return {name: match[1] for name, match in found if match and int(match[2]) >= count}
 
 
-def check_beyond(beyond: Mapping[str, str], config: Config) -> None:
+def check_extra_layers(beyond: Mapping[str, str], config: Config) -> None:
     """Raises ModelError that names the layers beyond the last that predict nothing."""
     predictors = {layer for name, layer in beyond.items() if _PREDICTOR.match(name)}
     stray = sorted(set(beyond.values()) - predictors, key=lambda layer: int(layer.rpartition(".")[2]))
@@ -41,7 +41,7 @@ def check_beyond(beyond: Mapping[str, str], config: Config) -> None:
         )
 
 
-def check_count(text: Config, family: Family, tensors: Mapping[str, Tensor]) -> None:
+def check_layer_count(text: Config, family: Family, tensors: Mapping[str, Tensor]) -> None:
     """Compares the number of layers before any is built: a hostile number would be a very large module."""
     found = {int(match[1]) for match in map(_ANYWHERE.match, tensors) if match}
     for field in _COUNTS:
@@ -49,7 +49,7 @@ def check_count(text: Config, family: Family, tensors: Mapping[str, Tensor]) -> 
         if type(wanted) is int and wanted <= 0:
             raise ModelError(f"config.json: invalid {field}: {wanted}")
         # Elsewhere layers may be called otherwise, or have no tensors at all; but not most of them.
-        if not isinstance(wanted, int) or wanted <= (len(found) if family.has_row else len(tensors)):
+        if not isinstance(wanted, int) or wanted <= (len(found) if family.is_listed else len(tensors)):
             continue
         missing = next(index for index in range(wanted) if index not in found)
         raise ModelError(f"config.json: {field} is {wanted}, the model holds {len(found)}: layer {missing} is missing")

@@ -39,30 +39,30 @@ _BYTES: Final = _byte_table()
 _ALPHABET: Final = frozenset(map(chr, _BYTES))
 
 
-def plain_piece(piece: str) -> bytes:
+def plain_bytes(piece: str) -> bytes:
     """The text itself."""
     return piece.encode("utf-8", "replace")
 
 
-def byte_level_piece(piece: str) -> bytes:
+def byte_level_bytes(piece: str) -> bytes:
     """Characters mapped back to bytes; an entry with any other character stands for its own text."""
     if not _ALPHABET.issuperset(piece):
-        return plain_piece(piece)
+        return plain_bytes(piece)
     return piece.translate(_BYTES).encode("latin-1")
 
 
-def spaced_piece(piece: str) -> bytes:
+def spaced_bytes(piece: str) -> bytes:
     """A word of a vocabulary of words."""
-    return plain_piece(f" {piece}")
+    return plain_bytes(f" {piece}")
 
 
-def byte_piece(piece: str) -> bytes | None:
+def fallback_byte(piece: str) -> bytes | None:
     """The byte that `<0xNN>` stands for; None for another text."""
     match = _BYTE_PIECE.fullmatch(piece)
     return bytes.fromhex(match[1]) if match else None
 
 
-def decoded_piece(decoder: Decoder, *, byte_fallback: bool) -> PieceDecoder:
+def bytes_by_decoder(decoder: Decoder, *, byte_fallback: bool) -> PieceDecoder:
     """Let `decoder` read each piece between two neighbours; what it does at the ends of a text is left out.
 
     So a token's bytes do not depend on where it stands: the space before the first word belongs to the answer, and a
@@ -72,9 +72,9 @@ def decoded_piece(decoder: Decoder, *, byte_fallback: bool) -> PieceDecoder:
     after = len(pair) - len(_NEIGHBOUR)  # WordPiece sets a space before a neighbour
 
     def decode(piece: str) -> bytes:
-        if byte_fallback and (byte := byte_piece(piece)) is not None:
+        if byte_fallback and (byte := fallback_byte(piece)) is not None:
             return byte
-        return plain_piece(decoder.decode([_NEIGHBOUR, piece, _NEIGHBOUR])[len(_NEIGHBOUR) : -after])
+        return plain_bytes(decoder.decode([_NEIGHBOUR, piece, _NEIGHBOUR])[len(_NEIGHBOUR) : -after])
 
     return decode
 
@@ -87,19 +87,19 @@ def piece_decoder(backend: tokenizers.Tokenizer, *, byte_fallback: bool) -> Piec
     if decoder is not None:
         types = _types(decoder)
         if "ByteLevel" in types:
-            return byte_level_piece
-        return decoded_piece(decoder, byte_fallback=byte_fallback or "ByteFallback" in types)
+            return byte_level_bytes
+        return bytes_by_decoder(decoder, byte_fallback=byte_fallback or "ByteFallback" in types)
     types = _types(backend.pre_tokenizer)
     if "ByteLevel" in types:
-        return byte_level_piece
+        return byte_level_bytes
     if isinstance(model, models.Unigram) or "Metaspace" in types or byte_fallback:
-        return decoded_piece(decoders.Metaspace(), byte_fallback=byte_fallback)
+        return bytes_by_decoder(decoders.Metaspace(), byte_fallback=byte_fallback)
     if isinstance(model, models.WordPiece):
-        return decoded_piece(decoders.WordPiece(model.continuing_subword_prefix, cleanup=False), byte_fallback=False)
+        return bytes_by_decoder(decoders.WordPiece(model.continuing_subword_prefix, cleanup=False), byte_fallback=False)
     if isinstance(model, models.BPE):
         suffix = model.end_of_word_suffix
-        return decoded_piece(decoders.BPEDecoder(suffix), byte_fallback=False) if suffix else byte_level_piece
-    return spaced_piece
+        return bytes_by_decoder(decoders.BPEDecoder(suffix), byte_fallback=False) if suffix else byte_level_bytes
+    return spaced_bytes
 
 
 def _types(component: Decoder | PreTokenizer | None) -> set[str]:
