@@ -1,4 +1,7 @@
-"""`config.json`: read, checked, and mended where mlx-lm would read it differently from what it says (store.md, 3)."""
+"""`config.json`: read, checked, and mended where mlx-lm would read it differently from what it says.
+
+See docs/internals/store.md, 3.
+"""
 
 import copy
 import json

@@ -1,6 +1,7 @@
 """How a packed tensor was quantized, from shapes alone.
 
-Metadata is wrong or absent in real stores (store.md, 2.4); the shapes cannot be: the module knows its input width.
+Metadata is wrong or absent in real stores (docs/internals/store.md, 2.4); the shapes cannot be: the module knows its
+input width.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Start an installed Ollama whose MLX models run on this runner. The installation is not touched.
 
-A host starts its runners as its own executable, which it looks up whenever it needs one (protocol.md 1.2): on Linux
-where `/proc/self/exe` points to, on macOS where the path by which it was started leads to. So it is started from a
-private directory, under a path that leads to the host while it starts and to a shim from then on:
+A host starts its runners as its own executable, which it looks up whenever it needs one (docs/internals/wire.md, 1.2):
+on Linux where `/proc/self/exe` points to, on macOS where the path by which it was started leads to. So it is started
+from a private directory, under a path that leads to the host while it starts and to a shim from then on:
 
 * Linux (`descriptor`): Ollama's executable, linked or copied to that path, is opened; the shim is renamed over it; what
   was opened is executed. `/proc/self/exe` names the shim from the host's first instruction on.

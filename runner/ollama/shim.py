@@ -1,4 +1,4 @@
-"""The script that a host finds in place of its own executable (protocol.md 1.2, 1.3, 11)."""
+"""The script that a host finds in place of its own executable (docs/internals/wire.md, 1.2, 1.3, 11)."""
 
 import os
 import shlex

@@ -14,7 +14,7 @@ from runner.sampling.sample import Details, Sample, Wish
 class Sampler:
     """The sampler of one request: called once for each token, in order, on the engine's thread.
 
-    The order is fixed (protocol.md, section 4): what the grammar forbids; penalties; greedy if the temperature is 0;
+    The order is fixed (docs/internals/wire.md, 4): what the grammar forbids; penalties; greedy if the temperature is 0;
     top-k; softmax of score/temperature; top-p; min-p; draw. Each call takes the token of the call before as part of the
     history, whether or not anybody has read it yet.
     """

@@ -1,4 +1,7 @@
-"""Which ids begin and end a text: three files have a say, the first that names one wins (`protocol.md` section 2.8)."""
+"""Which ids begin and end a text: three files have a say, the first that names one wins.
+
+See docs/internals/wire.md, 2.8.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Bytes to text while the bytes are still arriving, with the rules of a Go host (`protocol.md` section 5)."""
+"""Bytes to text while the bytes are still arriving, with the rules of a Go host (docs/internals/wire.md, 5)."""
 
 import codecs
 from typing import Final

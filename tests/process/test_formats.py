@@ -1,4 +1,7 @@
-"""Structured output of the running process, as a host asks for it and as a person does (protocol.md, 8.4 and 11)."""
+"""Structured output of the running process, as a host asks for it and as a person does.
+
+See docs/internals/wire.md, 8.4 and 11.
+"""
 
 import asyncio
 import json

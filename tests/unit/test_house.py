@@ -1,4 +1,4 @@
-"""Who may import whom, and who alone may know what (design, section 2)."""
+"""Who may import whom, and who alone may know what."""
 
 import ast
 from collections.abc import Collection, Iterator

@@ -1,4 +1,4 @@
-"""Ollama's model names and where a store keeps their manifests (store.md, sections 1.1 to 1.3)."""
+"""Ollama's model names and where a store keeps their manifests (docs/internals/store.md, 1.1 to 1.3)."""
 
 import os
 import re

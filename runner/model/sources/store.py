@@ -1,4 +1,7 @@
-"""Ollama's store: a manifest names blobs, one blob holds one logical tensor or one JSON file (store.md, 1 and 2)."""
+"""Ollama's store: a manifest names blobs, one blob holds one logical tensor or one JSON file.
+
+See docs/internals/store.md, 1 and 2.
+"""
 
 import json
 import re

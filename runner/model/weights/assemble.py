@@ -1,7 +1,7 @@
 """From arrays to an mlx-lm module: its `sanitize`, its quantized layers, and a check of every parameter.
 
 Nothing here evaluates anything, so the same functions run first on placeholders of the right shapes, before a byte of
-weights is read, and then on the real arrays (store.md, section 0, steps 6 to 10).
+weights is read, and then on the real arrays (docs/internals/store.md, 0, steps 6 to 10).
 """
 
 import copy

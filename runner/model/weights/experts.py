@@ -1,6 +1,7 @@
 """The experts of a layer: a tensor each, or all of them stacked; a module's `sanitize` knows one of the two forms.
 
-Ollama stacks what its source kept apart, and named the stacks differently over time (store.md, sections 1.6 and 3).
+Ollama stacks what its source kept apart, and named the stacks differently over time (docs/internals/store.md, 1.6 and
+3).
 """
 
 import re

@@ -1,8 +1,9 @@
 """Packed tensors through mlx-lm's `sanitize`, whose methods know plain weights.
 
 They rename, drop, stack and split, which does the same to words, scales and biases: so each role goes through on its
-own, under the plain names (store.md, section 0, step 7). What a method does to the packed axis itself (it transposes
-it, multiplies it) has no such form: these tensors are unpacked first. Which ones is found by trial, on placeholders.
+own, under the plain names (docs/internals/store.md, 0, step 7). What a method does to the packed axis itself (it
+transposes it, multiplies it) has no such form: these tensors are unpacked first. Which ones is found by trial, on
+placeholders.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Quantized layers with a global scale, as NVIDIA's nvfp4 exports want them (store.md, section 2.5).
+"""Quantized layers with a global scale, as NVIDIA's nvfp4 exports want them (docs/internals/store.md, 2.5).
 
 MLX's own layers have none that works everywhere. Here the product is multiplied, in float32.
 """

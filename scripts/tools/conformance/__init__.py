@@ -1,4 +1,4 @@
-"""The conformance suite: every case of protocol.md section 9 and the facts of section 11, against any runner.
+"""The conformance suite: every case of docs/internals/wire.md, 9 and 11, against any runner.
 
 A case is an async function that takes a `Target`: a runner as one generation of hosts sees it. No pytest in here
 (tests/tools/conformance/test_conformance.py and scripts/conformance both run the same cases):

@@ -55,7 +55,7 @@ UTF8_VECTORS: tuple[tuple[tuple[bytes, ...], tuple[str, ...]], ...] = (
     ((b"\xf4\x90\x80\x80",), ("\ufffd\ufffd\ufffd\ufffd",)),
     ((b"\xf0\x9f\x98", b"\xe3", b"\x81\x93"), ("\ufffd\ufffd\ufffd", "こ")),
 )
-"""Token bytes and what each flush emits (protocol.md 5); vector n follows the marker `<utf8-n>`."""
+"""Token bytes and what each flush emits (docs/internals/wire.md, 5); vector n follows the marker `<utf8-n>`."""
 
 
 def _scores(**scores: float) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""The facts of section 11: what hosts after August 2026 add."""
+"""What hosts after August 2026 add (docs/internals/wire.md, 11)."""
 
 import json
 import signal

@@ -1,8 +1,8 @@
 """Serve a model through this runner with Ollama's own interface, without Ollama.
 
-A host as in tests/host starts the runner as an Ollama of the chosen generation does, keeps it, evicts it and answers
-/api/generate, /api/chat, /api/tags, /api/ps, /api/show and /api/version: curl, the `ollama` program and what else
-speaks to Ollama can use it.
+A host as in scripts/tools/host/lib starts the runner as an Ollama of the chosen generation does, keeps it, evicts it
+and answers /api/generate, /api/chat, /api/tags, /api/ps, /api/show and /api/version: curl, the `ollama` program and
+what else speaks to Ollama can use it.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""How each generation of Ollama's store lays out a published model (store.md, section 1.6).
+"""How each generation of Ollama's store lays out a published model (docs/internals/store.md, 1.6).
 
 `plan` decides, as `ollama create` did in that release, what tensors are called, which are packed and which lie
 together in one blob. It knows the published names only; nothing here comes from mlx-lm.

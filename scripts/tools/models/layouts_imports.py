@@ -1,6 +1,7 @@
 """How `ollama create` lays out checkpoints that somebody else packed: MLX's own, ModelOpt's, compressed-tensors'.
 
-Nothing is packed again, and today nothing stacked; one blob per weight, its companions renamed (store.md, 2.4, 2.5, 5).
+Nothing is packed again, and today nothing stacked; one blob per weight, its companions renamed
+(docs/internals/store.md, 2.4, 2.5, 5).
 """
 
 import re

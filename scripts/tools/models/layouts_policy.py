@@ -1,4 +1,4 @@
-"""Which type `ollama create -q` gives each tensor, release by release (store.md, sections 1.6 and 5)."""
+"""Which type `ollama create -q` gives each tensor, release by release (docs/internals/store.md, 1.6 and 5)."""
 
 import math
 import re

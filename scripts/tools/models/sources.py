@@ -1,4 +1,4 @@
-"""Tiny models as Hugging Face publishes them, one per form that `ollama create` may meet (store.md, section 3).
+"""Tiny models as Hugging Face publishes them, one per form that `ollama create` may meet (docs/internals/store.md, 3).
 
 Tensor names, shapes, values and `config.json` are the source's own, not mlx-lm's. Every width is a multiple of 64 and
 almost every matrix has 1024 elements or more, so that Ollama's policy quantizes what it quantizes in a large model.

@@ -1,4 +1,7 @@
-"""Writes models into an Ollama-style store, as `ollama create --experimental` does (store.md, sections 1, 2, 5)."""
+"""Writes models into an Ollama-style store, as `ollama create --experimental` does.
+
+See docs/internals/store.md, 1, 2, 5.
+"""
 
 import hashlib
 import json

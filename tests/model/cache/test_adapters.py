@@ -9,6 +9,8 @@ Guards, the mutation each is there for, and the test that kills it:
 * as on the first day  reset() to what it was when distrusted       test_a_distrusted_layer_keeps_its_object_...
 * copy-out at reset    the stack's reset() without page_out         test_a_reset_copies_out_every_kind_of_layer
 * copy-out before      the stack's forward() without page_out       test_snapshots_do_not_change_what_a_model_says
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 import mlx.core as mx
@@ -97,12 +99,12 @@ def test_a_distrusted_layer_keeps_its_object_and_forgets_to_the_first_day(kind: 
 # --- lists of layers
 
 
-def test_leaves_come_in_the_order_of_the_model_once_and_without_holes() -> None:  # C47
+def test_leaves_come_in_the_order_of_the_model_once_and_without_holes() -> None:  # scenario 47
     a, b, c, d = KVCache(), ArraysCache(1), RotatingKVCache(4), KVCache()
     assert list(flatten([CacheList(a, b), None, c, CacheList(CacheList(d), a)])) == [a, b, c, d]
 
 
-def test_a_reset_keeps_every_object() -> None:  # C47
+def test_a_reset_keeps_every_object() -> None:  # scenario 47
     inner, outer = KVCache(), ArraysCache(2)
     pair = CacheList(outer, inner)
     sequence = SequenceLayers([pair])
@@ -114,7 +116,7 @@ def test_a_reset_keeps_every_object() -> None:  # C47
     assert (inner.offset, inner.keys, outer[0], sequence.offset, sequence.nbytes) == (0, None, None, 0, 0)
 
 
-def test_a_reset_copies_out_every_kind_of_layer() -> None:  # C31
+def test_a_reset_copies_out_every_kind_of_layer() -> None:  # scenario 31
     sequence = SequenceLayers([make() for make in leaves.KINDS.values()])
     _write(sequence, 6)
     snapshots = [taken(state) for state in sequence.states]
@@ -167,7 +169,7 @@ class Run:
 
 @pytest.mark.parametrize("generic", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_restored_model_goes_on_where_it_was(kind: str, generic: bool) -> None:  # C46, C48
+def test_a_restored_model_goes_on_where_it_was(kind: str, generic: bool) -> None:  # scenarios 46 and 48
     """41 tokens, a snapshot, 30 foreign tokens, back: bit-equal to a run with the same forwards (a window that is read
     token by token comes back in another order of its sums, so the first forward after the restore is a chunk). Only a
     chunk comes back without the tokens that are hidden from attention, whose zeros change the order of the sums."""
@@ -197,7 +199,7 @@ def test_a_restored_model_goes_on_where_it_was(kind: str, generic: bool) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_snapshots_do_not_change_what_a_model_says(kind: str) -> None:  # C44
+def test_snapshots_do_not_change_what_a_model_says(kind: str) -> None:  # scenario 44
     """One after every forward; each then leads to the same logits as the first time."""
     model = tiny(kind)
     lengths = [17, 20, 1, 1, 2, 19]

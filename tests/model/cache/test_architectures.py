@@ -6,6 +6,8 @@ Guards, the mutation each is there for, and the test that kills it:
 * every one that runs    one in the table of those that do not                     test_what_cannot_run_is_known
 * restored layers        a restore that leaves foreign keys, values or states      test_a_prompt_comes_back_from...
 * sensitive weights      weights with which the past does not matter               test_a_prompt_comes_back_from...
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 import re
@@ -33,7 +35,7 @@ EDITED = [*PROMPT, *words(9, seed=5)]
 
 
 @every_architecture
-def test_a_prompt_comes_back_from_the_cache_after_another(name: str) -> None:  # C48
+def test_a_prompt_comes_back_from_the_cache_after_another(name: str) -> None:  # scenario 48
     tiny = build(name)
     _check_sensitive(tiny)
     _check_served(tiny, make_cache("trie", tiny.make_layers))
@@ -42,7 +44,7 @@ def test_a_prompt_comes_back_from_the_cache_after_another(name: str) -> None:  #
 @pytest.mark.slow
 @every_architecture
 def test_a_prompt_comes_back_where_no_class_of_layers_is_known(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same with the generic adapter alone."""  # C46
+    """The same with the generic adapter alone."""  # scenario 46
     monkeypatch.setattr("runner.cache.layers._ADAPTERS", {})
     tiny = build(name)
     _check_served(tiny, make_cache("trie", tiny.make_layers))

@@ -6,6 +6,8 @@ the trie, its snapshots and the layers are checked against each other.
 
 `test_the_machine_notices_a_wrong_state` shows that a single wrong entry does not pass; the mutations that single tests
 kill are listed in the files of those tests.
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 from collections.abc import Callable, Iterator

@@ -18,6 +18,8 @@ Guards, the mutation each is there for, and the test that kills it:
 * moved at once        restore() that leaves the snapshots owned    test_going_back_to_a_conversation_needs_room_for_...
 * layer by layer       forward() that copies out all layers first   test_leaving_a_conversation_needs_room_for_one_layer
 * layer by layer       reset() that rewinds all layers first        test_leaving_a_conversation_needs_room_for_one_layer
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 import gc
@@ -128,7 +130,7 @@ class Users:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_counted_is_what_is_held(kind: str) -> None:  # 71
+def test_what_is_counted_is_what_is_held(kind: str) -> None:  # scenario 71
     """Three conversations take turns, with some that are cut short or fail; afterwards only the model is left."""
     users = Users(tiny(kind))
     conversations = [users.tokens(40) for _ in range(3)]
@@ -162,7 +164,7 @@ def test_what_is_evicted_is_freed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mamba2", "falcon_h1", "qwen3_next", "gemma3", "llama4", "deepseek_v41"])
-def test_a_long_prefill_leaves_states_behind_and_no_forward(kind: str) -> None:  # 72
+def test_a_long_prefill_leaves_states_behind_and_no_forward(kind: str) -> None:  # scenario 72
     """Convolution states are slices of what the forward made of 2048 tokens (Ollama #16698)."""
     users = Users(tiny(kind), first_distance=4096)
     users.ask(users.tokens(2052), say=2, chunk=2048)
@@ -172,7 +174,7 @@ def test_a_long_prefill_leaves_states_behind_and_no_forward(kind: str) -> None: 
 
 
 @pytest.mark.parametrize("kind", ["llama", "mamba2", "falcon_h1", "qwen3_next", "gemma3", "llama4"])
-def test_a_cancelled_prefill_leaves_no_forward_behind(kind: str) -> None:  # 72
+def test_a_cancelled_prefill_leaves_no_forward_behind(kind: str) -> None:  # scenario 72
     """Nor where no other forward follows. (What the generic adapter serves may: nobody knows what it is a slice of.)"""
     users = Users(tiny(kind), first_distance=4096)
     users.ask(users.tokens(2052), chunk=2048, accident=Accident("cancel", 1))
@@ -181,7 +183,7 @@ def test_a_cancelled_prefill_leaves_no_forward_behind(kind: str) -> None:  # 72
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "deepseek_v32"])
-def test_one_head_with_little_room_to_spare_shares_nothing(kind: str) -> None:  # 73
+def test_one_head_with_little_room_to_spare_shares_nothing(kind: str) -> None:  # scenario 73
     """Of 256 entries 252 are used, which mx.contiguous would hand out as they are, and with them the whole buffer."""
     users = Users(tiny(kind))
     users.ask(conversation := users.tokens(250), say=2)
@@ -286,7 +288,7 @@ def test_leaving_a_conversation_needs_room_for_one_layer() -> None:
     users.ask(a)
 
 
-def test_the_first_token_after_a_restore_moves_no_buffer() -> None:  # 74
+def test_the_first_token_after_a_restore_moves_no_buffer() -> None:  # scenario 74
     users, (a, b, _) = _two_long_and_a_short()
     layer = 3072 * users.token_bytes // LAYERS
     for conversation in (a, b, a):
@@ -295,7 +297,7 @@ def test_the_first_token_after_a_restore_moves_no_buffer() -> None:  # 74
 
 
 @pytest.mark.parametrize("common", [1500, 2500, 2900, 3000])
-def test_the_first_token_after_a_rewind_moves_no_buffer(common: int) -> None:  # 74
+def test_the_first_token_after_a_rewind_moves_no_buffer(common: int) -> None:  # scenario 74
     """What is copied out lets go of the buffers at once, and where they were cut some room was left."""
     users, (_, b, _) = _two_long_and_a_short()
     users.ask(b + users.tokens(1), say=0)

@@ -10,6 +10,8 @@ Guards, the mutation each is there for, and the test that kills it:
 * clock                     advance() does not look at the offsets           test_a_layer_with_another_clock...
 * count after a rewind      level() leaves the count as it was             test_a_divergence_equals_a_run...
 * settle                    no settle() at close                             test_a_closed_session_leaves_nothing...
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 import mlx.core as mx
@@ -86,7 +88,7 @@ def test_a_divergence_equals_a_run_without_a_cache(kind: str, common: int) -> No
 
 
 @pytest.mark.parametrize("kind", RECURRENT)
-def test_recurrent_layers_compute_all_again_for_the_same_prompt(kind: str) -> None:  # A3
+def test_recurrent_layers_compute_all_again_for_the_same_prompt(kind: str) -> None:  # scenario 3
     model = tiny(kind)
     cache = SingleEntryCache(model.make_layers)
     prompt = words(30)
@@ -97,7 +99,7 @@ def test_recurrent_layers_compute_all_again_for_the_same_prompt(kind: str) -> No
 
 
 @pytest.mark.parametrize("length", [WINDOW - 6, WINDOW - 4, WINDOW - 3, WINDOW, 2 * WINDOW + 5])
-def test_a_divergence_inside_a_full_window_computes_all_again(length: int) -> None:  # A13
+def test_a_divergence_inside_a_full_window_computes_all_again(length: int) -> None:  # scenario 13
     """4 tokens are said, so the record ends at length + 4. mlx-lm's own trim of a wrapped window is wrong by several
     units of logit here, without an error."""
     model = tiny("gemma3")
@@ -128,7 +130,7 @@ def test_a_window_that_was_rewound_goes_on_as_if_never_filled(cut: int, chunk: i
 
 
 @pytest.mark.parametrize(("common", "cached"), [(39, 39), (33, 33), (32, 32), (31, 0), (20, 0)])
-def test_a_chunk_goes_back_to_its_start_and_no_further(common: int, cached: int) -> None:  # A14
+def test_a_chunk_goes_back_to_its_start_and_no_further(common: int, cached: int) -> None:  # scenario 14
     """The record ends at 44, in the third chunk of 16; forwards of 7 have dropped what lies before."""
     model = tiny("llama4")
     assert CHUNK == 16
@@ -143,7 +145,7 @@ def test_a_chunk_goes_back_to_its_start_and_no_further(common: int, cached: int)
 
 
 @every_kind
-def test_a_cancelled_prefill_is_continued(kind: str) -> None:  # A10
+def test_a_cancelled_prefill_is_continued(kind: str) -> None:  # scenario 10
     model = tiny(kind)
     cache = SingleEntryCache(model.make_layers)
     prompt = words(50)
@@ -158,7 +160,7 @@ def test_a_cancelled_prefill_is_continued(kind: str) -> None:  # A10
 @pytest.mark.parametrize("accident", ["cancel", "skip", "break", "poison"])
 @pytest.mark.parametrize("at", [1, 4, 6])
 def test_after_an_accident_in_any_forward_the_next_answer_is_right(kind: str, accident: str, at: int) -> None:
-    """Forwards 0 to 3 are prefill, 4 is the last token of the prompt, the others are sampled tokens."""  # A11
+    """Forwards 0 to 3 are prefill, 4 is the last token of the prompt, the others are sampled tokens."""  # scenario 11
     model = tiny(kind)
     cache = SingleEntryCache(model.make_layers)
     prompt = words(26)
@@ -174,7 +176,7 @@ def test_after_an_accident_in_any_forward_the_next_answer_is_right(kind: str, ac
 
 
 @every_kind
-def test_a_layer_ahead_at_close_is_levelled_or_all_is_freed(kind: str) -> None:  # A12
+def test_a_layer_ahead_at_close_is_levelled_or_all_is_freed(kind: str) -> None:  # scenario 12
     model = tiny(kind)
     cache = SingleEntryCache(model.make_layers)
     prompt = words(20)
@@ -249,7 +251,7 @@ def test_freed_layers_free_their_memory(kind: str) -> None:
 
 
 @every_kind
-def test_layers_are_the_same_objects_for_good(kind: str) -> None:  # C47
+def test_layers_are_the_same_objects_for_good(kind: str) -> None:  # scenario 47
     """A model may hold one of them."""
     model = tiny(kind)
     cache = SingleEntryCache(model.make_layers)

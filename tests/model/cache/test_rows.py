@@ -18,6 +18,8 @@ Guards, the mutation each is there for, and the test that kills it:
 * a join that broke     sessions appended before the batch is made      test_a_join_that_breaks_leaves_both_as_they_were
 * what it takes         nbytes without the batch                        test_a_batch_leaves_no_memory_behind
 * who can               batchable of the first layer only               test_one_layer_that_cannot_is_enough
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 import gc
@@ -435,7 +437,7 @@ def active() -> int:
 
 
 @every_kind
-def test_a_batch_leaves_no_memory_behind(kind: str) -> None:  # 84
+def test_a_batch_leaves_no_memory_behind(kind: str) -> None:  # scenario 84
     """What is counted is what is held, in the batch and after it: nothing keeps the batch alive but its rows."""
     model = tiny(kind)
     warm = Sessions(model, PROMPTS[:3])

@@ -9,6 +9,8 @@ Guards, the mutation each is there for, and the test that kills it:
 * exactly the window    TailState.restore takes all that there is         test_a_conversation_comes_back_at_any_length
 * the way above         _fill never takes the whole window                test_a_window_is_whole_where_the_way_...
 * kept on every exit    a cancelled prefill drops what it computed        test_a_prompt_that_times_out_again_...
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 from math import ceil
@@ -69,14 +71,14 @@ def _comes_back(length: int, tail: int, say: int) -> None:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_conversation_comes_back_at_any_length_of_its_window(length: int) -> None:  # F80
+def test_a_conversation_comes_back_at_any_length_of_its_window(length: int) -> None:  # scenario 80
     for tail in (1, 2, 3):
         _comes_back(length, tail, say=0)
         _comes_back(length, tail, say=3)
 
 
 @pytest.mark.slow
-def test_a_conversation_comes_back_at_every_length_of_its_window() -> None:  # F80
+def test_a_conversation_comes_back_at_every_length_of_its_window() -> None:  # scenario 80
     for length in range(1, 131):
         for tail in (1, 2, 3):
             _comes_back(length, tail, say=0)
@@ -98,7 +100,7 @@ def test_a_window_is_whole_where_the_way_above_has_a_gap() -> None:
 
 
 @every_kind
-def test_a_prompt_that_times_out_again_and_again_is_finished(kind: str) -> None:  # D66
+def test_a_prompt_that_times_out_again_and_again_is_finished(kind: str) -> None:  # scenario 66
     model = tiny(kind)
     cache = TrieCache(model.make_layers)
     prompt = words(120)

@@ -9,6 +9,8 @@ Guards, the mutation each is there for, and the test that kills it:
 * the store             absorb() or join() write into what is kept      test_three_in_a_batch_answer_as_each_alone
 * own copies            a restore takes what is live in another stack   test_three_in_a_batch_answer_as_each_alone
 * a part of a prompt    what a removed request has read is dropped      test_what_a_removed_request_has_read_is_kept
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -131,7 +133,7 @@ def joined(rows: Sequence[Row]) -> None:
 
 
 @pytest.mark.parametrize("kind", BATCHABLE)
-def test_three_in_a_batch_answer_as_each_alone(kind: str) -> None:  # 84
+def test_three_in_a_batch_answer_as_each_alone(kind: str) -> None:  # scenario 84
     """They share a prefix that is kept; what is kept does not change while they run, but for what they add."""
     model = tiny(kind)
     cache = TrieCache(model.make_layers)
@@ -170,7 +172,7 @@ def test_three_in_a_batch_answer_as_each_alone(kind: str) -> None:  # 84
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_removed_request_has_read_is_kept(kind: str) -> None:  # 84
+def test_what_a_removed_request_has_read_is_kept(kind: str) -> None:  # scenario 84
     """While others, who go on, hold the same prefix; at once by a retry, and by somebody who leaves it earlier."""
     model = tiny(kind)
     cache = TrieCache(model.make_layers, points=TurnCheckpoints(gap=3, first_distance=16))

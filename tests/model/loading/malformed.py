@@ -1,4 +1,4 @@
-"""Every way to break a store (store.md, section 6): how to do it, and the whole line that must come of it.
+"""Every way to break a store (docs/internals/store.md, 6): how to do it, and the whole line that must come of it.
 
 The names of the cases are the ids of the tests. Each starts from the same sound llama, `tiny`.
 """

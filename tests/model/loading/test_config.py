@@ -1,4 +1,7 @@
-"""Where mlx-lm reads a `config.json` differently from what it says: silently wrong logits, mostly (store.md, 3)."""
+"""Where mlx-lm reads a `config.json` differently from what it says: silently wrong logits, mostly.
+
+See docs/internals/store.md, 3.
+"""
 
 import copy
 import json

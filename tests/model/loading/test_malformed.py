@@ -1,4 +1,7 @@
-"""Every broken store is refused before weights are read, in one line that names the thing (store.md, section 6)."""
+"""Every broken store is refused before weights are read, in one line that names the thing.
+
+See docs/internals/store.md, 6.
+"""
 
 import re
 import time

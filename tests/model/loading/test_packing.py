@@ -1,4 +1,7 @@
-"""The parameters of a packed tensor follow from shapes, uniquely, once the input width is known (store.md, 2.4)."""
+"""The parameters of a packed tensor follow from shapes, uniquely, once the input width is known.
+
+See docs/internals/store.md, 2.4.
+"""
 
 import itertools
 

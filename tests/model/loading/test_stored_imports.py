@@ -1,4 +1,7 @@
-"""Checkpoints that came packed: what they hold is computed, whatever config and metadata say (store.md, 2.4, 2.5)."""
+"""Checkpoints that came packed: what they hold is computed, whatever config and metadata say.
+
+See docs/internals/store.md, 2.4, 2.5.
+"""
 
 import json
 import shutil

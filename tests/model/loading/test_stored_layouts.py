@@ -1,4 +1,6 @@
-"""What older releases of Ollama wrote still loads: library models keep the form that they were made in (store.md, 1.6).
+"""What older releases of Ollama wrote still loads: library models keep the form that they were made in.
+
+See docs/internals/store.md, 1.6.
 
 A release is tested with what it changed, and with the families that it was first to know. Qwen 3.5 was cast to bfloat16
 on the way from 0.18.2 to 0.30, so its sources are in bfloat16, and its dense experts run in float32 after loading.
@@ -118,7 +120,7 @@ def keys(name: str, release: str, quantization: Quantization | None, published: 
 
 
 def test_the_names_of_each_release(published: Published) -> None:
-    """store.md, 1.6, row by row."""
+    """docs/internals/store.md, 1.6, row by row."""
     layer = "model.layers.1.mlp"
     assert f"{layer}.experts.3.up_proj.weight.scale" in keys("glm4-moe-lite", "0.16", "int4", published)
     assert f"{layer}.switch_mlp.up_proj.weight.scale" in keys("glm4-moe-lite", "0.18.3", "int8", published)

@@ -164,7 +164,7 @@ class Bench:
         self.check_cache()
 
     def check_cache(self) -> None:
-        """Design, section 5, while nothing runs."""
+        """The invariants of docs/internals/cache.md, 1, while nothing runs."""
         assert self.running.idle
         assert not self.running._spoiled
         cache = self.cache

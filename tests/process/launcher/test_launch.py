@@ -1,4 +1,6 @@
-"""`scripts/ollama-serve` with a stand-in that looks itself up and spawns as an Ollama host does (protocol.md 1.2, 1.3).
+"""`scripts/ollama-serve` with a stand-in that looks itself up and spawns as an Ollama host does.
+
+See docs/internals/wire.md, 1.2, 1.3.
 
 Both ways of starting are tried here: the one for macOS with the stand-in told to go by the path that it was started by.
 """

@@ -1,4 +1,4 @@
-"""Lines are decoded, or dropped, as a host's Go decoder does it (protocol.md 2.4, 6)."""
+"""Lines are decoded, or dropped, as a host's Go decoder does it (docs/internals/wire.md, 2.4, 6)."""
 
 import json
 

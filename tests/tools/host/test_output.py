@@ -1,4 +1,4 @@
-"""The output scanner finds what a host of each version finds, and nothing else (protocol.md 1.6)."""
+"""The output scanner finds what a host of each version finds, and nothing else (docs/internals/wire.md, 1.6)."""
 
 import pytest
 

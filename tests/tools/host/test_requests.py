@@ -1,4 +1,4 @@
-"""Request bodies, byte for byte as observed with the host's real client (protocol.md 2.2)."""
+"""Request bodies, byte for byte as observed with the host's real client (docs/internals/wire.md, 2.2)."""
 
 import json
 

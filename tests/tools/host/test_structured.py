@@ -1,4 +1,7 @@
-"""Structured output in two passes, and thinking told from content, on a scripted server (protocol.md 8.4)."""
+"""Structured output in two passes, and thinking told from content, on a scripted server.
+
+See docs/internals/wire.md, 8.4.
+"""
 
 import asyncio
 import json

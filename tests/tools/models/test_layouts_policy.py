@@ -1,4 +1,7 @@
-"""The types that Ollama chooses, so that the stores of the tests are mixed as real ones are (store.md, section 5)."""
+"""The types that Ollama chooses, so that the stores of the tests are mixed as real ones are.
+
+See docs/internals/store.md, 5.
+"""
 
 import pytest
 

@@ -21,6 +21,8 @@ Guards, the mutation each is there for, and the test that kills it:
 * fitting buffer       any buffer that is large enough is used      test_a_buffer_of_a_much_longer_conversation_is_left
 * no copy of it all    restore into a fitting buffer by a new one   test_a_restore_into_a_fitting_buffer_allocates_...
 * room back            trim() that leaves the buffer                test_room_is_given_back
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 from typing import cast
@@ -68,7 +70,7 @@ def state(request: pytest.FixtureRequest) -> LayerState:
 
 
 @pytest.mark.parametrize("count", [10, 256])  # 256 fill the buffer, which could be kept as it is
-def test_a_rewind_and_a_write_leave_every_snapshot_intact(state: LayerState, count: int) -> None:  # C29
+def test_a_rewind_and_a_write_leave_every_snapshot_intact(state: LayerState, count: int) -> None:  # scenario 29
     write(state, count)
     whole, snapshot = taken(state), taken(state, 5)
     state.rewind(5)
@@ -82,7 +84,7 @@ def test_a_rewind_and_a_write_leave_every_snapshot_intact(state: LayerState, cou
 
 
 def test_a_write_across_two_snapshots_leaves_both_intact(state: LayerState) -> None:
-    """The first write after the rewind ends in the middle of one of them; the next one goes beyond both."""  # C30
+    """Scenario 30: the first write after the rewind ends in the middle of one; the next one goes beyond both."""
     write(state, 30)
     first, second = taken(state, 10, 20), taken(state, 20)
     state.rewind(5)
@@ -93,7 +95,7 @@ def test_a_write_across_two_snapshots_leaves_both_intact(state: LayerState) -> N
 
 
 def test_every_write_after_a_rewind_copies_out(state: LayerState) -> None:
-    """A snapshot was live before one write and the next, which is after another rewind (Ollama 144893850)."""  # C30
+    """Scenario 30: live before one write and the next, which is after another rewind (Ollama commit 144893850)."""
     write(state, 30)
     snapshots = [taken(state, start, start + 10) for start in (0, 10, 20)]
     for to in (20, 10):
@@ -119,7 +121,7 @@ def test_what_lies_before_a_write_stays_live(state: LayerState) -> None:
     assert kept(snapshot) == list(range(10, 20))
 
 
-def test_a_reset_copies_out_what_is_live() -> None:  # C31
+def test_a_reset_copies_out_what_is_live() -> None:  # scenario 31
     for kind in SLICEABLE:
         sequence, (state,) = _sequence(kind, 30)
         snapshots = [taken(state, 0, 10), taken(state, 10)]
@@ -130,7 +132,7 @@ def test_a_reset_copies_out_what_is_live() -> None:  # C31
         assert write(state, 2) == [0, 1]
 
 
-def test_a_reset_copies_out_what_lies_behind_the_offset() -> None:  # C31
+def test_a_reset_copies_out_what_lies_behind_the_offset() -> None:  # scenario 31
     for kind in ROOM:
         sequence, (state,) = _sequence(kind, 30)
         snapshot = taken(state, 10)
@@ -143,7 +145,7 @@ def test_a_reset_copies_out_what_lies_behind_the_offset() -> None:  # C31
 # --- restored
 
 
-def test_slices_need_what_comes_before_them(state: LayerState) -> None:  # C26
+def test_slices_need_what_comes_before_them(state: LayerState) -> None:  # scenario 26
     write(state, 10)
     snapshot = taken(state, 5)
     state.rewind(0)
@@ -174,7 +176,7 @@ def test_slices_follow_each_other(state: LayerState) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 5, 255, 256, 257, 300, 512])
-def test_slices_come_back_bit_by_bit(state: LayerState, count: int) -> None:  # C27, C45
+def test_slices_come_back_bit_by_bit(state: LayerState, count: int) -> None:  # scenarios 27 and 45
     write(state, count)
     before = _bits(state)
     snapshot = paged_out(state)
@@ -189,7 +191,7 @@ def test_slices_come_back_bit_by_bit(state: LayerState, count: int) -> None:  # 
     assert write(state, 300) == list(range(count + 301))
 
 
-def test_a_part_comes_back_by_a_cut(state: LayerState) -> None:  # C27: what was a clamp is a cut here
+def test_a_part_comes_back_by_a_cut(state: LayerState) -> None:  # scenario 27: what was a clamp is a cut here
     write(state, 300)
     whole = paged_out(state)
     for to in (299, 256, 1):
@@ -208,7 +210,7 @@ def test_a_part_comes_back_by_a_cut(state: LayerState) -> None:  # C27: what was
     assert ledger(state) == (1, whole.nbytes)
 
 
-def test_both_halves_come_back_one_after_the_other(state: LayerState) -> None:  # C28
+def test_both_halves_come_back_one_after_the_other(state: LayerState) -> None:  # scenario 28
     write(state, 300)
     whole = paged_out(state)
     size = whole.nbytes
@@ -226,7 +228,7 @@ def test_both_halves_come_back_one_after_the_other(state: LayerState) -> None:  
     assert ledger(state) == (2, 0)
 
 
-def test_halves_join_into_the_whole(state: LayerState) -> None:  # C28, B19
+def test_halves_join_into_the_whole(state: LayerState) -> None:  # scenarios 28 and 19
     write(state, 30)
     first, second = taken(state, 0, 20), taken(state, 20)
     with pytest.raises(ValueError, match="do not meet"):
@@ -261,7 +263,7 @@ def test_a_live_half_and_an_owned_one_join(state: LayerState, live: int) -> None
     assert ledger(state) == (1, joined.nbytes)
 
 
-def test_a_live_whole_is_cut_and_joined_in_place(state: LayerState) -> None:  # C32
+def test_a_live_whole_is_cut_and_joined_in_place(state: LayerState) -> None:  # scenario 32
     write(state, 30)
     first, second = taken(state).split(20)
     assert first is not None
@@ -276,7 +278,7 @@ def test_a_live_whole_is_cut_and_joined_in_place(state: LayerState) -> None:  # 
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_a_hole_leaves_nothing(state: LayerState, live: bool) -> None:  # B25
+def test_a_hole_leaves_nothing(state: LayerState, live: bool) -> None:  # scenario 25
     write(state, 30)
     alone = taken(state, 20)
     if not live:
@@ -288,7 +290,7 @@ def test_a_hole_leaves_nothing(state: LayerState, live: bool) -> None:  # B25
 
 
 @pytest.mark.parametrize("kind", ROOM)
-def test_what_is_still_there_is_not_written_again(kind: str) -> None:  # C32
+def test_what_is_still_there_is_not_written_again(kind: str) -> None:  # scenario 32
     state = layer(kind)
     write(state, 3000)
     parts = [taken(state, 0, 1000), taken(state, 1000, 2000), taken(state, 2000)]
@@ -389,7 +391,7 @@ def test_a_rewound_layer_goes_on_with_what_it_stored(state: LayerState) -> None:
 
 
 @pytest.mark.parametrize("kind", ROOM)
-def test_the_first_write_after_a_restore_moves_nothing(kind: str) -> None:  # 74
+def test_the_first_write_after_a_restore_moves_nothing(kind: str) -> None:  # scenario 74
     state = layer(kind)
     write(state, 4000)
     snapshot = paged_out(state)

@@ -14,6 +14,8 @@ Guards, the mutation each is there for, and the test that kills it:
 * failed forward            _failed not set in forward()              test_after_a_failed_forward_nothing_is_believed
 * broken state              an error of settle() passes             test_a_state_that_cannot_be_computed_at_close...
 * salt                      salt not compared                         test_another_salt_shares_nothing
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 import logging
@@ -34,7 +36,7 @@ recurrent = pytest.mark.parametrize("family", ["R", "P"])
 
 
 @everyone
-def test_the_first_request_computes_everything(family: str) -> None:  # A1
+def test_the_first_request_computes_everything(family: str) -> None:  # scenario 1
     conversation = Conversation(family)
     session = conversation.turn(PROMPT, ANSWER)
     assert (session.cached, session.matched, session.miss) == (0, 0, Miss.EMPTY)
@@ -42,7 +44,7 @@ def test_the_first_request_computes_everything(family: str) -> None:  # A1
 
 
 @everyone
-def test_an_extension_computes_only_what_is_new(family: str) -> None:  # A2
+def test_an_extension_computes_only_what_is_new(family: str) -> None:  # scenario 2
     conversation = Conversation(family)
     conversation.turn(PROMPT, ANSWER)
     session = conversation.turn([*PROMPT, *ANSWER, 9, 9, 9])
@@ -60,7 +62,7 @@ def test_ten_turns_compute_every_token_once(family: str) -> None:
     assert conversation.record == history
 
 
-def test_the_same_prompt_again_computes_one_token() -> None:  # A3
+def test_the_same_prompt_again_computes_one_token() -> None:  # scenario 3
     conversation = Conversation("K")
     conversation.turn(PROMPT)
     session = conversation.turn(PROMPT)
@@ -68,7 +70,7 @@ def test_the_same_prompt_again_computes_one_token() -> None:  # A3
 
 
 @recurrent
-def test_a_recurrent_layer_forgets_everything_for_the_same_prompt_again(family: str) -> None:  # A3
+def test_a_recurrent_layer_forgets_everything_for_the_same_prompt_again(family: str) -> None:  # scenario 3
     conversation = Conversation(family)
     conversation.turn(PROMPT)
     session = conversation.turn(PROMPT)
@@ -76,7 +78,7 @@ def test_a_recurrent_layer_forgets_everything_for_the_same_prompt_again(family: 
 
 
 @pytest.mark.parametrize(("length", "cached"), [(2, 1), (3, 0), (8, 0)])
-def test_a_window_goes_back_only_until_it_is_full(length: int, cached: int) -> None:  # A3
+def test_a_window_goes_back_only_until_it_is_full(length: int, cached: int) -> None:  # scenario 3
     conversation = Conversation("S")
     conversation.turn(PROMPT[:length], ANSWER)
     session = conversation.turn(PROMPT[:length])
@@ -85,7 +87,7 @@ def test_a_window_goes_back_only_until_it_is_full(length: int, cached: int) -> N
 
 
 @pytest.mark.parametrize(("family", "cached"), [("K", 5), ("S", 0), ("R", 0), ("P", 0)])
-def test_a_divergence_keeps_the_common_prefix(family: str, cached: int) -> None:  # A4
+def test_a_divergence_keeps_the_common_prefix(family: str, cached: int) -> None:  # scenario 4
     conversation = Conversation(family)
     conversation.turn(PROMPT)
     session = conversation.turn([1, 2, 3, 4, 5, 11, 12, 13])
@@ -93,7 +95,7 @@ def test_a_divergence_keeps_the_common_prefix(family: str, cached: int) -> None:
 
 
 @pytest.mark.parametrize(("family", "cached"), [("K", 4), ("S", 0), ("R", 0), ("P", 0)])
-def test_a_shorter_prompt_computes_its_last_token(family: str, cached: int) -> None:  # A5
+def test_a_shorter_prompt_computes_its_last_token(family: str, cached: int) -> None:  # scenario 5
     conversation = Conversation(family)
     conversation.turn(PROMPT)
     session = conversation.turn(PROMPT[:5])
@@ -101,7 +103,7 @@ def test_a_shorter_prompt_computes_its_last_token(family: str, cached: int) -> N
 
 
 @everyone
-def test_an_unrelated_prompt_starts_from_nothing(family: str) -> None:  # A6
+def test_an_unrelated_prompt_starts_from_nothing(family: str) -> None:  # scenario 6
     conversation = Conversation(family)
     conversation.turn(PROMPT)
     session = conversation.turn([31, 32, 33], [34])
@@ -110,7 +112,7 @@ def test_an_unrelated_prompt_starts_from_nothing(family: str) -> None:  # A6
 
 
 @everyone
-def test_an_empty_prompt_is_refused_and_touches_nothing(family: str) -> None:  # A7
+def test_an_empty_prompt_is_refused_and_touches_nothing(family: str) -> None:  # scenario 7
     conversation = Conversation(family)
     conversation.turn(PROMPT, ANSWER)
     with pytest.raises(ValueError, match="at least one token"):
@@ -119,7 +121,7 @@ def test_an_empty_prompt_is_refused_and_touches_nothing(family: str) -> None:  #
 
 
 @everyone
-def test_a_prompt_of_one_token_is_always_computed(family: str) -> None:  # A8
+def test_a_prompt_of_one_token_is_always_computed(family: str) -> None:  # scenario 8
     conversation = Conversation(family)
     assert conversation.turn([1]).cached == 0
     session = conversation.turn([1])
@@ -127,7 +129,7 @@ def test_a_prompt_of_one_token_is_always_computed(family: str) -> None:  # A8
 
 
 @everyone
-def test_a_cancel_before_the_first_chunk_records_nothing(family: str) -> None:  # A9
+def test_a_cancel_before_the_first_chunk_records_nothing(family: str) -> None:  # scenario 9
     conversation = Conversation(family)
     conversation.cancelled_prefill(PROMPT, after_chunks=0)
     assert conversation.record == []
@@ -135,7 +137,7 @@ def test_a_cancel_before_the_first_chunk_records_nothing(family: str) -> None:  
 
 
 @everyone
-def test_a_cancel_before_the_first_chunk_keeps_the_prefix(family: str) -> None:  # A9
+def test_a_cancel_before_the_first_chunk_keeps_the_prefix(family: str) -> None:  # scenario 9
     conversation = Conversation(family)
     conversation.turn(PROMPT, ANSWER)
     longer = [*PROMPT, *ANSWER, *range(40, 50)]
@@ -145,7 +147,7 @@ def test_a_cancel_before_the_first_chunk_keeps_the_prefix(family: str) -> None: 
 
 
 @everyone
-def test_a_cancelled_prefill_is_continued(family: str) -> None:  # A10
+def test_a_cancelled_prefill_is_continued(family: str) -> None:  # scenario 10
     conversation = Conversation(family)
     prompt = list(range(1, 4 * CHUNK + 3))
     conversation.cancelled_prefill(prompt, after_chunks=2)
@@ -164,7 +166,7 @@ def test_a_client_with_a_timeout_gets_there_in_the_end(family: str) -> None:
 
 @everyone
 @pytest.mark.parametrize("said", range(4))
-def test_a_generation_that_ends_keeps_all_it_said(family: str, said: int) -> None:  # A11
+def test_a_generation_that_ends_keeps_all_it_said(family: str, said: int) -> None:  # scenario 11
     conversation = Conversation(family)
     answer = [20, 21, 22, 23][:said]
     conversation.turn(PROMPT, answer)
@@ -182,7 +184,7 @@ def _gone_at(stop: int) -> Callable[[int], None]:
 
 @everyone
 @pytest.mark.parametrize("stop", range(3))
-def test_a_token_that_was_never_recorded_is_not_claimed(family: str, stop: int) -> None:  # A11
+def test_a_token_that_was_never_recorded_is_not_claimed(family: str, stop: int) -> None:  # scenario 11
     """The forward of a token ran, and something broke before the token was recorded: the layers are one ahead."""
     conversation = Conversation(family)
     answer = [20, 21, 22]
@@ -192,7 +194,7 @@ def test_a_token_that_was_never_recorded_is_not_claimed(family: str, stop: int) 
     assert conversation.turn([*PROMPT, *answer, 9]).cached == kept
 
 
-def test_a_layer_ahead_at_close_is_levelled() -> None:  # A12
+def test_a_layer_ahead_at_close_is_levelled() -> None:  # scenario 12
     conversation = Conversation("K")
 
     def ahead(sequence: SequenceLayers) -> None:
@@ -206,7 +208,7 @@ def test_a_layer_ahead_at_close_is_levelled() -> None:  # A12
 @pytest.mark.parametrize("family", ["S", "R", "P"])
 def test_a_layer_ahead_at_close_that_cannot_go_back_frees_all(
     family: str, caplog: pytest.LogCaptureFixture
-) -> None:  # A12
+) -> None:  # scenario 12
     conversation = Conversation(family)
 
     def ahead(sequence: SequenceLayers) -> None:
@@ -264,7 +266,7 @@ def test_a_state_that_cannot_be_computed_at_close_is_freed(
 
 
 @everyone
-def test_another_salt_shares_nothing(family: str) -> None:  # A15
+def test_another_salt_shares_nothing(family: str) -> None:  # scenario 15
     conversation = Conversation(family)
     conversation.turn(PROMPT, ANSWER, salt="adapter-a")
     session = conversation.turn([*PROMPT, *ANSWER, 9], salt="adapter-b")
@@ -274,7 +276,7 @@ def test_another_salt_shares_nothing(family: str) -> None:  # A15
 
 
 @everyone
-def test_clearing_forgets_everything(family: str) -> None:  # A15
+def test_clearing_forgets_everything(family: str) -> None:  # scenario 15
     conversation = Conversation(family)
     conversation.turn(PROMPT, ANSWER)
     conversation.cache.clear()

@@ -21,6 +21,8 @@ Guards, the mutation each is there for, and the test that kills it:
 * moved all the same   _write() that pages in nothing               test_spans_from_everywhere_make_one_layer
 * joined to bytes      _stays_live() for any two that are live      test_what_is_live_in_two_layers_is_joined_to_bytes
 * no hold on a layer   snapshots with the layer's own needs()       test_a_snapshot_that_owns_its_bytes_holds_no_layer
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 import gc
@@ -82,7 +84,7 @@ def forward(state: LayerState, first: int) -> None:
         (slice(0, 512), 8),  # all of it
     ],
 )
-def test_a_copy_keeps_no_other_buffer_alive(cut: slice, heads: int, dtype: mx.Dtype) -> None:  # C45
+def test_a_copy_keeps_no_other_buffer_alive(cut: slice, heads: int, dtype: mx.Dtype) -> None:  # scenario 45
     before = mx.get_active_memory()
     parent = (mx.zeros((1, heads, 512, 64)) + 1).astype(dtype)
     mx.eval(parent)
@@ -97,7 +99,7 @@ def test_a_copy_keeps_no_other_buffer_alive(cut: slice, heads: int, dtype: mx.Dt
 
 def test_a_copy_of_a_whole_buffer_is_another_buffer() -> (
     None
-):  # C45: nothing is there to be released, but much to share
+):  # scenario 45: nothing is there to be released, but much to share
     parent = mx.zeros((1, 1, 512, 64)) + 1
     mx.eval(parent)
     before = mx.get_active_memory()
@@ -108,7 +110,7 @@ def test_a_copy_of_a_whole_buffer_is_another_buffer() -> (
 
 @pytest.mark.parametrize("heads", [1, 8])
 @pytest.mark.parametrize("kind", ["plain", "window", "generic", "chunk", "arrays"])
-def test_what_is_copied_out_keeps_no_buffer_alive(kind: str, heads: int) -> None:  # C45, 73
+def test_what_is_copied_out_keeps_no_buffer_alive(kind: str, heads: int) -> None:  # scenarios 45 and 73
     """Two heads or one, much to spare or a little: the bytes counted are the bytes held."""
     leaves = {"window": RotatingKVCache(4096), "chunk": ChunkedKVCache(4096), "generic": Unknown(), "plain": KVCache()}
     leaf = leaves.get(kind) or ArraysCache(2)
@@ -154,7 +156,7 @@ def test_copying_out_is_evaluated_at_once(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_live_snapshot_costs_nothing(kind: str) -> None:  # C32, B24
+def test_a_live_snapshot_costs_nothing(kind: str) -> None:  # scenarios 32 and 24
     state = layer(kind)
     write(state, 6)
     mx.eval(state.arrays())
@@ -267,7 +269,7 @@ def test_a_restore_of_a_tail_copies_it(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_ledger_counts_at_every_step(kind: str) -> None:  # B24
+def test_the_ledger_counts_at_every_step(kind: str) -> None:  # scenario 24
     state = layer(kind)
     write(state, 6)
     first = taken(state)
@@ -293,7 +295,7 @@ def test_the_ledger_counts_at_every_step(kind: str) -> None:  # B24
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_closed_is_not_copied_out(kind: str) -> None:  # B24
+def test_what_is_closed_is_not_copied_out(kind: str) -> None:  # scenario 24
     state = layer(kind)
     write(state, 6)
     taken(state).close()
@@ -364,7 +366,7 @@ def test_a_cut_lets_go_of_the_whole() -> None:
 @pytest.mark.parametrize("at", [-1, 0, 30, 31])
 @pytest.mark.parametrize("live", [True, False])
 @pytest.mark.parametrize("kind", SLICEABLE)
-def test_a_cut_lies_within(kind: str, live: bool, at: int) -> None:  # B18
+def test_a_cut_lies_within(kind: str, live: bool, at: int) -> None:  # scenario 18
     state = layer(kind)
     write(state, 30)
     snapshot = taken(state) if live else paged_out(state)

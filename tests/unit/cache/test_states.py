@@ -16,6 +16,8 @@ Guards, the mutation each is there for, and the test that kills it:
 * deep copies          copy.copy of the attributes                  test_a_subclass_gets_the_generic_adapter
 * a first day        reset() to the attributes themselves         test_a_subclass_gets_the_generic_adapter
 * nobody's word        asking is_trimmable() or trim()              test_a_subclass_gets_the_generic_adapter
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 from collections.abc import Callable
@@ -44,7 +46,7 @@ def state(request: pytest.FixtureRequest) -> LayerState:
 # --- one offset
 
 
-def test_a_state_stands_for_its_offset_only(state: LayerState) -> None:  # C41
+def test_a_state_stands_for_its_offset_only(state: LayerState) -> None:  # scenario 41
     write(state, 7)
     snapshot = taken(state, 3)
     assert (snapshot.start, snapshot.stop, state.needs(7)) == (6, 7, 6)
@@ -85,7 +87,7 @@ def test_a_state_takes_its_own_kind_only(state: LayerState) -> None:
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_a_state_is_not_cut(state: LayerState, live: bool) -> None:  # C41, B18
+def test_a_state_is_not_cut(state: LayerState, live: bool) -> None:  # scenarios 41 and 18
     write(state, 7)
     snapshot = taken(state) if live else paged_out(state)
     for at in (0, 1, 3, 6):
@@ -99,7 +101,7 @@ def test_a_state_is_not_cut(state: LayerState, live: bool) -> None:  # C41, B18
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_of_two_states_the_later_one_stays(state: LayerState, live: bool) -> None:  # B21, B25
+def test_of_two_states_the_later_one_stays(state: LayerState, live: bool) -> None:  # scenarios 21 and 25
     write(state, 4)
     earlier = taken(state)
     write(state, 3)
@@ -115,7 +117,7 @@ def test_of_two_states_the_later_one_stays(state: LayerState, live: bool) -> Non
     assert held(state) == list(range(7))
 
 
-def test_every_stop_of_a_prefill_is_a_state_of_its_own(state: LayerState) -> None:  # C42
+def test_every_stop_of_a_prefill_is_a_state_of_its_own(state: LayerState) -> None:  # scenario 42
     stops: list[Snapshot] = []
     for count in (4, 1, 6, 2):
         write(state, count)
@@ -168,7 +170,7 @@ def test_a_restored_state_belongs_to_no_batch() -> None:
 
 @pytest.mark.parametrize("adapter", [adapted, lambda leaf: GenericState(leaf, Ledger())])
 def test_a_convolution_state_keeps_no_forward_alive(adapter: Callable[[object], LayerState]) -> None:
-    """mamba2's is a slice of what the forward made."""  # 72
+    """mamba2's is a slice of what the forward made."""  # scenario 72
     leaf = ArraysCache(1)
     state = adapter(leaf)
     forward = mx.zeros((1, 4000, 64)) + 1
@@ -203,7 +205,7 @@ class Strange(KVCache):
         raise AssertionError("asked whether it is trimmable")
 
 
-def test_a_subclass_gets_the_generic_adapter() -> None:  # C46
+def test_a_subclass_gets_the_generic_adapter() -> None:  # scenario 46
     leaf = Strange(8)
     state = adapted(leaf)
     assert isinstance(state, GenericState)

@@ -1,4 +1,6 @@
-"""The trie by itself: what is where, what may be cut, joined and removed, and what it costs (scenarios B16 to B25, 75).
+"""The trie by itself: what is where, what may be cut, joined and removed, and what it costs.
+
+Scenarios 16 to 25 and 75 of docs/internals/cache.md, section 8.
 
 Its snapshots are pieces that know which tokens they stand for and count what happens to them; nothing here needs MLX.
 
@@ -178,7 +180,7 @@ def test_importing_the_trie_loads_no_mlx() -> None:
 
 
 def test_a_match_finds_the_right_branch() -> None:
-    """B16."""
+    """Scenario 16."""
     grove = Grove()
     one, two = grove.put(1, 2, 3), grove.put(4, 5, 6)
     assert grove.find(1, 2, 3, 9) == Found([grove.trie.root(), one], 3)
@@ -202,7 +204,7 @@ def test_a_match_may_begin_at_any_node() -> None:
 
 
 def test_siblings_never_share_their_first_token() -> None:
-    """B17: by construction; a second node with the same first token is refused."""
+    """Scenario 17: by construction; a second node with the same first token is refused."""
     grove = Grove()
     grove.put(1, 2, 3)
     grove.put(1, 5)
@@ -214,7 +216,7 @@ def test_siblings_never_share_their_first_token() -> None:
 
 
 def test_three_conversations_that_branch_twice_are_all_found() -> None:
-    """B23."""
+    """Scenario 23."""
     grove = Grove()
     every = [(1, 2, 3, 4, 5), (1, 2, 3, 9), (1, 2, 8)]
     for tokens in every:
@@ -277,7 +279,7 @@ def test_going_half_an_edge_ends_with_the_last_token() -> None:
 
 
 def test_a_split_cuts_slices_and_leaves_states_below() -> None:
-    """B18."""
+    """Scenario 18."""
     grove = Grove()
     below = grove.go_on(node := grove.put(1, 2, 3, 4, 5), 6)
     node.restore_point = True
@@ -317,7 +319,7 @@ def test_a_cut_outside_the_edge_is_refused(at: int) -> None:
 
 
 def test_split_halves_merge_to_what_they_were() -> None:
-    """B19, B20: tokens, end, snapshot; the grandchildren move, the merged node is no part of the tree any more."""
+    """Scenarios 19 and 20: tokens, end, snapshot; the grandchildren move, the merged node leaves the tree."""
     grove = Grove()
     node = grove.put(1, 2, 3, 4, 5)
     left, right = grove.go_on(node, 6), grove.go_on(node, 7, 8)
@@ -338,7 +340,7 @@ def test_split_halves_merge_to_what_they_were() -> None:
 @pytest.mark.parametrize("parent", [False, True])
 @pytest.mark.parametrize("child", [False, True])
 def test_a_merged_node_is_a_restore_point_only_if_the_child_was(parent: bool, child: bool) -> None:
-    """B21."""
+    """Scenario 21."""
     grove = Grove()
     above = grove.put(1, 2)
     below = grove.go_on(above, 3)
@@ -348,7 +350,7 @@ def test_a_merged_node_is_a_restore_point_only_if_the_child_was(parent: bool, ch
 
 @pytest.mark.parametrize("lately", ["above", "below"])
 def test_a_merged_node_is_as_lately_used_as_the_later_of_the_two(lately: str) -> None:
-    """B21."""
+    """Scenario 21."""
     grove = Grove()
     above = grove.put(1, 2)
     below = grove.go_on(above, 3)
@@ -358,7 +360,7 @@ def test_a_merged_node_is_as_lately_used_as_the_later_of_the_two(lately: str) ->
 
 
 def test_a_merge_needs_exactly_one_child() -> None:
-    """B21."""
+    """Scenario 21."""
     grove = Grove()
     node = grove.put(1, 2)
     for refused in (grove.trie.root(), node):
@@ -385,7 +387,7 @@ def test_a_node_that_is_used_itself_is_not_merged_away() -> None:
 
 
 def test_merging_a_hole_keeps_states_only() -> None:
-    """B25."""
+    """Scenario 25."""
     grove = Grove()
     above = grove.put(1, 2)
     below = grove.go_on(above, 3)
@@ -398,7 +400,7 @@ def test_merging_a_hole_keeps_states_only() -> None:
 
 
 def test_merging_into_a_hole_keeps_nothing() -> None:
-    """B25, the other way round: what is lost is closed. Slots that neither node has stay empty (B21)."""
+    """Scenario 25, the other way round: what is lost is closed. Slots that neither has stay empty (scenario 21)."""
     grove = Grove()
     above = grove.put(1, 2)
     (below,) = grove.trie.advance(above, keys([3]))
@@ -434,7 +436,7 @@ def test_compaction_spares_what_has_a_reason() -> None:
 
 
 def test_removing_a_leaf_closes_its_snapshots_and_nothing_else() -> None:
-    """B22."""
+    """Scenario 22."""
     grove = Grove()
     grove.put(1, 2, 3)
     leaf = grove.put(1, 2, 4)
@@ -445,7 +447,7 @@ def test_removing_a_leaf_closes_its_snapshots_and_nothing_else() -> None:
 
 
 def test_roots_inner_and_locked_nodes_are_not_removed() -> None:
-    """B22."""
+    """Scenario 22."""
     grove = Grove()
     inner = grove.put(1, 2)
     leaf = grove.go_on(inner, 3)
@@ -489,7 +491,7 @@ def test_a_touch_counts_once_for_all_that_it_names() -> None:
 
 
 def test_bytes_are_those_that_snapshots_own_now() -> None:
-    """B24: live ones own nothing; what was exchanged for others does not count any more."""
+    """Scenario 24: live ones own nothing; what was exchanged for others does not count any more."""
     pieces = Pieces()
     node = Node(keys([1, 2, 3]), None)
     live = Piece(pieces, 0, [1, 2, 3], live=True)
@@ -628,7 +630,7 @@ def test_any_work_on_the_trie_keeps_what_was_put_in() -> None:
     run_state_machine_as_test(Work, settings=limits)
 
 
-# --- what it costs (75)
+# --- what it costs (scenario 75)
 
 NODES, PROMPT = 10_000, 100_000
 

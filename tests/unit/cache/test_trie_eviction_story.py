@@ -14,6 +14,8 @@ Guards, the mutation each is there for, and the test that kills it:
 * thinning               _thin() not called, or without merge         test_surplus_points_are_joined_with_what_follows
 * exactly those          others than surplus() names                  test_surplus_points_are_joined_with_what_follows
 * clear                  the trie survives give_up()                  test_clearing_gives_everything_back
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 import logging
@@ -39,7 +41,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 # Room for about two conversations of 17 tokens.
 @pytest.mark.parametrize(("family", "budget"), [("K", 70), ("S", 60), ("R", 100), ("P", 150)])
-def test_a_shared_prefix_outlives_those_who_share_it(family: str, budget: int) -> None:  # 68
+def test_a_shared_prefix_outlives_those_who_share_it(family: str, budget: int) -> None:  # scenario 68
     users = Conversation(family, "trie", budget=budget, points=At(5))
     for user in range(1, 6):
         users.turn([*PREFIX, *own(user)])
@@ -50,7 +52,7 @@ def test_a_shared_prefix_outlives_those_who_share_it(family: str, budget: int) -
 
 
 @everyone
-def test_a_restore_point_stays_without_those_who_parted_there(family: str) -> None:  # 69
+def test_a_restore_point_stays_without_those_who_parted_there(family: str) -> None:  # scenario 69
     users = Conversation(family, "trie", points=At(5))
     users.turn([*PREFIX, *own(1)])
     users.turn([*PREFIX, *own(2)])
@@ -62,7 +64,7 @@ def test_a_restore_point_stays_without_those_who_parted_there(family: str) -> No
 
 
 @pytest.mark.parametrize(("family", "gone"), [("K", 0), ("S", 4), ("R", STATE_BYTES), ("P", 2 * STATE_BYTES)])
-def test_an_inner_node_that_goes_gives_back_its_state_only(family: str, gone: int) -> None:  # 70
+def test_an_inner_node_that_goes_gives_back_its_state_only(family: str, gone: int) -> None:  # scenario 70
     users = Conversation(family, "trie", points=At(5))
     users.turn([*PREFIX, *own(1)])
     users.turn(own(2))  # the first conversation is paged out

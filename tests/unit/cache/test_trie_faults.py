@@ -14,6 +14,8 @@ Guards, the mutation each is there for, and the test that kills it:
 * hole above          after(None) keeps a slice                       test_tokens_behind_a_hole_are_not_joined_with_it
 * hole below          _joined(first, None) gives first                test_tokens_before_a_hole_are_not_joined_with_it
 * salt                one root for all                                test_salts_never_share
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 import logging
@@ -76,7 +78,9 @@ def cases(places: Sequence[Place]) -> list[ParameterSet]:
 
 @pytest.mark.parametrize(("family", "place"), cases(PLACES))
 @pytest.mark.parametrize("budget", [None, 90])
-def test_whatever_breaks_the_next_request_is_right(family: str, place: Place, budget: int | None) -> None:  # 77
+def test_whatever_breaks_the_next_request_is_right(
+    family: str, place: Place, budget: int | None
+) -> None:  # scenario 77
     at, reached = 0, True
     while reached:
         users = Conversation(family, "trie", chunk=9, points=Every(8), budget=budget)
@@ -99,7 +103,7 @@ def test_whatever_breaks_the_next_request_is_right(family: str, place: Place, bu
 @pytest.mark.parametrize("after_chunks", [0, 2])
 def test_a_failed_forward_costs_the_others_nothing(
     family: str, after_chunks: int, caplog: pytest.LogCaptureFixture
-) -> None:  # 77
+) -> None:  # scenario 77
     users = Conversation(family, "trie", points=Every(8))
     other = list(range(500, 512))
     users.turn(other)
@@ -170,7 +174,7 @@ def test_a_hole_is_filled_by_whoever_passes() -> None:
 
 @everyone
 @pytest.mark.parametrize("what", ["adapter-b", "kv-bits-8", "image-7f"])
-def test_salts_never_share(family: str, what: str) -> None:  # 78, 82
+def test_salts_never_share(family: str, what: str) -> None:  # scenarios 78 and 82
     """Another adapter, another format of the cache, another image behind the same placeholders."""
     users = Conversation(family, "trie", points=Every(8))
     users.turn(A)
@@ -183,7 +187,7 @@ def test_salts_never_share(family: str, what: str) -> None:  # 78, 82
 
 
 @everyone
-def test_an_answer_up_to_the_limit_of_the_context_is_kept_whole(family: str) -> None:  # 81
+def test_an_answer_up_to_the_limit_of_the_context_is_kept_whole(family: str) -> None:  # scenario 81
     """The last token that fits is recorded, and nobody can go on from it; but the prompt can be asked again."""
     users = Conversation(family, "trie", points=Every(8))
     context = 32
@@ -194,7 +198,7 @@ def test_an_answer_up_to_the_limit_of_the_context_is_kept_whole(family: str) -> 
 
 
 @everyone
-def test_an_open_session_is_not_disturbed(family: str) -> None:  # 83
+def test_an_open_session_is_not_disturbed(family: str) -> None:  # scenario 83
     users = Conversation(family, "trie", points=Every(8))
     users.turn(A)
     prompt = [*A, 20, 21, *range(30, 50)]
@@ -208,7 +212,7 @@ def test_an_open_session_is_not_disturbed(family: str) -> None:  # 83
 
 
 @everyone
-def test_closing_twice_does_nothing(family: str) -> None:  # 85
+def test_closing_twice_does_nothing(family: str) -> None:  # scenario 85
     users = Conversation(family, "trie", points=Every(8))
     first = users.turn(A)
     first.close(failed=True)

@@ -1,6 +1,8 @@
 """The trie cache over fake layers, along many turns: how far before the match a request is resumed at most.
 
 Random but seeded; every turn is checked in full by `Conversation`.
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 import random
@@ -33,7 +35,7 @@ class Writer:
 
 @everyone
 @seeds
-def test_ten_turns_are_resumed_near_where_they_part(family: str, seed: int) -> None:  # 64
+def test_ten_turns_are_resumed_near_where_they_part(family: str, seed: int) -> None:  # scenario 64
     """Clients keep an answer, or drop its end, or its beginning; somebody else asks in between."""
     users, writer = Conversation(family, "trie", points=Every(INTERVAL, BEFORE_END)), Writer(seed)
     trie = users.trie._trie
@@ -58,7 +60,7 @@ def test_ten_turns_are_resumed_near_where_they_part(family: str, seed: int) -> N
 
 @everyone
 @seeds
-def test_cancelled_branches_cost_the_conversation_nothing(family: str, seed: int) -> None:  # 65
+def test_cancelled_branches_cost_the_conversation_nothing(family: str, seed: int) -> None:  # scenario 65
     """Prefills that part from a conversation above and below its restore points, and are cancelled anywhere."""
     users, writer = Conversation(family, "trie", points=Every(INTERVAL, BEFORE_END)), Writer(seed)
     history: list[int] = []
@@ -88,7 +90,7 @@ def test_cancelled_branches_cost_the_conversation_nothing(family: str, seed: int
     [At(), Every(INTERVAL), TurnCheckpoints(gap=2, first_distance=8, recent=2)],
     ids=["branch", "every", "real"],
 )
-def test_the_trie_finds_all_that_a_single_entry_finds(family: str, seed: int, points: Every) -> None:  # 79
+def test_the_trie_finds_all_that_a_single_entry_finds(family: str, seed: int, points: Every) -> None:  # scenario 79
     single, trie = Conversation(family), Conversation(family, "trie", points=points)
     for prompt, answer, event in _log(seed):
         sessions = []

@@ -26,6 +26,8 @@ Guards, the mutation each is there for, and the test that kills it:
 * age                     LeastRecentPoint.used gives the path,       test_only_what_was_used_becomes_recent
                           LeastRecentLeaf.used the node only
 * one ahead at close      _record forgets instead of going back            test_tokens_that_nobody_read_are_not_claimed
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 from collections.abc import Sequence
@@ -55,7 +57,7 @@ def by_family(
 
 
 @by_family([(0, 8), (5, 3), (8, 2)], [(0, 8), (0, 8), (5, 5)], windows=[(0, 8), (0, 8), (8, 2)])
-def test_a_branch_shares_what_it_has_in_common(family: str, expected: list[Pair]) -> None:  # 49
+def test_a_branch_shares_what_it_has_in_common(family: str, expected: list[Pair]) -> None:  # scenario 49
     users = Conversation(family, "trie")
     told = [
         users.told(A, [20, 21]),
@@ -70,7 +72,7 @@ def test_a_branch_shares_what_it_has_in_common(family: str, expected: list[Pair]
 
 
 @by_family([(0, 8), (7, 1), (7, 1)], [(0, 8), (4, 4), (4, 4)], windows=[(0, 8), (7, 1), (7, 1)])
-def test_the_same_prompt_again_computes_its_end(family: str, expected: list[Pair]) -> None:  # 50
+def test_the_same_prompt_again_computes_its_end(family: str, expected: list[Pair]) -> None:  # scenario 50
     """Ollama would have 7/1 the third time. Nothing branches off one token before the end of the same prompt, so
     compaction takes the state there back; that the point before the end is kept serves this case."""
     users = Conversation(family, "trie", points=Every(8))
@@ -78,7 +80,7 @@ def test_the_same_prompt_again_computes_its_end(family: str, expected: list[Pair
 
 
 @everyone
-def test_a_plain_conversation_is_one_node(family: str) -> None:  # 51
+def test_a_plain_conversation_is_one_node(family: str) -> None:  # scenario 51
     users = Conversation(family, "trie")
     first, second = [*A[:5], 20, 21, 22, 6, 7], [*A[:5], 20, 21, 22, 6, 7, 23, 8, 9]
     assert users.told(A[:5], [20, 21, 22]) == (0, 5)
@@ -88,7 +90,7 @@ def test_a_plain_conversation_is_one_node(family: str) -> None:  # 51
 
 
 @everyone
-def test_a_restore_point_stays_when_nothing_else_needs_it(family: str) -> None:  # 52
+def test_a_restore_point_stays_when_nothing_else_needs_it(family: str) -> None:  # scenario 52
     users = Conversation(family, "trie", points=At(4))
     longer = [*A[:5], 20, 21, 8, 9]
     assert users.told(A[:5], [20, 21]) == (0, 5)
@@ -101,7 +103,7 @@ def test_a_restore_point_stays_when_nothing_else_needs_it(family: str) -> None: 
 
 
 @by_family([(0, 5), (3, 2), (6, 2), (6, 2)], [(0, 5), (0, 5), (6, 2), (6, 2)])
-def test_two_branches_take_turns(family: str, expected: list[Pair]) -> None:  # 53
+def test_two_branches_take_turns(family: str, expected: list[Pair]) -> None:  # scenario 53
     users = Conversation(family, "trie")
     b = [1, 2, 3, 14, 15]
     told = [
@@ -119,7 +121,7 @@ def test_two_branches_take_turns(family: str, expected: list[Pair]) -> None:  # 
     # S stops at restore points as R does, where Ollama's window was captured inside a forward: there 18/29, 36/11.
     [("K", [(18, 29), (36, 11)], 17), *((family, [(24, 23), (40, 7)], 16) for family in "SRP")],
 )
-def test_a_cancelled_prefill_is_continued(family: str, retries: list[Pair], probe: int) -> None:  # 54
+def test_a_cancelled_prefill_is_continued(family: str, retries: list[Pair], probe: int) -> None:  # scenario 54
     users = Conversation(family, "trie", chunk=9, points=Every(8))
     sessions = [users.cancelled_prefill(LONG, until=at) for at in (18, 36)]
     sessions.append(users.cancelled_prefill(LONG))
@@ -129,7 +131,7 @@ def test_a_cancelled_prefill_is_continued(family: str, retries: list[Pair], prob
 
 
 @everyone
-def test_a_cancel_before_the_first_chunk_leaves_nothing(family: str) -> None:  # 55
+def test_a_cancel_before_the_first_chunk_leaves_nothing(family: str) -> None:  # scenario 55
     users = Conversation(family, "trie", points=Every(8))
     users.cancelled_prefill(LONG, after_chunks=0)
     assert (users.shape, users.cache.nbytes) == ("", 0)
@@ -137,7 +139,7 @@ def test_a_cancel_before_the_first_chunk_leaves_nothing(family: str) -> None:  #
 
 
 @everyone
-def test_the_last_token_of_a_prompt_is_never_in_a_restore_point(family: str) -> None:  # 56
+def test_the_last_token_of_a_prompt_is_never_in_a_restore_point(family: str) -> None:  # scenario 56
     """It belongs to the first decode step, so nothing can stop behind it; the policy refuses to ask for that."""
     with pytest.raises(ValueError, match="positive"):
         TurnCheckpoints(before_end=0)
@@ -147,14 +149,14 @@ def test_the_last_token_of_a_prompt_is_never_in_a_restore_point(family: str) -> 
 
 
 @everyone
-def test_points_that_were_not_reached_leave_no_node(family: str) -> None:  # 57
+def test_points_that_were_not_reached_leave_no_node(family: str) -> None:  # scenario 57
     users = Conversation(family, "trie", chunk=9, points=Every(8))
     users.cancelled_prefill(LONG, until=10)
     assert users.shape == ("0-18" if family == "K" else "0-8* [8-16*]")
 
 
 @everyone
-def test_another_prompt_after_a_cancelled_one_inherits_nothing_of_it(family: str) -> None:  # 57
+def test_another_prompt_after_a_cancelled_one_inherits_nothing_of_it(family: str) -> None:  # scenario 57
     users = Conversation(family, "trie", chunk=9, points=Every(8))
     users.cancelled_prefill(LONG, until=24)
     other = [70 + token for token in range(11)]
@@ -164,7 +166,7 @@ def test_another_prompt_after_a_cancelled_one_inherits_nothing_of_it(family: str
 
 
 @by_family([(19, 1), (19, 1)], [(16, 4), (16, 4)], windows=[(16, 4), (19, 1)])
-def test_a_shorter_prompt_is_resumed_before_its_end(family: str, expected: list[Pair]) -> None:  # 58
+def test_a_shorter_prompt_is_resumed_before_its_end(family: str, expected: list[Pair]) -> None:  # scenario 58
     """Ollama's second time is 19/1: see 50."""
     users = Conversation(family, "trie", points=Every(8))
     users.told(LONG[:30], [60, 61])
@@ -172,7 +174,7 @@ def test_a_shorter_prompt_is_resumed_before_its_end(family: str, expected: list[
 
 
 @everyone
-def test_two_unrelated_conversations_alternate(family: str) -> None:  # 59
+def test_two_unrelated_conversations_alternate(family: str) -> None:  # scenario 59
     users = Conversation(family, "trie")
     a, b = LONG[:20], [100 + token for token in LONG[:20]]
     assert (users.told(a, [60, 61]), users.told(b, [62, 63])) == ((0, 20), (0, 20))
@@ -184,7 +186,7 @@ def test_two_unrelated_conversations_alternate(family: str) -> None:  # 59
 
 
 @by_family([(0, 40), (13, 27), (41, 2)], [(0, 40), (8, 32), (41, 2)])
-def test_an_edit_computes_what_follows_it(family: str, expected: list[Pair]) -> None:  # 60
+def test_an_edit_computes_what_follows_it(family: str, expected: list[Pair]) -> None:  # scenario 60
     users = Conversation(family, "trie", points=Every(8))
     prompt = LONG[:40]
     edited = [*prompt[:13], 99, *prompt[14:]]
@@ -194,14 +196,14 @@ def test_an_edit_computes_what_follows_it(family: str, expected: list[Pair]) -> 
 
 
 @by_family([(39, 1)], [(36, 4)])
-def test_an_answer_is_made_anew(family: str, expected: list[Pair]) -> None:  # 61
+def test_an_answer_is_made_anew(family: str, expected: list[Pair]) -> None:  # scenario 61
     users = Conversation(family, "trie", points=Every(8))
     users.told(LONG[:40], [60, 61, 62])
     assert [users.told(LONG[:40], [63, 64])] == expected
 
 
 @by_family([(44, 3), (44, 2)], [(36, 11), (44, 2)])
-def test_an_answer_is_partly_left_out(family: str, expected: list[Pair]) -> None:  # 62
+def test_an_answer_is_partly_left_out(family: str, expected: list[Pair]) -> None:  # scenario 62
     users = Conversation(family, "trie", points=Every(8))
     answer = list(range(60, 70))
     users.told(LONG[:40], answer)
@@ -210,7 +212,7 @@ def test_an_answer_is_partly_left_out(family: str, expected: list[Pair]) -> None
 
 
 @by_family([(20, 20), (20, 20)], [(16, 24), (20, 20)])
-def test_the_third_to_part_at_a_place_starts_there(family: str, expected: list[Pair]) -> None:  # 63
+def test_the_third_to_part_at_a_place_starts_there(family: str, expected: list[Pair]) -> None:  # scenario 63
     users = Conversation(family, "trie", points=Every(8))
     users.told(LONG[:30])
     told = [users.told([*LONG[:20], *range(base, base + 20)]) for base in (100, 200)]
@@ -218,7 +220,7 @@ def test_the_third_to_part_at_a_place_starts_there(family: str, expected: list[P
 
 
 @everyone
-def test_a_client_with_a_timeout_gets_there_in_the_end(family: str) -> None:  # 66
+def test_a_client_with_a_timeout_gets_there_in_the_end(family: str) -> None:  # scenario 66
     users = Conversation(family, "trie", chunk=16)
     prompt = list(range(1, 201))
     cached = [users.cancelled_prefill(prompt, after_chunks=1).cached for _ in range(-(-199 // 16) + 1)]
@@ -226,7 +228,7 @@ def test_a_client_with_a_timeout_gets_there_in_the_end(family: str) -> None:  # 
 
 
 @pytest.mark.parametrize(("family", "fresh"), [("K", {3, 7}), ("S", {5, 7}), ("R", {5, 7}), ("P", {5, 7})])
-def test_only_what_was_used_becomes_recent(family: str, fresh: set[int]) -> None:  # 67
+def test_only_what_was_used_becomes_recent(family: str, fresh: set[int]) -> None:  # scenario 67
     """Where every layer can be cut a use counts for the whole way; elsewhere for where the layers landed and ended."""
     users = Conversation(family, "trie", points=At(3, 5))
     users.told([*A[:5], 6])
@@ -257,7 +259,7 @@ def test_why_less_than_the_match_was_resumed_is_told(family: str, miss: Miss) ->
 
 
 @everyone
-def test_tokens_that_nobody_read_are_not_claimed(family: str) -> None:  # A11
+def test_tokens_that_nobody_read_are_not_claimed(family: str) -> None:  # scenario 11
     """The forward of a token ran, and something broke before it was recorded. Layers that cannot go back land on the
     last restore point before it, where a single entry would lose everything."""
     users = Conversation(family, "trie", points=Every(8))

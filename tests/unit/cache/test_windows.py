@@ -32,6 +32,8 @@ Guards, the mutation each is there for, and the test that kills it:
 * start of the chunk   can_rewind from start_position on            test_a_chunk_goes_back_while_its_start_is_there
 * something to hold    a chunk's needs() up to `at`                 test_a_chunk_needs_the_tokens_from_its_start_on
 * where it lies        copy() of a chunk from the buffer's start    test_any_tokens_of_a_chunk_are_read_where_they_lie
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 from collections.abc import Callable, Sequence
@@ -98,7 +100,7 @@ def edges(snapshots: Sequence[Snapshot]) -> list[list[int]]:
 # --- rings
 
 
-def test_a_full_ring_does_not_go_back() -> None:  # C33
+def test_a_full_ring_does_not_go_back() -> None:  # scenario 33
     state = window(4)
     write(state, 10, at_once=False)
     for to in (3, 6, 9, 11, -1):
@@ -132,7 +134,7 @@ def test_a_window_goes_back_until_it_has_wrapped(at_once: bool) -> None:
 
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("count", [1, 4, 31, 32, 33, 40, 63, 64, 65, 100])
-def test_a_window_comes_back_as_it_was(count: int, at_once: bool) -> None:  # C34, C35
+def test_a_window_comes_back_as_it_was(count: int, at_once: bool) -> None:  # scenarios 34 and 35
     """After a long prefill mlx-lm's buffer holds all of it; after decode the oldest token is anywhere in it."""
     state = window(32)
     write(state, count, at_once)
@@ -152,7 +154,7 @@ def test_a_window_comes_back_as_it_was(count: int, at_once: bool) -> None:  # C3
 @pytest.mark.parametrize("length", [1, 2])
 def test_every_stop_of_a_prefill_is_a_window_of_its_own(before: int, length: int) -> None:
     """Where Ollama captures inside one forward, the prefill stops: four states, in any order, as the window fills, is
-    exactly full, and wraps. Their tokens are held once."""  # C34, C42
+    exactly full, and wraps. Their tokens are held once."""  # scenarios 34 and 42
     state = window(32)
     chain = []
     if before:
@@ -176,7 +178,7 @@ def test_every_stop_of_a_prefill_is_a_window_of_its_own(before: int, length: int
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_snapshot_between_two_writes_survives_the_second(at_once: bool) -> None:  # C36
+def test_a_snapshot_between_two_writes_survives_the_second(at_once: bool) -> None:  # scenario 36
     """The second write drops from the ring, or overwrites in it, everything that the snapshot stands for."""
     state = window(8)
     write(state, 20, at_once)
@@ -188,7 +190,7 @@ def test_a_snapshot_between_two_writes_survives_the_second(at_once: bool) -> Non
 
 
 @pytest.mark.parametrize("restored", [True, False])
-def test_a_ring_in_mid_rotation_keeps_what_the_next_tokens_see(restored: bool) -> None:  # C37
+def test_a_ring_in_mid_rotation_keeps_what_the_next_tokens_see(restored: bool) -> None:  # scenario 37
     state = window(4)
     write(state, 9, at_once=False)
     if restored:
@@ -199,7 +201,7 @@ def test_a_ring_in_mid_rotation_keeps_what_the_next_tokens_see(restored: bool) -
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_chunk_after_growth_in_decode_finds_no_padding(at_once: bool) -> None:  # C38
+def test_a_chunk_after_growth_in_decode_finds_no_padding(at_once: bool) -> None:  # scenario 38
     """A window of 512 grows by 256 entries at a time: the rest of them is nobody's."""
     state = window(512)
     write(state, 5, at_once)
@@ -215,7 +217,7 @@ def test_a_chunk_after_growth_in_decode_finds_no_padding(at_once: bool) -> None:
 
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("size", [16, 512])
-def test_a_rewound_window_finds_no_stale_tail(size: int, at_once: bool) -> None:  # C39
+def test_a_rewound_window_finds_no_stale_tail(size: int, at_once: bool) -> None:  # scenario 39
     state = window(size)
     write(state, 8, at_once)
     state.rewind(2)
@@ -227,7 +229,7 @@ def test_a_rewound_window_finds_no_stale_tail(size: int, at_once: bool) -> None:
     assert write(state, 2) == [0, 1]
 
 
-def test_a_window_that_was_prefilled_in_chunks_is_trimmed_by_decode() -> None:  # C40
+def test_a_window_that_was_prefilled_in_chunks_is_trimmed_by_decode() -> None:  # scenario 40
     state = window(4)
     for count, there in [(8, 8), (8, 11), (4, 7)]:
         write(state, count)
@@ -408,7 +410,7 @@ def test_a_tail_is_cut_into_what_lies_on_either_side(count: int, at: int, live: 
 
 @pytest.mark.parametrize("live", [True, False])
 @pytest.mark.parametrize("make", [window, chunk])
-def test_before_what_a_tail_holds_nothing_is_cut(make: Callable[[int], LayerState], live: bool) -> None:  # B18
+def test_before_what_a_tail_holds_nothing_is_cut(make: Callable[[int], LayerState], live: bool) -> None:  # scenario 18
     state = make(4)
     write(state, 10)
     snapshot = taken(state) if live else paged_out(state)
@@ -462,7 +464,7 @@ def test_a_live_tail_that_the_layer_has_gone_beyond_is_joined_by_copy() -> None:
 
 
 @pytest.mark.parametrize("where", ["live", "owned", "owned, then live"])
-def test_two_tails_join_into_what_the_later_end_needs(where: str) -> None:  # B19, B21
+def test_two_tails_join_into_what_the_later_end_needs(where: str) -> None:  # scenarios 19 and 21
     state = window(8)
     write(state, 6)
     first = taken(state)
@@ -524,7 +526,7 @@ def test_chunks_join_from_the_start_of_the_later_chunk_on() -> None:
 
 @pytest.mark.parametrize("count", [4, 5])
 @pytest.mark.parametrize("live", [True, False])
-def test_a_tail_that_has_enough_needs_nothing_above(live: bool, count: int) -> None:  # B21, B25
+def test_a_tail_that_has_enough_needs_nothing_above(live: bool, count: int) -> None:  # scenarios 21 and 25
     state = window(4)
     write(state, 10)
     earlier = taken(state)
@@ -539,7 +541,7 @@ def test_a_tail_that_has_enough_needs_nothing_above(live: bool, count: int) -> N
     assert held(state) == list(range(6 + count, 10 + count))
 
 
-def test_across_a_gap_the_later_tail_stays() -> None:  # B25
+def test_across_a_gap_the_later_tail_stays() -> None:  # scenario 25
     """It may still be good for something: from there on."""
     state = window(16)
     first, second, third = pieces(state, 5, 10, 14)
@@ -609,7 +611,7 @@ def test_any_tokens_of_a_chunk_are_read_where_they_lie(at_once: bool) -> None:
                 assert entries(state, start, stop) == list(range(start, stop))
 
 
-def test_a_chunk_goes_back_while_its_start_is_there() -> None:  # 14
+def test_a_chunk_goes_back_while_its_start_is_there() -> None:  # scenario 14
     state = chunk(16)
     write(state, 40)
     write(state, 4)

@@ -1,4 +1,4 @@
-"""Section 4 of protocol.md once more, in plain Python and numpy, as slow and as direct as it reads."""
+"""Section 4 of docs/internals/wire.md once more, in plain Python and numpy, as slow and as direct as it reads."""
 
 from collections.abc import Sequence
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""The page's files: who gets which, and what they may never contain. What they do is seen in tests/page."""
+"""The page's files: who gets which, and what they may never contain. What they do is seen in tests/process/page."""
 
 import re
 import tomllib

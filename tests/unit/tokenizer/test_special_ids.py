@@ -1,4 +1,4 @@
-"""BOS and EOS: the first file that names one wins (`protocol.md` section 2.8)."""
+"""BOS and EOS: the first file that names one wins (docs/internals/wire.md, 2.8)."""
 
 import json
 

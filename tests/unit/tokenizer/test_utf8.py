@@ -1,4 +1,5 @@
-"""Incremental UTF-8 against the vectors of `protocol.md` section 5 and against Go's rules written out byte by byte."""
+"""Incremental UTF-8 against the vectors of docs/internals/wire.md, 5 and against Go's rules written out byte by
+byte."""
 
 import itertools
 

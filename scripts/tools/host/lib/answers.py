@@ -1,5 +1,5 @@
-"""One line of a completion stream as a host's Go code reads it (protocol.md 2.4): case-insensitive keys whose
-underscores count, unknown keys ignored, null is zero, and a line with one wrong type is no line at all."""
+"""One line of a completion stream as a host's Go code reads it (docs/internals/wire.md, 2.4): case-insensitive keys
+whose underscores count, unknown keys ignored, null is zero, and a line with one wrong type is no line at all."""
 
 import json
 import math

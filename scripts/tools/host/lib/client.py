@@ -1,4 +1,4 @@
-"""A host's HTTP client: Go's default one as far as a runner can tell (protocol.md 2)."""
+"""A host's HTTP client: Go's default one as far as a runner can tell (docs/internals/wire.md, 2)."""
 
 import time
 import zlib

@@ -1,4 +1,6 @@
-"""The generations A..G of Ollama hosts as a table: argv, keys sent, keys read, readiness, close (protocol.md 6, 11).
+"""The generations A..G of Ollama hosts as a table: argv, keys sent, keys read, readiness, close.
+
+See docs/internals/wire.md, 6, 11.
 
 Where the releases of one generation differ in something but the wire, the table shows the newest of them; what they
 make of the runner's output is a table of its own, `output.RULES`.
@@ -81,7 +83,7 @@ class Generation:
     format: Literal["none", "raw", "tag"] = "none"
     """How `format` travels: not at all, as the user gave it, or wrapped into a structural tag."""
     two_passes: bool = True
-    """Whether a thinking model's structured output takes a second request (protocol.md 8.4)."""
+    """Whether a thinking model's structured output takes a second request (docs/internals/wire.md, 8.4)."""
 
     @property
     def rule(self) -> Rule:

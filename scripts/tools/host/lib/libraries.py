@@ -1,4 +1,5 @@
-"""The library directories that a host puts in front of its runner's own (protocol.md 1.3), with decoys inside."""
+"""The library directories that a host puts in front of its runner's own (docs/internals/wire.md, 1.3), with decoys
+inside."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What a host makes of its runner's output, for every version of hosts (protocol.md 1.6).
+"""What a host makes of its runner's output, for every version of hosts (docs/internals/wire.md, 1.6).
 
 A table of rules, apart from the generations of the wire: a rule says which outputs are read, what is remembered of
 them, and whose errors that text replaces. A generation whose releases span several rules lists them all.

@@ -1,4 +1,4 @@
-"""A runner process as a host starts, watches and ends it (protocol.md 1.2-1.7).
+"""A runner process as a host starts, watches and ends it (docs/internals/wire.md, 1.2-1.7).
 
 No asyncio in here: the process outlives any event loop, and hosts watch it from a thread of its own as well.
 """

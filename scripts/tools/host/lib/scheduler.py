@@ -1,4 +1,7 @@
-"""A host's scheduler: loads models when they are asked for, keeps them, evicts them (protocol.md 7, 1.7)."""
+"""A host's scheduler: loads models when they are asked for, keeps them, evicts them.
+
+See docs/internals/wire.md, 7, 1.7.
+"""
 
 import asyncio
 import math

@@ -1,6 +1,6 @@
 """A chat's answer as a host delivers it: thinking told from content, structured output in two passes.
 
-protocol.md 8.4.
+docs/internals/wire.md, 8.4.
 """
 
 from collections.abc import AsyncGenerator, Callable, Sequence
