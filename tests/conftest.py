@@ -1,4 +1,4 @@
-"""What holds for every test: MLX without its run-time compiler, a bound on waiting, slow tests only on request."""
+"""What holds for every test: MLX without its run-time compiler, a bound on waiting, and the tier that it belongs to."""
 
 import asyncio
 import functools
@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from runner import blas
+from tests.tiers import is_full
 
 blas.preload()
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # a GPU's short products differ by more than rounding
@@ -22,7 +23,8 @@ settings.load_profile("busy machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run the slow tests too")
+    parser.addoption("--full", action="store_true", help="run every test but the slow ones")
+    parser.addoption("--all", action="store_true", help="run every test")
 
 
 TEST_S = 600.0
@@ -42,8 +44,42 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.obj = bounded(item.obj)
-    if config.getoption("--all"):
-        return
-    for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="slow: scripts/test --all"))
+    left_out = [item for item in items if not runs(item, config)]
+    if left_out:
+        items[:] = [item for item in items if runs(item, config)]
+        config.hook.pytest_deselected(items=left_out)
+        config.stash[LEFT_OUT] = len(left_out)
+
+
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def runs(item: pytest.Item, config: pytest.Config) -> bool:
+    """True if the tier that was asked for holds this test, or if the command line names it."""
+    if config.getoption("--all") or any("::" in word for word in config.args):
+        return True
+    if item.get_closest_marker("slow"):
+        return False
+    return bool(config.getoption("--full")) or not (item.get_closest_marker("full") or is_full(item.nodeid))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hands a worker's number of tests left out to the process that writes the summary."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["left out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """Takes that number; every worker collects the same tests."""
+    output, config = getattr(node, "workeroutput", {}), getattr(node, "config", None)
+    if isinstance(config, pytest.Config):
+        config.stash[LEFT_OUT] = output.get("left out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        tier = "--all" if config.getoption("--full") else "--full and --all"
+        terminalreporter.write_line(f"{left_out} tests of other tiers left out: scripts/test {tier}")

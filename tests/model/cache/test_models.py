@@ -25,6 +25,7 @@ from mlx_lm.models.cache import KVCache  # isort: skip
 
 from scripts.tools.models.tiny import CHUNK, KINDS, VOCAB, WINDOW, tiny, words
 from tests.lib.driver import Accident, ask, ask_uncached, check_equal, check_level, forwards_at_once, largest
+from tests.lib.memory import held_bytes
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 SLICEABLE = ("llama", "deepseek_v3")
@@ -230,9 +231,9 @@ def test_a_closed_session_leaves_nothing_to_compute() -> None:
     ask(model, cache, words(100), chunk=100)
     sequence = cache._sequence
     assert sequence is not None
-    before = mx.get_active_memory()
+    before = held_bytes()
     sequence.settle()
-    assert mx.get_active_memory() == before
+    assert held_bytes() == before
 
 
 @every_kind
@@ -241,13 +242,13 @@ def test_freed_layers_free_their_memory(kind: str) -> None:
     cache = SingleEntryCache(model.make_layers)
     ask(model, cache, words(4), say=1)
     cache.clear()
-    before = mx.get_active_memory()
+    before = held_bytes()
     for seed in range(3):
         ask(model, cache, words(70, seed), chunk=32)
         assert cache.nbytes > 0
     cache.clear()
     assert cache.nbytes == 0
-    assert mx.get_active_memory() <= before + 4096
+    assert held_bytes() <= before + 4096
 
 
 @every_kind

@@ -33,6 +33,7 @@ import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers import flatten
 from runner.cache.layers.quantized_trial import Format, find_format, quantized
 from scripts.tools.models.tiny import KINDS, LATENT, VOCAB, tiny
+from tests.lib.memory import held_bytes
 
 from mlx_lm.models import base, deepseek_v3, gpt_oss, llama  # isort: skip
 from mlx_lm.models.cache import (  # isort: skip
@@ -359,12 +360,12 @@ def test_the_trial_leaves_no_memory_behind() -> None:
     model = a_llama()
     gc.disable()
     try:
-        before = mx.get_active_memory()
+        before = held_bytes()
         kept = [model.format(), model.format(4), a_latent_model().format()]
-        assert mx.get_active_memory() == before
+        assert held_bytes() == before
         assert mx.get_cache_memory() == 0
         model.last(kept[0].make_layers())
         mx.clear_cache()
-        assert mx.get_active_memory() == before
+        assert held_bytes() == before
     finally:
         gc.enable()

@@ -36,6 +36,7 @@ from tests.lib import together
 from tests.lib.breaking import breaking
 from tests.lib.driver import ask, ask_uncached, check_equal
 from tests.lib.fakes import FAMILIES, FakeWindowState
+from tests.lib.memory import held_bytes
 from tests.lib.story import Every
 from tests.lib.together import BrokenError, Talk, Together
 from tests.unit.cache.test_trie_faults import PLACES as ALONE
@@ -217,7 +218,7 @@ def test_what_a_cut_left_half_done_is_free_at_once() -> None:
     for seed in (1, 3):
         ask_uncached(model, words(90, seed))
     with exact():
-        before = mx.get_active_memory()
+        before = held_bytes()
         cache = TrieCache(model.make_layers)
         sessions = [cache.begin(words(60)), cache.begin(words(90, 3))]
         for session in sessions:
@@ -235,7 +236,7 @@ def test_what_a_cut_left_half_done_is_free_at_once() -> None:
         del session, last
         sessions.clear()
         assert cache.nbytes == 0
-        assert mx.get_active_memory() <= before + 4096
+        assert held_bytes() <= before + 4096
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next", "mamba2"])
@@ -244,7 +245,7 @@ def test_memory_returns_after_a_trie_was_given_up(kind: str) -> None:
     model = tiny(kind)
     ask_uncached(model, words(90))
     with exact():
-        before = mx.get_active_memory()
+        before = held_bytes()
         cache = TrieCache(model.make_layers)
         for seed in (1, 2):
             ask(model, cache, words(80, seed))
@@ -253,9 +254,9 @@ def test_memory_returns_after_a_trie_was_given_up(kind: str) -> None:
         with patch.object(resume, "go", side_effect=MemoryError), quiet, pytest.raises(MemoryError):
             cache.begin([*words(80, 2), 1])
         assert cache.nbytes == adrift.sequence.nbytes  # type: ignore[attr-defined]
-        assert mx.get_active_memory() <= before + cache.nbytes + 4096
+        assert held_bytes() <= before + cache.nbytes + 4096
         adrift.close()
         del adrift
         assert cache.nbytes == 0
-        assert mx.get_active_memory() <= before + 4096
+        assert held_bytes() <= before + 4096
         check_equal(model, ask(model, cache, words(80)), ask_uncached(model, words(80)))

@@ -34,6 +34,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache  # isort: skip
 from scripts.tools.models.tiny import VOCAB, tiny, words
 from tests.lib.driver import Accident, ask, ask_uncached, check_equal, check_trie
 from tests.lib.leaves import Appending
+from tests.lib.memory import held_bytes
 from tests.lib.story import check_order
 
 some_kinds = pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next", "deepseek_v41"])
@@ -56,13 +57,13 @@ def test_what_is_forgotten_is_free_at_once(kind: str) -> None:
     model = tiny(kind)
     ask_uncached(model, words(90))
     with without_collector():
-        before = mx.get_active_memory()
+        before = held_bytes()
         cache = TrieCache(model.make_layers)
         for seed in range(3):
             ask(model, cache, [*words(30), *words(60, seed)])
-        assert mx.get_active_memory() > before + 10_000
+        assert held_bytes() > before + 10_000
         cache.clear()
-        assert mx.get_active_memory() <= before + 4096
+        assert held_bytes() <= before + 4096
 
 
 def test_a_failed_resume_frees_before_it_starts_anew() -> None:
@@ -73,11 +74,11 @@ def test_a_failed_resume_frees_before_it_starts_anew() -> None:
     open_session = TrieCache._resume
 
     def watched(self: TrieCache, prompt: list[int], *rest: object) -> object:
-        free.append(mx.get_active_memory())
+        free.append(held_bytes())
         return open_session(self, prompt, *rest)  # type: ignore[arg-type]
 
     with without_collector():
-        before = mx.get_active_memory()
+        before = held_bytes()
         cache = TrieCache(model.make_layers)
         for seed in range(3):
             ask(model, cache, words(90, seed))

@@ -23,6 +23,7 @@ from runner.model.weights import expert_reader
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.checkpoints import Dtype, Kind, config_of, make_weights, write_checkpoint, write_directory
 from scripts.tools.models.store import Store, Tensor, write_store
+from tests.lib.memory import held_bytes
 from tests.model.loading.conftest import Checkpoints, run, run_path, same
 
 
@@ -118,10 +119,10 @@ def test_few_files_that_may_be_open_are_enough(deep: Store, apart: Path) -> None
 def test_memory_stays_near_the_size_of_the_weights(opened: OpenedModel) -> None:
     mx.clear_cache()
     mx.reset_peak_memory()
-    before = mx.get_active_memory()
+    before = held_bytes()
     model = load(opened)
     assert mx.get_peak_memory() - before < 1.05 * opened.total_bytes
-    assert mx.get_active_memory() - before < 1.05 * opened.total_bytes
+    assert held_bytes() - before < 1.05 * opened.total_bytes
     assert model.module is not None
 
 
@@ -148,7 +149,7 @@ def test_what_is_made_of_weights_needs_room_for_one_group_only(apart: Path, monk
     monkeypatch.setattr("runner.model.weights.load._MADE_BYTES", largest)
     mx.clear_cache()
     mx.reset_peak_memory()
-    before = mx.get_active_memory()
+    before = held_bytes()
     model = load(opened)
     assert opened.total_bytes > 3 * largest
     assert mx.get_peak_memory() - before < opened.total_bytes + 1.5 * largest
@@ -162,7 +163,7 @@ def test_nothing_is_left_to_be_done_by_the_first_request(apart: Path, monkeypatc
 
 def assert_nothing_is_left_to_do(model: LoadedModel) -> None:
     mx.reset_peak_memory()
-    held = mx.get_active_memory()
+    held = held_bytes()
     mx.eval(model.module.parameters())
     assert mx.get_peak_memory() <= held
 

@@ -24,7 +24,6 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import NamedTuple
 
-import mlx.core as mx
 import pytest
 
 from runner.cache.session import LiveSession
@@ -32,6 +31,7 @@ from runner.engine.events import Failed
 from scripts.tools.conformance.fault_points import COMPANY_ONLY, FATAL, FAULTS, NOBODYS, POINTS, TRIE_ONLY, watching
 from scripts.tools.host.lib import OUT_OF_MEMORY
 from scripts.tools.models.tiny import KINDS
+from tests.lib.memory import held_bytes
 from tests.process.faults.bench import Bench, active_bytes, close_restore_points, last_layer
 from tests.process.faults.days import Wave, day, expected
 
@@ -295,6 +295,6 @@ def test_what_a_dropped_cache_held_is_free_at_once(point: str) -> None:
                     outcome = bench.ask(ask)
             bench.check(asks[3], outcome)
             assert bench.cache.nbytes == 0
-            assert mx.get_active_memory() == before
+            assert held_bytes() == before
         finally:
             gc.enable()

@@ -20,13 +20,13 @@ import random
 from collections import Counter
 from functools import cache
 
-import mlx.core as mx
 import pytest
 
 from runner.engine.events import Failed
 from scripts.tools.conformance.fault_points import COMPANY_ONLY, FATAL, watching
 from scripts.tools.models.tiny import KINDS
 from tests.lib.company import BATCHABLE
+from tests.lib.memory import held_bytes
 from tests.process.faults.bench import Bench, active_bytes, close_restore_points
 from tests.process.faults.days import busy_day, expected
 from tests.process.faults.test_any_call import ALONE, SEVERAL, Injector, Plan, Setup, serve
@@ -137,7 +137,7 @@ def test_what_a_dropped_cache_held_is_free_at_once_though_others_went_on(point: 
                 outcomes = bench.serve(wave)
             assert sum(isinstance(outcome.end, Failed) for outcome in outcomes) == (point == "begin")
             bench.clear()
-            assert mx.get_active_memory() == before
+            assert held_bytes() == before
         finally:
             gc.enable()
 

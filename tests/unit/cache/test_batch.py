@@ -45,6 +45,7 @@ from mlx_lm.models.cache import (  # isort: skip
 
 from tests.lib import leaves
 from tests.lib.leaves import HEADS, WIDTH, adapted, held, layer, positions, taken, write
+from tests.lib.memory import held_bytes
 
 SLACK = 16384  # what an array may be larger than its bytes
 WINDOW = 8
@@ -222,32 +223,32 @@ def _write_to(batch: BatchedLayers, first: int) -> None:
 @pytest.mark.parametrize("kind", ["plain", "window", "arrays"])
 def test_a_batch_holds_nothing_but_itself(kind: str) -> None:
     """What it says it takes is what it takes; the rows' own buffers are free for the rows to write to."""
-    fresh = mx.get_active_memory()
+    fresh = held_bytes()
     states = [_filled(4000, kind), _filled(4000, kind)]
-    rows = mx.get_active_memory() - fresh
+    rows = held_bytes() - fresh
     batch = BatchedLayers([_list(state) for state in states])
-    assert 0 <= mx.get_active_memory() - fresh - rows - batch.nbytes <= SLACK
+    assert 0 <= held_bytes() - fresh - rows - batch.nbytes <= SLACK
     del states
     _write_to(batch, 4000)
-    assert 0 <= mx.get_active_memory() - fresh - batch.nbytes <= SLACK
+    assert 0 <= held_bytes() - fresh - batch.nbytes <= SLACK
     batch.extend([_list(_filled(4000, kind))])
-    assert 0 <= mx.get_active_memory() - fresh - batch.nbytes <= SLACK
+    assert 0 <= held_bytes() - fresh - batch.nbytes <= SLACK
     _write_to(batch, 4001)
     batch.keep([0, 2])
-    assert 0 <= mx.get_active_memory() - fresh - batch.nbytes <= SLACK
+    assert 0 <= held_bytes() - fresh - batch.nbytes <= SLACK
     _write_to(batch, 4002)
-    assert 0 <= mx.get_active_memory() - fresh - batch.nbytes <= SLACK
+    assert 0 <= held_bytes() - fresh - batch.nbytes <= SLACK
     del batch
-    assert mx.get_active_memory() == fresh
+    assert held_bytes() == fresh
 
 
 def test_padding_is_given_back_with_the_row_that_needed_it() -> None:
-    fresh = mx.get_active_memory()
+    fresh = held_bytes()
     batch = BatchedLayers([_list(_filled(count)) for count in (20, 4000, 10)])
     assert batch.nbytes >= 3 * 4000 * leaves.ENTRY
     batch.keep([0, 2])
     assert batch.nbytes <= 2 * 20 * leaves.ENTRY + SLACK
-    assert mx.get_active_memory() - fresh <= batch.nbytes + SLACK
+    assert held_bytes() - fresh <= batch.nbytes + SLACK
 
 
 @pytest.mark.parametrize("count", [1, 200])
@@ -262,13 +263,13 @@ def test_what_is_absorbed_keeps_no_batch_alive(kind: str, count: int) -> None:
     mx.eval(states[1].arrays())
     assert states[1].offset == 4000 + count
     size = batch.nbytes
-    before = mx.get_active_memory()
+    before = held_bytes()
     del batch
-    assert before - mx.get_active_memory() >= size - SLACK
-    after = mx.get_active_memory()
+    assert before - held_bytes() >= size - SLACK
+    after = held_bytes()
     size = states[1].nbytes
     states[1].reset()
-    assert size - SLACK <= after - mx.get_active_memory() <= size + 4 * SLACK
+    assert size - SLACK <= after - held_bytes() <= size + 4 * SLACK
 
 
 def test_what_fills_a_fresh_buffer_keeps_no_batch_alive() -> None:
@@ -279,9 +280,9 @@ def test_what_fills_a_fresh_buffer_keeps_no_batch_alive() -> None:
         _write_to(batch, index)
     state.absorb(batch.leaves()[0], 1, 256)
     mx.eval(state.arrays())
-    size, before = batch.nbytes, mx.get_active_memory()
+    size, before = batch.nbytes, held_bytes()
     del batch
-    assert before - mx.get_active_memory() >= size - SLACK
+    assert before - held_bytes() >= size - SLACK
     assert held(state) == list(range(256))
 
 

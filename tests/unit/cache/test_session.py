@@ -153,7 +153,7 @@ def test_a_hundred_thousand_tokens_are_compared_in_milliseconds() -> None:
     b[-1] += 1
     times = []
     for _ in range(5):
-        begin = time.perf_counter()
+        begin = time.process_time()
         assert common_prefix(a, b) == 99_999
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     assert min(times) < 8e-3

@@ -60,6 +60,7 @@ from tests.lib.leaves import (
     taken,
     write,
 )
+from tests.lib.memory import held_bytes
 
 SLACK = 16384  # what an array may be larger than its bytes
 
@@ -85,15 +86,15 @@ def forward(state: LayerState, first: int) -> None:
     ],
 )
 def test_a_copy_keeps_no_other_buffer_alive(cut: slice, heads: int, dtype: mx.Dtype) -> None:  # scenario 45
-    before = mx.get_active_memory()
+    before = held_bytes()
     parent = (mx.zeros((1, heads, 512, 64)) + 1).astype(dtype)
     mx.eval(parent)
     copy = own(parent[:, :, cut])
     mx.eval(copy)
-    together = mx.get_active_memory() - before
+    together = held_bytes() - before
     assert together >= parent.nbytes + copy.nbytes
     del parent
-    alone = mx.get_active_memory() - before
+    alone = held_bytes() - before
     assert copy.nbytes <= alone <= copy.nbytes + SLACK
 
 
@@ -102,10 +103,10 @@ def test_a_copy_of_a_whole_buffer_is_another_buffer() -> (
 ):  # scenario 45: nothing is there to be released, but much to share
     parent = mx.zeros((1, 1, 512, 64)) + 1
     mx.eval(parent)
-    before = mx.get_active_memory()
+    before = held_bytes()
     copy = own(parent)
     mx.eval(copy)
-    assert mx.get_active_memory() >= before + copy.nbytes
+    assert held_bytes() >= before + copy.nbytes
 
 
 @pytest.mark.parametrize("heads", [1, 8])
@@ -127,13 +128,13 @@ def test_what_is_copied_out_keeps_no_buffer_alive(kind: str, heads: int) -> None
     snapshot = taken(state)
     complete(state.page_out())
     own_bytes, buffers = snapshot.nbytes, state.nbytes
-    together = mx.get_active_memory()
+    together = held_bytes()
     state.reset()
-    assert together - mx.get_active_memory() >= buffers  # all that the layer held: it shared nothing
+    assert together - held_bytes() >= buffers  # all that the layer held: it shared nothing
     assert ledger(state) == (1, own_bytes)
-    before = mx.get_active_memory()
+    before = held_bytes()
     snapshot.close()
-    assert own_bytes <= before - mx.get_active_memory() <= own_bytes + SLACK
+    assert own_bytes <= before - held_bytes() <= own_bytes + SLACK
 
 
 @pytest.mark.parametrize("kind", SLICEABLE)
@@ -226,13 +227,13 @@ def test_a_restore_moves_the_bytes(kind: str) -> None:
     write(state, 7, first=100)
     assert held(state) == list(range(100, 107))
     state.reset()
-    before = mx.get_active_memory()
+    before = held_bytes()
     state.restore([snapshot])
     assert (state.offset, held(state)) == (6, list(range(6)))
     assert snapshot.live
     assert ledger(state) == (1, 0)
     mx.eval(state.arrays())
-    assert mx.get_active_memory() - before <= state.nbytes + SLACK
+    assert held_bytes() - before <= state.nbytes + SLACK
     # and out again, by the write that follows: what it says now must not be seen in it
     if state.sliceable:
         state.rewind(0)
@@ -255,10 +256,10 @@ def test_a_restore_of_a_tail_copies_it(kind: str) -> None:
     size = snapshot.nbytes
     write(state, 7, first=100)
     state.reset()
-    before = mx.get_active_memory()
+    before = held_bytes()
     state.restore([snapshot])
     assert state.nbytes == size == 4095 * ENTRY
-    assert mx.get_active_memory() - before >= size
+    assert held_bytes() - before >= size
     assert (snapshot.live, snapshot.nbytes, ledger(state)) == (False, size, (1, size))
     del before
     assert write(state, 3, first=900) == [*range(4095), 900, 901, 902]
@@ -351,15 +352,15 @@ def test_a_cut_lets_go_of_the_whole() -> None:
     write(state, 4096)
     whole = paged_out(state)
     size = whole.nbytes
-    before = mx.get_active_memory()
+    before = held_bytes()
     first, second = whole.split(64)
     assert first is not None
-    after = mx.get_active_memory() - before
+    after = held_bytes() - before
     assert abs(after) <= SLACK
     assert (first.nbytes, second.nbytes) == (64 * ENTRY, size - 64 * ENTRY)
     assert ledger(state) == (2, size)
     second.close()
-    assert before - mx.get_active_memory() >= size - 64 * ENTRY - SLACK
+    assert before - held_bytes() >= size - 64 * ENTRY - SLACK
     assert kept(first) == list(range(64))
 
 
@@ -413,12 +414,12 @@ def test_what_is_copied_from_another_layer_shares_nothing(kind: str) -> None:
     home, other = (adapted(larger.get(kind, KINDS[kind])()) for _ in range(2))
     write(home, 4000)
     taken(home)
-    before, size = mx.get_active_memory(), home.nbytes
+    before, size = held_bytes(), home.nbytes
     other.restore(home.live)
-    both = mx.get_active_memory()
+    both = held_bytes()
     assert abs(both - before - other.nbytes) <= SLACK
     home.discard()
-    assert abs(both - mx.get_active_memory() - size) <= SLACK
+    assert abs(both - held_bytes() - size) <= SLACK
     assert held(other) == list(range(4000))
 
 

@@ -49,9 +49,9 @@ def test_it_finds_what_trying_every_text_at_every_place_finds(texts: list[str], 
 def test_thousands_of_texts_with_one_beginning_are_not_tried_one_by_one(text: str) -> None:
     def seconds(count: int) -> float:
         pattern = literal_pattern(f"<unused{number}>" for number in range(count))
-        started = time.perf_counter()
+        started = time.process_time()
         assert pattern.search(text) is None
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     few = min(seconds(10) for _ in range(3))
     assert min(seconds(6000) for _ in range(3)) < 30 * few + 0.05

@@ -189,9 +189,9 @@ def test_a_megabyte_with_thousands_of_added_tokens_takes_hardly_longer_than_sent
     processor = plain(model)
 
     def seconds(encode: Callable[[str], object]) -> float:
-        started = time.perf_counter()
+        started = time.process_time()
         encode(text)
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     alone = min(seconds(processor.encode) for _ in range(2))
     assert min(seconds(tokenizer.encode) for _ in range(2)) < 5 * alone + 0.5

@@ -1,0 +1,114 @@
+"""`scripts/test --mutants [WORD ...]`: tries all mutants, or those whose row has one of these words.
+
+Exits with 1 if one survives, does not fit the code any more, or if its tests fail without it too.
+"""
+
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+
+from tests import ROOT
+from tests.mutants import Mutant, mutants
+
+LIMIT_S = 600
+"""For the tests of one mutant. One that never ends is noticed by that."""
+PASSED, FAILED = 0, 1  # exit statuses of pytest
+
+
+def copy_tree(to: Path) -> None:
+    """Copies what git tracks or would, and what was compiled."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split("\0")  # fmt: skip
+    compiled = [str(path.relative_to(ROOT)) for path in (ROOT / "runner").rglob("*.so")]
+    for name in filter(None, [*listed, *compiled]):
+        if (ROOT / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, to / name)
+
+
+def run_tests(root: Path, by: str) -> int | None:
+    """The exit status of pytest; None if it took too long."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--full", "-p", "no:cacheprovider", *by.split()]
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS_DATABASE": "no"}
+    try:
+        done = subprocess.run(
+            command, cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return done.returncode
+
+
+def verdict(mutant: Mutant, root: Path) -> str:
+    """Tries one; empty if the tests noticed it."""
+    before = mutant.apply(root)
+    try:
+        status = run_tests(root, mutant.by)
+    finally:
+        (root / mutant.file).write_text(before)
+    if status == PASSED:
+        return "survived"
+    return "" if status in (FAILED, None) else f"its tests could not be run (exit status {status} of pytest)"
+
+
+def work(waiting: "queue.SimpleQueue[Mutant]", found: list[tuple[Mutant, str]], total: int) -> None:
+    """Tries one after the other, in a copy of the tree of its own."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        root = Path(name)
+        copy_tree(root)
+        while not waiting.empty():
+            try:
+                mutant = waiting.get_nowait()
+            except queue.Empty:
+                return
+            started = monotonic()
+            text = verdict(mutant, root)
+            found.append((mutant, text))
+            seconds = monotonic() - started
+            print(
+                f"{len(found):4}/{total}  {text or 'noticed'}  {mutant.file}: {mutant.breaks}  ({seconds:.0f} s)",
+                flush=True,
+            )
+
+
+def main(words: Sequence[str]) -> int:
+    """Tries all, on all cores."""
+    chosen = [each for each in mutants() if not words or any(word in " ".join(each) for word in words)]
+    if misfits := [each.misfit for each in chosen if each.misfit]:
+        print(*misfits, sep="\n")
+        return 1
+    tests = sorted({word for each in chosen for word in each.by.split()})
+    print(f"{len(chosen)} mutants; their tests without them: {len(tests)} files")
+    if run_tests(ROOT, " ".join(tests)) != PASSED:
+        print("these fail without any mutant: mend them first")
+        return 1
+    waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
+    for each in chosen:
+        waiting.put(each)
+    found: list[tuple[Mutant, str]] = []
+    workers = [
+        threading.Thread(target=work, args=(waiting, found, len(chosen)))
+        for _ in range(min(len(chosen), os.cpu_count() or 1))
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    bad = [(mutant, text) for mutant, text in found if text]
+    for mutant, text in bad:
+        print(f"{text}: {mutant.table}, {mutant.file}: {mutant.breaks} (by {mutant.by})")
+    print(f"{len(found) - len(bad)} of {len(chosen)} mutants were noticed")
+    return 1 if bad or len(found) < len(chosen) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

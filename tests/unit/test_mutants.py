@@ -1,0 +1,25 @@
+"""The tables of mutants fit the code; `scripts/test --mutants` applies them."""
+
+import ast
+
+import pytest
+
+from tests import ROOT
+from tests.mutants import Mutant, mutants
+
+
+@pytest.mark.parametrize("mutant", mutants(), ids=lambda each: f"{each.file}: {each.breaks}")
+def test_a_mutant_fits_the_code(mutant: Mutant) -> None:
+    """Where it does not: change `old` to what the code says now, or drop the row if the code is gone."""
+    assert not mutant.misfit
+    assert mutant.new != mutant.old
+    text = (ROOT / mutant.file).read_text()
+    ast.parse(text.replace(mutant.old, mutant.new))
+    assert ast.dump(ast.parse(text.replace(mutant.old, mutant.new))) != ast.dump(ast.parse(text))
+    for word in mutant.by.split():
+        assert (ROOT / word.partition("::")[0]).is_file()
+
+
+def test_every_mutant_has_words_of_its_own() -> None:
+    names = [(each.file, each.breaks) for each in mutants()]
+    assert len(names) == len(set(names))
