@@ -1,7 +1,6 @@
 """Sessions whose layers go through the forwards of a decode together."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
@@ -28,11 +27,6 @@ class DecodeRows:
         return batchable(self.sessions[0].sequence.states)
 
     @property
-    def layers(self) -> list[object]:
-        """What the forward of the model takes as `cache=`, with tokens [B, 1], or of one session [1, L]."""
-        return self.sessions[0].layers if self._batch is None else self._batch.layers
-
-    @property
     def lengths(self) -> list[int]:
         """How many tokens each has seen."""
         return [session.position + seen for session, seen in zip(self.sessions, self._seen, strict=True)]
@@ -42,15 +36,16 @@ class DecodeRows:
         """Bytes of the batch, beside those of the sessions' own layers."""
         return 0 if self._batch is None else self._batch.nbytes
 
-    @contextmanager
-    def forward(self, count: int = 1) -> Iterator[None]:
-        """Surrounds the call of the model over one more token of each, or `count` more of one."""
+    def compute(self, forward: Callable[[mx.array, list[object]], mx.array], tokens: mx.array) -> mx.array:
+        """Calls `forward(tokens, layers)` of the model over one more token of each, [B, 1], or several of one, [1, L].
+        Returns its logits [B, L, V] (lazy)."""
         if self._batch is None:
-            with self.sessions[0].forward(count):
-                yield
-        else:
-            yield
-            self._seen = [seen + 1 for seen in self._seen]
+            session = self.sessions[0]
+            with session.forward(tokens.shape[1]):
+                return forward(tokens, session.layers)
+        logits = forward(tokens, self._batch.layers)
+        self._seen = [seen + 1 for seen in self._seen]
+        return logits
 
     def arrays(self) -> list[mx.array]:
         """What to evaluate together with the logits of a batch: positions, say, which nothing else may ask for."""

@@ -73,6 +73,8 @@ class LayerState(ABC):
     """True for a state, whose size does not grow with the tokens."""
     batchable = False
     """True if mlx-lm has a batch cache for this class."""
+    counted = True
+    """True if the layer has no offset of its own: `advance` is called after each forward."""
     refusal: Miss = Miss.NON_TRIMMABLE
     """Why the layer cannot go back, for the log."""
     live: Sequence[Snapshot] = ()
@@ -94,7 +96,7 @@ class LayerState(ABC):
 
     @abstractmethod
     def advance(self, count: int) -> None:
-        """Notes a forward over `count` tokens. Layers without an offset of their own count here."""
+        """Notes a forward over `count` tokens. Called only if the layer is `counted`."""
 
     @abstractmethod
     def can_rewind(self, to: int) -> bool:
@@ -129,8 +131,8 @@ class LayerState(ABC):
         """
 
     def absorb(self, layer: object, row: int, count: int) -> None:  # noqa: ARG002
-        """Takes over what the last `count` tokens left in a row of a batch layer, as if its own forward had computed
-        them; called within that forward. Snapshots that are live beyond its offset, or in a layer that is not
+        """Takes over what the last `count` tokens left in a row of a batch layer, in place of a forward
+        of its own. Snapshots that are live beyond its offset, or in a layer that is not
         sliceable, must have been paged out."""
         raise TypeError(f"{type(self).__name__} takes nothing from a batch")
 

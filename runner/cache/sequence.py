@@ -1,7 +1,6 @@
 """All layers of one model, moved together."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import mlx.core as mx
 
@@ -57,9 +56,13 @@ class SequenceLayers:
         """How many tokens every layer has surely seen: the least of all offsets."""
         return min((state.offset for _, state in self.used), default=0)
 
-    @contextmanager
-    def forward(self, count: int) -> Iterator[None]:
-        """Surrounds a forward over `count` tokens: what it would overwrite is copied out before."""
+    def page_out(self) -> None:
+        """Copies out what the next forward would overwrite."""
+        for state in self.states:
+            if state.live:
+                break
+        else:
+            return
         self.leave()
         for state in self.states:  # one after the other: together they would need room for the conversation again
             copies = state.page_out()
@@ -68,8 +71,24 @@ class SequenceLayers:
                 # The buffers may be those of a much longer conversation, which now has its own bytes.
                 state.trim(spare_room(self.offset))
                 mx.eval(state.arrays())
-        yield
-        self._advance(count)
+
+    def advance(self, count: int) -> bool:
+        """Counts a forward over `count` tokens, which was built without an error. Returns whether a layer turned out
+        to have a clock of its own."""
+        self.position += count
+        for state in self.states:
+            if state.counted:
+                state.advance(count)
+        facts = self.facts
+        if len(facts.used) < len(self.states):
+            facts.used.update(index for index, state in enumerate(self.states) if not state.empty)
+        distrusted = len(facts.distrusted)
+        for index, state in self.used:
+            if state.offset != self.position and not state.empty:
+                log.info("a layer has a clock of its own: kept whole", layer=index, at=state.offset)
+                facts.distrusted.add(index)
+                self._replace(index, distrust(state, self.position))
+        return len(facts.distrusted) > distrusted
 
     def level(self, to: int) -> Miss:
         """Takes every layer back to `to`; if one cannot, leaves all where they are and says why."""
@@ -141,7 +160,8 @@ class SequenceLayers:
         return sum(state.nbytes for _, state in self.used if not state.sliceable)
 
     def absorb(self, leaves: Sequence[object], row: int, count: int) -> None:
-        """Takes what the last `count` tokens left in a row of a batch, whose leaves these are; within `forward`."""
+        """Takes what the last `count` tokens left in a row of a batch, whose leaves these are, as a forward would:
+        between `page_out` and `advance`."""
         for leaf, state in zip(leaves, self.states, strict=True):
             state.absorb(leaf, row, count)
 
@@ -153,19 +173,6 @@ class SequenceLayers:
         """Distrusts what another stack found to have a wrong clock."""
         for index, state in self.used:
             if index in self.facts.distrusted:
-                self._replace(index, distrust(state, self.position))
-
-    def _advance(self, count: int) -> None:
-        """A forward over `count` tokens was built, without an error."""
-        self.position += count
-        for state in self.states:
-            state.advance(count)
-        if len(self.facts.used) < len(self.states):
-            self.facts.used.update(index for index, state in enumerate(self.states) if not state.empty)
-        for index, state in self.used:
-            if state.offset != self.position and not state.empty:
-                log.info("a layer has a clock of its own: kept whole", layer=index, at=state.offset)
-                self.facts.distrusted.add(index)
                 self._replace(index, distrust(state, self.position))
 
     def _replace(self, index: int, state: LayerState) -> None:

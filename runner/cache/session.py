@@ -28,6 +28,8 @@ class LiveSession(Session):
         self.recorded = prompt
         self.torn = False
         """Whether the cache's own part of a forward broke off: nothing that it holds can be trusted then."""
+        self.due = 0
+        """The position from which on `_passed` is called after a forward of one token, too."""
         self._end: Callable[[LiveSession, bool], None] | None = end
         self._failed = False
         self._evicted_bytes = sequence.facts.evicted_bytes
@@ -61,11 +63,13 @@ class LiveSession(Session):
         if self._end is None or self._failed:
             raise RuntimeError("a forward in a session that is closed or failed")
         self._failed = self.torn = True
-        with self.sequence.forward(count):
-            self.torn = False
-            yield
-            self.torn = True
-        self._passed(count)
+        self.sequence.page_out()
+        self.torn = False
+        yield
+        self.torn = True
+        distrusted = self.sequence.advance(count)
+        if count > 1 or distrusted or self.sequence.position >= self.due:
+            self._passed(count)
         self._failed = self.torn = False
 
     def absorb(self, leaves: Sequence[object], row: int, count: int) -> None:
@@ -75,7 +79,8 @@ class LiveSession(Session):
             self.sequence.settle()  # or it would keep the whole batch alive
 
     def _passed(self, count: int) -> None:
-        """The layers have just seen `count` tokens more."""
+        """The layers have just seen `count` tokens more. Called only where there may be something to do: after a
+        forward over several tokens, one that ends at `due` or behind it, or one that distrusts a layer."""
 
     def record(self, token: int) -> None:
         self.recorded.append(token)

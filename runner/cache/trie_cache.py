@@ -206,6 +206,9 @@ class TrieCache(Cache):
         if count > 1 or session.position % _CHECK_TOKENS == 0:
             # Further than needed, lest each few tokens of a decode have something to give up.
             self._evict(spare=(self._budget or 0) // 32)
+        if self.session_bytes(1):  # else the next forward may be the one that shows what a token takes
+            check = (session.position // _CHECK_TOKENS + 1) * _CHECK_TOKENS
+            session.due = min(check, session.points[0].at) if session.points else check
 
     def _distrust(self) -> None:
         """What was kept of a layer whose clock turned out to be another one is good for nothing."""

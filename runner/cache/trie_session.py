@@ -35,6 +35,7 @@ class TrieSession(LiveSession):
         """The prefill stops there too, for another prompt that leaves this one there."""
         if all(point.at != at for point in self.points):
             insort(self.points, Checkpoint(at, keep=False))
+            self.due = min(self.due, at)
 
     def _next_stop(self) -> int | None:
         return next((point.at for point in self.points if point.at > self.position), None)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import count
 from time import monotonic
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
@@ -13,6 +13,9 @@ from runner.engine.generation import Forward, Generation
 from runner.engine.trace import TRACE
 from runner.sampling.sample import Choice, Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
+
+if TYPE_CHECKING:
+    from runner.grammar import Guide
 
 _CLEAR_STEPS = 256  # mlx-lm's caches grow in steps of as many, each time into new buffers
 _PADDING_TOKENS = 256  # a row may always be padded so far
@@ -61,6 +64,11 @@ class Batch:
         """How many there have been."""
 
     @property
+    def _guides(self) -> "list[Guide]":
+        """Those of the answers that follow a grammar."""
+        return [generation.guide for generation in self.generations if generation.guide is not None]
+
+    @property
     def nbytes(self) -> int:
         """Bytes that it holds beside the layers of its generations."""
         return self._rows.nbytes
@@ -68,12 +76,16 @@ class Batch:
     @property
     def ready(self) -> bool:
         """Whether it can step: not while a grammar is being followed, which takes as long as the grammar makes it."""
-        return all(generation.wait(0.0) for generation in self.generations)
+        guides = self._guides
+        return not guides or all(guide.wait(0.0) for guide in guides)
 
     def step(self) -> list[Choice]:
         """The next token of each, for `take`. None yet if a grammar takes long; when it is ready, step again."""
-        self._awaited = awaited = self._awaited or self._read()
-        if any(generation.constrained for generation in self.generations):
+        if TRACE.on:
+            TRACE.name("decode", rows=len(self.generations))
+        guided = bool(self._guides)
+        self._awaited = awaited = self._awaited or self._read(guided)
+        if guided:
             if not self._wait():
                 return []
             awaited = self._awaited._replace(choices=self._follow(self._awaited.choices))  # of those who have stayed
@@ -86,24 +98,25 @@ class Batch:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
         return awaited.choices
 
-    def _read(self) -> _Awaited:
-        """The next token of each, read. The forward behind it is on its way, and so are the masks."""
+    def _read(self, guided: bool) -> _Awaited:
+        """The next token of each, read. The forward behind it is on its way, and so are the masks, if any."""
         current = self._ahead or self._draw(
             self._run(mx.array([generation.start_decode() for generation in self.generations]))
         )
         self._ahead = logits = None
-        constrained = any(generation.constrained for generation in self.generations)
         # Not before the first token is read: it would come a forward later where a CPU computes while it is told to.
         if self.steps and any(generation.wants_more for generation in self.generations):
             logits = self._run(current.token[:, None])
-            if constrained:
+            if guided:
                 mx.async_eval([logits, *self._rows.arrays()])
             else:
                 self._ahead = self._draw(logits)
         choices = current.read()
-        TRACE.lap("wait")
-        for generation, choice in zip(self.generations, choices, strict=True):
-            generation.lead(choice)
+        if TRACE.on:
+            TRACE.lap("wait")
+        if guided:
+            for generation, choice in zip(self.generations, choices, strict=True):
+                generation.lead(choice)
         return _Awaited(choices, logits)
 
     def _wait(self) -> bool:
@@ -133,7 +146,10 @@ class Batch:
         """Give each its token, which `step` returned."""
         pairs = zip(self.generations, choices, strict=True)
         lost, self._lost = self._lost, []
-        return lost + [(generation, generation.take(choice)) for generation, choice in pairs]
+        results = lost + [(generation, generation.take(choice)) for generation, choice in pairs]
+        if TRACE.on:
+            TRACE.lap("text")
+        return results
 
     def accepts(self, other: "Batch") -> bool:
         """Whether the one generation of `other` may join. Rows are as long as the longest: one that is much shorter
@@ -236,9 +252,9 @@ class Batch:
 
     def _run(self, tokens: mx.array) -> mx.array:
         """The forward over these tokens of each [B, L]; its logits [B, L, V]. L is 1 for several."""
-        with self._rows.forward(tokens.shape[1]):
-            logits = self._forward(tokens, self._rows.layers)
-        TRACE.lap("forward")
+        logits = self._rows.compute(self._forward, tokens)
+        if TRACE.on:
+            TRACE.lap("forward")
         return logits
 
     def _draw(self, logits: mx.array) -> Sample:
@@ -248,11 +264,16 @@ class Batch:
                 mx.clear_cache()  # others have come or gone, and with them buffers of other sizes
             samplers = [generation.sampler(logits.shape[-1]) for generation in self.generations]
             self._sampler = samplers[0] if len(samplers) == 1 else SamplerBatch(samplers)
-        masks = [generation.mask for generation in self.generations]
+        masks = [generation.mask for generation in self.generations] if self._guides else []
         sample = self._sampler(logits[:, -1, :], masks if any(masks) else ())
-        TRACE.lap("sample")
-        mx.async_eval([*sample.arrays(), *self._rows.arrays()])
-        TRACE.lap("dispatch")
+        if TRACE.on:
+            TRACE.lap("sample")
+        arrays = sample.arrays()
+        if len(self.generations) > 1:
+            arrays += self._rows.arrays()
+        mx.async_eval(arrays)
+        if TRACE.on:
+            TRACE.lap("dispatch")
         return sample
 
     def _release(self) -> None:

@@ -34,12 +34,11 @@ class Piece(NamedTuple, Generic[Entry]):
     entries: list[Entry]
 
 
-def joined(pieces: "Sequence[Piece[Entry] | None]") -> "Piece[Entry] | None":
-    """One piece of those that are any."""
-    there = [piece for piece in pieces if piece is not None]
-    if len(there) < 2:
-        return there[0] if there else None
-    return Piece("".join(piece.text for piece in there), [entry for piece in there for entry in piece.entries])
+def joined(pieces: "Sequence[Piece[Entry]]") -> "Piece[Entry]":
+    """Returns one piece for all of these, of which there is at least one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return Piece("".join(piece.text for piece in pieces), [entry for piece in pieces for entry in piece.entries])
 
 
 class _Settled(NamedTuple, Generic[Entry]):
@@ -106,7 +105,8 @@ class Detokenizer(Generic[Entry]):
         start = self._decoded
         self._decoded += len(text)
         self._held += text
-        self._settle(start)
+        if self._unsettled:
+            self._settle(start)
         return self._decoded if self._stops is None else self._search(self._stops, start, text)
 
     def _settle(self, start: int) -> None:

@@ -16,7 +16,6 @@ from runner import __version__
 from runner.cache import Cache, make_cache
 from runner.engine.events import Outbox
 from runner.engine.formats import Formats
-from runner.engine.platform.affinity import OneCore, keep_together
 from runner.engine.platform.wakeup import Wakeup
 from runner.engine.policy import SlicePolicy
 from runner.engine.request import Limits, Request
@@ -76,7 +75,7 @@ class Engine:
         self._refuse = refuse
         self.limits = Limits(model.context_length, model.vocab_size)
         self._mailbox: queue.SimpleQueue[Request | Callable[[], None] | None] = queue.SimpleQueue()
-        self._core: OneCore | None = None
+        self._idle = True  # until a message comes, there is nothing to do but to wait for it
         self._publish_at = 0.0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
@@ -142,19 +141,18 @@ class Engine:
     def _step(self) -> None:
         """One slice, and what the others want to know of it."""
         self._receive()
-        TRACE.begin()
-        if self._core is not None:
-            self._core.work(bool(self._running.prefilling))
-        started = perf_counter()
-        running = self._running.advance()
-        if self._core is not None and running:
-            self._core.took(running, perf_counter() - started)
-        if self._running.idle or perf_counter() >= self._publish_at:
+        if TRACE.on:
+            TRACE.begin()
+        self._running.advance()
+        self._idle = self._running.idle
+        if self._idle or perf_counter() >= self._publish_at:
             self._publish()
-            TRACE.lap("publish")
+            if TRACE.on:
+                TRACE.lap("publish")
         self._outbox.send()
-        TRACE.lap("hand over")
-        TRACE.end()
+        if TRACE.on:
+            TRACE.lap("hand over")
+            TRACE.end()
 
     def _load(self) -> None:
         started = perf_counter()
@@ -179,8 +177,6 @@ class Engine:
         self._mx = mx
         self._on_gpu = not (on_cpu := device() == "cpu")
         if on_cpu:
-            if settings.one_core:
-                self._core = keep_together(lambda: mx.eval(mx.zeros(1)))
             mx.disable_compile()  # every fused kernel would cost a run of g++, and gains nothing on CPUs
         budget_bytes = settings.memory.bytes_of(usable_bytes())
         whole_bytes = gpu_usable_bytes(mx.device_info(), mx.get_memory_limit())
@@ -251,10 +247,8 @@ class Engine:
 
     def _receive(self) -> None:
         """Take what arrived; waits only when there is nothing to do."""
-        if self._running.idle:
+        if self._idle:
             TRACE.flush()
-            if self._core is not None:
-                self._core.rest()
             self._accept(self._wait())
         while not self._mailbox.empty():
             self._accept(self._mailbox.get())

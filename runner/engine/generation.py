@@ -43,26 +43,20 @@ class Generation:
         """`started_ns` is when the request left the queue."""
         self.request = request
         self.session = session
+        self.life = Lifecycle(request.arrived_ns, started_ns, computed_ns=perf_counter_ns())
         self.done = False
         """Whether there is nothing left to compute."""
         self.sociable = True
         """Whether it may decode together with others."""
         self.began_again = False
         """Whether memory has run out for it once."""
+        self.guide: Guide | None = None
+        """What leads the answer through the grammar of the request, if there is one."""
         self._tokenizer = tokenizer
         self._text: Detokenizer[Logprob] = Detokenizer(tokenizer, request.stops)
         self._context_length = context_length
-        self._started_ns = started_ns
-        self._computed_ns = perf_counter_ns()  # from when on, which is later where another one had to be waited for
-        self._decode_started_ns = 0
-        self._first_token_ns = 0
-        self._ended_ns = 0
-        self._count = 0  # tokens generated, the end-of-sequence token excluded
-        self._forced_count = 0  # of those, what the grammar left no choice about
-        self._outcome = "done"
         self._sampling = request.sampling
         self._sampler: Sampler | None = None
-        self._guide: Guide | None = None
 
     @property
     def dropped(self) -> bool:
@@ -94,43 +88,38 @@ class Generation:
         """Whether its grammar is known, if it has one."""
         return self.request.grammar is None or self.request.grammar.done()
 
-    @property
-    def constrained(self) -> bool:
-        """Whether a grammar has a say."""
-        return self._guide is not None
-
     def constrain(self) -> list[Event]:
         """Follow the grammar of the request, which is known, from here on. What the answer has to begin with becomes
         part of what is to prefill; returns what there is to tell of it."""
-        if self._guide is not None or self.request.grammar is None:
+        if self.guide is not None or self.request.grammar is None:
             return []
         if self.request.grammar.cancelled() or self.request.grammar.exception() is not None:  # the client knows it
-            self._outcome = "cancelled" if self.request.grammar.cancelled() else "refused"
+            self.life.outcome = "cancelled" if self.request.grammar.cancelled() else "refused"
             self._end()
             return []
         try:
-            self._guide = self.request.grammar.result().guide()
+            self.guide = self.request.grammar.result().guide()
             events = self._push(self._forced(self.request.max_tokens))
         except Exception as error:  # of this request alone
             return self.fail(error)
-        self._forced_count = self._count
+        self.life.forced = self.life.generated
         return events
 
     def lead(self, choice: Choice) -> None:
         """Lead the grammar along its next token; `wait` until that is done."""
-        if self._guide is not None and choice.token not in self._tokenizer.eos:
-            self._guide.take(choice.token)
+        if self.guide is not None and choice.token not in self._tokenizer.eos:
+            self.guide.take(choice.token)
 
     def wait(self, patience_s: float) -> bool:
         """Wait so many seconds at most for the grammar, if there is one. Returns whether it can be asked."""
-        return self._guide is None or self._guide.wait(patience_s)
+        return self.guide is None or self.guide.wait(patience_s)
 
     def follow(self, choice: Choice, *, alone: bool) -> Choice:
         """What to `take` of its next token, along which the grammar has been led: where it is `alone`, with the tokens
         behind it that the grammar leaves no choice about."""
-        if self._guide is None or choice.token in self._tokenizer.eos:
+        if self.guide is None or choice.token in self._tokenizer.eos:
             return choice
-        most = min(self.request.max_tokens - self._count - 1, _JUMP_TOKENS)
+        most = min(self.request.max_tokens - self.life.generated - 1, _JUMP_TOKENS)
         forced = self._forced(most) if alone else []
         if forced and self._sampler is not None:
             self._sampler.skip(forced)
@@ -138,28 +127,28 @@ class Generation:
 
     def _forced(self, most: int) -> list[int]:
         """Nobody has to know the probabilities of what comes without a choice; if somebody wants to, it is drawn."""
-        return self._guide.forced(most) if self._guide is not None and not self._sampling.logprobs else []
+        return self.guide.forced(most) if self.guide is not None and not self._sampling.logprobs else []
 
     def retrace(self) -> None:
         """Lead the grammar from its beginning along what was taken: it may be a token further."""
-        if self._guide is not None:
-            self._guide.restart(self.session.recorded[self.session.total :])
+        if self.guide is not None:
+            self.guide.restart(self.session.recorded[self.session.total :])
 
     def ends_with(self, choice: Choice) -> bool:
         """Whether nothing can come behind this choice, along which the grammar was led."""
-        ended = choice.token in self._tokenizer.eos or (self._guide is not None and self._guide.over)
-        return ended or self._count + 1 + len(choice.follow) >= self.request.max_tokens
+        ended = choice.token in self._tokenizer.eos or (self.guide is not None and self.guide.over)
+        return ended or self.life.generated + 1 + len(choice.follow) >= self.request.max_tokens
 
     @property
     def mask(self) -> Mask | None:
         """Which tokens may come next; None: all, or none at all, as what takes the next one will find."""
-        return None if self._guide is None or self._guide.over else self._guide.mask()
+        return None if self.guide is None or self.guide.over else self.guide.mask()
 
     # --- decode
 
     def start_decode(self) -> list[int]:
         """The prefill is over; returns the tokens that the first decode step takes."""
-        self._decode_started_ns = self._decode_started_ns or perf_counter_ns()
+        self.life.decoded_ns = self.life.decoded_ns or perf_counter_ns()
         return self.session.recorded[self.session.position :]
 
     def set_back(self) -> None:
@@ -179,12 +168,12 @@ class Generation:
     @property
     def wants_more(self) -> bool:
         """Whether, while a token of it is on its way, another one may follow."""
-        return self._count + 1 < self.request.max_tokens
+        return self.life.generated + 1 < self.request.max_tokens
 
     def take(self, choice: Choice) -> list[Event]:
         """Its next token, and what there is to tell of it."""
-        if self._guide is not None and self._guide.fault:
-            return self.turn_away(self._guide.fault)
+        if self.guide is not None and self.guide.fault:
+            return self.turn_away(self.guide.fault)
         try:
             return self._take(choice)
         except Exception as error:  # of this request alone
@@ -195,14 +184,14 @@ class Generation:
         if isinstance(error, RequestError):  # nothing is wrong but the request
             return self.turn_away(str(error))
         log.exception("a request failed", request=self.request.number)
-        self._outcome = "failed"
+        self.life.outcome = "failed"
         self._end()
         return [Failed(told(error))]
 
     def turn_away(self, text: str) -> list[Event]:
         """The request cannot go on, as `text` says; what there is to tell of it."""
         log.warning("a request cannot go on", request=self.request.number, why=text)
-        self._outcome = "failed"
+        self.life.outcome = "failed"
         self._end()
         return [Failed(text)]
 
@@ -220,65 +209,45 @@ class Generation:
         Waits for the forward that is still on its way, so tell the client of the end first.
         """
         if not self.done:
-            self._outcome = "cancelled"
+            self.life.outcome = "cancelled"
             self._end()
-        if self._guide is not None:
-            self._guide.close()
-        self.session.close(failed=self._outcome == "failed")
-
-    @property
-    def life(self) -> Lifecycle:
-        """What has become of it so far."""
-        return Lifecycle(
-            self.request.arrived_ns,
-            self._computed_ns,
-            self._decode_started_ns,
-            self._first_token_ns,
-            self._ended_ns,
-            self._count,
-            self._forced_count,
-            self._outcome,
-        )
+        if self.guide is not None:
+            self.guide.close()
+        self.session.close(failed=self.life.outcome == "failed")
 
     def metrics(self) -> Metrics:
         """The counters so far, in tokens and nanoseconds."""
-        now = self._ended_ns or perf_counter_ns()
-        decode_started = self._decode_started_ns or now
-        return Metrics(
-            prompt_eval_count=self.session.total,
-            prompt_eval_cached_count=self.session.cached,
-            prompt_eval_duration=decode_started - self._started_ns,
-            eval_count=self._count,
-            eval_duration=now - decode_started,
-        )
+        return self.life.metrics(self.session.total, self.session.cached)
 
     def _take(self, choice: Choice) -> list[Event]:
         if choice.token in self._tokenizer.eos:
             self.session.record(choice.token)
-            self._first_token_ns = self._first_token_ns or perf_counter_ns()
+            self.life.first_token_ns = self.life.first_token_ns or perf_counter_ns()
             return self._finish(DoneReason.STOP)
-        before = self._count
-        events = self._push([choice.token, *choice.follow], entry(choice, self._tokenizer))
-        self._forced_count += self._count - before - 1
+        before = self.life.generated
+        logprob = None if choice.logprob is None else entry(choice, choice.logprob, self._tokenizer)
+        events = self._push([choice.token, *choice.follow], logprob)
+        self.life.forced += self.life.generated - before - 1
         return events
 
     def _push(self, tokens: Sequence[int], entry: Logprob | None = None) -> list[Event]:
         """The answer goes on with these tokens, of which the first one has this entry."""
         if tokens:
-            self._first_token_ns = self._first_token_ns or perf_counter_ns()
+            self.life.first_token_ns = self.life.first_token_ns or perf_counter_ns()
         for token in tokens:
             self.session.record(token)  # all of them, wherever the text ends: the layers see them
-        pieces = []
+        pieces, before = [], self.life.generated
         cut = False
         for token in tokens:
-            self._count += 1
-            pieces.append(self._text.push(token, entry))
+            self.life.generated += 1
+            if piece := self._text.push(token, entry):
+                pieces.append(piece)
             entry = None
-            cut = self._text.stopped or self._count == self.request.max_tokens
+            cut = self._text.stopped or self.life.generated == self.request.max_tokens
             if cut:
                 break
-        events = self._tell(joined(pieces))
-        if self._guide is not None and self._guide.complete and len(pieces) == len(tokens):
+        events = self._tell(joined(pieces)) if pieces else []
+        if self.guide is not None and self.guide.complete and self.life.generated - before == len(tokens):
             return [*events, *self._finish(DoneReason.STOP)]
         return [*events, *self._finish(DoneReason.LENGTH)] if cut else events
 
@@ -287,12 +256,12 @@ class Generation:
         self._end()
         if self._text.stopped:
             reason = DoneReason.STOP
-        self._outcome = "done" if reason is DoneReason.STOP else "length"
+        self.life.outcome = "done" if reason is DoneReason.STOP else "length"
         return [*rest, Finished(reason, self.metrics())]
 
     def _end(self) -> None:
         self.done = True
-        self._ended_ns = self._ended_ns or perf_counter_ns()
+        self.life.ended_ns = self.life.ended_ns or perf_counter_ns()
 
     def _tell(self, piece: Piece[Logprob] | None) -> list[Event]:
         if piece is None:

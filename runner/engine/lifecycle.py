@@ -1,7 +1,10 @@
 """What became of a request, and the line of the log that says so."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
 
+from protocol import Metrics
 from runner.logs import Log
 
 if TYPE_CHECKING:
@@ -14,22 +17,39 @@ OUTCOMES = ("done", "length", "cancelled", "failed", "refused")
 """The model, a stop string or a grammar ended the answer; its length did; the client left; a fault; it was none."""
 
 
-class Lifecycle(NamedTuple):
-    """When what happened to a request that has begun, in ns of `perf_counter_ns`, 0 for what has not happened yet."""
+@dataclass(slots=True)
+class Lifecycle:
+    """The times and counts of a request that has begun, in ns of `perf_counter_ns`, 0 for what has not happened yet.
+    Owner: the engine thread."""
 
     arrived_ns: int
+    started_ns: int
+    """It left the queue."""
     computed_ns: int
-    """From here on it was computed."""
-    decoded_ns: int
-    """From here on its answer was."""
-    first_token_ns: int
-    ended_ns: int
-    generated: int
+    """Its computation began: later than that if it had to wait for a prefix that another request computed."""
+    decoded_ns: int = 0
+    """The decode of its answer began."""
+    first_token_ns: int = 0
+    ended_ns: int = 0
+    generated: int = 0
     """Tokens of the answer, the end-of-sequence token excluded."""
-    forced: int
-    """Of those: a grammar left no choice about them."""
-    outcome: str
+    forced: int = 0
+    """Those of them that a grammar left no choice about."""
+    outcome: str = "done"
     """One of OUTCOMES, once it has ended."""
+
+    def metrics(self, total: int, cached: int) -> Metrics:
+        """Returns the counters so far, in tokens and ns, of a prompt of `total` tokens, `cached` of which came from the
+        cache."""
+        now = self.ended_ns or perf_counter_ns()
+        decoded = self.decoded_ns or now
+        return Metrics(
+            prompt_eval_count=total,
+            prompt_eval_cached_count=cached,
+            prompt_eval_duration=decoded - self.started_ns,
+            eval_count=self.generated,
+            eval_duration=now - decoded,
+        )
 
     @property
     def ttft_s(self) -> float:

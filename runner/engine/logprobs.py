@@ -5,9 +5,7 @@ from runner.sampling.sample import Choice
 from runner.tokenizer import Tokenizer
 
 
-def entry(choice: Choice, tokenizer: Tokenizer) -> Logprob | None:
-    """That of the token which was chosen, with those that were likelier than others; None if nobody wants to know."""
-    if choice.logprob is None:
-        return None
-    top = [TopLogprob(tokenizer.token_text(token), logprob) for token, logprob in choice.top]
-    return Logprob(tokenizer.token_text(choice.token), choice.logprob, top)
+def entry(choice: Choice, logprob: float, tokenizer: Tokenizer) -> Logprob:
+    """Returns the entry of the chosen token, whose log-probability is `logprob`, with its likeliest alternatives."""
+    top = [TopLogprob(tokenizer.token_text(token), each) for token, each in choice.top]
+    return Logprob(tokenizer.token_text(choice.token), logprob, top)

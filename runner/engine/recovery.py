@@ -29,15 +29,12 @@ class Recovery:
         self._memory = memory
         self._salt = salt
         self._starved: list[Generation] = []
-        self._lacking = False
-
-    def __bool__(self) -> bool:
-        """Whether there is something to do, once the error and all that it holds are gone."""
-        return self._lacking
+        self.pending = False
+        """True if there is something to do, once the error and all that it holds are gone."""
 
     def heed(self, error: Exception) -> None:
         """This has been raised; those whom it struck go on by themselves."""
-        self._lacking |= lacks_memory(error)
+        self.pending |= lacks_memory(error)
 
     def struck(self, generation: Generation, error: Exception) -> Results:
         """A slice of this one alone has raised: it ends, or, where memory was lacking, begins again once, later."""
@@ -49,7 +46,7 @@ class Recovery:
 
     def again(self, cache: Cache) -> Results:
         """Frees what can be, and lets them begin again. Those of the results that are not done go on."""
-        starved, self._starved, self._lacking = self._starved, [], False
+        starved, self._starved, self.pending = self._starved, [], False
         log.warning("memory ran out: what nobody uses is freed", requests_that_begin_again=len(starved))
         results = [(generation, _events(generation, self._leave)) for generation in starved]
         try:

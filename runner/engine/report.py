@@ -1,6 +1,7 @@
 """A look at everything that the engine has, for the page and the metrics. Runs on its thread, between two slices."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -98,7 +99,7 @@ def _running(generation: "Generation", now_ns: int) -> RunningRequest:
     request, session, life = generation.request, generation.session, generation.life
     prefilled = min(session.position, session.total)
     if life.decoded_ns:
-        phase, prefilled, rate = "decode", session.total, life._replace(ended_ns=now_ns).tokens_per_s
+        phase, prefilled, rate = "decode", session.total, replace(life, ended_ns=now_ns).tokens_per_s
     else:
         phase = "prefill" if generation.left or generation.compiled else "grammar"
         rate = max(0, prefilled - session.cached) / (max(1, now_ns - life.computed_ns) / 1e9)

@@ -53,7 +53,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do, until something comes in or a grammar is compiled."""
-        busy = self.prefilling or self._startable or any(group.ready for group in self._groups)
+        busy = self.prefilling or any(group.ready for group in self._groups) or self._startable
         return not busy and not any(each.compiled for each in self._compiling)
 
     @property
@@ -63,15 +63,17 @@ class Scheduler:
 
     @property
     def _startable(self) -> Request | None:
-        return self._waiting.first(self.cache, self.memory, len(self._generations)) if self._waiting else None
+        waiting = self._waiting
+        some = waiting.queue or waiting.behind
+        return waiting.first(self.cache, self.memory, len(self._generations)) if some else None
 
     @property
     def _generations(self) -> list[Generation]:
         """Those that have begun to be computed."""
         return [*self.prefilling, *self._compiling, *(each for group in self._groups for each in group.generations)]
 
-    def advance(self) -> int:
-        """One slice: a beginning, a part of a prompt, or a decode step. Returns how many ran, for such a step."""
+    def advance(self) -> None:
+        """Runs one slice: a beginning, a part of a prompt, or a decode step."""
         started = perf_counter()
         self._drop()
         for generation in [each for each in self._compiling if each.compiled]:
@@ -85,7 +87,8 @@ class Scheduler:
             trial=self.matching.waits and len(ready) > 1,
         )
         chosen = self._schedule.next(view)
-        TRACE.lap("schedule")
+        if TRACE.on:
+            TRACE.lap("schedule")
         if chosen is not None:
             done = self._run(chosen, view, startable, ready)
             self._schedule.took(done, view, perf_counter() - started)
@@ -93,7 +96,7 @@ class Scheduler:
         self._slices += 1
         if self._slices % _RESERVE_SLICES == 0:
             self._reserve()
-        if self._shortage:
+        if self._shortage.pending:
             results = self._shortage.again(self.cache)
             self._spoiled |= any(generation.done for generation, _ in results)
             self._go_on(results)
@@ -101,7 +104,6 @@ class Scheduler:
             self._renew_cache()
         if self._unsettled or not isinstance(chosen, Decode):
             self._make_room()
-        return len(self._generations) if isinstance(chosen, Decode) else 0
 
     def _run(self, chosen: Slice, view: View, startable: Request | None, ready: Sequence[Batch]) -> Slice:
         """Returns what it really did."""
@@ -175,23 +177,22 @@ class Scheduler:
 
     def _decode(self, group: Batch) -> int:
         """A step of this group or, where it joins another one, of that. Returns the id of the group that stepped."""
-        group = self._join(group) or group
-        TRACE.name("decode", rows=len(group.generations))
+        group = (self._join(group) if len(self._groups) > 1 else None) or group
         try:
             choices = group.step()
         except Exception as error:
-            self._groups.remove(group)
             if len(group.generations) > 1:
                 self._disband(group, error)
             else:  # this request begins again or ends, the engine goes on
+                self._groups.remove(group)
                 self._deliver(self._shortage.struck(group.generations[0], error))
         else:
             if choices:
                 self.memory.stepped()
                 done = tell(self._outbox, group.take(choices))
                 self.journal.counters.stepped(group.generations, perf_counter())
-                TRACE.lap("text")
-                self._leave(group, done)
+                if done:
+                    self._leave(group, done)
         if group.parted:
             self._groups += group.parted
             group.parted = []
@@ -209,7 +210,6 @@ class Scheduler:
         except Exception as error:
             group.generations[0].sociable = False
             if len(host.generations) > 1:
-                self._groups.remove(host)
                 self._disband(host, error)
             else:
                 log.exception("two answers could not be joined: they are computed in turns")
@@ -226,7 +226,6 @@ class Scheduler:
         try:
             group.leave(leaving)
         except Exception as error:
-            self._groups.remove(group)
             group.generations = [generation for generation in group.generations if generation not in leaving]
             self._disband(group, error)
         else:
@@ -238,6 +237,7 @@ class Scheduler:
 
     def _disband(self, group: Batch, error: Exception) -> None:
         """The answers of a group, of which something raised, go on each alone."""
+        self._groups.remove(group)
         log.exception("answers that were computed together go on one by one", answers=len(group.generations))
         self._shortage.heed(error)
         results = group.disband(error)
@@ -262,7 +262,8 @@ class Scheduler:
 
     def _drop(self) -> None:
         """Those for whom nobody waits any more, and who were turned away."""
-        self.journal.never_began(self._waiting.drop_cancelled(), "cancelled")
+        if self._waiting.queue or self._waiting.behind:
+            self.journal.never_began(self._waiting.drop_cancelled(), "cancelled")
         for generations in (self.prefilling, self._compiling):
             for generation in [each for each in generations if each.dropped]:
                 generations.remove(generation)

@@ -24,6 +24,8 @@ class Trace:
     """
 
     def __init__(self) -> None:
+        self.on = False
+        """True while slices are traced: ask before `name` and `lap`, in what runs for every token."""
         self._file: FileIO | None = None
         self._path = Path()
         self._file_bytes = 0
@@ -38,6 +40,7 @@ class Trace:
             self._file, self._path = _open(path), path
         except OSError as error:
             raise UsageError(f"--trace {path}: {_reason(error)}; name a file that you may write") from error
+        self.on = True
         self._write("[\n")  # a missing end is allowed: the process ends when it is told to
 
     def begin(self) -> None:
@@ -86,7 +89,7 @@ class Trace:
             self._file_bytes += written
         except OSError as error:
             log.warning("tracing stopped", file=str(self._path), why=_reason(error))
-            file, self._file = self._file, None
+            file, self._file, self.on = self._file, None, False
             with suppress(OSError):
                 file.truncate(self._file_bytes + data.rfind(b"\n", 0, written) + 1)  # viewers refuse half an event
             with suppress(OSError):

@@ -80,6 +80,8 @@ class Sample:
         The state of the samplers is not among it: each token depends on the state before it, so the evaluation of a
         token brings the state of all rows that were drawn with it up to it, and one step is all that is ever pending.
         """
+        if not self._wishes:
+            return [self.token]
         return [self.token, *(array for details in self._details() for array in details.arrays())]
 
     def read(self) -> list[Choice]:

@@ -168,7 +168,7 @@ class Talk:
 
     def tear_trie(self) -> None:
         """The cache cannot follow the next forward."""
-        with suppress(BrokenError), breaking(SequenceLayers, "_advance"), self.session.forward(1):
+        with suppress(BrokenError), breaking(SequenceLayers, "advance"), self.session.forward(1):
             for layer in self.session.layers:
                 assert isinstance(layer, FakeLayer)
                 layer.see([99])

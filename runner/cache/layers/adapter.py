@@ -24,6 +24,8 @@ Content = TypeVar("Content")
 class LayerAdapter(LayerState, Generic[Content]):
     """Adapts one object of mlx-lm, given fresh."""
 
+    counted = False
+
     def __init__(self, leaf: object, ledger: Ledger) -> None:
         """`ledger` counts the snapshots."""
         self.leaf = leaf
@@ -133,6 +135,7 @@ class CountedState(MovedState[Content]):
     """A state without a clock of its own: the tokens are counted here, and it stands where it stands."""
 
     whole = True
+    counted = True
 
     def __init__(self, leaf: object, ledger: Ledger) -> None:
         super().__init__(leaf, ledger)

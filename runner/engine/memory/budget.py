@@ -207,17 +207,10 @@ class MemoryBudget:
 class MLXMeter:
     """MLX's own counters; one for the process, as there is one MLX."""
 
-    def active(self) -> int:
-        return mx.get_active_memory()
-
-    def restart(self) -> None:
-        mx.reset_peak_memory()
-
-    def peak(self) -> int:
-        return mx.get_peak_memory()
-
-    def clear(self) -> None:
-        mx.clear_cache()
+    active = staticmethod(mx.get_active_memory)
+    restart = staticmethod(mx.reset_peak_memory)
+    peak = staticmethod(mx.get_peak_memory)
+    clear = staticmethod(mx.clear_cache)
 
 
 def set_limits(budget_bytes: int, *, on_cpu: bool) -> int:

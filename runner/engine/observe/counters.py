@@ -136,7 +136,7 @@ class Counters:
         life = generation.life
         if self._stepped_s.pop(generation, None) is None and life.first_token_ns:
             self._first(generation)  # a grammar has written all of its answer
-        life = life._replace(outcome=_outcome(generation.request, life.outcome))
+        life.outcome = _outcome(generation.request, life.outcome)
         self.outcomes[life.outcome] += 1
         self._generated += life.generated
         self._forced += life.forced

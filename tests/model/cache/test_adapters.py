@@ -157,8 +157,9 @@ class Run:
             self.sequence.states = [GenericState(leaf, self.sequence.ledger) for leaf in flatten(self.sequence.layers)]
 
     def forward(self, tokens: list[int]) -> mx.array:
-        with self.sequence.forward(len(tokens)):
-            logits = self.model.model(mx.array([tokens]), cache=self.sequence.layers)[0, -1]
+        self.sequence.page_out()
+        logits = self.model.model(mx.array([tokens]), cache=self.sequence.layers)[0, -1]
+        self.sequence.advance(len(tokens))
         mx.eval([logits, *self.sequence.arrays()])
         return logits
 
@@ -222,9 +223,10 @@ def test_snapshots_do_not_change_what_a_model_says(kind: str) -> None:  # scenar
 
 def _write(sequence: SequenceLayers, count: int) -> None:
     """A forward over tokens that carry their positions."""
-    with sequence.forward(count):
-        for state in sequence.states:
-            _append(state, count)
+    sequence.page_out()
+    for state in sequence.states:
+        _append(state, count)
+    sequence.advance(count)
     sequence.settle()
 
 

@@ -61,16 +61,18 @@ class Row:
 
     def absorb(self, batch: BatchedLayers, index: int) -> None:
         if self.waiting:
-            with self.sequence.forward(self.waiting):
-                self.sequence.absorb(batch.leaves(), index, self.waiting)
+            self.sequence.page_out()
+            self.sequence.absorb(batch.leaves(), index, self.waiting)
+            self.sequence.advance(self.waiting)
             self.sequence.settle()
         self.waiting = 0
         assert self.sequence.position == self.oracle.position
         assert {state.offset for _, state in self.sequence.used} == {self.oracle.position}
 
     def _forward(self, sequence: SequenceLayers, tokens: mx.array) -> mx.array:
-        with sequence.forward(tokens.shape[1]):
-            logits = self.tiny.model(tokens, cache=sequence.layers)[0, -1]
+        sequence.page_out()
+        logits = self.tiny.model(tokens, cache=sequence.layers)[0, -1]
+        sequence.advance(tokens.shape[1])
         mx.eval([logits, *sequence.arrays()])
         return logits
 

@@ -213,17 +213,17 @@ class Thinning(Every):
 def putting_off() -> Iterator[list[int]]:
     """The bytes of copies that were put off; all of them are computed when a forward comes."""
     sizes: list[int] = []
-    later, forward = Ledger.later, SequenceLayers.forward
+    later, page_out = Ledger.later, SequenceLayers.page_out
 
     def counted(ledger: Ledger, copies: list[mx.array], sources: Sequence[mx.array] = ()) -> object:
         sizes.append(sum(copy.nbytes for copy in copies))
         return later(ledger, copies, sources)
 
-    def checked(sequence: SequenceLayers, count: int) -> object:
+    def checked(sequence: SequenceLayers) -> None:
         assert not sequence.ledger._copies
-        return forward(sequence, count)
+        page_out(sequence)
 
-    with patch.object(Ledger, "later", counted), patch.object(SequenceLayers, "forward", checked):
+    with patch.object(Ledger, "later", counted), patch.object(SequenceLayers, "page_out", checked):
         yield sizes
 
 

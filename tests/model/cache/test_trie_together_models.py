@@ -106,8 +106,8 @@ class Row:
 def step(among: Sequence[Row], tokens: Sequence[int]) -> None:
     """A token of each, who are all that are in these rows."""
     rows = among[0].rows
-    with rows.forward():
-        logits = among[0].model.model(mx.array([[token] for token in tokens]), cache=rows.layers)
+    model = among[0].model.model
+    logits = rows.compute(lambda read, layers: model(read, cache=layers), mx.array([[token] for token in tokens]))
     mx.eval(logits, rows.arrays())
     for place, (row, token) in enumerate(zip(among, tokens, strict=True)):
         row.session.record(token)

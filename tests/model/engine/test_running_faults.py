@@ -76,7 +76,7 @@ ANSWERS = [
     Place(Sample, "read", 1),
     Place(mx, "eval", 1),
     Place(mx, "async_eval", 1),
-    Place(SequenceLayers, "_advance", 1),
+    Place(SequenceLayers, "advance", 1),
     Place(Generation, "close", 0),
 ]
 """What concerns one request."""

@@ -11,7 +11,7 @@ from tests.process.conftest import FAULTY, SpawnModel
 from tests.process.faults.demand import Demand
 
 ALPHABET = "jklmnopqrstuvwxyz"
-IN_DECODE = ("forward", "sample", "start evaluation", "surround forward", "count forward", "record", "decode text")
+IN_DECODE = ("forward", "sample", "start evaluation", "page out layers", "count forward", "record", "decode text")
 AFTER_THE_ANSWER = (
     "close generation",
     "close session",
@@ -130,7 +130,7 @@ async def test_want_of_memory_is_told_in_the_words_that_hosts_know(
 
 
 @pytest.mark.parametrize("fault", ["python memory", "mlx memory"])
-@pytest.mark.parametrize("point", ["forward", "evaluate", "sample", "read", "surround forward"])
+@pytest.mark.parametrize("point", ["forward", "evaluate", "sample", "read", "page out layers"])
 async def test_what_finds_no_memory_once_is_answered_all_the_same(
     point: str, fault: str, breakable: Breakable, client: Client
 ) -> None:

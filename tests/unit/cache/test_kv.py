@@ -456,8 +456,9 @@ def test_room_is_given_back(kind: str) -> None:
 def _sequence(kind: str, count: int) -> tuple[SequenceLayers, list[LayerState]]:
     """A stack over one layer that has seen so many tokens."""
     sequence = SequenceLayers(list(flatten([SLICEABLE[kind]()])))
-    with sequence.forward(count):
-        _update(sequence.states[0], count)
+    sequence.page_out()
+    _update(sequence.states[0], count)
+    sequence.advance(count)
     sequence.settle()
     return sequence, sequence.states
 

@@ -34,9 +34,10 @@ class Way:
 
     def write(self, count: int) -> None:
         """A forward over tokens that carry their positions."""
-        with self.sequence.forward(count):
-            for state in self.sequence.states:
-                append(vars(state)["leaf"], positions(self.sequence.offset, count))
+        self.sequence.page_out()
+        for state in self.sequence.states:
+            append(vars(state)["leaf"], positions(self.sequence.offset, count))
+        self.sequence.advance(count)
         self.sequence.settle()
 
     def along(self, *ends: int) -> list[Node]:

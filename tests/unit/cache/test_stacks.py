@@ -65,10 +65,11 @@ class World:
 
 
 def see(sequence: SequenceLayers, tokens: Sequence[int]) -> None:
-    with sequence.forward(len(tokens)):
-        for layer in sequence.layers:
-            assert isinstance(layer, FakeLayer)
-            layer.see(tokens)
+    sequence.page_out()
+    for layer in sequence.layers:
+        assert isinstance(layer, FakeLayer)
+        layer.see(tokens)
+    sequence.advance(len(tokens))
 
 
 @everyone

@@ -1,0 +1,193 @@
+"""The path of a token through the engine's Python, counted: calls, files, and crossings from one file to another.
+
+A model of a few million parameters computes a token in a millisecond or two, and a reader has to follow what is
+called. Neither may grow unseen.
+"""
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple, cast
+
+import pytest
+from aiohttp import web
+
+from runner.engine.engine import Engine
+from runner.engine.events import Outbox
+from runner.engine.request import Request
+from runner.engine.scheduler import Scheduler
+from runner.model import open_model
+from runner.sampling import SamplingOptions
+from runner.server.response import ResponseBody
+from runner.settings import Settings
+from runner.tokenizer import Tokenizer, open_tokenizer
+from scripts.tools.models.scripted import BYTES, write_scripted
+
+_ROOT = Path(__file__).parents[3]
+_PLACES = (f"{_ROOT / 'runner'}/", f"{_ROOT / 'protocol'}/")
+TOKENS = 60
+WARM = 20
+"""Tokens after which nothing is done for the first time any more."""
+AFTER = {ord(one): ord(other) for one, other in ("ab", "bc", "ca")}
+
+
+class Call(NamedTuple):
+    """A call of a function of `runner` or `protocol`, and the function of either that called it, if one did."""
+
+    function: str
+    file: str
+    caller: str
+
+
+def crossings(calls: Sequence[Call]) -> int:
+    """How many calls lead from one file into another."""
+    return sum(call.caller not in ("", call.file) for call in calls)
+
+
+def returns(calls: Sequence[Call]) -> int:
+    """How many calls lead into a file that was called before, with calls of other files in between."""
+    visits = [file for file, _ in groupby(call.file for call in calls)]
+    return len(visits) - len(set(visits))
+
+
+@contextmanager
+def noting(calls: list[Call]) -> Iterator[None]:
+    """Notes the calls that this thread makes."""
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        file = frame.f_code.co_filename
+        if event != "call" or not file.startswith(_PLACES):
+            return
+        caller = frame.f_back
+        while caller is not None and not caller.f_code.co_filename.startswith(_PLACES):
+            caller = caller.f_back
+        calls.append(Call(frame.f_code.co_qualname, file, caller.f_code.co_filename if caller else ""))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+class Transport:
+    """Counts what is written."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> None:
+        self.lines += data.count(b"\n")
+
+
+class Protocol:
+    """What of a connection a response needs."""
+
+    def __init__(self) -> None:
+        self.transport = Transport()
+
+
+class Counted(NamedTuple):
+    """The calls of each token, in the engine's thread, in `_decode` alone, and in the event loop's thread."""
+
+    steps: list[list[Call]]
+    decodes: list[list[Call]]
+    deliveries: list[list[Call]]
+
+
+@pytest.fixture
+async def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """Of an answer of one greedy request, alone, without a grammar, log-probabilities, stop strings and metrics."""
+    path = Counted([], [], [])
+
+    def watch(owner: type, name: str, into: list[list[Call]]) -> None:
+        run: Callable[..., object] = getattr(owner, name)
+
+        def noted(*arguments: object) -> object:
+            calls: list[Call] = []
+            with noting(calls):
+                result = run(*arguments)
+            into.append(calls)
+            return result
+
+        monkeypatch.setattr(owner, name, noted)
+
+    directory = write_scripted(tmp_path / "model", BYTES, AFTER, [ord("z")])
+    model = open_model(str(directory), tmp_path)
+    tokenizer: Future[Tokenizer] = Future()
+    tokenizer.set_result(open_tokenizer(model.file))
+    settings = Settings(
+        model=str(directory),
+        port=0,
+        models_dir=tmp_path,
+        cache="trie",
+        prefill_chunk_tokens=64,
+        blas="auto",
+        blas_threads=1,
+        log_level=20,
+        watch_parent=False,
+        parallel=1,
+    )
+    engine = Engine(settings, model, tokenizer)
+    await asyncio.wait_for(engine.start(asyncio.get_running_loop()).wait(), 30)
+    for name, into in (("step", path.steps), ("decode", path.decodes), ("deliver", path.deliveries)):
+        protocol = Protocol()
+        body = ResponseBody(cast("web.RequestHandler", protocol), chunked=True)
+        asked = Request(prompt=[ord("a")], max_tokens=TOKENS, sampling=SamplingOptions(), stops=None, metered=False)
+        asked.stream.follow(body.take)
+        owner = {"step": Engine, "decode": Scheduler, "deliver": Outbox}[name]
+        watch(owner, f"_{name}", into)
+        engine.submit(asked)
+        await asyncio.wait_for(body.rest, 30)
+        assert protocol.transport.lines >= TOKENS - 1
+        monkeypatch.undo()
+    return path
+
+
+def usual(steps: Sequence[list[Call]]) -> list[Call]:
+    """The calls of a token in the middle of the answer: those that most tokens take. Now and then the engine publishes
+    its numbers and the cache looks at its budget, too."""
+    middle = steps[WARM:-2]
+    most, _ = Counter(len(calls) for calls in middle).most_common(1)[0]
+    return next(calls for calls in middle if len(calls) == most)
+
+
+def told(calls: Sequence[Call]) -> str:
+    return "\n".join(f"{Path(call.file).name}: {call.function}" for call in calls)
+
+
+async def test_a_token_takes_few_calls_in_few_files(path: Counted) -> None:
+    """A step of the engine, from `Engine._step` to the wake-up of the event loop, of a Llama with one layer.
+
+    Every frame of Python that begins or goes on in `runner/` or `protocol/` is a call: functions, properties,
+    comprehensions, and each entry into a generator. A crossing is a call of a file from another one; calls of other
+    packages between the two are left out.
+    """
+    calls = usual(path.steps)
+    assert len(calls) <= 80, told(calls)
+    assert len({call.file for call in calls}) <= 20, told(calls)
+    assert crossings(calls) <= 40, told(calls)
+
+
+async def test_a_decode_step_does_not_go_to_and_fro(path: Counted) -> None:
+    """A return is a call into a file that was called before in the same `Scheduler._decode`, with calls into other
+    files in between."""
+    calls = usual(path.decodes)
+    assert returns(calls) <= 10, told(calls)
+
+
+async def test_a_line_takes_few_calls_on_the_event_loop(path: Counted) -> None:
+    """From the wake-up to the transport's `write`."""
+    calls = usual(path.deliveries)
+    assert len(calls) <= 8, told(calls)
+    assert crossings(calls) <= 3, told(calls)
