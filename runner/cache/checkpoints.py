@@ -30,7 +30,7 @@ class CheckpointPolicy(Protocol):
         `branch` tokens of the prompt, less than all, are known to the cache: another prompt leaves this one there.
         """
 
-    def surplus(self, points: Sequence[int], end: int) -> list[int]:
+    def expired(self, points: Sequence[int], end: int) -> list[int]:
         """Those of a conversation's restore points that need not be kept any more, now that it has `end` tokens."""
 
 
@@ -78,7 +78,7 @@ class TurnCheckpoints:
             self._choose(chosen, at, keep, cached, most)
         return [Checkpoint(at, keep) for at, keep in sorted(chosen.items())]
 
-    def surplus(self, points: Sequence[int], end: int) -> list[int]:
+    def expired(self, points: Sequence[int], end: int) -> list[int]:
         """All but the last few, and of those before them the first and the last in each doubling of the distance from
         the end: the very first one stays."""
         by_distance: dict[int, list[int]] = {}

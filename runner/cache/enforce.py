@@ -17,32 +17,32 @@ class BudgetEnforcer:
         self._sequences = sequences
         self._stateful: frozenset[int] = frozenset()
         self._eviction = Eviction(trie, LeastRecentLeaf())
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def touch(self, node: Node) -> None:
         """Someone has come to this node."""
         self._trie.touch(self._current().order.used(node))
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """The trie was cleared."""
         self._eviction = Eviction(self._trie, self._eviction.order)
 
-    def fit(self, budget_bytes: int | None, reserved_bytes: int, spare_bytes: int) -> None:
+    def enforce(self, budget_bytes: int | None, reserved_bytes: int, spare_bytes: int) -> None:
         """Makes what is held fit the budget beside what is reserved, but for what open sessions use; if it did not,
         with so much to spare."""
         sequences, ledger, eviction = self._sequences, self._sequences.facts.ledger, self._current()
-        eviction.follow()
+        eviction.refresh()
         if budget_bytes is None or sequences.nbytes + reserved_bytes <= budget_bytes:
             return
         if sequences.end is not None:
             if sequences.sessions:
-                sequences.give_up_kept()
+                sequences.evict_kept()
             elif sequences.kept.nbytes > budget_bytes:
-                self._shorten(sequences.end, budget_bytes)
+                self._truncate(sequences.end, budget_bytes)
         most = budget_bytes - spare_bytes - reserved_bytes - sequences.layer_bytes
         for victim in eviction.victims(sequences.end):
             if ledger.nbytes <= most:
-                sequences.settle()
+                sequences.flush()
                 return
             held_bytes = ledger.nbytes
             if victim.children:
@@ -50,20 +50,20 @@ class BudgetEnforcer:
             else:
                 self._trie.remove(victim)
             sequences.facts.count_eviction(held_bytes - ledger.nbytes)
-        sequences.settle()
+        sequences.flush()
         if sequences.end is not None:
-            resume.lend(sequences.kept, sequences.end)
+            resume.return_to_layers(sequences.kept, sequences.end)
         if sequences.nbytes + reserved_bytes > budget_bytes > 0:
-            self._say_once("what runs needs more than the cache may hold", reserved_bytes, budget_bytes)
+            self._warn_once("what runs needs more than the cache may hold", reserved_bytes, budget_bytes)
 
-    def _shorten(self, end: Node, budget_bytes: int) -> None:
+    def _truncate(self, end: Node, budget_bytes: int) -> None:
         """Keeps of the conversation that nobody uses, and which stands at `end`, as much as fits."""
         kept = self._sequences.kept
         kept.trim(0)
         if kept.nbytes > budget_bytes:
-            self._say_once("a conversation is larger than the cache: only its beginning is kept", 0, budget_bytes)
+            self._warn_once("a conversation is larger than the cache: only its beginning is kept", 0, budget_bytes)
             held_bytes = self._sequences.nbytes
-            self._sequences.end = resume.shorten(kept, self._trie, end, budget_bytes)
+            self._sequences.end = resume.truncate(kept, self._trie, end, budget_bytes)
             self._sequences.facts.count_eviction(held_bytes - self._sequences.nbytes)
 
     def _current(self) -> Eviction:
@@ -75,7 +75,7 @@ class BudgetEnforcer:
             self._eviction = Eviction(self._trie, order)
         return self._eviction
 
-    def _say_once(self, what: str, reserved_bytes: int, budget_bytes: int) -> None:
-        if what not in self._said:
+    def _warn_once(self, what: str, reserved_bytes: int, budget_bytes: int) -> None:
+        if what not in self._warned:
             log.warning(what, held_bytes=self._sequences.nbytes + reserved_bytes, budget_bytes=budget_bytes)
-        self._said.add(what)
+        self._warned.add(what)

@@ -25,7 +25,7 @@ class EvictionOrder(ABC):
         """The nodes that count as used when `node` was."""
 
     @abstractmethod
-    def may_go(self, node: Node) -> bool:
+    def evictable(self, node: Node) -> bool:
         """Whether it can be removed or merged, and something is won. For locked nodes: once they are not."""
 
     @abstractmethod
@@ -47,7 +47,7 @@ class LeastRecentLeaf(EvictionOrder):
     def used(self, node: Node) -> Iterable[Node]:
         return node.path()
 
-    def may_go(self, node: Node) -> bool:
+    def evictable(self, node: Node) -> bool:
         return not node.children
 
     def weight(self, node: Node) -> float:  # noqa: ARG002
@@ -74,7 +74,7 @@ class LeastWorth(EvictionOrder):
     def used(self, node: Node) -> Iterable[Node]:
         return (node,)
 
-    def may_go(self, node: Node) -> bool:
+    def evictable(self, node: Node) -> bool:
         return not node.children or (len(node.children) == 1 and self._freed(node) > 0)
 
     def weight(self, node: Node) -> float:
@@ -106,20 +106,20 @@ class Eviction:
         self._trie = trie
         self._lines: dict[float, list[_Place]] = {}
         self._places: dict[Node, tuple[float, _Place]] = {}
-        self._unsettled: set[Node] = set()  # they have live snapshots, which get bytes of their own at any time
+        self._with_live: set[Node] = set()  # they have live snapshots, which get bytes of their own at any time
         self._numbers = count()
         trie.changed.update(trie.nodes())
 
-    def follow(self) -> None:
+    def refresh(self) -> None:
         """Takes notice of what has changed in the trie: call it after every request, or it will take long one day."""
-        self._trie.changed.update(self._unsettled)
+        self._trie.changed.update(self._with_live)
         self._rank_changed()
 
     def victims(self, spared: Node | None = None) -> Iterator[Node]:
         """One node after the other, in the order in which they go, but for locked ones and `spared`. Each is removed or
         merged before the next is asked for, which those near it may be then. Looks at the nodes that changed, and at
         one node for every weight."""
-        self.follow()
+        self.refresh()
         while True:
             self._rank_changed()
             if not self._lines:
@@ -128,9 +128,9 @@ class Eviction:
             heads = ((_rank(weight, *line[0][:2], now), line[0]) for weight, line in self._lines.items())
             node = min(heads)[1][-1]
             if node.locks or node is spared:
-                self._leave(node)
+                self._remove(node)
                 if node is spared:
-                    self._unsettled.add(node)
+                    self._with_live.add(node)
                 continue
             yield node
 
@@ -140,18 +140,18 @@ class Eviction:
             self._rank_anew(changed.pop())
 
     def _rank_anew(self, node: Node) -> None:
-        self._leave(node)
+        self._remove(node)
         if node.parent is None or node.locks:
             return  # it is gone, or it changes again when it is unlocked
         if any(held is not None and held.live for held in node.slots):
-            self._unsettled.add(node)
-        if self.order.may_go(node):
+            self._with_live.add(node)
+        if self.order.evictable(node):
             weight, place = self.order.weight(node), (node.used, -node.end, next(self._numbers), node)
             insort(self._lines.setdefault(weight, []), place)
             self._places[node] = weight, place
 
-    def _leave(self, node: Node) -> None:
-        self._unsettled.discard(node)
+    def _remove(self, node: Node) -> None:
+        self._with_live.discard(node)
         if node in self._places:
             weight, place = self._places.pop(node)
             line = self._lines[weight]

@@ -9,7 +9,7 @@ class LayerFacts:
     def __init__(self) -> None:
         self.ledger = Ledger()
         """Of the snapshots of all stacks."""
-        self.distrusted: set[int] = set()
+        self.untrusted: set[int] = set()
         """Slots of leaves whose clocks have been found to be wrong."""
         self.used: set[int] = set()
         """Slots that a forward has filled so far: a layer that stays empty while others fill is one that the model does
@@ -36,7 +36,7 @@ class LayerFacts:
         self.evictions += 1
         self.evicted_bytes += max(0, nbytes)
 
-    def most_points(self, budget_bytes: int | None) -> int | None:
+    def most_checkpoints(self, budget_bytes: int | None) -> int | None:
         """How many restore points one prompt may leave, so that their states take a quarter of the budget at most.
         Windows cost no more than their tokens, wherever they are cut."""
         return max(1, budget_bytes // 4 // self.state_bytes) if budget_bytes and self.state_bytes else None

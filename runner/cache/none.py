@@ -22,13 +22,13 @@ class NullCache(OneSessionCache):
     def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:  # noqa: ARG002  at most one
         return sequence_node(self._facts, self._sequence, (), spell)
 
-    def _start(self, prompt: list[int], salt: str) -> LiveSession:  # noqa: ARG002  nothing is shared
+    def _open_session(self, prompt: list[int], salt: str) -> LiveSession:  # noqa: ARG002  nothing is shared
         self._sequence = SequenceLayers(self._make_layers(), self._facts)
         return LiveSession(self._sequence, prompt, Match(0, 0, Miss.OFF), self._close)
 
-    def _keep(self, session: LiveSession, failed: bool) -> None:  # noqa: ARG002  freed either way
+    def _release(self, session: LiveSession, failed: bool) -> None:  # noqa: ARG002  freed either way
         session.sequence.reset()
-        self._forget()
+        self._free()
 
-    def _forget(self) -> None:
+    def _free(self) -> None:
         self._sequence = None

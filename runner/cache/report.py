@@ -141,7 +141,7 @@ def _described(node: Node, now: int, used: Sequence[int], sizes: dict[int, _Size
         missing_layers=len(used) - live - paged,
         idle_uses=now - node.used,
         locks=node.locks,
-        restore_point=node.restore_point,
+        restore_point=node.checkpoint,
         text=spell(node.tokens) if spell is not None else None,
     )
 

@@ -13,24 +13,24 @@ from runner.cache.sequence import SequenceLayers
 from runner.cache.trie import Node, PrefixTrie, spelled
 
 
-def common(path: Sequence[Node], matched: int, end: Node | None) -> int:
+def shared_tokens(path: Sequence[Node], matched: int, end: Node | None) -> int:
     """How many of the matched tokens layers hold already that stand at `end`; None: they are empty."""
     live = set(end.path()) if end else set()
     shared = [node.end for node in path if node in live]
     return min(max(shared, default=0), matched)
 
 
-def find(sequence: SequenceLayers, path: Sequence[Node], matched: int, common: int) -> tuple[int, Miss]:
+def deepest_offset(sequence: SequenceLayers, path: Sequence[Node], matched: int, shared: int) -> tuple[int, Miss]:
     """The largest offset up to `matched` at which every layer can stand, and why it is not `matched`, if so.
 
     `path` leads from a root along the matched tokens; its last node may go beyond them. The layers hold its first
-    `common` tokens already.
+    `shared` tokens already.
     """
     why = Miss.NONE
     for count in range(len(path), 0, -1):
         way, at = path[:count], min(matched, path[count - 1].end)
         refusal = next(
-            (state.refusal for slot, state in sequence.used if not _reaches(state, slot, way, at, common)), None
+            (state.refusal for slot, state in sequence.used if not _reaches(state, slot, way, at, shared)), None
         )
         if at == 0 or refusal is None:
             return at, why
@@ -38,20 +38,20 @@ def find(sequence: SequenceLayers, path: Sequence[Node], matched: int, common: i
     return 0, why
 
 
-def go(sequence: SequenceLayers, path: Sequence[Node], at: int, common: int) -> None:
-    """Takes every layer to `at`, which `find` allowed and which is the end of a node of the path."""
+def restore_to(sequence: SequenceLayers, path: Sequence[Node], at: int, shared: int) -> None:
+    """Takes every layer to `at`, which `deepest_offset` allowed and which is the end of a node of the path."""
     if at == 0:
         sequence.reset()
         return
-    if at > common or at != sequence.offset:
-        sequence.leave()
+    if at > shared or at != sequence.offset:
+        sequence.page_out_unsliceable()
     for slot, state in sequence.used:
-        if at <= common and state.can_rewind(at):
+        if at <= shared and state.can_rewind(at):
             state.rewind(at)
             continue
         begin = state.needs(at)
         if state.sliceable:
-            begin = min(at, common)
+            begin = min(at, shared)
             state.rewind(begin)
         wanted = [held for node in path if begin < node.end <= at and (held := _held(node, slot)) is not None]
         sequence.facts.restored_bytes += sum(held.nbytes for held in wanted)
@@ -59,22 +59,22 @@ def go(sequence: SequenceLayers, path: Sequence[Node], at: int, common: int) -> 
     sequence.position = at
 
 
-def shorten(sequence: SequenceLayers, trie: PrefixTrie, end: Node, budget_bytes: int) -> Node:
+def truncate(sequence: SequenceLayers, trie: PrefixTrie, end: Node, budget_bytes: int) -> Node:
     """Keeps of the conversation in the layers, which stand at `end`, as much of the beginning as fits, and nothing else
     in the trie; returns where the layers stand then. Nobody may use a node."""
-    path, matched = trie.match(end.path()[0], spelled(end.path())[: sequence.fitting(budget_bytes)])
-    held = common(path, matched, end)
-    at, _ = find(sequence, path, matched, held)
+    path, matched = trie.match(end.path()[0], spelled(end.path())[: sequence.tokens_within(budget_bytes)])
+    held = shared_tokens(path, matched, end)
+    at, _ = deepest_offset(sequence, path, matched, held)
     path = trie.cut(path, at)
     for node in reversed(list(trie.nodes())):
         if node.parent is not None and (node.end > at or node not in path):
             trie.remove(node)
-    go(sequence, path, at, held)
+    restore_to(sequence, path, at, held)
     sequence.trim(0)
     return next(node for node in path if node.end == at)
 
 
-def fill(sequence: SequenceLayers, node: Node) -> None:
+def capture(sequence: SequenceLayers, node: Node) -> None:
     """Keeps in a node what the layers, which have seen its tokens, hold of them.
 
     Slices that are live take the place of stored ones. What is not sliceable is kept if the layers stand at the end of
@@ -100,7 +100,7 @@ def fill(sequence: SequenceLayers, node: Node) -> None:
                 held.close()
 
 
-def lend(sequence: SequenceLayers, node: Node) -> None:
+def return_to_layers(sequence: SequenceLayers, node: Node) -> None:
     """Leaves to the layers, which stand at the end of a node, what is needed there: the node owns none of it."""
     for slot, state in sequence.used if node.slots else ():
         held = node.slots[slot]
@@ -109,7 +109,7 @@ def lend(sequence: SequenceLayers, node: Node) -> None:
             held.close()
 
 
-def adopt(sequence: SequenceLayers, node: Node, left: Collection[Snapshot] | None = None) -> None:
+def claim_live(sequence: SequenceLayers, node: Node, left: Collection[Snapshot] | None = None) -> None:
     """Keeps as live in these layers, which hold all tokens up to the end of a node, what the node lacks, and what it
     has among `left`, the snapshots that are live in layers about to be given up; without `left` all. Copies nothing."""
     if node.parent is None:
@@ -137,10 +137,10 @@ def covers(path: Sequence[Node], slot: int, begin: int, end: int) -> bool:
     return end <= begin
 
 
-def _reaches(state: LayerState, slot: int, path: Sequence[Node], at: int, common: int) -> bool:
-    if at <= common and state.can_rewind(at):
+def _reaches(state: LayerState, slot: int, path: Sequence[Node], at: int, shared: int) -> bool:
+    if at <= shared and state.can_rewind(at):
         return True
-    return covers(path, slot, common if state.sliceable else state.needs(at), at)
+    return covers(path, slot, shared if state.sliceable else state.needs(at), at)
 
 
 def _held(node: Node, slot: int) -> Snapshot | None:

@@ -27,8 +27,8 @@ class SequenceLayers:
         self.layers = layers
         self.facts = facts or LayerFacts()
         leaves = enumerate(flatten(layers))
-        distrusted = self.facts.distrusted
-        self.states = [adapt(leaf, self.ledger, trusted=index not in distrusted) for index, leaf in leaves]
+        untrusted = self.facts.untrusted
+        self.states = [adapt(leaf, self.ledger, trusted=index not in untrusted) for index, leaf in leaves]
         self._used: list[tuple[int, LayerState]] = []
         self.position = 0
         """How many tokens the forwards so far have shown to the layers."""
@@ -63,7 +63,7 @@ class SequenceLayers:
                 break
         else:
             return
-        self.leave()
+        self.page_out_unsliceable()
         for state in self.states:  # one after the other: together they would need room for the conversation again
             copies = state.page_out()
             if copies:
@@ -82,33 +82,33 @@ class SequenceLayers:
         facts = self.facts
         if len(facts.used) < len(self.states):
             facts.used.update(index for index, state in enumerate(self.states) if not state.empty)
-        distrusted = len(facts.distrusted)
+        untrusted = len(facts.untrusted)
         for index, state in self.used:
             if state.offset != self.position and not state.empty:
                 log.info("a layer has a clock of its own: kept whole", layer=index, at=state.offset)
-                facts.distrusted.add(index)
+                facts.untrusted.add(index)
                 self._replace(index, distrust(state, self.position))
-        return len(facts.distrusted) > distrusted
+        return len(facts.untrusted) > untrusted
 
-    def level(self, to: int) -> Miss:
+    def rewind(self, to: int) -> Miss:
         """Takes every layer back to `to`; if one cannot, leaves all where they are and says why."""
         for _, state in self.used:
             if not state.can_rewind(to):
                 return state.refusal
         if any(state.offset != to for _, state in self.used):
-            self.leave()
+            self.page_out_unsliceable()
         for _, state in self.used:
             state.rewind(to)
         self.position = to
         return Miss.NONE
 
-    def leave(self) -> None:
+    def page_out_unsliceable(self) -> None:
         """Copies out what is live in the layers that are not sliceable, which are about to stand elsewhere."""
         complete([copy for _, state in self.used if not state.sliceable for copy in state.page_out()])
 
     def reset(self) -> None:
         """Every layer empty, in the same objects. What is live in them is copied out before."""
-        self.leave()
+        self.page_out_unsliceable()
         for state in self.states:
             if state.sliceable and not state.empty:
                 state.rewind(0)
@@ -125,12 +125,12 @@ class SequenceLayers:
         """Gives back what is allocated for more than `room` tokens to come."""
         for state in self.states:
             state.trim(room)
-        self.settle()
+        self.evaluate()
 
     def arrays(self) -> list[mx.array]:
         return [array for state in self.states for array in state.arrays()]
 
-    def settle(self) -> None:
+    def evaluate(self) -> None:
         """Computes what the layers hold. Raises what MLX raises."""
         mx.eval(self.arrays())
 
@@ -139,7 +139,7 @@ class SequenceLayers:
         """Bytes of the layers, room for tokens to come included; those of snapshots are the ledger's."""
         return sum(state.nbytes for state in self.states)
 
-    def learn(self) -> None:
+    def measure(self) -> None:
         """Tells the layout what these layers hold."""
         if not self.offset:
             return
@@ -151,7 +151,7 @@ class SequenceLayers:
         facts.tail_bytes = max(facts.tail_bytes, other - states)
         facts.state_bytes = max(facts.state_bytes, states)
 
-    def fitting(self, budget_bytes: int) -> int:
+    def tokens_within(self, budget_bytes: int) -> int:
         """How many of the tokens that the layers hold would fit into so many bytes."""
         other = self._other_bytes()
         return max(0, budget_bytes - other) * self.offset // max(1, self.nbytes - other)
@@ -169,10 +169,10 @@ class SequenceLayers:
         """The snapshots whose bytes are in these layers."""
         return {snapshot for state in self.states for snapshot in state.live}
 
-    def heed(self) -> None:
+    def replace_untrusted(self) -> None:
         """Distrusts what another stack found to have a wrong clock."""
         for index, state in self.used:
-            if index in self.facts.distrusted:
+            if index in self.facts.untrusted:
                 self._replace(index, distrust(state, self.position))
 
     def _replace(self, index: int, state: LayerState) -> None:

@@ -25,7 +25,7 @@ class LiveSequences:
         self.sessions: list[TrieSession] = []
         self.kept = self._fresh()
         self.end: Node | None = None
-        self._heeded = 0
+        self._untrusted_known = 0
 
     @property
     def idle(self) -> bool:
@@ -35,7 +35,7 @@ class LiveSequences:
     @property
     def sharing(self) -> list[TrieSession]:
         """The open sessions that go along the trie."""
-        return [session for session in self.sessions if not session.adrift]
+        return [session for session in self.sessions if not session.detached]
 
     @property
     def all(self) -> set[SequenceLayers]:
@@ -52,61 +52,61 @@ class LiveSequences:
         """Bytes of all layers, and of the snapshots that own theirs."""
         return self.layer_bytes + self.facts.ledger.nbytes
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Computes what was put off when nodes were cut and joined. Raises what MLX raises."""
-        self.facts.ledger.settle()
+        self.facts.ledger.flush()
 
-    def take(self) -> tuple[SequenceLayers, Node | None]:
+    def acquire(self) -> tuple[SequenceLayers, Node | None]:
         """A stack for a session, and where it stands: the kept one if it is free."""
         if not self.idle:
             return self._fresh(), None
         end, self.end = self.end, None
         return self.kept, end
 
-    def keep(self, sequence: SequenceLayers, end: Node) -> None:
+    def release(self, sequence: SequenceLayers, end: Node) -> None:
         """A session has left this stack, standing at `end`: it is kept, and the one that was kept before given up."""
         former, idle = self.kept, self.idle
         self.kept, self.end = sequence, end
         for node in end.path():
-            resume.adopt(sequence, node)  # lest what is live in two stacks is joined by copying it
+            resume.claim_live(sequence, node)  # lest what is live in two stacks is joined by copying it
         if idle and former is not sequence:
-            self._give_up(former)
+            self._evict(former)
 
-    def give_up_kept(self) -> None:
+    def evict_kept(self) -> None:
         """What the kept stack holds is copied out, as far as no other one holds it too."""
         self.end = None
-        self._give_up(self.kept)
+        self._evict(self.kept)
 
-    def only_in(self, sequence: SequenceLayers) -> set[Snapshot]:
+    def hand_over_shared(self, sequence: SequenceLayers) -> set[Snapshot]:
         """What is live in a stack and held by no other: what others hold is live there from now on. The kept one has
         claimed all of its path before."""
         for session in self.sharing:
             if session.sequence is not sequence:
                 left = sequence.live()
                 for node in session.node.path():
-                    resume.adopt(session.sequence, node, left)
+                    resume.claim_live(session.sequence, node, left)
         return sequence.live()
 
-    def renew(self) -> None:
+    def detach_sessions(self) -> None:
         """Forgets what is kept; open sessions go on with their layers. No snapshot may be open any more."""
         for session in self.sessions:
-            session.adrift = True
+            session.detached = True
         if self.idle:
             self.kept.discard()
         self.facts.ledger = Ledger()
         self.kept, self.end = self._fresh(), None
 
-    def heed(self) -> bool:
+    def check_trust(self) -> bool:
         """Whether layers turned out not to be trusted since the last call; every stack knows of them then."""
-        known, self._heeded = self._heeded, len(self.facts.distrusted)
-        if known == self._heeded:
+        known, self._untrusted_known = self._untrusted_known, len(self.facts.untrusted)
+        if known == self._untrusted_known:
             return False
         for sequence in self.all:
-            sequence.heed()
+            sequence.replace_untrusted()
         return True
 
-    def _give_up(self, sequence: SequenceLayers) -> None:
-        self.only_in(sequence)
+    def _evict(self, sequence: SequenceLayers) -> None:
+        self.hand_over_shared(sequence)
         sequence.reset()
 
     def _fresh(self) -> SequenceLayers:

@@ -26,7 +26,7 @@ class LiveSession(Session):
         self.layers = sequence.layers
         self.sequence = sequence
         self.recorded = prompt
-        self.torn = False
+        self.cache_invalid = False
         """Whether the cache's own part of a forward broke off: nothing that it holds can be trusted then."""
         self.due = 0
         """The position from which on `_passed` is called after a forward of one token, too."""
@@ -51,10 +51,10 @@ class LiveSession(Session):
     def next_forward(self, most: int) -> int:
         if most < 1:
             raise ValueError(f"a prefill forward of {most} tokens")
-        stop = min(len(self.recorded) - 1, self._next_stop() or len(self.recorded))
+        stop = min(len(self.recorded) - 1, self._next_checkpoint() or len(self.recorded))
         return max(0, min(most, stop - self.position))
 
-    def _next_stop(self) -> int | None:
+    def _next_checkpoint(self) -> int | None:
         """The first offset beyond the position at which a prefill forward has to end."""
         return None
 
@@ -62,21 +62,21 @@ class LiveSession(Session):
     def forward(self, count: int) -> Iterator[None]:
         if self._end is None or self._failed:
             raise RuntimeError("a forward in a session that is closed or failed")
-        self._failed = self.torn = True
+        self._failed = self.cache_invalid = True
         self.sequence.page_out()
-        self.torn = False
+        self.cache_invalid = False
         yield
-        self.torn = True
+        self.cache_invalid = True
         distrusted = self.sequence.advance(count)
         if count > 1 or distrusted or self.sequence.position >= self.due:
             self._passed(count)
-        self._failed = self.torn = False
+        self._failed = self.cache_invalid = False
 
     def absorb(self, leaves: Sequence[object], row: int, count: int) -> None:
         """Takes over what the last `count` tokens left in a row of a batch, whose leaves these are."""
         with self.forward(count):
             self.sequence.absorb(leaves, row, count)
-            self.sequence.settle()  # or it would keep the whole batch alive
+            self.sequence.evaluate()  # or it would keep the whole batch alive
 
     def _passed(self, count: int) -> None:
         """The layers have just seen `count` tokens more. Called only where there may be something to do: after a
@@ -108,7 +108,7 @@ class OneSessionCache(Cache):
             raise ValueError("a session needs a prompt of at least one token")
         self._refuse_while_open()
         prompt = list(tokens)
-        session = self._start(prompt, salt)
+        session = self._open_session(prompt, salt)
         self._open = True
         return session
 
@@ -117,24 +117,24 @@ class OneSessionCache(Cache):
 
     def clear(self) -> None:
         self._refuse_while_open()
-        self._forget()
+        self._free()
 
     @abstractmethod
-    def _start(self, prompt: list[int], salt: str) -> LiveSession:
+    def _open_session(self, prompt: list[int], salt: str) -> LiveSession:
         """A session over layers that stand at the cached prefix; it ends with `_close`."""
 
     @abstractmethod
-    def _keep(self, session: LiveSession, failed: bool) -> None:
+    def _release(self, session: LiveSession, failed: bool) -> None:
         """Keeps what the session computed, or frees it."""
 
     @abstractmethod
-    def _forget(self) -> None:
+    def _free(self) -> None:
         """Frees everything."""
 
     def _close(self, session: LiveSession, failed: bool) -> None:
         self._open = False
-        session.sequence.learn()
-        self._keep(session, failed)
+        session.sequence.measure()
+        self._release(session, failed)
 
     def _refuse_while_open(self) -> None:
         if self._open:

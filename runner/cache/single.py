@@ -36,7 +36,7 @@ class SingleEntryCache(OneSessionCache):
     def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:  # noqa: ARG002  at most one
         return sequence_node(self._facts, self._sequence, self._tokens, spell)
 
-    def _start(self, prompt: list[int], salt: str) -> LiveSession:
+    def _open_session(self, prompt: list[int], salt: str) -> LiveSession:
         if self._sequence is None:
             self._sequence = SequenceLayers(self._make_layers(), self._facts)
         match = self._match(prompt, salt)
@@ -45,7 +45,7 @@ class SingleEntryCache(OneSessionCache):
         if match.cached == 0:
             self._sequence.reset()
         elif match.cached < len(recorded):
-            refusal = self._sequence.level(match.cached)
+            refusal = self._sequence.rewind(match.cached)
             if refusal:
                 self._sequence.reset()
                 log.info("cache freed", why=refusal, matched=match.matched, recorded=len(recorded))
@@ -62,27 +62,27 @@ class SingleEntryCache(OneSessionCache):
         cached = min(matched, len(tokens) - 1)
         return Match(matched, cached, Miss.NONE if matched else Miss.NO_COMMON_PREFIX)
 
-    def _keep(self, session: LiveSession, failed: bool) -> None:
+    def _release(self, session: LiveSession, failed: bool) -> None:
         sequence = session.sequence
         if failed:
-            self._free(sequence, "a forward failed")
+            self._reset(sequence, "a forward failed")
             return
         # Ahead of the record by a token that was never read, or behind it by tokens that were never computed.
         reached = min(sequence.offset, len(session.recorded))
-        refusal = sequence.level(reached)
+        refusal = sequence.rewind(reached)
         if refusal:
-            self._free(sequence, f"the layers cannot be levelled to {reached} tokens ({refusal})")
+            self._reset(sequence, f"the layers cannot be levelled to {reached} tokens ({refusal})")
             return
         try:
-            sequence.settle()
+            sequence.evaluate()
         except Exception as error:
-            self._free(sequence, f"its state cannot be computed: {error}")
+            self._reset(sequence, f"its state cannot be computed: {error}")
             return
         self._tokens = session.recorded[:reached]
 
-    def _free(self, sequence: SequenceLayers, why: str) -> None:
+    def _reset(self, sequence: SequenceLayers, why: str) -> None:
         log.warning("cache freed", why=why)
         sequence.reset()
 
-    def _forget(self) -> None:
+    def _free(self) -> None:
         self._sequence, self._tokens = None, []

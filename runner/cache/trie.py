@@ -29,11 +29,11 @@ def keys(tokens: Iterable[int]) -> Tokens:
 class Node:
     """An edge and what hangs below it.
 
-    `slots` is empty or has one entry per layer. `restore_point` marks a node that was made to be come back to: it is
+    `slots` is empty or has one entry per layer. `checkpoint` marks a node that was made to be come back to: it is
     not merged away just because nothing branches off. `used` is the tick of the trie's clock when it was last useful.
     """
 
-    __slots__ = ("children", "end", "locks", "parent", "restore_point", "slots", "tokens", "used")
+    __slots__ = ("checkpoint", "children", "end", "locks", "parent", "slots", "tokens", "used")
 
     def __init__(self, tokens: Tokens, parent: "Node | None") -> None:
         self.tokens = tokens
@@ -41,7 +41,7 @@ class Node:
         self.end: int = len(tokens) + (parent.end if parent else 0)
         self.children: dict[int, Node] = {}
         self.slots: list[Snapshot | None] = []
-        self.restore_point = False
+        self.checkpoint = False
         self.used = 0
         self.locks = 0
 
@@ -74,7 +74,7 @@ class Node:
         self.slots = []
 
     def __repr__(self) -> str:
-        return f"<{self.start}..{self.end}{' *' if self.restore_point else ''}>"
+        return f"<{self.start}..{self.end}{' *' if self.checkpoint else ''}>"
 
 
 class Found(NamedTuple):
@@ -188,7 +188,7 @@ class PrefixTrie:
         and that nobody uses."""
         for node in end.path()[1:-1]:
             child = node.only_child()
-            if child is not None and not node.restore_point and node.locks == child.locks:
+            if child is not None and not node.checkpoint and node.locks == child.locks:
                 self.merge(node)
 
     def remove(self, node: Node) -> None:

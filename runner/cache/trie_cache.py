@@ -39,15 +39,15 @@ class TrieCache(Cache):
         self,
         make_layers: Callable[[], list[object]],
         budget_bytes: int | None = None,
-        points: CheckpointPolicy | None = None,
+        policy: CheckpointPolicy | None = None,
     ) -> None:
         """`make_layers` gives a fresh cache list. `budget_bytes` bounds all that open sessions do not need; or None."""
         self._budget = self._most = budget_bytes
-        self._points = points or TurnCheckpoints()
+        self._policy = policy or TurnCheckpoints()
         self._reserved = 0
         self._trie = PrefixTrie()
         self._sequences = LiveSequences(make_layers)
-        self._bound = BudgetEnforcer(self._trie, self._sequences)
+        self._enforcer = BudgetEnforcer(self._trie, self._sequences)
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> Session:
         if not tokens:
@@ -78,8 +78,8 @@ class TrieCache(Cache):
         """Frees everything but the layers of open sessions, which go on without the trie."""
         # Taken apart: nodes and live snapshots hold each other, and would wait for Python's collector.
         self._trie.clear()
-        self._sequences.renew()
-        self._bound.renew()
+        self._sequences.detach_sessions()
+        self._enforcer.reset()
 
     # --- a session begins
 
@@ -101,10 +101,10 @@ class TrieCache(Cache):
             if ahead < self._trie.match(root, keys(prompt)).matched + _WORTH_WAITING:
                 continue
             if session.position < ahead:
-                session.stop_at(ahead)
+                session.add_checkpoint(ahead)
                 return True
             if session.sequence.sliceable and session.node.end < ahead:
-                self._follow(session, ahead)
+                self._advance_to(session, ahead)
         return False
 
     def admits(self, tokens: int) -> bool:
@@ -117,11 +117,11 @@ class TrieCache(Cache):
 
     def reserve(self, nbytes: int) -> None:
         self._reserved = nbytes
-        self._fit()
+        self._enforce_safely()
 
     def bound(self, nbytes: int) -> None:
         self._budget = nbytes if self._most is None else min(nbytes, self._most)
-        self._fit()
+        self._enforce_safely()
 
     def evict(self) -> None:
         if not self._sequences.sessions:
@@ -129,13 +129,13 @@ class TrieCache(Cache):
             self.detach()
             return
         budget, self._budget = self._budget, 0
-        self._fit()
+        self._enforce_safely()
         self._budget = budget
 
-    def _fit(self) -> None:
+    def _enforce_safely(self) -> None:
         """Outside of any request: whatever goes wrong is nobody's fault."""
         try:
-            self._evict(spare=(self._budget or 0) // 32)
+            self._enforce(spare=(self._budget or 0) // 32)
         except Exception:
             log.exception("cache freed: what nobody uses could not be given up")
             self.detach()
@@ -144,7 +144,7 @@ class TrieCache(Cache):
         others = list(self._sequences.sessions)
         try:
             session = self._resume(prompt, salt)
-            self._evict()
+            self._enforce()
         except Exception:
             log.exception("cache freed: a conversation could not be resumed")
         else:
@@ -161,17 +161,17 @@ class TrieCache(Cache):
         if path[-1].start == branch < matched:
             path.pop()
         miss = Miss.NONE if matched else self._why_nothing(root)
-        sequence, end = self._sequences.take()
-        node, refusal = self._land(sequence, end, path, branch)
+        sequence, end = self._sequences.acquire()
+        node, refusal = self._restore(sequence, end, path, branch)
         match = Match(matched, node.end, miss or refusal)
-        session = TrieSession(sequence, prompt, match, node, self._passed, self._close)
+        session = TrieSession(sequence, prompt, match, node, self._after_forward, self._close)
         self._trie.lock(node)
         if not sequence.sliceable:
-            session.points = self._points.plan(
-                prompt, node.end, branch, self._sequences.facts.most_points(self._budget)
+            session.checkpoints = self._policy.plan(
+                prompt, node.end, branch, self._sequences.facts.most_checkpoints(self._budget)
             )
-            if session.points and session.points[0].at == node.end:
-                node.restore_point |= session.points.pop(0).keep
+            if session.checkpoints and session.checkpoints[0].at == node.end:
+                node.checkpoint |= session.checkpoints.pop(0).keep
         self._sequences.sessions.append(session)
         return session
 
@@ -180,63 +180,63 @@ class TrieCache(Cache):
             return Miss.NO_COMMON_PREFIX
         return Miss.EMPTY if self._trie.empty else Miss.SALT
 
-    def _land(self, sequence: SequenceLayers, end: Node | None, path: list[Node], matched: int) -> tuple[Node, Miss]:
+    def _restore(self, sequence: SequenceLayers, end: Node | None, path: list[Node], matched: int) -> tuple[Node, Miss]:
         """Takes the layers, which stand at `end`, as far along the path as they get, at most `matched` tokens; returns
         where they stand then and why no further."""
-        common = resume.common(path, matched, end)
-        at, refusal = resume.find(sequence, path, matched, common)
+        common = resume.shared_tokens(path, matched, end)
+        at, refusal = resume.deepest_offset(sequence, path, matched, common)
         path = self._trie.cut(path, at)
-        self._sequences.settle()
-        resume.go(sequence, path, at, common)
+        self._sequences.flush()
+        resume.restore_to(sequence, path, at, common)
         node = next(node for node in path if node.end == at)
-        resume.fill(sequence, node)
-        self._bound.touch(node)
+        resume.capture(sequence, node)
+        self._enforcer.touch(node)
         return node, refusal
 
     # --- while it runs
 
-    def _passed(self, session: TrieSession, count: int) -> None:
-        if session.adrift:
+    def _after_forward(self, session: TrieSession, count: int) -> None:
+        if session.detached:
             return
-        if self._sequences.heed():
-            self._distrust()
-        self._keep_points(session)
+        if self._sequences.check_trust():
+            self._drop_untrusted()
+        self._take_checkpoints(session)
         if count > 1 or not self.session_bytes(1):
-            session.sequence.learn()
+            session.sequence.measure()
         if count > 1 or session.position % _CHECK_TOKENS == 0:
             # Further than needed, lest each few tokens of a decode have something to give up.
-            self._evict(spare=(self._budget or 0) // 32)
+            self._enforce(spare=(self._budget or 0) // 32)
         if self.session_bytes(1):  # else the next forward may be the one that shows what a token takes
             check = (session.position // _CHECK_TOKENS + 1) * _CHECK_TOKENS
-            session.due = min(check, session.points[0].at) if session.points else check
+            session.due = min(check, session.checkpoints[0].at) if session.checkpoints else check
 
-    def _distrust(self) -> None:
+    def _drop_untrusted(self) -> None:
         """What was kept of a layer whose clock turned out to be another one is good for nothing."""
         for node in self._trie.nodes():
-            for slot in self._sequences.facts.distrusted:
+            for slot in self._sequences.facts.untrusted:
                 if slot < len(node.slots) and (held := node.slots[slot]) is not None:
                     held.close()
                     node.slots[slot] = None
                     self._trie.changed.add(node)
 
-    def _keep_points(self, session: TrieSession) -> None:
+    def _take_checkpoints(self, session: TrieSession) -> None:
         position = session.position
-        while session.points and session.points[0].at <= position:
-            point = session.points.pop(0)
+        while session.checkpoints and session.checkpoints[0].at <= position:
+            point = session.checkpoints.pop(0)
             if point.at == position:
-                self._follow(session, position)
-                session.node.restore_point |= point.keep
+                self._advance_to(session, position)
+                session.node.checkpoint |= point.keep
 
-    def _follow(self, session: TrieSession, to: int) -> None:
+    def _advance_to(self, session: TrieSession, to: int) -> None:
         """Takes the trie along the tokens up to `to`, where the layers stand, and keeps what they hold."""
         passed = self._trie.advance(session.node, keys(session.recorded[session.node.end : to]))
         for node in passed:
-            resume.fill(session.sequence, node)
-        self._sequences.settle()
-        self._use(session, passed[-1] if passed else session.node)
-        self._bound.touch(session.node)
+            resume.capture(session.sequence, node)
+        self._sequences.flush()
+        self._move_to(session, passed[-1] if passed else session.node)
+        self._enforcer.touch(session.node)
 
-    def _use(self, session: TrieSession, node: Node) -> None:
+    def _move_to(self, session: TrieSession, node: Node) -> None:
         """The session has got to this node."""
         self._trie.lock(node)
         self._trie.unlock(session.node)
@@ -247,57 +247,57 @@ class TrieCache(Cache):
     def _close(self, session: LiveSession, failed: bool) -> None:
         assert isinstance(session, TrieSession)
         self._sequences.sessions.remove(session)
-        if not session.adrift:
-            self._keep(session, failed)
+        if not session.detached:
+            self._release(session, failed)
         if session.sequence is not self._sequences.kept:
             session.sequence.discard()  # what broke half-way may still be live in it, and they would hold each other
 
-    def _keep(self, session: TrieSession, failed: bool) -> None:
+    def _release(self, session: TrieSession, failed: bool) -> None:
         try:
-            if session.torn:
+            if session.cache_invalid:
                 log.warning("cache freed", why="it could not follow a request")
                 self.detach()  # a node may have been left half cut, half joined or half copied
             elif failed:
                 log.warning("what was live in the cache is freed", why="a forward failed")
                 self._trie.unlock(session.node)
-                self._trie.drop(self._sequences.only_in(session.sequence))
+                self._trie.drop(self._sequences.hand_over_shared(session.sequence))
                 session.sequence.reset()
-                self._evict()
+                self._enforce()
             else:
-                self._record(session)
+                self._store(session)
         except Exception:
             log.exception("cache freed: a conversation could not be kept")
             self.detach()
 
-    def _record(self, session: TrieSession) -> None:
+    def _store(self, session: TrieSession) -> None:
         sequence = session.sequence
         reached = min(sequence.offset, len(session.recorded))
-        if sequence.level(reached):
+        if sequence.rewind(reached):
             # Ahead of the record by a token that was never read, in a layer that cannot go back.
-            node, _ = self._land(sequence, session.node, session.node.path(), session.node.end)
-            self._use(session, node)
+            node, _ = self._restore(sequence, session.node, session.node.path(), session.node.end)
+            self._move_to(session, node)
             reached = node.end
-        sequence.settle()
-        sequence.learn()
-        self._follow(session, reached)
+        sequence.evaluate()
+        sequence.measure()
+        self._advance_to(session, reached)
         end = session.node
         self._trie.unlock(end)
-        self._sequences.keep(sequence, end)
+        self._sequences.release(sequence, end)
         self._trie.compact(end)
-        self._thin(end)
-        self._sequences.settle()
-        self._evict()
+        self._merge_expired(end)
+        self._sequences.flush()
+        self._enforce()
 
-    def _thin(self, end: Node) -> None:
+    def _merge_expired(self, end: Node) -> None:
         """Restore points that are not worth their bytes any more become part of what follows."""
-        points = {node.end: node for node in end.path() if node.restore_point}
-        for at in self._points.surplus(list(points), end.end):
+        points = {node.end: node for node in end.path() if node.checkpoint}
+        for at in self._policy.expired(list(points), end.end):
             node = points[at]
-            node.restore_point = False
+            node.checkpoint = False
             child = node.only_child()
             if child is not None and child.locks == node.locks:
                 self._trie.merge(node)
 
-    def _evict(self, spare: int = 0) -> None:
+    def _enforce(self, spare: int = 0) -> None:
         """Makes what is held fit the budget; if it did not, with `spare` bytes left."""
-        self._bound.fit(self._budget, self._reserved, spare)
+        self._enforcer.enforce(self._budget, self._reserved, spare)

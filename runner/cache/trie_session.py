@@ -26,19 +26,19 @@ class TrieSession(LiveSession):
         `count` tokens, `end(session, failed)` once."""
         super().__init__(sequence, prompt, match, end)
         self.node = node  # as far as the trie has followed; locked
-        self.points: list[Checkpoint] = []
-        self.adrift = False
+        self.checkpoints: list[Checkpoint] = []
+        self.detached = False
         """Whether the trie that it went along was given up."""
         self._report = passed
 
-    def stop_at(self, at: int) -> None:
+    def add_checkpoint(self, at: int) -> None:
         """The prefill stops there too, for another prompt that leaves this one there."""
-        if all(point.at != at for point in self.points):
-            insort(self.points, Checkpoint(at, keep=False))
+        if all(point.at != at for point in self.checkpoints):
+            insort(self.checkpoints, Checkpoint(at, keep=False))
             self.due = min(self.due, at)
 
-    def _next_stop(self) -> int | None:
-        return next((point.at for point in self.points if point.at > self.position), None)
+    def _next_checkpoint(self) -> int | None:
+        return next((point.at for point in self.checkpoints if point.at > self.position), None)
 
     def _passed(self, count: int) -> None:
         self._report(self, count)

@@ -122,17 +122,3 @@ class Outbox:
         if self._sent:  # while it wrote, when nobody woke it; others of the event loop have their turn first
             self._woken = True
             self._loop.call_soon(self._deliver)
-<<<<<<< HEAD
-=======
-
-
-def tell(outbox: Outbox, results: "Sequence[tuple[Generation, list[Event]]]") -> "list[Generation]":
-    """Gives the clients what there is to tell. Returns those that are done."""
-    done = []
-    for generation, events in results:
-        for event in events:
-            outbox.put(generation.request.stream, event)
-        if generation.done:
-            done.append(generation)
-    return done
->>>>>>> 3c3b3b5 (engine, cache: shorten the way of a token, and count it)

@@ -262,7 +262,7 @@ class FakeWindowState(Sized, MovedState[Content]):
         return FakeTail(max(start, self.needs(stop)), stop, self, self.ledger)
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
-        self._check_left()
+        self._check_none_live()
         at = stop = snapshots[-1].stop
         window: Content = ()
         for snapshot in reversed(snapshots):

@@ -38,7 +38,7 @@ class Hook(Protocol):
 
 
 class Conversation:
-    """Users of one cache. `kind` is "single" or "trie"; `budget` and `points` are the trie's."""
+    """Users of one cache. `kind` is "single" or "trie"; `budget` and `policy` are the trie's."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Conversation:
         *,
         chunk: int = CHUNK,
         budget: int | None = None,
-        points: CheckpointPolicy | None = None,
+        policy: CheckpointPolicy | None = None,
     ) -> None:
         self.kinds = FAMILIES[family]
         self.chunk = chunk
@@ -57,7 +57,7 @@ class Conversation:
         self.cache: SingleEntryCache | TrieCache = (
             SingleEntryCache(self.make_layers)
             if kind == "single"
-            else TrieCache(self.make_layers, budget, points or BranchOnly())
+            else TrieCache(self.make_layers, budget, policy or BranchOnly())
         )
 
     def make_layers(self) -> list[object]:
@@ -257,12 +257,12 @@ def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
 
 def check_order(cache: TrieCache) -> None:
     """Who would go next is who goes next by a fresh look at all nodes, and so it is with everybody's weight."""
-    eviction, spared, now = cache._bound._current(), cache._sequences.end, cache._trie.now
+    eviction, spared, now = cache._enforcer._current(), cache._sequences.end, cache._trie.now
     order = eviction.order
     ranks = [
         order.rank(node, now)
         for node in cache._trie.nodes()
-        if node is not spared and not node.locks and order.may_go(node)
+        if node is not spared and not node.locks and order.evictable(node)
     ]
     victim = next(eviction.victims(spared), None)
     assert [order.rank(victim, now)] == [min(ranks)] if victim else not ranks
@@ -314,7 +314,7 @@ class BranchOnly:
         """The restore points of a prompt of so many tokens."""
         return ()
 
-    def surplus(self, points: Sequence[int], end: int) -> list[int]:
+    def expired(self, points: Sequence[int], end: int) -> list[int]:
         return []
 
 
@@ -346,4 +346,4 @@ def shape(nodes: Iterable[Node]) -> str:
 
 def _shape(node: Node) -> str:
     below = " ".join(sorted(_shape(child) for child in node.children.values()))
-    return f"{node.start}-{node.end}{'*' if node.restore_point else ''}{f' [{below}]' if below else ''}"
+    return f"{node.start}-{node.end}{'*' if node.checkpoint else ''}{f' [{below}]' if below else ''}"

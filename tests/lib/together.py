@@ -28,12 +28,12 @@ class Together:
     """The users of one trie cache, and their sessions."""
 
     def __init__(
-        self, family: str, *, budget: int | None = None, points: CheckpointPolicy | None = None, chunk: int = CHUNK
+        self, family: str, *, budget: int | None = None, policy: CheckpointPolicy | None = None, chunk: int = CHUNK
     ) -> None:
         self.kinds = FAMILIES[family]
         self.chunk = chunk
         self.budget = budget
-        self.cache = TrieCache(lambda: [kind() for kind in self.kinds], budget, points or BranchOnly())
+        self.cache = TrieCache(lambda: [kind() for kind in self.kinds], budget, policy or BranchOnly())
         self.talks: list[Talk] = []
 
     def begin(self, prompt: Sequence[int], salt: str = "") -> "Talk":

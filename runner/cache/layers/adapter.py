@@ -77,14 +77,14 @@ class MovedState(LayerAdapter[Content]):
 
     def _rewind(self, to: int) -> None:
         if to != self.offset:
-            self._check_left()
+            self._check_none_live()
             self._go_back(to)
 
     def _go_back(self, to: int) -> None:
         """Moves to an earlier offset, which `can_rewind` allowed."""
         raise NotImplementedError
 
-    def _check_left(self) -> None:
+    def _check_none_live(self) -> None:
         if self.live:
             raise RuntimeError(f"{type(self).__name__} would destroy {len(self.live)} snapshots that are live in it")
 
@@ -106,7 +106,7 @@ class TailState(MovedState[Buffers]):
         return TailSnapshot(max(start, self.needs(stop)), stop, self, self.ledger, needs=self._needs)
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
-        self._check_left()
+        self._check_none_live()
         at = stop = snapshots[-1].stop
         needed = self.needs(stop)
         pieces: list[Buffers] = []
@@ -165,7 +165,7 @@ class CountedState(MovedState[Content]):
         snapshot = snapshots[-1]
         if not isinstance(snapshot, StateSnapshot):
             raise TypeError(f"{type(self).__name__} made no {type(snapshot).__name__}")
-        self._check_left()
+        self._check_none_live()
         if snapshot.live:  # in another layer, where it stays
             self._set(snapshot.copied().content)
         else:

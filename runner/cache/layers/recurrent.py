@@ -42,7 +42,7 @@ class RecurrentState(CountedState[States]):
         return Owned(states, [x for x in states if x is not None])
 
     def absorb(self, leaf: object, row: int, count: int) -> None:  # noqa: ARG002  the forward around it counts
-        self._check_left()
+        self._check_none_live()
         self.leaf.cache = [None if x is None else own(x[row : row + 1]) for x in cast("Recurrent", leaf).cache]
 
     def _set(self, content: States) -> None:

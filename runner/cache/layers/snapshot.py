@@ -39,7 +39,7 @@ class Ledger:
         self._sources: Buffers = []
         self._copied_bytes = 0
 
-    def later(self, copies: Buffers, sources: Sequence[mx.array] = ()) -> Owned[Buffers]:
+    def defer(self, copies: Buffers, sources: Sequence[mx.array] = ()) -> Owned[Buffers]:
         """Copies as what a snapshot owns, to be evaluated together with others: each evaluation takes a while, whatever
         is in it. Large ones are evaluated at once, for until then both they and their sources take room.
 
@@ -49,10 +49,10 @@ class Ledger:
         self._sources += sources
         self._copied_bytes += sum(copy.nbytes for copy in copies)
         if self._copied_bytes > _TOGETHER_BYTES:
-            self.settle()
+            self.flush()
         return Owned(copies, copies)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Evaluates what was put off: call it before anything writes into layers. Raises what MLX raises."""
         copies, sources = self._copies, self._sources
         self._copies, self._sources, self._copied_bytes = [], [], 0
@@ -119,24 +119,24 @@ class LayerSnapshot(Snapshot, Generic[Content]):
 
     def page_out(self, owned: Owned[Content]) -> None:
         """Its bytes are these from now on; they are evaluated."""
-        self._leave()
+        self._release()
         self._owned = owned
         self._nbytes = sum(array.nbytes for array in owned.arrays)
         self._ledger.nbytes += self.nbytes
 
     def page_in(self, home: Home[Content]) -> None:
         """Its bytes are in the buffers of `home` from now on."""
-        self._leave()
+        self._release()
         self._home = home
         home.live.append(self)
 
     def close(self) -> None:
         if self._home is None and self._owned is None:
             raise RuntimeError(f"the snapshot of tokens {self.start}..{self.stop} was closed before")
-        self._leave()
+        self._release()
         self._ledger.count -= 1
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         if self._home is not None:
             self._home.live.remove(self)
         self._ledger.nbytes -= self.nbytes
@@ -153,7 +153,7 @@ class SliceSnapshot(LayerSnapshot[Buffers]):
         upper = lower = None
         if not self.live:
             pieces = [[own(half) for half in mx.split(x, [at - self.start], axis=-2)] for x in self.content]
-            upper, lower = (self._ledger.later([*halves], self.content) for halves in zip(*pieces, strict=True))
+            upper, lower = (self._ledger.defer([*halves], self.content) for halves in zip(*pieces, strict=True))
         halves = self._like(self.start, at, upper), self._like(at, self.stop, lower)
         self.close()
         return halves
@@ -182,7 +182,7 @@ class SliceSnapshot(LayerSnapshot[Buffers]):
         owned = None
         if not self._stays_live(first):
             pairs = zip(first.parts(start, self.start), self.parts(self.start, self.stop), strict=True)
-            owned = self._ledger.later([mx.concatenate([*pair], axis=-2) for pair in pairs])
+            owned = self._ledger.defer([mx.concatenate([*pair], axis=-2) for pair in pairs])
         joined = self._like(start, self.stop, owned)
         first.close()
         self.close()

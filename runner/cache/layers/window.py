@@ -59,7 +59,7 @@ class WindowState(TailState):
         batch = cast("Ring", leaf)
         if batch.keys is None or batch.values is None:
             return  # the model makes no use of it
-        self._check_left()
+        self._check_none_live()
         offset = self.offset + count
         latest = min(offset, self.leaf.max_size)
         self._put([own(_latest(x[row : row + 1], batch._idx, latest)) for x in (batch.keys, batch.values)], offset)

@@ -27,8 +27,8 @@ POINTS: dict[str, tuple[str, ...]] = {
     "logprobs": ("runner.sampling.logprobs:log_probabilities",),
     "begin": ("runner.cache.session:OneSessionCache.begin", "runner.cache.trie_cache:TrieCache.begin"),
     "open session": (
-        "runner.cache.single:SingleEntryCache._start",
-        "runner.cache.none:NullCache._start",
+        "runner.cache.single:SingleEntryCache._open_session",
+        "runner.cache.none:NullCache._open_session",
         "runner.cache.trie_cache:TrieCache._resume",
     ),
     "plan": ("runner.cache.session:LiveSession.next_forward",),
@@ -36,19 +36,19 @@ POINTS: dict[str, tuple[str, ...]] = {
     "close session": ("runner.cache.session:LiveSession.close",),
     "end session": ("runner.cache.session:OneSessionCache._close", "runner.cache.trie_cache:TrieCache._close"),
     "keep": (
-        "runner.cache.single:SingleEntryCache._keep",
-        "runner.cache.none:NullCache._keep",
-        "runner.cache.trie_cache:TrieCache._record",
+        "runner.cache.single:SingleEntryCache._release",
+        "runner.cache.none:NullCache._release",
+        "runner.cache.trie_cache:TrieCache._store",
     ),
     "page out layers": ("runner.cache.sequence:SequenceLayers.page_out",),
     "count forward": ("runner.cache.sequence:SequenceLayers.advance",),
-    "level": ("runner.cache.sequence:SequenceLayers.level",),
-    "leave": ("runner.cache.sequence:SequenceLayers.leave",),
+    "rewind layers": ("runner.cache.sequence:SequenceLayers.rewind",),
+    "page out unsliceable": ("runner.cache.sequence:SequenceLayers.page_out_unsliceable",),
     "reset": ("runner.cache.sequence:SequenceLayers.reset",),
-    "settle": ("runner.cache.sequence:SequenceLayers.settle",),
+    "evaluate layers": ("runner.cache.sequence:SequenceLayers.evaluate",),
     "trim": ("runner.cache.sequence:SequenceLayers.trim",),
-    "land": ("runner.cache.resume:find", "runner.cache.resume:go"),
-    "capture": ("runner.cache.resume:fill", "runner.cache.resume:lend"),
+    "resume": ("runner.cache.resume:deepest_offset", "runner.cache.resume:restore_to"),
+    "capture": ("runner.cache.resume:capture", "runner.cache.resume:return_to_layers"),
     "snapshot": (
         f"{_LAYERS}.kv:KVState.snapshot",
         f"{_LAYERS}.adapter:TailState.snapshot",
@@ -78,7 +78,7 @@ POINTS: dict[str, tuple[str, ...]] = {
         f"{_LAYERS}.snapshot:TailSnapshot.after",
         f"{_LAYERS}.snapshot:StateSnapshot.after",
     ),
-    "let go": (f"{_LAYERS}.snapshot:LayerSnapshot._leave",),
+    "release bytes": (f"{_LAYERS}.snapshot:LayerSnapshot._release",),
     "close snapshot": (f"{_LAYERS}.snapshot:LayerSnapshot.close",),
     "match": ("runner.cache.trie:PrefixTrie.match",),
     "advance": ("runner.cache.trie:PrefixTrie.advance",),
@@ -88,10 +88,10 @@ POINTS: dict[str, tuple[str, ...]] = {
     "drop": ("runner.cache.trie:PrefixTrie.drop",),
     "lock": ("runner.cache.trie:PrefixTrie.lock",),
     "unlock": ("runner.cache.trie:PrefixTrie.unlock",),
-    "evict": ("runner.cache.trie_cache:TrieCache._evict",),
+    "evict": ("runner.cache.trie_cache:TrieCache._enforce",),
     "choose victim": ("runner.cache.eviction:Eviction.victims",),
-    "shorten": ("runner.cache.resume:shorten",),
-    "thin": ("runner.cache.trie_cache:TrieCache._thin",),
+    "truncate": ("runner.cache.resume:truncate",),
+    "merge expired": ("runner.cache.trie_cache:TrieCache._merge_expired",),
     "decode text": ("runner.engine.detokenizer:Detokenizer.push", "runner.engine.detokenizer:Detokenizer.finish"),
     "spell token": ("runner.tokenizer.tokenizer:Tokenizer.token_text",),
     "count": ("runner.engine.generation:Generation.metrics",),
@@ -99,9 +99,9 @@ POINTS: dict[str, tuple[str, ...]] = {
     "hand over": ("runner.engine.events:Outbox.put", "runner.engine.events:Outbox.send"),
     "report": ("runner.engine.lifecycle:report",),
     "admit": ("runner.cache.trie_cache:TrieCache.admits", "runner.cache.trie_cache:TrieCache.allows"),
-    "take stack": ("runner.cache.sequences:LiveSequences.take",),
-    "keep stack": ("runner.cache.sequences:LiveSequences.keep",),
-    "adopt": ("runner.cache.resume:adopt",),
+    "acquire layers": ("runner.cache.sequences:LiveSequences.acquire",),
+    "release layers": ("runner.cache.sequences:LiveSequences.release",),
+    "claim live": ("runner.cache.resume:claim_live",),
     "follow": ("runner.cache.trie_cache:TrieCache._follows",),
     "part": ("runner.engine.batch:Batch.leave",),
     "arrays of rows": ("runner.cache.decode_rows:DecodeRows.arrays",),
@@ -109,8 +109,8 @@ POINTS: dict[str, tuple[str, ...]] = {
     "settle row": ("runner.cache.decode_rows:DecodeRows.settle",),
     "reserve": ("runner.cache.trie_cache:TrieCache.reserve",),
     # What there is only where several requests run.
-    "stop at": ("runner.cache.trie_session:TrieSession.stop_at",),
-    "give up": ("runner.cache.sequences:LiveSequences._give_up",),
+    "add checkpoint": ("runner.cache.trie_session:TrieSession.add_checkpoint",),
+    "evict layers": ("runner.cache.sequences:LiveSequences._evict",),
     "try batches": ("runner.cache.layers.batch_trial:_Row.compare",),
     "join": ("runner.engine.batch:Batch.join",),
     "join rows": ("runner.cache.decode_rows:DecodeRows.join",),
@@ -139,7 +139,16 @@ FATAL = ("hand over", "report", "admit", "reserve")
 """A fault at these is one of the engine itself, and ends the process."""
 
 COMPANY_ONLY = frozenset(
-    {"stop at", "give up", "try batches", "join", "join rows", "join layers", "join samples", "join samplers"}
+    {
+        "add checkpoint",
+        "evict layers",
+        "try batches",
+        "join",
+        "join rows",
+        "join layers",
+        "join samples",
+        "join samplers",
+    }
     | {"sample together", "release samplers", "part layers", "part samples", "absorb", "absorb layers"}
     | {"admit"}
 )
@@ -150,21 +159,32 @@ NOBODYS = COMPANY_ONLY - {"absorb", "absorb layers"}
 
 TRIE_ONLY = frozenset(
     {
-        "land",
+        "resume",
         "capture",
         "snapshot",
         "restore",
         "copy",
         "page out",
         "page in",
-        "let go",
+        "release bytes",
         "close snapshot",
         "match",
         "advance",
     }
     | {"split", "merge", "split snapshot", "merge snapshots", "remove", "drop", "lock", "unlock"}
-    | {"evict", "choose victim", "shorten", "thin", "trim", "leave", "admit", "reserve", "follow", "take stack"}
-    | {"keep stack", "adopt"}
+    | {
+        "evict",
+        "choose victim",
+        "truncate",
+        "merge expired",
+        "trim",
+        "page out layers",
+        "admit",
+        "reserve",
+        "follow",
+        "acquire layers",
+    }
+    | {"release layers", "claim live"}
 )
 """What only the trie does, or can need."""
 

@@ -136,9 +136,9 @@ def test_levelling_copies_out_the_states_and_leaves_the_slices() -> None:
     sequence = SequenceLayers([leaves.KINDS["window"](), leaves.KINDS["plain"]()])
     _write(sequence, 6)
     window, slices = (taken(state) for state in sequence.states)
-    assert not sequence.level(6)
+    assert not sequence.rewind(6)
     assert window.live
-    assert not sequence.level(4)
+    assert not sequence.rewind(4)
     assert (window.live, slices.live) == (False, True)
     assert [held(state) for state in sequence.states] == [list(range(4))] * 2
     assert kept(window) == list(range(6))
@@ -227,7 +227,7 @@ def _write(sequence: SequenceLayers, count: int) -> None:
     for state in sequence.states:
         _append(state, count)
     sequence.advance(count)
-    sequence.settle()
+    sequence.evaluate()
 
 
 def _append(state: LayerState, count: int) -> None:

@@ -64,7 +64,7 @@ class Row:
             self.sequence.page_out()
             self.sequence.absorb(batch.leaves(), index, self.waiting)
             self.sequence.advance(self.waiting)
-            self.sequence.settle()
+            self.sequence.evaluate()
         self.waiting = 0
         assert self.sequence.position == self.oracle.position
         assert {state.offset for _, state in self.sequence.used} == {self.oracle.position}

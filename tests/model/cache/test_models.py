@@ -232,7 +232,7 @@ def test_a_closed_session_leaves_nothing_to_compute() -> None:
     sequence = cache._sequence
     assert sequence is not None
     before = held_bytes()
-    sequence.settle()
+    sequence.evaluate()
     assert held_bytes() == before
 
 

@@ -120,7 +120,7 @@ def _layer_looks(family: str, share: float) -> int:
         return int(count_of.__get__(sequences))
 
     with patch.object(LiveSequences, "layer_bytes", property(counted)):
-        users.cache._evict()
+        users.cache._enforce()
     assert before - len(list(users.cache._trie.nodes())) > (1 - share) * 20
     return count
 
@@ -185,9 +185,9 @@ def test_a_cut_computes_all_its_copies_at_once() -> None:
     with evaluations() as counts:
         cache._trie.split(node, 30)
         assert counts == []
-        cache._sequences.settle()
+        cache._sequences.flush()
         assert counts == [LAYERS * 2 * 2]
-        cache._sequences.settle()
+        cache._sequences.flush()
         assert counts[1:] == [0]
 
 
@@ -205,7 +205,7 @@ def test_large_copies_are_computed_at_once() -> None:
 class Thinning(Every):
     """Every 8 tokens, of which every other one is surplus once the conversation has ended."""
 
-    def surplus(self, points: Sequence[int], end: int) -> list[int]:
+    def expired(self, points: Sequence[int], end: int) -> list[int]:
         return list(points[1::2])
 
 
@@ -213,7 +213,7 @@ class Thinning(Every):
 def putting_off() -> Iterator[list[int]]:
     """The bytes of copies that were put off; all of them are computed when a forward comes."""
     sizes: list[int] = []
-    later, page_out = Ledger.later, SequenceLayers.page_out
+    later, page_out = Ledger.defer, SequenceLayers.page_out
 
     def counted(ledger: Ledger, copies: list[mx.array], sources: Sequence[mx.array] = ()) -> object:
         sizes.append(sum(copy.nbytes for copy in copies))
@@ -223,7 +223,7 @@ def putting_off() -> Iterator[list[int]]:
         assert not sequence.ledger._copies
         page_out(sequence)
 
-    with patch.object(Ledger, "later", counted), patch.object(SequenceLayers, "page_out", checked):
+    with patch.object(Ledger, "defer", counted), patch.object(SequenceLayers, "page_out", checked):
         yield sizes
 
 
@@ -231,7 +231,7 @@ def putting_off() -> Iterator[list[int]]:
 def test_nothing_is_put_off_for_longer_than_a_step(kind: str) -> None:
     """A resumption within an edge, a conversation that another one leaves, points that become surplus, evictions."""
     model = tiny(kind)
-    cache = TrieCache(model.make_layers, points=Thinning(8))
+    cache = TrieCache(model.make_layers, policy=Thinning(8))
     ledger = cache._sequences.facts.ledger
     with putting_off() as sizes:
         for seed in (2, 3, 4, 5):
@@ -247,7 +247,7 @@ def test_nothing_is_put_off_for_longer_than_a_step(kind: str) -> None:
         gone = len(sizes)
         while (held := cache.nbytes) > cache._sequences.layer_bytes:
             cache._budget = held - 1
-            cache._evict()
+            cache._enforce()
             assert not ledger._copies
         assert kind != "qwen3_next" or len(sizes) > gone, "nothing was merged"
 
@@ -277,11 +277,11 @@ def test_what_is_cut_apart_shares_no_buffer() -> None:
         whole = mx.random.normal((1, 1, 1000, 16))
         mx.eval(whole)
         for part in (slice(0, 200), slice(200, 1000)):
-            ledger.settle()
+            ledger.flush()
             mx.synchronize()
-            halves.append(ledger.later([own(whole[..., part, :])], [whole]))
+            halves.append(ledger.defer([own(whole[..., part, :])], [whole]))
         del whole
-        ledger.settle()
+        ledger.flush()
         mx.synchronize()
         held = sum(half.content[0].nbytes for half in halves)
         assert held <= held_bytes() - before <= held + 4096

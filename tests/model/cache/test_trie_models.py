@@ -32,14 +32,14 @@ class NoPoints:
     def plan(self, tokens: object, cached: int, branch: int, most: int | None) -> list[Checkpoint]:
         return []
 
-    def surplus(self, points: object, end: int) -> list[int]:
+    def expired(self, points: object, end: int) -> list[int]:
         return []
 
 
 @every_kind
 def test_a_conversation_that_comes_back_is_bit_equal_to_one_that_never_left(kind: str) -> None:
     model = tiny(kind)
-    cache = TrieCache(model.make_layers, points=NoPoints())
+    cache = TrieCache(model.make_layers, policy=NoPoints())
     prompt, other = words(41), words(70, seed=3)
     first = ask(model, cache, prompt, chunk=16)
     ask(model, cache, other, chunk=16)
@@ -60,7 +60,7 @@ LENGTHS = [1, 2, 30, 31, 32, 33, 34, 62, 63, 64, 65, 66, 96, 97]
 
 def _comes_back(length: int, tail: int, say: int) -> None:
     model = tiny("gemma3")
-    cache = TrieCache(model.make_layers, points=NoPoints())
+    cache = TrieCache(model.make_layers, policy=NoPoints())
     prompt = words(length)
     first = ask(model, cache, prompt, say=say)
     ask(model, cache, words(50, seed=5))
@@ -87,7 +87,7 @@ def test_a_conversation_comes_back_at_every_length_of_its_window() -> None:  # s
 def test_a_window_is_whole_where_the_way_above_has_a_gap() -> None:
     """What a node's window needs of the nodes above is copied with it when one of them does not hold it any more."""
     model = tiny("gemma3")
-    cache = TrieCache(model.make_layers, points=NoPoints())
+    cache = TrieCache(model.make_layers, policy=NoPoints())
     prompt = words(3 * WINDOW)
     ask(model, cache, prompt, say=0)
     half = prompt[: 2 * WINDOW]  # ends within the edge, before what its window held

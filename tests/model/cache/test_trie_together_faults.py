@@ -49,14 +49,14 @@ PLACES = [
     *ALONE,
     Place(FakeWindowState, "snapshot", "S"),
     Place(SequenceLayers, "reset", "KR"),
-    Place(SequenceLayers, "learn", "K"),
+    Place(SequenceLayers, "measure", "K"),
     Place(PrefixTrie, "split", "KR"),
     Place(PrefixTrie, "merge", "KR"),
     Place(PrefixTrie, "remove", "KR"),
     Place(PrefixTrie, "drop", "KR"),
     Place(PrefixTrie, "unlock", "KR"),
-    Place(LiveSequences, "only_in", "KR"),
-    Place(LiveSequences, "keep", "KR"),
+    Place(LiveSequences, "hand_over_shared", "KR"),
+    Place(LiveSequences, "release", "KR"),
 ]
 
 
@@ -64,7 +64,7 @@ class Crowd:
     """A story of four who come and go; whoever meets a fault ends there."""
 
     def __init__(self, family: str) -> None:
-        self.users = Together(family, points=Every(8), budget=420, chunk=9)
+        self.users = Together(family, policy=Every(8), budget=420, chunk=9)
         self.talks: dict[str, Talk] = {}
 
     def tell(self) -> None:
@@ -128,12 +128,12 @@ def test_sharing_and_evicting_raise_nothing(family: str) -> None:
         users = Together(family, budget=10_000)
         users.turn(PREFIX)
         talks = [users.begin([*PREFIX, 20, 21, *range(100 * user, 100 * user + 9)]) for user in (1, 2)]
-        with together.breaking(PrefixTrie, "match"), together.breaking(TrieCache, "_evict"):
+        with together.breaking(PrefixTrie, "match"), together.breaking(TrieCache, "_enforce"):
             if ask_for == "follows":
                 assert not users.follows([*PREFIX, 1])
             else:
                 users.reserve(10_000)
-        assert all(talk.session.adrift for talk in talks)
+        assert all(talk.session.detached for talk in talks)
         assert users.shape == ""
         users.reserve(0)
         for talk in talks:
@@ -143,13 +143,13 @@ def test_sharing_and_evicting_raise_nothing(family: str) -> None:
 @everyone
 def test_whoever_is_adrift_keeps_nothing(family: str) -> None:
     """It reads on, stops where it was to stop, speaks, and is gone."""
-    users = Together(family, points=Every(8))
+    users = Together(family, policy=Every(8))
     end = users.turn(PREFIX).recorded
     talks = [users.begin([*end, *range(100 * user, 100 * user + 40)]).read(chunks=1) for user in (1, 2, 3)]
     talks[0].tear_trie()
     kept = users.turn([*PREFIX[:10], 5])
     shape, kept_end = users.shape, users.cache._sequences.end
-    assert all(talk.session.points for talk in talks[1:]) == (family != "K")
+    assert all(talk.session.checkpoints for talk in talks[1:]) == (family != "K")
     talks[1].say(6, 7)
     assert talks[1].session.sequence.live() == set()
     talks[1].close()
@@ -164,10 +164,10 @@ def test_a_resumption_that_fails_twice_leaves_nobody(family: str) -> None:
     users = Together(family)
     end = users.turn(PREFIX).recorded
     running = users.begin([*end, 1])
-    with together.breaking(TrieCache, "_land"), pytest.raises(BrokenError):
+    with together.breaking(TrieCache, "_restore"), pytest.raises(BrokenError):
         users.begin([*end, 2])
     users.check()
-    assert running.session.adrift
+    assert running.session.detached
     running.say(5).close()
     assert users.turn(PREFIX).cached == 0
     assert users.cached([*PREFIX, 20, 21, 9]) == len(end)
@@ -178,9 +178,9 @@ def test_an_eviction_that_fails_at_a_resumption_leaves_nobody(family: str) -> No
     users = Together(family)
     end = users.turn(PREFIX).recorded
     running = users.begin([*end, 1])
-    with breaking(TrieCache, "_evict", 0):
+    with breaking(TrieCache, "_enforce", 0):
         second = users.begin([*end, 2])  # and `check` knows who is there
-    assert (second.session.cached, running.session.adrift) == (0, True)
+    assert (second.session.cached, running.session.detached) == (0, True)
     running.say(5).close()
     second.say(6).close()
 
@@ -190,9 +190,9 @@ def test_a_resumption_that_fails_once_is_made_without_the_trie(family: str) -> N
     users = Together(family)
     end = users.turn(PREFIX).recorded
     running = users.begin([*end, 1]).say(7)
-    with breaking(TrieCache, "_land", 0):
+    with breaking(TrieCache, "_restore", 0):
         second = users.begin([*end, 2])
-    assert (second.session.cached, second.session.adrift, running.session.adrift) == (0, False, True)
+    assert (second.session.cached, second.session.detached, running.session.detached) == (0, False, True)
     running.say(5).close()
     second.say(6).close()
     assert users.cached([*end, 2, 6, 1]) == len(end) + 2
@@ -249,14 +249,14 @@ def test_memory_returns_after_a_trie_was_given_up(kind: str) -> None:
         cache = TrieCache(model.make_layers)
         for seed in (1, 2):
             ask(model, cache, words(80, seed))
-        adrift = cache.begin([*words(80), 1])
+        detached = cache.begin([*words(80), 1])
         quiet = patch("runner.cache.trie_cache.log")
-        with patch.object(resume, "go", side_effect=MemoryError), quiet, pytest.raises(MemoryError):
+        with patch.object(resume, "restore_to", side_effect=MemoryError), quiet, pytest.raises(MemoryError):
             cache.begin([*words(80, 2), 1])
-        assert cache.nbytes == adrift.sequence.nbytes  # type: ignore[attr-defined]
+        assert cache.nbytes == detached.sequence.nbytes  # type: ignore[attr-defined]
         assert held_bytes() <= before + cache.nbytes + 4096
-        adrift.close()
-        del adrift
+        detached.close()
+        del detached
         assert cache.nbytes == 0
         assert held_bytes() <= before + 4096
         check_equal(model, ask(model, cache, words(80)), ask_uncached(model, words(80)))

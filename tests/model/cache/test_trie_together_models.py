@@ -175,7 +175,7 @@ def test_three_in_a_batch_answer_as_each_alone(kind: str) -> None:  # scenario 8
 def test_what_a_removed_request_has_read_is_kept(kind: str) -> None:  # scenario 84
     """While others, who go on, hold the same prefix; at once by a retry, and by somebody who leaves it earlier."""
     model = tiny(kind)
-    cache = TrieCache(model.make_layers, points=TurnCheckpoints(gap=3, first_distance=16))
+    cache = TrieCache(model.make_layers, policy=TurnCheckpoints(gap=3, first_distance=16))
     other = begin(model, cache, [*PREFIX, 1, 2, 3])
     other.read(16)
     removed = begin(model, cache, [*PREFIX, *words(30, seed=6)])

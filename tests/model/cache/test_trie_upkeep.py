@@ -82,7 +82,7 @@ def test_a_failed_resume_frees_before_it_starts_anew() -> None:
         cache = TrieCache(model.make_layers)
         for seed in range(3):
             ask(model, cache, words(90, seed))
-        failing = patch.object(resume, "go", _fail_with_something_in_hand)
+        failing = patch.object(resume, "restore_to", _fail_with_something_in_hand)
         quiet = patch("runner.cache.trie_cache.log")  # pytest would keep what is logged, and the error with it
         with patch.object(TrieCache, "_resume", watched), failing, quiet, pytest.raises(MemoryError):
             cache.begin(words(90))
@@ -142,7 +142,7 @@ def test_what_was_kept_of_a_layer_out_of_step_counts_no_more() -> None:
     kept = [node for node in clocks.cache._trie.nodes() if node.nbytes]
     before = [node.nbytes for node in kept]
     clocks.ask(words(20, seed=3))
-    assert clocks.cache._sequences.facts.distrusted == {1}
+    assert clocks.cache._sequences.facts.untrusted == {1}
     assert sum(node.nbytes for node in kept) < sum(before)
     check_order(clocks.cache)
 
@@ -150,9 +150,9 @@ def test_what_was_kept_of_a_layer_out_of_step_counts_no_more() -> None:
 def test_a_layer_out_of_step_stays_known_when_all_is_forgotten() -> None:
     clocks = Clocks(in_step=2)
     clocks.ask(words(10))
-    assert clocks.cache._sequences.facts.distrusted == {1}
+    assert clocks.cache._sequences.facts.untrusted == {1}
     clocks.cache.clear()
-    assert clocks.cache._sequences.facts.distrusted == {1}
+    assert clocks.cache._sequences.facts.untrusted == {1}
     assert not clocks.cache._sequences.kept.sliceable
 
 
@@ -204,7 +204,7 @@ def test_windows_and_chunks_do_not_count_as_states(kind: str, prompt: int, limit
     model = tiny(kind)
     cache = TrieCache(model.make_layers, 100_000)
     ask(model, cache, words(prompt), say=0)
-    assert (cache._sequences.facts.most_points(100_000) is not None) == limited
+    assert (cache._sequences.facts.most_checkpoints(100_000) is not None) == limited
 
 
 def test_what_a_failure_took_is_told_as_lost() -> None:

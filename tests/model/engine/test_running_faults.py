@@ -100,14 +100,14 @@ BATCHES = [
 CACHES = [
     Place(TrieCache, "_follows", 0),
     Place(TrieCache, "_resume", 0),
-    Place(TrieCache, "_record", 0),
-    Place(TrieCache, "_evict", 1),
+    Place(TrieCache, "_store", 0),
+    Place(TrieCache, "_enforce", 1),
     Place(TrieCache, "_close", 0),
     Place(PrefixTrie, "advance", 1),
     Place(PrefixTrie, "match", 1),
     Place(PrefixTrie, "compact", 0),
-    Place(SequenceLayers, "settle", 1),
-    Place(SequenceLayers, "level", 0),
+    Place(SequenceLayers, "evaluate", 1),
+    Place(SequenceLayers, "rewind", 0),
 ]
 """What the cache keeps of them, which nobody needs for his answer."""
 

@@ -52,8 +52,8 @@ AFTER_A_FAULT = frozenset({"drop", "set back"})
 ALONE = frozenset(ALL) - COMPANY_ONLY - AFTER_A_FAULT
 """What one request at a time comes to."""
 NEVER: dict[Setup, frozenset[str]] = {
-    SINGLE: TRIE_ONLY - {"leave"},
-    NONE: TRIE_ONLY - {"leave"} | {"level", "settle"},
+    SINGLE: TRIE_ONLY - {"page out layers"},
+    NONE: TRIE_ONLY - {"page out layers"} | {"rewind layers", "evaluate layers"},
 }
 
 
@@ -185,7 +185,7 @@ def any_plan(point: str, kind: str, setup: Setup, chance: random.Random) -> Plan
 
 def check_reached(kind: str) -> None:
     """A day comes to every point that there is for such layers."""
-    never = {"trim", "shorten"} if kind in STATES_ONLY else set()
+    never = {"trim", "truncate"} if kind in STATES_ONLY else set()
     assert calls(kind, ROOMY).keys() | calls(kind, TIGHT).keys() == ALONE - never
     rewound = {"rewind"} if kind in STATES_ONLY else set()
     assert calls(kind, SINGLE).keys() == ALONE - NEVER[SINGLE]
@@ -273,7 +273,7 @@ class InForward(Injector):
 @pytest.mark.parametrize("at", range(20))
 def test_what_is_half_copied_when_a_forward_begins_is_not_met_again(at: int) -> None:
     """A snapshot has left the layer's buffers, and has no bytes of its own yet. These are all such calls of the day."""
-    serve("llama", ROOMY, InForward(Plan("let go", at, late=True)))
+    serve("llama", ROOMY, InForward(Plan("release bytes", at, late=True)))
 
 
 def test_a_session_that_was_opened_for_nobody_is_not_left_open() -> None:

@@ -40,7 +40,7 @@ _QUESTIONS = frozenset(
 """What the engine asks or makes between two slices, by counting and comparing alone: a fault there ends the process."""
 _GUARDED_INSIDE = frozenset({"follows", "reserve"})
 """What does the same, and sees to itself that nothing it calls comes out of it."""
-_FIT = ("fit", "TrieCache._fit")
+_FIT = ("fit", "TrieCache._enforce_safely")
 """A question that has the cache fit its bound: what that calls is guarded."""
 _ALL_OR_NOTHING = frozenset({"Generation.take", "Batch.take", "Batch.take.<locals>.<listcomp>"})
 """What has told one of a group of its token and not yet the next one. It calls what may fail within a guard."""

@@ -17,13 +17,13 @@ AFTER_THE_ANSWER = (
     "close session",
     "end session",
     "keep",
-    "level",
-    "settle",
+    "rewind layers",
+    "evaluate layers",
     "advance",
     "snapshot",
-    "thin",
+    "merge expired",
 )
-NOT_ALONE = COMPANY_ONLY | {"drop", "set back", "trim", "shorten"}
+NOT_ALONE = COMPANY_ONLY | {"drop", "set back", "trim", "truncate"}
 """What one request after the other does not come to with a model of plain keys and values."""
 
 MEETING = (

@@ -296,7 +296,7 @@ class Story:
             ranks = [
                 self.order.rank(node, self.trie.now)
                 for node in self.trie.nodes()
-                if node is not spared and not node.locks and self.order.may_go(node)
+                if node is not spared and not node.locks and self.order.evictable(node)
             ]
             victim = next(victims, None)
             assert [self.order.rank(victim, self.trie.now)] == [min(ranks)] if victim else not ranks
@@ -312,7 +312,7 @@ def test_a_node_that_is_made_goes_before_the_one_above() -> None:
     """Even if nobody has locked either since, or touched the one above."""
     tree = Tree("a", "b")
     eviction = Eviction(tree.trie, LEAF)
-    eviction.follow()
+    eviction.refresh()
     (below,) = tree.trie.advance(tree.at["a"], keys([0]))
     tree.trie.touch([below])
     gone = []
@@ -333,11 +333,11 @@ def test_nobody_stands_in_line_who_is_gone(order: EvictionOrder) -> None:
         node.slots = [Bytes(1), Bytes(10, state=True)]
         trie.touch(order.used(node))
         trie.compact(node)
-        eviction.follow()
+        eviction.refresh()
     assert list(trie.nodes()) == [node]
     assert set(eviction._places) == {node}
     assert [place[-1] for line in eviction._lines.values() for place in line] == [node]
-    assert not eviction._unsettled
+    assert not eviction._with_live
     assert not trie.changed
 
 
@@ -362,7 +362,7 @@ def _looks(order: EvictionOrder, conversations: int) -> tuple[int, int]:
 
     for number in range(conversations):
         turn(number)
-        eviction.follow()
+        eviction.refresh()
     with patch.object(order, "weight", wraps=order.weight) as weighed:
         turn(-1)
         for _, node in zip(range(3), eviction.victims(), strict=False):

@@ -137,7 +137,7 @@ def test_a_reset_copies_out_what_lies_behind_the_offset() -> None:  # scenario 3
     for kind in ROOM:
         sequence, (state,) = _sequence(kind, 30)
         snapshot = taken(state, 10)
-        assert not sequence.level(10)
+        assert not sequence.rewind(10)
         assert snapshot.live
         sequence.reset()
         assert kept(snapshot) == list(range(10, 30))
@@ -459,7 +459,7 @@ def _sequence(kind: str, count: int) -> tuple[SequenceLayers, list[LayerState]]:
     sequence.page_out()
     _update(sequence.states[0], count)
     sequence.advance(count)
-    sequence.settle()
+    sequence.evaluate()
     return sequence, sequence.states
 
 

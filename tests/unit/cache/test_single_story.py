@@ -258,7 +258,7 @@ def test_a_state_that_cannot_be_computed_at_close_is_freed(
         raise RuntimeError("no memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(SequenceLayers, "settle", settle)
+        patched.setattr(SequenceLayers, "evaluate", settle)
         conversation.turn(PROMPT, ANSWER)
     assert conversation.record == []
     assert "cannot be computed: no memory" in caplog.records[-1].__dict__["attributes"]["why"]

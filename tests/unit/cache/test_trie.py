@@ -282,12 +282,12 @@ def test_a_split_cuts_slices_and_leaves_states_below() -> None:
     """Scenario 18."""
     grove = Grove()
     below = grove.go_on(node := grove.put(1, 2, 3, 4, 5), 6)
-    node.restore_point = True
+    node.checkpoint = True
     upper = grove.trie.split(node, 3)
     assert (upper.tokens, upper.end, node.tokens, node.end) == (keys([1, 2, 3]), 3, keys([4, 5]), 5)
     assert contents(upper) == [[1, 2, 3], None, None]
     assert contents(node) == [[4, 5], None, [1, 2, 3, 4, 5]]
-    assert (upper.restore_point, node.restore_point) == (False, True)
+    assert (upper.checkpoint, node.checkpoint) == (False, True)
     assert (upper.children, node.children) == ({4: node}, {6: below})
     assert (upper.parent, node.parent, below.parent) == (grove.trie.root(), upper, node)
     grove.check()
@@ -344,8 +344,8 @@ def test_a_merged_node_is_a_restore_point_only_if_the_child_was(parent: bool, ch
     grove = Grove()
     above = grove.put(1, 2)
     below = grove.go_on(above, 3)
-    above.restore_point, below.restore_point = parent, child
-    assert grove.trie.merge(above).restore_point is child
+    above.checkpoint, below.checkpoint = parent, child
+    assert grove.trie.merge(above).checkpoint is child
 
 
 @pytest.mark.parametrize("lately", ["above", "below"])
@@ -424,7 +424,7 @@ def test_compaction_spares_what_has_a_reason() -> None:
     """Restore points, branches, and what somebody uses."""
     grove = Grove()
     point = grove.put(1)
-    point.restore_point = True
+    point.checkpoint = True
     branch = grove.go_on(point, 2)
     grove.go_on(branch, 9)
     used = grove.go_on(branch, 3)
@@ -520,7 +520,7 @@ class Work(RuleBasedStateMachine):
 
     @rule(tokens=words, point=st.booleans())
     def put(self, tokens: list[int], point: bool) -> None:
-        self.grove.put(*tokens).restore_point |= point
+        self.grove.put(*tokens).checkpoint |= point
         self.known.append(tokens)
 
     @precondition(lambda self: self._nodes())
@@ -547,9 +547,7 @@ class Work(RuleBasedStateMachine):
     @rule(which=st.integers(0))
     def compact(self, which: int) -> None:
         end = self._node(which)
-        kept = [
-            node for node in end.path()[1:] if node is end or not (self._mergeable(node) and not node.restore_point)
-        ]
+        kept = [node for node in end.path()[1:] if node is end or not (self._mergeable(node) and not node.checkpoint)]
         self.grove.trie.compact(end)
         assert end.path()[1:] == kept
 

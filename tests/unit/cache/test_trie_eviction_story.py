@@ -42,7 +42,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 # Room for about two conversations of 17 tokens.
 @pytest.mark.parametrize(("family", "budget"), [("K", 70), ("S", 60), ("R", 100), ("P", 150)])
 def test_a_shared_prefix_outlives_those_who_share_it(family: str, budget: int) -> None:  # scenario 68
-    users = Conversation(family, "trie", budget=budget, points=At(5))
+    users = Conversation(family, "trie", budget=budget, policy=At(5))
     for user in range(1, 6):
         users.turn([*PREFIX, *own(user)])
         assert users.turn([*PREFIX, *own(user), 20, 21, 22]).cached == 17, "the last conversation is still there"
@@ -53,7 +53,7 @@ def test_a_shared_prefix_outlives_those_who_share_it(family: str, budget: int) -
 
 @everyone
 def test_a_restore_point_stays_without_those_who_parted_there(family: str) -> None:  # scenario 69
-    users = Conversation(family, "trie", points=At(5))
+    users = Conversation(family, "trie", policy=At(5))
     users.turn([*PREFIX, *own(1)])
     users.turn([*PREFIX, *own(2)])
     users.trie._trie.remove(users.node([*PREFIX, *own(1), 20, 21]))
@@ -65,7 +65,7 @@ def test_a_restore_point_stays_without_those_who_parted_there(family: str) -> No
 
 @pytest.mark.parametrize(("family", "gone"), [("K", 0), ("S", 4), ("R", STATE_BYTES), ("P", 2 * STATE_BYTES)])
 def test_an_inner_node_that_goes_gives_back_its_state_only(family: str, gone: int) -> None:  # scenario 70
-    users = Conversation(family, "trie", points=At(5))
+    users = Conversation(family, "trie", policy=At(5))
     users.turn([*PREFIX, *own(1)])
     users.turn(own(2))  # the first conversation is paged out
     held = users.cache.nbytes
@@ -79,11 +79,11 @@ def test_an_inner_node_that_goes_gives_back_its_state_only(family: str, gone: in
 
 
 def test_where_there_are_states_the_oldest_point_goes_first() -> None:
-    users = Conversation("R", "trie", points=At(4, 8))
+    users = Conversation("R", "trie", policy=At(4, 8))
     users.turn([*PREFIX, *own(1)])
     held = users.cache.nbytes
     users.trie._budget = held - 1
-    users.trie._evict()
+    users.trie._enforce()
     assert users.shape == "0-8* [8-17]"
     assert users.cache.nbytes == held - STATE_BYTES
 
@@ -94,7 +94,7 @@ def test_where_all_can_be_cut_the_oldest_leaf_goes_first() -> None:
         users.turn([*PREFIX, *own(user)])
     users.turn([*PREFIX, *own(1), 20, 21, 22])
     users.trie._budget = users.cache.nbytes - 1
-    users.trie._evict()
+    users.trie._enforce()
     users.trie._budget = None
     assert users.shape == "0-5 [5-17 5-20]"
     assert users.turn([*PREFIX, *own(3)]).matched == 15
@@ -110,7 +110,7 @@ def test_the_conversation_in_the_layers_goes_last(family: str) -> None:
     users.nodes[-1].used = users.nodes[0].used = 0
     users.node([*own(2), 20, 21]).used = -1
     users.trie._budget = users.cache.nbytes - 1
-    users.trie._evict()
+    users.trie._enforce()
     users.check_closed()
     assert users.turn([*own(2), 20, 21, 22]).cached == 12
 
@@ -118,7 +118,7 @@ def test_the_conversation_in_the_layers_goes_last(family: str) -> None:
 @everyone
 def test_nothing_that_runs_is_evicted(family: str) -> None:
     """What it was resumed from, and the point that it leaves on its way: so small a budget allows for one."""
-    users = Conversation(family, "trie", points=Every(8))
+    users = Conversation(family, "trie", policy=Every(8))
     users.turn(list(range(10)), [10, 11])
     users.trie._budget = users.budget = 1
     prompt = list(range(40))
@@ -155,7 +155,7 @@ def test_a_budget_of_nothing_keeps_nothing(family: str) -> None:
 def test_a_conversation_larger_than_the_budget_keeps_its_beginning(family: str, budget: int, kept: int) -> None:
     """Of 40 tokens and 2 more: K has room for 30 bytes / 2. S for 36 - 4, and a point there; R for 30 - 16, with a
     point at 8. P's states take 32 bytes, whatever they have seen."""
-    users = Conversation(family, "trie", budget=budget, points=Every(8))
+    users = Conversation(family, "trie", budget=budget, policy=Every(8))
     prompt = list(range(40))
     users.turn(own(1))
     users.turn(prompt)
@@ -184,12 +184,12 @@ def test_a_roomy_budget_is_never_spoken_of(caplog: pytest.LogCaptureFixture) -> 
 class Thinning(Every):
     """Every 4 tokens, of which some are surplus later."""
 
-    def __init__(self, *surplus: int) -> None:
+    def __init__(self, *expired: int) -> None:
         super().__init__(4, before_end=3)
-        self.gone = surplus
+        self.gone = expired
         self.asked: list[tuple[list[int], int]] = []
 
-    def surplus(self, points: Sequence[int], end: int) -> list[int]:
+    def expired(self, points: Sequence[int], end: int) -> list[int]:
         self.asked.append((list(points), end))
         return [at for at in points if at in self.gone]
 
@@ -197,43 +197,43 @@ class Thinning(Every):
 @pytest.mark.parametrize("family", ["S", "R", "P"])
 def test_surplus_points_are_joined_with_what_follows(family: str) -> None:
     points = Thinning(4, 12)
-    users = Conversation(family, "trie", points=points)
+    users = Conversation(family, "trie", policy=points)
     prompt = list(range(20))
     said = [*prompt, 50, 51]
     users.turn(prompt, [50, 51])
     assert points.asked == [([4, 8, 12, 16, 17], 22)]
     assert users.shape == "0-8* [8-16* [16-17* [17-22]]]"
     for shared, cached in [(8, 8), (13, 8), (16, 16), (5, 0), (17, 17), (22, 22)]:
-        again = Conversation(family, "trie", points=Thinning(4, 12))
+        again = Conversation(family, "trie", policy=Thinning(4, 12))
         again.turn(prompt, [50, 51])
         assert again.turn([*said[:shared], 90, 91]).cached == cached
 
 
 @pytest.mark.parametrize("family", ["S", "R", "P"])
 def test_a_surplus_point_where_others_part_keeps_its_state(family: str) -> None:
-    users = Conversation(family, "trie", points=Thinning(4))
+    users = Conversation(family, "trie", policy=Thinning(4))
     prompt = list(range(8))
-    users.trie._points = Every(4, 3)
+    users.trie._policy = Every(4, 3)
     users.turn(prompt)
     users.turn([*prompt[:4], 90, 91])
-    users.trie._points = Thinning(4)
+    users.trie._policy = Thinning(4)
     users.turn([*prompt, 20, 21, 22])
-    assert users.node(prompt[:4]).restore_point is False
+    assert users.node(prompt[:4]).checkpoint is False
     assert users.turn([*prompt[:4], 95]).cached == 4
 
 
 def test_points_of_one_prompt_take_a_quarter_of_the_budget() -> None:
-    users = Conversation("R", "trie", budget=8 * STATE_BYTES, points=At(3, 6, 9, 12))
+    users = Conversation("R", "trie", budget=8 * STATE_BYTES, policy=At(3, 6, 9, 12))
     users.turn([7])  # how large a state is, is known after the first forward
     session = users.trie._resume(prompt := list(range(100, 120)), "")
-    assert [point.at for point in session.points] == [3, 6]
+    assert [point.at for point in session.checkpoints] == [3, 6]
     users.prefill(session, prompt)
     session.close()
 
 
 @everyone
 def test_clearing_gives_everything_back(family: str) -> None:
-    users = Conversation(family, "trie", points=Every(8))
+    users = Conversation(family, "trie", policy=Every(8))
     users.turn([*PREFIX, *own(1)])
     users.turn([*PREFIX, *own(2)])
     users.cache.clear()

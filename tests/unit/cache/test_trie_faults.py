@@ -61,8 +61,8 @@ PLACES = [
     Place(FakeRecurrentState, "restore", "RP"),
     Place(FakeState, "split", "RP"),
     Place(FakeState, "after", "RP"),
-    Place(SequenceLayers, "settle", "KR"),
-    Place(SequenceLayers, "level", "KR"),
+    Place(SequenceLayers, "evaluate", "KR"),
+    Place(SequenceLayers, "rewind", "KR"),
     Place(PrefixTrie, "advance", "KR"),
 ]
 
@@ -83,7 +83,7 @@ def test_whatever_breaks_the_next_request_is_right(
 ) -> None:  # scenario 77
     at, reached = 0, True
     while reached:
-        users = Conversation(family, "trie", chunk=9, points=Every(8), budget=budget)
+        users = Conversation(family, "trie", chunk=9, policy=Every(8), budget=budget)
         with breaking(place.where, place.name, at) as calls:
             for prompt in STORY:
                 broken = False
@@ -104,7 +104,7 @@ def test_whatever_breaks_the_next_request_is_right(
 def test_a_failed_forward_costs_the_others_nothing(
     family: str, after_chunks: int, caplog: pytest.LogCaptureFixture
 ) -> None:  # scenario 77
-    users = Conversation(family, "trie", points=Every(8))
+    users = Conversation(family, "trie", policy=Every(8))
     other = list(range(500, 512))
     users.turn(other)
     users.turn(A)
@@ -118,7 +118,7 @@ def test_a_failed_forward_costs_the_others_nothing(
 
 @everyone
 def test_a_failed_evaluation_is_a_failed_forward(family: str) -> None:
-    users = Conversation(family, "trie", points=Every(8))
+    users = Conversation(family, "trie", policy=Every(8))
     users.turn(A)
     session = users.cache.begin([*A, 20, 21, 22, 23])
     users.prefill(session, [*A, 20, 21, 22, 23])
@@ -176,7 +176,7 @@ def test_a_hole_is_filled_by_whoever_passes() -> None:
 @pytest.mark.parametrize("what", ["adapter-b", "kv-bits-8", "image-7f"])
 def test_salts_never_share(family: str, what: str) -> None:  # scenarios 78 and 82
     """Another adapter, another format of the cache, another image behind the same placeholders."""
-    users = Conversation(family, "trie", points=Every(8))
+    users = Conversation(family, "trie", policy=Every(8))
     users.turn(A)
     session = users.turn([*A, 20, 21, 22], salt=what)
     assert (session.matched, session.cached, session.miss) == (0, 0, Miss.SALT)
@@ -189,7 +189,7 @@ def test_salts_never_share(family: str, what: str) -> None:  # scenarios 78 and 
 @everyone
 def test_an_answer_up_to_the_limit_of_the_context_is_kept_whole(family: str) -> None:  # scenario 81
     """The last token that fits is recorded, and nobody can go on from it; but the prompt can be asked again."""
-    users = Conversation(family, "trie", points=Every(8))
+    users = Conversation(family, "trie", policy=Every(8))
     context = 32
     prompt = list(range(context - 1))
     users.turn(prompt, [60])
@@ -199,7 +199,7 @@ def test_an_answer_up_to_the_limit_of_the_context_is_kept_whole(family: str) -> 
 
 @everyone
 def test_an_open_session_is_not_disturbed(family: str) -> None:  # scenario 83
-    users = Conversation(family, "trie", points=Every(8))
+    users = Conversation(family, "trie", policy=Every(8))
     users.turn(A)
     prompt = [*A, 20, 21, *range(30, 50)]
     session = users.cache.begin(prompt)
@@ -213,7 +213,7 @@ def test_an_open_session_is_not_disturbed(family: str) -> None:  # scenario 83
 
 @everyone
 def test_closing_twice_does_nothing(family: str) -> None:  # scenario 85
-    users = Conversation(family, "trie", points=Every(8))
+    users = Conversation(family, "trie", policy=Every(8))
     first = users.turn(A)
     first.close(failed=True)
     users.check_closed()
@@ -237,7 +237,7 @@ def test_an_empty_prompt_is_refused_and_touches_nothing(family: str) -> None:
 
 def test_what_cannot_be_kept_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     users = Conversation("K", "trie")
-    with breaking(SequenceLayers, "settle", 0), caplog.at_level(logging.ERROR):
+    with breaking(SequenceLayers, "evaluate", 0), caplog.at_level(logging.ERROR):
         users.turn(A)
     assert caplog.records[-1].message == "cache freed: a conversation could not be kept"
     assert users.turn(A).miss == Miss.EMPTY
@@ -245,7 +245,7 @@ def test_what_cannot_be_kept_is_logged(caplog: pytest.LogCaptureFixture) -> None
 
 def test_a_trie_that_breaks_while_a_prompt_runs_is_given_up() -> None:
     """A node that is half joined must not be met again."""
-    users = Conversation("R", "trie", points=Every(8))
+    users = Conversation("R", "trie", policy=Every(8))
     users.turn(A)
     users.trie._budget = users.cache.nbytes + 10  # so that a state has to go for another conversation
     with breaking(FakeState, "after", 0), pytest.raises(MemoryError):

@@ -37,7 +37,7 @@ class Writer:
 @seeds
 def test_ten_turns_are_resumed_near_where_they_part(family: str, seed: int) -> None:  # scenario 64
     """Clients keep an answer, or drop its end, or its beginning; somebody else asks in between."""
-    users, writer = Conversation(family, "trie", points=Every(INTERVAL, BEFORE_END)), Writer(seed)
+    users, writer = Conversation(family, "trie", policy=Every(INTERVAL, BEFORE_END)), Writer(seed)
     trie = users.trie._trie
     history: list[int] = []
     answer: list[int] = []
@@ -62,7 +62,7 @@ def test_ten_turns_are_resumed_near_where_they_part(family: str, seed: int) -> N
 @seeds
 def test_cancelled_branches_cost_the_conversation_nothing(family: str, seed: int) -> None:  # scenario 65
     """Prefills that part from a conversation above and below its restore points, and are cancelled anywhere."""
-    users, writer = Conversation(family, "trie", points=Every(INTERVAL, BEFORE_END)), Writer(seed)
+    users, writer = Conversation(family, "trie", policy=Every(INTERVAL, BEFORE_END)), Writer(seed)
     history: list[int] = []
     answer: list[int] = []
     for _ in range(6):
@@ -91,7 +91,7 @@ def test_cancelled_branches_cost_the_conversation_nothing(family: str, seed: int
     ids=["branch", "every", "real"],
 )
 def test_the_trie_finds_all_that_a_single_entry_finds(family: str, seed: int, points: Every) -> None:  # scenario 79
-    single, trie = Conversation(family), Conversation(family, "trie", points=points)
+    single, trie = Conversation(family), Conversation(family, "trie", policy=points)
     for prompt, answer, event in _log(seed):
         sessions = []
         for users in (single, trie):
@@ -114,7 +114,7 @@ def test_the_trie_finds_all_that_a_single_entry_finds(family: str, seed: int, po
 @seeds
 @pytest.mark.parametrize("budget", [0, 20, 60, 150, 400])
 def test_whatever_happens_the_budget_holds(family: str, seed: int, budget: int) -> None:
-    users = Conversation(family, "trie", points=Every(INTERVAL), budget=budget)
+    users = Conversation(family, "trie", policy=Every(INTERVAL), budget=budget)
     for prompt, answer, event in _log(seed):
         match event:
             case "cancelled":

@@ -75,7 +75,7 @@ def test_a_branch_shares_what_it_has_in_common(family: str, expected: list[Pair]
 def test_the_same_prompt_again_computes_its_end(family: str, expected: list[Pair]) -> None:  # scenario 50
     """Ollama would have 7/1 the third time. Nothing branches off one token before the end of the same prompt, so
     compaction takes the state there back; that the point before the end is kept serves this case."""
-    users = Conversation(family, "trie", points=Every(8))
+    users = Conversation(family, "trie", policy=Every(8))
     assert [users.told(A, [20]) for _ in range(3)] == expected
 
 
@@ -91,7 +91,7 @@ def test_a_plain_conversation_is_one_node(family: str) -> None:  # scenario 51
 
 @everyone
 def test_a_restore_point_stays_when_nothing_else_needs_it(family: str) -> None:  # scenario 52
-    users = Conversation(family, "trie", points=At(4))
+    users = Conversation(family, "trie", policy=At(4))
     longer = [*A[:5], 20, 21, 8, 9]
     assert users.told(A[:5], [20, 21]) == (0, 5)
     assert users.told(longer) == (6, 3)
@@ -122,7 +122,7 @@ def test_two_branches_take_turns(family: str, expected: list[Pair]) -> None:  # 
     [("K", [(18, 29), (36, 11)], 17), *((family, [(24, 23), (40, 7)], 16) for family in "SRP")],
 )
 def test_a_cancelled_prefill_is_continued(family: str, retries: list[Pair], probe: int) -> None:  # scenario 54
-    users = Conversation(family, "trie", chunk=9, points=Every(8))
+    users = Conversation(family, "trie", chunk=9, policy=Every(8))
     sessions = [users.cancelled_prefill(LONG, until=at) for at in (18, 36)]
     sessions.append(users.cancelled_prefill(LONG))
     assert [(session.cached, len(session.remaining)) for session in sessions] == [(0, 47), *retries]
@@ -132,7 +132,7 @@ def test_a_cancelled_prefill_is_continued(family: str, retries: list[Pair], prob
 
 @everyone
 def test_a_cancel_before_the_first_chunk_leaves_nothing(family: str) -> None:  # scenario 55
-    users = Conversation(family, "trie", points=Every(8))
+    users = Conversation(family, "trie", policy=Every(8))
     users.cancelled_prefill(LONG, after_chunks=0)
     assert (users.shape, users.cache.nbytes) == ("", 0)
     assert users.told(LONG) == (0, 47)
@@ -143,21 +143,21 @@ def test_the_last_token_of_a_prompt_is_never_in_a_restore_point(family: str) -> 
     """It belongs to the first decode step, so nothing can stop behind it; the policy refuses to ask for that."""
     with pytest.raises(ValueError, match="positive"):
         TurnCheckpoints(before_end=0)
-    users = Conversation(family, "trie", points=TurnCheckpoints(before_end=1, gap=1))
+    users = Conversation(family, "trie", policy=TurnCheckpoints(before_end=1, gap=1))
     users.told(A, [20, 21])
     assert users.shape == ("0-9" if family == "K" else "0-7* [7-9]")
 
 
 @everyone
 def test_points_that_were_not_reached_leave_no_node(family: str) -> None:  # scenario 57
-    users = Conversation(family, "trie", chunk=9, points=Every(8))
+    users = Conversation(family, "trie", chunk=9, policy=Every(8))
     users.cancelled_prefill(LONG, until=10)
     assert users.shape == ("0-18" if family == "K" else "0-8* [8-16*]")
 
 
 @everyone
 def test_another_prompt_after_a_cancelled_one_inherits_nothing_of_it(family: str) -> None:  # scenario 57
-    users = Conversation(family, "trie", chunk=9, points=Every(8))
+    users = Conversation(family, "trie", chunk=9, policy=Every(8))
     users.cancelled_prefill(LONG, until=24)
     other = [70 + token for token in range(11)]
     assert users.told(other) == (0, 11)
@@ -168,7 +168,7 @@ def test_another_prompt_after_a_cancelled_one_inherits_nothing_of_it(family: str
 @by_family([(19, 1), (19, 1)], [(16, 4), (16, 4)], windows=[(16, 4), (19, 1)])
 def test_a_shorter_prompt_is_resumed_before_its_end(family: str, expected: list[Pair]) -> None:  # scenario 58
     """Ollama's second time is 19/1: see 50."""
-    users = Conversation(family, "trie", points=Every(8))
+    users = Conversation(family, "trie", policy=Every(8))
     users.told(LONG[:30], [60, 61])
     assert [users.told(LONG[:20], [62]) for _ in range(2)] == expected
 
@@ -187,7 +187,7 @@ def test_two_unrelated_conversations_alternate(family: str) -> None:  # scenario
 
 @by_family([(0, 40), (13, 27), (41, 2)], [(0, 40), (8, 32), (41, 2)])
 def test_an_edit_computes_what_follows_it(family: str, expected: list[Pair]) -> None:  # scenario 60
-    users = Conversation(family, "trie", points=Every(8))
+    users = Conversation(family, "trie", policy=Every(8))
     prompt = LONG[:40]
     edited = [*prompt[:13], 99, *prompt[14:]]
     told = [users.told(prompt, [60, 61]), users.told(edited, [62]), users.told([*prompt, 60, 61, 63])]
@@ -197,14 +197,14 @@ def test_an_edit_computes_what_follows_it(family: str, expected: list[Pair]) -> 
 
 @by_family([(39, 1)], [(36, 4)])
 def test_an_answer_is_made_anew(family: str, expected: list[Pair]) -> None:  # scenario 61
-    users = Conversation(family, "trie", points=Every(8))
+    users = Conversation(family, "trie", policy=Every(8))
     users.told(LONG[:40], [60, 61, 62])
     assert [users.told(LONG[:40], [63, 64])] == expected
 
 
 @by_family([(44, 3), (44, 2)], [(36, 11), (44, 2)])
 def test_an_answer_is_partly_left_out(family: str, expected: list[Pair]) -> None:  # scenario 62
-    users = Conversation(family, "trie", points=Every(8))
+    users = Conversation(family, "trie", policy=Every(8))
     answer = list(range(60, 70))
     users.told(LONG[:40], answer)
     kept = [*LONG[:40], *answer[:4]]
@@ -213,7 +213,7 @@ def test_an_answer_is_partly_left_out(family: str, expected: list[Pair]) -> None
 
 @by_family([(20, 20), (20, 20)], [(16, 24), (20, 20)])
 def test_the_third_to_part_at_a_place_starts_there(family: str, expected: list[Pair]) -> None:  # scenario 63
-    users = Conversation(family, "trie", points=Every(8))
+    users = Conversation(family, "trie", policy=Every(8))
     users.told(LONG[:30])
     told = [users.told([*LONG[:20], *range(base, base + 20)]) for base in (100, 200)]
     assert told == expected
@@ -230,7 +230,7 @@ def test_a_client_with_a_timeout_gets_there_in_the_end(family: str) -> None:  # 
 @pytest.mark.parametrize(("family", "fresh"), [("K", {3, 7}), ("S", {5, 7}), ("R", {5, 7}), ("P", {5, 7})])
 def test_only_what_was_used_becomes_recent(family: str, fresh: set[int]) -> None:  # scenario 67
     """Where every layer can be cut a use counts for the whole way; elsewhere for where the layers landed and ended."""
-    users = Conversation(family, "trie", points=At(3, 5))
+    users = Conversation(family, "trie", policy=At(3, 5))
     users.told([*A[:5], 6])
     users.told([1, 2, 3, 14, 15, 16])
     for node in users.nodes:
@@ -262,7 +262,7 @@ def test_why_less_than_the_match_was_resumed_is_told(family: str, miss: Miss) ->
 def test_tokens_that_nobody_read_are_not_claimed(family: str) -> None:  # scenario 11
     """The forward of a token ran, and something broke before it was recorded. Layers that cannot go back land on the
     last restore point before it, where a single entry would lose everything."""
-    users = Conversation(family, "trie", points=Every(8))
+    users = Conversation(family, "trie", policy=Every(8))
 
     def gone(_: int) -> None:
         raise CancelledError
@@ -313,7 +313,7 @@ def test_a_window_that_goes_back_by_itself_can_come_back_to_that_place() -> None
 
 @pytest.mark.parametrize("family", ["S", "R", "P"])
 def test_where_a_prompt_is_resumed_can_be_made_a_restore_point(family: str) -> None:
-    users = Conversation(family, "trie", points=At(9))
+    users = Conversation(family, "trie", policy=At(9))
     users.turn(A, [20])
     assert users.turn([*A, 20, 30, 31]).cached == 9
     assert users.shape == "0-9* [9-13]"
@@ -323,7 +323,7 @@ def test_where_a_prompt_is_resumed_can_be_made_a_restore_point(family: str) -> N
 @pytest.mark.parametrize("family", ["S", "R", "P"])
 def test_a_point_that_was_not_stopped_at_leaves_no_node(family: str) -> None:
     """A state is that of the offset at which it was taken, whoever planned what."""
-    users = Conversation(family, "trie", points=At(4))
+    users = Conversation(family, "trie", policy=At(4))
     session = users.cache.begin(A)
     users.forward(session, A[:7], A[:7])
     session.close()

@@ -82,7 +82,7 @@ def weave(users: Together, prompts: Sequence[list[int]], answers: Sequence[list[
 def test_conversations_that_overlap_are_never_mixed(family: str, seed: int) -> None:
     """Two to four, which share a prefix of any length, and go on from each other's answers afterwards."""
     draw = random.Random(seed)
-    users = Together(family, points=draw.choice([BranchOnly(), Every(8)]), chunk=draw.choice([1, 5, 16]))
+    users = Together(family, policy=draw.choice([BranchOnly(), Every(8)]), chunk=draw.choice([1, 5, 16]))
     count = draw.randint(2, 4)
     shared = [draw.choice([40, 40, 34, 10, 0]) for _ in range(count)]
     prompts = [[*PREFIX[:at], *own(user, draw.randint(1, 9))] for user, at in enumerate(shared, 1)]
@@ -129,7 +129,7 @@ def test_other_salts_share_nothing_at_the_same_time(family: str) -> None:
 @everyone
 def test_a_stack_made_before_the_first_forward_knows_what_the_model_uses(family: str) -> None:
     """It is kept when its request leaves before it ran at all, and finds what another one has stored meanwhile."""
-    users = Together(family, points=Every(8))
+    users = Together(family, policy=Every(8))
     early = users.begin(own(1))
     end = users.turn(PREFIX).recorded
     early.close()
@@ -176,9 +176,9 @@ def test_each_token_is_held_once_when_all_are_closed(family: str, seed: int) -> 
     draw = random.Random(seed)
     prompts = [[*PREFIX[: draw.choice([40, 40, 36])], *own(user, draw.randint(1, 9))] for user in range(1, 5)]
     answers = [own(user + 50, draw.randint(1, 4)) for user in range(4)]
-    users = Together(family, points=draw.choice([BranchOnly(), Every(8)]))
+    users = Together(family, policy=draw.choice([BranchOnly(), Every(8)]))
     talks = weave(users, prompts, answers, seed)
-    after = Together(family, points=BranchOnly())
+    after = Together(family, policy=BranchOnly())
     for prompt, answer in zip(prompts, answers, strict=True):
         after.turn(prompt, answer)
     if family != "P":
@@ -245,12 +245,12 @@ def three(users: Together, phase: int) -> list[Talk]:
 def test_an_end_of_one_leaves_the_others_alone(family: str) -> None:
     """Every end in every order. `check` sees to layers, locks and snapshots; what is kept of others stays kept."""
     for phase, (order, ends) in enumerate(product(permutations(range(3)), permutations(ENDS, 2))):
-        users = Together(family, points=BranchOnly() if phase % 2 else Every(8))
+        users = Together(family, policy=BranchOnly() if phase % 2 else Every(8))
         talks = three(users, phase)
         for place, name in zip(order, [*ends, "close"], strict=True):
             ENDS[name](talks[place])
         last = talks[order[2]]
-        assert not last.session.adrift
+        assert not last.session.detached
         assert users.cached([*last.seen, 999]) == len(last.seen)
         assert all(not node.locks for node in users.nodes)
 
@@ -281,7 +281,7 @@ def test_a_trie_that_is_given_up_leaves_the_others_their_layers(family: str) -> 
             talks[place].tear_trie()
             others = [talk for talk in talks if talk is not talks[place]]
             assert users.nodes == []
-            assert all(talk.session.adrift for talk in others)
+            assert all(talk.session.detached for talk in others)
             end = users.turn([*PREFIX, 7]).recorded
             for talk in others:
                 talk.say(5, 6)
@@ -320,13 +320,13 @@ def test_the_kept_stack_goes_to_whoever_comes_first(family: str) -> None:
 
 def test_points_of_a_request_stay_where_another_is_on_its_way() -> None:
     """A node that is thinned out or compacted is one that nobody stands on."""
-    users = Together("R", points=At(8))
+    users = Together("R", policy=At(8))
     long = list(range(30))
     leader = users.begin(long).read()
     resumed = users.begin([*long[:8], 99, 98])
     assert resumed.session.cached == 8
     leader.say(1).close()
-    users.cache._points = BranchOnly()
+    users.cache._policy = BranchOnly()
     users.turn([*long, 1, 2])
     assert any(node.end == 8 for node in users.nodes)
     resumed.say(3).close()

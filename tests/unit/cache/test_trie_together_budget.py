@@ -46,7 +46,7 @@ def own(user: int, count: int = 10) -> list[int]:
 
 def crowd(family: str, budget: int | None = None) -> tuple[Together, list[Talk]]:
     """Four conversations are kept, of which two go on; a fifth has just been read, and its stack kept."""
-    users = Together(family, budget=budget, points=Every(8))
+    users = Together(family, budget=budget, policy=Every(8))
     ends = [users.turn([*PREFIX, *own(user)]).recorded for user in (1, 2, 3, 4)]
     talks = [users.begin([*ends[place], *own(place + 7)]).read(chunks=1) for place in (0, 2)]
     users.turn(own(5, 20))
@@ -75,7 +75,7 @@ def test_all_goes_but_what_is_in_use(family: str) -> None:
 def test_what_is_locked_and_what_can_be_evicted_are_all_there_is(family: str) -> None:
     users, talks = crowd(family)
     while talks:
-        users.cache._sequences.give_up_kept()
+        users.cache._sequences.evict_kept()
         total = users.cache._sequences.facts.ledger.nbytes
         locked = sum(node.nbytes for node in users.nodes if node.locks)
         evictable = sum(node.nbytes for node in users.nodes if not node.locks)
@@ -111,7 +111,7 @@ def test_what_was_kept_is_copied_out(family: str) -> None:
     users = Together(family)
     running = users.begin(own(1)).read(chunks=1)
     end = users.turn(own(2)).recorded
-    users.cache._sequences.give_up_kept()
+    users.cache._sequences.evict_kept()
     users.check()
     assert users.cache._sequences.kept.nbytes == 0
     assert users.cached([*end, 1]) == len(end)
@@ -124,7 +124,7 @@ def test_others_go_in_the_order_in_which_they_were_used(family: str) -> None:
     running = users.begin(own(9)).read(chunks=1)
     ends = [users.turn(own(user)).recorded for user in (1, 2, 3)]
     assert users.cached([*ends[0], 1]) == len(ends[0])
-    users.cache._sequences.give_up_kept()
+    users.cache._sequences.evict_kept()
     for left in ({0, 2}, {0}, set()):
         users.cache._budget = users.cache.nbytes - 1
         users.reserve(0)
@@ -170,7 +170,7 @@ def test_more_goes_than_has_to_lest_it_is_asked_again_soon() -> None:
     running = users.begin(own(99)).start()
     for user in range(40):
         users.turn(own(user))
-    users.cache._sequences.give_up_kept()
+    users.cache._sequences.evict_kept()
     budget = users.cache._budget = users.cache.nbytes
     users.reserve(1)
     spare = budget // 32
@@ -266,7 +266,7 @@ def test_before_the_first_forward_only_one_comes_in() -> None:
 def test_when_all_are_closed_the_budget_holds(family: str, budget: int) -> None:
     """In every order, some of them cut short; `check` looks at the bytes when nobody is left."""
     for place, order in enumerate(permutations(range(3))):
-        users = Together(family, budget=budget, points=Every(8))
+        users = Together(family, budget=budget, policy=Every(8))
         talks = [users.begin([*PREFIX, *own(user, 20)]) for user in range(3)]
         for talk in talks:
             talk.say(7, 8)

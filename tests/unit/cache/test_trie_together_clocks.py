@@ -132,7 +132,7 @@ def test_what_one_adrift_finds_is_heeded_by_the_next() -> None:
     clocks.read(first, 10)
     with breaking(TrieCache, "_follows"):
         assert not clocks.cache.follows(PROMPT)
-    assert first.adrift
+    assert first.detached
     second = clocks.begin([*PROMPT, *range(200, 220)])
     clocks.read(second, 10)
     clocks.read(first, 25)

@@ -112,7 +112,7 @@ def test_the_leader_stops_for_each_of_its_followers(family: str) -> None:
 
 @everyone
 def test_a_stop_that_is_a_restore_point_stays_one(family: str) -> None:
-    users = Together(family, points=Every(40), chunk=100)
+    users = Together(family, policy=Every(40), chunk=100)
     first = leader(users)
     assert users.follows([*PREFIX[:40], 7])
     first.say(20).close()
@@ -140,7 +140,7 @@ def test_what_a_leader_is_past_costs_it_no_stop(family: str) -> None:
     users = Together(family)
     first = leader(users).read(until=61)
     assert not users.follows([*PREFIX, 7])
-    assert first.session.points == []
+    assert first.session.checkpoints == []
 
 
 def test_an_answer_is_shared_as_far_as_the_layers_have_seen_it() -> None:
@@ -170,7 +170,7 @@ def test_another_salt_is_never_waited_for(family: str) -> None:
     assert not users.follows(PREFIX, "other")
     second = users.begin(PREFIX, "other")
     assert users.follows(PREFIX, "other")
-    assert first.session.points == []
+    assert first.session.checkpoints == []
     first.read()
     assert users.follows(PREFIX, "other"), "the first one's way is another"
     second.read()
@@ -196,9 +196,9 @@ def test_whoever_is_adrift_is_not_followed(family: str) -> None:
     users = Together(family)
     first, second = leader(users), users.begin([*PREFIX, *LATER, 1])
     second.tear_trie()
-    assert first.session.adrift
+    assert first.session.detached
     assert not users.follows([*PREFIX, 7])
-    assert first.session.points == []
+    assert first.session.checkpoints == []
     first.read(until=70)
     assert not users.follows([*PREFIX, 7])
     assert users.shape == ""
@@ -216,7 +216,7 @@ def test_any_of_several_may_be_the_leader(family: str) -> None:
         assert users.begin([*PREFIX, 7]).session.cached == 60
         return
     assert users.follows([*PREFIX, 7])
-    assert [point.at for point in past.session.points] == []
+    assert [point.at for point in past.session.checkpoints] == []
     on_its_way.read(until=60)
     assert not users.follows([*PREFIX, 7])
     assert users.begin([*PREFIX, 7]).session.cached == 60

@@ -48,7 +48,7 @@ class Users(RuleBasedStateMachine):
         chunk=st.sampled_from([1, 5, 16, 50]),
     )
     def opens(self, budget: int | None, points: CheckpointPolicy, chunk: int) -> None:
-        self.users = Together(self.family, budget=budget, points=points, chunk=chunk)
+        self.users = Together(self.family, budget=budget, policy=points, chunk=chunk)
 
     @room
     @rule(which=pick, share=shares, new=words, salt=st.sampled_from(["", "", "", "s"]))

@@ -68,7 +68,7 @@ class Forest:
         self._ask(self._fresh(2 * _EDGE))
         self._ask(self._fresh(2 * _EDGE))  # whose nodes show what the layers are
         self._leaves = list(self._plant(nodes - 2))
-        self.cache._evict()
+        self.cache._enforce()
 
     def turn(self) -> Times:
         """Every step once."""
@@ -82,7 +82,7 @@ class Forest:
         known = [*spelled(self._leaf().path())[:_KNOWN], *self._fresh(_OTHERS)]
         request_ms = _ms(lambda: self._ask(known))
         self.cache._budget = self.cache.nbytes - 1
-        evict_ms = _ms(self.cache._evict)
+        evict_ms = _ms(self.cache._enforce)
         self.cache._budget = None
         return Times(match_ms, cut_ms, evict_ms, request_ms)
 
@@ -93,7 +93,7 @@ class Forest:
 
     def _cut(self, leaf: Node) -> None:
         self.cache._trie.split(leaf, _EDGE // 2)
-        self.cache._sequences.settle()
+        self.cache._sequences.flush()
 
     def _leaf(self) -> Node:
         """One of those planted that is still whole; others if all are gone."""
@@ -124,7 +124,7 @@ class Forest:
             else:
                 node.slots.append(SliceSnapshot(node.start, node.end, None, ledger, Owned(pair, pair)))
         mx.eval([held.content for held in node.slots if isinstance(held, SliceSnapshot | StateSnapshot)])
-        self.cache._bound.touch(node)
+        self.cache._enforcer.touch(node)
         return node
 
     def _ask(self, prompt: list[int]) -> None:

@@ -175,12 +175,12 @@ class Scene:
         return resume.covers(self.path, slot, begin, end)
 
     def find(self, matched: int, common: int = 0) -> tuple[int, Miss]:
-        found = resume.find(self.sequence, self.path, matched, common)
+        found = resume.deepest_offset(self.sequence, self.path, matched, common)
         assert self.notes == []
         return found
 
     def go(self, at: int, common: int = 0) -> list[str]:
-        resume.go(self.sequence, self.path, at, common)
+        resume.restore_to(self.sequence, self.path, at, common)
         assert {state.offset for state in self.sequence.states} == {at}
         assert self.sequence.position == at
         return self.notes

@@ -38,7 +38,7 @@ class Way:
         for state in self.sequence.states:
             append(vars(state)["leaf"], positions(self.sequence.offset, count))
         self.sequence.advance(count)
-        self.sequence.settle()
+        self.sequence.evaluate()
 
     def along(self, *ends: int) -> list[Node]:
         """Forwards up to these offsets, each of which ends a node that is filled then."""
@@ -46,7 +46,7 @@ class Way:
         for end in ends:
             self.write(end - node.end)
             (node,) = self.trie.advance(node, keys(range(node.end, end)))
-            resume.fill(self.sequence, node)
+            resume.capture(self.sequence, node)
             nodes.append(node)
         return nodes
 
@@ -55,8 +55,8 @@ class Way:
         self.sequence.reset()
         self.write(3)
         path = node.path()
-        assert resume.find(self.sequence, path, node.end, 0) == (node.end, Miss.NONE)
-        resume.go(self.sequence, path, node.end, 0)
+        assert resume.deepest_offset(self.sequence, path, node.end, 0) == (node.end, Miss.NONE)
+        resume.restore_to(self.sequence, path, node.end, 0)
         for state in self.sequence.states:
             assert held(state) == list(
                 range(state.needs(node.end) if state is self.sequence.states[1] else 0, node.end)
@@ -91,8 +91,8 @@ def test_a_root_keeps_nothing() -> None:
     way = Way()
     (first,) = way.along(5)
     root = first.path()[0]
-    resume.fill(way.sequence, root)
-    resume.lend(way.sequence, root)
+    resume.capture(way.sequence, root)
+    resume.return_to_layers(way.sequence, root)
     assert root.slots == []
 
 
@@ -104,7 +104,7 @@ def test_a_node_that_was_passed_keeps_slices_only() -> None:
         *way.trie.advance(way.trie.root(), keys(range(9)))[1:],
     )
     for node in (first, second):
-        resume.fill(way.sequence, node)
+        resume.capture(way.sequence, node)
     assert extents(first) == [(0, 5), None, None]
     assert extents(second) == [(5, 9), (1, 9), (8, 9)]  # the window has nothing above to lean on
 
@@ -114,7 +114,7 @@ def test_what_a_node_has_is_not_taken_again() -> None:
     *_, last = way.along(5, 9)
     for _ in range(2):
         before = list(last.slots)
-        resume.fill(way.sequence, last)
+        resume.capture(way.sequence, last)
         assert last.slots == before
         way.back(last)
 
@@ -125,17 +125,17 @@ def test_a_window_is_taken_whole_where_those_above_have_a_gap() -> None:
     way.drop(second, 1)
     way.write(3)
     (third,) = way.trie.advance(second, keys(range(9, 12)))
-    resume.fill(way.sequence, third)
+    resume.capture(way.sequence, third)
     assert extents(third) == [(9, 12), (4, 12), (11, 12)]
     way.back(third)
     # Those above are filled again: what was taken stays.
     way.back(first)
     way.write(4)
-    resume.fill(way.sequence, second)
+    resume.capture(way.sequence, second)
     assert extents(second)[1] == (5, 9)
     before = third.slots[1]
     way.back(third)
-    resume.fill(way.sequence, third)
+    resume.capture(way.sequence, third)
     assert third.slots[1] is before
 
 
@@ -145,7 +145,7 @@ def test_a_window_that_lost_what_was_above_is_taken_anew() -> None:
     _, second, third = way.along(5, 9, 12)
     way.drop(second, 1)
     count = way.sequence.ledger.count
-    resume.fill(way.sequence, third)
+    resume.capture(way.sequence, third)
     assert extents(third) == [(9, 12), (4, 12), (11, 12)]
     assert way.sequence.ledger.count == count
     way.back(third)
@@ -156,11 +156,11 @@ def test_a_window_that_was_taken_whole_is_cut_and_joined_with_its_node() -> None
     way = Way()
     first, second, third = way.along(5, 9, 14)
     way.drop(second, 1)
-    resume.fill(way.sequence, third)
+    resume.capture(way.sequence, third)
     assert extents(third)[1] == (6, 14)
     way.back(first)
     way.write(4)
-    resume.fill(way.sequence, second)
+    resume.capture(way.sequence, second)
     upper = way.trie.split(third, 3)
     assert (extents(upper)[1], extents(third)[1]) == ((6, 12), (12, 14))
     assert way.trie.merge(second) is upper
@@ -178,7 +178,7 @@ def test_live_slices_take_the_place_of_stored_ones() -> None:
     slices, window, state = first.slots
     assert slices is not None
     freed = slices.nbytes
-    resume.fill(way.sequence, first)
+    resume.capture(way.sequence, first)
     assert first.slots[0] is not slices
     assert first.slots[1:] == [window, state]
     assert way.sequence.ledger.nbytes == size - freed
@@ -195,13 +195,13 @@ def test_what_is_lent_is_held_by_the_layers_alone() -> None:
     slices = third.slots[0]
     others = first.nbytes + second.nbytes
     assert third.nbytes > 0
-    resume.lend(way.sequence, third)
+    resume.return_to_layers(way.sequence, third)
     assert third.slots[0] is slices
     assert extents(third) == [(9, 12), (4, 12), (11, 12)]
     assert [piece.live for piece in third.slots if piece] == [True] * 3
     assert (way.sequence.ledger.nbytes, way.sequence.ledger.count) == (others, 9)
     before = list(third.slots)
-    resume.lend(way.sequence, third)
+    resume.return_to_layers(way.sequence, third)
     assert third.slots == before
     for node in (first, second):
         way.drop(node, 1)
@@ -213,5 +213,5 @@ def test_a_state_that_moved_in_is_lent_already_a_window_is_not() -> None:
     (first,) = way.along(12)
     way.back(first)
     assert [piece.live for piece in first.slots if piece] == [True, False, True]
-    resume.lend(way.sequence, first)
+    resume.return_to_layers(way.sequence, first)
     assert way.sequence.ledger.nbytes == 0

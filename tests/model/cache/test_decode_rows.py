@@ -66,7 +66,7 @@ class Sessions:
 
     def __init__(self, model: Tiny, prompts: Sequence[list[int]] = PROMPTS, *, together: bool = True) -> None:
         self.model = model
-        self.cache = TrieCache(model.make_layers, points=TurnCheckpoints(gap=3, first_distance=16))
+        self.cache = TrieCache(model.make_layers, policy=TurnCheckpoints(gap=3, first_distance=16))
         self.together = together
         self.sessions: list[TrieSession] = []
         self.rows: list[DecodeRows] = []
@@ -182,7 +182,7 @@ def trie_of(cache: TrieCache) -> Trie:
     """By the tokens to their ends: whether nodes are restore points, and what they hold."""
     return {
         tuple(spelled(node.path())): (
-            node.restore_point,
+            node.checkpoint,
             [
                 None if slot is None else Held((slot.start, slot.stop), slot.live, arrays_of(slot))
                 for slot in node.slots
@@ -355,7 +355,7 @@ def test_a_row_that_cannot_be_taken_home_fails_alone(kind: str) -> None:
     check_trie(users.cache)
     assert users.cached([*broken.recorded, 3]) == (16 if kind == "mamba2" else 0)  # a restore point, copied out before
     for place in (0, 2):
-        assert not users.sessions[place].adrift
+        assert not users.sessions[place].detached
         end = users.sessions[place].recorded
         assert users.check_answer([*end, 3]) == len(end)
 
@@ -365,7 +365,7 @@ def test_an_evaluation_that_fails_on_the_way_is_a_failed_forward(kind: str) -> N
     users = Sessions(tiny(kind), PROMPTS[:2])
     users.join(0, 1)
     users.say(0, 1, steps=3)
-    with patch.object(users.sessions[0].sequence, "settle", side_effect=MemoryError), pytest.raises(MemoryError):
+    with patch.object(users.sessions[0].sequence, "evaluate", side_effect=MemoryError), pytest.raises(MemoryError):
         users.rows[0].settle(0)
     users.rows[0].settle(1)
     with pytest.raises(RuntimeError, match="closed or failed"):

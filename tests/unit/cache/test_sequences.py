@@ -41,7 +41,7 @@ class World:
 
     def open(self, tokens: Sequence[int]) -> TrieSession:
         """A session that has read all of its prompt and kept it."""
-        sequence, end = self.sequences.take()
+        sequence, end = self.sequences.acquire()
         assert end is None
         see(sequence, tokens)
         node = self.keep(sequence, tokens)
@@ -51,12 +51,12 @@ class World:
 
     def close(self, session: TrieSession) -> None:
         self.sequences.sessions.remove(session)
-        self.sequences.keep(session.sequence, session.node)
+        self.sequences.release(session.sequence, session.node)
 
     def keep(self, sequence: SequenceLayers, tokens: Sequence[int]) -> Node:
         root = self.trie.root()
         for node in self.trie.advance(root, keys(tokens)):
-            resume.fill(sequence, node)
+            resume.capture(sequence, node)
         return self.trie.match(root, keys(tokens)).path[-1]
 
     def homes(self, node: Node) -> list[bool | None]:
@@ -84,7 +84,7 @@ def test_the_kept_stack_is_taken_once(family: str) -> None:
     world.sequences.sessions.pop()
     world.close(first)
     assert (world.sequences.kept, world.sequences.end, world.sequences.idle) == (kept, first.node, True)
-    assert world.sequences.take() == (kept, first.node)
+    assert world.sequences.acquire() == (kept, first.node)
     assert world.sequences.end is None
 
 
@@ -106,9 +106,9 @@ def test_the_same_stack_is_kept_again(family: str) -> None:
     world = World(family)
     first = world.open(TOKENS)
     world.close(first)
-    sequence, end = world.sequences.take()
+    sequence, end = world.sequences.acquire()
     assert end is not None
-    world.sequences.keep(sequence, end)
+    world.sequences.release(sequence, end)
     assert world.homes(end) == [True, True]
     assert sequence.position == len(TOKENS)
 
@@ -129,7 +129,7 @@ def test_what_others_hold_is_live_there(family: str) -> None:
     first = world.open(TOKENS)
     second = world.open([*TOKENS, 7])
     assert set(first.sequence.live()) > set()
-    left = world.sequences.only_in(first.sequence)
+    left = world.sequences.hand_over_shared(first.sequence)
     slices = [state.sliceable for state in first.sequence.states]
     assert len(left) == slices.count(False)
     shared = [slot for slot, sliceable in zip(first.node.slots, slices, strict=True) if sliceable]
@@ -145,7 +145,7 @@ def test_the_kept_one_takes_over_too(family: str) -> None:
     world = World(family)
     first, second = world.open(TOKENS), world.open([*TOKENS, 7])
     world.close(second)
-    left = world.sequences.only_in(first.sequence)
+    left = world.sequences.hand_over_shared(first.sequence)
     assert len(left) == [state.sliceable for state in first.sequence.states].count(False)
 
 
@@ -153,10 +153,10 @@ def test_the_kept_one_takes_over_too(family: str) -> None:
 def test_whoever_is_adrift_takes_over_nothing(family: str) -> None:
     world = World(family)
     first, second = world.open(TOKENS), world.open([*TOKENS, 7])
-    second.adrift = True
+    second.detached = True
     assert world.sequences.sharing == [first]
     live = first.sequence.live()
-    assert world.sequences.only_in(first.sequence) == live
+    assert world.sequences.hand_over_shared(first.sequence) == live
 
 
 @pytest.mark.parametrize("family", ["K", "S", "R"])
@@ -167,7 +167,7 @@ def test_a_hole_is_filled_by_who_has_it(family: str) -> None:
     assert held is not None
     held.close()
     first.node.slots[0] = None
-    world.sequences.only_in(first.sequence)
+    world.sequences.hand_over_shared(first.sequence)
     assert first.node.slots[0] in second.sequence.live()
 
 
@@ -189,7 +189,7 @@ def test_giving_up_the_kept_one_leaves_it_empty(family: str) -> None:
     world = World(family)
     first = world.open(TOKENS)
     world.close(first)
-    world.sequences.give_up_kept()
+    world.sequences.evict_kept()
     assert (world.sequences.end, world.sequences.kept.nbytes, world.sequences.kept.position) == (None, 0, 0)
     assert world.homes(first.node) == [False, False]
 
@@ -204,9 +204,9 @@ def test_renewing_lets_go_of_all_but_who_runs(family: str, idle: bool) -> None:
     kept, facts = world.sequences.kept, world.sequences.facts
     ledger = facts.ledger
     world.trie.clear()
-    world.sequences.renew()
-    assert second.adrift
-    assert first.adrift != idle
+    world.sequences.detach_sessions()
+    assert second.detached
+    assert first.detached != idle
     assert world.sequences.sharing == []
     assert world.sequences.kept is not kept
     assert (world.sequences.end, world.sequences.kept.nbytes) == (None, 0)

@@ -226,7 +226,7 @@ def grown(step: int, end: int, policy: CheckpointPolicy = POINTS) -> list[int]:
     points: list[int] = []
     for at in range(step, end + 1, step):
         points.append(at)
-        gone = set(policy.surplus(points, at))
+        gone = set(policy.expired(points, at))
         points = [each for each in points if each not in gone]
     return points
 
@@ -245,8 +245,8 @@ def test_a_long_conversation_keeps_the_first_one_and_the_last_ones() -> None:
 
 
 def test_a_short_conversation_keeps_all() -> None:
-    assert POINTS.surplus([], 10) == []
-    assert POINTS.surplus(list(range(10, 180, 10)), 200) == []
+    assert POINTS.expired([], 10) == []
+    assert POINTS.expired(list(range(10, 180, 10)), 200) == []
 
 
 @pytest.mark.parametrize("step", [40, 300])
@@ -290,12 +290,12 @@ class Grid:
         at.setdefault(branch, False)
         return [Checkpoint(each, at[each]) for each in sorted(at) if cached < each < len(tokens)]
 
-    def surplus(self, points: Sequence[int], end: int) -> list[int]:
+    def expired(self, points: Sequence[int], end: int) -> list[int]:
         return []
 
 
 def hybrid(points: CheckpointPolicy) -> TrieCache:
-    return TrieCache(lambda: [KVCache(), ArraysCache(1)], points=points)
+    return TrieCache(lambda: [KVCache(), ArraysCache(1)], policy=points)
 
 
 def forward(session: TrieSession, count: int) -> None:
@@ -310,7 +310,7 @@ def serve(cache: TrieCache, prompt: list[int], answer: Sequence[int] | None, sha
     """One request. Without an answer it is cancelled after a share of the prefill."""
     session = cache.begin(prompt)
     assert isinstance(session, TrieSession)
-    left, done = len(session.points), 0
+    left, done = len(session.checkpoints), 0
     while count := session.next_forward(2048):
         if share is not None and done >= share * (len(session.remaining) - 1):
             break
