@@ -21,11 +21,10 @@ from runner.cache.sequence import SequenceLayers
 from runner.cache.sequences import LiveSequences
 from runner.cache.session import LiveSession
 from runner.cache.trie import Node, PrefixTrie, keys
-from runner.cache.trie_session import TrieSession
+from runner.cache.trie_session import CHECK_TOKENS, TrieSession
 from runner.logs import Log
 
 log = Log(__name__)
-_CHECK_TOKENS = 64  # how often a decode looks at the bytes held; layers grow by more than that at a time
 _WORTH_WAITING = 32  # tokens that another session has to compute for this one, or it does so itself
 _ROOM = 256  # tokens of answer to count on
 
@@ -203,12 +202,9 @@ class TrieCache(Cache):
         self._take_checkpoints(session)
         if count > 1 or not self.session_bytes(1):
             session.sequence.measure()
-        if count > 1 or session.position % _CHECK_TOKENS == 0:
+        if count > 1 or session.position % CHECK_TOKENS == 0:
             # Further than needed, lest each few tokens of a decode have something to give up.
             self._enforce(spare=(self._budget or 0) // 32)
-        if self.session_bytes(1):  # else the next forward may be the one that shows what a token takes
-            check = (session.position // _CHECK_TOKENS + 1) * _CHECK_TOKENS
-            session.due = min(check, session.checkpoints[0].at) if session.checkpoints else check
 
     def _drop_untrusted(self) -> None:
         """What was kept of a layer whose clock turned out to be another one is good for nothing."""

@@ -9,6 +9,9 @@ from runner.cache.sequence import SequenceLayers
 from runner.cache.session import LiveSession
 from runner.cache.trie import Node
 
+CHECK_TOKENS = 64
+"""How often a decode has the cache look at the bytes held; layers grow by more tokens than that at a time."""
+
 
 class TrieSession(LiveSession):
     """A session along a path of the trie, stopping its prefill where a restore point is wanted."""
@@ -42,3 +45,7 @@ class TrieSession(LiveSession):
 
     def _passed(self, count: int) -> None:
         self._report(self, count)
+        if self.sequence.facts.bytes_of(1):  # else the next forward may be the one that shows what a token takes
+            self.due = self.position - self.position % CHECK_TOKENS + CHECK_TOKENS
+            if self.checkpoints:
+                self.due = min(self.due, self.checkpoints[0].at)

@@ -105,7 +105,7 @@ class Batch:
         )
         self._ahead = logits = None
         # Not before the first token is read: it would come a forward later where a CPU computes while it is told to.
-        if self.steps and any(generation.wants_more for generation in self.generations):
+        if self.steps and any(generation.room > 1 for generation in self.generations):
             logits = self._run(current.token[:, None])
             if guided:
                 mx.async_eval([logits, *self._rows.arrays()])
@@ -284,7 +284,10 @@ class Batch:
 
 def tell(outbox: Outbox, results: Results) -> list[Generation]:
     """Delivers the events of each generation to its client. Returns the generations that are done."""
+    done = []
     for generation, events in results:
         for event in events:
             outbox.put(generation.request.stream, event)
-    return [generation for generation, _ in results if generation.done]
+        if generation.done:
+            done.append(generation)
+    return done

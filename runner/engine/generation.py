@@ -44,6 +44,8 @@ class Generation:
         self.request = request
         self.session = session
         self.life = Lifecycle(request.arrived_ns, started_ns, computed_ns=perf_counter_ns())
+        self.room = request.max_tokens
+        """How many tokens may still be generated."""
         self.done = False
         """Whether there is nothing left to compute."""
         self.sociable = True
@@ -99,7 +101,7 @@ class Generation:
             return []
         try:
             self.guide = self.request.grammar.result().guide()
-            events = self._push(self._forced(self.request.max_tokens))
+            events = self._push(self._forced(self.room))
         except Exception as error:  # of this request alone
             return self.fail(error)
         self.life.forced = self.life.generated
@@ -119,7 +121,7 @@ class Generation:
         behind it that the grammar leaves no choice about."""
         if self.guide is None or choice.token in self._tokenizer.eos:
             return choice
-        most = min(self.request.max_tokens - self.life.generated - 1, _JUMP_TOKENS)
+        most = min(self.room - 1, _JUMP_TOKENS)
         forced = self._forced(most) if alone else []
         if forced and self._sampler is not None:
             self._sampler.skip(forced)
@@ -137,7 +139,7 @@ class Generation:
     def ends_with(self, choice: Choice) -> bool:
         """Whether nothing can come behind this choice, along which the grammar was led."""
         ended = choice.token in self._tokenizer.eos or (self.guide is not None and self.guide.over)
-        return ended or self.life.generated + 1 + len(choice.follow) >= self.request.max_tokens
+        return ended or 1 + len(choice.follow) >= self.room
 
     @property
     def mask(self) -> Mask | None:
@@ -164,11 +166,6 @@ class Generation:
             drawn = self.session.recorded[self.session.total :]
             self._sampler = Sampler(self._sampling, self.request.prompt, vocab_size, self._context_length, drawn)
         return self._sampler
-
-    @property
-    def wants_more(self) -> bool:
-        """Whether, while a token of it is on its way, another one may follow."""
-        return self.life.generated + 1 < self.request.max_tokens
 
     def take(self, choice: Choice) -> list[Event]:
         """Its next token, and what there is to tell of it."""
@@ -240,10 +237,11 @@ class Generation:
         cut = False
         for token in tokens:
             self.life.generated += 1
+            self.room -= 1
             if piece := self._text.push(token, entry):
                 pieces.append(piece)
             entry = None
-            cut = self._text.stopped or self.life.generated == self.request.max_tokens
+            cut = self._text.stopped or not self.room
             if cut:
                 break
         events = self._tell(joined(pieces)) if pieces else []

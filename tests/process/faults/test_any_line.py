@@ -35,6 +35,7 @@ _QUESTIONS = frozenset(
         *("left", "accepts", "padded", "nbytes", "admits", "allows", "session_bytes", "__init__", "make_cache"),
         *("began", "prefilled", "stepped", "ended", "parts"),  # of the journal
         *("ready", "wait"),  # of groups whose grammars are being followed
+        "tell",  # the clients
     }
 )
 """What the engine asks or makes between two slices, by counting and comparing alone: a fault there ends the process."""
