@@ -1,16 +1,26 @@
-"""What the README says is what the program does."""
+"""What README and the pages for users say is what the program does."""
 
 import re
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from runner.cli.flags import CHECK_FLAGS, FLAGS, TOP_FLAGS
-from scripts.tools.docs.generate import README, with_parts
+from scripts.tools.docs.generate import DOCS, DOCUMENTS, with_parts
+from tests import ROOT
+
+README = ROOT / "README.md"
+GENERATED_BY_THE_SUITE = DOCS / "compatibility.md"
+PAGES = sorted({README, ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")} - {GENERATED_BY_THE_SUITE})
+_MOST_LINES = 130
 
 
-def test_the_flags_and_the_architectures_are_todays() -> None:
-    text = README.read_text()
-    assert text == with_parts(text), "run: python -m scripts.tools.docs.generate"
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_the_generated_parts_are_todays(path: Path) -> None:
+    text = path.read_text()
+    assert text == with_parts(text, DOCUMENTS[path]), "run: python -m scripts.tools.docs.generate"
 
 
 def options_of(module: str, *words: str) -> set[str]:
@@ -24,13 +34,32 @@ def test_help_names_every_flag_and_nothing_else() -> None:
     assert options_of("runner") == {flag.name for flag in FLAGS} | {"help", "version"}
 
 
-def test_the_readme_names_no_flag_that_does_not_exist() -> None:
-    known = {flag.name for flag in (*FLAGS, *CHECK_FLAGS, *TOP_FLAGS)} | {"help", "version"}
-    known |= {"all", "python", "mlx-engine", "experimental"}  # of scripts/test, of hosts, of `ollama create`
-    known |= {"require-hashes", "no-deps", "no-build-isolation"}  # of pip
+@pytest.fixture(scope="module")
+def known() -> set[str]:
+    """Every option that a page may name."""
+    names = {flag.name for flag in (*FLAGS, *CHECK_FLAGS, *TOP_FLAGS)} | {"help", "version"}
+    names |= {
+        "all",
+        "full",
+        "mutants",
+        "python",
+        "mlx-engine",
+        "experimental",
+    }  # of scripts/test, hosts, `ollama create`
+    names |= {"require-hashes", "no-deps", "no-build-isolation"}  # of pip
     for script in ("demo", "host", "conformance", "soak"):
-        known |= options_of(f"scripts.tools.{script}.main")
-    known |= options_of("scripts.tools.bench", "decode")
-    for path in (README, README.parent / "docs" / "operating.md"):
-        text = re.sub(r"curl [^\n]*", "", path.read_text())
-        assert set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", text)) <= known
+        names |= options_of(f"scripts.tools.{script}.main")
+    return names | options_of("scripts.tools.bench", "decode")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_no_page_names_a_flag_that_does_not_exist(path: Path, known: set[str]) -> None:
+    text = re.sub(r"curl [^\n]*", "", path.read_text())
+    assert set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", text)) <= known
+
+
+def test_the_readme_is_short_and_leads_to_every_page() -> None:
+    text = README.read_text()
+    assert len(text.splitlines()) <= _MOST_LINES
+    linked = {(ROOT / target).resolve() for target in re.findall(r"\]\(([\w/.-]+\.md)\)", text)}
+    assert linked >= {path.resolve() for path in PAGES} - {README}

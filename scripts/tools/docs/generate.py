@@ -1,4 +1,4 @@
-"""Writes the generated parts of README.md, each between its two marks: `python -m scripts.tools.docs.generate`.
+"""Writes the generated parts of the documents, each between its two marks: `python -m scripts.tools.docs.generate`.
 
 A test keeps them equal to what the program does.
 """
@@ -8,13 +8,14 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from importlib.abc import InspectLoader
 from importlib.util import find_spec
+from pathlib import Path
 
 import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
 from runner.cli.flags import FLAGS
 from runner.model.families import FAMILIES, METAL_ONLY, RENAMED_MODULES
 from scripts.tools import ROOT
 
-README = ROOT / "README.md"
+DOCS = ROOT / "docs"
 _MODELS = "mlx_lm.models"
 _WIDTH = 120
 _NOT_RUNNING = frozenset({"olmo"})
@@ -22,7 +23,7 @@ _NOT_RUNNING = frozenset({"olmo"})
 
 
 def flag_table() -> str:
-    """The flags as a Markdown table, in the order of `--help`."""
+    """Returns the flags as a Markdown table, in the order of `--help`."""
     rows = ["| flag | environment | default | meaning |", "| --- | --- | --- | --- |"]
     for flag in FLAGS:
         value = flag.metavar.replace("|", r"\|")
@@ -33,7 +34,7 @@ def flag_table() -> str:
 
 
 def architecture_table() -> str:
-    """The architectures of Ollama's store as a Markdown table, then every other `model_type` in a paragraph."""
+    """Returns the architectures of Ollama's store as a Markdown table, then every other `model_type` in a paragraph."""
     by_module: dict[str, list[str]] = {}
     for name, family in FAMILIES.items():
         by_module.setdefault(family.module, []).append(f"`{name}`")
@@ -47,7 +48,7 @@ def architecture_table() -> str:
 
 
 def model_modules() -> Iterator[str]:
-    """The modules of the installed mlx-lm that define a model and its configuration. Imports none of them."""
+    """Yields the modules of the installed mlx-lm that define a model and its configuration. Imports none of them."""
     package = find_spec(_MODELS)
     assert package is not None
     for module in pkgutil.iter_modules(package.submodule_search_locations):
@@ -57,25 +58,32 @@ def model_modules() -> Iterator[str]:
             yield module.name
 
 
-PARTS: Mapping[str, Callable[[], str]] = {"flags": flag_table, "architectures": architecture_table}
-"""What is generated, by the name in its marks."""
+Parts = Mapping[str, Callable[[], str]]
+"""What makes each generated part, by the name in its marks."""
+
+DOCUMENTS: Mapping[Path, Parts] = {
+    DOCS / "flags.md": {"flags": flag_table},
+    DOCS / "models.md": {"architectures": architecture_table},
+}
+"""The documents that have generated parts."""
 
 
 def marks(part: str) -> tuple[str, str]:
-    """The lines before and after a generated part."""
+    """Returns the lines before and after a generated part."""
     return f"<!-- {part}: python -m scripts.tools.docs.generate -->\n", f"<!-- end of {part} -->\n"
 
 
-def with_parts(text: str, parts: Mapping[str, Callable[[], str]] = PARTS) -> str:
-    """The README with today's parts between their marks. ValueError for marks that are not there, or twice."""
+def with_parts(text: str, parts: Parts) -> str:
+    """Returns a document with today's parts between their marks. Raises ValueError for missing or doubled marks."""
     for part, make in parts.items():
         begin, end = marks(part)
         if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
-            raise ValueError(f"README.md wants one {begin.strip()} and, after it, one {end.strip()}")
+            raise ValueError(f"the document wants one {begin.strip()} and, after it, one {end.strip()}")
         head, rest = text.split(begin)
         text = head + begin + make() + end + rest.split(end)[1]
     return text
 
 
 if __name__ == "__main__":
-    README.write_text(with_parts(README.read_text()))
+    for path, parts in DOCUMENTS.items():
+        path.write_text(with_parts(path.read_text(), parts))

@@ -1,4 +1,4 @@
-"""The generated parts of the README: what they say, and where they are put."""
+"""The generated parts of the documents: what they say, and where they are put."""
 
 import re
 import subprocess
