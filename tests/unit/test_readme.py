@@ -63,3 +63,16 @@ def test_the_readme_is_short_and_leads_to_every_page() -> None:
     assert len(text.splitlines()) <= _MOST_LINES
     linked = {(ROOT / target).resolve() for target in re.findall(r"\]\(([\w/.-]+\.md)\)", text)}
     assert linked >= {path.resolve() for path in PAGES} - {README}
+
+
+def logged() -> list[str]:
+    """The messages in the table of log lines."""
+    _, _, table = (DOCS / "operating.md").read_text().partition("| `msg` |")
+    return re.findall(r"^\| `(.+?)` \|", table.partition("\n\n")[0], re.MULTILINE)
+
+
+@pytest.mark.parametrize("message", logged())
+def test_the_log_says_what_operating_explains(message: str) -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "runner").rglob("*.py"))
+    for part in message.split(" ..."):
+        assert part.lstrip(", ") in sources
