@@ -5,27 +5,56 @@ import os
 import signal
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
 
 def main() -> None:
-    """Run the process; it ends by a signal, by an error line, or not at all."""
+    """Runs the process, which ends by a signal or an error line, or never."""
+    if sys.argv[1:2] == ["ollama"]:
+        _launch_ollama()
     # A signal ends the process at once and quietly, whatever it is doing: nothing here waits for a graceful end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _open_missing_streams()
-    gc.disable()  # until all is there: whatever is imported stays, and would be looked through again and again
+    gc.disable()  # until start-up is done: all imported objects stay, and each collection would visit them again
     try:
         from runner.process import parent
 
         parent.restart_in_own_environment(os.environ, [sys.executable, *sys.orig_argv[1:]])
         from runner.app import start
     except (ImportError, OSError) as error:
-        os.write(2, f"Error: the installation is broken: {error}\n".encode())
-        os._exit(1)
+        _die_of_installation(error)
     start(sys.argv[1:])
 
 
+def _launch_ollama() -> "NoReturn":
+    """Becomes Ollama, which therefore gets signals, streams and environment as they are, not as a server wants them."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        from runner import logs
+        from runner.cli.parse import parse_ollama
+        from runner.errors import UsageError
+        from runner.ollama.launcher import launch
+        from runner.process import parent
+    except ImportError as error:
+        _die_of_installation(error)
+    try:
+        settings = parse_ollama(sys.argv[2:])
+    except UsageError as error:
+        logs.fatal(str(error), status=2)
+    launch(settings, parent.given_environment(os.environ))
+
+
+def _die_of_installation(error: Exception) -> "NoReturn":
+    os.write(2, f"Error: the installation is broken: {error}\n".encode())
+    os._exit(1)
+
+
 def _open_missing_streams() -> None:
-    """Were one of them closed, the next socket would get its number, and the log lines."""
+    """Opens standard streams that are closed: else the next socket would get the number of one, and its output."""
     for stream in (0, 1, 2):
         try:
             os.fstat(stream)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from runner import blas, logs
-from runner.cli.parse import CHECK, TOP, parse, parse_check, parse_top
+from runner.cli.parse import parse_command
 from runner.errors import ModelError, RunnerError, UsageError
 from runner.logs import Log
 from runner.model import OpenedModel, open_model
@@ -33,7 +33,7 @@ def start(argv: Sequence[str]) -> NoReturn:
     """Serve until a signal ends the process, check a model, or watch a runner; `argv` are the words that say so."""
     parent_pid = os.getppid()
     try:
-        settings = _settings(argv)
+        settings = parse_command(argv, os.environ)
         logs.start(settings.log_level)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text at a time: threads of its own would gain nothing
         if not isinstance(settings, TopSettings):
@@ -58,17 +58,9 @@ def start(argv: Sequence[str]) -> NoReturn:
         logs.fatal(logs.told(error))
 
 
-def _settings(argv: Sequence[str]) -> Settings | CheckSettings | TopSettings:
-    if argv[:1] == [CHECK]:
-        return parse_check(argv[1:], os.environ)
-    if argv[:1] == [TOP]:
-        return parse_top(argv[1:], os.environ)
-    return parse(argv, os.environ)
-
-
 def _run(settings: Settings, parent_pid: int) -> NoReturn:
-    for remark in settings.remarks:
-        log.warning(remark)
+    for warning in settings.warnings:
+        log.warning(warning)
     listener = _bind(settings.port)
     hand_over = HandOver(settings)
     try:

@@ -1,7 +1,8 @@
 """What the process was told at its start. `cli` makes it from flags and environment, everything else only reads it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -22,6 +23,9 @@ MEMORY_PERCENT = 75
 """The share of the device's memory that everything together may take where nobody says how much."""
 DEFAULT_PARALLEL = 4
 """How many requests run at once where nobody says how many."""
+
+Start = Literal["descriptor", "symlink"]
+"""How Ollama is started, so that it finds the shim afterwards (runner/ollama/launcher.py)."""
 
 
 class OllamaRunner(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +82,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """One of HAND_OVER."""
     ollama: OllamaRunner | None = None
     """The one to hand over to; None: no launcher has told of any."""
-    remarks: tuple[str, ...] = ()
-    """What was passed over in the environment, for the log."""
+    warnings: tuple[str, ...] = ()
+    """Environment variables that are ignored, and why; for the log."""
 
 
 def context_limit(own_tokens: int, wanted_tokens: int | None) -> int:
@@ -87,6 +91,19 @@ def context_limit(own_tokens: int, wanted_tokens: int | None) -> int:
     if own_tokens <= 0:
         return wanted_tokens or DEFAULT_CONTEXT_TOKENS
     return min(own_tokens, wanted_tokens or own_tokens)
+
+
+class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of `mlx-runner ollama serve`."""
+
+    ollama: str | None = None
+    """The name or path of Ollama's executable; None: `ollama`, from PATH."""
+    words: Sequence[str] = ("serve",)
+    """Ollama's arguments."""
+    runner: str | None = None
+    """The command of another runner, as a shell would read it; None: this runner's."""
+    start: Start | None = None
+    """None: as suits this system."""
 
 
 class TopSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,11 +1,11 @@
 """The private directory in which a host finds itself, and later the shim.
 
-    serve-RANDOM/bin/NAME    Ollama's executable first, the shim from the moment on at which it runs
-    serve-RANDOM/bin/...     on macOS, symbolic links to all that lies beside the executable
+    serve-RANDOM/bin/NAME    Ollama's executable at first, the shim as soon as Ollama runs
+    serve-RANDOM/bin/...     on macOS, symbolic links to everything beside the executable
     serve-RANDOM/lib/...     symbolic links to its libraries
 
-A lock on the directory is inherited by Ollama and all that it starts. Where nobody holds it, the directory is removed:
-by the process that waits for that, or by the next start. `systemd-tmpfiles` leaves locked directories alone, too.
+Ollama and all that it starts inherit a lock on the directory. Once no process holds the lock, the directory is removed:
+by the process that waits for that, or by the next start. `systemd-tmpfiles` does not touch locked directories either.
 """
 
 import errno
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from runner.ollama import mlxc as mlxc
+from runner.ollama import mlxc
 from runner.ollama.plan import LaunchError, Plan
 from runner.ollama.shim import shim
 
@@ -38,26 +38,26 @@ class PrivateDirectory(NamedTuple):
 
     @property
     def executable(self) -> Path:
-        """The path that a host takes for its own."""
+        """The path that a host takes for its own executable."""
         return self.path / "bin" / self.name
 
     def replace(self) -> None:
-        """From now on, `executable` is the shim."""
+        """Puts the shim in the place of `executable`."""
         (self.path / "shim").rename(self.executable)
 
 
 def places(environ: Mapping[str, str]) -> list[Path]:
-    """Where private directories may lie, best first: caches are not cleaned up while a server runs, /tmp can be."""
+    """Returns the places for private directories, best first: /tmp may be cleaned up while a server runs."""
     cache = environ.get("XDG_CACHE_HOME", "")
     if not cache.startswith("/"):
-        # Without a home directory this stays as it is, and is refused as a place.
+        # Without a home directory the `~` stays, and the place is refused.
         cache = os.path.expanduser("~/Library/Caches" if sys.platform == "darwin" else "~/.cache")  # noqa: PTH111
     temporary = [Path(place, f"{NAME}-{os.geteuid()}") for place in (tempfile.gettempdir(), "/var/tmp")]
     return [Path(cache, NAME), *temporary]
 
 
 def make_directory(plan: Plan, environ: Mapping[str, str]) -> PrivateDirectory:
-    """A filled and locked directory in the first of `places` that allows it. Raises LaunchError."""
+    """Makes, fills and locks a directory in the first of `places` that allows it. Raises LaunchError."""
     reasons = []
     for place in places(environ):
         try:
@@ -73,13 +73,13 @@ def make_directory(plan: Plan, environ: Mapping[str, str]) -> PrivateDirectory:
         else:
             return directory
     raise LaunchError(
-        f"no place for a small private directory:{''.join(reasons)}\n"
-        "Set XDG_CACHE_HOME to a directory of yours in which programs may be executed."
+        f"there is no place for a small private directory:{''.join(reasons)}\n"
+        "Set XDG_CACHE_HOME to a directory of your own in which programs may be executed."
     )
 
 
 def lock(directory: Path, flags: int = 0) -> int:
-    """A descriptor that holds the directory's lock. BlockingIOError with LOCK_NB when another one does."""
+    """Returns a descriptor that holds the directory's lock. BlockingIOError with LOCK_NB if another one holds it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
@@ -90,7 +90,7 @@ def lock(directory: Path, flags: int = 0) -> int:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link where kernel and file system grant one: it costs nothing."""
+    """Makes a hard link, which costs nothing, or a copy where kernel or file system refuse a link."""
     try:
         target.hardlink_to(source)
     except OSError:
@@ -99,15 +99,15 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def _own(place: Path) -> Path:
-    """`place`, made if need be, without symbolic links in its path. PermissionError if others could write there, or
-    put something else into its place."""
+    """Makes `place` if it does not exist, and returns its path without symbolic links. PermissionError if other users
+    could write there, or exchange it."""
     if not place.is_absolute():
         raise FileNotFoundError(errno.ENOENT, "you have no home directory")
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     place.mkdir(mode=0o700, exist_ok=True)
     status = place.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise PermissionError(errno.EPERM, "is not a directory in which only you can write")
+        raise PermissionError(errno.EPERM, "is not a directory that only you can write to")
     found = place.resolve()
     for above in found.parents:
         if reason := _reason_to_distrust(above.stat()):
@@ -116,24 +116,24 @@ def _own(place: Path) -> Path:
 
 
 def _reason_to_distrust(above: os.stat_result) -> str:
-    """The others who can exchange what lies in a directory, other than this user and root; "" if nobody can.
+    """Returns how users other than this one and root can exchange the entries of a directory; "" if they cannot.
 
-    In a sticky directory, as /tmp is, only its owner can.
+    In a sticky directory such as /tmp only its owner can.
     """
-    # Whoever owns `/` is root, whatever number that has here: a container may have another one for it.
+    # The owner of `/` is root, also in a container that has another number for it.
     if above.st_uid not in (os.geteuid(), 0, Path("/").stat().st_uid):
         return "which belongs to another user"
     if above.st_mode & stat.S_ISVTX:
         return ""
     if above.st_mode & stat.S_IWOTH:
-        return "in which everybody may write"
+        return "which every user may write to"
     if above.st_mode & stat.S_IWGRP and not _is_own_group(above.st_gid):
-        return "in which its group may write"
+        return "which its group may write to"
     return ""
 
 
 def _is_own_group(number: int) -> bool:
-    """True for a group without other members than this user: many systems make one for each."""
+    """True for a group whose only member is this user: many systems make one for each user."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
     except KeyError:
@@ -142,8 +142,8 @@ def _is_own_group(number: int) -> bool:
 
 
 def _make(place: Path, name: str) -> PrivateDirectory:
-    """A new, locked directory; those that nobody holds are removed."""
-    only = lock(place)  # a directory that another launcher has made, and not locked yet, is not taken for a left one
+    """Makes and locks a new directory, and removes those whose lock no process holds."""
+    only = lock(place)  # so that a directory which another launcher has made but not locked yet is not removed
     try:
         for left in place.glob(f"{PREFIX}*"):
             _remove_left(left)
@@ -154,7 +154,7 @@ def _make(place: Path, name: str) -> PrivateDirectory:
 
 
 def _remove_left(directory: Path) -> None:
-    """Its server was killed together with the process that waited for its end, if nobody holds its lock."""
+    """Removes a directory whose server was killed together with the process that waited for its end."""
     try:
         descriptor = lock(directory, fcntl.LOCK_NB)
     except OSError:
@@ -168,10 +168,10 @@ def _fill(directory: PrivateDirectory, plan: Plan, environ: Mapping[str, str]) -
     script.write_bytes(shim(plan, environ))
     script.chmod(0o700)
     if not os.access(script, os.X_OK):
-        raise PermissionError(errno.EACCES, "is mounted noexec: no program can be executed there")
+        raise PermissionError(errno.EACCES, "is mounted noexec, so that no program can be executed there")
     directory.executable.parent.mkdir()
     if plan.start == "symlink":
-        # In macOS releases the libraries lie right beside the executable, or in ../lib.
+        # In macOS releases the libraries lie beside the executable, or in ../lib.
         _link_all(plan.ollama.parent, directory.executable.parent, plan.ollama.name)
         _link_all(plan.ollama.parents[1] / "lib", directory.path / "lib")
         directory.executable.symlink_to(plan.ollama)
@@ -181,15 +181,15 @@ def _fill(directory: PrivateDirectory, plan: Plan, environ: Mapping[str, str]) -
 
 
 def _add_libraries(directory: PrivateDirectory, plan: Plan) -> None:
-    """`../lib/ollama`, where all hosts on Linux look first: what they would find for themselves, and an MLX library."""
+    """Fills `../lib/ollama`, where all hosts on Linux look first, with their own libraries and an MLX library."""
     own = directory.path / "lib" / "ollama"
     own.mkdir(parents=True)
     if plan.libraries is not None:
         _link_all(plan.libraries, own)
     if not (own / mlxc.NAME).exists() and not mlxc.write_library(plan.ollama, own) and plan.serves:
         print(
-            "ollama-serve: there is no C compiler (cc) that works. This release of Ollama refuses MLX models where it "
-            "can load no MLX library, as without an NVIDIA GPU; with a compiler it would get an empty one",
+            "mlx-runner: there is no working C compiler (cc). Without an MLX library that it can load, as without an "
+            "NVIDIA GPU, this release of Ollama refuses MLX models; with a compiler it would get an empty library",
             file=sys.stderr,
         )
     if not any(own.iterdir()):
@@ -197,7 +197,7 @@ def _add_libraries(directory: PrivateDirectory, plan: Plan) -> None:
 
 
 def _link_all(source: Path, target: Path, *others: str) -> None:
-    """A symbolic link in `target` for everything in `source`, but not for the names in `others`."""
+    """Makes a symbolic link in `target` for everything in `source` except the names in `others`."""
     if source.is_dir():
         target.mkdir(exist_ok=True)
         for path in source.iterdir():

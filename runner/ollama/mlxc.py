@@ -1,9 +1,9 @@
-"""An empty MLX library, for hosts on machines where they can load none.
+"""An empty MLX library, for hosts on machines where they cannot load a real one.
 
 Hosts since v0.34.1 load an MLX model, and since v0.32.10 pull one, only if they themselves could load `libmlxc`, though
-only their runners compute with it. Where there is no NVIDIA GPU, they cannot. This library has every function that a
-host looks up, and computes nothing: reading tensors, with which all computing begins, fails with a clear text, and
-everything else does nothing. Hosts look for it last, so that a library of their own that can be loaded is preferred.
+only their runners compute with it. Without an NVIDIA GPU they cannot. This library has every function that a host looks
+up, and computes nothing: reading tensors, which comes before all computing, fails with a clear text, and every other
+function does nothing. Hosts look for it last, and so prefer a library of their own that can be loaded.
 """
 
 import re
@@ -13,7 +13,7 @@ from pathlib import Path
 
 NAME = "libmlxc.so"
 _CHECKED = b"MLX runtime is not available"
-"""In the executables of all hosts that do so."""
+"""This text stands in the executables of all hosts that check."""
 _FUNCTION = re.compile(rb"mlx_[a-z0-9_]*[a-z0-9](?=\0)")
 _COMPILE_S = 60
 
@@ -24,14 +24,14 @@ static void *data;
 void mlx_set_error_handler(report *handler, void *its, void (*end)(void *)) { reported = handler; data = its; }
 static long nothing(void) { return 0; }
 static long failure(void) {
-  if (reported) reported("Ollama has no MLX library that works here; scripts/ollama-serve gave it an empty one", data);
+  if (reported) reported("Ollama has no working MLX library; mlx-runner ollama serve gave it an empty one", data);
   return 1;
 }
 """
 
 
 def functions(executable: Path) -> list[str]:
-    """The names that a host looks up in its MLX library; none if it can do without."""
+    """Returns the names that a host looks up in its MLX library; none if it does not need the library."""
     content = executable.read_bytes()
     if _CHECKED not in content:
         return []
@@ -40,7 +40,7 @@ def functions(executable: Path) -> list[str]:
 
 
 def write_library(executable: Path, directory: Path) -> bool:
-    """Writes the library for a host into `directory`, if it needs one. False if there is no compiler that could."""
+    """Writes the library for a host into `directory`, if it needs one. Returns False without a working compiler."""
     names = functions(executable)
     if not names:
         return True

@@ -1,101 +1,131 @@
-"""What `scripts/ollama-serve` is asked to start, found and checked before anything is made."""
+"""The programs that `mlx-runner ollama serve` starts, found and checked before anything is made."""
 
 import errno
+import os
 import re
 import shlex
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Start = Literal["descriptor", "symlink"]
-"""How the host is started, so that it finds the shim afterwards (runner/ollama/launcher.py)."""
+import runner
+from runner.settings import Start
+
 START: Start = "symlink" if sys.platform == "darwin" else "descriptor"
-RUNNER = (sys.executable, "-I", "-m", "runner")
-"""This checkout's. Isolated: where the user is, and on his PYTHONPATH, may lie anything."""
+"""How Ollama is started on this system."""
 SERVE = ("serve", "start")
-"""The words with which Ollama serves; with all others it is a client, or ends at once."""
+"""The first words with which Ollama serves; with any other it is a client, or exits at once."""
+_ISOLATIONS = (("-I",), ("-E", "-P"), ("-P",))
+"""Python's options against modules in the current directory, on PYTHONPATH and in the user's own site directory, the
+strictest first. The second ones find a package of `pip install --user`, the third one a package on PYTHONPATH."""
+_PROBE_S = 60.0
 _DEFAULT_PORT = 11434
 _ADDRESS = re.compile(r"(?:(https?)://)?(\[[^\]]*\]|[^:/]*)(?::(\d{1,5}))?(?:/.*)?")
 _OWN_RUNNER = b"mlxrunner"
-"""In the executables of all hosts that have one: the folder of its sources."""
+"""The folder of the MLX runner's sources, which stands in every Ollama executable that has one."""
 _MEDIA = re.compile(rb"/x/models/(\w+)\.\(\*Model\)\.PrepareMedia")
-"""Go keeps the names of functions: the packages of the models that its own runner shows pictures or plays sound to. The
-version would not do: those who build Ollama themselves have none, and its releases' is nowhere to be read."""
+"""The packages of the models for which Ollama's own runner takes pictures or sound, by their functions: Go keeps the
+names. The version would not do: own builds have none, and a release's cannot be read from the file."""
 _PROGRAMS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # Linux, macOS, macOS for several processors
 
 
 class LaunchError(Exception):
-    """Ollama cannot be started. The text is for a person: what failed, and what to do."""
+    """Ollama cannot be started. The text tells a person what failed, and what to do."""
 
 
 class Plan(NamedTuple):
-    """What is to be started: Ollama's executable (no symbolic link), its arguments, and the runner's command."""
+    """Ollama's executable (no symbolic link), its arguments, and the runner's command."""
 
     ollama: Path
     words: Sequence[str]
     runner: Sequence[str]
     start: Start = START
     media: Sequence[str] = ()
-    """The packages of Ollama's sources whose models take pictures or sound in its own runner."""
+    """The packages of Ollama's sources for whose models its own runner takes pictures or sound."""
 
     @property
     def libraries(self) -> Path | None:
-        """Ollama's `lib/ollama`, where its runners find MLX; None if it has none."""
+        """Ollama's `lib/ollama`, in which its runners find MLX; None if it has none."""
         home = self.ollama.parent
         places = [home.parent / "lib", *(home / name for name in ("lib", "build/lib"))]
         return next((place / "ollama" for place in places if (place / "ollama").is_dir()), None)
 
     @property
     def serves(self) -> bool:
-        """Whether Ollama will listen."""
+        """True if Ollama will listen."""
         return self.words[0] in SERVE
 
 
 def find_ollama(name: str | None) -> Path:
-    """The executable that a path, or a name on PATH, leads to. Raises LaunchError."""
+    """Returns the executable that a path, or a name on PATH, leads to. Raises LaunchError."""
     found = shutil.which(name or "ollama")
     if found is None:
         if name is None:
-            raise LaunchError("there is no `ollama` on PATH; name its executable: scripts/ollama-serve PATH")
-        raise LaunchError(f"{name} is no program (the first word is Ollama's executable, then come its arguments)")
+            raise LaunchError(
+                "there is no `ollama` on PATH; give the path of its executable: mlx-runner ollama serve PATH"
+            )
+        raise LaunchError(f"{name} is not a program (give the path of Ollama's executable first, then its arguments)")
     path = Path(found).resolve()
     try:
         content = path.read_bytes()
     except OSError as error:
         raise LaunchError(f"{path}: {error.strerror}") from error
     if content[:4] not in _PROGRAMS:
-        raise LaunchError(f"{path} is a script or something else, not Ollama itself; name the program that it starts")
+        raise LaunchError(
+            f"{path} is a script or another file, not Ollama itself; give the path of the program that it starts"
+        )
     if _OWN_RUNNER not in content:
         raise LaunchError(
-            f"{path} is no Ollama that has MLX models (0.16.2 or newer); of a snap, name the program in it"
+            f"{path} is not an Ollama that serves MLX models (0.16.2 or newer); for a snap, give the path of the"
+            " program inside it"
         )
     return path
 
 
 def find_media(ollama: Path) -> list[str]:
-    """The packages whose models take pictures or sound in the runner of this executable."""
+    """Returns the packages for whose models the runner in this executable takes pictures or sound."""
     return sorted({name.decode() for name in _MEDIA.findall(ollama.read_bytes())})
 
 
+@cache
+def own_command() -> tuple[str, ...]:
+    """Returns the command of this very package, as isolated from other modules as it can be. Raises LaunchError."""
+    for options in _ISOLATIONS:
+        if sys.flags.isolated or _finds_this_package(options):  # so it was found just now, where it is isolated itself
+            return sys.executable, *options, "-m", "runner"
+    raise LaunchError(f"{sys.executable} finds no package `runner`; install this one: pip install .")
+
+
+def _finds_this_package(options: Sequence[str]) -> bool:
+    command = [sys.executable, *options, "-c", "import runner; print(runner.__file__)"]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False, timeout=_PROBE_S, cwd="/")
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return os.fsdecode(done.stdout.rstrip(b"\n")) == runner.__file__
+
+
 def find_runner(command: str | None) -> list[str]:
-    """The words of a runner's command, the first one as an absolute path; of ours without `command`."""
+    """Returns the words of a runner's command, the first as an absolute path; of this runner's if None is given."""
     if command is None:
-        return list(RUNNER)
+        return list(own_command())
     try:
         words = shlex.split(command)
     except ValueError as error:
         raise LaunchError(f"--runner {command}: {error}") from error
     found = shutil.which(words[0]) if words else None
     if found is None:
-        raise LaunchError(f"--runner {command}: its first word is no program")
+        raise LaunchError(f"--runner {command}: its first word is not a program")
     return [str(Path(found).absolute()), *words[1:]]
 
 
 def refuse_taken_address(setting: str) -> None:
-    """Raises LaunchError if something listens on `setting`, an OLLAMA_HOST. What else is wrong with it, Ollama says."""
+    """Raises LaunchError if something listens on `setting`, an OLLAMA_HOST. Other faults in it are left to Ollama."""
     match = _ADDRESS.fullmatch(setting.strip().strip("\"'"))
     if match is None:
         return
@@ -112,5 +142,5 @@ def refuse_taken_address(setting: str) -> None:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise LaunchError(
                 f"port {number} is taken: is another Ollama running? Stop it (`systemctl stop ollama`, or quit the "
-                "Ollama app), or choose another port: OLLAMA_HOST=127.0.0.1:11435 scripts/ollama-serve ..."
+                "Ollama app), or choose another port: OLLAMA_HOST=127.0.0.1:11435 mlx-runner ollama serve"
             ) from error

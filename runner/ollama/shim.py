@@ -1,26 +1,24 @@
-"""The script that a host finds in place of its own executable (docs/internals/wire.md, 1.2, 1.3, 11)."""
+"""The shim: the script that a host finds in place of its own executable (docs/internals/wire.md, 1.2, 1.3, 11)."""
 
 import os
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 
-from runner.ollama.plan import Plan
+from runner.ollama.plan import Plan, own_command
 from runner.process.parent import CHANGED, FORCED, OLLAMA
 
-LAUNCHER = Path(__file__).resolve().parents[2] / "scripts" / "ollama-serve"
 _SHIM = """\
 #!/bin/sh
-# Ollama finds this in place of its own executable. Its MLX runners are ours, everything else is its own.
+# Ollama finds this in place of its own executable. MLX models run on this runner, everything else runs on Ollama.
 
-# They may hand over to Ollama's own (runner/ollama/hand_over.py), in the environment that this script is given.
+# The runner may hand over to Ollama's own (runner/ollama/hand_over.py), which gets the environment of this script.
 mlx_runner() {{
 {tell}
 {restore}
   exec {runner} "$@"
 }}
 
-# `--mlx-engine`, or no engine and a model with a tag. GGUF runners are told another engine, a file, or nothing.
+# True for `--mlx-engine`, and for no engine and a model with a tag. GGUF runners get another engine, or a file.
 is_mlx() (
   engine= model= expected=
   for word do
@@ -44,14 +42,14 @@ is_mlx() (
 
 case ${{1-}} in
   runner) if is_mlx "$@"; then mlx_runner "$@"; fi ;;
-  serve | start) exec {launcher} "$@" ;; # clients of some releases start a server when there is none
+  serve | start) exec {launcher} "$@" ;; # clients of some releases start a server if there is none
 esac
 exec {ollama} "$@"
 """
 
 
 def shim(plan: Plan, environ: Mapping[str, str]) -> bytes:
-    """The script's bytes. `environ` has what is given back to runners."""
+    """Returns the script. `environ` holds the variables that runners get back."""
     told = {"": str(plan.ollama), "_LIBRARIES": str(plan.libraries or ""), "_MEDIA": " ".join(plan.media)}
     tell = [f"  export {OLLAMA}{name}={shlex.quote(value)}" for name, value in told.items()]
     tell += [
@@ -61,7 +59,7 @@ def shim(plan: Plan, environ: Mapping[str, str]) -> bytes:
         f"  export {name}={shlex.quote(environ[name])}" if name in environ else f"  unset {name}" for name in FORCED
     ]
     runner = shlex.join(plan.runner)
-    launcher = [str(LAUNCHER), "--start", plan.start, "--runner", runner, str(plan.ollama)]
+    launcher = [*own_command(), "ollama", "serve", "--start", plan.start, "--runner", runner, str(plan.ollama)]
     text = _SHIM.format(
         tell="\n".join(tell),
         restore="\n".join(restore),

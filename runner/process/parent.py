@@ -1,6 +1,6 @@
-"""The process among other processes: the libraries its parent forces on it, and the end of that parent.
+"""The process and its parent: the environment that the parent gives it, and the end of the parent.
 
-Little is imported here: where the process is restarted, all that was imported before is imported twice.
+This module imports little: when the process is restarted, everything imported before is imported twice.
 """
 
 import os
@@ -18,32 +18,52 @@ if TYPE_CHECKING:
 _LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _CUDA_HOMES = ("CUDA_PATH", "CUDA_HOME")
 OLLAMA = "MLX_RUNNER_OLLAMA"
-"""The variable by which scripts/ollama-serve tells of Ollama's executable; further ones begin with it."""
+"""The variable in which `mlx-runner ollama serve` passes on Ollama's executable; its other variables begin with it."""
 FORCED = ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME")
-"""What a host sets for its MLX runners, to libraries of its own; scripts/ollama-serve undoes it."""
+"""Variables that a host sets to its own libraries for its MLX runners; `mlx-runner ollama serve` restores them."""
 CHANGED = (*FORCED, "LC_CTYPE")
-"""Variables that differ from those of Ollama's own runner: Python sets the last one, where the locale is C."""
+"""Variables that differ from those of Ollama's own runner: Python sets the last one if the locale is C."""
+_COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
+"""The values that Python gives LC_CTYPE if the locale is C."""
 _HOST_CHECK_S = 0.5
 _STDERR = 2
 
 
 def restart_in_own_environment(environ: Mapping[str, str], command: list[str]) -> None:
-    """Replace this process by one that sees none of the host's MLX and CUDA libraries and reads file names as UTF-8.
+    """Replaces this process by one that sees none of the host's MLX and CUDA libraries and reads file names as UTF-8.
 
     A host puts its library directories in front of LD_LIBRARY_PATH, and the loader reads that only when a process
-    starts; left there, `import mlx` would load the host's libmlx in place of the one it was built with. Of names in
-    UTF-8, a Python told to go by a C locale makes texts that neither MLX nor JSON takes.
+    starts; left there, `import mlx` would load the host's libmlx in place of the one it was built with. With a C locale
+    forced on it, Python decodes UTF-8 file names into texts that neither MLX nor JSON takes.
     """
     wanted = without_host_libraries(environ)
     if sys.getfilesystemencoding() != "utf-8":
         wanted["PYTHONUTF8"] = "1"
     if wanted != dict(environ):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until main() has taken Python's handler away again
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until main() has removed Python's handler
         os.execve(sys.executable, command, wanted)  # noqa: S606 - our own command line again
 
 
+def given_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment as it was before Python started, which sets LC_CTYPE if the locale is C.
+
+    Only Linux keeps the former value; on other systems Python's stays.
+    """
+    result = dict(environ)
+    if result.get("LC_CTYPE") in _COERCED:
+        try:
+            with open("/proc/self/environ", "rb") as file:  # noqa: PTH123 - pathlib would be imported
+                given = [entry[9:] for entry in file.read().split(b"\0") if entry.startswith(b"LC_CTYPE=")]
+        except OSError:
+            return result
+        del result["LC_CTYPE"]
+        if given:
+            result["LC_CTYPE"] = os.fsdecode(given[0])
+    return result
+
+
 def without_host_libraries(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment less every library directory that is a host's, and less the CUDA homes inside them."""
+    """Returns the environment without the host's library directories, and without the CUDA homes inside them."""
     result = dict(environ)
     for variable in _LIBRARY_PATHS:
         if variable in result:
@@ -59,17 +79,17 @@ def without_host_libraries(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_host_libraries(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment that a host had made for its own runner, before scripts/ollama-serve made this one of it."""
+    """Returns the environment that the host had made for its own runner, before the shim changed it."""
     result = {name: value for name, value in environ.items() if not name.startswith(OLLAMA) and name not in CHANGED}
     return result | {name: environ[f"{OLLAMA}_{name}"] for name in CHANGED if f"{OLLAMA}_{name}" in environ}
 
 
 def check_threads(count: int) -> None:
-    """Raises RunnerError unless so many threads can be started, all at once; then they end.
+    """Raises RunnerError unless `count` threads can run at the same time. Starts them and lets them end.
 
-    Later, want of one would be an abort of MLX's, or a wait for a thread that never came to be.
+    Later, a missing thread would make MLX abort the process, or a wait for it never end.
     """
-    import _thread  # which does not wait for each thread to have begun
+    import _thread  # unlike threading, it does not wait until a thread has begun
 
     gate, ended = _thread.allocate_lock(), _thread.allocate_lock()
     waiting = 0
@@ -101,12 +121,12 @@ def _too_few_threads(wanted: int, found: int) -> "RunnerError":
     limit = "unlimited" if most == resource.RLIM_INFINITY else most
     return RunnerError(
         f"cannot start {wanted} threads, only {found}: raise the limit on processes and threads (`ulimit -u` is"
-        f" {limit}; a service has TasksMax, a container its limit of pids)"
+        f" {limit}; for a service it is TasksMax, for a container its limit of pids)"
     )
 
 
 def _is_host_directory(entry: str) -> bool:
-    """Ollama's `lib/ollama`, or one of the `mlx_*` directories in it."""
+    """True for Ollama's `lib/ollama`, and for the `mlx_*` directories in it."""
     if not entry:
         return False
     parts = [part for part in entry.split(os.sep) if part not in ("", ".")]  # noqa: PTH206 - pathlib would be imported
@@ -125,15 +145,15 @@ def _is_host_library(found: "os.DirEntry[str]") -> bool:
 
 
 async def exit_with_host(parent: int) -> "NoReturn":
-    """End the process when the host that started it has ended.
+    """Ends the process when the host that started it has ended.
 
-    Then it has another parent than `parent`, or, if the host died before we could ask, nobody reads its output.
+    Then its parent is no longer `parent`, or, if the host died before the first check, its output has no reader.
     """
     import asyncio
 
     output = select.poll()
-    output.register(_STDERR, 0)  # errors are reported unasked
-    while os.getppid() == parent and not _is_closed(output):  # noqa: ASYNC110 - no event tells of either
+    output.register(_STDERR, 0)  # poll() reports errors without being asked for them
+    while os.getppid() == parent and not _is_closed(output):  # noqa: ASYNC110 - there is no event for either
         await asyncio.sleep(_HOST_CHECK_S)
     os._exit(1)
 

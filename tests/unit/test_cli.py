@@ -11,7 +11,7 @@ import pytest
 from runner import logs
 from runner.cli.flags import CHECK_FLAGS, COMMANDS, FLAGS
 from runner.cli.parse import parse, parse_check
-from runner.cli.values import version_text
+from runner.cli.parser import version_text
 from runner.engine.policy import LEAST_TOKENS
 from runner.errors import UsageError
 from runner.settings import DEFAULT_CONTEXT_TOKENS, Settings, context_limit
@@ -246,14 +246,14 @@ def test_the_bits_of_keys_and_values_are_ollamas_unless_they_are_given(
     flag: list[str], environ: dict[str, str], bits: int | None
 ) -> None:
     settings = parse(["--model", "m", *flag], environ)
-    assert (settings.kv_bits, settings.remarks) == (bits, ())
+    assert (settings.kv_bits, settings.warnings) == (bits, ())
 
 
 def test_a_kind_of_cache_that_only_ollama_may_know_is_passed_over_and_told() -> None:
     settings = parse(["--model", "m"], {"OLLAMA_KV_CACHE_TYPE": "q5_1"})
     assert settings.kv_bits is None
-    assert settings.remarks == (
-        "OLLAMA_KV_CACHE_TYPE=q5_1 is none of q8_0, q4_0, f16, bf16, f32: keys and values stay unquantized",
+    assert settings.warnings == (
+        "OLLAMA_KV_CACHE_TYPE=q5_1 is none of q8_0, q4_0, f16, bf16, f32: keys and values are not quantized",
     )
 
 
@@ -280,22 +280,22 @@ def test_as_many_requests_run_as_ollama_is_told_unless_we_are(
     flag: list[str], environ: dict[str, str], parallel: int
 ) -> None:
     settings = parse(["--model", "m", *flag], environ)
-    assert (settings.parallel, settings.remarks) == (parallel, ())
+    assert (settings.parallel, settings.warnings) == (parallel, ())
 
 
 @pytest.mark.parametrize("nonsense", ["many", "-1", "+4", "2.5", "1_0", "\N{ARABIC-INDIC DIGIT FOUR}", "4 4"])
 def test_a_number_of_requests_that_is_none_is_passed_over_and_told(nonsense: str) -> None:
     settings = parse(["--model", "m"], {"OLLAMA_NUM_PARALLEL": nonsense, "OLLAMA_KV_CACHE_TYPE": "q5_1"})
     assert settings.parallel == 4
-    assert len(settings.remarks) == 2
-    assert settings.remarks[1] == f"OLLAMA_NUM_PARALLEL={nonsense} is no whole number: 4 requests run at once"
+    assert len(settings.warnings) == 2
+    assert settings.warnings[1] == f"OLLAMA_NUM_PARALLEL={nonsense} is not a whole number: 4 requests run at once"
 
 
 @pytest.mark.parametrize("many", ["65", "1000", "9" * 5000])
 def test_more_requests_than_can_run_are_as_many_as_can_and_that_is_told(many: str) -> None:
     settings = parse(["--model", "m"], {"OLLAMA_NUM_PARALLEL": many})
     assert settings.parallel == 64
-    assert settings.remarks == (f"OLLAMA_NUM_PARALLEL={many}: no more than 64 requests run at once",)
+    assert settings.warnings == (f"OLLAMA_NUM_PARALLEL={many}: at most 64 requests run at once",)
 
 
 def test_settings_made_by_hand_hold_the_defaults_of_the_command_line() -> None:
@@ -316,8 +316,8 @@ def test_settings_made_by_hand_hold_the_defaults_of_the_command_line() -> None:
 
 def test_the_table_says_what_bounds_a_gap_and_which_caches_run_one() -> None:
     help_of = {flag.name: flag.help for flag in FLAGS}
-    assert f"never less than one token of every running answer and {LEAST_TOKENS} of a prompt" in help_of["max-gap-ms"]
-    assert "`--cache single` and `none` run one, whatever this says" in help_of["parallel"]
+    assert f"for one token of every running answer and {LEAST_TOKENS} tokens of a prompt" in help_of["max-gap-ms"]
+    assert "`--cache single` and `--cache none` always run one at a time" in help_of["parallel"]
     assert "default: 2048 on GPUs, 128 on CPUs" in help_of["prefill-chunk"]
 
 
@@ -347,7 +347,7 @@ def test_every_group_of_the_help_is_in_one_piece(capsys: pytest.CaptureFixture[s
 
 def test_the_help_names_the_commands_and_each_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(["--help"], capsys)
-    assert [command.name for command in COMMANDS] == ["check", "top", "completion", "version"]
+    assert [command.name for command in COMMANDS] == ["ollama", "check", "top", "completion", "version"]
     for command in COMMANDS:
         assert re.search(rf"^  {command.name} .*{re.escape(command.short)}$", text, re.MULTILINE)
 
@@ -393,28 +393,28 @@ def test_the_help_tells_of_check_and_check_has_its_own(capsys: pytest.CaptureFix
     ("argv", "environ", "said"),
     [
         ([], {}, "--model is missing"),
-        (["--model", "m", "--port", "x"], {}, "--port x: a whole number from 0 to 65535"),
+        (["--model", "m", "--port", "x"], {}, "--port x: give a whole number from 0 to 65535"),
         (["--model", "m", "--port", "70000"], {}, "--port 70000"),
         (["--model", "m", "--nonsense"], {}, "unrecognized arguments: --nonsense"),
         (["--model", "m", "--cach", "none"], {}, "unrecognized arguments"),
         (["--model", "m", "--cache", "huge"], {}, "invalid choice: 'huge'"),
         (["--model", "m"], {"MLX_RUNNER_CACHE": "huge"}, "MLX_RUNNER_CACHE=huge: choose one of"),
-        (["--model", "m", "--context", "1"], {}, "--context 1: a whole number from 2 to"),
-        (["--model", "m", "--context", "8k"], {}, "--context 8k: a whole number from 2 to"),
+        (["--model", "m", "--context", "1"], {}, "--context 1: give a whole number from 2 to"),
+        (["--model", "m", "--context", "8k"], {}, "--context 8k: give a whole number from 2 to"),
         (["--model", "m"], {"MLX_RUNNER_CONTEXT": "-1"}, "--context -1"),
         (["--model", "m", "--verify=maybe"], {}, "invalid choice: 'maybe'"),
         (["--model", "m"], {"MLX_RUNNER_VERIFY": "maybe"}, "MLX_RUNNER_VERIFY=maybe: choose one of on, off"),
         (["--model", "m", "--json"], {}, "unrecognized arguments: --json"),
         (["--model", "m", "--prefill-chunk", "0"], {}, "--prefill-chunk 0"),
-        (["--model", "m", "--parallel", "0"], {}, "--parallel 0: a whole number from 1 to 64"),
+        (["--model", "m", "--parallel", "0"], {}, "--parallel 0: give a whole number from 1 to 64"),
         (["--model", "m", "--parallel", "65"], {}, "--parallel 65"),
         (["--model", "m"], {"MLX_RUNNER_PARALLEL": "many"}, "--parallel many"),
-        (["--model", "m", "--max-gap-ms", "0"], {}, "--max-gap-ms 0: a whole number from 1 to 60000"),
+        (["--model", "m", "--max-gap-ms", "0"], {}, "--max-gap-ms 0: give a whole number from 1 to 60000"),
         (["--model", "m", "--max-gap-ms", "0.1"], {}, "--max-gap-ms 0.1"),
         (["--model", "m"], {"MLX_RUNNER_MAX_GAP_MS": "60001"}, "--max-gap-ms 60001"),
-        (["--model", "m", "--cache-memory", "8Q"], {}, "--cache-memory 8Q: bytes (123456, 512MiB, 8G) or a share"),
-        (["--model", "m"], {"MLX_RUNNER_CACHE_MEMORY": "much"}, "--cache-memory much: bytes"),
-        (["--model", "m", "--memory", "all"], {}, "--memory all: bytes (123456, 512MiB, 8G) or a share (25%)"),
+        (["--model", "m", "--cache-memory", "8Q"], {}, "--cache-memory 8Q: give bytes (123456, 512MiB, 8G), a share"),
+        (["--model", "m"], {"MLX_RUNNER_CACHE_MEMORY": "much"}, "--cache-memory much: give bytes"),
+        (["--model", "m", "--memory", "all"], {}, "--memory all: give bytes (123456, 512MiB, 8G), a share (25%)"),
         (["completion"], {}, "mlx-runner completion bash|zsh|fish"),
         (["completion", "ksh"], {}, "mlx-runner completion bash|zsh|fish"),
         (["--model", "m", "--kv-bits", "6"], {}, "invalid choice: '6'"),
@@ -429,11 +429,11 @@ def test_a_wrong_value_is_refused_by_name(argv: list[str], environ: dict[str, st
 @pytest.mark.parametrize(
     ("words", "environ", "said"),
     [
-        ([], {}, "name a model of the Ollama store or a directory: mlx-runner check NAME|DIR"),
-        ([""], {}, "name a model of the Ollama store or a directory"),
+        ([], {}, "name a model in the Ollama store, or a directory: mlx-runner check NAME|DIR"),
+        ([""], {}, "name a model in the Ollama store, or a directory"),
         (["m", "n"], {}, "unrecognized arguments: n; see mlx-runner check --help"),
         (["m", "--port", "1"], {}, "unrecognized arguments: --port 1"),
-        (["m", "--context", "1"], {}, "--context 1: a whole number from 2 to"),
+        (["m", "--context", "1"], {}, "--context 1: give a whole number from 2 to"),
         (["m"], {"MLX_RUNNER_JSON": "yes"}, "MLX_RUNNER_JSON=yes: choose one of on, off"),
     ],
 )

@@ -146,7 +146,7 @@ def test_only_the_command_line_reads_the_environment() -> None:
         for path in sources()
         if any(word in path.read_text() for word in ("os.environ", "os.getenv", "sys.argv"))
     }
-    assert readers == {"runner/__main__.py", "runner/app.py", "runner/blas/__init__.py", "runner/ollama/launcher.py"}
+    assert readers == {"runner/__main__.py", "runner/app.py", "runner/blas/__init__.py"}
 
 
 def test_no_script_imports_tests() -> None:

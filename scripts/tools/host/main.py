@@ -21,7 +21,7 @@ from typing import NamedTuple
 from aiohttp import web
 
 from runner.cli.parse import parse_check
-from runner.ollama.plan import RUNNER
+from runner.ollama.plan import own_command
 from scripts.tools.host.api import Api
 from scripts.tools.host.go_json import dumps
 from scripts.tools.host.lib import GENERATIONS, Generation, Host, LoadError
@@ -92,7 +92,7 @@ def parse(argv: Sequence[str]) -> Wanted:
     if given.port is not None and not 0 <= given.port <= 65535:
         parser.error("--port: 0 to 65535")
     try:
-        runner = list(RUNNER) if given.runner is None else shlex.split(given.runner)
+        runner = list(own_command()) if given.runner is None else shlex.split(given.runner)
     except ValueError as error:
         parser.error(f"--runner: {error}")
     if not runner:

@@ -1,11 +1,18 @@
 """The stand-in for Ollama, built once, and an installation of it for each test."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.process.launcher import standin
 from tests.process.launcher.standin import Installation
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environment() -> None:
+    """The virtual environment of `standin.COMMAND`: the script sets it up where there is none."""
+    subprocess.run([*standin.SCRIPT, "--help"], stdout=subprocess.DEVNULL, check=True)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A real Ollama, started by `scripts/ollama-serve` on a store with the demo model, and what its API answers."""
+"""A real Ollama, started by `mlx-runner ollama serve` on a store with the demo model, and what its API answers."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from scripts.tools.demo.main import MODEL
 from scripts.tools.demo.questions import END
 from scripts.tools.host.lib import free_port
 from scripts.tools.models.store import MANIFEST, Store, manifest_path
-from tests.process.launcher.standin import LAUNCHER
+from tests.process.launcher.standin import COMMAND
 
 TEMPLATE = f"{{{{- range .Messages }}}}<|{{{{ .Role }}}}|>{{{{ .Content }}}}{END}{{{{ end }}}}<|assistant|>"
 """How a host renders a chat for the demo model."""
@@ -158,4 +158,4 @@ def chat_body(*messages: str, **more: object) -> JsonObject:
 
 def launched(binary: str) -> list[str]:
     """The command that starts a real Ollama with our runner."""
-    return [str(LAUNCHER), binary]
+    return [*COMMAND, binary]

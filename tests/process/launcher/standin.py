@@ -15,10 +15,13 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from runner.ollama.directory import PREFIX
-from runner.ollama.plan import Start
+from runner.settings import Start
 from tests import ROOT
 
-LAUNCHER = ROOT / "scripts" / "ollama-serve"
+Launcher = Sequence[str]
+SCRIPT: Launcher = (str(ROOT / "scripts" / "ollama-serve"),)
+COMMAND: Launcher = (str(ROOT / os.environ.get("RUNNER_VENV", ".venv") / "bin" / "mlx-runner"), "ollama", "serve")
+"""The installed program, in the virtual environment that the script has set up."""
 ODD = 'it\'s a "Café" $HOME `x` \\'
 """A directory's name: everything that a shell could stumble over."""
 WAIT_S = 60.0
@@ -109,10 +112,12 @@ def environment(place: Path, **variables: str) -> dict[str, str]:
     }
 
 
-def command(installation: Installation, start: Start, words: Sequence[str] = ("serve",)) -> list[str]:
-    """The launcher's, for the installation's Ollama and runner."""
+def command(
+    installation: Installation, start: Start, words: Sequence[str] = ("serve",), launcher: Launcher = COMMAND
+) -> list[str]:
+    """Returns the launcher's command line for the installation's Ollama and runner."""
     runner = shlex.join([str(installation.runner), "a word"])
-    return [str(LAUNCHER), "--start", start, "--runner", runner, str(installation.ollama), *words]
+    return [*launcher, "--start", start, "--runner", runner, str(installation.ollama), *words]
 
 
 class Host:

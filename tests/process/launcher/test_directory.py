@@ -17,7 +17,8 @@ import pytest
 from runner.ollama import directory
 from runner.ollama.directory import PrivateDirectory, link_or_copy, lock, make_directory, places
 from runner.ollama.launcher import execute
-from runner.ollama.plan import LaunchError, Plan, Start
+from runner.ollama.plan import LaunchError, Plan
+from runner.settings import Start
 from tests.process.launcher.standin import WAIT_S, Host, Installation, command, environment, eventually_gone
 from tests.process.launcher.test_launch import MLX
 
@@ -136,7 +137,9 @@ def test_a_file_system_that_keeps_removed_files_is_refused(
     monkeypatch.setattr(PrivateDirectory, "replace", replace)
     monkeypatch.setattr(os, "execve", become)
     directory = make_directory(plan(installation), environment(tmp_path))
-    with pytest.raises(LaunchError, match=r" does not do\. Set XDG_CACHE_HOME to a directory on a local file system"):
+    with pytest.raises(
+        LaunchError, match=r" cannot be used\. Set XDG_CACHE_HOME to a directory on a local file system"
+    ):
         execute(plan(installation), directory, {})
     os.close(directory.lock)
     assert eventually_gone(directory.path)
@@ -181,7 +184,7 @@ def refusal(installation: Installation, tmp_path: Path) -> str:
     return ""
 
 
-@pytest.mark.parametrize(("mode", "reason"), [(0o777, "in which everybody may write"), (0o1777, ""), (0o755, "")])
+@pytest.mark.parametrize(("mode", "reason"), [(0o777, "which every user may write to"), (0o1777, ""), (0o755, "")])
 def test_a_parent_that_everybody_may_write_to_is_refused(
     installation: Installation, tmp_path: Path, parent: Path, mode: int, reason: str
 ) -> None:
@@ -206,7 +209,7 @@ def test_a_parent_that_its_group_may_write_to_is_refused_but_for_a_group_of_ones
     parent.chmod(0o775)
     group = grp.struct_group((name or user.pw_name, "x", user.pw_gid, members))
     monkeypatch.setattr(grp, "getgrgid", lambda number: group)
-    assert refusal(installation, tmp_path) == ("" if own else f"lies in {parent}, in which its group may write")
+    assert refusal(installation, tmp_path) == ("" if own else f"lies in {parent}, which its group may write to")
     parent.chmod(0o1775)
     assert refusal(installation, tmp_path) == "", "sticky: they may add to it, not rename what is there"
 
@@ -219,7 +222,7 @@ def test_a_group_that_nobody_knows_is_not_ones_own(
 
     parent.chmod(0o775)
     monkeypatch.setattr(grp, "getgrgid", unknown)
-    assert refusal(installation, tmp_path) == f"lies in {parent}, in which its group may write"
+    assert refusal(installation, tmp_path) == f"lies in {parent}, which its group may write to"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
@@ -243,12 +246,12 @@ def test_where_no_place_will_do_each_is_told(
     with pytest.raises(LaunchError) as caught:
         make_directory(plan(installation), environment(tmp_path))
     first, *reasons, last = str(caught.value).splitlines()
-    assert first == "no place for a small private directory:"
+    assert first == "there is no place for a small private directory:"
     assert reasons == [
         "  /proc/none/below: No such file or directory",
         "  ~/.cache/x: you have no home directory",
-        f"  {tmp_path}/open: is not a directory in which only you can write",
-        f"  {tmp_path}/open/mine: lies in {tmp_path}/open, in which everybody may write",
+        f"  {tmp_path}/open: is not a directory that only you can write to",
+        f"  {tmp_path}/open/mine: lies in {tmp_path}/open, which every user may write to",
     ]
     assert "XDG_CACHE_HOME" in last
 
@@ -272,9 +275,9 @@ def test_a_place_mounted_noexec_is_not_used(installation: Installation, tmp_path
     refused = subprocess.run([*enter, "/var/tmp", *argv], env=nowhere, capture_output=True, text=True, timeout=WAIT_S)
     assert refused.returncode == 1
     first, *reasons, _ = refused.stderr.splitlines()
-    assert first == "ollama-serve: no place for a small private directory:"
+    assert first == "Error: there is no place for a small private directory:"
     assert len(reasons) == 3
-    assert all(reason.endswith(": is mounted noexec: no program can be executed there") for reason in reasons)
+    assert all(reason.endswith(": is mounted noexec, so that no program can be executed there") for reason in reasons)
 
 
 def test_by_symlink_every_moment_of_the_exchange_is_right(installation: Installation, tmp_path: Path) -> None:

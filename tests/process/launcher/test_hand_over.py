@@ -18,7 +18,7 @@ from runner.process.parent import OLLAMA
 from scripts.tools.host.lib import free_port
 from scripts.tools.models.sources import write_source
 from scripts.tools.models.store import Store, write_store
-from tests.process.launcher.standin import LAUNCHER, Host, Installation, Spawned, environment, eventually_gone, parse
+from tests.process.launcher.standin import COMMAND, Host, Installation, Spawned, environment, eventually_gone, parse
 from tests.process.launcher.test_launch import directory_of, less_shell
 
 NAME = "seeing:latest"
@@ -78,7 +78,7 @@ def text_only(store: Store) -> None:
 @contextmanager
 def host(installation: Installation, place: Path, store: Store, **variables: str) -> Iterator[Host]:
     environ = environment(place, OLLAMA_MODELS=str(store.models_dir), LD_LIBRARY_PATH="/a b", **variables)
-    with Host([str(LAUNCHER), str(installation.ollama)], environ, place) as host:
+    with Host([*COMMAND, str(installation.ollama)], environ, place) as host:
         yield host
 
 

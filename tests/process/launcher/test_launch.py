@@ -1,8 +1,9 @@
-"""`scripts/ollama-serve` with a stand-in that looks itself up and spawns as an Ollama host does.
+"""`mlx-runner ollama serve` with a stand-in that finds itself and spawns as a host does.
 
 See docs/internals/wire.md, 1.2, 1.3.
 
-Both ways of starting are tried here: the one for macOS with the stand-in told to go by the path that it was started by.
+The tests try the command and the script, and both ways to start Ollama: that of macOS with a stand-in that goes by the
+path by which it was started.
 """
 
 import contextlib
@@ -14,24 +15,34 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple
 
 import pytest
 
-from runner.ollama.plan import Start
 from runner.process.parent import OLLAMA
+from runner.settings import Start
 from tests.process.launcher.standin import (
-    LAUNCHER,
+    COMMAND,
+    SCRIPT,
     WAIT_S,
     Host,
     Installation,
+    Launcher,
     command,
     environment,
     eventually_gone,
     parse,
 )
 
-STARTS = get_args(Start)
+
+class Way(NamedTuple):
+    """A launcher, and how it starts Ollama."""
+
+    launcher: Launcher
+    start: Start
+
+
+WAYS = (Way(COMMAND, "descriptor"), Way(COMMAND, "symlink"), Way(SCRIPT, "descriptor"))
 MLX = (
     ("runner", "--mlx-engine", "--model", "demo:latest", "--port", "50001"),
     ("runner", "--mlx-engine", "--model", "localhost:5000/ns/m:tag", "--port", "50002"),
@@ -85,25 +96,37 @@ def processes_with(*words: str) -> list[int]:
     return found
 
 
-@pytest.fixture(params=STARTS)
-def start(request: pytest.FixtureRequest) -> Start:
-    found: Start = request.param
+@pytest.fixture(params=WAYS, ids=lambda way: f"{'script' if way.launcher is SCRIPT else 'command'}-{way.start}")
+def way(request: pytest.FixtureRequest) -> Way:
+    found: Way = request.param
     return found
 
 
 @pytest.fixture
-def host(installation: Installation, tmp_path: Path, start: Start) -> Iterator[Host]:
+def start(way: Way) -> Start:
+    return way.start
+
+
+@pytest.fixture
+def launcher(way: Way) -> Launcher:
+    return way.launcher
+
+
+@pytest.fixture
+def host(installation: Installation, tmp_path: Path, start: Start, launcher: Launcher) -> Iterator[Host]:
     environ = variables(tmp_path, start, LD_LIBRARY_PATH="/a b:/c'd", CUDA_HOME="/own cuda")
-    with Host(command(installation, start), environ, tmp_path) as host:
+    with Host(command(installation, start, launcher=launcher), environ, tmp_path) as host:
         yield host
 
 
-def test_the_launcher_becomes_ollama(installation: Installation, tmp_path: Path, start: Start) -> None:
+def test_the_launcher_becomes_ollama(
+    installation: Installation, tmp_path: Path, start: Start, launcher: Launcher
+) -> None:
     environ = variables(tmp_path, start, LD_LIBRARY_PATH="/a b", ODD="'\"\n$x`\\é")
     with Host([str(installation.ollama), "serve"], environ, tmp_path) as plain:
         pass
     words = ("serve", "--two words", "", "'\"$x`\\é")
-    with Host(command(installation, start, words), environ, tmp_path) as host:
+    with Host(command(installation, start, words, launcher), environ, tmp_path) as host:
         report = host.report
         name = Path(f"/proc/{host.popen.pid}/comm").read_text().strip()
         descriptors = list(Path(f"/proc/{host.popen.pid}/fd").iterdir())
@@ -126,7 +149,7 @@ def test_the_locale_stays_as_it_is(installation: Installation, tmp_path: Path, l
 
 
 def test_its_mlx_runners_are_ours_and_everything_else_its_own(
-    host: Host, installation: Installation, start: Start
+    host: Host, installation: Installation, start: Start, launcher: Launcher
 ) -> None:
     for words in (*MLX, *OWN) * 2:
         spawned = host.spawn(*words)
@@ -151,7 +174,9 @@ def test_its_mlx_runners_are_ours_and_everything_else_its_own(
             }
 
 
-def test_without_the_launcher_all_of_them_are_its_own(installation: Installation, tmp_path: Path, start: Start) -> None:
+def test_without_the_launcher_all_of_them_are_its_own(
+    installation: Installation, tmp_path: Path, start: Start, launcher: Launcher
+) -> None:
     with Host([str(installation.ollama), "serve"], variables(tmp_path, start), tmp_path) as host:
         for words in MLX:
             assert host.spawn(*words).report.executable == str(installation.ollama)
@@ -162,9 +187,11 @@ def test_it_finds_the_libraries_of_the_installation(host: Host, installation: In
     assert Path(host.report.libraries, "libggml.so").samefile(installation.libraries / "libggml.so")
 
 
-def test_the_installation_is_not_touched(installation: Installation, tmp_path: Path, start: Start) -> None:
+def test_the_installation_is_not_touched(
+    installation: Installation, tmp_path: Path, start: Start, launcher: Launcher
+) -> None:
     before = state(installation.ollama.parents[1])
-    with Host(command(installation, start), variables(tmp_path, start), tmp_path) as host:
+    with Host(command(installation, start, launcher=launcher), variables(tmp_path, start), tmp_path) as host:
         host.spawn(*MLX[0])
         host.spawn(*OWN[0])
         directory = directory_of(tmp_path)
@@ -178,7 +205,7 @@ def test_a_server_started_by_a_client_is_launched_too(host: Host, installation: 
     report = spawned.report
     assert report.pid == spawned.pid
     assert report.argv == [str(installation.ollama), "serve"]
-    told = [line for line in spawned.output.splitlines() if line.startswith(b"ollama-serve: by way of ")]
+    told = [line for line in spawned.output.splitlines() if b" holds links to it, " in line]
     assert len(told) == 1
     assert str(host.directory).encode() not in told[0], "it has a private directory of its own"
 
@@ -195,7 +222,7 @@ def test_a_signal_ends_it_and_the_directory_goes(host: Host, tmp_path: Path, num
 def test_the_directory_goes_though_everybody_was_signalled(host: Host, tmp_path: Path) -> None:
     """As systemd does it, which signals all processes of a service."""
     directory = directory_of(tmp_path)
-    (watcher,) = processes_with("runner.ollama.launcher", str(tmp_path))
+    (watcher,) = processes_with("--start", str(tmp_path))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(watcher, number)
     host.popen.terminate()
@@ -208,22 +235,30 @@ def test_its_exit_status_is_the_launchers(host: Host) -> None:
     assert host.wait() == 7
 
 
-def test_a_signal_reaches_the_runner(installation: Installation, tmp_path: Path, start: Start) -> None:
+def test_a_signal_reaches_the_runner(
+    installation: Installation, tmp_path: Path, start: Start, launcher: Launcher
+) -> None:
     environ = variables(tmp_path, start, STANDIN_LINGER="1")
-    with Host(command(installation, start), environ, tmp_path) as host:
+    with Host(command(installation, start, launcher=launcher), environ, tmp_path) as host:
         spawned = host.spawn(*MLX[0], verb="interrupt")
     assert spawned.report.executable == str(installation.runner)
     assert spawned.status == -signal.SIGINT
 
 
-def test_a_runners_exit_status_is_passed_on(installation: Installation, tmp_path: Path, start: Start) -> None:
-    with Host(command(installation, start), variables(tmp_path, start, STANDIN_STATUS="5"), tmp_path) as host:
+def test_a_runners_exit_status_is_passed_on(
+    installation: Installation, tmp_path: Path, start: Start, launcher: Launcher
+) -> None:
+    with Host(
+        command(installation, start, launcher=launcher), variables(tmp_path, start, STANDIN_STATUS="5"), tmp_path
+    ) as host:
         assert [host.spawn(*words).status for words in (MLX[0], OWN[0])] == [5, 5]
 
 
-def test_the_directory_stays_while_a_runner_lives(installation: Installation, tmp_path: Path, start: Start) -> None:
+def test_the_directory_stays_while_a_runner_lives(
+    installation: Installation, tmp_path: Path, start: Start, launcher: Launcher
+) -> None:
     environ = variables(tmp_path, start, STANDIN_LINGER="1")
-    with Host(command(installation, start), environ, tmp_path) as host:
+    with Host(command(installation, start, launcher=launcher), environ, tmp_path) as host:
         runner = host.begin(MLX[0])
         assert parse(host.line()).pid == runner
         directory = directory_of(tmp_path)
@@ -237,9 +272,11 @@ def test_the_directory_stays_while_a_runner_lives(installation: Installation, tm
         assert eventually_gone(directory)
 
 
-def test_seven_at_once_have_nothing_in_common(installation: Installation, tmp_path: Path, start: Start) -> None:
+def test_seven_at_once_have_nothing_in_common(
+    installation: Installation, tmp_path: Path, start: Start, launcher: Launcher
+) -> None:
     environ = variables(tmp_path, start)
-    argv = command(installation, start)
+    argv = command(installation, start, launcher=launcher)
     popens = [subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(6)]
     for popen in popens:
         assert popen.stdout is not None
@@ -283,9 +320,9 @@ def _inode_and_runner(installation: Installation, environ: dict[str, str], cwd: 
     return (status.st_dev, status.st_ino), report.executable
 
 
-def test_a_name_on_path_and_a_link_to_the_launcher(installation: Installation, tmp_path: Path) -> None:
+def test_a_name_on_path_and_a_link_to_the_script(installation: Installation, tmp_path: Path) -> None:
     link = tmp_path / "a link"
-    link.symlink_to(LAUNCHER)
+    link.symlink_to(SCRIPT[0])
     environ = environment(tmp_path)
     environ["PATH"] = f"{installation.ollama.parent}:{environ['PATH']}"
     with Host([str(link)], environ, tmp_path) as host:
@@ -293,7 +330,7 @@ def test_a_name_on_path_and_a_link_to_the_launcher(installation: Installation, t
 
 
 def test_a_path_is_relative_to_where_the_user_is(installation: Installation, tmp_path: Path) -> None:
-    argv = [str(LAUNCHER), "--runner", "./runner", "./ollama", "version"]
+    argv = [*COMMAND, "--runner", "./runner", "./ollama", "version"]
     (tmp_path / "runner").symlink_to(installation.runner)
     (tmp_path / "ollama").symlink_to(installation.ollama)
     with Host(argv, environment(tmp_path), tmp_path) as host:

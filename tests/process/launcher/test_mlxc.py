@@ -14,7 +14,7 @@ from tests.process.launcher.standin import Installation, environment, reason_to_
 CHECKED = b"\0this model requires MLX support, but the MLX runtime is not available\0"
 NAMES = b"\0mlx_add\0_mlx_error\0mlx_load_safetensors\0mlx_set_error_handler\0a mlx_conv1d\0mlx_not\x01CHECK: mlx_x_\0"
 FOUND = ["_mlx_error", "mlx_add", "mlx_conv1d", "mlx_load_safetensors", "mlx_set_error_handler"]
-ERROR = "Ollama has no MLX library that works here; scripts/ollama-serve gave it an empty one"
+ERROR = "Ollama has no working MLX library; mlx-runner ollama serve gave it an empty one"
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_without_a_compiler_it_is_told(
         (tmp_path / "bin" / "cc").chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     directory = make_directory(Plan(host, ["serve"], ["runner"], "descriptor"), environment(tmp_path))
-    assert capsys.readouterr().err.startswith("ollama-serve: there is no C compiler (cc) that works. ")
+    assert capsys.readouterr().err.startswith("mlx-runner: there is no working C compiler (cc). ")
     assert not (directory.path / "lib").exists()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.ollama.plan import LaunchError, find_ollama, find_runner, refuse_taken_address
-from tests.process.launcher.standin import LAUNCHER, WAIT_S, environment, eventually_gone
+from tests.process.launcher.standin import COMMAND, WAIT_S, environment, eventually_gone
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_an_executable_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert find_ollama(None) == find_ollama("ollama") == find_ollama("./link") == find_ollama(str(link)) == program
     program.chmod(0o600)
     for name in (None, "ollama", "./ollama", str(tmp_path), "/nowhere"):
-        with pytest.raises(LaunchError, match=r"there is no `ollama` on PATH|is no program"):
+        with pytest.raises(LaunchError, match=r"there is no `ollama` on PATH|is not a program"):
             find_ollama(name)
 
 
@@ -78,13 +78,13 @@ def test_a_script_around_ollama_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "ollama"
     script.write_text("#!/bin/sh\nexec ollama\n")
     script.chmod(0o700)
-    with pytest.raises(LaunchError, match="is a script or something else"):
+    with pytest.raises(LaunchError, match="is a script or another file"):
         find_ollama(str(script))
 
 
 def test_another_program_is_refused() -> None:
     """A snap's `ollama` is a link to `snap`."""
-    with pytest.raises(LaunchError, match="is no Ollama that has MLX models"):
+    with pytest.raises(LaunchError, match="is not an Ollama that serves MLX models"):
         find_ollama(sys.executable)
 
 
@@ -100,7 +100,7 @@ def test_a_runner_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def refused(*words: str, **variables: str) -> str:
     """What the launcher says when it exits with status 1."""
-    argv = [str(LAUNCHER), *words]
+    argv = [*COMMAND, *words]
     environ = environment(Path("/nonexistent"), **variables)
     process = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=WAIT_S)
     assert process.returncode == 1
@@ -109,16 +109,16 @@ def refused(*words: str, **variables: str) -> str:
 
 
 def test_each_refusal_is_one_line(listener: int, program: Path) -> None:
-    assert refused("/nowhere/ollama").startswith("ollama-serve: /nowhere/ollama is no program")
-    assert refused("--runner", "/nowhere", str(program)).startswith("ollama-serve: --runner /nowhere: ")
+    assert refused("/nowhere/ollama").startswith("Error: /nowhere/ollama is not a program")
+    assert refused("--runner", "/nowhere", str(program)).startswith("Error: --runner /nowhere: ")
     taken = refused(str(program), OLLAMA_HOST=f"127.0.0.1:{listener}")
-    assert taken.startswith(f"ollama-serve: port {listener} is taken: ")
+    assert taken.startswith(f"Error: port {listener} is taken: ")
     assert taken.count("\n") == 1
 
 
 def test_a_client_may_be_started_beside_a_server(listener: int, program: Path, tmp_path: Path) -> None:
     environ = environment(tmp_path, OLLAMA_HOST=f"127.0.0.1:{listener}")
-    process = subprocess.run([str(LAUNCHER), str(program), "list"], env=environ, capture_output=True, timeout=WAIT_S)
+    process = subprocess.run([*COMMAND, str(program), "list"], env=environ, capture_output=True, timeout=WAIT_S)
     assert process.returncode == 0
     assert process.stderr == b"", "nothing but what Ollama says"
 
@@ -128,15 +128,15 @@ def test_what_cannot_be_executed_is_told_and_nothing_stays(tmp_path: Path) -> No
     broken.write_bytes(b"\x7fELF and nothing else but mlxrunner")
     broken.chmod(0o700)
     environ = environment(tmp_path)
-    argv = [str(LAUNCHER), str(broken), "version"]
+    argv = [*COMMAND, str(broken), "version"]
     process = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=WAIT_S)
     assert process.returncode == 1
-    assert process.stderr == f"ollama-serve: cannot execute {broken}: Exec format error\n"
+    assert process.stderr == f"Error: cannot execute {broken}: Exec format error\n"
     assert all(eventually_gone(path) for path in tmp_path.glob("cache/*/*"))
 
 
 def test_help_says_how_to_set_the_runner() -> None:
-    process = subprocess.run([str(LAUNCHER), "--help"], capture_output=True, text=True, timeout=WAIT_S)
+    process = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, timeout=WAIT_S)
     assert process.returncode == 0
     assert "MLX_RUNNER_" in process.stdout
     assert process.stderr == ""

@@ -31,10 +31,10 @@ def test_a_runner_is_named_by_its_port_or_its_address(words: list[str], environ:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "say which runner: mlx-runner top --port N"),
-        (["--port", "0"], "--port 0: a whole number from 1 to 65535"),
-        (["70000"], "--port 70000: a whole number"),
-        (["localhost"], "localhost: the address of a runner looks like http://127.0.0.1:11500"),
+        ([], "name a runner: mlx-runner top --port N"),
+        (["--port", "0"], "--port 0: give a whole number from 1 to 65535"),
+        (["70000"], "--port 70000: give a whole number"),
+        (["localhost"], "localhost: a runner's address looks like http://127.0.0.1:11500"),
         (["https://127.0.0.1:1"], "looks like http://"),
         (["http://127.0.0.1:x"], "looks like http://"),
         (["http://127.0.0.1:1/page"], "looks like http://"),
