@@ -10,7 +10,7 @@ import importlib.util
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
@@ -18,7 +18,7 @@ from runner import blas
 from runner.errors import UsageError
 from scripts.tools.bench.common.exits import BUSY, MET, MISSED, USAGE
 from scripts.tools.bench.common.machine import BusyError, Others, check_quiet, ground
-from scripts.tools.bench.common.report import Target, targets_table, text_of, write_json
+from scripts.tools.bench.common.report import Report, targets_table, text_of, write_json
 from scripts.tools.bench.run_all import run_all
 
 ALL = "all"
@@ -49,27 +49,6 @@ BENCHMARKS = {
 }
 """By name, in the order of `all`. A module has the two functions of `BenchmarkModule`, and is imported only when it is
 chosen."""
-
-
-class Report(Protocol):
-    """What a benchmark found."""
-
-    @property
-    def targets(self) -> Sequence[Target]:
-        """What was to be reached."""
-        ...
-
-    def table(self) -> str:
-        """For a person, at most 132 columns wide, without the targets."""
-        ...
-
-    def data(self) -> Mapping[str, object]:
-        """For JSON."""
-        ...
-
-    def plot(self, path: Path) -> None:
-        """Draws a PNG with matplotlib."""
-        ...
 
 
 class BenchmarkModule(Protocol):
@@ -132,7 +111,7 @@ def _run(arguments: argparse.Namespace, fast_blas: str) -> int:
     if not arguments.busy:
         others.check()
     on["others"] = others.cores()
-    print(text_of([targets_table(report.targets)], report.table()), file=table_to, flush=True)
+    print(text_of([targets_table(report.targets)], note=report.table()), file=table_to, flush=True)
     if arguments.json:
         targets = [target.data() for target in report.targets]
         write_json(

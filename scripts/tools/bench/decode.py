@@ -10,6 +10,7 @@ import argparse
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,11 +29,12 @@ from scripts.tools.bench.common.contenders import (
     serve,
     servers,
 )
-from scripts.tools.bench.common.interleave import take_turns
-from scripts.tools.bench.common.report import Table, Target, text_of
+from scripts.tools.bench.common.figure import Bars, Chart
+from scripts.tools.bench.common.interleave import interleave
+from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
 from scripts.tools.bench.common.requests import SHORT_TOKENS, answer
 from scripts.tools.bench.common.servers import Endpoint, other_runner, this_runner
-from scripts.tools.bench.decode_profile import Profile, profiled
+from scripts.tools.bench.decode_profile import PARTS, Profile, profiled
 from scripts.tools.bench.llamas import Prompts
 
 TOKENS = {"1M": 200, "10M": 100, "60M": 40, "700M": 200, "3B": 200}
@@ -50,11 +52,11 @@ class Decoded(NamedTuple):
 
     def ratio(self, name: str, other: str) -> float:
         """The median of a turn's ratios."""
-        pairs = zip(self.speeds[name], self.speeds[other], strict=True)
-        return median(one / another for one, another in pairs)
+        return median_ratio(self.speeds[name], self.speeds[other])
 
 
-class DecodeReport(NamedTuple):
+@dataclass(frozen=True)
+class DecodeReport(Report):
     """All of it."""
 
     turns: int
@@ -74,7 +76,8 @@ class DecodeReport(NamedTuple):
                 found.append(Target(f"{model.size}, ours over {MLX_LM}", model.ratio(OURS, MLX_LM), 1.0, most=False))
         return found
 
-    def table(self) -> str:
+    @property
+    def tables(self) -> Sequence[Table]:
         """One table for all sizes, and where the time goes."""
         names = list(dict.fromkeys(name for model in self.models for name in model.speeds))
         rows = [
@@ -89,7 +92,7 @@ class DecodeReport(NamedTuple):
         columns = ("", *(f"{size} tok/s" for size in sizes), *(f"{size} / bare" for size in sizes))
         title = f"decode, one stream: medians of {self.turns} turns, and of each turn's ratio to the bare loop"
         profiles = [model.profile.table(f"{model.size}, ours") for model in self.models]
-        return text_of([Table(title, columns, rows), *profiles])
+        return [Table(title, columns, rows), *profiles]
 
     def data(self) -> Mapping[str, object]:
         """For JSON."""
@@ -105,11 +108,21 @@ class DecodeReport(NamedTuple):
             },
         }
 
-    def plot(self, path: Path) -> None:
-        """Draws the picture."""
-        from scripts.tools.bench.decode_plot import draw  # matplotlib is there for those who draw
-
-        draw(self.models, path)
+    @property
+    def charts(self) -> Sequence[Chart]:
+        """Speeds over that of the bare loop, and where the time of a token goes."""
+        names = dict.fromkeys(name for model in self.models for name in model.speeds)
+        speeds = {name: [model.ratio(name, BARE) for model in self.models] for name in names}
+        groups = [f"{model.size}\nbare loop {median(model.speeds[BARE]):.0f} tok/s" for model in self.models]
+        shares = {
+            part: [100 * model.profile.parts_us[part] / model.profile.step_us for model in self.models]
+            for part in PARTS
+        }
+        steps = [f"{model.size}\n{model.profile.step_us / 1e3:.2f} ms" for model in self.models]
+        return [
+            Bars("decode, one stream, over the bare loop", groups, speeds, digits=2),
+            Bars("where a token's time goes, %", steps, shares, stacked=True),
+        ]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +167,7 @@ def _measure(name: str, arguments: argparse.Namespace, say: Callable[[str], None
             **{each: partial(served_speed, one.endpoint) for each, one in served.items()},
             **{each: partial(bare_speed, one) for each, one in bare.items()},
         }
-        speeds = take_turns(contenders, arguments.turns)
+        speeds = interleave(contenders, arguments.turns)
     with TemporaryDirectory(prefix="bench-") as folder:
         trace = (arguments.profile or Path(folder)) / f"decode-{name}.json"
         return Decoded(name, speeds, profiled(trace, size, seed, ours, tokens))

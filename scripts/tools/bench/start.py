@@ -12,15 +12,16 @@ first  the first request after the start against the median of later ones, all w
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 from scripts.tools.bench.common.contenders import MLX_LM, OURS, SIZES, default_sizes, servers
-from scripts.tools.bench.common.interleave import take_turns
-from scripts.tools.bench.common.report import Table, Target, text_of
+from scripts.tools.bench.common.figure import Bars, Chart
+from scripts.tools.bench.common.interleave import interleave
+from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
 from scripts.tools.bench.common.servers import Server, other_runner
 from scripts.tools.bench.llamas import Prompts, make_model, write_model
 from scripts.tools.bench.start_process import First, Started, Took, ask_first, start
@@ -36,7 +37,8 @@ LENGTHS = (16, 200)
 """Of the prompts of `first`, in tokens."""
 
 
-class StartReport(NamedTuple):
+@dataclass(frozen=True)
+class StartReport(Report):
     """All of it, turn by turn."""
 
     turns: int
@@ -52,8 +54,8 @@ class StartReport(NamedTuple):
         if by_name := self.started.get("1M"):
             found.append(Target("1M, spawn to 200", median(one.ready_s for one in by_name[OURS]), READY_S, unit=" s"))
             if MLX_LM in by_name:
-                pairs = zip(by_name[OURS], by_name[MLX_LM], strict=True)
-                ratio = median(one.ready_s / other.ready_s for one, other in pairs)
+                ours, theirs = ([one.ready_s for one in by_name[name]] for name in (OURS, MLX_LM))
+                ratio = median_ratio(ours, theirs)
                 found.append(Target(f"1M, spawn to 200 over {MLX_LM}", ratio, OF_MLX_LM))
         for size, length, name, turns in self._firsts():
             if name == OURS:
@@ -62,7 +64,8 @@ class StartReport(NamedTuple):
                     found.append(Target(f"{what}, {part}", median(one.ratio[at] for one in turns), FIRST_OVER_LATER))
         return found
 
-    def table(self) -> str:
+    @property
+    def tables(self) -> Sequence[Table]:
         """One for the start, one for the first request."""
         sizes = list(self.started)
         names = list(dict.fromkeys(name for by_name in self.started.values() for name in by_name))
@@ -86,16 +89,14 @@ class StartReport(NamedTuple):
             )
             for size, length, name, turns in self._firsts()
         ]
-        return text_of(
-            [
-                Table(f"start: ms from the spawn, medians of {self.turns} turns", columns, starts),
-                Table(
-                    "first: the first request after the start and later ones, ms, medians",
-                    ("", "first token", "later", "ratio", "whole answer", "later", "ratio"),
-                    firsts,
-                ),
-            ]
-        )
+        return [
+            Table(f"start: ms from the spawn, medians of {self.turns} turns", columns, starts),
+            Table(
+                "first: the first request after the start and later ones, ms, medians",
+                ("", "first token", "later", "ratio", "whole answer", "later", "ratio"),
+                firsts,
+            ),
+        ]
 
     def data(self) -> Mapping[str, object]:
         """For JSON. Times are in seconds."""
@@ -109,35 +110,26 @@ class StartReport(NamedTuple):
             first.setdefault(size, {}).setdefault(str(length), {})[name] = told
         return {"turns": self.turns, "started": started, "first": first}
 
-    def plot(self, path: Path) -> None:
-        """Draws the picture."""
-        from matplotlib import pyplot
-
-        from scripts.tools.bench.common.figure import Bars, draw_bars
-
-        figure, (starts, firsts) = pyplot.subplots(1, 2, figsize=(13, 4.5), layout="constrained")
-        names = list(dict.fromkeys(name for by_name in self.started.values() for name in by_name))
-        groups = [(size, part, what) for size in self.started for part, what in enumerate(("200", "first token"))]
-        series = [
-            Bars(name, [1e3 * median(one[part] for one in self.started[size][name]) for size, part, _ in groups])
+    @property
+    def charts(self) -> Sequence[Chart]:
+        """Milliseconds from the spawn; the first request over later ones."""
+        names = dict.fromkeys(name for by_name in self.started.values() for name in by_name)
+        parts = [(size, part) for size in self.started for part in Started._fields]
+        starts = {
+            name: [1e3 * median(getattr(one, part) for one in self.started[size][name]) for size, part in parts]
             for name in names
-        ]
-        draw_bars(starts, [f"{size}\n{what}" for size, _, what in groups], series, room=200)
-        starts.axhline(1e3 * READY_S, color="black", linestyle="dashed", lw=1)
-        starts.set_title("ms from the spawn")
-        starts.legend(frameon=False)
-        cells = [cell for cell in self._firsts() if cell[2] == OURS]
-        series = [
-            Bars(what, [median(one.ratio[part] for one in turns) for *_, turns in cells])
+        }
+        groups = [f"{size}\n{'200' if part == 'ready_s' else 'first token'}" for size, part in parts]
+        cells = [(size, length, turns) for size, length, name, turns in self._firsts() if name == OURS]
+        firsts = {
+            what: [median(one.ratio[part] for one in turns) for *_, turns in cells]
             for part, what in enumerate(("until the first token", "whole answer"))
+        }
+        prompts = [f"{size}\nprompt of {length}" for size, length, _ in cells]
+        return [
+            Bars("ms from the spawn", groups, starts, target=1e3 * READY_S),
+            Bars("the first request over later ones, ours", prompts, firsts, digits=2, target=FIRST_OVER_LATER),
         ]
-        draw_bars(firsts, [f"{size}\nprompt of {length}" for size, length, *_ in cells], series, room=0.2, digits=2)
-        firsts.axhline(FIRST_OVER_LATER, color="black", linestyle="dashed", lw=1)
-        firsts.set_title("the first request over later ones, ours")
-        firsts.set_ylim(top=1.5 * max(FIRST_OVER_LATER, firsts.dataLim.ymax))
-        firsts.legend(frameon=False)
-        figure.savefig(path, dpi=120)
-        pyplot.close(figure)
 
     def _firsts(self) -> Iterator[tuple[str, int, str, Sequence[First]]]:
         for size, by_length in self.first.items():
@@ -172,10 +164,10 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> StartRepor
                 prompts, libraries = Prompts(arguments.seed), write_decoys(Path(folder) / "lib" / "ollama")
                 turns = {WITH_LIBRARIES: partial(start, ours, model, prompts, libraries)}
                 turns |= {server.name: partial(start, server, model, prompts) for server in contenders}
-                started[size] = take_turns(turns, arguments.turns)
+                started[size] = interleave(turns, arguments.turns)
                 for length in LENGTHS if size in FIRST_SIZES else ():
                     alone = {each.name: partial(ask_first, each, model, prompts, length) for each in (ours, *peers)}
-                    first.setdefault(size, {})[length] = take_turns(alone, arguments.turns, warm=0)
+                    first.setdefault(size, {})[length] = interleave(alone, arguments.turns, warm=0)
     except LoadError as error:
         raise ValueError(f"a contender did not start: {error}") from error
     return StartReport(arguments.turns, started, first)

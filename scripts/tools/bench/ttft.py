@@ -14,8 +14,8 @@ import argparse
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -23,8 +23,9 @@ from runner.model.weights.dtype import device
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS
 from scripts.tools.bench.common.bare_loop import BareLoop
 from scripts.tools.bench.common.contenders import BARE, MLX_LM, OURS, SIZES, bare_loops, serve, servers
-from scripts.tools.bench.common.interleave import take_turns
-from scripts.tools.bench.common.report import Table, Target, text_of
+from scripts.tools.bench.common.figure import Bars, Chart
+from scripts.tools.bench.common.interleave import interleave
+from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
 from scripts.tools.bench.common.requests import FEW_TOKENS, answer
 from scripts.tools.bench.common.servers import Endpoint, other_runner, this_runner
 from scripts.tools.bench.llamas import Prompts
@@ -45,7 +46,8 @@ class Times(NamedTuple):
 CASES = ("cold", "again", "append", "switch")
 
 
-class TtftReport(NamedTuple):
+@dataclass(frozen=True)
+class TtftReport(Report):
     """All of it: the times of each contender, turn by turn."""
 
     size: str
@@ -58,8 +60,7 @@ class TtftReport(NamedTuple):
 
     def ratio(self, name: str, other: str, case: str) -> float:
         """The median of a turn's ratios."""
-        pairs = zip(self.found[name], self.found[other], strict=True)
-        return median(one.ms[case] / another.ms[case] for one, another in pairs)
+        return median_ratio(*([times.ms[case] for times in self.found[each]] for each in (name, other)))
 
     @property
     def targets(self) -> list[Target]:
@@ -72,25 +73,29 @@ class TtftReport(NamedTuple):
             found += [Target(f"{case}, ours over {MLX_LM}", self.ratio(OURS, MLX_LM, case), 1.0) for case in CASES]
         return found
 
-    def table(self) -> str:
+    @property
+    def tables(self) -> Sequence[Table]:
         """Milliseconds, and what was computed."""
         rows = [
             (name, *(f"{self.ms(name, case):,.1f}" for case in CASES), _computed(turns[-1].computed))
             for name, turns in self.found.items()
         ]
         title = f"time to the first token, ms: medians of {self.turns} turns; {self.size} parameters"
-        return text_of([Table(title, ("", *CASES, "prompt tokens computed"), rows)])
+        return [Table(title, ("", *CASES, "prompt tokens computed"), rows)]
 
     def data(self) -> Mapping[str, object]:
         """For JSON."""
         found = {name: [times._asdict() for times in turns] for name, turns in self.found.items()}
         return {"size": self.size, "turns": self.turns, "ms": found}
 
-    def plot(self, path: Path) -> None:
-        """Draws the picture."""
-        from scripts.tools.bench.ttft_plot import draw  # matplotlib is there for those who draw
-
-        draw(self, path)
+    @property
+    def charts(self) -> Sequence[Chart]:
+        """The cold prompt, and those with a known prefix, which take a tenth of its time or less."""
+        titles = {CASES[:1]: "cold, 2,000 tokens, ms", CASES[1:]: f"known prefix, ms; {self.size} parameters"}
+        return [
+            Bars(title, cases, {name: [self.ms(name, case) for case in cases] for name in self.found}, digits=1)
+            for cases, title in titles.items()
+        ]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +125,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> TtftReport
             **{name: partial(served, one.endpoint) for name, one in servers_up.items()},
             BARE: partial(bare_times, bare, prompts),
         }
-        found = take_turns(contenders, arguments.turns)
+        found = interleave(contenders, arguments.turns)
     return TtftReport(arguments.size, arguments.turns, found)
 
 

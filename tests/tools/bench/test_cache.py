@@ -345,7 +345,7 @@ def test_the_picture_is_a_png(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["cache", "--caches=none,lru"], "no cache of kind 'lru'"),
+        (["cache", "--caches=none,lru"], "'lru' is none of trie, single, none"),
         (["cache", "--model=rnn"], "invalid choice: 'rnn'"),
         (["cache", "--agents=0"], "a workload has at least one"),
         (["cache", "--hidden=100"], "a multiple of 128"),

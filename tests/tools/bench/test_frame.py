@@ -14,7 +14,7 @@ import pytest
 from scripts.tools.bench import __main__ as bench
 from scripts.tools.bench import run_all
 from scripts.tools.bench.common import exits, machine
-from scripts.tools.bench.common.interleave import take_turns
+from scripts.tools.bench.common.interleave import interleave
 from scripts.tools.bench.common.machine import MOST_OTHERS, BusyError, Others, check_quiet
 from scripts.tools.bench.common.report import Table, Target, targets_table, text_of
 from tests import ROOT
@@ -35,7 +35,7 @@ def test_who_begins_changes_and_the_warm_turns_do_not_count() -> None:
 
         return measure
 
-    found = take_turns({name: contender(name) for name in "abc"}, 2)
+    found = interleave({name: contender(name) for name in "abc"}, 2)
     assert "".join(order) == "cab" + "abc" + "bca"
     assert found == {"a": [4, 9], "b": [5, 7], "c": [6, 8]}
 
@@ -62,23 +62,25 @@ def test_figures_stand_on_the_right_and_words_on_the_left() -> None:
     table = Table("a title", ("", "ms", "what"), [("ours", "1.5", "short"), ("the other", "120.0", "much longer")])
     assert list(table.lines()) == [
         "a title",
-        "              ms  what",
-        "ours         1.5  short",
-        "the other  120.0  much longer",
+        "               ms   what",
+        "─" * 31,
+        "ours          1.5   short",
+        "the other   120.0   much longer",
     ]
 
 
 def test_targets_are_a_table_and_empty_tables_are_left_out() -> None:
     targets = [Target("speed", 0.9812, 0.97, most=False), Target("start", 312.4, 300.0, unit=" ms")]
-    assert text_of([targets_table(targets), targets_table([])], "note").split("\n") == [
+    assert text_of([targets_table(targets), targets_table([])], note="note").split("\n") == [
         "targets",
-        "        found  target",
-        "speed   0.981  at least 0.97   met",
-        "start  312 ms  at most 300 ms  MISSED",
+        "         found   target",
+        "─" * 40,
+        "speed    0.981   at least 0.97    met",
+        "start   312 ms   at most 300 ms   MISSED",
         "",
         "note",
     ]
-    assert text_of([targets_table([])], "note") == "note"
+    assert text_of([targets_table([])], "head", "note") == "head\n\nnote"
 
 
 # --- the busy machine

@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,9 +133,9 @@ def test_a_table_has_a_line_for_each_loader() -> None:
     lines = report.table().splitlines()
     assert lines[0] == "1 turns of each loader, every one in a fresh process, files in the page cache; seed 3"
     assert "file: a directory; 1,234 arrays in 5 files, 0.0 MB" in lines
-    assert lines[4].split() == [PLAIN, "0.00", "100", "1.000", "1.000", "1.000", "100.0", "110.0"]
-    assert lines[5].split() == [RUNNER, "0.00", "80", "1.250", "1.250", "1.250", "12.5", "100.0", "110.0"]
-    assert "dropped from the page cache" in report._replace(cold=True).table()
+    assert lines[5].split() == [PLAIN, "0.00", "100", "1.000", "1.000", "1.000", "100.0", "110.0"]
+    assert lines[6].split() == [RUNNER, "0.00", "80", "1.250", "1.250", "1.250", "12.5", "100.0", "110.0"]
+    assert "dropped from the page cache" in replace(report, cold=True).table()
 
 
 # --- all turns ---
@@ -158,15 +159,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_loaders_take_turns_and_the_first_round_does_not_count(asked: list[str]) -> None:
     (form,) = measure(Options(forms=["file"], size_bytes=TINY_BYTES, turns=2)).forms
-    assert asked == [PLAIN, RUNNER, MLX_LM, RUNNER, MLX_LM, PLAIN, MLX_LM, PLAIN, RUNNER]
-    assert [[turn.seconds for turn in row.turns] for row in form.rows] == [[6, 8], [4, 9], [5, 7]]
+    assert asked == [MLX_LM, PLAIN, RUNNER, PLAIN, RUNNER, MLX_LM, RUNNER, MLX_LM, PLAIN]
+    assert [[turn.seconds for turn in row.turns] for row in form.rows] == [[4, 9], [5, 7], [6, 8]]
     assert (form.tensors, form.files, form.weight_bytes) == (219, 1, form.weight_bytes)
 
 
 def test_mlx_lm_has_no_store_and_mx_load_is_always_there(asked: list[str]) -> None:
     measure(Options(forms=["blobs"], size_bytes=TINY_BYTES, turns=1))
     measure(Options(forms=["file"], loaders=[RUNNER], size_bytes=TINY_BYTES, turns=1))
-    assert asked == [PLAIN, RUNNER, RUNNER, PLAIN] * 2
+    assert asked == [RUNNER, PLAIN, PLAIN, RUNNER] * 2
 
 
 def test_the_models_are_gone_afterwards(asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +222,7 @@ def test_the_picture_is_a_png(asked: list[str], tmp_path: Path) -> None:
     measure(Options(forms=["file", "blobs"], size_bytes=TINY_BYTES, turns=1)).plot(file)
     head = file.read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
-    assert min(struct.unpack(">II", head[16:])) > 500
+    assert min(struct.unpack(">II", head[16:])) > 400
     assert asked
 
 
@@ -229,7 +230,7 @@ def test_the_picture_is_a_png(asked: list[str], tmp_path: Path) -> None:
     ("arguments", "complaint"),
     [
         (["load", "--form=gguf"], "invalid choice: 'gguf'"),
-        (["load", "--loaders=runner,torch"], "no loader called 'torch'"),
+        (["load", "--loaders=runner,torch"], "'torch' is none of mx.load, runner, mlx-lm"),
         (["load", "--size=much"], "'much' is no amount of memory"),
         (["load", "--size=10%"], "'10%' is a share, not an amount of memory"),
         (["load", "--turns=0"], "there is at least one turn"),

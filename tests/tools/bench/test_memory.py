@@ -5,6 +5,7 @@ import json
 import os
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,7 @@ def test_the_table_and_the_json_hold_all_of_it() -> None:
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="not installed; scripts/bench --plot installs it")
-    for report in (REPORT, MemoryReport(SHAPE, "4MiB", samples=REPORT.samples), REPORT._replace(samples={})):
+    for report in (REPORT, MemoryReport(SHAPE, "4MiB", samples=REPORT.samples), replace(REPORT, samples={})):
         report.plot(tmp_path / "memory.png")
         assert (tmp_path / "memory.png").stat().st_size > 1000
 

@@ -2,6 +2,7 @@
 
 import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,8 @@ def test_targets_are_medians_and_ratios_are_taken_turn_by_turn() -> None:
 
 
 def test_without_the_smallest_model_and_mlx_lms_server_there_is_nothing_to_reach() -> None:
-    assert REPORT._replace(started={"10M": REPORT.started["10M"]}, first={}).targets == []
-    alone = REPORT._replace(started={"1M": {OURS: [Started(0.4, 0.5)]}}, first={}).targets
+    assert replace(REPORT, started={"10M": REPORT.started["10M"]}, first={}).targets == []
+    alone = replace(REPORT, started={"1M": {OURS: [Started(0.4, 0.5)]}}, first={}).targets
     assert [(target.value, target.met) for target in alone] == [(0.4, False)]
 
 

@@ -17,7 +17,6 @@ import mlx.core as mx
 
 from runner.cache import CACHE_KINDS
 from runner.model.weights.dtype import device
-from runner.sizes import parse_bound
 from scripts.tools.bench.cache.agent_trace import AgentTrace, Ask, Workload
 from scripts.tools.bench.cache.contender import Contender, LayerBytes, Served
 from scripts.tools.bench.cache.figures import Costs, Losses
@@ -25,6 +24,7 @@ from scripts.tools.bench.cache.models import KINDS, Size, Subject, make_subject
 from scripts.tools.bench.cache.prefixes import Anywhere, FixedPoints, Reuse, Shown
 from scripts.tools.bench.cache.report import CacheReport
 from scripts.tools.bench.cache.rows import BEST, ModelReport, Row
+from scripts.tools.bench.common.options import names_of, size_bytes
 
 _CACHES = ("none", "single", "trie")
 _PEERS: dict[str, Callable[[], Anywhere | FixedPoints]] = {
@@ -69,14 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--caches",
-        type=_cache_kinds,
+        type=names_of(CACHE_KINDS),
         default=",".join(_CACHES),
         metavar="KIND,...",
         help="the contenders; conversations go on with the answers of the first (default: %(default)s)",
     )
     parser.add_argument(
         "--cache-memory",
-        type=_bytes,
+        type=lambda text: size_bytes(text, mx.get_memory_limit()),
         metavar="BYTES|N%",
         help="bound of each cache: 8MiB, 1G, or a share of MLX's memory limit (default: none)",
     )
@@ -108,8 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 _JSON = """
 JSON: benchmark, ground (what it ran on), workload, chunk_tokens, budget_bytes, models. For each model: model,
 parameters, bytes_per_token, bytes_per_state, counts, operations (what led to each request), caches, arithmetic. For
-each cache the figures that benchmarks/cache/figures.py explains (Losses, Costs) and requests, with one value for
-each request in total, matched, cached, computed, ttft_ms, ms and held_bytes; for each line of arithmetic those of
+each cache the figures that cache/figures.py explains (Losses, Costs) and requests, with one value for each request in
+total, matched, cached, computed, ttft_ms, ms and held_bytes; for each line of arithmetic those of
 Losses."""
 _MEANINGS = {
     "requests": "requests in all",
@@ -227,19 +227,3 @@ def _shown(exchange: Exchange, chunk: int) -> Shown:
         return prompt[: cached + min(prefill, chunks * chunk)]
 
     return shown
-
-
-def _cache_kinds(text: str) -> list[str]:
-    kinds = text.split(",")
-    for kind in kinds:
-        if kind not in CACHE_KINDS:
-            raise argparse.ArgumentTypeError(f"no cache of kind {kind!r}: it is one of {', '.join(CACHE_KINDS)}")
-    return kinds
-
-
-def _bytes(text: str) -> int:
-    try:
-        bound = parse_bound(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return bound.bytes_of(mx.get_memory_limit())

@@ -1,19 +1,17 @@
 """What `scripts/bench cache` found: as a table, as JSON and as a picture."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from scripts.tools.bench.cache.agent_trace import Workload
 from scripts.tools.bench.cache.figures import CLOSE
-from scripts.tools.bench.cache.rows import ModelReport
-from scripts.tools.bench.common.report import Target
+from scripts.tools.bench.cache.rows import BEST, ModelReport, Row, cumulative
+from scripts.tools.bench.common.figure import Bars, Chart, Lines
+from scripts.tools.bench.common.report import Report, Table, Target
 
 _HELD = 1.1
 
-_LEGEND = f"""
-hit %       tokens of prompts that came from the cache
+_NOTE = f"""hit %       tokens of prompts that came from the cache
 matched     tokens of prompts that the cache had seen in their place; computed: that went through the model
 lost        matched tokens that had to be computed again, over all requests; of one request p50, p95, max, and the share
             of requests that lost at most {CLOSE}
@@ -26,7 +24,8 @@ best, grid  by arithmetic on the same requests, nothing evicted: resuming anywhe
             tokens before the end of prompts and at ends of sequences; + branches: also where earlier requests parted"""
 
 
-class CacheReport(NamedTuple):
+@dataclass(frozen=True)
+class CacheReport(Report):
     """All of it. `budget_bytes` bounded each cache, None left them unbounded."""
 
     workload: Workload
@@ -34,16 +33,26 @@ class CacheReport(NamedTuple):
     budget_bytes: int | None
     models: list[ModelReport]
 
-    def table(self) -> str:
-        """One table per model, and what the columns mean."""
+    @property
+    def head(self) -> str:
+        """The workload."""
         work = self.workload
         bound = "unbounded" if self.budget_bytes is None else f"{self.budget_bytes:,} bytes each"
         counts = ", ".join(f"{name} {count}" for name, count in sorted(self.models[0].counts.items()))
-        head = (
+        return (
             f"{work.requests} requests of {work.agents} agents over {work.systems} system prompts, seed {work.seed}, "
             f"scale {work.scale:g}; caches {bound}; prefill in chunks of {self.chunk_tokens}\n{counts}"
         )
-        return "\n\n".join([head, *(model.table() for model in self.models)]) + "\n" + _LEGEND
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """One for each model."""
+        return [model.table for model in self.models]
+
+    @property
+    def note(self) -> str:
+        """What the columns mean."""
+        return _NOTE
 
     @property
     def targets(self) -> list[Target]:
@@ -68,8 +77,30 @@ class CacheReport(NamedTuple):
             "models": [model.data() for model in self.models],
         }
 
-    def plot(self, path: Path) -> None:
-        """Draws the picture."""
-        from scripts.tools.bench.cache.plot import draw  # matplotlib is there for those who draw
+    @property
+    def charts(self) -> Sequence[Chart]:
+        """Hits, first tokens, and for each model the prompt tokens computed so far."""
+        kinds, rows = [model.kind for model in self.models], [model.contenders for model in self.models]
 
-        draw(self.models, path)
+        def of(value: Callable[[Row], float]) -> dict[str, list[float]]:
+            return {row.name: [value(of_model[at]) for of_model in rows] for at, row in enumerate(rows[0])}
+
+        hits = of(lambda row: 100 * row.losses.hit_rate)
+        best = [next(100 * row.losses.hit_rate for row in model.rows if row.name == BEST) for model in self.models]
+        first = of(lambda row: row.costs.ttft_ms_median if row.costs else 0.0)
+        work = [
+            Lines(
+                f"{model.kind}: prompt tokens computed so far, thousands",
+                {
+                    row.name: [(at, tokens / 1e3) for at, tokens in enumerate(cumulative(row))]
+                    for row in model.contenders
+                },
+                "requests",
+            )
+            for model in self.models
+        ]
+        return [
+            Bars("prompt tokens from the cache, %", kinds, {**hits, BEST: best}),
+            Bars("time to the first token, ms, median", kinds, first, log=True),
+            *work,
+        ]

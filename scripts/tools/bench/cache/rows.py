@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 from scripts.tools.bench.cache.contender import LayerBytes, Served
 from scripts.tools.bench.cache.figures import CLOSE, Costs, Losses
+from scripts.tools.bench.common.report import Table
 
 BEST = "best possible"
 """The row of what a cache could have reused at most."""
 
 _MB = 1e6
-_HEAD = (
-    f"{'':<14}{'hit %':>6}{'matched':>8}{'computed':>9}{'lost':>7}{'p50':>6}{'p95':>6}{'max':>6}{f'<={CLOSE} %':>8}"
-    f"{'TTFT ms':>8}{'p95':>7}{'total s':>8}{'held MB':>8}{'peak':>7}{'/distinct':>10}{'states':>7}{'differ':>7}"
+COLUMNS = (
+    *("", "hit %", "matched", "computed", "lost", "p50", "p95", "max", f"<={CLOSE} %"),
+    *("TTFT ms", "p95", "total s", "held MB", "peak", "/distinct", "states", "differ"),
 )
 
 
@@ -42,14 +43,15 @@ class ModelReport(NamedTuple):
         """The rows that were measured."""
         return [row for row in self.rows if row.costs is not None]
 
-    def table(self) -> str:
+    @property
+    def table(self) -> Table:
         """The rows under one headline."""
         per_token, per_state = self.layer_bytes
         headline = (
             f"{self.kind}: {self.meaning}; {self.parameters / 1e6:.1f} M parameters, "
             f"{per_token:,} bytes per token, {per_state:,} per state"
         )
-        return "\n".join([headline, _HEAD, *map(_line, self.rows)])
+        return Table(headline, COLUMNS, [*map(_cells, self.rows)])
 
     def data(self) -> dict[str, object]:
         """For JSON: the figures of `Losses` and `Costs`, and what happened in each request."""
@@ -79,17 +81,22 @@ def _data(row: Row) -> dict[str, object]:
     return {**row.losses._asdict(), **row.costs._asdict(), "requests": requests}
 
 
-def _line(row: Row) -> str:
+def _cells(row: Row) -> Sequence[str]:
     losses, costs = row.losses, row.costs
-    computed = f"{costs.computed_tokens:,}" if costs else ""
-    line = (
-        f"{row.name:<14}{100 * losses.hit_rate:>6.1f}{losses.matched_tokens:>8,}{computed:>9}{losses.lost_tokens:>7,}"
-        f"{losses.lost_p50:>6,}{losses.lost_p95:>6,}{losses.lost_max:>6,}{100 * losses.lost_close_share:>8.1f}"
-    )
+    lost = (losses.lost_tokens, losses.lost_p50, losses.lost_p95, losses.lost_max)
+    cells = [row.name, f"{100 * losses.hit_rate:.1f}", f"{losses.matched_tokens:,}"]
+    cells.append(f"{costs.computed_tokens:,}" if costs else "")
+    cells += [*(f"{tokens:,}" for tokens in lost), f"{100 * losses.lost_close_share:.1f}"]
     if costs is None:
-        return line
-    ratio = "-" if costs.held_ratio is None else f"{costs.held_ratio:.2f}"
-    states = "-" if costs.held_states is None else f"{costs.held_states:.1f}"
-    times = f"{costs.ttft_ms_median:>8.1f}{costs.ttft_ms_p95:>7.0f}{costs.seconds:>8.1f}"
-    held = f"{costs.held_bytes / _MB:>8.1f}{costs.peak_bytes / _MB:>7.1f}{ratio:>10}{states:>7}"
-    return f"{line}{times}{held}{costs.mismatches:>7}"
+        return [*cells, *[""] * (len(COLUMNS) - len(cells))]
+    return [
+        *cells,
+        f"{costs.ttft_ms_median:.1f}",
+        f"{costs.ttft_ms_p95:.0f}",
+        f"{costs.seconds:.1f}",
+        f"{costs.held_bytes / _MB:.1f}",
+        f"{costs.peak_bytes / _MB:.1f}",
+        "-" if costs.held_ratio is None else f"{costs.held_ratio:.2f}",
+        "-" if costs.held_states is None else f"{costs.held_states:.1f}",
+        str(costs.mismatches),
+    ]

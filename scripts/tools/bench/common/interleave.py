@@ -1,4 +1,4 @@
-"""Contenders that take turns: what disturbs the machine disturbs all of them alike."""
+"""Contenders measured in rounds, A B A B, so that noise of the machine hits all of them alike."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -6,18 +6,20 @@ from typing import TypeVar
 Figure = TypeVar("Figure")
 
 
-def take_turns(contenders: Mapping[str, Callable[[], Figure]], turns: int, *, warm: int = 1) -> dict[str, list[Figure]]:
-    """Each once a turn; who begins changes from turn to turn. The first `warm` turns do not count.
+def interleave(
+    contenders: Mapping[str, Callable[[], Figure]], rounds: int, *, warm: int = 1
+) -> dict[str, list[Figure]]:
+    """Measures each contender once a round; the first one changes from round to round. `warm` rounds are discarded.
 
-    Returns the figures of each, turn by turn: those with the same index were found one right after the other, so ratios
-    of contenders are taken turn by turn.
+    Returns the figures of each contender, round by round: those with the same index were found one right after the
+    other, so ratios of contenders are taken round by round.
     """
     names = list(contenders)
     found: dict[str, list[Figure]] = {name: [] for name in names}
-    for turn in range(-warm, turns):
+    for number in range(-warm, rounds):
         for place in range(len(names)):
-            name = names[(turn + place) % len(names)]
+            name = names[(number + place) % len(names)]
             figure = contenders[name]()
-            if turn >= 0:
+            if number >= 0:
                 found[name].append(figure)
     return found

@@ -1,18 +1,28 @@
-"""What benchmarks have in common when they tell what they found: tables, and targets that are met or not."""
+"""The report of a benchmark: targets that are met or missed, tables for people, figures for JSON, charts."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
 from math import ceil
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple, TypeVar
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from scripts.tools.bench.common.figure import Chart, draw
 
 Number = TypeVar("Number", int, float)
 
-_FIGURES = "0123456789-"  # what those begin with; they stand on the right
+WIDTH = 132
+_FIGURES = "0123456789-"  # first characters of cells that are aligned on the right
 
 
 class Target(NamedTuple):
-    """A figure, and the bound that it is to keep. `most`: it is to be at most the bound, else at least."""
+    """A figure and its bound: an upper bound if `most`, else a lower one."""
 
     what: str
     value: float
@@ -22,34 +32,79 @@ class Target(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Whether it keeps its bound."""
+        """True if the figure keeps its bound."""
         return self.value <= self.bound if self.most else self.value >= self.bound
 
     def data(self) -> Mapping[str, object]:
-        """For JSON."""
+        """Returns the target as it stands in JSON."""
         return {**self._asdict(), "met": self.met}
 
 
 class Table(NamedTuple):
-    """Rows of text under a title; the first column is the name of the row."""
+    """Rows of text under a title; the first column names the row."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def lines(self) -> Iterator[str]:
-        """At most 132 characters each, where the cells are reasonable."""
-        columns = list(zip(self.columns, *self.rows, strict=True))
-        widths = [max(map(len, column)) for column in columns]
-        figures = [False, *(all(not cell or cell[0] in _FIGURES for cell in column[1:]) for column in columns[1:])]
+        """Yields the title, the names of the columns, and the rows, at most `WIDTH` characters each."""
+        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=True, header_style="")
+        for index, name in enumerate(self.columns):
+            cells = [row[index] for row in self.rows]
+            right = index > 0 and all(not cell or cell[0] in _FIGURES for cell in cells)
+            table.add_column(name, justify="right" if right else "left", overflow="fold")
+        for row in self.rows:
+            table.add_row(*row)
+        text = StringIO()
+        Console(file=text, width=WIDTH, color_system=None, markup=False, highlight=False).print(table)
         yield self.title
-        for row in (self.columns, *self.rows):
-            cells = zip(row, widths, figures, strict=True)
-            yield "  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in cells).rstrip()
+        yield from (line.rstrip() for line in text.getvalue().splitlines())
+
+
+class Report(ABC):
+    """What a benchmark found. Subclasses hold the raw figures."""
+
+    @property
+    @abstractmethod
+    def targets(self) -> Sequence[Target]:
+        """The targets, as far as they were measured."""
+
+    @property
+    @abstractmethod
+    def tables(self) -> Sequence[Table]:
+        """The tables; those without rows are left out."""
+
+    @property
+    def head(self) -> str:
+        """The text above the tables."""
+        return ""
+
+    @property
+    def note(self) -> str:
+        """The text below the tables: the meaning of their words."""
+        return ""
+
+    @property
+    @abstractmethod
+    def charts(self) -> Sequence[Chart]:
+        """The charts of the picture."""
+
+    @abstractmethod
+    def data(self) -> Mapping[str, object]:
+        """Returns the figures for JSON."""
+
+    def table(self) -> str:
+        """Returns all tables as text."""
+        return text_of(self.tables, self.head, self.note)
+
+    def plot(self, path: Path) -> None:
+        """Draws the charts into a PNG."""
+        draw(self.charts, path)
 
 
 def targets_table(targets: Sequence[Target]) -> Table:
-    """Which of them are met."""
+    """Returns a table of the targets and their verdicts."""
     rows = [
         (
             target.what,
@@ -62,10 +117,9 @@ def targets_table(targets: Sequence[Target]) -> Table:
     return Table("targets", ("", "found", "target", ""), rows)
 
 
-def text_of(tables: Sequence[Table], note: str = "") -> str:
-    """The tables one below the other, and what their words mean."""
-    parts = ["\n".join(table.lines()) for table in tables if table.rows]
-    return "\n\n".join([*parts, note] if note else parts)
+def text_of(tables: Sequence[Table], head: str = "", note: str = "") -> str:
+    """Returns the tables that have rows, one below the other, between `head` and `note`."""
+    return "\n\n".join(filter(None, [head, *("\n".join(table.lines()) for table in tables if table.rows), note]))
 
 
 def _figure(value: float) -> str:
@@ -73,9 +127,14 @@ def _figure(value: float) -> str:
 
 
 def percentile(values: Sequence[Number], percent: float) -> Number:
-    """The smallest value that at least `percent` of them do not exceed (nearest rank); 0 where there are none."""
+    """Returns the smallest value that at least `percent` of the values do not exceed (nearest rank); 0 without any."""
     ranked = sorted(values)
     return ranked[max(0, ceil(len(ranked) * percent / 100) - 1)] if ranked else 0
+
+
+def median_ratio(values: Sequence[float], others: Sequence[float]) -> float:
+    """Returns the median of the ratios round by round, since noise hits both contenders of a round alike."""
+    return median(one / other for one, other in zip(values, others, strict=True))
 
 
 def write_json(to: str, data: Mapping[str, object]) -> None:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import NamedTuple
 
-from scripts.tools.bench.common.interleave import take_turns
+from scripts.tools.bench.common.interleave import interleave
 from scripts.tools.bench.common.requests import MismeasuredError
 from scripts.tools.bench.common.servers import Server, this_runner
 from scripts.tools.bench.format.models import write_speaker
@@ -101,11 +101,11 @@ def measure_answers(asked: Asked, blas: str, blas_threads: int) -> Answers:
 
         processes = {server.command: _started(server, directory, stack) for server in (ours, drawn)}
         grammars = {name: asking(ours, wanted, asked.tokens) for name, wanted in GRAMMARS.items()}
-        found = take_turns(grammars, asked.turns)
+        found = interleave(grammars, asked.turns)
         for name, turns in found.items():
             if any(one.tokens != asked.tokens for one in turns):
                 raise MismeasuredError(f"{name}: an answer ended early")
-        jumps = take_turns(
+        jumps = interleave(
             {JUMPS: asking(ours, RECORD, 1 << 12), NO_JUMPS: asking(drawn, RECORD, 1 << 12)}, asked.turns
         )
     return Answers(asked.vocabulary, found, jumps)

@@ -20,6 +20,7 @@ import mlx.core as mx
 
 from runner.model.weights.dtype import device
 from scripts.tools.bench.common.bare_loop import decode_bare
+from scripts.tools.bench.common.options import numbers
 from scripts.tools.bench.format.answers import Asked, measure_answers
 from scripts.tools.bench.format.compiling import measure_compiling
 from scripts.tools.bench.format.masks import measure_masks
@@ -37,14 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark beside those of all."""
     parser.add_argument(
         "--vocabularies",
-        type=_numbers,
+        type=numbers,
         default=(4096, AIMED_VOCABULARY, 131072),
         metavar="N,...",
         help="4096,32768,131072",
     )
     parser.add_argument(
         "--answers",
-        type=_numbers,
+        type=numbers,
         default=(AIMED_VOCABULARY,),
         metavar="N,...",
         help="those of answers (default: 32768)",
@@ -83,10 +84,3 @@ def _step_us(vocabulary: int, size: Size, turns: int, seed: int) -> Sequence[flo
     model, random = make_speaker(vocabulary, seed, size), Random(seed)
     prompt = [random.randrange(vocabulary - 1) for _ in range(_PROMPT_TOKENS)]
     return [1e6 / decode_bare(model, [prompt], _STEPS) for _ in range(turns)]
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers") from error

@@ -10,7 +10,7 @@ from protocol import decode_format
 from runner.grammar.compiler import Compiler
 from runner.grammar.vocabulary import make_vocabulary
 from runner.tokenizer import Tokenizer
-from scripts.tools.bench.common.interleave import take_turns
+from scripts.tools.bench.common.interleave import interleave
 
 Schema = dict[str, object]
 _TYPES: Sequence[Schema] = (
@@ -70,7 +70,7 @@ def measure_compiling(tokenizer: Tokenizer, turns: int) -> Compiled:
     contenders: dict[str, Callable[[], float]] = {"": build_ms}
     for name, schema in SCHEMAS.items():
         contenders[name] = partial(_Anew(compiler, schema).compile_ms)
-    found = take_turns(contenders, turns)
+    found = interleave(contenders, turns)
     return Compiled(tokenizer.vocab_size, found.pop(""), found)
 
 

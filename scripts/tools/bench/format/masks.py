@@ -15,7 +15,7 @@ from runner.grammar import Guide
 from runner.grammar.compiler import Compiler
 from runner.sampling.mask import Mask, masked
 from runner.tokenizer import Tokenizer
-from scripts.tools.bench.common.interleave import take_turns
+from scripts.tools.bench.common.interleave import interleave
 
 Way = Callable[[mx.array, Sequence[Mask]], mx.array]
 """Scores [B, V] and a mask for each row to masked scores."""
@@ -60,7 +60,7 @@ def measure_masks(tokenizer: Tokenizer, turns: int, rows: Sequence[int], seed: i
     hosts = {
         name: partial(_host_us, _guides(compiler, tokenizer, place), place.again) for name, place in PLACES.items()
     }
-    host = take_turns(hosts, turns)
+    host = interleave(hosts, turns)
     string = _guides(compiler, tokenizer, PLACES["in a string"])()
     device: dict[str, dict[int, list[float]]] = {way: {} for way in WAYS}
     for count in rows:
@@ -70,7 +70,7 @@ def measure_masks(tokenizer: Tokenizer, turns: int, rows: Sequence[int], seed: i
         masks = [string.mask()] * count
         bare = {"": partial(_device_us, scores, lambda scores, _: scores, masks)}
         ways = {name: partial(_device_us, scores, way, masks) for name, way in WAYS.items()}
-        found = take_turns({**bare, **ways}, turns)
+        found = interleave({**bare, **ways}, turns)
         for name in WAYS:
             device[name][count] = [us - alone for us, alone in zip(found[name], found[""], strict=True)]
     return Masked(vocabulary, host, device)

@@ -1,11 +1,11 @@
 """What `scripts/bench format` found."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
 
-from scripts.tools.bench.common.report import Table, Target, text_of
+from scripts.tools.bench.common.figure import Bars, Chart
+from scripts.tools.bench.common.report import Report, Table, Target
 from scripts.tools.bench.format.answers import FREE, JUMPS, NO_JUMPS, Answered, Answers
 from scripts.tools.bench.format.compiling import Compiled
 from scripts.tools.bench.format.masks import OURS, WAYS, Masked
@@ -15,7 +15,8 @@ MOST_PERCENT = 15.0
 AIMED_VOCABULARY = 32768
 
 
-class FormatReport(NamedTuple):
+@dataclass(frozen=True)
+class FormatReport(Report):
     """All of it; `step_us` is a decode step without a server and without a grammar, by vocabulary, turn by turn."""
 
     turns: int
@@ -37,12 +38,17 @@ class FormatReport(NamedTuple):
             if name != FREE
         ]
 
-    def table(self) -> str:
+    @property
+    def tables(self) -> Sequence[Table]:
         """Medians."""
-        return text_of(
-            [self._costs(), self._ways(), *self._grammars(), *self._jumps(), self._compiling()],
+        return [self._costs(), self._ways(), self._grammars(), self._jumps(), self._compiling()]
+
+    @property
+    def note(self) -> str:
+        """What the columns mean."""
+        return (
             f"Medians of {self.turns} turns, of percentages and ratios turn by turn. host: to take a token and to find "
-            "the\nnext mask; device: what the mask adds to an argmax that is read.",
+            "the\nnext mask; device: what the mask adds to an argmax that is read."
         )
 
     def _costs(self) -> Table:
@@ -65,7 +71,7 @@ class FormatReport(NamedTuple):
         columns = ("vocabulary", "", *(f"{count} rows" if count > 1 else "1 row" for count in counts))
         return Table("ways to apply a mask, us; the first one is the runner's", columns, rows)
 
-    def _grammars(self) -> list[Table]:
+    def _grammars(self) -> Table:
         rows = [
             (
                 f"{one.vocabulary:,}",
@@ -76,9 +82,9 @@ class FormatReport(NamedTuple):
             for one in self.answers
             for name, turns in one.grammars.items()
         ]
-        return [Table("answers that nothing forces", ("vocabulary", "", "tokens/s", "% added"), rows)]
+        return Table("answers that nothing forces", ("vocabulary", "", "tokens/s", "% added"), rows)
 
-    def _jumps(self) -> list[Table]:
+    def _jumps(self) -> Table:
         rows = [
             (
                 f"{one.vocabulary:,}",
@@ -91,7 +97,7 @@ class FormatReport(NamedTuple):
             for name, turns in one.jumps.items()
         ]
         title = "a record that is mostly forced, from the request to its end"
-        return [Table(title, ("vocabulary", "", "tokens", "tokens/s", "over one by one"), rows)]
+        return Table(title, ("vocabulary", "", "tokens", "tokens/s", "over one by one"), rows)
 
     def _compiling(self) -> Table:
         rows = [
@@ -129,28 +135,19 @@ class FormatReport(NamedTuple):
             ],
         }
 
-    def plot(self, path: Path) -> None:
-        """What a grammar costs, and what it takes to compile."""
-        from matplotlib.figure import Figure  # there for those who draw
-
-        from scripts.tools.bench.common.figure import Bars, draw_bars
-
-        figure = Figure(figsize=(12, 4.5), layout="constrained")
-        costs, compiling = figure.subplots(1, 2)
+    @property
+    def charts(self) -> Sequence[Chart]:
+        """The cost of a mask, and the time to compile a grammar."""
         groups = [f"{one.vocabulary:,}" for one in self.masks]
-        costs.set_title("a token's mask, us")
-        places = list(self.masks[0].host)
-        series = [Bars(f"host, {place}", [median(one.host[place]) for one in self.masks]) for place in places]
+        costs = {f"host, {place}": [median(one.host[place]) for one in self.masks] for place in self.masks[0].host}
         device = [median(one.device[OURS][min(one.device[OURS])]) for one in self.masks]
-        draw_bars(costs, groups, [*series, Bars("device", device)], room=float("inf"))
-        costs.legend(frameon=False)
-        compiling.set_title("to compile, ms")
-        compiling.set_yscale("log")
         names = list(self.compiling[0].compile_ms)
-        bars = [Bars(f"{one.vocabulary:,}", [median(one.compile_ms[name]) for name in names]) for one in self.compiling]
-        draw_bars(compiling, [name.replace(" ", "\n") for name in names], bars, room=float("inf"), digits=1)
-        compiling.legend(frameon=False)
-        figure.savefig(path, dpi=110)
+        compiling = {f"{one.vocabulary:,}": [median(one.compile_ms[name]) for name in names] for one in self.compiling}
+        lines = [name.replace(" ", "\n") for name in names]
+        return [
+            Bars("a token's mask, us", groups, {**costs, "device": device}),
+            Bars("to compile, ms", lines, compiling, digits=1, log=True),
+        ]
 
 
 def _added(one: Answers, name: str) -> float:

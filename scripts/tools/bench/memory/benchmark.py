@@ -11,6 +11,7 @@ import argparse
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -78,9 +79,9 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None], sizes: Sizes 
     report = MemoryReport(shape, arguments.cache_memory)
     if SHARING in measured:
         report = _held(report, sizes.sharing, arguments.seed, say)
-        report = report._replace(processes=asyncio.run(_processes(arguments, sizes.sharing, shape, say)))
+        report = replace(report, processes=asyncio.run(_processes(arguments, sizes.sharing, shape, say)))
     if GROWTH in measured:
-        report = report._replace(samples=asyncio.run(_growth(arguments, sizes.growth, say)))
+        report = replace(report, samples=asyncio.run(_growth(arguments, sizes.growth, say)))
     return report
 
 
@@ -92,7 +93,7 @@ def _held(report: MemoryReport, size: Size, seed: int, say: Callable[[str], None
     for name, cache in caches.items():
         say(f"held: {name} ...")
         held[name] = hold(cache, report.shape, Prompts(seed).ids)
-    return report._replace(held=held, token_bytes=trie.token_bytes)
+    return replace(report, held=held, token_bytes=trie.token_bytes)
 
 
 async def _processes(

@@ -1,12 +1,12 @@
 """What `scripts/bench memory` found: as tables, as JSON and as a picture."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scripts.tools.bench.common.contenders import OURS
-from scripts.tools.bench.common.report import Table, Target, text_of
+from scripts.tools.bench.common.figure import Chart, Lines
+from scripts.tools.bench.common.report import Report, Table, Target
 from scripts.tools.bench.memory.growth import Sample, Slope
 from scripts.tools.bench.memory.sharing import Shape
 
@@ -36,15 +36,16 @@ class Growth(NamedTuple):
         return None if self.before.told is None or self.after.told is None else self.after.told - self.before.told
 
 
-class MemoryReport(NamedTuple):
+@dataclass(frozen=True)
+class MemoryReport(Report):
     """`held`: bytes after each request, by cache; `processes` by server, and `samples` over many prompts."""
 
     shape: Shape
     budget: str
     token_bytes: int = 0
-    held: Mapping[str, Sequence[int]] = MappingProxyType({})
-    processes: Mapping[str, Growth] = MappingProxyType({})
-    samples: Mapping[str, Sequence[Sample]] = MappingProxyType({})
+    held: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    processes: Mapping[str, Growth] = field(default_factory=dict)
+    samples: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
 
     @property
     def distinct(self) -> int:
@@ -66,7 +67,13 @@ class MemoryReport(NamedTuple):
             )
         return found
 
-    def table(self) -> str:
+    @property
+    def note(self) -> str:
+        """What the columns mean."""
+        return _NOTE
+
+    @property
+    def tables(self) -> Sequence[Table]:
         """Three of them."""
         shape = self.shape
         title = (
@@ -80,14 +87,11 @@ class MemoryReport(NamedTuple):
             (name, *(_of(grown, self.distinct) for grown in (growth.told, growth.resident)))
             for name, growth in self.processes.items()
         ]
-        return text_of(
-            [
-                Table(f"held: {title}", ("", "MB", "x"), held),
-                Table("processes: the same, over HTTP", ("", "told: MB  x", "resident: MB  x"), processes),
-                Table(f"growth: prompts that share nothing, {self.budget} for ours", _COLUMNS, self._growth()),
-            ],
-            _NOTE,
-        )
+        return [
+            Table(f"held: {title}", ("", "MB", "x"), held),
+            Table("processes: the same, over HTTP", ("", "told: MB  x", "resident: MB  x"), processes),
+            Table(f"growth: prompts that share nothing, {self.budget} for ours", _COLUMNS, self._growth()),
+        ]
 
     def _growth(self) -> Sequence[Sequence[str]]:
         rows = []
@@ -122,31 +126,15 @@ class MemoryReport(NamedTuple):
             "samples": {name: [one._asdict() for one in samples] for name, samples in self.samples.items()},
         }
 
-    def plot(self, path: Path) -> None:
-        """What is held against what is distinct, and the processes over many prompts."""
-        from matplotlib.figure import Figure  # there for those who draw
-
-        from scripts.tools.bench.common.figure import COLOURS, tidy
-
-        figure = Figure(figsize=(11, 4.2), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        left.set_title("Held after each request, MB", fontsize=10)
-        for (name, after), colour in zip(self.held.items(), COLOURS, strict=False):
-            left.plot(range(1, len(after) + 1), [one / _MB for one in after], label=name, color=colour)
-        requests = range(1, self.shape.conversations * self.shape.turns + 1) if self.held else range(0)
-        distinct = [self.token_bytes * self.shape.distinct(count) / _MB for count in requests]
-        left.plot(requests, distinct, label="distinct tokens", color="black", linestyle="dotted")
-        left.set_xlabel("requests")
-        right.set_title("Resident after so many prompts, MB", fontsize=10)
-        for (name, samples), colour in zip(self.samples.items(), COLOURS, strict=False):
-            right.plot([one.prompts for one in samples], [one.rss / _MB for one in samples], label=name, color=colour)
-        right.set_xlabel("prompts")
-        for axes in (left, right):
-            axes.set_ylim(bottom=0)
-            tidy(axes)
-            if axes.lines:
-                axes.legend(frameon=False, fontsize=8)
-        figure.savefig(path, dpi=110)
+    @property
+    def charts(self) -> Sequence[Chart]:
+        """Bytes held against those of distinct tokens, and the processes over many prompts."""
+        held = {name: [(at, one / _MB) for at, one in enumerate(after, 1)] for name, after in self.held.items()}
+        count = self.shape.conversations * self.shape.turns if self.held else 0
+        held["distinct tokens"] = [(at, self.token_bytes * self.shape.distinct(at) / _MB) for at in range(1, count + 1)]
+        resident = {name: [(one.prompts, one.rss / _MB) for one in samples] for name, samples in self.samples.items()}
+        charts = [Lines("held after each request, MB", held, "requests")] if self.held else []
+        return [*charts, *([Lines("resident after so many prompts, MB", resident, "prompts")] if resident else [])]
 
 
 _COLUMNS = ("", "prompts", "resident MB", "growth %", "KB a prompt", "told MB", "growth %")

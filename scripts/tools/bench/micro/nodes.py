@@ -16,8 +16,8 @@ The large trie and the small one take turns, on one core where the runner keeps 
 import argparse
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from random import Random
 from statistics import median, quantiles
 from time import perf_counter
@@ -33,8 +33,10 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 from runner.cache.layers.snapshot import Owned, SliceSnapshot, StateSnapshot
 from runner.cache.trie import Node, keys, spelled
 from runner.cache.trie_cache import TrieCache
-from scripts.tools.bench.common.interleave import take_turns
-from scripts.tools.bench.common.report import Table, Target, text_of
+from scripts.tools.bench.common.figure import Bars, Chart
+from scripts.tools.bench.common.interleave import interleave
+from scripts.tools.bench.common.options import numbers
+from scripts.tools.bench.common.report import Report, Table, Target
 from scripts.tools.bench.one_core import one_core
 
 ORDERS = {"slices": False, "states": True}
@@ -166,7 +168,8 @@ def _ms(do: Callable[[], object]) -> float:
     return 1e3 * (perf_counter() - started)
 
 
-class NodesReport(NamedTuple):
+@dataclass(frozen=True)
+class NodesReport(Report):
     """By order and number of nodes: the times of every turn, and of a full collection of Python's garbage with so much
     to look at."""
 
@@ -185,7 +188,8 @@ class NodesReport(NamedTuple):
             if nodes == AIMED_NODES
         ]
 
-    def table(self) -> str:
+    @property
+    def tables(self) -> Sequence[Table]:
         """Milliseconds."""
         rows = [
             (
@@ -203,12 +207,10 @@ class NodesReport(NamedTuple):
             for nodes, ms in by_nodes.items()
         ]
         title = f"ms, {self.layers} layers, {len(next(iter(next(iter(self.times.values())).values())))} turns"
-        return text_of(
-            [
-                Table(title, ("", "", "median", "95 of 100", "worst"), rows),
-                Table("a full collection by Python, which comes once in a while", ("", "ms"), collected),
-            ]
-        )
+        return [
+            Table(title, ("", "", "median", "95 of 100", "worst"), rows),
+            Table("a full collection by Python, which comes once in a while", ("", "ms"), collected),
+        ]
 
     def data(self) -> Mapping[str, object]:
         """For JSON: by order, number of nodes and step, a value for each turn."""
@@ -223,25 +225,20 @@ class NodesReport(NamedTuple):
             },
         }
 
-    def plot(self, path: Path) -> None:
-        """Medians."""
-        from matplotlib.figure import Figure  # there for those who draw
-
-        from scripts.tools.bench.common.figure import Bars, draw_bars
-
-        figure = Figure(figsize=(5 * len(self.times), 4), layout="constrained")
-        panels = figure.subplots(1, len(self.times), squeeze=False)[0]
-        for axes, (order, by_nodes) in zip(panels, self.times.items(), strict=True):
-            series = [
-                Bars(f"{nodes:,} nodes", [median(_of(found, step)) for step in STEPS])
-                for nodes, found in by_nodes.items()
-            ]
-            axes.set_title(f"{order}, {self.layers} layers: median ms", fontsize=10)
-            axes.set_yscale("log")
-            draw_bars(axes, STEPS, series, room=float("inf"), digits=3)
-            axes.axhline(MOST_MS, color="black", linestyle="dashed", lw=1)
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-        figure.savefig(path, dpi=110)
+    @property
+    def charts(self) -> Sequence[Chart]:
+        """Medians, a chart for each order of eviction."""
+        return [
+            Bars(
+                f"{order}, {self.layers} layers: median ms",
+                STEPS,
+                {f"{nodes:,} nodes": [median(_of(found, step)) for step in STEPS] for nodes, found in by_nodes.items()},
+                digits=3,
+                log=True,
+                target=MOST_MS,
+            )
+            for order, by_nodes in self.times.items()
+        ]
 
 
 def _of(found: Sequence[Times], step: str) -> list[float]:
@@ -257,7 +254,7 @@ def _most(found: Sequence[Times], step: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark beside those of all."""
-    parser.add_argument("--nodes", type=_numbers, default=(1000, AIMED_NODES), metavar="N,...", help="1000,10000")
+    parser.add_argument("--nodes", type=numbers, default=(1000, AIMED_NODES), metavar="N,...", help="1000,10000")
     parser.add_argument("--layers", type=int, default=48, metavar="N", help="of the model (default: %(default)s)")
     parser.add_argument("--turns", type=int, default=100, metavar="N", help="of each trie (default: %(default)s)")
 
@@ -282,15 +279,8 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> NodesRepor
             forests[str(nodes)] = Forest(nodes, arguments.layers, stateful, arguments.seed)
             gc.collect()
             collect_ms[order][nodes] = _ms(gc.collect)
-        found = take_turns({name: partial(turn, forest) for name, forest in forests.items()}, arguments.turns)
+        found = interleave({name: partial(turn, forest) for name, forest in forests.items()}, arguments.turns)
         times[order] = {int(name): turns for name, turns in found.items()}
         for forest in forests.values():
             forest.cache.detach()  # nodes hold each other, and a gigabyte
     return NodesReport(arguments.layers, times, collect_ms)
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers") from error

@@ -27,6 +27,7 @@ from tempfile import TemporaryDirectory
 
 from runner.model.weights.dtype import device
 from scripts.tools.bench.common.bare_loop import BareLoop
+from scripts.tools.bench.common.options import names_of, numbers
 from scripts.tools.bench.common.servers import Server, mlx_lm_server, other_runner, this_runner
 from scripts.tools.bench.llamas import HEAD, Prompts, Size, count_parameters, make_model, write_model
 from scripts.tools.bench.parallel.contenders import Bare, Contender, Served, take_turns
@@ -59,14 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _JSON
     parser.add_argument(
         "--contenders",
-        type=_names_of(CONTENDERS),
+        type=names_of(CONTENDERS),
         default=usual.contenders,
         metavar="NAME,...",
         help=f"of {', '.join(CONTENDERS)} (default: all; {MLX_LM} where its packages are installed)",
     )
     parser.add_argument(
         "--measure",
-        type=_names_of(MEASURED),
+        type=names_of(MEASURED),
         default=usual.measured,
         metavar="WHAT,...",
         help=f"of {', '.join(MEASURED)} (default: all)",
@@ -88,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--prompts", usual.shape.prompts, "lengths of the long prompts, in tokens"),
     ):
         shown = ",".join(map(str, default))
-        parser.add_argument(name, type=_numbers, default=default, metavar="N,...", help=f"{meaning} (default: {shown})")
+        parser.add_argument(name, type=numbers, default=default, metavar="N,...", help=f"{meaning} (default: {shown})")
 
 
 _COUNTS = {
@@ -103,8 +104,8 @@ _COUNTS = {
 _JSON = """
 JSON: benchmark, ground (what it ran on), seed, turns, parameters, streams, tokens, prompts, prefix, max_gap_ms, limits,
 contenders. For each contender decode (by the number of streams), gap and drop (by the length of the prompt) and shared,
-each with one value for each turn in the figures that benchmarks/parallel/clients.py explains (Rate, Gaps, Dropped,
-Shared), and ratio in decode and shared. Times are in seconds."""
+each with one value for each turn in the figures that parallel/clients.py explains (Rate, Gaps, Dropped, Shared), and
+ratio in decode and shared. Times are in seconds."""
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> ParallelReport:
@@ -182,21 +183,3 @@ def _servers(options: Options, say: Callable[[str], None]) -> list[Server]:
         say(f"{MLX_LM} is left out: it needs transformers")
         servers = [server for server in servers if server.name != MLX_LM]
     return servers + [other_runner(name, command, options.parallel) for name, command in options.peers]
-
-
-def _names_of(known: Sequence[str]) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        names = text.split(",")
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-        return names
-
-    return parse
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers") from error

@@ -1,13 +1,15 @@
 """What `scripts/bench parallel` found: as a table, as JSON and as a picture."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from scripts.tools.bench.common.report import Target
+from scripts.tools.bench.common.figure import Bars, Chart, Lines
+from scripts.tools.bench.common.report import Report, Table, Target
 from scripts.tools.bench.parallel.clients import PATIENCE_S, SUFFIXES, Dropped, Gaps, Rate, Shared
+
+Found = TypeVar("Found")
 
 OURS, IN_TURN, MLX_LM, BARE = "ours", "in-turn", "mlx_lm.server", "bare-loop"
 
@@ -19,12 +21,11 @@ DROP_TARGET_S = 0.15
 SHARED_TARGET = 1.3
 _TARGET_STREAMS = (1, 8)
 
-_LEGEND = """
-All figures are medians over the turns, except where they say worst or least; targets hold for the median of a turn's
-ratio, the median of drop, and the worst gap of all turns.
+_NOTE = f"""Figures are medians over the turns, except where they say worst or least; targets hold for the median of a
+turn's ratio, the median of drop, and the worst gap of all turns.
 *           the streams never ran all at once: all their tokens, from the very first line to the very last
-newcomer    until the first token of the prompt that came; -: not within {patience:.0f} s, so it was given up: a miss
-bound       the first prompt alone and cold, plus each of the {others} others alone with a known prefix"""
+newcomer    until the first token of the prompt that came; -: not within {PATIENCE_S:.0f} s, so it was given up: a miss
+bound       the first prompt alone and cold, plus each of the {len(SUFFIXES) - 1} others alone with a known prefix"""
 
 
 class Shape(NamedTuple):
@@ -67,7 +68,8 @@ def _columns(kind: type[NamedTuple], found: Sequence[tuple[object, ...]]) -> dic
     return {name: [one[index] for one in found] for index, name in enumerate(kind._fields)}
 
 
-class ParallelReport(NamedTuple):
+@dataclass(frozen=True)
+class ParallelReport(Report):
     """All of it."""
 
     seed: int
@@ -76,15 +78,23 @@ class ParallelReport(NamedTuple):
     shape: Shape
     rows: Sequence[Row]
 
-    def table(self) -> str:
-        """One table for each thing that was measured, and what its words mean."""
-        head = (
+    @property
+    def head(self) -> str:
+        """The circumstances."""
+        return (
             f"{self.turns} turns of each contender, one after another, each by itself; "
             f"{self.parameters / 1e6:.1f} M parameters; seed {self.seed}"
         )
-        parts = [self._decode(), self._gap(), self._drop(), self._shared()]
-        tables = ["\n".join(lines) for part in parts if len(lines := list(part)) > 2]
-        return "\n\n".join([head, *tables]) + "\n" + _LEGEND.format(patience=PATIENCE_S, others=len(SUFFIXES) - 1)
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """One for each thing that was measured."""
+        return [self._decode(), self._gap(), self._drop(), self._shared()]
+
+    @property
+    def note(self) -> str:
+        """What the words mean."""
+        return _NOTE
 
     @property
     def targets(self) -> list[Target]:
@@ -106,77 +116,66 @@ class ParallelReport(NamedTuple):
             found.append(Target("shared prefix, last first token over the bound", ratio, SHARED_TARGET))
         return found
 
-    def _decode(self) -> Iterator[str]:
+    def _decode(self) -> Table:
         streams = self.shape.streams
         first, last = streams[0], streams[-1]
         aimed = (first, last) == _TARGET_STREAMS
         target = f"; target at 8: {RATIO_TARGET} times one stream" if aimed else ""
-        yield f"decode: tokens/s of all streams, {self.shape.tokens} tokens each{target}"
-        yield _line(
-            "", *(f"{number} streams" if number > 1 else "1 stream" for number in streams), "ratio", "least", "most"
-        )
+        rows = []
         for row in self.rows:
             if row.decode:
                 ratios = row.ratios(first, last)
-                speeds = (_speed(row.decode[number]) for number in streams)
-                told = (f"{value:.2f}" for value in (median(ratios), min(ratios), max(ratios)))
-                yield _line(row.name, *speeds, *told, met=median(ratios) >= RATIO_TARGET if aimed else None)
+                verdict = _verdict(median(ratios) >= RATIO_TARGET) if aimed else ""
+                rows.append((row.name, *(_speed(row.decode[number]) for number in streams), *_spread(ratios), verdict))
+        names = (f"{number} streams" if number > 1 else "1 stream" for number in streams)
+        title = f"decode: tokens/s of all streams, {self.shape.tokens} tokens each{target}"
+        return Table(title, ("", *names, "ratio", "least", "most", ""), rows)
 
-    def _gap(self) -> Iterator[str]:
+    def _gap(self) -> Table:
         limit_s = GAP_TARGET * self.shape.max_gap_ms / 1e3
-        yield f"gap: between two lines of a running stream while a prompt comes, ms; target: {_ms(limit_s)} at most"
-        yield _line("", "prompt", "largest", "worst", "median", "newcomer")
-        for row, length in ((row, length) for length in self.shape.prompts for row in self.rows if length in row.gap):
-            found = row.gap[length]
+        rows = []
+        for row, length, found in self._by_length(lambda row: row.gap):
             worst = max(one.largest_s for one in found)
             came = [one.newcomer_s for one in found if one.newcomer_s is not None]
-            yield _line(
-                row.name,
-                str(length),
-                _ms(median(one.largest_s for one in found)),
-                _ms(worst),
-                _ms(median(one.median_s for one in found)),
-                _ms(median(came)) if came else "-",
-                met=worst <= limit_s and len(came) == len(found),
-            )
+            times = (median(one.largest_s for one in found), worst, median(one.median_s for one in found))
+            newcomer = _ms(median(came)) if came else "-"
+            verdict = _verdict(worst <= limit_s and len(came) == len(found))
+            rows.append((row.name, str(length), *map(_ms, times), newcomer, verdict))
+        title = f"gap: between two lines of a running stream while a prompt comes, ms; target: {_ms(limit_s)} at most"
+        return Table(title, ("", "prompt", "largest", "worst", "median", "newcomer", ""), rows)
 
-    def _drop(self) -> Iterator[str]:
-        yield (
+    def _drop(self) -> Table:
+        rows = []
+        for row, length, found in self._by_length(lambda row: row.drop):
+            cold_s, idle_s, after_s = map(median, zip(*found, strict=True))
+            times = (cold_s, idle_s, after_s, max(one.after_s for one in found))
+            rows.append((row.name, str(length), *map(_ms, times), _verdict(after_s < DROP_TARGET_S)))
+        title = (
             "drop: first token of a short prompt the moment another client leaves in its prefill, ms; "
             f"target: less than {_ms(DROP_TARGET_S)}"
         )
-        yield _line("", "prompt", "its prefill", "short, idle", "short, drop", "worst")
-        for row, length in ((row, length) for length in self.shape.prompts for row in self.rows if length in row.drop):
-            found = row.drop[length]
-            after_s = median(one.after_s for one in found)
-            yield _line(
-                row.name,
-                str(length),
-                _ms(median(one.cold_s for one in found)),
-                _ms(median(one.idle_s for one in found)),
-                _ms(after_s),
-                _ms(max(one.after_s for one in found)),
-                met=after_s < DROP_TARGET_S,
-            )
+        return Table(title, ("", "prompt", "its prefill", "short, idle", "short, drop", "worst", ""), rows)
 
-    def _shared(self) -> Iterator[str]:
-        yield (
+    def _shared(self) -> Table:
+        rows = []
+        for row in self.rows:
+            if found := row.shared:
+                bound_s = median(one.cold_s + one.warm_s for one in found)
+                cold_s, warm_s, together_s = map(median, zip(*found, strict=True))
+                ratios = [one.ratio for one in found]
+                times = map(_ms, (cold_s, warm_s, bound_s, together_s))
+                rows.append((row.name, *times, *_spread(ratios), _verdict(median(ratios) <= SHARED_TARGET)))
+        title = (
             f"shared: last first token of {len(SUFFIXES)} prompts with a prefix of {self.shape.prefix} tokens, ms; "
             f"target: {SHARED_TARGET} times the bound at most"
         )
-        yield _line("", "cold", "others", "bound", "together", "ratio", "least", "worst")
-        for row in self.rows:
-            if row.shared:
-                ratios = [one.ratio for one in row.shared]
-                yield _line(
-                    row.name,
-                    _ms(median(one.cold_s for one in row.shared)),
-                    _ms(median(one.warm_s for one in row.shared)),
-                    _ms(median(one.cold_s + one.warm_s for one in row.shared)),
-                    _ms(median(one.together_s for one in row.shared)),
-                    *(f"{value:.2f}" for value in (median(ratios), min(ratios), max(ratios))),
-                    met=median(ratios) <= SHARED_TARGET,
-                )
+        return Table(title, ("", "cold", "others", "bound", "together", "ratio", "least", "worst", ""), rows)
+
+    def _by_length(self, of: Callable[[Row], Mapping[int, list[Found]]]) -> Iterator[tuple[Row, int, list[Found]]]:
+        for length in self.shape.prompts:
+            for row in self.rows:
+                if found := of(row).get(length):
+                    yield row, length, found
 
     def data(self) -> Mapping[str, object]:
         """For JSON."""
@@ -194,11 +193,47 @@ class ParallelReport(NamedTuple):
             "contenders": {row.name: row.data(self.shape) for row in self.rows},
         }
 
-    def plot(self, path: Path) -> None:
-        """Draws the picture."""
-        from scripts.tools.bench.parallel.plot import draw  # matplotlib is there for those who draw
+    @property
+    def charts(self) -> Sequence[Chart]:
+        """Throughput, gaps, waits and sharing, with their targets; a contender has one colour in all of them."""
+        prompts = [f"prompt of {length} tokens" for length in self.shape.prompts]
+        speeds = {
+            row.name: [
+                (number, median(rate.tokens_per_s for rate in rates)) for number, rates in sorted(row.decode.items())
+            ]
+            for row in self.rows
+            if row.decode
+        }
 
-        draw(self.shape, self.rows, path)
+        def of(value: Callable[[Row, int], float | None]) -> dict[str, list[float | None]]:
+            return {row.name: [value(row, length) for length in self.shape.prompts] for row in self.rows}
+
+        gaps = of(lambda row, length: _worst(one.largest_s for one in row.gap.get(length, ())))
+        drops = of(lambda row, length: _middle(one.after_s for one in row.drop.get(length, ())))
+        shared = {row.name: [_middle((one.ratio for one in row.shared), scale=1)] for row in self.rows}
+        gap_ms, drop_ms = GAP_TARGET * self.shape.max_gap_ms, 1e3 * DROP_TARGET_S
+        return [
+            *([Lines("tokens/s of all decoding streams", speeds, "streams")] if speeds else []),
+            Bars("largest gap of a stream while a prompt comes, worst turn, ms", prompts, gaps, target=gap_ms),
+            Bars("first token of a short prompt after a client left, ms", prompts, drops, target=drop_ms),
+            Bars("last first token of prompts with one prefix", ["over the bound"], shared, 2, target=SHARED_TARGET),
+        ]
+
+
+def _worst(seconds: Iterable[float]) -> float | None:
+    return 1e3 * max(values) if (values := [*seconds]) else None
+
+
+def _middle(values: Iterable[float], scale: float = 1e3) -> float | None:
+    return scale * median(found) if (found := [*values]) else None
+
+
+def _verdict(met: bool) -> str:
+    return "met" if met else "missed"
+
+
+def _spread(ratios: Sequence[float]) -> Iterator[str]:
+    return (f"{value:.2f}" for value in (median(ratios), min(ratios), max(ratios)))
 
 
 def _speed(rates: Sequence[Rate]) -> str:
@@ -208,8 +243,3 @@ def _speed(rates: Sequence[Rate]) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.0f}"
-
-
-def _line(name: str, *values: str, met: bool | None = None) -> str:
-    verdict = {None: "", True: "   met", False: "   missed"}[met]
-    return f"{name:<16}" + "".join(f"{value:>12}" for value in values) + verdict

@@ -13,11 +13,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from runner.sizes import parse_bound
 from scripts.tools import ROOT
+from scripts.tools.bench.common.interleave import interleave
+from scripts.tools.bench.common.options import names_of, size_bytes
 from scripts.tools.bench.micro.load.forms import FORMS, Made
 from scripts.tools.bench.micro.load.report import FormReport, LoadReport, Row
 from scripts.tools.bench.micro.load.turn import LOADERS, MLX_LM, PLAIN, Task, Turn
@@ -49,14 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--loaders",
-        type=_loaders,
+        type=names_of(tuple(LOADERS)),
         default=usual.loaders,
         metavar="LOADER,...",
         help=f"of {', '.join(LOADERS)}; {PLAIN} always runs, {MLX_LM} where there is a directory (default: all)",
     )
     parser.add_argument(
         "--size",
-        type=_bytes,
+        type=size_bytes,
         default=usual.size_bytes,
         metavar="BYTES",
         help="of each model, about: 256MiB, 4G (default: 1GiB); all of it has to fit into memory twice",
@@ -98,23 +100,21 @@ def measure(options: Options, say: Callable[[str], None] = lambda _: None) -> Lo
         with TemporaryDirectory(prefix="bench-load-") as folder:
             made = FORMS[name].make(Path(folder), options.size_bytes, options.seed)
             os.sync()  # writing goes on behind a writer's back, and pages not yet written stay in the cache
-            rows = _take_turns(made, options)
+            rows = _rows(made, options)
         reports.append(FormReport(name, FORMS[name].meaning, made.tensors, len(made.files), made.weight_bytes, rows))
     return LoadReport(options.seed, options.turns, options.cold, reports)
 
 
-def _take_turns(made: Made, options: Options) -> list[Row]:
+def _rows(made: Made, options: Options) -> list[Row]:
     loaders = [PLAIN, *(name for name in options.loaders if name != PLAIN and (name != MLX_LM or made.is_directory))]
-    turns: dict[str, list[Turn]] = {loader: [] for loader in loaders}
-    for number in range(options.turns + 1):
-        for place in range(len(loaders)):
-            loader = loaders[(number + place) % len(loaders)]
-            if options.cold:
-                _drop(made.files)
-            turn = _turn(Task(loader, made.model, str(made.models_dir), [str(file) for file in made.files]))
-            if number:
-                turns[loader].append(turn)
-    return [Row(loader, turns[loader]) for loader in loaders]
+
+    def turn(loader: str) -> Turn:
+        if options.cold:
+            _drop(made.files)
+        return _turn(Task(loader, made.model, str(made.models_dir), [str(file) for file in made.files]))
+
+    found = interleave({loader: partial(turn, loader) for loader in loaders}, options.turns)
+    return [Row(loader, turns) for loader, turns in found.items()]
 
 
 def _turn(task: Task) -> Turn:
@@ -129,21 +129,3 @@ def _drop(files: Sequence[Path]) -> None:
     for path in files:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _loaders(text: str) -> list[str]:
-    loaders = text.split(",")
-    for loader in loaders:
-        if loader not in LOADERS:
-            raise argparse.ArgumentTypeError(f"no loader called {loader!r}: it is one of {', '.join(LOADERS)}")
-    return loaders
-
-
-def _bytes(text: str) -> int:
-    try:
-        bound = parse_bound(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    if bound.bytes is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is a share, not an amount of memory")
-    return bound.bytes

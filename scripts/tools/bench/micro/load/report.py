@@ -1,20 +1,17 @@
 """What `scripts/bench load` found: as a table, as JSON and as a picture."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from scripts.tools.bench.common.report import Target
-from scripts.tools.bench.micro.load.turn import PLAIN, RUNNER, Turn
+from scripts.tools.bench.common.figure import Bars, Chart
+from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
+from scripts.tools.bench.micro.load.turn import LOADERS, PLAIN, RUNNER, Turn
 
 _SPEED, _PEAK = 80.0, 110.0  # percent
-_HEAD = (
-    f"{'':<10}{'GB/s':>8}{'% of mx.load':>14}{'seconds':>9}{'least':>8}{'most':>8}{'open ms':>9}"
-    f"{'peak %':>9}{'resident %':>12}"
-)
-_LEGEND = """
-GB/s        bytes of the weights over the median time; % of mx.load: the median of each turn's ratio to its neighbour
+_COLUMNS = ("", "GB/s", "% of mx.load", "seconds", "least", "most", "open ms", "peak %", "resident %")
+_NOTE = """GB/s        bytes of the weights over the median time; % of mx.load: the median of each turn's ratio
 seconds     median, least and most of all turns, open ms included: what the runner takes to find and check the headers
 peak        of MLX's memory, and what the process had resident at most beyond its start: over the bytes of the weights
 mx.load     every file, and evaluation of all arrays in it: what the others are held against"""
@@ -49,7 +46,7 @@ class Row(NamedTuple):
 
     def percent_of(self, other: "Row") -> float:
         """How fast it was against `other`: the median over the turns, since what disturbs a turn disturbs both."""
-        return 100 * median(theirs.seconds / ours.seconds for ours, theirs in zip(self.turns, other.turns, strict=True))
+        return 100 * median_ratio(*([turn.seconds for turn in row.turns] for row in (other, self)))
 
 
 class FormReport(NamedTuple):
@@ -71,13 +68,14 @@ class FormReport(NamedTuple):
         """In GB/s."""
         return self.weight_bytes / row.seconds / 1e9
 
-    def table(self) -> str:
+    @property
+    def table(self) -> Table:
         """The rows under one headline."""
         headline = (
             f"{self.form}: {self.meaning}; {self.tensors:,} arrays in {self.files:,} files, "
             f"{self.weight_bytes / 1e6:,.1f} MB"
         )
-        return "\n".join([headline, _HEAD, *map(self._line, self.rows)])
+        return Table(headline, _COLUMNS, [*map(self._cells, self.rows)])
 
     def data(self) -> dict[str, object]:
         """For JSON."""
@@ -98,17 +96,21 @@ class FormReport(NamedTuple):
             "turns": {name: [getattr(turn, name) for turn in row.turns] for name in Turn._fields},
         }
 
-    def _line(self, row: Row) -> str:
+    def _cells(self, row: Row) -> Sequence[str]:
         times = [turn.seconds for turn in row.turns]
-        opening = "" if row.open_seconds is None else f"{1e3 * row.open_seconds:.1f}"
         return (
-            f"{row.loader:<10}{self.speed(row):>8.2f}{row.percent_of(self.rows[0]):>14.0f}{row.seconds:>9.3f}"
-            f"{min(times):>8.3f}{max(times):>8.3f}{opening:>9}{100 * row.peak_bytes / self.weight_bytes:>9.1f}"
-            f"{100 * row.resident_bytes / self.weight_bytes:>12.1f}"
+            row.loader,
+            f"{self.speed(row):.2f}",
+            f"{row.percent_of(self.rows[0]):.0f}",
+            *(f"{seconds:.3f}" for seconds in (row.seconds, min(times), max(times))),
+            "" if row.open_seconds is None else f"{1e3 * row.open_seconds:.1f}",
+            f"{100 * row.peak_bytes / self.weight_bytes:.1f}",
+            f"{100 * row.resident_bytes / self.weight_bytes:.1f}",
         )
 
 
-class LoadReport(NamedTuple):
+@dataclass(frozen=True)
+class LoadReport(Report):
     """All of it."""
 
     seed: int
@@ -116,11 +118,21 @@ class LoadReport(NamedTuple):
     cold: bool
     forms: Sequence[FormReport]
 
-    def table(self) -> str:
-        """One table per form, and what the columns mean."""
+    @property
+    def head(self) -> str:
+        """The circumstances."""
         cache = "dropped from the page cache before every turn" if self.cold else "in the page cache"
-        head = f"{self.turns} turns of each loader, every one in a fresh process, files {cache}; seed {self.seed}"
-        return "\n\n".join([head, *(form.table() for form in self.forms)]) + "\n" + _LEGEND
+        return f"{self.turns} turns of each loader, every one in a fresh process, files {cache}; seed {self.seed}"
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """One for each form."""
+        return [form.table for form in self.forms]
+
+    @property
+    def note(self) -> str:
+        """What the columns mean."""
+        return _NOTE
 
     @property
     def targets(self) -> list[Target]:
@@ -144,8 +156,25 @@ class LoadReport(NamedTuple):
             "forms": [form.data() for form in self.forms],
         }
 
-    def plot(self, path: Path) -> None:
-        """Draws the picture."""
-        from scripts.tools.bench.micro.load.plot import draw  # matplotlib is there for those who draw
+    @property
+    def charts(self) -> Sequence[Chart]:
+        """Speeds, shares of `mx.load`, and peaks of memory, of every form and loader."""
+        forms = [form.form for form in self.forms]
 
-        draw(self.forms, path)
+        def of(value: Callable[[FormReport, Row], float]) -> dict[str, list[float | None]]:
+            names = [name for name in LOADERS if any(name in form.loaders for form in self.forms)]
+            return {
+                name: [value(form, row) if (row := form.loaders.get(name)) else None for form in self.forms]
+                for name in names
+            }
+
+        shares = of(lambda form, row: row.percent_of(form.rows[0]))
+        return [
+            Bars("weights loaded, GB/s", forms, of(FormReport.speed), digits=2),
+            Bars(f"speed, % of {PLAIN}", forms, shares, target=_SPEED),
+            Bars(
+                "peak of MLX's memory, % of the weights",
+                forms,
+                of(lambda form, row: 100 * row.peak_bytes / form.weight_bytes),
+            ),
+        ]

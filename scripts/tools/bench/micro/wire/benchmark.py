@@ -15,13 +15,14 @@ has gone to sleep between two steps. That is what the floor shows.
 import argparse
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
-from scripts.tools.bench.common.interleave import take_turns
-from scripts.tools.bench.common.report import Table, Target, text_of
+from scripts.tools.bench.common.figure import Bars, Chart
+from scripts.tools.bench.common.interleave import interleave
+from scripts.tools.bench.common.options import numbers
+from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
 from scripts.tools.bench.micro.wire.client import Flow, Server, measure
 from scripts.tools.bench.micro.wire.load import Load
 
@@ -39,7 +40,8 @@ _FLOOD_SHARE = {OURS: 1, MLX_LM: 10}
 """How many times fewer lines it is flooded with; who is not here has nothing to tell of a flood."""
 
 
-class WireReport(NamedTuple):
+@dataclass(frozen=True)
+class WireReport(Report):
     """Flows by the number of streams and by server, turn by turn."""
 
     turns: int
@@ -60,7 +62,8 @@ class WireReport(NamedTuple):
             ),
         ]
 
-    def table(self) -> str:
+    @property
+    def tables(self) -> Sequence[Table]:
         """Medians over the turns."""
         paced = [
             (
@@ -79,52 +82,42 @@ class WireReport(NamedTuple):
             for streams, flows in self.flood.items()
             for name, found in flows.items()
         ]
-        return text_of(
-            [
-                Table(
-                    f"paced: us of the server's CPU for each line, a line every {1e3 * _PACE_S:.0f} ms",
-                    ("", "", "handed", "written", "both", "over floor"),
-                    paced,
-                ),
-                Table("flood", ("", "", "lines/s"), flood),
-            ],
-            f"Medians of {self.turns} turns; over floor: the median of each turn's ratio.",
-        )
+        return [
+            Table(
+                f"paced: us of the server's CPU for each line, a line every {1e3 * _PACE_S:.0f} ms",
+                ("", "", "handed", "written", "both", "over floor"),
+                paced,
+            ),
+            Table("flood", ("", "", "lines/s"), flood),
+        ]
+
+    @property
+    def note(self) -> str:
+        """What the figures are."""
+        return f"Medians of {self.turns} turns; over floor: the median of each turn's ratio."
 
     def over_floor(self, streams: int, name: str) -> float:
         """How many times what the floor takes."""
-        flows = self.paced[streams]
-        pairs = zip(flows[name], flows[FLOOR], strict=True)
-        return median(flow.used_us / floor.used_us for flow, floor in pairs)
+        return median_ratio(*([flow.used_us for flow in self.paced[streams][each]] for each in (name, FLOOR)))
 
     def data(self) -> Mapping[str, object]:
         """For JSON."""
         return {"turns": self.turns, "paced": _columns(self.paced), "flood": _columns(self.flood)}
 
-    def plot(self, path: Path) -> None:
-        """Two charts."""
-        from matplotlib.figure import Figure  # there for those who draw
-
-        from scripts.tools.bench.common.figure import Bars, draw_bars
-
-        figure = Figure(figsize=(12, 4.5), layout="constrained")
-        used, rates = figure.subplots(1, 2)
-        used.set_title(f"CPU of the server for each line, a line every {1e3 * _PACE_S:.0f} ms, us")
-        used.set_yscale("log")
-        groups = [_streams(streams) for streams in self.paced]
-        bars = [Bars(name, [_used(flows[name]) for flows in self.paced.values()]) for name in _names(self.paced)]
-        draw_bars(used, groups, bars, room=float("inf"))
-        used.set_ylim(bottom=1)
-        used.axhline(USED_US, color="black", linestyle="dashed", lw=1)
-        rates.set_title("Lines/s, as fast as it goes, thousands")
-        groups = [_streams(streams) for streams in self.flood]
-        thousands = {name: [_rate(flows[name]) / 1e3 for flows in self.flood.values()] for name in _names(self.flood)}
-        # the place of the floor stays empty: names keep their colours
-        series = [Bars(name, thousands.get(name, [None] * len(groups))) for name in _names(self.paced)]
-        draw_bars(rates, groups, series, room=float("inf"))
-        rates.axhline(LINES_PER_S / 1e3, color="black", linestyle="dashed", lw=1)
-        figure.legend(*used.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-        figure.savefig(path, dpi=110)
+    @property
+    def charts(self) -> Sequence[Chart]:
+        """CPU for each line, and lines per second. The floor has a gap in the flood: names keep their colours."""
+        names = list(next(iter(self.paced.values())))
+        used = {name: [_used(flows[name]) for flows in self.paced.values()] for name in names}
+        rates = {
+            name: [_rate(flows[name]) / 1e3 if name in flows else None for flows in self.flood.values()]
+            for name in names
+        }
+        title = f"CPU of the server for each line, a line every {1e3 * _PACE_S:.0f} ms, us"
+        return [
+            Bars(title, [*map(_streams, self.paced)], used, log=True, target=USED_US),
+            Bars("lines/s, flood, thousands", [*map(_streams, self.flood)], rates, target=LINES_PER_S / 1e3),
+        ]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,7 +126,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="of a paced load (default: %(default)s)")
     parser.add_argument("--lines", type=int, default=100_000, metavar="N", help="of a flood (default: %(default)s)")
     parser.add_argument(
-        "--streams", type=_numbers, default=(1, 4, 16), metavar="N,...", help="of a paced load (default: 1,4,16)"
+        "--streams", type=numbers, default=(1, 4, 16), metavar="N,...", help="of a paced load (default: 1,4,16)"
     )
 
 
@@ -150,7 +143,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> WireReport
     for streams in arguments.streams:
         say(f"paced, {_streams(streams)} ...")
         load = Load(streams, arguments.steps, _PACE_S)
-        paced[streams] = take_turns({name: partial(measure, SERVERS[name], load) for name in names}, arguments.turns)
+        paced[streams] = interleave({name: partial(measure, SERVERS[name], load) for name in names}, arguments.turns)
     for streams in sorted({min(arguments.streams), max(arguments.streams)}):
         say(f"flood, {_streams(streams)} ...")
         flooded = {
@@ -158,15 +151,8 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> WireReport
             for name, share in _FLOOD_SHARE.items()
             if name in names
         }
-        flood[streams] = take_turns(flooded, arguments.turns)
+        flood[streams] = interleave(flooded, arguments.turns)
     return WireReport(arguments.turns, paced, flood)
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers") from error
 
 
 def _streams(number: int) -> str:
@@ -179,10 +165,6 @@ def _used(flows: Sequence[Flow]) -> float:
 
 def _rate(flows: Sequence[Flow]) -> float:
     return median(flow.lines_per_s for flow in flows)
-
-
-def _names(found: Mapping[int, Mapping[str, Sequence[Flow]]]) -> list[str]:
-    return list(next(iter(found.values())))
 
 
 def _columns(found: Mapping[int, Mapping[str, Sequence[Flow]]]) -> Mapping[str, object]:
