@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scripts.tools.conformance.models import MAIN, SENTENCEPIECE, SMALL, write_models
-from scripts.tools.conformance.own import FAULTY, RUNNER
-from scripts.tools.conformance.stage import CHUNK_TOKENS, caught
+from scripts.tools.conformance.runners import CHUNK_TOKENS, caught
+from scripts.tools.conformance.this_runner import FAULTY, RUNNER
 from scripts.tools.host.lib import Client, Generation, Process, spawn
 from scripts.tools.host.lib.generations import F
 from scripts.tools.models.checkpoints import write_checkpoint

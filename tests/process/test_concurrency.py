@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from scripts.tools.conformance.assertions import ALPHABET, generating, gone, quiet
-from scripts.tools.conformance.script import CONTEXT
+from scripts.tools.conformance.scripted_model import CONTEXT
 from scripts.tools.host.lib import Client, Process, Request
 from tests.process.conftest import SpawnModel
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runner.settings import DEFAULT_CONTEXT_TOKENS
-from scripts.tools.conformance import script
+from scripts.tools.conformance import scripted_model
 from scripts.tools.conformance.assertions import ALPHABET
 from scripts.tools.host.lib import Client, Process, Request, StatusError
 from scripts.tools.models.store import Store, manifest_path
@@ -33,9 +33,12 @@ async def test_a_shorter_context_is_told_and_holds(start: SpawnModel) -> None:
 async def test_the_models_own_length_is_not_exceeded_and_the_log_says_so_once(start: SpawnModel) -> None:
     process = start(arguments=["--context", "100000"])
     async with Client.of(process) as client:
-        assert (await client.status()).context_length == script.CONTEXT
+        assert (await client.status()).context_length == scripted_model.CONTEXT
     (warning,) = (line for line in process.output.lines if "level=WARN" in line)
-    assert f'msg="the model\'s context is shorter than --context" wanted=100000 context={script.CONTEXT}' in warning
+    assert (
+        f'msg="the model\'s context is shorter than --context" wanted=100000 context={scripted_model.CONTEXT}'
+        in warning
+    )
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Literal
 import pytest
 
 from scripts.tools.conformance.assertions import generating, quiet
-from scripts.tools.conformance.script import CONTEXT
+from scripts.tools.conformance.scripted_model import CONTEXT
 from scripts.tools.host.lib import Client, Process, Request, StreamError, free_port
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.store import write_store

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from scripts.tools.conformance.assertions import ALPHABET, text_of
-from scripts.tools.conformance.script import CONTEXT
+from scripts.tools.conformance.scripted_model import CONTEXT
 from scripts.tools.host.lib import Client, Reply, Request
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.conformance import script
+from scripts.tools.conformance import scripted_model
 from scripts.tools.conformance.assertions import ALPHABET
 from scripts.tools.host.lib import Client, F, G, Process, Request, free_port, write_decoys
 from scripts.tools.models.store import Store, manifest_path
@@ -130,7 +130,7 @@ async def test_flags_beat_environment_variables(start: SpawnModel) -> None:
 
 
 async def test_a_directory_serves_like_a_store(tmp_path: Path, start: SpawnModel) -> None:
-    process = start(str(script.write_main(tmp_path / "model")), generation=F)
+    process = start(str(scripted_model.write_main(tmp_path / "model")), generation=F)
     assert await answer(process) == ALPHABET
 
 
@@ -138,10 +138,10 @@ async def test_a_directory_also_ends_at_the_token_that_its_tokenizer_calls_the_e
     tmp_path: Path, start: SpawnModel
 ) -> None:
     """As mlx-lm has it. From a store that token would be text, as Ollama has it."""
-    directory = script.write_main(tmp_path / "model")
+    directory = scripted_model.write_main(tmp_path / "model")
     for name in ("config.json", "generation_config.json"):
         config = json.loads((directory / name).read_text())
-        (directory / name).write_text(json.dumps({**config, "eos_token_id": [script.token("<|stop|>")]}))
+        (directory / name).write_text(json.dumps({**config, "eos_token_id": [scripted_model.token("<|stop|>")]}))
     config = json.loads((directory / "tokenizer_config.json").read_text())
     (directory / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<|end|>"}))
     assert await answer(start(str(directory))) == ALPHABET

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from scripts.tools.conformance.own import RUNNER
+from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import free_port, write_decoys
 from tests import ROOT
 from tests.process.conftest import RANDOM

@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from scripts.tools.conformance.assertions import gone
-from scripts.tools.conformance.script import CONTEXT, VOCABULARY
+from scripts.tools.conformance.scripted_model import CONTEXT, VOCABULARY
 from scripts.tools.conformance.status import rounds
 from scripts.tools.host.lib import Client, Process, Request
 from scripts.tools.host.lib.answers import decode_status

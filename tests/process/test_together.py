@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from scripts.tools.conformance.assertions import drain, expect, generating, gone, quiet, refused
-from scripts.tools.conformance.script import CONTEXT, VOCABULARY
+from scripts.tools.conformance.scripted_model import CONTEXT, VOCABULARY
 from scripts.tools.conformance.status import rounds
 from scripts.tools.host.lib import OUT_OF_MEMORY, Client, Completion, Process, Request, Stream, StreamError
 from tests.process.conftest import SpawnModel

@@ -1,0 +1,10 @@
+"""`scripts/bench`: benchmarks of this runner against mlx_lm.server, against the loop without a server, and over time.
+
+Contenders are measured A B A B on models made on the spot from a seed; ratios are taken round by round. While other
+programs use the machine nothing is reported.
+
+Read `__main__.py` (the command line, and the two functions that each benchmark has), then `common/`, then the benchmark
+of interest: `start`, `decode`, `ttft`, `parallel/`, `cache/`, `memory/`, `format/`; `micro/` holds those of one part
+(trie nodes, HTTP lines, loading). `llamas.py` makes the models and prompts. What must never grow is counted in tests,
+not measured here: see tests/model/engine/test_counts.py.
+"""

@@ -25,7 +25,7 @@ from scripts.tools.bench.common.report import Report, Table, Target, median_rati
 from scripts.tools.bench.common.servers import Server, other_runner
 from scripts.tools.bench.llamas import Prompts, make_model, write_model
 from scripts.tools.bench.start_process import First, Started, Took, ask_first, start
-from scripts.tools.conformance.own import RUNNER
+from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import LoadError, write_decoys
 
 WITH_LIBRARIES = "host's libs"

@@ -1,30 +1,34 @@
-"""The conformance suite: every case of docs/internals/wire.md, 9 and 11, against any runner.
+"""The conformance suite: every case of docs/internals/wire.md, 9 and 11, tried on any executable.
 
-A case is an async function that takes a `Target`: a runner as one generation of hosts sees it. No pytest in here
-(tests/tools/conformance/test_conformance.py and scripts/conformance both run the same cases):
+A case is an async function that takes a `Target`: a runner as one generation of hosts sees it. Neither this package nor
+the host below it imports the runner, and none needs pytest: tests/tools/conformance runs the same cases.
 
-    with Stage(["path/to/runner"]) as stage:
+    with Runners(["path/to/runner"]) as runners:
         for case in CASES:
             for generation, part in case.parts(GENERATIONS).items():
                 if part is generation:
-                    print(case.number, generation.letter, await run(case, stage, generation))
+                    print(case.number, generation.letter, await run(case, runners, generation))
+
+Read `cases.py` (what a case is) and `runners.py` (processes and models) first, then one section of cases, for example
+`status.py`, then `outcome.py`, `report.py` and `main.py`. `fault_points.py` and `faulty.py` break this runner on
+purpose.
 """
 
-from scripts.tools.conformance.cases import Case, NotRunError
+from scripts.tools.conformance.cases import Case
 from scripts.tools.conformance.concurrency import CONCURRENCY
+from scripts.tools.conformance.later_hosts import LATER_HOSTS
 from scripts.tools.conformance.logprobs import LOGPROBS
 from scripts.tools.conformance.outcome import Outcome, run
 from scripts.tools.conformance.output import OUTPUT
 from scripts.tools.conformance.requests import REQUESTS
+from scripts.tools.conformance.runners import NotRunError, Runners, Target
 from scripts.tools.conformance.sampling import SAMPLING
-from scripts.tools.conformance.september import SEPTEMBER
 from scripts.tools.conformance.spawn import SPAWN
-from scripts.tools.conformance.stage import Stage, Target
 from scripts.tools.conformance.status import STATUS
 from scripts.tools.conformance.tokenize import TOKENIZE
 
-SECTIONS = (SPAWN, STATUS, REQUESTS, OUTPUT, SAMPLING, LOGPROBS, TOKENIZE, CONCURRENCY, SEPTEMBER)
+SECTIONS = (SPAWN, STATUS, REQUESTS, OUTPUT, SAMPLING, LOGPROBS, TOKENIZE, CONCURRENCY, LATER_HOSTS)
 CASES = tuple(case for section in SECTIONS for case in section.cases)
 """In the order of the protocol."""
 
-__all__ = ["CASES", "SECTIONS", "Case", "NotRunError", "Outcome", "Stage", "Target", "run"]
+__all__ = ["CASES", "SECTIONS", "Case", "NotRunError", "Outcome", "Runners", "Target", "run"]

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from scripts.tools.conformance.script import CONTEXT
-from scripts.tools.conformance.stage import Target, caught
+from scripts.tools.conformance.runners import Target, caught
+from scripts.tools.conformance.scripted_model import CONTEXT
 from scripts.tools.host.lib import Client, Process, Reply, Request, Stream
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ async def generating(client: Client) -> AsyncIterator[Stream]:
 
 def long_prompt(target: Target) -> str:
     """A prompt that nearly fills the context, and that no process has seen."""
-    start = target.stage.unheard()
+    start = target.runners.unheard()
     return start + "q" * (CONTEXT - 100 - len(start))
 
 

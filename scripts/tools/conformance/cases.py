@@ -2,20 +2,14 @@
 
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from scripts.tools.conformance.runners import Target
 from scripts.tools.host.lib import Generation
 
-if TYPE_CHECKING:
-    from scripts.tools.conformance.stage import Target
-
-Check = Callable[["Target"], Awaitable[None]]
+Check = Callable[[Target], Awaitable[None]]
 Per = Callable[[Generation], Hashable]
 """Generations for which this is equal see no difference in the case; one run speaks for all of them."""
-
-
-class NotRunError(Exception):
-    """This runner, or this call, gives no opportunity to try the case. The text says why."""
 
 
 class Need(NamedTuple):

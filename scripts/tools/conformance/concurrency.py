@@ -7,9 +7,9 @@ import json
 import time
 
 from scripts.tools.conformance.assertions import ALPHABET, expect, generating, gone, long_prompt, quiet, under_way
-from scripts.tools.conformance.cases import NotRunError, Section, once
-from scripts.tools.conformance.script import CONTEXT
-from scripts.tools.conformance.stage import Target
+from scripts.tools.conformance.cases import Section, once
+from scripts.tools.conformance.runners import NotRunError, Target
+from scripts.tools.conformance.scripted_model import CONTEXT
 from scripts.tools.host.lib import Client, Completion, Request
 
 CONCURRENCY = Section("Concurrency and cancel")
@@ -63,7 +63,7 @@ async def a_client_that_leaves_during_prefill_frees_the_queue(target: Target) ->
 @CONCURRENCY.case(77, "left-in-queue", once)
 async def a_client_that_leaves_the_queue_is_never_served(target: Target) -> None:
     """A client that leaves while it waits is never served."""
-    start = target.stage.unheard()
+    start = target.runners.unheard()
     request = Request(start + "u" * (CONTEXT // 4), {"num_predict": 1})
     async with (
         target.spawn(environment={"OLLAMA_NUM_PARALLEL": "1"}) as process,
@@ -87,7 +87,7 @@ async def a_client_that_leaves_the_queue_is_never_served(target: Target) -> None
 async def after_a_cancelled_decode_the_same_prompt_works(target: Target) -> None:
     """After a client left amid its answer, the same prompt gets the same answer and counts the same."""
     client = await target.client()
-    prompt = target.stage.unheard() + "3"
+    prompt = target.runners.unheard() + "3"
     whole = await client.complete(Request(prompt, {"num_predict": 50}))
     await client.complete(Request("in between x"))
     assert (await client.complete(Request(prompt), cancel_after=7)).cancelled, "there was nothing to cancel"

@@ -4,7 +4,7 @@ import math
 
 from scripts.tools.conformance.assertions import ALPHABET, expect
 from scripts.tools.conformance.cases import Section, reads, wire
-from scripts.tools.conformance.stage import Target
+from scripts.tools.conformance.runners import Target
 from scripts.tools.host.lib import Completion, Logprob, Request
 
 LOGPROBS = Section("Logprobs")

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scripts.tools import ROOT
-from scripts.tools.conformance import CASES, Case, Outcome, Stage, run
+from scripts.tools.conformance import CASES, Case, Outcome, Runners, run
 from scripts.tools.conformance.cases import argv
 from scripts.tools.conformance.models import MAIN
-from scripts.tools.conformance.own import FAULTY, RUNNER
 from scripts.tools.conformance.report import Report, as_json, as_markdown, as_text
-from scripts.tools.conformance.stage import NotReadyError
+from scripts.tools.conformance.runners import NotReadyError
+from scripts.tools.conformance.this_runner import FAULTY, RUNNER
 from scripts.tools.host.lib import GENERATIONS, Generation, LoadError
 
 MOST_LATE = 5
@@ -72,7 +72,7 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-def does_not_start(stage: Stage, generations: Sequence[Generation]) -> str:
+def does_not_start(runners: Runners, generations: Sequence[Generation]) -> str:
     """Why the executable does not start, spawned as none of the generations; empty when it does for one.
 
     Where it runs and does not become ready, no other words are tried.
@@ -80,7 +80,7 @@ def does_not_start(stage: Stage, generations: Sequence[Generation]) -> str:
     reason = ""
     for generation in {argv(generation): generation for generation in generations}.values():
         try:
-            stage.shared(generation, MAIN)
+            runners.shared(generation, MAIN)
         except NotReadyError as error:
             return str(error)
         except (LoadError, OSError) as error:
@@ -91,7 +91,7 @@ def does_not_start(stage: Stage, generations: Sequence[Generation]) -> str:
 
 
 async def run_all(
-    stage: Stage, cases: Sequence[Case], generations: Sequence[Generation], slow: bool
+    runners: Runners, cases: Sequence[Case], generations: Sequence[Generation], slow: bool
 ) -> Mapping[tuple[Case, Generation], Outcome]:
     """Every run that the cases need, one after the other, each told on stderr. After one that took too long the next
     one gets fresh processes; after `MOST_LATE` of these in a row the rest is not run."""
@@ -105,11 +105,11 @@ async def run_all(
     late = 0
     for number, (case, generation) in enumerate(runs, 1):
         tell(f"[{number}/{len(runs)}] {case.id} {generation.letter}")
-        outcome = SLOW if case.slow and not slow else await run(case, stage, generation)
+        outcome = SLOW if case.slow and not slow else await run(case, runners, generation)
         outcomes[case, generation] = outcome
         late = late + 1 if outcome.late else 0
         if late:
-            await asyncio.to_thread(stage.renew)
+            await asyncio.to_thread(runners.renew)
         if late == MOST_LATE:
             break
     tell("")
@@ -133,14 +133,14 @@ def main(words: Sequence[str] | None = None) -> int:
     generations = [generation for generation in GENERATIONS if generation.letter in letters]
     command = arguments.command or RUNNER
     faulty = arguments.faulty or (None if arguments.command else FAULTY)
-    with Stage(command, faulty=faulty, cwd=arguments.cwd if arguments.command else ROOT) as stage:
+    with Runners(command, faulty=faulty, cwd=arguments.cwd if arguments.command else ROOT) as runners:
         tell(f"starting {shlex.join(command)} ...")
-        reason = does_not_start(stage, generations)
+        reason = does_not_start(runners, generations)
         if reason:
             tell("")
             print(f"{shlex.join(command)} does not start: {reason}", file=sys.stderr)
             return 2
-        report = Report(command, cases, generations, asyncio.run(run_all(stage, cases, generations, arguments.slow)))
+        report = Report(command, cases, generations, asyncio.run(run_all(runners, cases, generations, arguments.slow)))
     print(json.dumps(as_json(report), indent=1) if arguments.json else as_text(report))
     if arguments.markdown is not None:
         (arguments.cwd / arguments.markdown).write_text(markdown(report, arguments), encoding="utf-8")

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from scripts.tools.conformance import script
+from scripts.tools.conformance import scripted_model
 from scripts.tools.models.store import Store, write_store
 
 MAIN = "scripted:latest"
@@ -19,10 +19,10 @@ ARCHITECTURE = "HAL9000ForCausalLM"
 def write_models(directory: Path) -> Path:
     """Writes them all; returns the models directory."""
     sources, store = directory / "sources", directory / "models"
-    main = script.write_main(sources / "main")
+    main = scripted_model.write_main(sources / "main")
     write_store(store, MAIN, main)
-    write_store(store, SMALL, script.write_small(sources / "small"))
-    write_store(store, SENTENCEPIECE, script.write_sentencepiece(sources / "sentencepiece"))
+    write_store(store, SMALL, scripted_model.write_small(sources / "small"))
+    write_store(store, SENTENCEPIECE, scripted_model.write_sentencepiece(sources / "sentencepiece"))
     _rename_architecture(write_store(store, UNSUPPORTED, main))
     return store
 

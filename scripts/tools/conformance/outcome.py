@@ -6,8 +6,8 @@ import time
 import traceback
 from typing import Literal, NamedTuple
 
-from scripts.tools.conformance.cases import Case, NotRunError
-from scripts.tools.conformance.stage import Stage, Target
+from scripts.tools.conformance.cases import Case
+from scripts.tools.conformance.runners import NotRunError, Runners, Target
 from scripts.tools.host.lib import Generation
 
 LIMIT_S = 60.0
@@ -32,20 +32,20 @@ class Outcome(NamedTuple):
         return isinstance(self.error, TimeoutError)
 
 
-async def run(case: Case, stage: Stage, generation: Generation, target: Target | None = None) -> Outcome:
+async def run(case: Case, runners: Runners, generation: Generation, target: Target | None = None) -> Outcome:
     """Runs it within its limit. Beyond what the case asserts, no shared process may end or write what hosts take for
     an error. `target` is that of the stage and the generation unless given."""
     started = time.monotonic()
     error: BaseException | None = None
     try:
         limit_s = SLOW_LIMIT_S if case.slow else LIMIT_S
-        async with asyncio.timeout(limit_s), target or Target(stage, generation) as playing:
+        async with asyncio.timeout(limit_s), target or Target(runners, generation) as playing:
             await case.check(playing)
     except NotRunError as excuse:
         return Outcome("not run", str(excuse), time.monotonic() - started)
     except Exception as raised:
         error = raised
-    reasons = ("" if error is None else explain(error), stage.complaint())
+    reasons = ("" if error is None else explain(error), runners.complaint())
     reason = "; ".join(filter(None, reasons))
     return Outcome("fail" if reason else "pass", reason, time.monotonic() - started, error)
 

@@ -6,8 +6,8 @@ import re
 from scripts.tools.conformance.assertions import ALPHABET, expect
 from scripts.tools.conformance.cases import Section, argv, once, reads, sends, wire
 from scripts.tools.conformance.models import SENTENCEPIECE, SMALL
-from scripts.tools.conformance.script import SMALL_CONTEXT, UTF8_VECTORS, token
-from scripts.tools.conformance.stage import Target, caught
+from scripts.tools.conformance.runners import Target, caught
+from scripts.tools.conformance.scripted_model import SMALL_CONTEXT, UTF8_VECTORS, token
 from scripts.tools.host.lib import Client, Completion, Request, StatusError, Stream
 from scripts.tools.host.lib.client import LINE_LIMIT_BYTES
 
@@ -96,7 +96,7 @@ async def an_end_token_at_once_is_a_single_line(target: Target) -> None:
 @OUTPUT.case(43, "prompt-count", wire)
 async def counters_do_not_depend_on_the_cache(target: Target) -> None:
     """The prompt's tokens are all counted, BOS and cached ones too; durations are nanoseconds."""
-    prompt = target.stage.unheard() + "a"
+    prompt = target.runners.unheard() + "a"
     for what in ("a new prompt", "the same again"):
         final = (await target.complete(Request(prompt))).final
         expect(f"tokens of {what}", final.prompt_eval_count, len(prompt))

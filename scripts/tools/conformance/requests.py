@@ -7,8 +7,8 @@ import time
 from scripts.tools.conformance.assertions import ALPHABET, expect, generating, refused, text_of
 from scripts.tools.conformance.cases import Section, asks, once, wire
 from scripts.tools.conformance.models import SMALL
-from scripts.tools.conformance.script import CONTEXT, SMALL_CONTEXT
-from scripts.tools.conformance.stage import Target
+from scripts.tools.conformance.runners import Target
+from scripts.tools.conformance.scripted_model import CONTEXT, SMALL_CONTEXT
 from scripts.tools.host.lib import Client, Medium, Reply, Request, StatusError
 from scripts.tools.host.lib.requests import encode
 

@@ -1,8 +1,8 @@
-"""Cases 53-65: each prompt ends in a token whose logits are known exactly (scripts/tools/conformance/script.py)."""
+"""Cases 53-65: each prompt ends in a token whose logits are known exactly (scripted_model.py)."""
 
 from scripts.tools.conformance.assertions import expect
 from scripts.tools.conformance.cases import Need, Section, sends, wire
-from scripts.tools.conformance.stage import Target
+from scripts.tools.conformance.runners import Target
 
 SAMPLING = Section("Sampling")
 SEED = sends("seed")

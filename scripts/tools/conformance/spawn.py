@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from scripts.tools.conformance.assertions import ALPHABET, expect, generating, long_prompt, quiet, under_way
 from scripts.tools.conformance.cases import Need, Section, argv, once, ready, told
 from scripts.tools.conformance.models import ARCHITECTURE, UNSUPPORTED
-from scripts.tools.conformance.stage import Target, caught
+from scripts.tools.conformance.runners import Target, caught
 from scripts.tools.host.lib import Client, LoadError, Process, Request, StatusError
 
 SPAWN = Section("Spawn and life")
@@ -210,7 +210,7 @@ async def a_session_writes_no_marker(target: Target) -> None:
 @SPAWN.case(13, "quoted-models-dir", once)
 async def quotes_around_ollama_models_are_stripped(target: Target) -> None:
     """Spaces, then quotes around OLLAMA_MODELS are stripped."""
-    environment = {"OLLAMA_MODELS": f" '\"{target.stage.models_dir}\"' \n"}
+    environment = {"OLLAMA_MODELS": f" '\"{target.runners.models_dir}\"' \n"}
     async with target.spawn(environment=environment) as process:
         expect("answer", await answer(target, process), ALPHABET)
 

@@ -5,9 +5,9 @@ import json
 import time
 
 from scripts.tools.conformance.assertions import drain, expect, generating, long_prompt, under_way
-from scripts.tools.conformance.cases import NotRunError, Section, once, ready
-from scripts.tools.conformance.script import CONTEXT
-from scripts.tools.conformance.stage import Target
+from scripts.tools.conformance.cases import Section, once, ready
+from scripts.tools.conformance.runners import NotRunError, Target
+from scripts.tools.conformance.scripted_model import CONTEXT
 from scripts.tools.host.lib import Client, Request
 from scripts.tools.host.lib.answers import decode_status
 

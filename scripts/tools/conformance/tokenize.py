@@ -6,8 +6,8 @@ import time
 from scripts.tools.conformance.assertions import ALPHABET, expect, generating
 from scripts.tools.conformance.cases import Section, once, wire
 from scripts.tools.conformance.models import SENTENCEPIECE, SMALL
-from scripts.tools.conformance.script import BEGIN, END, token
-from scripts.tools.conformance.stage import Target
+from scripts.tools.conformance.runners import Target
+from scripts.tools.conformance.scripted_model import BEGIN, END, token
 from scripts.tools.host.lib import Request
 
 TOKENIZE = Section("Tokenize")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from scripts.tools import ROOT
-from scripts.tools.conformance.own import RUNNER
+from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.demo.questions import CONVERSATIONS, END, Conversation
 from scripts.tools.host.lib import Answer, Client, G, LoadError, Process, Request, free_port, spawn
 from scripts.tools.models.store import write_store

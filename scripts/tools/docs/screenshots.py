@@ -11,7 +11,7 @@ from time import monotonic
 from playwright.async_api import Page, async_playwright
 
 from scripts.tools import ROOT
-from scripts.tools.conformance.own import RUNNER
+from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.demo.main import MODEL, demo_store
 from scripts.tools.demo.questions import CONVERSATIONS, RELATIONS, SMALL_TALK, Turn, messages, render
 from scripts.tools.docs.browser import WANTED, chromium

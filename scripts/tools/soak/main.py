@@ -23,7 +23,7 @@ from typing import get_args
 
 from runner.cache import CACHE_KINDS
 from runner.sizes import parse_bound
-from scripts.tools.conformance.own import RUNNER
+from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import F_SECOND, Client, LoadError, Process, spawn
 from scripts.tools.host.lib.usage import descriptors
 from scripts.tools.models.checkpoints import Kind, write_checkpoint

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.conformance.script import CONTEXT
+from scripts.tools.conformance.scripted_model import CONTEXT
 from scripts.tools.host.lib import Client, Process, Request, spawn
 from scripts.tools.host.lib.usage import descriptors
 from tests.process.conftest import CHUNK_TOKENS, MAIN, RUNNER

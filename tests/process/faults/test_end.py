@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from scripts.tools.conformance.script import CONTEXT
+from scripts.tools.conformance.scripted_model import CONTEXT
 from scripts.tools.host.lib import Client, Request, StreamError
 from tests.process.conftest import CHUNK_TOKENS, FAULTY, SpawnModel
 from tests.process.faults.demand import Demand

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.conformance.script import CONTEXT
+from scripts.tools.conformance.scripted_model import CONTEXT
 from scripts.tools.host.lib import Client, Process, Request, free_port
 from tests.process.conftest import CHUNK_TOKENS, FAULTY, SpawnModel
 from tests.process.faults.demand import Demand

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.conformance.own import RUNNER
+from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import spawn
 from scripts.tools.models.store import write_store
 from tests.process.hostile.victim import HOST, MODEL, Victim, write_victim

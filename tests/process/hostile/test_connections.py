@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.conformance.own import RUNNER
+from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import Client, spawn
 from tests.process.hostile.victim import ANSWER, GREETING, HOST, MODEL, PLAIN_HEAD, Victim, completion, status_of
 

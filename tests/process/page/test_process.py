@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.conformance.own import RUNNER
+from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import Client, F, Process, Request, spawn
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.store import write_store

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts.tools.conformance import Stage
-from scripts.tools.conformance.own import FAULTY, RUNNER
+from scripts.tools.conformance import Runners
+from scripts.tools.conformance.this_runner import FAULTY, RUNNER
 
 
 @pytest.fixture(scope="session")
-def stage() -> Iterator[Stage]:
+def runners() -> Iterator[Runners]:
     """One for all tests of this folder; its processes are started when they are needed."""
-    with Stage(RUNNER, faulty=FAULTY) as stage:
-        yield stage
+    with Runners(RUNNER, faulty=FAULTY) as runners:
+        yield runners

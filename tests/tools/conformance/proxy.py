@@ -10,7 +10,7 @@ from typing import Any, Self
 import aiohttp
 from aiohttp import web
 
-from scripts.tools.conformance.stage import Stage, Target
+from scripts.tools.conformance.runners import Runners, Target
 from scripts.tools.host.lib import Generation, Process
 
 Body = dict[str, Any]
@@ -161,8 +161,8 @@ class Proxy:
 class Behind(Target):
     """A target whose clients meet a proxy in front of the processes."""
 
-    def __init__(self, stage: Stage, generation: Generation, breakage: Breakage) -> None:
-        super().__init__(stage, generation)
+    def __init__(self, runners: Runners, generation: Generation, breakage: Breakage) -> None:
+        super().__init__(runners, generation)
         self._breakage = breakage
         self._proxies: dict[int, Proxy] = {}
 

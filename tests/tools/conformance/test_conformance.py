@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.tools.conformance import CASES, Case, Outcome, Stage, run
+from scripts.tools.conformance import CASES, Case, Outcome, Runners, run
 from scripts.tools.conformance.report import Report, as_markdown
 from scripts.tools.host.lib import GENERATIONS, Generation
 from tests import ROOT
@@ -21,8 +21,8 @@ RUNS = [
         for run in RUNS
     ],
 )
-async def test_case(case: Case, generation: Generation, stage: Stage) -> None:
-    outcome = await run(case, stage, generation)
+async def test_case(case: Case, generation: Generation, runners: Runners) -> None:
+    outcome = await run(case, runners, generation)
     if outcome.error is not None:
         raise outcome.error
     if outcome.mark != "pass":

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.conformance import CASES, Case, Stage, run
-from scripts.tools.conformance.own import RUNNER
+from scripts.tools.conformance import CASES, Case, Runners, run
+from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import GENERATIONS, G, Generation
 from tests.tools.conformance.breakages import BROKEN
 from tests.tools.conformance.proxy import Behind, Breakage
@@ -75,27 +75,27 @@ def of(name: str) -> tuple[Case, Generation]:
 
 
 @pytest.mark.parametrize(("name", "cases"), split({name: broken.fails for name, broken in BROKEN.items()}))
-async def test_a_breakage_fails_its_cases(name: str, cases: list[str], stage: Stage) -> None:
+async def test_a_breakage_fails_its_cases(name: str, cases: list[str], runners: Runners) -> None:
     for case, generation in map(of, cases):
-        outcome = await run(case, stage, generation, Behind(stage, generation, BROKEN[name].breakage))
+        outcome = await run(case, runners, generation, Behind(runners, generation, BROKEN[name].breakage))
         assert outcome.mark == "fail", f"{case.id} {generation.letter}: {outcome}"
         assert outcome.reason.isprintable()
 
 
 @pytest.mark.slow
-async def test_an_honest_proxy_fails_none_of_them(stage: Stage) -> None:
+async def test_an_honest_proxy_fails_none_of_them(runners: Runners) -> None:
     """Else the tests above would prove nothing."""
     for case, generation in sorted({of(name) for broken in BROKEN.values() for name in broken.fails}, key=str):
-        outcome = await run(case, stage, generation, Behind(stage, generation, Breakage()))
+        outcome = await run(case, runners, generation, Behind(runners, generation, Breakage()))
         assert outcome.mark == "pass", f"{case.id} {generation.letter}: {outcome}"
 
 
 @pytest.mark.parametrize(("manner", "cases"), split(MANNERS))
 async def test_bad_manners_fail_their_cases(manner: str, cases: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scripts.tools.conformance.spawn.ANSWER_S", 0.3)
-    with Stage([sys.executable, "-P", str(SPOILED), manner]) as stage:
+    with Runners([sys.executable, "-P", str(SPOILED), manner]) as runners:
         for name in cases:
-            outcome = await run(of(name)[0], stage, of(name)[1])
+            outcome = await run(of(name)[0], runners, of(name)[1])
             assert outcome.mark == "fail", f"{name}: {outcome}"
             assert MANNERS[manner][name] in outcome.reason
             assert outcome.reason.isprintable()
@@ -103,10 +103,10 @@ async def test_bad_manners_fail_their_cases(manner: str, cases: list[str], monke
 
 async def test_a_runner_without_a_fault_fails_the_case_that_asks_for_one() -> None:
     case, generation = of("51-failure")
-    with Stage(RUNNER, faulty=RUNNER) as stage:
-        assert "no error after" in (await run(case, stage, generation)).reason
-    with Stage(RUNNER) as stage:
-        outcome = await run(case, stage, G)
+    with Runners(RUNNER, faulty=RUNNER) as runners:
+        assert "no error after" in (await run(case, runners, generation)).reason
+    with Runners(RUNNER) as runners:
+        outcome = await run(case, runners, G)
     assert outcome.mark == "not run"
     assert "--faulty" in outcome.reason
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.conformance import CASES, Case, Outcome, Stage, run
+from scripts.tools.conformance import CASES, Case, Outcome, Runners, run
 from scripts.tools.conformance.main import MOST_LATE, SILENT, main, run_all
 from scripts.tools.conformance.models import MAIN
 from scripts.tools.conformance.report import Report, as_json, as_markdown, as_text
@@ -107,8 +107,8 @@ async def test_runners_heed_sigint_though_the_shell_has_this_process_ignore_it()
     code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with Stage([sys.executable, "-c", code]) as stage:
-            process = stage.start(G, [], free_port())
+        with Runners([sys.executable, "-c", code]) as runners:
+            process = runners.start(G, [], free_port())
             assert process.wait(30) == 0
         assert process.output.lines == ["False"]
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN, "as it was found"
@@ -135,22 +135,22 @@ def test_an_executable_that_does_not_start_is_told_at_once(capsys: pytest.Captur
 def test_what_never_listens_is_waited_for_once_and_the_limit_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scripts.tools.conformance.stage.READY_S", 0.5)
+    monkeypatch.setattr("scripts.tools.conformance.runners.READY_S", 0.5)
     ports = iter([free_port()])  # for one start
-    monkeypatch.setattr("scripts.tools.conformance.stage.free_port", lambda: next(ports))
+    monkeypatch.setattr("scripts.tools.conformance.runners.free_port", lambda: next(ports))
     assert main([sys.executable, "-c", "import time; time.sleep(60)"]) == 2
     assert capsys.readouterr().err.endswith(" does not start: timeout waiting for mlx runner to start within 0.5 s\n")
 
 
 async def test_after_a_run_that_took_too_long_processes_are_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     (case,) = (case for case in CASES if case.id == "40-eos")
-    with Stage([sys.executable, "-P", str(SPOILED), "dumb"]) as stage:
-        process = stage.shared(G, MAIN)
+    with Runners([sys.executable, "-P", str(SPOILED), "dumb"]) as runners:
+        process = runners.shared(G, MAIN)
         monkeypatch.setattr("scripts.tools.conformance.outcome.LIMIT_S", 0.2)
-        outcomes = await run_all(stage, [case], [G], slow=False)
+        outcomes = await run_all(runners, [case], [G], slow=False)
         assert outcomes[case, G][:2] == ("fail", "it took too long")
         assert process.exit_status is not None
-        assert stage.shared(G, MAIN) is not process
+        assert runners.shared(G, MAIN) is not process
 
 
 async def test_a_runner_that_does_not_answer_is_left_alone(
@@ -166,7 +166,7 @@ async def test_a_runner_that_does_not_answer_is_left_alone(
 
     monkeypatch.setattr("scripts.tools.conformance.main.run", scripted_run)
     cases = [case for case in CASES if G in case.parts([G]).values()][: len(scripted) + 2]
-    outcomes = await run_all(Stage(["nobody"]), cases, [G], slow=False)
+    outcomes = await run_all(Runners(["nobody"]), cases, [G], slow=False)
     assert list(outcomes.values()) == [*scripted, SILENT, SILENT]
     assert len(capsys.readouterr().err.splitlines()) == len(scripted), "a line for each"
 
@@ -178,7 +178,7 @@ async def test_a_slow_case_has_more_time(monkeypatch: pytest.MonkeyPatch) -> Non
         await asyncio.sleep(0.05)
 
     marks = [
-        (await run(Case("1", "a", "A.", check, lambda _: None, slow=slow), Stage(["nobody"]), G)).mark
+        (await run(Case("1", "a", "A.", check, lambda _: None, slow=slow), Runners(["nobody"]), G)).mark
         for slow in (False, True)
     ]
     assert marks == ["fail", "pass"]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import aiohttp
 import pytest
 
-from scripts.tools.conformance.own import RUNNER
+from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.demo.main import demo_store
 from scripts.tools.demo.questions import CONVERSATIONS, SMALL_TALK
 from scripts.tools.host.lib import GENERATIONS, Generation, Host, Request

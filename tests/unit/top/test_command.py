@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from scripts.tools.conformance.own import RUNNER
+from scripts.tools.conformance.this_runner import RUNNER
 from tests.process.page.stand_in import STATS, StandIn
 
 

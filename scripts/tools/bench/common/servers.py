@@ -13,7 +13,7 @@ import aiohttp
 from runner.model.weights.dtype import device
 from runner.settings import DEFAULT_MAX_GAP_MS
 from scripts.tools import ROOT
-from scripts.tools.conformance.own import RUNNER
+from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import F_SECOND, A, Client, Process, Request, StatusError, free_port, spawn
 
 _START_S = 120

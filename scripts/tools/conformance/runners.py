@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from scripts.tools.conformance.cases import NotRunError, argv
 from scripts.tools.conformance.models import MAIN, write_models
 from scripts.tools.host.lib import (
     Client,
@@ -30,11 +29,15 @@ CHUNK_TOKENS = 16
 READY_S = 45.0
 
 
+class NotRunError(Exception):
+    """This runner, or this call, gives no opportunity to try the case. The text says why."""
+
+
 class NotReadyError(LoadError):
     """The process runs, but did not become ready within `READY_S`."""
 
 
-class Stage:
+class Runners:
     """One executable with its models. A context manager of the main thread; ends every process that it started.
 
     `command` is what hosts would start, in one or more words; `faulty` the same runner with a fault in it (case 51).
@@ -85,7 +88,7 @@ class Stage:
     def shared(self, generation: Generation, model: str) -> Process:
         """The running process of `model`, started at its first use. Raises `LoadError`, once it did so every time."""
         shared = self._shared  # that of this moment: a case that took too long may leave this call behind
-        key = argv(generation), model
+        key = tuple(generation.argv("model", 1)), model
         if key not in shared:
             port = free_port()
             process = self.start(generation, generation.argv(model, port), port)
@@ -142,8 +145,8 @@ def last_line(process: Process) -> str:
 class Target:
     """A runner as one generation of hosts sees it, for one case. An async context manager; belongs to one loop."""
 
-    def __init__(self, stage: Stage, generation: Generation) -> None:
-        self.stage = stage
+    def __init__(self, runners: Runners, generation: Generation) -> None:
+        self.runners = runners
         self.generation = generation
         self._clients: dict[str, Client] = {}
         self._open = AsyncExitStack()
@@ -158,7 +161,7 @@ class Target:
 
     async def process(self, model: str = MAIN) -> Process:
         """The shared process of `model`, ready."""
-        return await asyncio.to_thread(self.stage.shared, self.generation, model)
+        return await asyncio.to_thread(self.runners.shared, self.generation, model)
 
     async def port(self, model: str = MAIN) -> int:
         """Where clients find the shared process of `model`."""
@@ -212,12 +215,12 @@ class Target:
     ) -> AsyncIterator[Process]:
         """A process of its own, killed at the end of the block. `words` are its arguments, where `{model}` and
         `{port}` stand for these. Raises `LoadError` where it does not become ready."""
-        if faulty and self.stage.faulty is None:
+        if faulty and self.runners.faulty is None:
             raise NotRunError("needs a runner with a fault in it: --faulty COMMAND")
         port = free_port() if port is None else port
         arguments = [word.format(model=model, port=port) for word in words or self.words("{model}", port)]
-        command = self.stage.faulty if faulty else None
-        process = self.stage.start(self.generation, arguments, port, environment, command)
+        command = self.runners.faulty if faulty else None
+        process = self.runners.start(self.generation, arguments, port, environment, command)
         try:
             if ready:
                 await asyncio.to_thread(process.wait_ready, READY_S)

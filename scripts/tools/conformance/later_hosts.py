@@ -7,12 +7,12 @@ from scripts.tools.conformance.assertions import ALPHABET, expect, generating, q
 from scripts.tools.conformance.cases import Need, Section, asks, life, reads, wire
 from scripts.tools.conformance.logprobs import first_entry
 from scripts.tools.conformance.models import MAIN
+from scripts.tools.conformance.runners import Target
 from scripts.tools.conformance.spawn import answer, exited
-from scripts.tools.conformance.stage import Target
 from scripts.tools.host.lib import Client, Request, StatusError
 from scripts.tools.host.lib.requests import encode
 
-SEPTEMBER = Section("Since September 2026")
+LATER_HOSTS = Section("Since September 2026")
 FORMAT = asks("Format")
 METRICS = asks("IncludeIntermediateMetrics")
 NO_FLAG = Need(lambda generation: not generation.engine_flag, "the host passes the engine flag")
@@ -28,7 +28,7 @@ BAD_FORMATS: tuple[object, ...] = (
 )
 
 
-@SEPTEMBER.case("11.1", "without-engine-flag", life, NO_FLAG)
+@LATER_HOSTS.case("11.1", "without-engine-flag", life, NO_FLAG)
 async def the_engine_flag_may_be_there_or_not(target: Target) -> None:
     """It is spawned without the engine flag, and accepts it all the same."""
     expect("answer without", await target.text("Hi"), ALPHABET)
@@ -36,7 +36,7 @@ async def the_engine_flag_may_be_there_or_not(target: Target) -> None:
         expect("answer with", await answer(target, process), ALPHABET)
 
 
-@SEPTEMBER.case("11.2", "new-keys", wire, FORMAT)
+@LATER_HOSTS.case("11.2", "new-keys", wire, FORMAT)
 async def the_new_keys_are_always_there(target: Target) -> None:
     """`Format` and `IncludeIntermediateMetrics` are always sent: null, empty and false ask for nothing."""
     request = Request("Hi", {"num_predict": 3}, format=None)
@@ -45,10 +45,10 @@ async def the_new_keys_are_always_there(target: Target) -> None:
         expect(f"text with {extra}", text_of(await target.post({**sent, **extra})), "jkl")
 
 
-@SEPTEMBER.case("11.3", "cached-count", wire, reads("PromptEvalCachedCount"))
+@LATER_HOSTS.case("11.3", "cached-count", wire, reads("PromptEvalCachedCount"))
 async def the_last_line_counts_cached_tokens(target: Target) -> None:
     """The last line counts the prompt's cached tokens, or null; one token at least is computed."""
-    prompt = target.stage.unheard() + "x"
+    prompt = target.runners.unheard() + "x"
     for _ in range(2):
         final = json.loads((await target.complete(Request(prompt))).lines[-1])
         assert "PromptEvalCachedCount" in final, "no PromptEvalCachedCount"
@@ -58,7 +58,7 @@ async def the_last_line_counts_cached_tokens(target: Target) -> None:
             assert 0 <= cached < final["PromptEvalCount"], f"{cached} of {final['PromptEvalCount']} tokens are cached"
 
 
-@SEPTEMBER.case("11.4", "intermediate-metrics", wire, METRICS)
+@LATER_HOSTS.case("11.4", "intermediate-metrics", wire, METRICS)
 async def the_counters_are_on_every_line_when_asked_for(target: Target) -> None:
     """When asked for, every line has the counters so far; else only the last one."""
     client = await target.client()
@@ -77,11 +77,11 @@ async def the_counters_are_on_every_line_when_asked_for(target: Target) -> None:
     expect("decode times", durations, sorted(durations))
 
 
-@SEPTEMBER.case("11.5", "first-of-two-passes", wire, METRICS)
+@LATER_HOSTS.case("11.5", "first-of-two-passes", wire, METRICS)
 async def a_first_pass_may_be_cut_and_continued(target: Target) -> None:
     """A pass that the host cuts off at a content line is continued by a second request, without a complaint."""
     client, process = await target.client(), await target.process()
-    prompt = target.stage.unheard() + "<go>"
+    prompt = target.runners.unheard() + "<go>"
     first = await client.complete(Request(prompt, intermediate_metrics=True), cancel_after=2)
     assert first.cancelled, "there was nothing to cut off"
     expect("tokens so far", first.answers[-1].eval_count, 2)
@@ -90,14 +90,14 @@ async def a_first_pass_may_be_cut_and_continued(target: Target) -> None:
     quiet(process)
 
 
-@SEPTEMBER.case("11.6", "logprob-floor", wire, FORMAT)
+@LATER_HOSTS.case("11.6", "logprob-floor", wire, FORMAT)
 async def logprobs_are_floored(target: Target) -> None:
     """Logprobs below -9999 are -9999."""
     entry = await first_entry(target, "<deep>", 3)
     expect("values", [entry.logprob, *(top.logprob for top in entry.top)], [0.0, 0.0, -9999.0, -9999.0])
 
 
-@SEPTEMBER.case("11.7", "sigkill", life, KILLS)
+@LATER_HOSTS.case("11.7", "sigkill", life, KILLS)
 async def it_is_killed_and_started_again(target: Target) -> None:
     """It is closed by SIGKILL, amid an answer too, and nothing keeps the next one from starting."""
     for _ in range(2):
@@ -121,7 +121,7 @@ async def format_refusal(target: Target, format_: object, *statuses: int) -> str
     return completion.text
 
 
-@SEPTEMBER.case("11.8", "bad-format", wire, FORMAT)
+@LATER_HOSTS.case("11.8", "bad-format", wire, FORMAT)
 async def a_bad_format_is_refused(target: Target) -> None:
     """A `Format` that means nothing is 400 with a clear text, or 501 where there are no grammars at all."""
     for format_ in BAD_FORMATS:
@@ -129,7 +129,7 @@ async def a_bad_format_is_refused(target: Target) -> None:
         expect(f"text under {json.dumps(format_)}", await format_refusal(target, format_, *statuses), "")
 
 
-@SEPTEMBER.case("11.9", "format-not-ignored", wire, FORMAT)
+@LATER_HOSTS.case("11.9", "format-not-ignored", wire, FORMAT)
 async def a_format_is_obeyed_or_refused(target: Target) -> None:
     """A `Format` is obeyed or refused, never ignored."""
     tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": SCHEMA}}
@@ -137,7 +137,7 @@ async def a_format_is_obeyed_or_refused(target: Target) -> None:
     assert not text or text.lstrip().startswith("{"), f"the text is {text!r}"
 
 
-@SEPTEMBER.case("11.10", "other-endpoints", life, NO_FLAG)
+@LATER_HOSTS.case("11.10", "other-endpoints", life, NO_FLAG)
 async def score_and_embeddings_are_unknown(target: Target) -> None:
     """`/v1/score` and `/v1/embeddings` are 404."""
     client = await target.client(MAIN)

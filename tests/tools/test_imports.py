@@ -1,0 +1,101 @@
+"""What the tools of scripts/ import: run-time dependencies only where users run them, and no circles."""
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import packages_distributions
+
+import pytest
+
+from tests import ROOT
+
+FOR_USERS = ("demo", "host", "conformance", "soak")
+SPAWNED = ("conformance.faulty", "host.template_worker")
+OURS = ("protocol", "runner", "scripts")
+
+
+def modules() -> dict[str, ast.Module]:
+    """Returns the modules of this repository that tools may import, by name."""
+    found = {}
+    for package in OURS:
+        for path in (ROOT / package).rglob("*.py"):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = ast.parse(path.read_text())
+    return found
+
+
+MODULES = modules()
+
+
+def imports(name: str) -> Iterator[str]:
+    """Yields the modules that a module imports, anywhere in it; `from package import module` names the module."""
+    for node in ast.walk(MODULES[name]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}"
+                yield module if module in MODULES else node.module or ""
+
+
+def graph(prefix: str) -> Mapping[str, set[str]]:
+    return {
+        name: {other for other in imports(name) if other.startswith(prefix) and other != name}
+        for name in MODULES
+        if name.startswith(prefix)
+    }
+
+
+def reached(name: str) -> set[str]:
+    """Returns all modules that a module imports, directly or through others of this repository."""
+    found, waiting = set[str](), [name]
+    while waiting:
+        module = waiting.pop()
+        parts = module.split(".")
+        packages = {".".join(parts[:length]) for length in range(1, len(parts) + 1)} - found
+        found |= packages
+        for package in packages & set(MODULES):
+            waiting += imports(package)
+    return found
+
+
+def packages_for_developers() -> set[str]:
+    """Returns the names by which the packages of the extras dev, bench and browser are imported."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    words = [word for extra in ("dev", "bench", "browser") for word in extras[extra]]
+    names = {word.partition(">")[0].lower() for word in words}
+    imported = {
+        module
+        for module, packages in packages_distributions().items()
+        if any(package.lower() in names for package in packages)
+    }
+    return imported | {name.replace("-", "_") for name in names}
+
+
+@pytest.mark.parametrize("tool", FOR_USERS)
+def test_tools_for_users_need_no_package_for_developers(tool: str) -> None:
+    found = {module.partition(".")[0] for module in reached(f"scripts.tools.{tool}.main")}
+    assert {"scripts", "asyncio", "aiohttp"} <= found, "the graph is followed"
+    assert not found & packages_for_developers()
+    assert "tests" not in found
+
+
+@pytest.mark.parametrize("module", SPAWNED)
+def test_neither_do_the_processes_that_they_spawn(module: str) -> None:
+    assert not {name.partition(".")[0] for name in reached(f"scripts.tools.{module}")} & packages_for_developers()
+
+
+def test_the_packages_for_developers_are_known_by_their_modules() -> None:
+    assert {"pytest", "hypothesis", "pytest_asyncio", "mypy", "matplotlib", "playwright"} <= packages_for_developers()
+    assert not packages_for_developers() & ({"mlx", "mlx_lm", "aiohttp", "rich", "numpy"} | sys.stdlib_module_names)
+
+
+def test_no_tools_import_each_other_in_a_circle() -> None:
+    tools = graph("scripts.tools.")
+    assert len(tools) > 100
+    try:
+        TopologicalSorter(tools).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
