@@ -1,4 +1,4 @@
-"""From a `Format` to a grammar that answers can follow. Takes as long, and as much memory, as the format makes it."""
+"""Compiles a `Format` into a grammar. Time and memory depend on the format and have no bound here."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -16,49 +16,49 @@ from runner.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_MOST_ITEMS = 50_000  # four for each property that may be left out, where as many may come next
+_MOST_ITEMS = 50_000  # a row has four for each optional property that may come next
 
 
 class LocalGrammar:
-    """A grammar that any number of answers may follow. Immutable."""
+    """A grammar compiled in this process, for any number of answers. Immutable."""
 
     def __init__(self, matcher: "LLMatcher", size: int) -> None:
         self._matcher = matcher
         self._size = size
 
     def steps(self) -> GrammarMatcher:
-        """For one answer, from its beginning."""
+        """Returns a matcher for one answer, at its beginning."""
         return GrammarMatcher(self._matcher.deep_copy())
 
     def guide(self) -> Guide:
-        """For one answer, from its beginning, computed where it is asked for."""
+        """Returns a guide for one answer, at its beginning; its states are computed in this thread."""
         steps = self.steps()
         return Guide(_LocalSource(steps), steps.begin(), self._size)
 
     def release(self) -> None:
-        """There will be no answer; nothing is kept for it."""
+        """Does nothing: no answer has reserved anything."""
 
 
 class Compiler:
     """Compiles grammars over one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """`vocab_size` is that of the model in tokens, 0 if it is not known."""
+        """Uses the first `vocab_size` tokens, the vocabulary of the model; 0 if that is unknown."""
         self._tokenizer = tokenizer
         self._size = min(vocab_size or tokenizer.vocab_size, tokenizer.vocab_size)
 
     @cached_property
     def vocabulary(self) -> "LLTokenizer":
-        """The tokenizer as llguidance knows it, used by all grammars. Takes a second for 100,000 tokens."""
+        """The tokenizer as llguidance needs it, shared by all grammars. Takes a second for 100,000 tokens."""
         from runner.grammar.vocabulary import make_vocabulary
 
         return make_vocabulary(self._tokenizer, self._size)
 
     def compile(self, wanted: Format) -> LocalGrammar:
-        """The grammar of `wanted`.
+        """Compiles `wanted`.
 
         Raises:
-            RequestError: the format is none, or no answer in this vocabulary can even begin to follow it.
+            RequestError: the format is invalid, or no answer in this vocabulary can begin to follow it.
         """
         from llguidance import LLMatcher, LLParserLimits
 
@@ -82,7 +82,7 @@ class Compiler:
 
 
 class _LocalSource:
-    """Computes each state when it is asked for."""
+    """Computes each state in the thread that asks for it."""
 
     def __init__(self, steps: GrammarMatcher) -> None:
         self._steps = steps
@@ -91,8 +91,8 @@ class _LocalSource:
     def send(self, step: Follow) -> None:
         self._states.append(self._steps.follow(step))
 
-    def receive(self, patience_s: float) -> State:  # noqa: ARG002 - it has waited already
+    def receive(self, patience_s: float) -> State:  # noqa: ARG002 - the state is there already
         return self._states.pop(0)
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Does nothing."""

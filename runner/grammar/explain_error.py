@@ -1,4 +1,4 @@
-"""What is wrong with a format that does not compile, in words for the person who wrote it."""
+"""Explains to the author of a format why it does not compile."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,16 +8,16 @@ import msgspec
 
 from protocol.format import Format, Lark, schemas
 
-_POSITION = re.compile(r"^at \d+\(\d+\): ")  # in a text that the person has never seen
-_PANIC = "panic: "  # it catches its own
+_POSITION = re.compile(r"^at \d+\(\d+\): ")  # a position in generated text that the author has never seen
+_PANIC = "panic: "  # llguidance catches its own panics
 _SCHEMA = "failed to compile JSON schema: "
 _MOST_LOOKS_S = 0.5
 _MOST_CHARACTERS = 1000
-_LENIENT = '; with "x-guidance": {"lenient": true} in the schema, what is not supported is passed over'
+_LENIENT = '; "x-guidance": {"lenient": true} in the schema skips what is not supported'
 
 
 def explain_error(error: str, wanted: Format) -> str:
-    """Why `wanted` does not compile, in the words of llguidance, and where in it the fault is if that can be told."""
+    """Returns why `wanted` does not compile, in the words of llguidance, with the place of the fault if it is found."""
     if isinstance(wanted, Lark):
         return _clipped(error.strip())
     first, *rest = _POSITION.sub("", error.strip()).splitlines()
@@ -39,7 +39,10 @@ def _of_schema(reason: str, details: Sequence[str], wanted: Format) -> str:
 
 
 def _place(schema: object, reason: str) -> str | None:
-    """The innermost part of `schema` that has this fault by itself; one that refers to other parts has another."""
+    """Returns the path of the innermost part of `schema` that fails by itself for this reason, or None.
+
+    A part that refers to other parts fails for another reason when it is checked alone.
+    """
     found = None
     until = monotonic() + _MOST_LOOKS_S
     for path, part in _parts(schema, "$"):
@@ -51,7 +54,7 @@ def _place(schema: object, reason: str) -> str | None:
 
 
 def _parts(value: object, path: str) -> Iterator[tuple[str, dict[str, object]]]:
-    """All objects, the outer ones first."""
+    """Yields all objects with their paths, outer ones first."""
     if isinstance(value, dict):
         yield path, value
         for key, each in value.items():

@@ -1,4 +1,4 @@
-"""The runner's end of the process that holds the vocabulary, from which workers are forked."""
+"""The runner's end of the fork server: the process that holds the vocabulary and is forked for each worker."""
 
 import asyncio
 import subprocess
@@ -24,36 +24,36 @@ from runner.grammar.messages import (
 _PROGRAM = """
 import socket, sys
 sys.path[:] = {path!a}
-from runner.grammar.worker_process import serve
-serve(socket.socket(fileno={descriptor}))
+from runner.grammar.worker_process import run_fork_server
+run_fork_server(socket.socket(fileno={descriptor}))
 """
 
 
 class ForkServer(NamedTuple):
-    """A process that forks workers when it is told to. Ends when `control` is closed."""
+    """The process that forks workers on request. It ends when `control` is closed."""
 
     process: "subprocess.Popen[bytes] | None" = None
     control: socket | None = None
     fault: str = ""
-    """Why there is none."""
+    """The reason why there is no process; empty if there is one."""
 
     @property
     def alive(self) -> bool:
-        """Whether it can be told anything."""
+        """True if the process is running."""
         return self.process is not None and self.process.poll() is None
 
     def fork(self, number: int, channel: socket) -> None:
-        """Fork a worker that serves the channel. If the process is gone, nobody will."""
+        """Forks a worker that serves `channel`. Does nothing if the process is gone."""
         if self.control is not None:
             with suppress(OSError):
                 send_fds(self.control, [ORDER.pack(FORK, number)], [channel.fileno()])
 
     def kill(self, number: int) -> None:
-        """End a worker, if it is still there."""
+        """Kills a worker, if it is still running."""
         self._order(KILL, number)
 
     def slow(self, number: int) -> None:
-        """Let everybody else's work go before that of this worker."""
+        """Lowers the priority of a worker below that of all other processes."""
         self._order(SLOW, number)
 
     def _order(self, order: bytes, number: int) -> None:
@@ -63,7 +63,7 @@ class ForkServer(NamedTuple):
 
 
 async def start_fork_server(setup: CompilerSetup) -> ForkServer:
-    """The process, once it has read the tokenizer; that takes as long as the start of the runner's own does."""
+    """Starts the process and waits until it has read the tokenizer, which takes as long as in the runner itself."""
     loop = asyncio.get_running_loop()
     control, theirs = socketpair()
     control.setblocking(False)
@@ -73,7 +73,7 @@ async def start_fork_server(setup: CompilerSetup) -> ForkServer:
             [sys.executable, "-I", "-X", f"utf8={sys.flags.utf8_mode}", "-c", program],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # the host reads ours to its end, also when we are gone
+            stdout=subprocess.DEVNULL,  # the host reads the runner's output to its end, even after the runner is gone
             stderr=subprocess.DEVNULL,
         )
     except OSError as error:

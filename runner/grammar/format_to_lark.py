@@ -1,7 +1,7 @@
-"""From a `Format` to the Lark text that llguidance compiles.
+"""Translates a `Format` into the Lark grammar that llguidance compiles.
 
-A special token is matched as the one token that it is, everything else by its bytes. Between the tokens of JSON there
-is no space but one after each comma and colon: an answer that may go on with spaces need never end.
+A special token is matched as a token, all other text by its bytes. JSON has no white space but one space after each
+comma and colon: if an answer could always continue with spaces, it might never end.
 """
 
 import json
@@ -35,15 +35,14 @@ _SPACING = {
 }
 _OPTIONS_KEY = "x-guidance"
 _ASCII_CLASSES = "dw"  # as in a JSON schema's patterns
-_MOST_WAYS = 64  # in which what follows a free text may begin
+_MOST_WAYS = 64  # different beginnings of what follows a free text
 
 
 def lark_text(root: Format, special: Mapping[str, int]) -> str:
-    """The grammar of `root`. `special`: ids by text of the tokens that are no text; those that end an answer are not
-    among them.
+    """Returns the grammar of `root`. `special` maps special tokens to their ids, without those that end an answer.
 
     Raises:
-        FormatError: the nodes stand in an order that cannot be recognised while the answer is written.
+        FormatError: the order of the nodes cannot be recognised while the answer is written.
     """
     if isinstance(root, Lark):
         return root.grammar
@@ -62,11 +61,11 @@ class _Writer:
 
     @cached_property
     def _marks(self) -> re.Pattern[str] | None:
-        """Finds the special tokens in a text; of a thousand it takes a moment to make."""
+        """A pattern that finds the special tokens in a text; made on first use, since there may be thousands."""
         return literal_pattern(self._special) if self._special else None
 
     def node(self, node: Node, path: str, *, last: bool) -> str:
-        """An expression for `node`. `last`: nothing follows it."""
+        """Returns an expression for `node`; `last` is true if nothing follows it."""
         match node:
             case SequenceNode(elements):
                 return self._sequence(_flat(elements), path, last=last)
@@ -100,8 +99,11 @@ class _Writer:
         return f"({' '.join(parts)})" if parts else '""'
 
     def _free_before(self, excludes: Sequence[str], rest: Sequence[Node], path: str, *, last: bool) -> str:
-        """A free text and what follows it. The lexer reads on as long as it can, so what ends the text is read with it:
-        lazily, up to its first occurrence."""
+        """Returns an expression for a free text and the nodes after it.
+
+        The lexer reads as far as it can. So the terminal of the text includes what ends it, and matches lazily: up to
+        the first occurrence.
+        """
         ways = []
         openings = _openings(rest, path)
         for opener, following in openings:
@@ -121,16 +123,16 @@ class _Writer:
         return f"({' | '.join(ways)})"
 
     def _free(self, excludes: Sequence[str]) -> str:
-        """A free text to its end."""
+        """Returns an expression for a whole free text."""
         return f"{self._marked(excludes)} {self._any(excludes)}?".lstrip()
 
     def _marked(self, excludes: Sequence[str]) -> str:
-        """The part of a free text up to the last special token in it."""
+        """Returns an expression for a free text up to the last special token in it."""
         ids = [token for text, token in self._special.items() if not any(each in text for each in excludes)]
         return f"({self._any(excludes)}? {_token(*ids)})*" if ids else ""
 
     def _any(self, excludes: Sequence[str]) -> str:
-        """A terminal: some bytes that are valid UTF-8."""
+        """Returns a terminal that matches valid UTF-8 without the excluded texts."""
         anything = "/(?s:.+)/"
         excluded = [text for text in excludes if text]
         if not excluded:
@@ -141,7 +143,7 @@ class _Writer:
         return self._named("ANY", f"{anything} & ~{with_them}")
 
     def _text(self, value: str) -> str:
-        """This text; the special tokens that are spelled in it are these tokens."""
+        """Returns an expression for this text, in which the spelling of a special token stands for that token."""
         parts = []
         at = 0
         for mark in self._marks.finditer(value) if self._marks is not None else ():
@@ -152,7 +154,7 @@ class _Writer:
         return " ".join(parts)
 
     def _named(self, name: str, body: str) -> str:
-        """The name of a rule with this body, of which there is one. A name in capitals makes a terminal."""
+        """Returns the name of the one rule with this body. A name in capitals makes a terminal."""
         known = self._names.get(name + body)
         if known is None:
             stem, bracket, options = name.partition("[")
@@ -162,7 +164,7 @@ class _Writer:
 
 
 def _flat(elements: Sequence[Node]) -> list[Node]:
-    """With the elements of sequences in place of these."""
+    """Replaces nested sequences by their elements."""
     flat: list[Node] = []
     for element in elements:
         flat += _flat(element.elements) if isinstance(element, SequenceNode) else [element]
@@ -170,14 +172,14 @@ def _flat(elements: Sequence[Node]) -> list[Node]:
 
 
 _Chain: TypeAlias = "tuple[Node, _Chain] | None"
-"""Nodes one behind the other. Those that branch share what follows both, so that it is looked at once."""
+"""A linked list of nodes. Branches share their common tail, so that it is visited once."""
 
 
 def _openings(rest: Sequence[Node], path: str) -> list[tuple[str | None, list[Node]]]:
-    """The texts that `rest` may begin with, each with what follows it; None where there may be nothing at all."""
+    """Returns the texts that `rest` may begin with, each with the nodes after it; None stands for an empty rest."""
     chain = _chained(rest, None)
     ways: list[tuple[str | None, list[Node]]] = []
-    seen: dict[int, _Chain] = {}  # by identity; kept, or another one might get it
+    seen: dict[int, _Chain] = {}  # by identity; keeping the objects keeps their ids unique
     found: set[tuple[str | None, int]] = set()
     ahead = [chain]
     while ahead:
@@ -223,7 +225,7 @@ def _unchained(chain: _Chain) -> Iterator[Node]:
 
 
 def _with_spacing(schema: bytes, path: str) -> str:
-    """The schema, with the space between the tokens of its texts as it has to be."""
+    """Returns the schema with the options that fix the white space of its texts."""
     try:
         members = {} if schema == b"true" else msgspec.json.decode(schema, type=dict[str, msgspec.Raw])
         options = msgspec.json.decode(members.pop(_OPTIONS_KEY, b"{}"), type=dict[str, msgspec.Raw])
@@ -244,7 +246,7 @@ def _quoted(text: str) -> str:
 
 
 def _token(*ids: int) -> str:
-    """Any one of these tokens, which ascend: some models have thousands, with numbers in a row."""
+    """Returns an expression for any one of these tokens, in ascending order; consecutive ids are written as a range."""
     spans: list[list[int]] = []
     for token in ids:
         if spans and token == spans[-1][1] + 1:

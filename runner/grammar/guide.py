@@ -1,4 +1,4 @@
-"""Where an answer stands in its grammar."""
+"""The position of an answer in its grammar, as the engine sees it."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -10,51 +10,51 @@ from runner.grammar.messages import Follow, State
 
 _STEP_S = 0.05
 _SAVED_S = 5.0
-_LATE_S = 1.0  # other processes may have the processor meanwhile
+_LATE_S = 1.0  # allowance for other processes that use the processor
 
 
 class StateSource(Protocol):
-    """Takes one answer through its grammar, elsewhere. One step is on its way at a time."""
+    """Computes the states of one answer, usually in another process. One step is in flight at a time."""
 
     def send(self, step: Follow) -> None:
-        """Begin to compute the state behind this step. Raises RequestError if that is impossible."""
+        """Starts to compute the state after this step. Raises RequestError if that is impossible."""
         ...
 
     def receive(self, patience_s: float) -> State | None:
-        """That state; None if it is not there within so many seconds. Raises RequestError if it will never be."""
+        """Returns that state, or None if it takes longer than `patience_s`. Raises RequestError if it cannot come."""
         ...
 
     def close(self) -> None:
-        """The answer has ended."""
+        """Ends the answer."""
         ...
 
 
 class Grammar(Protocol):
-    """What an answer has to follow, compiled."""
+    """A compiled format, reserved for one answer."""
 
     def guide(self) -> "Guide":
-        """For the answer. Raises RequestError if it has been given up."""
+        """Returns the guide of the answer. Raises RequestError after `release`."""
         ...
 
     def release(self) -> None:
-        """There will be no answer."""
+        """Gives the grammar back without an answer."""
         ...
 
 
 class Guide:
-    """Leads one answer through its grammar: what has to come next, what may, and whether anything does.
+    """Follows one answer through its grammar: the tokens that must come next, those that may, and whether it is over.
 
-    Masks take as long as a grammar makes them, so they are computed elsewhere: after `take` and `restart` the guide can
-    only be waited for until its next state has come. An answer may take 50 ms of processor time for each
-    token, and what it saves, up to 5 s, for others. Owner: the engine thread.
+    The time that a mask takes depends on the grammar, so a source computes the states, usually in another process:
+    after `take` and `restart`, `wait` for the next one. An answer may use 50 ms of processor time for each token; it
+    saves what it does not use, up to 5 s, for later tokens. Owner: the engine thread.
     """
 
     def __init__(self, source: StateSource, state: State, size: int) -> None:
-        """`state` is the beginning of the answer, `size` that of the vocabulary in tokens."""
+        """Starts at `state`, the beginning of the answer. `size` is the number of tokens in the vocabulary."""
         self._source = source
         self._size = size
-        self._awaited = 0  # states that are on their way, of which only the last one counts
-        self._since_s = 0.0  # when the last one was asked for
+        self._awaited = 0  # states in flight; only the last one counts
+        self._since_s = 0.0  # when the last state was requested
         self._spare_s = _SAVED_S
         self._closed = False
         self._enter(state)
@@ -80,47 +80,47 @@ class Guide:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing more may come."""
+        """True if nothing more may come."""
         return not self._forced and self._complete
 
     @property
     def fault(self) -> str:
-        """Why the answer cannot go on, or nothing."""
+        """The reason why the answer cannot go on; empty if it can."""
         return "" if self._forced else self._error
 
     @property
     def over(self) -> bool:
-        """Whether nothing can come: it is complete, or cannot go on."""
+        """True if no token can come: the answer is complete, or cannot go on."""
         return self.complete or bool(self.fault)
 
     def take(self, token: int) -> None:
-        """The answer goes on with this token, which may not be one that ends it. If it cannot, `mask` says so."""
+        """Continues the answer with `token`, which must not end it. `mask` raises if the grammar refuses the token."""
         if not self._forced:
             self._send(Follow([token]))
         elif self._forced.popleft() != token:
             self._enter(State(error=f"the grammar has no place for token {token}"))
 
     def forced(self, most: int) -> list[int]:
-        """Goes on with what has to come next, at most so many tokens, and returns them."""
+        """Takes at most `most` of the tokens that must come next, and returns them."""
         return [self._forced.popleft() for _ in range(min(most, len(self._forced)))]
 
     def mask(self) -> bytes:
-        """A bit for each token that may come next, those that end the answer included.
+        """Returns one bit per token, set for those that may come next, including those that end the answer.
 
         Raises:
-            RequestError: the answer cannot go on: no token of the vocabulary may come, the last one might not, or the
-                grammar takes too much time or memory to follow.
+            RequestError: the answer cannot go on: no token of the vocabulary is allowed, the last one was not allowed,
+                or the grammar takes too much time or memory to follow.
         """
         if self.fault:
             raise RequestError(self.fault)
         return self._bit(self._forced[0]) if self._forced else self._mask
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Back to the beginning, and from there along `tokens`."""
+        """Returns to the beginning of the answer and follows `tokens` from there."""
         self._send(Follow([*tokens], restart=True))
 
     def close(self) -> None:
-        """The answer has ended. Later calls do nothing."""
+        """Ends the answer. Later calls do nothing."""
         if not self._closed:
             self._closed = True
             self._source.close()

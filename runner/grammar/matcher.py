@@ -1,4 +1,4 @@
-"""An answer's way through its grammar, in the hands of llguidance."""
+"""Follows one answer through its grammar with llguidance."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,30 +12,30 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _REASONS = {
-    "NoExtensionBias": "the model's vocabulary cannot spell what has to come next",
+    "NoExtensionBias": "the model's vocabulary cannot spell what must come next",
     "ParserTooComplex": "it is too ambiguous; give its parts other beginnings",
     "LexerTooComplex": "its texts are too complex; make patterns and length limits simpler",
 }
-"""What llguidance calls it, and what to do."""
+"""llguidance's name for a failure -> the explanation, with advice where there is any."""
 
 
 class GrammarMatcher:
-    """Takes one answer through its grammar, token by token.
+    """Advances one answer through its grammar, token by token.
 
-    What the grammar leaves no choice about is spelled in the tokens that the tokenizer would make of it, whoever
-    computes the answer and together with whom.
+    Where the grammar leaves no choice, the forced text comes in the tokens that the tokenizer would make of it. So an
+    answer has the same tokens whether it is computed alone or in a batch.
     """
 
     def __init__(self, matcher: "LLMatcher") -> None:
-        """`matcher` stands at the beginning and is nobody else's."""
+        """Takes over `matcher`, which is at its beginning and not shared."""
         self._matcher = matcher
 
     def begin(self) -> State:
-        """The beginning of an answer."""
+        """Returns the state at the beginning of an answer."""
         return self._state(lambda: self._look_ahead())
 
     def follow(self, step: Follow) -> State:
-        """The state behind these tokens."""
+        """Returns the state after the tokens of `step`."""
         return self._state(lambda: self._restart(step.tokens) if step.restart else self._take(deque(), step.tokens))
 
     def _state(self, go: Callable[[], deque[int]]) -> State:
@@ -56,7 +56,7 @@ class GrammarMatcher:
         return self._take(self._look_ahead(), tokens)
 
     def _take(self, forced: deque[int], tokens: Sequence[int]) -> deque[int]:
-        """Goes on with `tokens`, where `forced` has to come first. Returns what then has to come."""
+        """Continues with `tokens`, which must begin with `forced`. Returns the tokens that are forced after them."""
         for token in tokens:
             if not forced:
                 self._matcher.consume_token(token)
@@ -66,7 +66,7 @@ class GrammarMatcher:
         return forced
 
     def _look_ahead(self) -> deque[int]:
-        """Takes the matcher on to the next choice."""
+        """Advances the matcher to the next choice. Returns the tokens that lead there."""
         self._refuse_errors()
         forced = self._matcher.compute_ff_tokens()
         self._matcher.consume_tokens(forced)

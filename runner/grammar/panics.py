@@ -1,4 +1,4 @@
-"""A panic in Rust is no Exception: uncaught it would end the engine, not the request."""
+"""Turns panics of Rust code into request errors. A panic is no `Exception`: uncaught, it would end the engine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ _PANIC = "PanicException"  # its module cannot be imported
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Raises RequestError in place of a panic."""
+    """Raises RequestError in place of a panic inside the block."""
     try:
         yield
     except Exception:

@@ -1,4 +1,4 @@
-"""A tokenizer as llguidance sees it: the bytes of every token, those that are no text, and how text is cut."""
+"""The tokenizer in the form that llguidance needs: the bytes of every token, the special tokens, and `encode`."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -8,27 +8,27 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from runner.tokenizer import Tokenizer
 
-_MOST_BYTES: Final = 1000  # of a token; llguidance takes 24 more, and such tokens spell no text of a grammar
+_MOST_BYTES: Final = 1000  # longest token; llguidance allows 24 more, and grammars have no use for longer ones
 _END: Final = b"<end>"
-_BEFORE: Final = "\n"  # some tokenizers set a space in front of a text, which none has in the middle of an answer
+_BEFORE: Final = "\n"  # some tokenizers put a space before a text, which is wrong in the middle of an answer
 
 
 def special_tokens(tokenizer: Tokenizer, size: int) -> dict[str, int]:
-    """The tokens that are no text, by their names, without those that end an answer."""
+    """Returns the ids of the special tokens by their text, without those that end an answer."""
     return {tokenizer.token_text(token): token for token in sorted(tokenizer.special - tokenizer.eos) if token < size}
 
 
 def make_vocabulary(tokenizer: Tokenizer, size: int) -> LLTokenizer:
-    """The first `size` tokens of `tokenizer`. Takes a second for a vocabulary of 100,000.
+    """Returns the first `size` tokens of `tokenizer` as a vocabulary. Takes a second for 100,000 tokens.
 
-    A model without a token that ends an answer gets one that it cannot draw: it ends where its grammar does.
+    A model without an end token gets one that it cannot draw; its answers end where their grammar does.
     """
-    view = _View(tokenizer, size)
+    view = _TokenizerView(tokenizer, size)
     return LLTokenizer(TokenizerWrapper(view), n_vocab=len(view.tokens), eos_token=view.ends)
 
 
-class _View:
-    """What llguidance asks of a tokenizer. Nothing here may raise: it would be a panic in Rust."""
+class _TokenizerView:
+    """The tokenizer interface that llguidance calls. Nothing here may raise: that would be a panic in Rust."""
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         self._tokenizer = tokenizer
@@ -44,7 +44,7 @@ class _View:
         self._special = frozenset(self.special_token_ids)
 
     def __call__(self, text: bytes) -> list[int]:
-        """The tokens of a text that stands in the middle of another one."""
+        """Returns the tokens of a text in the middle of an answer."""
         whole = text.decode(errors="replace")
         for before in ("", _BEFORE):
             ids = self._tokenizer.encode(before + whole)
@@ -54,7 +54,10 @@ class _View:
         return [*self._longest(text)]
 
     def _longest(self, text: bytes) -> Iterator[int]:
-        """The longest token at each place; what none spells is left out. For texts that spell special tokens, say."""
+        """Yields the longest token at each position and skips bytes that no token spells.
+
+        Used, for example, for texts that spell special tokens.
+        """
         at = 0
         while at < len(text):
             ends = range(min(len(text), at + self._most_bytes), at, -1)

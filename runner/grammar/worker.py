@@ -1,4 +1,4 @@
-"""The runner's end of a process that follows one grammar."""
+"""The runner's end of a worker process, which compiles and follows one grammar."""
 
 import select
 import socket
@@ -16,23 +16,23 @@ _BUFFER_BYTES = 1 << 20
 
 
 class Worker:
-    """A process that has compiled a format, or is about to. Leads one answer at a time through it.
+    """A process that compiles one format and follows one answer at a time through it.
 
-    Owner: the event loop until its first state is there, then the thread that follows the grammar, until `close`.
+    Owner: the event loop until the first state has come, then the thread that follows the grammar, until `close`.
     """
 
     def __init__(self, key: bytes, number: int, memory_bytes: int, give_back: Callable[["Worker"], object]) -> None:
-        """`key`: the format as JSON. `give_back` is called by `close`, in the thread that calls that."""
+        """`key` is the format as JSON. `close` calls `give_back`, in the thread that calls `close`."""
         self.key = key
         self.number = number
         self.memory_bytes = memory_bytes
-        """The most that it may take."""
+        """The limit on the memory of the process."""
         self.nbytes = 0
-        """The memory that it had taken when it last said so."""
+        """Memory that the process had allocated when it sent its last state."""
         self.awaited = 0
-        """States that are on their way."""
+        """The number of states in flight."""
         self.broken = False
-        """Whether it is good for nothing any more."""
+        """True if the worker must not be used again."""
         self.channel, self.other_end = socket.socketpair()
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             self.channel.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
@@ -43,7 +43,7 @@ class Worker:
         self._poll.register(self.channel, select.POLLIN)
 
     def send(self, step: Follow) -> None:
-        """Begin to compute the state behind this step. Raises RequestError if the process is gone."""
+        """Starts to compute the state after this step. Raises RequestError if the process is gone."""
         message = encode_message(step)
         try:
             sent = self.channel.send(message)
@@ -55,7 +55,10 @@ class Worker:
         self.awaited += 1
 
     def receive(self, patience_s: float) -> State | None:
-        """The next state, if it comes within so many seconds. Raises RequestError if the process is gone."""
+        """Returns the next state, or None if it takes longer than `patience_s`.
+
+        Raises RequestError if the process is gone or its message is unreadable.
+        """
         until_s = monotonic() + patience_s
         while (state := self.take()) is None:
             try:
@@ -69,7 +72,7 @@ class Worker:
         return state
 
     def feed(self, data: bytes) -> None:
-        """These bytes have come from it. Raises RequestError for none, which is all that will ever come."""
+        """Adds bytes received from the process. Raises RequestError if `data` is empty: the process has ended."""
         if not data:
             self.broken = True
             raise RequestError(self.death)
@@ -95,31 +98,31 @@ class Worker:
 
     @property
     def death(self) -> str:
-        """Why it may have ended without a word."""
+        """The probable reason why the process ended without a message."""
         return f"it takes more than {shown(self.memory_bytes)} of memory, or breaks llguidance; make it simpler"
 
     def close(self) -> None:
-        """The answer has ended; another one may follow the grammar."""
+        """Ends the answer and gives the worker back for another one."""
         self._give_back(self)
 
 
 class WorkerGrammar:
-    """A format that is compiled and waits at the beginning of an answer."""
+    """A format compiled by a worker that waits at the beginning of an answer."""
 
     def __init__(self, worker: Worker, beginning: State, size: int) -> None:
-        """`size` is that of the vocabulary in tokens."""
-        self._unused = [worker]  # whoever takes it out has it
+        """`size` is the number of tokens in the vocabulary."""
+        self._unused = [worker]  # popping it is atomic: `guide` and `release` may race
         self._beginning = beginning
         self._size = size
 
     def guide(self) -> Guide:
-        """For the answer. Raises RequestError if that has been given up."""
+        """Returns the guide of the answer. Raises RequestError after `release`."""
         try:
             return Guide(self._unused.pop(), self._beginning, self._size)
         except IndexError:
-            raise RequestError("nobody waits for the answer any more") from None
+            raise RequestError("the request was cancelled") from None
 
     def release(self) -> None:
-        """There will be no answer. Does nothing if there is a guide."""
+        """Gives the worker back without an answer. Does nothing after `guide`."""
         if self._unused:
             self._unused.pop().close()

@@ -1,4 +1,4 @@
-"""Who compiles which format, how many at once, and which grammars are kept for the next request."""
+"""Schedules the worker processes: how many run at once, and which are kept for the next request."""
 
 import asyncio
 from concurrent.futures import Future
@@ -16,7 +16,7 @@ from runner.grammar.messages import COMPILE_S, Compile, CompilerSetup, Follow, S
 from runner.grammar.worker import Worker, WorkerGrammar
 
 _UNDISTURBED_S = 0.25
-_MORE_PLACES = 4  # so that those who wait in the engine's queue have their formats compiled meanwhile
+_MORE_PLACES = 4  # to compile formats of requests that still wait in the engine's queue
 _MOST_KEPT = 8
 _MOST_KEPT_BYTES = 64 << 20
 _WORKER_BYTES = 128 << 20
@@ -24,36 +24,36 @@ _RECEIVE_BYTES = 1 << 20
 
 
 class WorkerPool:
-    """Compiles formats in processes that can be ended.
+    """Compiles formats in processes that can be killed.
 
-    Every answer that follows a grammar, and every format that is being compiled, has a worker of its own. Their number
-    is bounded; who comes first gets the next one. Compiling may take 5 s, but only a quarter of a second where others
-    wait for a worker. A worker whose answer has ended is kept for the same format while there is room.
+    Every answer that follows a grammar, and every format being compiled, has a worker of its own. The number of workers
+    is bounded; requests get them in order of arrival. Compiling may take 5 s, but only a quarter of a second while
+    others wait for a worker. After its answer, a worker is kept for the same format while there is room.
 
-    Owner: the event loop, but for `nbytes` and what it hands out.
+    Owner: the event loop, except for `nbytes` and the grammars that it hands out.
     """
 
     def __init__(self, setup: CompilerSetup, size: int, running: int) -> None:
-        """`size` is that of the vocabulary in tokens; at most `running` answers are computed at once."""
+        """`size` is the number of tokens in the vocabulary; at most `running` answers are computed at once."""
         self.worker_bytes = _WORKER_BYTES
-        """The most memory that a worker may take."""
+        """The limit on the memory of each worker."""
         self._setup = setup
         self._size = size
         self._places = asyncio.Semaphore(running + _MORE_PLACES)
         self._waiting = 0
         self._numbers = count(1)
-        self._compiling: dict[Worker, float] = {}  # since when, the oldest first
+        self._compiling: dict[Worker, float] = {}  # start times, oldest first
         self._busy: set[Worker] = set()
-        self._kept: list[Worker] = []  # the one that was used last is the last
+        self._kept: list[Worker] = []  # most recently used last
         self._fork_server: asyncio.Task[ForkServer] | None = None
 
     @property
     def nbytes(self) -> int:
-        """Memory that the workers have taken, as they last said. Any thread may ask."""
+        """Memory of all workers, as last reported by them. Any thread may read it."""
         return sum(worker.nbytes for worker in [*self._busy, *self._kept])
 
     def compile(self, wanted: Format) -> Future[Grammar]:
-        """Begin to compile. Cancelling the future ends that; it raises RequestError for a format that is none."""
+        """Starts to compile. Cancelling the future stops it; the future raises RequestError for an invalid format."""
         grammar: Future[Grammar] = Future()
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._compile(msgspec.json.encode(wanted), grammar))
@@ -83,7 +83,7 @@ class WorkerPool:
                 ready.release()
 
     async def _worker(self, key: bytes) -> tuple[Worker, State]:
-        """A worker that has compiled the format, and the beginning of an answer."""
+        """Returns a worker that has compiled the format, with the state at the beginning of an answer."""
         self._waiting += 1
         try:
             await self._places.acquire()
@@ -92,7 +92,7 @@ class WorkerPool:
         try:
             for worker in [worker for worker in self._kept if worker.key == key][:1]:
                 self._kept.remove(worker)
-                with suppress(RequestError):  # it may have died meanwhile
+                with suppress(RequestError):  # the process may have ended
                     return worker, await self._beginning(worker)
             worker = await self._fork(key)
             return worker, await self._beginning(worker)
@@ -101,7 +101,7 @@ class WorkerPool:
             raise
 
     async def _beginning(self, worker: Worker) -> State:
-        """Its next state, the beginning of an answer. If this raises, the worker is gone."""
+        """Returns the next state of `worker`, the beginning of an answer. Ends the worker if it raises."""
         self._busy.add(worker)
         self._compiling[worker] = monotonic()
         receiving = asyncio.ensure_future(self._receive(worker))
@@ -130,15 +130,17 @@ class WorkerPool:
         return state
 
     def _make_way(self, worker: Worker) -> None:
-        """For everybody else's work. Raises RequestError if others wait for a worker, and this one, of those that
-        compile, has done so for longest."""
+        """Lowers the priority of a worker that compiles for long.
+
+        Raises RequestError if requests wait for a worker and this one has been compiling the longest.
+        """
         if self._fork_server is not None:
             self._fork_server.result().slow(worker.number)
         if self._waiting and worker is next(iter(self._compiling)):
             raise RequestError(f"Format: compiling it takes longer than {_UNDISTURBED_S} s while others wait for that")
 
     async def _fork(self, key: bytes) -> Worker:
-        """A new worker, which begins to compile."""
+        """Returns a new worker, which starts to compile."""
         loop = asyncio.get_running_loop()
         if self._fork_server is None or (self._fork_server.done() and not self._fork_server.result().alive):
             self._fork_server = asyncio.create_task(start_fork_server(self._setup))
@@ -167,7 +169,7 @@ class WorkerPool:
         return worker
 
     def _take_back(self, worker: Worker) -> None:
-        """Its answer has ended: keep it at the beginning of the next one, if it is any good."""
+        """Keeps a worker whose answer has ended, at the beginning of the next one, if it can be used again."""
         self._places.release()
         if worker.awaited or worker.broken or worker.nbytes > _MOST_KEPT_BYTES:
             self._end(worker)
@@ -183,7 +185,7 @@ class WorkerPool:
             self._end(self._kept.pop(0))
 
     def _end(self, worker: Worker) -> None:
-        """Whatever it is doing."""
+        """Ends a worker, whatever it is doing."""
         self._busy.discard(worker)
         worker.channel.close()
         if self._fork_server is not None and self._fork_server.done():

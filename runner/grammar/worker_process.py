@@ -1,8 +1,8 @@
-"""The processes in which grammars are compiled and followed: whatever a format does there, it does to itself alone.
+"""The fork server and its workers: the processes that compile and follow grammars, isolated from the runner.
 
-One process holds the vocabulary and is forked for each worker; a worker compiles one format and then leads one answer
-at a time through it. llguidance has limits, but there are formats that hang it, exhaust memory or overflow its stack
-before they reach one. A process can be given a limit of memory, and be killed.
+The fork server holds the vocabulary and is forked for each worker; a worker compiles one format and then follows one
+answer at a time through it. llguidance has limits, but some formats hang it, exhaust memory or overflow its stack
+before they reach one. A process can be given a memory limit, and can be killed.
 """
 
 import gc
@@ -38,15 +38,15 @@ from runner.grammar.messages import (
 )
 from runner.tokenizer import open_tokenizer
 
-_STEP_S = 10.0  # the runner gives up before; this is for when the runner is gone
-_NICENESS = 10  # of a worker that takes long: it must not slow those who compute answers
+_STEP_S = 10.0  # a safeguard for when the runner is gone; otherwise the runner gives up earlier
+_NICENESS = 10  # of a slow worker, which must not slow down the engine
 _SLOW_STEP_S = 0.05
 Message = TypeVar("Message", bound=msgspec.Struct)
 
 
-def serve(control: socket.socket) -> NoReturn:
-    """Fork workers for the runner at the other end of `control`, until it closes that."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the runner decides
+def run_fork_server(control: socket.socket) -> NoReturn:
+    """Forks workers for the runner at the other end of `control`, until the runner closes it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the runner decides
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     compiler = _open(control)
     gc.collect()
@@ -71,12 +71,12 @@ def serve(control: socket.socket) -> NoReturn:
                     continue
                 if not process:
                     control.close()
-                    _work(channel, compiler)
+                    _run_worker(channel, compiler)
                 workers[number] = process
 
 
 def _open(control: socket.socket) -> Compiler:
-    """Says whether it can compile; ends the process if it cannot."""
+    """Returns the compiler and reports it as ready; ends the process if the tokenizer cannot be read."""
     try:
         setup = _receive(control, CompilerSetup)
         files = {name: Path(os.fsdecode(path)) for name, path in setup.files.items()}
@@ -84,7 +84,7 @@ def _open(control: socket.socket) -> Compiler:
             lambda name: files[name].read_bytes() if name in files else None, merge_eos=setup.merge_eos
         )
         compiler = Compiler(tokenizer, setup.vocab_size)
-        compiler.vocabulary  # noqa: B018 - made here, and shared by all workers
+        compiler.vocabulary  # noqa: B018 - built before forking, so that all workers share it
     except Exception as error:
         control.sendall(encode_message(State(error=f"Format: the model's tokenizer cannot be read again: {error}")))
         os._exit(1)
@@ -93,7 +93,7 @@ def _open(control: socket.socket) -> Compiler:
 
 
 def _reap(workers: dict[int, int]) -> None:
-    """Forget those that have ended: their process ids may go to others now."""
+    """Forgets workers that have ended: their process ids may be reused."""
     while workers:
         process, _ = os.waitpid(-1, os.WNOHANG)
         if not process:
@@ -102,13 +102,13 @@ def _reap(workers: dict[int, int]) -> None:
             del workers[number]
 
 
-def _work(channel: socket.socket, compiler: Compiler) -> NoReturn:
-    """Compile one format, then follow it until the runner closes the channel."""
+def _run_worker(channel: socket.socket, compiler: Compiler) -> NoReturn:
+    """Compiles one format, then follows it until the runner closes the channel."""
     gc.disable()
     before_bytes, steps = _used_bytes(), None
 
     def answer(limit_s: float, compute: Callable[[], State]) -> None:
-        signal.setitimer(signal.ITIMER_REAL, limit_s)  # whose signal ends the process, wherever it is
+        signal.setitimer(signal.ITIMER_REAL, limit_s)  # its signal ends the process, wherever it is
         started_s = time.process_time()
         try:
             state = compute()
@@ -138,7 +138,7 @@ def _work(channel: socket.socket, compiler: Compiler) -> NoReturn:
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Let this process allocate so much more. macOS knows no such limit; there, time alone bounds it."""
+    """Limits this process to `more_bytes` more than it has. macOS has no such limit; only time bounds it there."""
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most_bytes = pages * resource.getpagesize() + more_bytes
@@ -146,13 +146,13 @@ def _limit_memory(more_bytes: int) -> None:
 
 
 def _used_bytes() -> int:
-    """The most memory that this process has had."""
+    """Returns the peak memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
 
 
 def _receive(channel: socket.socket, kind: type[Message]) -> Message:
-    """The next message. Ends the process when the other end is closed."""
+    """Returns the next message. Ends the process when the other end is closed."""
     return msgspec.msgpack.decode(_exactly(channel, body_length(_exactly(channel, HEAD_BYTES))), type=kind)
 
 
