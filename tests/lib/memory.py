@@ -1,10 +1,13 @@
-"""What MLX holds, as tests may compare it."""
+"""The bytes that MLX holds, for tests that count them."""
+
+import gc
 
 import mlx.core as mx
 
 
 def held_bytes() -> int:
-    """Returns the bytes in use once the CPU stream has let go of what it computed with: on a busy machine that is a
-    moment after `mx.eval` returns."""
+    """Returns the bytes in use once nothing else can let go of any: neither the garbage of earlier tests, nor the CPU
+    stream, which on a busy machine releases what it computed with a moment after `mx.eval` returns."""
+    gc.collect()
     mx.synchronize()
     return mx.get_active_memory()
