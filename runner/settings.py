@@ -68,8 +68,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Of a prompt, per forward, while no answer is written; None: what suits the device."""
     blas: str
     blas_threads: int
-    one_core: bool = True
-    """Whether the engine, on a Linux CPU, keeps to one core as long as it has that for itself."""
     trace: Path | None = None
     """Where to write what the engine spends its time on."""
     inspect_text: bool = False

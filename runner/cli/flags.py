@@ -174,17 +174,6 @@ FLAGS = (
         short="threads of that BLAS",
         help="threads of that BLAS; more than one helps only large models on idle machines",
     ),
-    Flag(
-        group=COMPUTE,
-        name="one-core",
-        metavar="auto|off",
-        default="auto",
-        choices=("auto", "off"),
-        short="one core for the engine, where that is faster",
-        help="`auto` keeps the engine's two threads on one core on Linux CPUs while that makes answers faster, which is"
-        " measured as they are generated, and while no other process needs that core: waking a second core can take"
-        " longer than the kernels of a small model; `off` leaves the threads to the system",
-    ),
     switch(
         PROCESS,
         "inspect-text",

@@ -69,7 +69,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         context_tokens=context_tokens(values),
         verify=values["verify"] == "on",
         dtype=values["dtype"],
-        one_core=values["one-core"] == "auto",
         trace=Path(values["trace"]) if "trace" in values else None,
         memory=memory_bound(values, "memory"),
         cache=values["cache"],

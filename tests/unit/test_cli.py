@@ -93,7 +93,6 @@ def test_every_flag_has_its_variable() -> None:
         "max-gap-ms": "7",
         "prefill-chunk": "8",
         "dtype": "float16",
-        "one-core": "off",
         "trace": "/t.json",
         "inspect-text": "on",
         "blas": "off",
@@ -104,7 +103,7 @@ def test_every_flag_has_its_variable() -> None:
     by_flag = parse([word for name, value in examples.items() for word in (f"--{name}", value)], {})
     assert by_variable == by_flag
     assert (by_flag.context_tokens, by_flag.verify, by_flag.dtype) == (4096, True, "float16")
-    assert (by_flag.one_core, by_flag.trace, by_flag.inspect_text) == (False, Path("/t.json"), True)
+    assert (by_flag.trace, by_flag.inspect_text) == (Path("/t.json"), True)
     assert (by_flag.parallel, by_flag.max_gap_s, by_flag.prefill_chunk_tokens) == (5, 0.007, 8)
 
 

@@ -2,8 +2,7 @@
 
 Random Llamas of 1, 10 and 60 million parameters, on a GPU of 10, 700 and 2,800 million. The contenders are processes
 that run from the beginning to the end and rest while another one is measured. `bare loop` is the model, mlx-lm's caches
-and a loop; on a CPU it is kept on one core, as the runner keeps its engine, and `bare loop, all cores` is the same left
-to the kernel. Counted from the first token to the last.
+and a loop. Counted from the first token to the last.
 """
 
 import argparse
@@ -20,11 +19,9 @@ from typing import NamedTuple
 from scripts.tools.bench.common.bare_loop import BareLoop
 from scripts.tools.bench.common.contenders import (
     BARE,
-    BARE_FREE,
     MLX_LM,
     OURS,
     SIZES,
-    bare_loops,
     default_sizes,
     serve,
     servers,
@@ -68,10 +65,7 @@ class DecodeReport(Report):
         found = []
         for model in self.models:
             if bound := OF_BARE.get(model.size):
-                for loop in (BARE, BARE_FREE):
-                    if loop in model.speeds:
-                        what = f"{model.size}, ours over {loop}"
-                        found.append(Target(what, model.ratio(OURS, loop), bound, most=False))
+                found.append(Target(f"{model.size}, ours over {BARE}", model.ratio(OURS, BARE), bound, most=False))
             if MLX_LM in model.speeds:
                 found.append(Target(f"{model.size}, ours over {MLX_LM}", model.ratio(OURS, MLX_LM), 1.0, most=False))
         return found
@@ -154,18 +148,18 @@ def _measure(name: str, arguments: argparse.Namespace, say: Callable[[str], None
     ours = this_runner(OURS, 1, blas=blas, blas_threads=threads)
     peers = [other_runner(peer, command, 1) for peer, command in arguments.peer]
     with asyncio.Runner() as loop, ExitStack() as stack:
-        bare = bare_loops(size, seed, stack, blas, threads)
+        bare = BareLoop(size, seed, stack, blas=blas, blas_threads=threads)
         served = serve(size, seed, servers(ours, peers, blas, threads, say), stack, loop)
 
         def served_speed(endpoint: Endpoint) -> float:
             return loop.run(answer(endpoint, prompts.text(SHORT_TOKENS), tokens)).tokens_per_s
 
-        def bare_speed(one: BareLoop) -> float:
-            return one.decode([prompts.ids(SHORT_TOKENS)], tokens)
+        def bare_speed() -> float:
+            return bare.decode([prompts.ids(SHORT_TOKENS)], tokens)
 
         contenders: dict[str, Callable[[], float]] = {
             **{each: partial(served_speed, one.endpoint) for each, one in served.items()},
-            **{each: partial(bare_speed, one) for each, one in bare.items()},
+            BARE: bare_speed,
         }
         speeds = interleave(contenders, arguments.turns)
     with TemporaryDirectory(prefix="bench-") as folder:

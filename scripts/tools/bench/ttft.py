@@ -7,7 +7,7 @@ switch   two conversations over one prefix of 1,500 tokens take turns; each turn
          tokens more: the median of four turns
 
 `bare loop` has the model and mlx-lm's caches, which have seen exactly what an earlier turn left, and computes the rest
-in chunks as long as the runner's; on a CPU it is kept on one core, as the runner keeps its engine.
+in chunks as long as the runner's.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from runner.model.weights.dtype import device
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS
 from scripts.tools.bench.common.bare_loop import BareLoop
-from scripts.tools.bench.common.contenders import BARE, MLX_LM, OURS, SIZES, bare_loops, serve, servers
+from scripts.tools.bench.common.contenders import BARE, MLX_LM, OURS, SIZES, serve, servers
 from scripts.tools.bench.common.figure import Bars, Chart
 from scripts.tools.bench.common.interleave import interleave
 from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> TtftReport
     ours = this_runner(OURS, 1, blas=blas, blas_threads=threads)
     peers = [other_runner(name, command, 1) for name, command in arguments.peer]
     with asyncio.Runner() as loop, ExitStack() as stack:
-        bare = bare_loops(size, arguments.seed, stack, blas, threads)[BARE]
+        bare = BareLoop(size, arguments.seed, stack, blas=blas, blas_threads=threads)
         servers_up = serve(size, arguments.seed, servers(ours, peers, blas, threads, say), stack, loop)
 
         def served(endpoint: Endpoint) -> Times:

@@ -87,7 +87,6 @@ class Bench:
             prefill_chunk_tokens=CHUNK,
             blas="auto",
             blas_threads=1,
-            one_core=False,
             log_level=20,
             watch_parent=False,
         )

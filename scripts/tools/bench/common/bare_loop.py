@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from time import perf_counter, sleep
 
 from runner import blas
@@ -21,7 +21,6 @@ import mlx.core as mx
 import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
 from runner.model.weights.dtype import device
 from scripts.tools.bench.llamas import Size, make_model
-from scripts.tools.bench.one_core import one_core
 
 # isort: split
 from mlx_lm.models import llama
@@ -79,13 +78,11 @@ def _prefill(model: llama.Model, cache: list[KVCache], tokens: Sequence[int], ch
 
 
 class BareLoop:
-    """Such a loop in another process, on one core or on all."""
+    """Such a loop in another process."""
 
-    def __init__(
-        self, size: Size, seed: int, stack: ExitStack, *, blas: str, blas_threads: int, one_core: bool
-    ) -> None:
+    def __init__(self, size: Size, seed: int, stack: ExitStack, *, blas: str, blas_threads: int) -> None:
         """It ends with the stack."""
-        words = [blas, str(blas_threads), *map(str, size), str(seed), *(["one"] if one_core else [])]
+        words = [blas, str(blas_threads), *map(str, size), str(seed)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "scripts.tools.bench.common.bare_loop", *words],
             stdin=subprocess.PIPE,
@@ -110,15 +107,13 @@ class BareLoop:
         return float(self._process.stdout.readline())
 
 
-def _serve(hidden: str, layers: str, dtype: str, seed: str, *alone: str) -> None:
-    turn = one_core() if alone else nullcontext
+def _serve(hidden: str, layers: str, dtype: str, seed: str) -> None:
     if device() == "cpu":
         mx.disable_compile()  # as the runner does
     model = make_model(Size(int(hidden), int(layers), dtype), int(seed))
     for line in sys.stdin:
         what, *words = json.loads(line)
-        with turn():
-            print(decode_bare(model, *words) if what == "decode" else first_token_s(model, *words), flush=True)
+        print(decode_bare(model, *words) if what == "decode" else first_token_s(model, *words), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from runner.model.weights.dtype import device
-from scripts.tools.bench.common.bare_loop import BareLoop
 from scripts.tools.bench.common.servers import Endpoint, Server, mlx_lm_server
 from scripts.tools.bench.llamas import B3, M1, M10, M60, M700, Size, make_model, write_model
 from scripts.tools.host.lib import LoadError, Process
 
-OURS, MLX_LM, BARE, BARE_FREE = "ours", "mlx_lm.server", "bare loop", "bare loop, all cores"
+OURS, MLX_LM, BARE = "ours", "mlx_lm.server", "bare loop"
 SIZES = {"1M": M1, "10M": M10, "60M": M60, "700M": M700, "3B": B3}
 
 
@@ -63,13 +62,3 @@ async def _endpoint(server: Server, process: Process, model: Path) -> Endpoint:
 
 def _close(endpoint: Endpoint, loop: asyncio.Runner) -> None:
     loop.run(endpoint.close())
-
-
-def bare_loops(size: Size, seed: int, stack: ExitStack, blas: str, blas_threads: int) -> dict[str, BareLoop]:
-    """The loop on one core, as the runner keeps itself on CPUs, and on all."""
-    on_cpu = device() == "cpu"
-    return {
-        name: BareLoop(size, seed, stack, blas=blas, blas_threads=blas_threads, one_core=one_core)
-        for name, one_core in ((BARE, on_cpu), (BARE_FREE, False))
-        if on_cpu or (not one_core and name == BARE)
-    }

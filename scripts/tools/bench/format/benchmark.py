@@ -9,7 +9,7 @@ answers   decode steps over HTTP with a grammar that forces nothing, against no 
 compile   schemas from small to large, none of which was asked for before, and the view of the vocabulary that the first
           of all has to wait for
 
-Contenders take turns; what is measured without a server is kept on one core where the runner keeps itself on one.
+Contenders take turns.
 """
 
 import argparse
@@ -27,7 +27,6 @@ from scripts.tools.bench.format.masks import measure_masks
 from scripts.tools.bench.format.models import make_speaker, tokenizer_of
 from scripts.tools.bench.format.report import AIMED_VOCABULARY, FormatReport
 from scripts.tools.bench.llamas import M10, Size
-from scripts.tools.bench.one_core import one_core
 
 SIZE = M10
 ROWS = (1, 8)
@@ -60,15 +59,14 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> FormatRepo
         raise ValueError("there is at least one turn, and a token")
     if device() == "cpu":
         mx.disable_compile()  # as the runner does
-    turns, seed, kept = arguments.turns, arguments.seed, one_core()
+    turns, seed = arguments.turns, arguments.seed
     step_us, masks, compiling = {}, [], []
     for vocabulary in arguments.vocabularies:
         say(f"vocabulary {vocabulary}: tokens ...")
         tokenizer = tokenizer_of(vocabulary, seed)
         say(f"vocabulary {vocabulary}: masks ...")
-        with kept():
-            step_us[vocabulary] = _step_us(vocabulary, SIZE, turns, seed)
-            masks.append(measure_masks(tokenizer, turns, ROWS, seed))
+        step_us[vocabulary] = _step_us(vocabulary, SIZE, turns, seed)
+        masks.append(measure_masks(tokenizer, turns, ROWS, seed))
         say(f"vocabulary {vocabulary}: compiling ...")
         compiling.append(measure_compiling(tokenizer, turns))
     answers = []

@@ -10,14 +10,13 @@ arrays their own. There is no model: a forward writes what a model would have wr
     evict     whatever has to go for a byte less, right after a request
     request   from begin to close: 40 known tokens that part within an edge, 24 others, and the one that is answered
 
-The large trie and the small one take turns, on one core where the runner keeps itself on one.
+The large trie and the small one take turns.
 """
 
 import argparse
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 from statistics import median, quantiles
 from time import perf_counter
@@ -37,7 +36,6 @@ from scripts.tools.bench.common.figure import Bars, Chart
 from scripts.tools.bench.common.interleave import interleave
 from scripts.tools.bench.common.options import numbers
 from scripts.tools.bench.common.report import Report, Table, Target
-from scripts.tools.bench.one_core import one_core
 
 ORDERS = {"slices": False, "states": True}
 STEPS = ("match", "cut", "evict", "request")
@@ -265,12 +263,6 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> NodesRepor
         raise ValueError("there is at least one node and one turn, and two layers")
     times: dict[str, dict[int, list[Times]]] = {}
     collect_ms: dict[str, dict[int, float]] = {}
-    kept = one_core()
-
-    def turn(forest: Forest) -> Times:
-        with kept():
-            return forest.turn()
-
     for order, stateful in ORDERS.items():
         forests: dict[str, Forest] = {}
         collect_ms[order] = {}
@@ -279,7 +271,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> NodesRepor
             forests[str(nodes)] = Forest(nodes, arguments.layers, stateful, arguments.seed)
             gc.collect()
             collect_ms[order][nodes] = _ms(gc.collect)
-        found = interleave({name: partial(turn, forest) for name, forest in forests.items()}, arguments.turns)
+        found = interleave({name: forest.turn for name, forest in forests.items()}, arguments.turns)
         times[order] = {int(name): turns for name, turns in found.items()}
         for forest in forests.values():
             forest.cache.detach()  # nodes hold each other, and a gigabyte

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from runner.model.weights.dtype import device
 from scripts.tools.bench.common.bare_loop import BareLoop
 from scripts.tools.bench.common.options import names_of, numbers
 from scripts.tools.bench.common.servers import Server, mlx_lm_server, other_runner, this_runner
@@ -155,8 +154,8 @@ def measure(options: Options, say: Callable[[str], None] = lambda _: None) -> Pa
                     open_endpoints.push_async_callback(endpoint.close)
                     contenders.append(Served(server.name, endpoint, options.shape))
                 if BARE in options.contenders:
-                    blas, threads, on_cpu = options.blas, options.blas_threads, device() == "cpu"
-                    one = BareLoop(options.size, options.seed, stack, blas=blas, blas_threads=threads, one_core=on_cpu)
+                    blas, threads = options.blas, options.blas_threads
+                    one = BareLoop(options.size, options.seed, stack, blas=blas, blas_threads=threads)
                     contenders.append(Bare(BARE, one, options.shape))
                 return await take_turns(contenders, cells, options.turns, Prompts(options.seed), say)
 
