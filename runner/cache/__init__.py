@@ -1,4 +1,19 @@
-"""Prefix caches: what was computed for one prompt serves the next.
+"""Prefix caches: the layers computed for one prompt are reused by the next.
+
+Everything here runs on the engine thread, which alone owns sessions, layers, nodes and snapshots. Read in this order:
+
+* `interface.py` (what the engine sees: Session, PrefixCache, CacheBudget) and `session.py`, then `single.py` and
+  `none.py`, the small caches;
+* `layer_interface.py` and `layers/`: mlx-lm's layer caches behind one interface; `sequence.py` moves the layers of one
+  sequence together, `layer_facts.py` is what all sequences of a model know;
+* `trie.py`: the nodes; `sequences.py`: who uses which layers; `resume.py`: how far along a path they can be taken;
+  `trie_cache.py` puts these together, `trie_session.py` is its session;
+* policies: `checkpoints.py` (where to stop), `eviction.py` (what goes first), `enforce.py` (until it fits);
+* `decode_rows.py`: sessions that decode in one batch; `report.py`: the cache in plain data.
+
+Always true between two forwards: all layers of a sequence stand at one offset; a record never claims a token that its
+layers have not seen; each snapshot is either live in one layer or owns its bytes, and is closed exactly once; the
+ledger counts the open ones.
 
 `make_cache` chooses by name; a cache is imported only when it is chosen.
 """
@@ -19,11 +34,11 @@ def make_cache(
     budget_bytes: int | None = None,
     turn_tokens: frozenset[int] = frozenset(),
 ) -> Cache:
-    """The cache of a kind out of CACHE_KINDS, over the layers of one model.
+    """Returns a cache of a kind in CACHE_KINDS, over the layers of one model.
 
-    `make_layers` returns a fresh cache list of that model, as its forward takes it. `budget_bytes` bounds what the trie
-    holds between requests, and `turn_tokens`, the special tokens around messages, tell it where prompts often part.
-    Raises ValueError for a kind that does not exist.
+    `make_layers` returns a fresh cache list of that model, as its forward takes it. `budget_bytes` limits what the trie
+    holds between requests. `turn_tokens`, the special tokens around messages, tell it where prompts often diverge.
+    Raises ValueError for an unknown kind.
     """
     if kind == "trie":
         from runner.cache.checkpoints import TurnCheckpoints

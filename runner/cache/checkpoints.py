@@ -1,10 +1,10 @@
-"""Where a prompt should be left resumable, for layers that cannot go back by themselves.
+"""Chooses the checkpoints of a prompt: the offsets to which layers can return that cannot rewind by themselves.
 
-A recurrent state or a filled window is good for one offset only, so the offsets at which it is copied decide how much
-of a later prompt has to be computed again. Prompts part where messages begin (an edit, another tool result, another
-user), close to the end (the same prompt again, reasoning dropped from the answer), and where they parted before. What
-parts elsewhere, some distance before the end, needs about that many tokens computed anyway: points at distances that
-double keep the surplus in proportion.
+A recurrent state or a filled window is valid at one offset only, so the offsets at which it is copied decide how much
+of a later prompt has to be computed again. Prompts diverge where messages begin (an edit, another tool result, another
+user), close to the end (the same prompt again, reasoning dropped from the answer), and where they diverged before. A
+prompt that diverges elsewhere, some distance before the end, has about that many new tokens to compute anyway:
+checkpoints at doubling distances keep the recomputed tokens in proportion.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,31 +14,33 @@ from typing import NamedTuple, Protocol
 
 
 class Checkpoint(NamedTuple):
-    """An offset to stop at. `keep`: to be kept as a restore point of its own, whether or not anything branches off."""
+    """An offset at which the prefill stops. With `keep` its node is kept for its own sake, even if nothing branches
+    off."""
 
     at: int
     keep: bool
 
 
 class CheckpointPolicy(Protocol):
-    """A policy."""
+    """Decides where a conversation has checkpoints."""
 
     def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
-        """Where to stop on the way from `cached` to the last token of a prompt, in order, `most` times at most. Before
-        them `cached` itself may come: what stands there already is worth keeping.
+        """Returns where to stop on the way from `cached` to the last token of a prompt, in ascending order, at most
+        `most` times. The first may be `cached` itself: its present state is worth keeping.
 
-        `branch` tokens of the prompt, less than all, are known to the cache: another prompt leaves this one there.
+        `branch` is the number of tokens, less than all, that the cache knows: another prompt diverges from this one
+        there.
         """
 
     def expired(self, points: Sequence[int], end: int) -> list[int]:
-        """Those of a conversation's restore points that need not be kept any more, now that it has `end` tokens."""
+        """Returns those of a conversation's checkpoints that need not be kept now that it has `end` tokens."""
 
 
 class TurnCheckpoints:
-    """A few tokens before the end; where another prompt leaves; where the last messages begin, and the one after the
-    system prompt; and in every doubling of the distance from the end.
+    """Places checkpoints a few tokens before the end; where another prompt diverges; at the starts of the last messages
+    and of the one after the system prompt; and in every doubling of the distance from the end.
 
-    Of points that lie close together the earliest serves all: going on from it costs little.
+    Of checkpoints that lie close together the earliest serves all: continuing from it costs little.
     """
 
     def __init__(
@@ -51,9 +53,11 @@ class TurnCheckpoints:
         gap: int = 32,
         recent: int = 16,
     ) -> None:
-        """`turn_tokens` are the added special tokens, which chat templates set around messages. All else in tokens, but
-        `turns` and `recent`: how many messages of a prompt, and how many points of a conversation, count as the last.
-        Raises ValueError unless all are positive.
+        """Raises ValueError unless all numbers are positive.
+
+        `turn_tokens` are the special tokens that chat templates put around messages. `turns` and `recent` are the
+        numbers of messages of a prompt, and of checkpoints of a conversation, that count as recent; the others are
+        distances in tokens.
         """
         if min(turns, before_end, first_distance, gap, recent) < 1:
             raise ValueError("restore points need positive distances and counts")
@@ -79,15 +83,15 @@ class TurnCheckpoints:
         return [Checkpoint(at, keep) for at, keep in sorted(chosen.items())]
 
     def expired(self, points: Sequence[int], end: int) -> list[int]:
-        """All but the last few, and of those before them the first and the last in each doubling of the distance from
-        the end: the very first one stays."""
+        """Returns all checkpoints but the `recent` last ones and, of those before, the first and the last in each
+        doubling of the distance from the end. The very first one stays."""
         by_distance: dict[int, list[int]] = {}
         for at in points[: -self._recent]:
             by_distance.setdefault(((end - at) // self._first_distance).bit_length(), []).append(at)
         return [at for group in by_distance.values() for at in group[1:-1]]
 
     def _choose(self, chosen: dict[int, bool], at: int, keep: bool, cached: int, most: int | None) -> None:
-        """Adds a point, or joins it with those close to it."""
+        """Adds a checkpoint, or merges it with those close to it."""
         if abs(at - cached) < self._gap:
             at = cached
         close = [other for other in chosen if abs(other - at) < self._gap]
@@ -99,8 +103,8 @@ class TurnCheckpoints:
         chosen[at] = keep
 
     def _message_starts(self, tokens: Sequence[int], cached: int) -> list[int]:
-        """The first of each group of special tokens, from just before `cached` on. The prompt's own beginning is none,
-        nothing is saved there."""
+        """Returns the first token of each group of special tokens, from just before `cached` on. The beginning of the
+        prompt is left out: a checkpoint there would save nothing."""
         begin = max(cached - self._gap, 0)
         starts: list[int] = []
         for at, token in enumerate(islice(tokens, begin, None), begin):
@@ -109,14 +113,14 @@ class TurnCheckpoints:
         return starts[bisect_left(starts, self._gap) :]
 
     def _beginning(self, tokens: Sequence[int], starts: Sequence[int], cached: int) -> int:
-        """Where distances from the end begin to matter: not within a system prompt, which is shared as a whole. A first
-        message that only the answer follows is none."""
+        """Returns where distances from the end begin to matter. A system prompt is shared as a whole, so they do not
+        matter within it. A first message followed only by the answer is not a system prompt."""
         in_first = self._turn_tokens.isdisjoint(islice(tokens, self._gap, cached))
         return starts[0] if in_first and len(starts) > 1 else cached
 
     def _distances(self, starts: Sequence[int], beginning: int, end: int) -> Iterator[int]:
-        """An offset in every doubling of the distance from the end that lies behind `beginning`, the nearest ones
-        first: the start of a message where there is one, as close to the middle as can be."""
+        """Yields an offset behind `beginning` in every doubling of the distance from the end, nearest first: the
+        message start closest to the middle, or the middle itself if no message starts there."""
         distance = self._first_distance
         while end - distance * 3 // 2 > beginning:
             low, high = max(beginning, end - 2 * distance), end - distance

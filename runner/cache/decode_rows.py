@@ -1,4 +1,4 @@
-"""Sessions whose layers go through the forwards of a decode together."""
+"""Sessions whose layers decode in one forward."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,31 +9,31 @@ from runner.cache.session import LiveSession
 
 
 class DecodeRows:
-    """One session on its own layers, or several on a batch: copies of their layers, joined.
+    """One session over its own layers, or several over a batch: copies of their layers, joined.
 
-    While a session is in a batch its own layers stand still. When it leaves they take over what its row has seen since,
-    which to the session looks like one forward. If something about the batch fails, nothing in it can be trusted; the
-    sessions' own layers can, they are just behind.
+    The own layers of a session stand still while it is in a batch. When it leaves, they take over what its row has seen
+    since; to the session that looks like one forward. If a batch fails nothing in it can be trusted, but the sessions'
+    own layers can: they are only behind.
     """
 
     def __init__(self, session: LiveSession) -> None:
         self.sessions = [session]
         self._batch: BatchedLayers | None = None
-        self._seen = [0]  # forwards of the batch that each has gone through
+        self._seen = [0]  # forwards of the batch that each session has taken part in
 
     @property
     def batchable(self) -> bool:
-        """Whether layers of this kind can be joined."""
+        """True if layers of this kind can be joined."""
         return batchable(self.sessions[0].sequence.states)
 
     @property
     def lengths(self) -> list[int]:
-        """How many tokens each has seen."""
+        """The number of tokens that each session has seen."""
         return [session.position + seen for session, seen in zip(self.sessions, self._seen, strict=True)]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the batch, beside those of the sessions' own layers."""
+        """Bytes of the batch, in addition to the sessions' own layers."""
         return 0 if self._batch is None else self._batch.nbytes
 
     def compute(self, forward: Callable[[mx.array, list[object]], mx.array], tokens: mx.array) -> mx.array:
@@ -48,11 +48,12 @@ class DecodeRows:
         return logits
 
     def arrays(self) -> list[mx.array]:
-        """What to evaluate together with the logits of a batch: positions, say, which nothing else may ask for."""
+        """Returns the arrays to evaluate together with the logits of a batch: positions, say, which nothing else may
+        need."""
         return [] if self._batch is None else self._batch.arrays()
 
     def join(self, other: "DecodeRows") -> None:
-        """Puts the one session of `other` behind its own ones. Waits for what both have under way."""
+        """Appends the one session of `other`. Waits for all that both have under way."""
         (session,) = other.sessions
         if self._batch is None:
             self._batch = BatchedLayers([self.sessions[0].layers, session.layers])
@@ -62,13 +63,13 @@ class DecodeRows:
         self._seen.append(0)
 
     def settle(self, row: int) -> None:
-        """The session's own layers take over what its row has seen."""
+        """Lets the session's own layers take over what its row has seen."""
         count, self._seen[row] = self._seen[row], 0
         if self._batch is not None and count:
             self.sessions[row].absorb(self._batch.leaves(), row, count)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Only these stay, in this order, which is ascending. One that stays alone settles."""
+        """Keeps only these rows, which are ascending. A session that is left alone takes over its row."""
         if len(rows) == 1:
             self.settle(rows[0])
         self.sessions = [self.sessions[row] for row in rows]

@@ -1,4 +1,4 @@
-"""What goes when the trie and the layers over it hold too much, and what counts as used meanwhile."""
+"""Keeps the trie and the layers over it within a budget, and decides which nodes count as used."""
 
 from runner.cache import resume
 from runner.cache.eviction import Eviction, EvictionOrder, LeastRecentLeaf, LeastWorth
@@ -10,7 +10,8 @@ log = Log(__name__)
 
 
 class BudgetEnforcer:
-    """Makes what is held fit some bytes; told every time, for they may change. Goes with one trie and its stacks."""
+    """Evicts entries of one trie and its sequences until they fit. The budget is passed with every call, as it may
+    change."""
 
     def __init__(self, trie: PrefixTrie, sequences: LiveSequences) -> None:
         self._trie = trie
@@ -20,16 +21,16 @@ class BudgetEnforcer:
         self._warned: set[str] = set()
 
     def touch(self, node: Node) -> None:
-        """Someone has come to this node."""
+        """Marks a node as just used, with the nodes that the eviction order says are used with it."""
         self._trie.touch(self._current().order.used(node))
 
     def reset(self) -> None:
-        """The trie was cleared."""
+        """Starts over after the trie was cleared."""
         self._eviction = Eviction(self._trie, self._eviction.order)
 
     def enforce(self, budget_bytes: int | None, reserved_bytes: int, spare_bytes: int) -> None:
-        """Makes what is held fit the budget beside what is reserved, but for what open sessions use; if it did not,
-        with so much to spare."""
+        """Evicts until everything held, with the reserved bytes, fits the budget; what open sessions use stays. If
+        anything has to go, goes on until `spare_bytes` are free."""
         sequences, ledger, eviction = self._sequences, self._sequences.facts.ledger, self._current()
         eviction.refresh()
         if budget_bytes is None or sequences.nbytes + reserved_bytes <= budget_bytes:
@@ -57,7 +58,7 @@ class BudgetEnforcer:
             self._warn_once("what runs needs more than the cache may hold", reserved_bytes, budget_bytes)
 
     def _truncate(self, end: Node, budget_bytes: int) -> None:
-        """Keeps of the conversation that nobody uses, and which stands at `end`, as much as fits."""
+        """Shortens the idle conversation, which stands at `end`, to as many tokens as fit."""
         kept = self._sequences.kept
         kept.trim(0)
         if kept.nbytes > budget_bytes:
@@ -67,7 +68,7 @@ class BudgetEnforcer:
             self._sequences.facts.count_eviction(held_bytes - self._sequences.nbytes)
 
     def _current(self) -> Eviction:
-        """In the order that the layers ask for, as far as they are known."""
+        """Returns the eviction that suits the layers, as far as they are known."""
         stateful = frozenset(slot for slot, state in self._sequences.kept.used if not state.sliceable)
         if stateful != self._stateful:
             self._stateful = stateful

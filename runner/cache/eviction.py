@@ -1,7 +1,7 @@
-"""Which nodes of the trie have to go, and in which order, when its pieces take too much room.
+"""Chooses which nodes of the trie to evict, and in which order.
 
 An `EvictionOrder` compares two nodes. `Eviction` keeps all nodes of a trie in that order as they change, so that the
-next one is found without a look at the others.
+next victim is found without a look at the others.
 """
 
 from abc import ABC, abstractmethod
@@ -15,33 +15,35 @@ from runner.cache.trie import Node, PrefixTrie
 
 
 class EvictionOrder(ABC):
-    """The node goes first that was idle for longest, times its weight; of those used at once the deepest.
+    """Evicts first the node with the largest idle time multiplied by its weight; of nodes used at the same time, the
+    deepest.
 
-    What goes is removed if it is a leaf, else merged into its only child.
+    A victim is removed if it is a leaf, and merged into its only child otherwise.
     """
 
     @abstractmethod
     def used(self, node: Node) -> Iterable[Node]:
-        """The nodes that count as used when `node` was."""
+        """Returns the nodes that count as used when `node` is."""
 
     @abstractmethod
     def evictable(self, node: Node) -> bool:
-        """Whether it can be removed or merged, and something is won. For locked nodes: once they are not."""
+        """Returns True if the node can be removed or merged and doing so frees something. Ignores locks."""
 
     @abstractmethod
     def weight(self, node: Node) -> float:
-        """How much sooner it goes than others as old. One of a few dozen values, whatever the nodes."""
+        """Returns how much sooner the node is evicted than others of its age: one of a few dozen values, whatever the
+        nodes."""
 
     def rank(self, node: Node, now: int) -> tuple[float, int, int]:
-        """The least goes first. `now` is the time of the trie."""
+        """Returns the rank of a node; the least is evicted first. `now` is the time of the trie."""
         return _rank(self.weight(node), node.used, -node.end, now)
 
 
 class LeastRecentLeaf(EvictionOrder):
-    """For models of which every layer is sliceable: the leaf that was used longest ago.
+    """The least recently used leaf, for models whose layers are all sliceable.
 
-    An inner node is never worth removing then, its tokens would only move into the child. A use counts for the whole
-    way to the root, so that no node is older than what hangs below it.
+    Evicting an inner node would gain nothing: its tokens would only move into the child. Using a node counts as using
+    its whole path, so no node is older than its descendants.
     """
 
     def used(self, node: Node) -> Iterable[Node]:
@@ -55,20 +57,20 @@ class LeastRecentLeaf(EvictionOrder):
 
 
 class LeastWorth(EvictionOrder):
-    """For models with states or windows: what has been idle for longest, for the bytes it frees and the tokens it takes
-    to have it again.
+    """The longest idle node in relation to the bytes it frees and the tokens it takes to compute it again, for models
+    with states or windows.
 
-    Leaves and nodes with one child, which gives back its state; where several conversations part it stays. Each node
-    ages by its own use, so that a point which nobody came back to goes before its neighbours. A state after a long
-    system prompt saves thousands of tokens, one between two messages a few dozen, for the same bytes: by age alone the
-    first goes as easily as the second.
+    Leaves can go, and so can nodes with one child, which give up their state; a node at which conversations diverge
+    stays. Each node ages by its own use, so an unused checkpoint is evicted before its used neighbors. A state after a
+    long system prompt saves thousands of tokens and one between two messages a few dozen, for the same bytes: by age
+    alone the first would be evicted as readily as the second.
     """
 
-    _FORWARD = 16  # tokens: what a forward costs however short it is
+    _FORWARD = 16  # tokens: the fixed cost of a forward
     _STEPS = 8  # weights in each doubling: those within 9 % of each other are one
 
     def __init__(self, slots: Collection[int]) -> None:
-        """`slots`: those of the layers that are not sliceable, of which a merge frees something."""
+        """`slots` are the layers that are not sliceable: merging a node frees their snapshots."""
         self._slots = frozenset(slots)
 
     def used(self, node: Node) -> Iterable[Node]:
@@ -91,14 +93,14 @@ class LeastWorth(EvictionOrder):
 
 
 _Place: TypeAlias = tuple[int, int, int, Node]
-"""used, -end, a number of its own, and the node."""
+"""Last use, -end, a unique number, and the node."""
 
 
 class Eviction:
-    """The nodes of one trie that may go, always in order.
+    """The nodes of one trie that can be evicted, always in order.
 
-    Those of one weight stand in a line, at whose head is the one that was used first. They keep their order as time
-    goes by, so whoever is next stands at the head of a line.
+    Nodes of one weight form a line, least recently used first. Their order never changes as time passes, so the next
+    victim is always at the head of some line.
     """
 
     def __init__(self, trie: PrefixTrie, order: EvictionOrder) -> None:
@@ -106,19 +108,19 @@ class Eviction:
         self._trie = trie
         self._lines: dict[float, list[_Place]] = {}
         self._places: dict[Node, tuple[float, _Place]] = {}
-        self._with_live: set[Node] = set()  # they have live snapshots, which get bytes of their own at any time
+        self._with_live: set[Node] = set()  # with live snapshots, which may be paged out at any time
         self._numbers = count()
         trie.changed.update(trie.nodes())
 
     def refresh(self) -> None:
-        """Takes notice of what has changed in the trie: call it after every request, or it will take long one day."""
+        """Takes in the changes of the trie. Call it after every request, or one call will take long one day."""
         self._trie.changed.update(self._with_live)
         self._rank_changed()
 
     def victims(self, spared: Node | None = None) -> Iterator[Node]:
-        """One node after the other, in the order in which they go, but for locked ones and `spared`. Each is removed or
-        merged before the next is asked for, which those near it may be then. Looks at the nodes that changed, and at
-        one node for every weight."""
+        """Yields the victims one after the other, without locked nodes and `spared`. The caller removes or merges each
+        before it asks for the next, since that may make its relatives evictable. Looks at the nodes that changed, and
+        at one node for every weight."""
         self.refresh()
         while True:
             self._rank_changed()
@@ -142,7 +144,7 @@ class Eviction:
     def _rank_anew(self, node: Node) -> None:
         self._remove(node)
         if node.parent is None or node.locks:
-            return  # it is gone, or it changes again when it is unlocked
+            return  # removed, or reported again when it is unlocked
         if any(held is not None and held.live for held in node.slots):
             self._with_live.add(node)
         if self.order.evictable(node):

@@ -1,4 +1,4 @@
-"""No cache: every prompt is computed from its first token on."""
+"""The cache kind `none`: every prompt is computed from its first token."""
 
 from protocol.stats import CacheNode
 from runner.cache.interface import CacheDescription, Match, Miss, Spell
@@ -8,7 +8,7 @@ from runner.cache.session import LiveSession, OneSessionCache
 
 
 class NullCache(OneSessionCache):
-    """Fresh layers for every session, freed at its end."""
+    """Makes fresh layers for every session and frees them when it ends."""
 
     _sequence: SequenceLayers | None = None
 

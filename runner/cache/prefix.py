@@ -9,10 +9,10 @@ _BLOCK = 2048
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
-    """How many tokens `a` and `b` share from the start on.
+    """Returns how many tokens `a` and `b` share from the start.
 
-    Compares slices, which the interpreter does at about 10 ns a token: blocks from the front, then halves of the
-    first block that differs.
+    Compares slices, which the interpreter does at about 10 ns a token: blocks from the front, then halves of the first
+    block that differs.
     """
     end = min(len(a), len(b))
     low = 0

@@ -1,8 +1,8 @@
-"""Where along a path of the trie all layers of a model can stand, and how they get there.
+"""Finds the deepest offset along a path of the trie at which all layers of a model can stand, and takes them there.
 
-A layer stands at an offset if the nodes hold, without a gap, the tokens that it needs there: all of them from where its
-own buffers leave the path, for a sliceable layer; the last ones, for a window; a state, for the others. Or it goes back
-by itself. So the answer is found before anything moves, and nothing has to be given up half-way.
+A layer can stand at an offset if it can rewind to it, or if the nodes hold, without a gap, the tokens that it needs
+there: for a sliceable layer all tokens from where its own buffers leave the path, for a window the last ones, for any
+other layer a state. The answer is found before anything moves, so nothing has to be undone half-way.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,16 +14,17 @@ from runner.cache.trie import Node, PrefixTrie, spelled
 
 
 def shared_tokens(path: Sequence[Node], matched: int, end: Node | None) -> int:
-    """How many of the matched tokens layers hold already that stand at `end`; None: they are empty."""
+    """Returns how many of the matched tokens are in layers that stand at `end`; None means that they are empty."""
     live = set(end.path()) if end else set()
     shared = [node.end for node in path if node in live]
     return min(max(shared, default=0), matched)
 
 
 def deepest_offset(sequence: SequenceLayers, path: Sequence[Node], matched: int, shared: int) -> tuple[int, Miss]:
-    """The largest offset up to `matched` at which every layer can stand, and why it is not `matched`, if so.
+    """Returns the largest offset up to `matched` at which every layer can stand, and why it is less than `matched`, if
+    so.
 
-    `path` leads from a root along the matched tokens; its last node may go beyond them. The layers hold its first
+    `path` leads from a root along the matched tokens; its last node may extend beyond them. The layers hold its first
     `shared` tokens already.
     """
     why = Miss.NONE
@@ -39,7 +40,7 @@ def deepest_offset(sequence: SequenceLayers, path: Sequence[Node], matched: int,
 
 
 def restore_to(sequence: SequenceLayers, path: Sequence[Node], at: int, shared: int) -> None:
-    """Takes every layer to `at`, which `deepest_offset` allowed and which is the end of a node of the path."""
+    """Takes every layer to `at`, which `deepest_offset` allowed and at which a node of the path ends."""
     if at == 0:
         sequence.reset()
         return
@@ -60,8 +61,8 @@ def restore_to(sequence: SequenceLayers, path: Sequence[Node], at: int, shared: 
 
 
 def truncate(sequence: SequenceLayers, trie: PrefixTrie, end: Node, budget_bytes: int) -> Node:
-    """Keeps of the conversation in the layers, which stand at `end`, as much of the beginning as fits, and nothing else
-    in the trie; returns where the layers stand then. Nobody may use a node."""
+    """Shortens the conversation in the layers, which stand at `end`, to the beginning that fits the budget, and removes
+    all other nodes from the trie. Returns the node where the layers stand then. No node may be in use."""
     path, matched = trie.match(end.path()[0], spelled(end.path())[: sequence.tokens_within(budget_bytes)])
     held = shared_tokens(path, matched, end)
     at, _ = deepest_offset(sequence, path, matched, held)
@@ -75,10 +76,10 @@ def truncate(sequence: SequenceLayers, trie: PrefixTrie, end: Node, budget_bytes
 
 
 def capture(sequence: SequenceLayers, node: Node) -> None:
-    """Keeps in a node what the layers, which have seen its tokens, hold of them.
+    """Stores in a node what the layers, which have seen its tokens, hold of them.
 
-    Slices that are live take the place of stored ones. What is not sliceable is kept if the layers stand at the end of
-    the node, as far as the nodes above do not hold it already.
+    Live slices replace stored ones. Snapshots of layers that are not sliceable are stored if the layers stand at the
+    end of the node, as far as its ancestors do not hold them already.
     """
     if node.parent is None:
         return
@@ -101,7 +102,8 @@ def capture(sequence: SequenceLayers, node: Node) -> None:
 
 
 def return_to_layers(sequence: SequenceLayers, node: Node) -> None:
-    """Leaves to the layers, which stand at the end of a node, what is needed there: the node owns none of it."""
+    """Replaces snapshots that the node owns by live ones where the layers, which stand at its end, hold the same
+    tokens."""
     for slot, state in sequence.used if node.slots else ():
         held = node.slots[slot]
         if held is not None and not held.live:
@@ -110,8 +112,9 @@ def return_to_layers(sequence: SequenceLayers, node: Node) -> None:
 
 
 def claim_live(sequence: SequenceLayers, node: Node, left: Collection[Snapshot] | None = None) -> None:
-    """Keeps as live in these layers, which hold all tokens up to the end of a node, what the node lacks, and what it
-    has among `left`, the snapshots that are live in layers about to be given up; without `left` all. Copies nothing."""
+    """Makes live in these layers, which hold all tokens up to the end of a node, the snapshots that the node lacks and
+    those of its own that are in `left`, the live snapshots of layers about to be reset; without `left`, all of them.
+    Copies nothing."""
     if node.parent is None:
         return
     node.slots = node.slots or [None] * len(sequence.states)
@@ -123,8 +126,18 @@ def claim_live(sequence: SequenceLayers, node: Node, left: Collection[Snapshot] 
                 held.close()
 
 
+def drop_slots(trie: PrefixTrie, slots: Collection[int]) -> None:
+    """Closes the snapshots of some layers, which have proved untrusted, in all nodes."""
+    for node in trie.nodes():
+        for slot in slots:
+            if slot < len(node.slots) and (held := node.slots[slot]) is not None:
+                held.close()
+                node.slots[slot] = None
+                trie.changed.add(node)
+
+
 def covers(path: Sequence[Node], slot: int, begin: int, end: int) -> bool:
-    """Whether the nodes of a path hold the tokens [begin, end) of a layer without a gap."""
+    """Returns True if the nodes of a path hold the tokens [begin, end) of a layer without a gap."""
     for node in reversed(path):
         if end <= begin:
             return True

@@ -1,4 +1,4 @@
-"""All layers of one model, moved together."""
+"""All layers of one sequence of tokens, moved together."""
 
 from collections.abc import Sequence
 
@@ -16,65 +16,65 @@ log = Log(__name__)
 
 
 class SequenceLayers:
-    """The cache list of a model and the adapters of its leaves.
+    """The cache list of a model and the adapter of every layer in it.
 
-    Between forwards all layers stand at one offset. A layer that stays empty while others fill is one that the model
-    does not use; it has no say.
+    Between forwards all layers stand at one offset. A layer that stays empty while others fill is not used by the model
+    and is left out of account.
     """
 
     def __init__(self, layers: list[object], facts: LayerFacts | None = None) -> None:
-        """`layers` is a fresh cache list; `facts` is shared with the other stacks of the same model."""
+        """`layers` is a fresh cache list; the sequences of one model share `facts`."""
         self.layers = layers
         self.facts = facts or LayerFacts()
-        leaves = enumerate(flatten(layers))
+        found = enumerate(flatten(layers))
         untrusted = self.facts.untrusted
-        self.states = [adapt(leaf, self.ledger, trusted=index not in untrusted) for index, leaf in leaves]
+        self.states = [adapt(leaf, self.ledger, trusted=index not in untrusted) for index, leaf in found]
         self._used: list[tuple[int, LayerState]] = []
         self.position = 0
-        """How many tokens the forwards so far have shown to the layers."""
+        """The number of tokens that the layers have seen."""
 
     @property
     def ledger(self) -> Ledger:
-        """Counts its snapshots, and those of the other stacks of the model."""
+        """Counts its snapshots and those of the model's other sequences."""
         return self.facts.ledger
 
     @property
     def used(self) -> list[tuple[int, LayerState]]:
-        """Index and adapter of every layer that a forward has filled so far, in whichever stack, whether or not it was
-        reset since."""
+        """Slot and adapter of every layer that a forward has filled so far, in any sequence, even if it was reset
+        since."""
         if len(self._used) < len(self.facts.used):
             self._used = [(index, self.states[index]) for index in sorted(self.facts.used)]
         return self._used
 
     @property
     def sliceable(self) -> bool:
-        """Whether every layer is. Before the first forward those that may turn out to be unused count too."""
+        """True if every layer is sliceable. Before the first forward, layers that may prove unused count too."""
         return all(state.sliceable for _, state in self.used or enumerate(self.states))
 
     @property
     def offset(self) -> int:
-        """How many tokens every layer has surely seen: the least of all offsets."""
+        """The number of tokens that every layer has surely seen: the least of all offsets."""
         return min((state.offset for _, state in self.used), default=0)
 
     def page_out(self) -> None:
-        """Copies out what the next forward would overwrite."""
+        """Pages out the snapshots that the next forward would overwrite."""
         for state in self.states:
             if state.live:
                 break
         else:
             return
         self.page_out_unsliceable()
-        for state in self.states:  # one after the other: together they would need room for the conversation again
+        for state in self.states:  # one by one: all copies at once would need as much memory again
             copies = state.page_out()
             if copies:
                 complete(copies)
-                # The buffers may be those of a much longer conversation, which now has its own bytes.
+                # The buffers may be those of a much longer conversation, which has just been paged out.
                 state.trim(spare_room(self.offset))
                 mx.eval(state.arrays())
 
     def advance(self, count: int) -> bool:
-        """Counts a forward over `count` tokens, which was built without an error. Returns whether a layer turned out
-        to have a clock of its own."""
+        """Counts a forward over `count` tokens that was built without an error. Returns True if a layer has proved to
+        count something other than tokens."""
         self.position += count
         for state in self.states:
             if state.counted:
@@ -91,7 +91,7 @@ class SequenceLayers:
         return len(facts.untrusted) > untrusted
 
     def rewind(self, to: int) -> Miss:
-        """Takes every layer back to `to`; if one cannot, leaves all where they are and says why."""
+        """Takes every layer back to `to` tokens. If one cannot go, moves none and returns the reason."""
         for _, state in self.used:
             if not state.can_rewind(to):
                 return state.refusal
@@ -103,11 +103,11 @@ class SequenceLayers:
         return Miss.NONE
 
     def page_out_unsliceable(self) -> None:
-        """Copies out what is live in the layers that are not sliceable, which are about to stand elsewhere."""
+        """Pages out the live snapshots of the layers that are not sliceable, before these move."""
         complete([copy for _, state in self.used if not state.sliceable for copy in state.page_out()])
 
     def reset(self) -> None:
-        """Every layer empty, in the same objects. What is live in them is copied out before."""
+        """Empties every layer, keeping the same objects. Pages out their live snapshots first."""
         self.page_out_unsliceable()
         for state in self.states:
             if state.sliceable and not state.empty:
@@ -117,12 +117,12 @@ class SequenceLayers:
         self.position = 0
 
     def discard(self) -> None:
-        """Every layer empty, and what was live in them lost."""
+        """Empties every layer and loses its live snapshots."""
         for state in self.states:
             state.discard()
 
     def trim(self, room: int) -> None:
-        """Gives back what is allocated for more than `room` tokens to come."""
+        """Frees buffer room beyond the next `room` tokens."""
         for state in self.states:
             state.trim(room)
         self.evaluate()
@@ -131,28 +131,30 @@ class SequenceLayers:
         return [array for state in self.states for array in state.arrays()]
 
     def evaluate(self) -> None:
-        """Computes what the layers hold. Raises what MLX raises."""
+        """Evaluates the arrays of all layers. Raises what MLX raises."""
         mx.eval(self.arrays())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the layers, room for tokens to come included; those of snapshots are the ledger's."""
+        """Bytes of the layers, including room for tokens to come. The ledger counts those of snapshots."""
         return sum(state.nbytes for state in self.states)
 
     def measure(self) -> None:
-        """Tells the layout what these layers hold."""
+        """Notes in the facts how many bytes these layers take."""
         if not self.offset:
             return
         facts = self.facts
         states = sum(state.nbytes for _, state in self.used if state.whole)
         other = self._other_bytes()
         sliceable = [array for _, state in self.used if state.sliceable for array in state.arrays()]
-        facts.token_bytes = sum(array.nbytes // max(1, array.shape[-2]) for array in sliceable)  # room counts nothing
+        facts.token_bytes = sum(
+            array.nbytes // max(1, array.shape[-2]) for array in sliceable
+        )  # unused room is not counted
         facts.tail_bytes = max(facts.tail_bytes, other - states)
         facts.state_bytes = max(facts.state_bytes, states)
 
     def tokens_within(self, budget_bytes: int) -> int:
-        """How many of the tokens that the layers hold would fit into so many bytes."""
+        """Returns how many of the tokens in the layers would fit into `budget_bytes`."""
         other = self._other_bytes()
         return max(0, budget_bytes - other) * self.offset // max(1, self.nbytes - other)
 
@@ -160,22 +162,23 @@ class SequenceLayers:
         return sum(state.nbytes for _, state in self.used if not state.sliceable)
 
     def absorb(self, leaves: Sequence[object], row: int, count: int) -> None:
-        """Takes what the last `count` tokens left in a row of a batch, whose leaves these are, as a forward would:
+        """Takes over what the last `count` tokens left in a row of a batch, given its layers, in place of a forward:
         between `page_out` and `advance`."""
         for leaf, state in zip(leaves, self.states, strict=True):
             state.absorb(leaf, row, count)
 
     def live(self) -> set[Snapshot]:
-        """The snapshots whose bytes are in these layers."""
+        """Returns the snapshots whose bytes are in these layers."""
         return {snapshot for state in self.states for snapshot in state.live}
 
     def replace_untrusted(self) -> None:
-        """Distrusts what another stack found to have a wrong clock."""
+        """Replaces the adapters of layers that another sequence has found to be untrusted."""
         for index, state in self.used:
             if index in self.facts.untrusted:
                 self._replace(index, distrust(state, self.position))
 
     def _replace(self, index: int, state: LayerState) -> None:
-        """Its clock counts something else (groups of tokens, say): rewinding by it would be wrong."""
+        """Replaces an adapter whose layer counts something else (groups of tokens, say): rewinding by that would be
+        wrong."""
         self.states[index] = state
         self._used = [(other, state if other == index else each) for other, each in self.used]

@@ -1,7 +1,7 @@
-"""The stacks of layers over one trie: one for each open session, and between sessions one that is kept.
+"""The sequences of layers over one trie: one for each open session, and one kept between sessions.
 
-Invariants: what is live in the layers of a stack lies on the path to where it stands, or behind that and not yet
-overwritten; the kept one, while no session uses it, stands at `end`; None stands for the root, and for its being used.
+Invariants: the live snapshots of a sequence lie on the path to where it stands, or behind it and not yet overwritten;
+the kept sequence stands at `end` while no session uses it. `end` is None at the root, and while a session uses it.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from runner.cache.trie_session import TrieSession
 
 
 class LiveSequences:
-    """Who has which layers. A session whose trie was given up is among them until it closes, but shares nothing."""
+    """Assigns layers to sessions. A session detached from the trie stays listed until it closes, but shares nothing."""
 
     def __init__(self, make_layers: Callable[[], list[object]]) -> None:
-        """`make_layers` gives a fresh cache list, for the same model every time."""
+        """`make_layers` returns a fresh cache list of the same model every time."""
         self._make_layers = make_layers
         self.facts = LayerFacts()
         self.sessions: list[TrieSession] = []
@@ -29,17 +29,17 @@ class LiveSequences:
 
     @property
     def idle(self) -> bool:
-        """Whether no session uses the kept stack."""
+        """True if no session uses the kept sequence."""
         return all(session.sequence is not self.kept for session in self.sessions)
 
     @property
     def sharing(self) -> list[TrieSession]:
-        """The open sessions that go along the trie."""
+        """The open sessions that are attached to the trie."""
         return [session for session in self.sessions if not session.detached]
 
     @property
     def all(self) -> set[SequenceLayers]:
-        """Those of open sessions, and the kept one."""
+        """The sequences of open sessions, and the kept one."""
         return {self.kept, *(session.sequence for session in self.sessions)}
 
     @property
@@ -53,33 +53,35 @@ class LiveSequences:
         return self.layer_bytes + self.facts.ledger.nbytes
 
     def flush(self) -> None:
-        """Computes what was put off when nodes were cut and joined. Raises what MLX raises."""
+        """Evaluates the pending copies of nodes that were split or joined. Raises what MLX raises."""
         self.facts.ledger.flush()
 
     def acquire(self) -> tuple[SequenceLayers, Node | None]:
-        """A stack for a session, and where it stands: the kept one if it is free."""
+        """Returns layers for a session, and the node where they stand: the kept sequence if it is idle, a fresh one
+        otherwise."""
         if not self.idle:
             return self._fresh(), None
         end, self.end = self.end, None
         return self.kept, end
 
     def release(self, sequence: SequenceLayers, end: Node) -> None:
-        """A session has left this stack, standing at `end`: it is kept, and the one that was kept before given up."""
+        """Takes back a session's layers, which stand at `end`: they are kept, and the idle sequence kept before is
+        evicted."""
         former, idle = self.kept, self.idle
         self.kept, self.end = sequence, end
         for node in end.path():
-            resume.claim_live(sequence, node)  # lest what is live in two stacks is joined by copying it
+            resume.claim_live(sequence, node)  # so that no snapshots of two sequences are joined, which would copy them
         if idle and former is not sequence:
             self._evict(former)
 
     def evict_kept(self) -> None:
-        """What the kept stack holds is copied out, as far as no other one holds it too."""
+        """Pages out what only the kept sequence holds, and empties it."""
         self.end = None
         self._evict(self.kept)
 
     def hand_over_shared(self, sequence: SequenceLayers) -> set[Snapshot]:
-        """What is live in a stack and held by no other: what others hold is live there from now on. The kept one has
-        claimed all of its path before."""
+        """Makes the snapshots that other sessions hold too live in their layers, and returns those that only `sequence`
+        holds. The kept sequence has claimed all of its path before."""
         for session in self.sharing:
             if session.sequence is not sequence:
                 left = sequence.live()
@@ -88,7 +90,8 @@ class LiveSequences:
         return sequence.live()
 
     def detach_sessions(self) -> None:
-        """Forgets what is kept; open sessions go on with their layers. No snapshot may be open any more."""
+        """Detaches the open sessions, which keep their layers, and forgets the kept sequence. No snapshot may be open
+        any more."""
         for session in self.sessions:
             session.detached = True
         if self.idle:
@@ -97,7 +100,8 @@ class LiveSequences:
         self.kept, self.end = self._fresh(), None
 
     def check_trust(self) -> bool:
-        """Whether layers turned out not to be trusted since the last call; every stack knows of them then."""
+        """Returns True if layers have proved untrusted since the last call. All sequences have replaced their adapters
+        then."""
         known, self._untrusted_known = self._untrusted_known, len(self.facts.untrusted)
         if known == self._untrusted_known:
             return False

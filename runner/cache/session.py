@@ -1,4 +1,4 @@
-"""Sessions over live layers."""
+"""Sessions that write into live layers, and the base of the caches that have one session at a time."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -12,36 +12,36 @@ from runner.cache.sequence import SequenceLayers
 
 
 class LiveSession(Session):
-    """A session that writes into the live layers of a stack.
+    """A session over one sequence of layers.
 
-    The record is the prompt and the sampled tokens. During decode the layers run up to one token ahead of it.
+    Its record is the prompt and the sampled tokens. While decoding, the layers are up to one token ahead of it.
     """
 
     def __init__(
         self, sequence: SequenceLayers, prompt: list[int], match: Match, end: Callable[["LiveSession", bool], None]
     ) -> None:
-        """`end(session, failed)` is called once, by the first `close`."""
+        """The first `close` calls `end(session, failed)`."""
         self.total = len(prompt)
         self.matched, self.cached, self.miss = match
         self.layers = sequence.layers
         self.sequence = sequence
         self.recorded = prompt
         self.cache_invalid = False
-        """Whether the cache's own part of a forward broke off: nothing that it holds can be trusted then."""
+        """True if the cache's own part of a forward was interrupted: nothing in the cache can be trusted then."""
         self.due = 0
-        """The position from which on `_passed` is called after a forward of one token, too."""
+        """The position from which on `_passed` is called after forwards of a single token, too."""
         self._end: Callable[[LiveSession, bool], None] | None = end
         self._failed = False
         self._evicted_bytes = sequence.facts.evicted_bytes
 
     @property
     def failed(self) -> bool:
-        """Whether a forward broke off: nothing in its layers can be trusted then."""
+        """True if a forward was interrupted: nothing in the session's layers can be trusted then."""
         return self._failed
 
     @property
     def evicted_bytes(self) -> int:
-        """What the cache has given up for want of room since the session began, for whomever."""
+        """Bytes that the cache has evicted since the session began, for any session."""
         return self.sequence.facts.evicted_bytes - self._evicted_bytes
 
     @property
@@ -55,7 +55,7 @@ class LiveSession(Session):
         return max(0, min(most, stop - self.position))
 
     def _next_checkpoint(self) -> int | None:
-        """The first offset beyond the position at which a prefill forward has to end."""
+        """Returns the next offset at which a prefill forward has to end, or None."""
         return None
 
     @contextmanager
@@ -73,14 +73,14 @@ class LiveSession(Session):
         self._failed = self.cache_invalid = False
 
     def absorb(self, leaves: Sequence[object], row: int, count: int) -> None:
-        """Takes over what the last `count` tokens left in a row of a batch, whose leaves these are."""
+        """Takes over what the last `count` tokens left in a row of a batch, given its layers."""
         with self.forward(count):
             self.sequence.absorb(leaves, row, count)
-            self.sequence.evaluate()  # or it would keep the whole batch alive
+            self.sequence.evaluate()  # an unevaluated slice would keep the whole batch alive
 
     def _passed(self, count: int) -> None:
-        """The layers have just seen `count` tokens more. Called only where there may be something to do: after a
-        forward over several tokens, one that ends at `due` or behind it, or one that distrusts a layer."""
+        """Follows a forward over `count` tokens. Called only when there may be something to do: after a forward over
+        several tokens, after one that reaches `due`, and after one that shows a layer to be untrusted."""
 
     def record(self, token: int) -> None:
         self.recorded.append(token)
@@ -95,10 +95,10 @@ class LiveSession(Session):
 
 
 class OneSessionCache(Cache):
-    """A prefix cache whose layers one session uses at a time."""
+    """A cache whose layers are used by one session at a time."""
 
     def __init__(self, make_layers: Callable[[], list[object]]) -> None:
-        """`make_layers` gives a fresh cache list, for the same model every time."""
+        """`make_layers` returns a fresh cache list of the same model every time."""
         self._make_layers = make_layers
         self._facts = LayerFacts()
         self._open = False
@@ -121,11 +121,11 @@ class OneSessionCache(Cache):
 
     @abstractmethod
     def _open_session(self, prompt: list[int], salt: str) -> LiveSession:
-        """A session over layers that stand at the cached prefix; it ends with `_close`."""
+        """Returns a session over layers that stand at the cached prefix. It ends with `_close`."""
 
     @abstractmethod
     def _release(self, session: LiveSession, failed: bool) -> None:
-        """Keeps what the session computed, or frees it."""
+        """Stores what the session computed, or frees it."""
 
     @abstractmethod
     def _free(self) -> None:

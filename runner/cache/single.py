@@ -1,7 +1,7 @@
-"""The single-entry cache: the layers keep the last sequence, and the next prompt takes the prefix they share.
+"""The cache kind `single`: the layers keep the last sequence, and the next prompt reuses the prefix they share.
 
 Invariants between sessions: all layers stand at `len(self._tokens)`, and hold exactly these tokens. An empty record
-says nothing about the layers; they are reset before they are used.
+says nothing about the layers; they are reset before use.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,8 @@ log = Log(__name__)
 
 
 class SingleEntryCache(OneSessionCache):
-    """One sequence. Going back to an earlier token works where every layer can; otherwise all is computed again."""
+    """A cache of one sequence. It goes back to an earlier token if every layer can; otherwise it computes everything
+    again."""
 
     def __init__(self, make_layers: Callable[[], list[object]]) -> None:
         super().__init__(make_layers)
@@ -40,7 +41,7 @@ class SingleEntryCache(OneSessionCache):
         if self._sequence is None:
             self._sequence = SequenceLayers(self._make_layers(), self._facts)
         match = self._match(prompt, salt)
-        # The record is the session's until it closes: should anything go wrong in between, it claims nothing.
+        # The session owns the record until it closes: if anything goes wrong in between, the record claims nothing.
         recorded, self._tokens, self._salt = self._tokens, [], salt
         if match.cached == 0:
             self._sequence.reset()
@@ -67,7 +68,7 @@ class SingleEntryCache(OneSessionCache):
         if failed:
             self._reset(sequence, "a forward failed")
             return
-        # Ahead of the record by a token that was never read, or behind it by tokens that were never computed.
+        # The layers may be ahead of the record by a token that was never read, or behind it by tokens never computed.
         reached = min(sequence.offset, len(session.recorded))
         refusal = sequence.rewind(reached)
         if refusal:

@@ -1,13 +1,13 @@
-"""A compressed prefix trie over token ids: which prompts were computed, and where their pieces are.
+"""A compressed prefix trie over token ids: the computed prompts, and where their pieces are.
 
-A node's edge carries tokens [start, end) and one slot per layer for what was kept of them. Nothing here knows what a
-snapshot is made of: it has a size, and can be cut, joined and closed. Children are found by the first token of their
-edge, so two siblings never share one.
+A node's edge carries the tokens [start, end) and one slot per layer for the snapshot of them. Nothing here knows what a
+snapshot is made of: it has a size, and can be split, joined and closed. Children are found by the first token of their
+edge, so no two siblings share it.
 
-Whoever uses a node locks it, which locks the way to the root with it; locked nodes are neither removed nor merged away.
+Locking a node locks its path to the root; locked nodes are neither removed nor merged away.
 
-The rules are those of Ollama's trie at HEAD (August 2026), except that counted locks take the place of its one active
-path, and that an edge never grows in place.
+The rules are those of Ollama's trie at HEAD (August 2026), except that counted locks replace its single active path,
+and that an edge never grows in place.
 """
 
 from array import array
@@ -22,15 +22,15 @@ Tokens: TypeAlias = "array[int]"
 
 
 def keys(tokens: Iterable[int]) -> Tokens:
-    """Token ids as the trie stores them: four bytes each."""
+    """Returns token ids as the trie stores them: four bytes each."""
     return array("i", tokens)
 
 
 class Node:
-    """An edge and what hangs below it.
+    """An edge, its snapshots and its children.
 
-    `slots` is empty or has one entry per layer. `checkpoint` marks a node that was made to be come back to: it is
-    not merged away just because nothing branches off. `used` is the tick of the trie's clock when it was last useful.
+    `slots` is empty or has one entry per layer. A `checkpoint` is a node made to return to: it is kept even if nothing
+    branches off. `used` is the tick of the trie's clock at its last use.
     """
 
     __slots__ = ("checkpoint", "children", "end", "locks", "parent", "slots", "tokens", "used")
@@ -47,7 +47,7 @@ class Node:
 
     @property
     def start(self) -> int:
-        """Tokens from the root to where the edge begins."""
+        """Tokens from the root to the beginning of the edge."""
         return self.end - len(self.tokens)
 
     @property
@@ -56,18 +56,18 @@ class Node:
         return sum(snapshot.nbytes for snapshot in self.slots if snapshot is not None)
 
     def path(self) -> "list[Node]":
-        """From the root to here, both included."""
+        """Returns the nodes from the root to this one, both included."""
         nodes = [self]
         while nodes[-1].parent is not None:
             nodes.append(nodes[-1].parent)
         return nodes[::-1]
 
     def only_child(self) -> "Node | None":
-        """The child, if there is exactly one."""
+        """Returns the child if there is exactly one."""
         return next(iter(self.children.values())) if len(self.children) == 1 else None
 
     def clear(self) -> None:
-        """Closes all its snapshots."""
+        """Closes all snapshots of the node."""
         for snapshot in self.slots:
             if snapshot is not None:
                 snapshot.close()
@@ -78,28 +78,28 @@ class Node:
 
 
 class Found(NamedTuple):
-    """The way along which tokens were found, its first node included, and how many of them. The last node may be
-    matched in part only."""
+    """The nodes along which tokens were found, from the first node on, and the number of these tokens. The last node
+    may be matched in part only."""
 
     path: list[Node]
     matched: int
 
 
 class PrefixTrie:
-    """The nodes of all salts. One root per salt, which never holds anything itself."""
+    """The nodes of all salts. Each salt has a root of its own, which never holds anything itself."""
 
     def __init__(self) -> None:
         self._roots: dict[str, Node] = {}
         self.now = 0
-        """The time of the last use of any node."""
+        """The time of the latest use of any node."""
         self.changed: set[Node] = set()
-        """Nodes that were made, taken away, touched or unlocked, or whose edge or children are others, since someone
-        emptied this; roots too. What is put into their slots or closed there shows only in that they are locked
-        meanwhile, or that something is live in them."""
+        """Nodes that were made, removed, touched or unlocked, or whose edge or children changed, since someone emptied
+        this set; roots included. A change of their slots shows only in that they are locked meanwhile, or that a
+        snapshot in them is live."""
 
     def root(self, salt: str = "") -> Node:
-        """The root under which prompts of this salt are found, and no others. It is gone, when another one is asked
-        for, if nothing hangs below it and nobody has locked it."""
+        """Returns the root of all prompts of this salt. A root without children and locks is dropped when another one
+        is asked for."""
         if salt not in self._roots:
             self._roots = {name: root for name, root in self._roots.items() if root.children or root.locks}
             self._roots[salt] = Node(keys(()), None)
@@ -107,11 +107,11 @@ class PrefixTrie:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing but roots."""
+        """True if there are no nodes but roots."""
         return not any(root.children for root in self._roots.values())
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes but the roots, parents before their children."""
+        """Yields all nodes but the roots, parents before their children."""
         waiting = [child for root in self._roots.values() for child in root.children.values()]
         while waiting:
             node = waiting.pop()
@@ -119,7 +119,7 @@ class PrefixTrie:
             waiting.extend(node.children.values())
 
     def match(self, start: Node, tokens: Tokens) -> Found:
-        """The longest way down from the end of `start` that spells the first of these tokens."""
+        """Returns the longest path down from the end of `start` that spells the first of these tokens."""
         path, children, at, end = [start], start.children, 0, len(tokens)
         while at < end and (child := children.get(tokens[at])) is not None:
             path.append(child)
@@ -131,10 +131,10 @@ class PrefixTrie:
         return Found(path, at)
 
     def advance(self, node: Node, tokens: Tokens) -> list[Node]:
-        """Goes on from the end of `node` along these tokens, making what is not there.
+        """Extends the trie from the end of `node` along these tokens, adding what is missing.
 
-        Returns the nodes gone through, `node` left out; the last one ends with the last token. None of them is in use
-        for having been made: touch and fill them.
+        Returns the nodes passed, without `node`; the last one ends with the last token. New nodes do not count as used:
+        the caller touches and fills them.
         """
         path, matched = self.match(node, tokens)
         passed, reached = path[1:], node.end + matched
@@ -145,8 +145,9 @@ class PrefixTrie:
         return passed
 
     def split(self, node: Node, at: int) -> Node:
-        """Cuts the edge after its first `at` tokens; returns the new upper node. `node` stays the lower one, and keeps
-        its end, its children and its being a restore point. Raises ValueError unless 0 < at < the edge's length."""
+        """Splits an edge after its first `at` tokens and returns the new upper node. `node` becomes the lower one, and
+        keeps its end, its children and its checkpoint mark. Raises ValueError unless 0 < at < the length of the edge.
+        """
         if node.parent is None or not 0 < at < len(node.tokens):
             raise ValueError(f"cannot cut {node!r} after {at} of its tokens")
         upper = Node(node.tokens[:at], node.parent)
@@ -161,14 +162,14 @@ class PrefixTrie:
         return upper
 
     def cut(self, path: list[Node], at: int) -> list[Node]:
-        """The path with a node that ends at `at`, which lies on it, if it did not have one."""
+        """Returns the path with a node that ends at `at`, which lies on it; splits the last node if need be."""
         last = path[-1]
         return [*path[:-1], self.split(last, at - last.start)] if last.start < at < last.end else path
 
     def merge(self, node: Node) -> Node:
-        """Joins `node` with its only child, which is returned: it keeps its end, its children and its being a restore
-        point, and is as lately used as the later of the two. Raises ValueError if there is not exactly one child, for a
-        root, and while someone uses `node` itself."""
+        """Joins `node` with its only child and returns the child, which keeps its end, its children and its checkpoint
+        mark, and takes the later use of the two. Raises ValueError if there is not exactly one child, for a root, and
+        while `node` itself is in use."""
         child = node.only_child()
         if node.parent is None or child is None or node.locks != child.locks:
             raise ValueError(f"cannot merge {node!r} into a child")
@@ -184,16 +185,15 @@ class PrefixTrie:
         return child
 
     def compact(self, end: Node) -> None:
-        """Merges away what lies on the path to `end` for no reason: nodes with one child that are no restore points,
-        and that nobody uses."""
+        """Merges the needless nodes on the path to `end`: those with one child, no checkpoint mark and no user."""
         for node in end.path()[1:-1]:
             child = node.only_child()
             if child is not None and not node.checkpoint and node.locks == child.locks:
                 self.merge(node)
 
     def remove(self, node: Node) -> None:
-        """Removes a leaf and closes its snapshots; with it goes what above it neither holds nor leads to anything then.
-        Raises ValueError for a root, an inner node and a locked one."""
+        """Removes a leaf and closes its snapshots, and then those ancestors that hold nothing and lead nowhere. Raises
+        ValueError for a root, an inner node and a locked one."""
         parent = node.parent
         if parent is None or node.children or node.locks:
             raise ValueError(f"cannot remove {node!r}")
@@ -205,10 +205,10 @@ class PrefixTrie:
             self.remove(parent)
 
     def clear(self) -> None:
-        """Takes everything apart, so that its memory is free at once, whatever state it is in."""
+        """Takes the trie apart, in whatever state it is, so that its memory is free at once."""
         for node in list(self.nodes()):
             for held in node.slots:
-                with suppress(RuntimeError):  # a split or a merge that failed half-way has closed some
+                with suppress(RuntimeError):  # a split or merge that failed half-way has closed some
                     if held is not None:
                         held.close()
             _unlink(node)
@@ -216,7 +216,7 @@ class PrefixTrie:
         self.changed.clear()
 
     def drop(self, lost: Collection[Snapshot]) -> None:
-        """Closes these snapshots, and removes the nodes of which nothing is left then, unless someone uses them."""
+        """Closes these snapshots, and removes the nodes that hold nothing after that unless they are in use."""
         nodes = list(self.nodes())
         for node in nodes:
             for slot, held in enumerate(node.slots):
@@ -228,12 +228,12 @@ class PrefixTrie:
                 self.remove(node)
 
     def lock(self, node: Node) -> None:
-        """Someone uses `node`, and with it the way to the root."""
+        """Adds a lock to `node` and its path to the root."""
         for each in node.path():
             each.locks += 1
 
     def unlock(self, node: Node) -> None:
-        """Ends one use. Raises ValueError if there is none."""
+        """Removes a lock. Raises ValueError if there is none."""
         if not node.locks:
             raise ValueError(f"{node!r} is not locked")
         for each in node.path():
@@ -242,7 +242,7 @@ class PrefixTrie:
                 self.changed.add(each)
 
     def touch(self, nodes: Iterable[Node]) -> None:
-        """These were useful just now."""
+        """Marks these nodes as just used."""
         self.now += 1
         for node in nodes:
             node.used = self.now
@@ -258,7 +258,7 @@ class PrefixTrie:
 
 
 def spelled(path: Sequence[Node]) -> Tokens:
-    """The tokens along a path from a root."""
+    """Returns the tokens along a path from a root."""
     whole = keys(())
     for node in path:
         whole.extend(node.tokens)

@@ -25,12 +25,12 @@ from runner.cache.trie_session import CHECK_TOKENS, TrieSession
 from runner.logs import Log
 
 log = Log(__name__)
-_WORTH_WAITING = 32  # tokens that another session has to compute for this one, or it does so itself
-_ROOM = 256  # tokens of answer to count on
+_WORTH_WAITING = 32  # tokens: to share fewer, a request does not wait for another session
+_ROOM = 256  # tokens: the least that an answer is expected to take
 
 
 class TrieCache(Cache):
-    """A trie of conversations over stacks of layers."""
+    """Serves many conversations from one trie, each session over layers of its own."""
 
     concurrent = True
 
@@ -40,7 +40,8 @@ class TrieCache(Cache):
         budget_bytes: int | None = None,
         policy: CheckpointPolicy | None = None,
     ) -> None:
-        """`make_layers` gives a fresh cache list. `budget_bytes` bounds all that open sessions do not need; or None."""
+        """`make_layers` returns a fresh cache list. `budget_bytes` limits all that open sessions do not need; None is
+        no limit."""
         self._budget = self._most = budget_bytes
         self._policy = policy or TurnCheckpoints()
         self._reserved = 0
@@ -75,18 +76,18 @@ class TrieCache(Cache):
 
     def detach(self) -> None:
         """Frees everything but the layers of open sessions, which go on without the trie."""
-        # Taken apart: nodes and live snapshots hold each other, and would wait for Python's collector.
+        # Nodes and live snapshots refer to each other: without this they would wait for Python's garbage collector.
         self._trie.clear()
         self._sequences.detach_sessions()
         self._enforcer.reset()
 
-    # --- a session begins
+    # --- begin
 
     def follows(self, tokens: Sequence[int], salt: str = "") -> bool:
         try:
             return self._follows(list(tokens), self._trie.root(salt))
         except Exception:
-            log.exception("cache freed: what two requests share could not be kept")
+            log.exception("cache freed: the prefix that two requests share could not be stored")
             self.detach()
             return False
 
@@ -94,7 +95,7 @@ class TrieCache(Cache):
         for session in self._sequences.sharing:
             if session.node.path()[0] is not root:
                 continue
-            # Of what it says only that is shared which its own layers have seen: in a batch they stand still.
+            # Only tokens that its own layers have seen can be shared, and they stand still while it is in a batch.
             reach = max(session.position, session.total - 1)
             ahead = min(common_prefix(prompt, session.recorded), len(prompt) - 1, reach)
             if ahead < self._trie.match(root, keys(prompt)).matched + _WORTH_WAITING:
@@ -107,7 +108,7 @@ class TrieCache(Cache):
         return False
 
     def admits(self, tokens: int) -> bool:
-        needed = self.session_bytes(tokens + _ROOM)  # 0 before the first forward: the first one shows what it takes
+        needed = self.session_bytes(tokens + _ROOM)  # 0 before the first forward, which shows what a token takes
         return self._budget is None or not self._sequences.sessions or (needed > 0 and self.allows(needed))
 
     def allows(self, nbytes: int) -> bool:
@@ -132,11 +133,11 @@ class TrieCache(Cache):
         self._budget = budget
 
     def _enforce_safely(self) -> None:
-        """Outside of any request: whatever goes wrong is nobody's fault."""
+        """Enforces the budget outside of any request, so that no request can be blamed for an error."""
         try:
             self._enforce(spare=(self._budget or 0) // 32)
         except Exception:
-            log.exception("cache freed: what nobody uses could not be given up")
+            log.exception("cache freed: unused entries could not be evicted")
             self.detach()
 
     def _open(self, prompt: list[int], salt: str) -> TrieSession:
@@ -149,7 +150,7 @@ class TrieCache(Cache):
         else:
             return session
         self._sequences.sessions = others
-        self.detach()  # not before the error and what it holds are gone
+        self.detach()  # only now: the error held what is to be freed
         return self._resume(prompt, salt)
 
     def _resume(self, prompt: list[int], salt: str) -> TrieSession:
@@ -180,8 +181,8 @@ class TrieCache(Cache):
         return Miss.EMPTY if self._trie.empty else Miss.SALT
 
     def _restore(self, sequence: SequenceLayers, end: Node | None, path: list[Node], matched: int) -> tuple[Node, Miss]:
-        """Takes the layers, which stand at `end`, as far along the path as they get, at most `matched` tokens; returns
-        where they stand then and why no further."""
+        """Takes the layers, which stand at `end`, along the path as far as possible, up to `matched` tokens. Returns
+        the node where they stand then, and why they got no further."""
         common = resume.shared_tokens(path, matched, end)
         at, refusal = resume.deepest_offset(sequence, path, matched, common)
         path = self._trie.cut(path, at)
@@ -192,39 +193,30 @@ class TrieCache(Cache):
         self._enforcer.touch(node)
         return node, refusal
 
-    # --- while it runs
+    # --- forward
 
     def _after_forward(self, session: TrieSession, count: int) -> None:
         if session.detached:
             return
         if self._sequences.check_trust():
-            self._drop_untrusted()
+            resume.drop_slots(self._trie, self._sequences.facts.untrusted)
         self._take_checkpoints(session)
         if count > 1 or not self.session_bytes(1):
             session.sequence.measure()
         if count > 1 or session.position % CHECK_TOKENS == 0:
-            # Further than needed, lest each few tokens of a decode have something to give up.
+            # More than needed, so that not every few tokens of a decode evict something.
             self._enforce(spare=(self._budget or 0) // 32)
-
-    def _drop_untrusted(self) -> None:
-        """What was kept of a layer whose clock turned out to be another one is good for nothing."""
-        for node in self._trie.nodes():
-            for slot in self._sequences.facts.untrusted:
-                if slot < len(node.slots) and (held := node.slots[slot]) is not None:
-                    held.close()
-                    node.slots[slot] = None
-                    self._trie.changed.add(node)
 
     def _take_checkpoints(self, session: TrieSession) -> None:
         position = session.position
         while session.checkpoints and session.checkpoints[0].at <= position:
-            point = session.checkpoints.pop(0)
-            if point.at == position:
+            checkpoint = session.checkpoints.pop(0)
+            if checkpoint.at == position:
                 self._advance_to(session, position)
-                session.node.checkpoint |= point.keep
+                session.node.checkpoint |= checkpoint.keep
 
     def _advance_to(self, session: TrieSession, to: int) -> None:
-        """Takes the trie along the tokens up to `to`, where the layers stand, and keeps what they hold."""
+        """Extends the trie to `to`, where the layers stand, and stores what they hold."""
         passed = self._trie.advance(session.node, keys(session.recorded[session.node.end : to]))
         for node in passed:
             resume.capture(session.sequence, node)
@@ -233,12 +225,12 @@ class TrieCache(Cache):
         self._enforcer.touch(session.node)
 
     def _move_to(self, session: TrieSession, node: Node) -> None:
-        """The session has got to this node."""
+        """Moves the session's lock to `node`."""
         self._trie.lock(node)
         self._trie.unlock(session.node)
         session.node = node
 
-    # --- it ends
+    # --- close
 
     def _close(self, session: LiveSession, failed: bool) -> None:
         assert isinstance(session, TrieSession)
@@ -246,13 +238,13 @@ class TrieCache(Cache):
         if not session.detached:
             self._release(session, failed)
         if session.sequence is not self._sequences.kept:
-            session.sequence.discard()  # what broke half-way may still be live in it, and they would hold each other
+            session.sequence.discard()  # after a failure snapshots may still be live in it: a reference circle
 
     def _release(self, session: TrieSession, failed: bool) -> None:
         try:
             if session.cache_invalid:
                 log.warning("cache freed", why="it could not follow a request")
-                self.detach()  # a node may have been left half cut, half joined or half copied
+                self.detach()  # a node may be half split, half joined or half copied
             elif failed:
                 log.warning("what was live in the cache is freed", why="a forward failed")
                 self._trie.unlock(session.node)
@@ -269,7 +261,7 @@ class TrieCache(Cache):
         sequence = session.sequence
         reached = min(sequence.offset, len(session.recorded))
         if sequence.rewind(reached):
-            # Ahead of the record by a token that was never read, in a layer that cannot go back.
+            # Ahead of the record by a token that was never read, and a layer cannot rewind.
             node, _ = self._restore(sequence, session.node, session.node.path(), session.node.end)
             self._move_to(session, node)
             reached = node.end
@@ -285,15 +277,15 @@ class TrieCache(Cache):
         self._enforce()
 
     def _merge_expired(self, end: Node) -> None:
-        """Restore points that are not worth their bytes any more become part of what follows."""
-        points = {node.end: node for node in end.path() if node.checkpoint}
-        for at in self._policy.expired(list(points), end.end):
-            node = points[at]
+        """Merges expired checkpoints into the nodes below them."""
+        checkpoints = {node.end: node for node in end.path() if node.checkpoint}
+        for at in self._policy.expired(list(checkpoints), end.end):
+            node = checkpoints[at]
             node.checkpoint = False
             child = node.only_child()
             if child is not None and child.locks == node.locks:
                 self._trie.merge(node)
 
     def _enforce(self, spare: int = 0) -> None:
-        """Makes what is held fit the budget; if it did not, with `spare` bytes left."""
+        """Makes everything held fit the budget; frees `spare` bytes more if it did not."""
         self._enforcer.enforce(self._budget, self._reserved, spare)

@@ -10,11 +10,11 @@ from runner.cache.session import LiveSession
 from runner.cache.trie import Node
 
 CHECK_TOKENS = 64
-"""How often a decode has the cache look at the bytes held; layers grow by more tokens than that at a time."""
+"""The decode steps between two checks of the bytes held; layers grow by more tokens at a time."""
 
 
 class TrieSession(LiveSession):
-    """A session along a path of the trie, stopping its prefill where a restore point is wanted."""
+    """A session along a path of the trie. Its prefill stops at checkpoints."""
 
     def __init__(
         self,
@@ -25,27 +25,27 @@ class TrieSession(LiveSession):
         passed: Callable[["TrieSession", int], None],
         end: Callable[[LiveSession, bool], None],
     ) -> None:
-        """`node` is where the layers stand; `passed(session, count)` is called after each forward over
-        `count` tokens, `end(session, failed)` once."""
+        """`node` is where the layers stand. `passed(session, count)` is called after each forward over `count` tokens,
+        `end(session, failed)` once."""
         super().__init__(sequence, prompt, match, end)
-        self.node = node  # as far as the trie has followed; locked
+        self.node = node  # the last node that it has reached; locked
         self.checkpoints: list[Checkpoint] = []
         self.detached = False
-        """Whether the trie that it went along was given up."""
+        """True if the trie was cleared under this session: it keeps its layers, and stores nothing."""
         self._report = passed
 
     def add_checkpoint(self, at: int) -> None:
-        """The prefill stops there too, for another prompt that leaves this one there."""
-        if all(point.at != at for point in self.checkpoints):
+        """Adds a stop to the prefill, where another prompt diverges from this one."""
+        if all(each.at != at for each in self.checkpoints):
             insort(self.checkpoints, Checkpoint(at, keep=False))
             self.due = min(self.due, at)
 
     def _next_checkpoint(self) -> int | None:
-        return next((point.at for point in self.checkpoints if point.at > self.position), None)
+        return next((each.at for each in self.checkpoints if each.at > self.position), None)
 
     def _passed(self, count: int) -> None:
         self._report(self, count)
-        if self.sequence.facts.bytes_of(1):  # else the next forward may be the one that shows what a token takes
+        if self.sequence.facts.bytes_of(1):  # else the next forward may show what a token takes
             self.due = self.position - self.position % CHECK_TOKENS + CHECK_TOKENS
             if self.checkpoints:
                 self.due = min(self.due, self.checkpoints[0].at)

@@ -1,6 +1,14 @@
-"""The adapters for mlx-lm's layer caches, and the table that finds them. Nothing else knows these classes.
+"""The adapters for mlx-lm's layer caches, and the table that chooses them. Nothing else knows these classes.
 
-The table goes by the exact class: a subclass may behave in its own way, and then only the generic adapter is right.
+Owner: the engine thread. Read in this order: `adapter.py` (the base classes: tail, state, counted), `snapshot.py` (live
+and owned snapshots, the ledger that counts them), then a file for each class: `kv.py`, `window.py`, `chunk.py`,
+`recurrent.py`, and `generic.py` for all others. `batch.py` joins the layers of several sequences, `batch_trial.py` and
+`quantized_trial.py` try what a model accepts, `difference.py` measures it.
+
+Always true: an adapter never copies bytes that it can leave in place; a layer writes over a live snapshot only after
+paging it out; an array that outlives a forward shares its buffer with no other.
+
+The table goes by the exact class: a subclass may behave in its own way, so only the generic adapter is right for it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +36,8 @@ from runner.cache.layers.window import WindowState
 
 
 def _window(leaf: RotatingKVCache, ledger: Ledger) -> LayerState:
-    """No model asks for a window that keeps its first tokens for good; what it holds cannot be told by positions."""
+    """Adapts a window. No model keeps the first tokens of a window for good (`keep`): positions could not tell what it
+    holds."""
     return GenericState(leaf, ledger) if leaf.keep else WindowState(leaf, ledger)
 
 
@@ -43,7 +52,8 @@ _ADAPTERS: dict[type, Callable[..., LayerState]] = {
 
 
 def flatten(layers: Iterable[object]) -> Iterator[object]:
-    """The leaves of a model's cache list in order: lists of caches opened, holes (None) left out, every object once."""
+    """Yields the layer caches of a model's cache list in order: opens CacheLists, skips None, and names every object
+    once."""
     seen: set[int] = set()
     for layer in layers:
         for leaf in _leaves(layer):
@@ -53,9 +63,10 @@ def flatten(layers: Iterable[object]) -> Iterator[object]:
 
 
 def adapt(leaf: object, ledger: Ledger, trusted: bool = True) -> LayerState:
-    """The adapter for a fresh leaf, whose snapshots `ledger` counts. A leaf that speaks the interface is its own.
+    """Returns the adapter for a fresh layer, whose snapshots `ledger` counts. A layer that implements LayerState is its
+    own.
 
-    Without trust it is the generic adapter, whatever the class.
+    An untrusted layer gets the generic adapter, whatever its class.
     """
     if isinstance(leaf, LayerState):
         return leaf
@@ -65,7 +76,7 @@ def adapt(leaf: object, ledger: Ledger, trusted: bool = True) -> LayerState:
 
 
 def distrust(state: LayerState, offset: int) -> LayerState:
-    """The generic adapter in place of one that misjudged its leaf, which has seen `offset` tokens."""
+    """Returns the generic adapter for a layer that has seen `offset` tokens and whose own adapter has misjudged it."""
     if not isinstance(state, LayerAdapter):
         return state
     return GenericState.taking_over(state.leaf, state.ledger, state.fresh, offset)

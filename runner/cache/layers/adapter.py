@@ -1,4 +1,4 @@
-"""What all adapters share: the object of mlx-lm that they adapt, and its snapshots."""
+"""The base classes of the adapters: each wraps one layer cache of mlx-lm and knows its snapshots."""
 
 import copy
 from abc import abstractmethod
@@ -22,12 +22,12 @@ Content = TypeVar("Content")
 
 
 class LayerAdapter(LayerState, Generic[Content]):
-    """Adapts one object of mlx-lm, given fresh."""
+    """Adapts one layer cache of mlx-lm, given fresh."""
 
     counted = False
 
     def __init__(self, leaf: object, ledger: Ledger) -> None:
-        """`ledger` counts the snapshots."""
+        """`ledger` counts its snapshots."""
         self.leaf = leaf
         self.ledger = ledger
         self.live: list[LayerSnapshot[Content]] = []
@@ -35,10 +35,10 @@ class LayerAdapter(LayerState, Generic[Content]):
 
     @abstractmethod
     def copy(self, start: int, stop: int) -> Owned[Content]:
-        """A copy of what it holds of the tokens [start, stop), not evaluated."""
+        """Returns a copy of what the layer holds of the tokens [start, stop), not evaluated."""
 
     def advance(self, count: int) -> None:
-        """Nothing: the object counts by itself."""
+        """Does nothing: the layer counts by itself."""
 
     def rewind(self, to: int) -> None:
         if not self.can_rewind(to):
@@ -59,7 +59,7 @@ class LayerAdapter(LayerState, Generic[Content]):
     def _rewind(self, to: int) -> None: ...
 
     def _endangered(self, snapshot: Snapshot) -> bool:  # noqa: ARG002
-        """Whether a write at the present offset would destroy it."""
+        """Returns True if a write at the present offset would destroy the snapshot."""
         return True
 
     def _copied(self, snapshot: LayerSnapshot[Content]) -> Copy:
@@ -73,7 +73,7 @@ class LayerAdapter(LayerState, Generic[Content]):
 
 
 class MovedState(LayerAdapter[Content]):
-    """A layer whose live snapshots a move destroys."""
+    """A layer whose live snapshots are destroyed when it moves."""
 
     def _rewind(self, to: int) -> None:
         if to != self.offset:
@@ -90,10 +90,10 @@ class MovedState(LayerAdapter[Content]):
 
 
 class TailState(MovedState[Buffers]):
-    """A layer that holds keys and values of the last tokens, as many as it may look back to."""
+    """A layer with keys and values of the last tokens, as far back as it may look."""
 
     def __init__(self, leaf: object, ledger: Ledger, needs: Callable[[int], int]) -> None:
-        """`needs` goes into every snapshot, and must not hold on to the layer."""
+        """Every snapshot holds `needs`, which must not refer to the layer."""
         super().__init__(leaf, ledger)
         self._needs = needs
 
@@ -121,18 +121,18 @@ class TailState(MovedState[Buffers]):
                 at = start
         if at != needed:
             raise ValueError(f"tokens {needed}..{at} are missing to stand at {stop}")
-        # A copy, even of a single piece, and even without a gap: the snapshots stay as they are, wherever they live.
+        # Always a copy, even of a single piece: the snapshots stay as they are, wherever they live.
         buffers = [own(mx.concatenate([*same], axis=-2)) for same in zip(*pieces, strict=True)]
         mx.eval(buffers)
         self._put(buffers, stop)
 
     @abstractmethod
     def _put(self, buffers: Buffers, offset: int) -> None:
-        """Makes these the live buffers; nobody else holds them."""
+        """Makes these the live buffers; no other object holds them."""
 
 
 class CountedState(MovedState[Content]):
-    """A state without a clock of its own: the tokens are counted here, and it stands where it stands."""
+    """A state without an offset of its own: the adapter counts the tokens, and the state cannot move."""
 
     whole = True
     counted = True
@@ -166,7 +166,7 @@ class CountedState(MovedState[Content]):
         if not isinstance(snapshot, StateSnapshot):
             raise TypeError(f"{type(self).__name__} made no {type(snapshot).__name__}")
         self._check_none_live()
-        if snapshot.live:  # in another layer, where it stays
+        if snapshot.live:  # in another layer, and stays there
             self._set(snapshot.copied().content)
         else:
             self._set(snapshot.content)
@@ -175,4 +175,4 @@ class CountedState(MovedState[Content]):
 
     @abstractmethod
     def _set(self, content: Content) -> None:
-        """Makes `content` what the object holds; nobody else holds it any more."""
+        """Makes `content` the state of the layer; no other object holds it."""

@@ -1,7 +1,7 @@
-"""Several rows in one forward: mlx-lm's batch caches (BatchKVCache, BatchRotatingKVCache, ArraysCache of more rows).
+"""Several rows in one forward: mlx-lm's batch caches (BatchKVCache, BatchRotatingKVCache, ArraysCache of several rows).
 
-Their buffers hold the rows one below the other, aligned at their ends: a row that is shorter than the longest begins
-with padding, which the masks of these classes hide.
+Their buffers hold the rows one below the other, aligned at their ends. A row shorter than the longest begins with
+padding, which the masks of these classes hide.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from runner.cache.layers.snapshot import own
 
 
 class BatchCache(Protocol):
-    """What the batch caches have in common, and their makers."""
+    """The methods that mlx-lm's batch caches share, and `merge`, which makes one."""
 
     def merge(self, caches: "Sequence[BatchCache]") -> "BatchCache": ...
 
@@ -29,25 +29,25 @@ class BatchCache(Protocol):
 
 
 def batchable(states: Sequence[LayerState]) -> bool:
-    """Whether mlx-lm has a batch cache for each of these layers."""
+    """Returns True if mlx-lm has a batch cache for each of these layers."""
     return bool(states) and all(state.batchable for state in states)
 
 
 class BatchedLayers:
-    """BatchCache that decode in one forward, made of copies of the rows' layers: what happens here leaves those alone.
+    """The layers of several rows that decode in one forward: copies of the rows' own layers, which stay as they are.
 
-    Every change is evaluated at once, layer by layer, so that it needs room for the batch, one layer of it more, and
-    copies of the rows that join. A change that raised leaves the batch good for nothing. Owner: the engine thread.
+    Every change is evaluated at once, layer by layer, so that it needs room for the batch, one more layer of it, and
+    copies of the rows that join. A change that raised leaves the batch unusable. Owner: the engine thread.
     """
 
     layers: list[object]
-    """What the forward of the model takes as `cache=`, with tokens [B, 1]."""
+    """The `cache=` argument of the model's forward, with tokens [B, 1]."""
 
     def __init__(self, rows: Sequence[list[object]]) -> None:
-        """`rows`: cache lists of one model, batchable, each of which has seen at least one token.
+        """`rows` are batchable cache lists of one model, each of which has seen at least one token.
 
-        Raises ValueError where they do not go together: a layer cache that occurs twice in a list, or a state that only
-        some of the rows have.
+        Raises ValueError if they cannot be joined: a layer cache occurs twice in a list, or only some rows have a
+        state.
         """
         self.layers = _merged(rows)
         self._count = len(rows)
@@ -56,7 +56,7 @@ class BatchedLayers:
         return self._count
 
     def extend(self, rows: Sequence[list[object]]) -> None:
-        """Puts further rows behind those that are there. Raises as the constructor does."""
+        """Appends further rows. Raises as the constructor does."""
         others = BatchedLayers(rows)
         for mine, theirs in zip(self._leaves(), others._leaves(), strict=True):
             _check_alike([mine, theirs])
@@ -65,30 +65,30 @@ class BatchedLayers:
         self._count += len(others)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Leaves only these rows, in this order. Raises ValueError unless they are in it, at least one, ascending."""
+        """Keeps only these rows. Raises ValueError unless they are at least one, present, and ascending."""
         if not rows or list(rows) != sorted(set(rows) & set(range(self._count))):
             raise ValueError(f"cannot keep the rows {list(rows)} of {self._count}")
         for leaf in self._leaves():
             before = vars(leaf).get("_idx")
             leaf.filter(list(rows))
             if isinstance(leaf, BatchKVCache) and leaf.keys is not None and leaf._idx != before:
-                # Padding that none of them needs was cut off, and would stay in memory up to the next write.
+                # Needless padding was cut off, and would stay in memory until the next write.
                 leaf.keys, leaf.values = own(leaf.keys), own(leaf.values)
             mx.eval(_arrays(leaf))
         self._count = len(rows)
 
     def leaves(self) -> list[object]:
-        """One for each that `flatten` finds in a row, in the same order."""
+        """Returns one batch cache for each layer that `flatten` finds in a row, in the same order."""
         return list(flatten(self.layers))
 
     def arrays(self) -> list[mx.array]:
-        """All that a forward leaves, to evaluate after it: positions and padding count on lazily, and would become an
-        ever longer graph where no layer of the model asks for them."""
+        """Returns all arrays to evaluate after a forward. Positions and padding count on lazily, and would become an
+        ever longer graph if no layer of the model used them."""
         return [array for leaf in self._leaves() for array in _arrays(leaf)]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers, padding and room for tokens to come included."""
+        """Bytes of the buffers, including padding and room for tokens to come."""
         return sum(array.nbytes for array in self.arrays())
 
     def _leaves(self) -> list[BatchCache]:
@@ -103,7 +103,7 @@ def _merged(rows: Sequence[list[object]]) -> list[object]:
 
 
 def _joined(same: Sequence[object]) -> object:
-    """The batch cache, evaluated, of one layer of all rows."""
+    """Returns the evaluated batch cache of one layer of all rows."""
     first = same[0]
     if first is None:
         return None
@@ -117,8 +117,8 @@ def _joined(same: Sequence[object]) -> object:
 
 
 def _stacked(leaves: Sequence[BatchCache]) -> BatchCache:
-    """In place of `ArraysCache.merge`, which takes a layer without its first state for an empty one, raises where a
-    state is nobody's, and gives zeros to a row that lacks one, which a model need not take for the same."""
+    """Joins states in place of `ArraysCache.merge`, which takes a layer without its first state for an empty one,
+    raises if no row has a state, and gives zeros to a row that lacks one, which a model may take for something else."""
     _check_alike(leaves)
     states = list(zip(*(cast("ArraysCache", leaf).cache for leaf in leaves), strict=True))
     batch = ArraysCache(len(states))
@@ -128,7 +128,7 @@ def _stacked(leaves: Sequence[BatchCache]) -> BatchCache:
 
 
 def _check_alike(leaves: Sequence[BatchCache]) -> None:
-    """Raises ValueError where an ArraysCache has a state that another lacks."""
+    """Raises ValueError if an ArraysCache has a state that another lacks."""
     held = {tuple(state is None for state in vars(leaf).get("cache", ())) for leaf in leaves}
     if len(held) > 1:
         raise ValueError("a row lacks a state that another one has")

@@ -1,8 +1,8 @@
-"""Whether a model gives the rows of a batch what it gives each of them alone: found by trying.
+"""Tries whether a model gives the rows of a batch the logits that each row gets alone.
 
-mlx-lm's batch caches count the positions in an array, one for each row, and hide what pads the shorter rows behind a
+mlx-lm's batch caches count the positions in an array, one for each row, and hide the padding of shorter rows behind a
 mask. Attention that is written out by hand may not know such a mask (gemma2, phi3small), a model may want one position
-for all (gpt_bigcode), or work out positions by itself (afm7, silently wrong).
+for all rows (gpt_bigcode), or compute positions by itself (afm7, silently wrong).
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -19,80 +19,83 @@ MakeLayers = Callable[[], list[object]]
 Forward = Callable[[mx.array, list[object]], mx.array]
 
 _SHORT, _LONG, _LATE = 3, 48, 24
-"""Tokens of the prompts. Much padding for few tokens: the more there is, the more a wrong mask or position changes."""
+"""Lengths of the prompts, in tokens. Much padding for few tokens: the more there is, the more a wrong mask or position
+changes."""
 
 _STEPS = 4
-_SLICE_TOKENS = 16  # what an answer waits for at most beside a prompt, too
+_SLICE_TOKENS = 16  # the most that an answer waits for beside a prompt, too
 _LIMIT = 0.03
 _LIMIT_BFLOAT16 = 0.1
-"""How far the logits may lie from the single ones, as a part of their own spread, in most steps of every row.
+"""The largest accepted difference between the logits of a batch and those of single rows, in relation to their spread,
+in most steps of every row.
 
-Other batch sizes have other kernels, which round otherwise. Measured over all architectures, tiny ones with random
-weights that amplify it, all rounding together costs 0.0007 in the median one and up to 0.009 in nine of ten for
-float16, 0.027 and 0.13 for bfloat16; other kernels change a part of that. float32 may have the 10 bits of float16 on
-GPUs. Single steps are off by up to 1.6, where an expert is chosen by a hair, so one alone does not count.
+Other batch sizes have other kernels, which round differently. Measured over all architectures (tiny ones with random
+weights, which amplify rounding), rounding alone costs 0.0007 in the median architecture and up to 0.009 in nine of ten
+for float16, 0.027 and 0.13 for bfloat16; other kernels change a part of that. float32 may have the 10 bits of float16
+on GPUs. Single steps are off by up to 1.6, where two experts are nearly tied, so one step alone does not count.
 
 Without the padding in its mask the median architecture is off by 0.55, and nine of ten by more than 0.1; one position
-for all rows costs more. What changes less than the limit, in a model that hardly looks at its past, goes unseen."""
+for all rows costs more. A model that hardly looks at its past may change less than the limit, and goes unnoticed.
+"""
 
 
 class BatchTrial:
-    """Finds out whether rows that join and leave a batch get the logits that they get alone, one slice at a time.
+    """Finds out, one slice at a time, whether rows that join and leave a batch get the logits that they get alone.
 
-    A large model on a CPU takes seconds for all of it: 75 tokens of prompts, 9 forwards of a single token, and 4 of one
+    On a CPU a large model takes seconds for all of it: 75 tokens of prompts, 9 forwards of a single token, and 4 of one
     token for two or three rows. A slice is one forward, of at most 16 tokens. Owner: the engine thread.
     """
 
     def __init__(self, make_layers: MakeLayers, forward: Forward, vocab_size: int) -> None:
-        """`forward` takes token ids [B, L] and a cache list to logits [B, L, V]; whatever it raises is a fault, too."""
+        """`forward` takes token ids [B, L] and a cache list to logits [B, L, V]; an error that it raises is a fault."""
         self.fault: str | None = None
-        """Why rows cannot be computed together, a short sentence for the log; empty if they can, None while unknown."""
+        """The reason why rows cannot be computed together, for the log; empty if they can, None while unknown."""
         self._slices = _slices(make_layers, forward, vocab_size)
 
     def advance(self) -> None:
-        """One slice, until the fault is known. Never raises."""
+        """Computes one slice, until the fault is known. Never raises."""
         if self.fault is not None:
             return
         try:
             next(self._slices)
         except StopIteration as end:
             self.fault = end.value
-        except Exception as error:  # whatever a model makes of what it does not expect
+        except Exception as error:  # models raise anything when given what they do not expect
             self.fault = first_line(error)
-        if self.fault is not None:  # only now: the error held what was made
+        if self.fault is not None:  # only now: the error held the trial's arrays
             self._slices.close()
-            mx.clear_cache()  # nothing stays of it
+            mx.clear_cache()  # the trial leaves nothing behind
 
 
 def first_line(error: Exception) -> str:
-    """Of what it says, for the log."""
+    """Returns the first line of an error, for the log."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 class _Row:
-    """A prompt, to be read alone, and what is to follow."""
+    """A prompt that is read alone, and the tokens that follow it."""
 
     def __init__(self, layers: list[object], tokens: list[int], length: int, forward: Forward) -> None:
         self.layers = layers
         self.following = tokens[length:]
         self.off: list[float] = []
-        """How far the logits of the batch lay from those of the row alone, step by step."""
+        """The differences between the logits of the batch and of the row alone, one for each step."""
         self._prompt = tokens[:length]
         self._forward = forward
 
     def read(self) -> Iterator[None]:
-        """The prompt, slice by slice."""
+        """Reads the prompt slice by slice."""
         for start in range(0, len(self._prompt), _SLICE_TOKENS):
             mx.eval(self._forward(mx.array([self._prompt[start : start + _SLICE_TOKENS]]), self.layers))
             yield
 
     def compare(self, token: mx.array, ours: mx.array) -> None:
-        """The logits [1, V] that a batch gave for `token` [1, 1], with those that the row gives alone."""
+        """Compares the logits [1, V] that a batch gave for `token` [1, 1] with those that the row gives alone."""
         self.off.append(difference(ours, self._forward(token, self.layers)[0]))
 
 
 def _slices(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> Generator[None, None, str]:
-    """Yields between two slices; returns the fault."""
+    """Yields between slices; returns the fault."""
     unknown = {type(leaf).__name__ for leaf in flatten(make_layers()) if not batchable([adapt(leaf, Ledger())])}
     if unknown:
         return f"mlx-lm has no batch of {', '.join(sorted(unknown))}"
@@ -100,7 +103,7 @@ def _slices(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> Gener
     rows = []
     for place, length in enumerate(lengths):
         count = length + _STEPS
-        # From everywhere in the vocabulary, others for each row: its first tokens are often special ones.
+        # From all over the vocabulary, whose first tokens are often special ones; different for each row.
         tokens = [(i * len(lengths) + place) * vocab_size // (count * len(lengths)) for i in range(count)]
         rows.append(_Row(make_layers(), tokens, length, forward))
         yield from rows[-1].read()

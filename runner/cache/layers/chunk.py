@@ -15,7 +15,7 @@ from runner.cache.layers.snapshot import Buffers, Ledger, Owned, own
 
 
 class Chunked(Protocol):
-    """What of ChunkedKVCache is read and set."""
+    """The attributes of ChunkedKVCache that are read and set."""
 
     keys: mx.array | None
     values: mx.array | None
@@ -25,7 +25,7 @@ class Chunked(Protocol):
 
 
 class ChunkState(TailState):
-    """The chunk: goes back as long as the tokens from the start of the chunk on are still there."""
+    """A chunk. It can go back as long as it still holds the tokens from the start of the target's chunk on."""
 
     leaf: Chunked
     refusal = Miss.WINDOW_PASSED

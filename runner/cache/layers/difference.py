@@ -1,4 +1,4 @@
-"""How far the logits of a trial lie from what they should be."""
+"""Measures how far the logits of a trial are from the right ones."""
 
 from typing import cast
 
@@ -6,9 +6,9 @@ import mlx.core as mx
 
 
 def difference(ours: mx.array, right: mx.array) -> float:
-    """The largest error of a position, as a part of the spread of its logits.
+    """Returns the largest error of any position, in relation to the spread of its logits.
 
-    Of [L, V] both: 0 where they are equal, about 1.4 for others of the same size, infinite where ours are no numbers.
+    Both are [L, V]. 0 means equal, about 1.4 unrelated logits of the same size, infinite that ours are not numbers.
     """
     known = mx.isfinite(right)  # a model may close some tokens with -inf
     ours, right = (mx.where(known, x.astype(mx.float32), 0) for x in (ours, right))

@@ -1,6 +1,6 @@
-"""Any other class: everything it holds, as one state.
+"""The adapter for every other class: all its attributes as one state.
 
-Nothing is believed of what such a class says about itself; its methods are never called.
+It trusts nothing that such a class says about itself, and never calls its methods.
 """
 
 import copy
@@ -19,7 +19,8 @@ class GenericState(CountedState[Attributes]):
 
     @classmethod
     def taking_over(cls, leaf: object, ledger: Ledger, fresh: Attributes, offset: int) -> "GenericState":
-        """For an object in use: how it was when fresh, and how many tokens it has seen."""
+        """Returns an adapter for an object in use; `fresh` are its attributes when it was made, `offset` the tokens it
+        has seen."""
         state = cls(leaf, ledger)
         state.fresh = fresh
         state._offset = offset
@@ -29,7 +30,7 @@ class GenericState(CountedState[Attributes]):
         return list(gather(vars(self.leaf), set()))
 
     def copy(self, start: int, stop: int) -> Owned[Attributes]:  # noqa: ARG002  there is only the one state
-        """A deep copy whose arrays own their bytes: `copy.deepcopy` alone shares the buffers."""
+        """Returns a deep copy whose arrays own their bytes: `copy.deepcopy` alone shares the buffers."""
         attributes = vars(self.leaf)
         owned = {id(array): own(array) for array in gather(attributes, set())}
         arrays = list(owned.values())
@@ -40,7 +41,7 @@ class GenericState(CountedState[Attributes]):
 
 
 def gather(value: object, seen: set[int]) -> Iterator[mx.array]:
-    """Every array within containers and objects, once."""
+    """Yields every array within containers and objects, once."""
     if id(value) in seen:
         return
     seen.add(id(value))

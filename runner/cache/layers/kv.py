@@ -17,12 +17,12 @@ _STEP = 256  # mlx-lm's own classes grow by as many tokens
 
 
 def spare_room(tokens: int) -> int:
-    """How many tokens to come a buffer of so many may have room for, before it counts as that of a longer one."""
+    """Returns the room, in tokens, that a buffer of `tokens` tokens may have. With more it counts as a longer one."""
     return max(_STEP, tokens // 10)
 
 
 class Appended(Protocol):
-    """What the classes have in common."""
+    """The attributes that the classes share."""
 
     keys: mx.array | Sequence[mx.array] | None
     values: mx.array | Sequence[mx.array] | None
@@ -30,8 +30,8 @@ class Appended(Protocol):
 
 
 class KVState(LayerAdapter[Buffers]):
-    """The sliceable layer. Buffers have room behind `offset`, full of stale tokens or zeros: a rewind moves the offset
-    only, and what was there beyond it stays readable until the next write."""
+    """A sliceable layer. Behind `offset` its buffers have room, full of stale tokens or zeros: a rewind only moves the
+    offset, and the tokens beyond it stay readable until the next write."""
 
     sliceable = True
     refusal = Miss.LOST
@@ -63,7 +63,7 @@ class KVState(LayerAdapter[Buffers]):
             if missing or snapshot not in self.live:
                 missing.append(snapshot)
             else:
-                self.leaf.offset = at  # still there, behind the offset
+                self.leaf.offset = at  # still in the buffers, behind the offset
         if missing:
             self._write(missing)
             self.leaf.offset = at
@@ -75,7 +75,7 @@ class KVState(LayerAdapter[Buffers]):
     def trim(self, room: int) -> None:
         buffers, used = self.arrays(), self.offset
         if buffers and buffers[0].shape[-2] - used > room:
-            # Up to the next step some room stays, or the next write would copy it all again.
+            # Room up to the next step stays, or the next write would copy everything again.
             stop = used + min(room, -used % self._step)
             self._put([own(x[..., :stop, :]) for x in buffers])
 
@@ -89,8 +89,9 @@ class KVState(LayerAdapter[Buffers]):
         return snapshot.stop > self.offset
 
     def _write(self, snapshots: list[SliceSnapshot]) -> None:
-        """Brings these into the buffers, from the offset on: what they own moves, what is live elsewhere is copied."""
-        complete(self.page_out())  # what is live here is owned from now on
+        """Writes snapshots into the buffers, from the offset on. Those that own their bytes move; those live elsewhere
+        are copied."""
+        complete(self.page_out())  # snapshots that were live here own their bytes now
         at = self.offset
         parts = [list(same) for same in zip(*(each.parts(each.start, each.stop) for each in snapshots), strict=True)]
         to = snapshots[-1].stop
@@ -98,7 +99,7 @@ class KVState(LayerAdapter[Buffers]):
         if buffers and to <= buffers[0].shape[-2] <= to + spare_room(to):
             for buffer, pieces in zip(buffers, parts, strict=True):
                 buffer[..., at:to, :] = pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=-2)
-        else:  # a larger buffer, or a smaller one than that of a much longer conversation
+        else:  # the buffer is too small, or that of a much longer conversation
             before = [[x[..., :at, :]] if at else [] for x in buffers] or [[] for _ in parts]
             buffers = [
                 mx.concatenate([*old, *pieces, self._room(pieces[0], to)], axis=-2)
@@ -111,7 +112,7 @@ class KVState(LayerAdapter[Buffers]):
                 snapshot.page_in(self)
 
     def _room(self, like: mx.array, used: int) -> mx.array:
-        """Empty entries up to the next multiple of the step."""
+        """Returns empty entries up to the next multiple of the step."""
         return mx.zeros((*like.shape[:-2], -used % self._step, like.shape[-1]), like.dtype)
 
     def _put(self, buffers: Buffers) -> None:
@@ -121,13 +122,13 @@ class KVState(LayerAdapter[Buffers]):
 
 
 class Growing(Appended, Protocol):
-    """KVCache: what of it only this class has."""
+    """The methods that KVCache has in addition."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> object: ...
 
 
 class Padded(Protocol):
-    """What of BatchKVCache is read: of each row the latest entries, which end at `_idx`."""
+    """The attributes of BatchKVCache that are read: the latest entries of each row, which end at `_idx`."""
 
     keys: mx.array | None
     values: mx.array | None
@@ -143,15 +144,15 @@ class PlainKVState(KVState):
     def absorb(self, leaf: object, row: int, count: int) -> None:
         batch = cast("Padded", leaf)
         if batch.keys is None or batch.values is None:
-            return  # the model makes no use of it
+            return  # the model does not use this layer
         latest = slice(batch._idx - count, batch._idx)
         keys, values = (own(x[row : row + 1, :, latest]) for x in (batch.keys, batch.values))
         self.leaf.update_and_fetch(keys, values)
 
 
 class ExactKVState(KVState):
-    """ConcatenateKVCache: buffers without room, replaced by every append; what lies behind a rewound offset would come
-    back with the next one."""
+    """ConcatenateKVCache: buffers without room, replaced by every append. Entries behind a rewound offset would return
+    with the next append, so a rewind cuts them off."""
 
     _step = 1
 

@@ -1,11 +1,11 @@
-"""Quantized keys and values (`--kv-bits`): which layers of a model take them is found by trying.
+"""Tries which layers of a model accept quantized keys and values (`--kv-bits`).
 
 A quantized layer hands its attention three arrays (packed, scales, biases) in place of one, which only attention
 through `mlx_lm.models.base.scaled_dot_product_attention` understands. Other code raises while the graph is built,
 before anything is computed: multi-head latent attention multiplies the cached rope keys itself (deepseek_v2, v3, v32,
-kimi_linear, longcat_flash, ...), an indexer looks at the shape of its keys (minimax_m3_vl), attention sinks are
-refused (gpt_oss), soft-capping is done by hand (gemma2), and layers that borrow the keys of another look at their own
-cache for the format (afm7, gemma4). Widths that no group divides (head_dim 80) cannot be quantized at all.
+kimi_linear, longcat_flash, ...), an indexer looks at the shape of its keys (minimax_m3_vl), attention sinks are refused
+(gpt_oss), soft-capping is done by hand (gemma2), and layers that borrow the keys of another look at their own cache for
+the format (afm7, gemma4). Widths that no group size divides (head_dim 80) cannot be quantized at all.
 """
 
 from collections import Counter
@@ -26,39 +26,40 @@ from runner.logs import Log
 log = Log(__name__)
 
 Groups = dict[int, int]
-"""The group size of every KVCache that is quantized, by its place among those of a cache list."""
+"""The group size of every quantized KVCache, by its index among the KVCaches of a cache list."""
 
-_GROUP_SIZES = (64, 32)  # of those that MLX knows; a larger one saves next to nothing
+_GROUP_SIZES = (64, 32)  # MLX knows a larger one, which saves next to nothing
 _TOKENS = 8
 _TRIAL_BITS = 8
 _LIMIT = 0.5
-"""How far the logits of a trial at 8 bits may lie from the unquantized ones, as a part of their own spread. Measured:
-0.005 to 0.07, and up to 0.3 with weights that amplify every rounding; attention without its mask, or with its heads
-mixed up, is off by 1 to 1.8. 4 bits alone can cost that much (a model that recalls 16 facts of 16 still recalls 9 at a
-difference of 1.05), so they are tried for the log, and whoever asks for them gets them."""
+"""The largest accepted difference between the logits of a trial at 8 bits and the unquantized ones, in relation to
+their spread. Measured: 0.005 to 0.07, and up to 0.3 with weights that amplify every rounding; attention without its
+mask, or with its heads mixed up, is off by 1 to 1.8. 4 bits alone can cost that much (a model that recalls 16 facts of
+16 still recalls 9 at a difference of 1.05), so they are tried for the log only, and users who ask for them get them."""
 
 
 class Format(NamedTuple):
-    """How the layers of a model are made, and the name of what they hold: part of the salt, empty when unquantized."""
+    """A function that makes the layers of a model, and the name of their format: part of the salt, empty when
+    unquantized."""
 
     make_layers: MakeLayers
     name: str
 
 
 def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits: int) -> Format:
-    """Quantizes every layer of a model that takes it; one line of the log says how many do, and why others do not.
+    """Quantizes every layer of a model that accepts it, and logs how many do and why others do not.
 
     `forward` takes token ids [1, L] and a cache list to logits [1, L, V]; `bits` is 8 or 4. Raises what the model
     raises over plain layers. Owner: the engine thread, once after loading.
 
-    Costs two forwards, of 8 tokens and of one, over plain layers, over layers of 8 bits and, if that is what is wanted,
-    of 4 bits. Each layer that raises begins one more, of which nothing is computed.
+    Costs two forwards, of 8 tokens and of one, over plain layers, over layers of 8 bits and, if `bits` is 4, over
+    layers of 4 bits. Each layer that raises starts one more, of which nothing is computed.
     """
     trial = _Trial(make_layers, forward, vocab_size)
     off = trial.search(bits)
     groups, kept = trial.groups, trial.kept
     del trial
-    mx.clear_cache()  # nothing stays of it
+    mx.clear_cache()  # the trial leaves nothing behind
     said = ", ".join(f"{count} {reason}" for reason, count in kept.items())
     if not groups:
         log.warning("keys and values stay unquantized", bits=bits, layers=said)
@@ -76,31 +77,33 @@ def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits
 
 
 def quantized(layers: list[object], groups: Groups, bits: int) -> list[object]:
-    """A fresh cache list with its KVCaches quantized, also within CacheLists, where `groups` has a size for them."""
+    """Returns a fresh cache list with its KVCaches quantized, those in CacheLists included, if `groups` has a size for
+    them."""
     return _replaced(layers, lambda place: QuantizedKVCache(groups[place], bits) if place in groups else None)
 
 
 def _replaced(layers: list[object], make: Callable[[int], object | None]) -> list[object]:
-    """The list with what `make` has for the place of a KVCache; None leaves it where it is."""
+    """Replaces each KVCache by `make(index)`; None leaves it in place."""
     leaves = _caches(layers)
     new = {id(leaf): replacement for place, leaf in enumerate(leaves) if (replacement := make(place)) is not None}
     return [_put(layer, new) for layer in layers]
 
 
 def _put(layer: object, new: dict[int, object]) -> object:
-    # No closure: one that calls itself would keep the layers, gigabytes later on, until Python collects garbage.
+    # No closure: a recursive one would keep the layers, later gigabytes, alive until a garbage collection.
     if type(layer) is CacheList:
         layer.caches = tuple(_put(child, new) for child in layer.caches)
     return new.get(id(layer), layer)
 
 
 def _caches(layers: list[object]) -> list[KVCache]:
-    """The leaves that can be quantized at all. Not their subclasses: those do something of their own."""
+    """Returns the layers that can be quantized at all. Subclasses of KVCache are left out: they do something of their
+    own."""
     return [leaf for leaf in flatten(layers) if type(leaf) is KVCache]
 
 
 class _Watched(QuantizedKVCache):
-    """Tells who was the last to be used before something raised."""
+    """Notes which layer was used last before something raised."""
 
     def __init__(self, group_size: int, place: int, used: list[int]) -> None:
         super().__init__(group_size, _TRIAL_BITS)
@@ -112,16 +115,16 @@ class _Watched(QuantizedKVCache):
 
 
 class _Trial:
-    """Some tokens through a model, over plain layers first and then over quantized ones."""
+    """Runs some tokens through a model, first over plain layers and then over quantized ones."""
 
     groups: Groups
     kept: Counter[str]
-    """The layers that stay as they are, by kind and reason."""
+    """The number of layers that stay unquantized, by kind and reason."""
 
     def __init__(self, make_layers: MakeLayers, forward: Forward, vocab_size: int) -> None:
         self._make_layers = make_layers
         self._forward = forward
-        # From everywhere in the vocabulary: its first tokens are often special ones.
+        # From all over the vocabulary: its first tokens are often special ones.
         self._prompt = [(2 * i + 1) * vocab_size // (2 * _TOKENS) for i in range(_TOKENS)]
         layers = make_layers()
         self._plain = self._logits(layers)
@@ -137,11 +140,11 @@ class _Trial:
                 self.kept[f"KVCache: {_why_not(widths)}"] += 1
 
     def search(self, bits: int) -> float:
-        """Leaves in `groups` the layers that can be quantized; returns how far that takes the logits."""
+        """Leaves in `groups` the layers that can be quantized; returns how far that moves the logits."""
         self._drop_those_that_raise()
-        # The code is the same for all bits, and only 8 tell a wrong answer from a rounded one.
+        # The code is the same for all bits, and only at 8 can a wrong answer be told from a rounded one.
         off = self._try(_TRIAL_BITS)
-        if not off <= _LIMIT:  # nor if it is no number
+        if not off <= _LIMIT:  # also if it is NaN
             self._drop(list(self.groups), f"the logits of a trial are off by {off:.2f}")
         return off if bits == _TRIAL_BITS else self._try(bits)
 
@@ -150,7 +153,7 @@ class _Trial:
             return 0.0
         try:
             return difference(self._logits(quantized(self._make_layers(), self.groups, bits)), self._plain)
-        except Exception as error:  # only when it is computed: CUDA has no kernel for most shapes of these products
+        except Exception as error:  # from the evaluation: CUDA has no kernel for most shapes of these products
             self._drop(list(self.groups), first_line(error))
             return 0.0
 
@@ -159,7 +162,7 @@ class _Trial:
             used: list[int] = []
             try:
                 self._logits(self._watched(used))
-            except Exception as error:  # whatever a model makes of what it does not expect
+            except Exception as error:  # models raise anything when given what they do not expect
                 self._drop(used[-1:] or list(self.groups), first_line(error))
             else:
                 return
@@ -176,7 +179,7 @@ class _Trial:
         self.kept[f"KVCache: {reason}"] += len(places)
 
     def _logits(self, layers: list[object]) -> mx.array:
-        """[8 + 1, V], not evaluated: after a prompt, and after one token that follows."""
+        """Returns logits [8 + 1, V], not evaluated: after a prompt, and after one more token."""
         parts = [self._forward(mx.array([ids]), layers)[0] for ids in (self._prompt, self._prompt[:1])]
         return mx.concatenate(parts).astype(mx.float32)
 

@@ -1,7 +1,7 @@
 """ArraysCache: the states of recurrent and convolution layers (Mamba, linear attention, short convolutions).
 
-It has no clock, and a state can neither be cut nor taken back. Convolution states are often slices that keep the
-whole forward alive; a copy does not.
+It has no offset, and a state can be neither split nor rewound. Convolution states are often slices that keep the whole
+forward alive; a copy does not.
 """
 
 from typing import Protocol, cast
@@ -15,7 +15,7 @@ States = list[mx.array | None]
 
 
 class Recurrent(Protocol):
-    """What of ArraysCache is read and set."""
+    """The attributes of ArraysCache that are read and set."""
 
     cache: States
     left_padding: mx.array | None
@@ -23,7 +23,7 @@ class Recurrent(Protocol):
 
 
 class RecurrentState(CountedState[States]):
-    """The recurrent layer. `left_padding` and `lengths` belong to batches and are None here."""
+    """A recurrent layer. `left_padding` and `lengths` belong to batches and are None here."""
 
     batchable = True
     leaf: Recurrent
@@ -31,7 +31,7 @@ class RecurrentState(CountedState[States]):
     def advance(self, count: int) -> None:
         super().advance(count)
         if count > 1:
-            # A convolution state is often a slice of what the forward made, and would keep all of that alive.
+            # A convolution state is often a slice, which would keep all arrays of the forward alive.
             self.leaf.cache = [None if x is None else own(x) for x in self.leaf.cache]
 
     def arrays(self) -> list[mx.array]:

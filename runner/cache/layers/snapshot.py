@@ -1,4 +1,4 @@
-"""Snapshots of the layers: live in the buffers of their layer, or paged out into bytes of their own."""
+"""Snapshots of the layers: live in the buffers of their layer, or paged out and owning their bytes."""
 
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -9,28 +9,28 @@ from runner.cache.layer_interface import Copy, Snapshot
 
 Content = TypeVar("Content")
 Buffers = list[mx.array]
-"""Keys then values, [B, H, L, D] each, L counting tokens; three of both where they are quantized."""
-_TOGETHER_BYTES = 1 << 20  # beyond that the copies take longer than the evaluation around them
+"""Keys, then values: [B, H, L, D] each, L counting tokens; three arrays of each if they are quantized."""
+_TOGETHER_BYTES = 1 << 20  # beyond that the copies take longer than the overhead of an evaluation
 
 
 def own(x: mx.array) -> mx.array:
-    """A copy of `x` that keeps no other buffer alive (lazy).
+    """Returns a copy of `x` that keeps no other buffer alive (lazy).
 
-    A slice, a deep copy, and even `mx.contiguous` of something already contiguous share the buffer they came from,
-    whatever its size; `mx.array` of an array copies, but strided ones keep their layout without `contiguous`.
+    A slice, a deep copy, and even `mx.contiguous` of a contiguous array share the buffer they came from, whatever its
+    size. `mx.array` of an array copies, but keeps the layout of strided ones without `contiguous`.
     """
     return mx.array(mx.contiguous(x))
 
 
 class Owned(NamedTuple, Generic[Content]):
-    """Some content that owns its bytes, and the arrays within it."""
+    """Content that owns its bytes, and the arrays in it."""
 
     content: Content
     arrays: list[mx.array]
 
 
 class Ledger:
-    """Counts the snapshots that are open and the bytes that they own, those of copies under way included."""
+    """Counts the open snapshots and the bytes that they own, pending copies included."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -40,10 +40,10 @@ class Ledger:
         self._copied_bytes = 0
 
     def defer(self, copies: Buffers, sources: Sequence[mx.array] = ()) -> Owned[Buffers]:
-        """Copies as what a snapshot owns, to be evaluated together with others: each evaluation takes a while, whatever
-        is in it. Large ones are evaluated at once, for until then both they and their sources take room.
+        """Adds pending copies that a snapshot will own, to be evaluated with others: every evaluation takes a while,
+        whatever its size. Large copies are evaluated at once, since they and their sources both take room until then.
 
-        The sources are held: a buffer that nobody else holds MLX would hand on instead of copying nearly all of it.
+        The sources are held: MLX would reuse a buffer that nothing else holds instead of copying nearly all of it.
         """
         self._copies += copies
         self._sources += sources
@@ -53,7 +53,7 @@ class Ledger:
         return Owned(copies, copies)
 
     def flush(self) -> None:
-        """Evaluates what was put off: call it before anything writes into layers. Raises what MLX raises."""
+        """Evaluates the pending copies. Call it before anything writes into layers. Raises what MLX raises."""
         copies, sources = self._copies, self._sources
         self._copies, self._sources, self._copied_bytes = [], [], 0
         mx.eval(copies)
@@ -61,27 +61,27 @@ class Ledger:
 
 
 class Home(Protocol[Content]):
-    """The layer in whose buffers snapshots live."""
+    """The layer whose buffers hold live snapshots."""
 
     ledger: Ledger
     live: "list[LayerSnapshot[Content]]"
 
     @property
     def offset(self) -> int:
-        """How many tokens it has seen."""
+        """The number of tokens that the layer has seen."""
 
     def copy(self, start: int, stop: int) -> Owned[Content]:
-        """A copy of what it holds of the tokens [start, stop), not evaluated."""
+        """Returns a copy of what it holds of the tokens [start, stop), not evaluated."""
 
 
 class LayerSnapshot(Snapshot, Generic[Content]):
-    """A snapshot, live or owned. What it owns is evaluated, at the latest when the ledger settles: an unevaluated copy
-    would hold the live buffer and make the next write into that copy all of it."""
+    """A snapshot, live or owned. Its own bytes are evaluated by the time the ledger is flushed: a pending copy would
+    hold the live buffer, and the next write would have to copy all of it."""
 
     def __init__(
         self, start: int, stop: int, home: Home[Content] | None, ledger: Ledger, owned: Owned[Content] | None = None
     ) -> None:
-        """Live in `home`, or, without it, what is `owned`."""
+        """Live in `home`, or else with the bytes in `owned`."""
         self.start = start
         self.stop = stop
         self._home: Home[Content] | None = None
@@ -104,13 +104,13 @@ class LayerSnapshot(Snapshot, Generic[Content]):
 
     @property
     def content(self) -> Content:
-        """What it owns. Raises RuntimeError when it is live or closed."""
+        """Its own content. Raises RuntimeError if it is live or closed."""
         if self._owned is None:
             raise RuntimeError(f"the snapshot of tokens {self.start}..{self.stop} owns nothing")
         return self._owned.content
 
     def copied(self) -> Owned[Content]:
-        """A copy of what is live in a layer, evaluated; the snapshot stays live there."""
+        """Returns an evaluated copy of its content, which stays live in its layer."""
         if self._home is None:
             raise RuntimeError(f"the snapshot of tokens {self.start}..{self.stop} is live in no layer")
         owned = self._home.copy(self.start, self.stop)
@@ -118,14 +118,14 @@ class LayerSnapshot(Snapshot, Generic[Content]):
         return owned
 
     def page_out(self, owned: Owned[Content]) -> None:
-        """Its bytes are these from now on; they are evaluated."""
+        """Gives it bytes of its own, already evaluated."""
         self._release()
         self._owned = owned
         self._nbytes = sum(array.nbytes for array in owned.arrays)
         self._ledger.nbytes += self.nbytes
 
     def page_in(self, home: Home[Content]) -> None:
-        """Its bytes are in the buffers of `home` from now on."""
+        """Moves its bytes into the buffers of `home`."""
         self._release()
         self._home = home
         home.live.append(self)
@@ -165,18 +165,18 @@ class SliceSnapshot(LayerSnapshot[Buffers]):
         return self._joined(first, first.start)
 
     def parts(self, start: int, stop: int) -> list[mx.array]:
-        """Its entries for the tokens [start, stop) (lazy)."""
+        """Returns its entries for the tokens [start, stop) (lazy)."""
         if self._home is not None:
             return self._home.copy(start, stop).content
         low, high = start - self.start, stop - self.start
         return [x[..., low:high, :] for x in self.content]
 
     def _like(self, start: int, stop: int, owned: Owned[Buffers] | None) -> "SliceSnapshot":
-        """Another one of its kind: `owned`, or live in the same place."""
+        """Returns another snapshot of its kind: with the bytes in `owned`, or live in the same layer."""
         return SliceSnapshot(start, stop, None if owned else self._home, self._ledger, owned)
 
     def _joined(self, first: Snapshot, start: int) -> Snapshot:
-        """From `start` on, within `first`, which may reach into this one."""
+        """Joins the part of `first` from `start` on, which may overlap this snapshot, with this one."""
         if not isinstance(first, type(self)) or not start < self.start <= first.stop:
             raise ValueError(f"tokens {first.start}..{first.stop} and {self.start}..{self.stop} do not meet")
         owned = None
@@ -189,12 +189,12 @@ class SliceSnapshot(LayerSnapshot[Buffers]):
         return joined
 
     def _stays_live(self, first: "SliceSnapshot") -> bool:
-        """Whether the layer holds all of both."""
+        """Returns True if one layer holds all of both."""
         return self._home is not None and first._home is self._home
 
 
 class TailSnapshot(SliceSnapshot):
-    """The last entries of an edge, as far as a layer that looks back only so far can need them."""
+    """The last entries of an edge, as far back as its layer can need them."""
 
     def __init__(
         self,
@@ -206,8 +206,8 @@ class TailSnapshot(SliceSnapshot):
         *,
         needs: Callable[[int], int],
     ) -> None:
-        """`needs(at)`: the first token that a layer standing at `at` must hold. It must not hold on to a layer, which
-        the snapshot may outlive."""
+        """`needs(at)` returns the first token that a layer at `at` must hold. It must not refer to a layer, which the
+        snapshot may outlive."""
         super().__init__(start, stop, home, ledger, owned)
         self._needs = needs
 
@@ -218,13 +218,13 @@ class TailSnapshot(SliceSnapshot):
         if first is None:
             return self
         start = max(first.start, self._needs(self.stop))
-        if first.stop < self.start or start >= self.start:  # a gap, or there is enough without it
+        if first.stop < self.start or start >= self.start:  # there is a gap, or this one is enough
             first.close()
             return self
         return self._joined(first, start)
 
     def _stays_live(self, first: SliceSnapshot) -> bool:  # noqa: ARG002
-        # A layer that stands where this one ends holds all that is needed there, whatever else was copied.
+        # A layer that stands where this snapshot ends holds all that is needed there, whatever was paged out.
         return self._home is not None and self._home.offset == self.stop
 
     def _like(self, start: int, stop: int, owned: Owned[Buffers] | None) -> SliceSnapshot:
@@ -232,7 +232,7 @@ class TailSnapshot(SliceSnapshot):
 
 
 class StateSnapshot(LayerSnapshot[Content]):
-    """The state of a layer at `stop`: as if it were that of the last token alone, which nothing can be cut off."""
+    """The state of a layer at `stop`. It counts as the snapshot of the last token alone, which cannot be split."""
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
         if at >= self.stop:
@@ -246,7 +246,7 @@ class StateSnapshot(LayerSnapshot[Content]):
 
 
 def complete(copies: list[Copy]) -> None:
-    """Evaluates copies under way, all at once, and tells them so."""
+    """Evaluates pending copies, all at once, and calls their `done`."""
     if copies:
         mx.eval([copy.arrays for copy in copies])
         for copy in copies:

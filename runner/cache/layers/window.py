@@ -20,7 +20,7 @@ from runner.cache.layers.snapshot import Buffers, Ledger, Owned, own
 
 
 class Rotating(Protocol):
-    """What of RotatingKVCache is read and set."""
+    """The attributes of RotatingKVCache that are read and set."""
 
     keys: mx.array | None
     values: mx.array | None
@@ -30,8 +30,8 @@ class Rotating(Protocol):
 
 
 class Ring(Protocol):
-    """What of BatchRotatingKVCache is read: of each row the latest entries, which end at `_idx`, and before which those
-    at the end of the buffers come once the ring is full."""
+    """The attributes of BatchRotatingKVCache that are read: the latest entries of each row, which end at `_idx`. Once
+    the ring is full, the entries at the end of the buffers come before them."""
 
     keys: mx.array | None
     values: mx.array | None
@@ -39,7 +39,7 @@ class Ring(Protocol):
 
 
 class WindowState(TailState):
-    """The window, of a cache that keeps none of its first tokens for good (`keep` is 0)."""
+    """A window that keeps none of its first tokens for good (`keep` is 0)."""
 
     leaf: Rotating
     refusal = Miss.WINDOW_PASSED
@@ -58,7 +58,7 @@ class WindowState(TailState):
     def absorb(self, leaf: object, row: int, count: int) -> None:
         batch = cast("Ring", leaf)
         if batch.keys is None or batch.values is None:
-            return  # the model makes no use of it
+            return  # the model does not use this layer
         self._check_none_live()
         offset = self.offset + count
         latest = min(offset, self.leaf.max_size)
@@ -80,7 +80,7 @@ class WindowState(TailState):
         self.leaf._idx = buffers[0].shape[-2] if offset else 0
 
     def _between(self, x: mx.array, start: int, stop: int) -> mx.array:
-        """The entries of the tokens [start, stop), oldest first."""
+        """Returns the entries of the tokens [start, stop), oldest first."""
         idx, offset = self.leaf._idx, self.leaf.offset
         turn = offset - idx  # the token at the start of the buffer; older ones lie behind `_idx`
         newer = x[..., max(start, turn) - turn : max(stop, turn) - turn, :]
@@ -97,7 +97,7 @@ def _needs(max_size: int, at: int) -> int:
 
 
 def _latest(x: mx.array, idx: int, count: int) -> mx.array:
-    """The latest entries of a ring, oldest first."""
+    """Returns the latest entries of a ring, oldest first."""
     newer = x[..., max(0, idx - count) : idx, :]
     if count <= idx:
         return newer

@@ -27,6 +27,7 @@ The numbered scenarios are those of docs/internals/cache.md, section 8.
 
 import gc
 import weakref
+from collections.abc import Iterator
 from typing import cast
 
 import mlx.core as mx
@@ -63,6 +64,14 @@ from tests.lib.leaves import (
 from tests.lib.memory import held_bytes
 
 SLACK = 16384  # what an array may be larger than its bytes
+
+
+@pytest.fixture(autouse=True)
+def exact_buffers() -> Iterator[None]:
+    """Keeps MLX from reusing freed buffers, which may be two pages larger than each array in them."""
+    limit = mx.set_cache_limit(0)
+    yield
+    mx.set_cache_limit(limit)
 
 
 def forward(state: LayerState, first: int) -> None:
