@@ -1,8 +1,12 @@
-"""A fast BLAS for MLX on Linux CPUs, loaded before MLX itself.
+"""Loads a fast BLAS for MLX on Linux CPUs, before MLX itself.
 
-MLX's CPU wheel carries the reference BLAS: one scalar thread. A library that exports the same three `cblas_*gemm`
-functions and is loaded with RTLD_GLOBAL first takes their place, in this process only. Nothing depends on it: without
-one, everything gives the same answers, many times slower.
+MLX's CPU wheel contains the reference BLAS, which is scalar and has one thread. A library that exports the same three
+`cblas_*gemm` functions and is loaded earlier with RTLD_GLOBAL replaces them, in this process only. It is only faster:
+without it, all answers are the same, many times slower.
+
+`_shim`, compiled from `shim.c`, forwards the calls to the OpenBLAS inside numpy's wheel; `rows.h` has kernels for the
+products of a decode step. `preload` is called once, on the main thread, before `mlx` is imported; nothing here has
+state. Read this module first, then `shim.c`, then `rows.h`.
 """
 
 import ctypes
@@ -15,16 +19,16 @@ from typing import NamedTuple
 from runner.errors import UsageError
 
 _NEEDED = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
-_OPENBLAS = "scipy_cblas_{}64_"  # how numpy's wheels prefix and suffix the functions of their OpenBLAS
+_OPENBLAS = "scipy_cblas_{}64_"  # numpy's wheels prefix and suffix the functions of their OpenBLAS
 _DEBIAN = "libopenblas.so.0"
 _OWN = "MLX's own"
 
 
 class Blas(NamedTuple):
-    """The BLAS that a process would compute with, in a few words.
+    """A short description of the BLAS that a process would use.
 
-    `advice` is what to do for a faster one; empty where there is none. `matters` is False where products do not go
-    through a BLAS that could be replaced.
+    `advice` tells how to get a faster one; empty if there is none. `matters` is False if matrix products do not use a
+    BLAS that can be replaced.
     """
 
     name: str
@@ -33,7 +37,10 @@ class Blas(NamedTuple):
 
 
 def detect(choice: str = "auto", threads: int = 1) -> Blas:
-    """What `preload` would take. Numpy's is only looked for; others are opened, but take nobody's place."""
+    """Returns the BLAS that `preload` would load, without replacing any.
+
+    Numpy's is only looked for; others are opened with RTLD_LOCAL. Raises UsageError like `preload`.
+    """
     if not _mlx_runs_on_linux_cpu():
         return Blas(_OWN if choice in ("auto", "off") else _opened(choice, threads, ctypes.RTLD_LOCAL), matters=False)
     if choice not in ("auto", "off"):
@@ -45,14 +52,14 @@ def detect(choice: str = "auto", threads: int = 1) -> Blas:
             fast = Blas(_opened(_DEBIAN, threads, ctypes.RTLD_LOCAL))
         except UsageError:
             return Blas(_OWN, _advice())
-    return Blas(_OWN, f"leave --blas off out: {fast.name} is there") if choice == "off" else fast
+    return Blas(_OWN, f"omit --blas off: {fast.name} is available") if choice == "off" else fast
 
 
 def preload(choice: str = "auto", threads: int = 1) -> str:
-    """Put a fast BLAS in front of MLX's own and say in a few words which one it is.
+    """Replaces MLX's own BLAS by a fast one, and returns a short description of the one in use.
 
-    `choice` is `auto`, `off` or the path of a CBLAS library with 32-bit sizes. Must run before `mlx` is imported;
-    UsageError when a library that was asked for by path cannot be used.
+    `choice` is `auto`, `off` or the path of a CBLAS library with 32-bit sizes. Must run before `mlx` is imported.
+    Raises UsageError if a library given by path cannot be used.
     """
     if choice == "off" or (choice == "auto" and not _mlx_runs_on_linux_cpu()):
         return _OWN
@@ -86,7 +93,7 @@ def _mlx_runs_on_linux_cpu() -> bool:
 
 
 def _opened(path: str, threads: int, mode: int) -> str:
-    """Loads a CBLAS library and names it."""
+    """Loads a CBLAS library and returns its description."""
     _set_threads(threads)
     try:
         library = ctypes.CDLL(path, mode=mode)
@@ -99,7 +106,7 @@ def _opened(path: str, threads: int, mode: int) -> str:
 
 
 def _set_threads(threads: int) -> None:
-    """OpenBLAS reads the number of its threads once, while it is being loaded."""
+    """Sets the number of threads, which OpenBLAS reads once, while it is loaded."""
     os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
 
 

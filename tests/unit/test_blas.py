@@ -213,7 +213,7 @@ def looks(choice: str, *missing: str) -> list[str]:
 def test_a_look_tells_what_preloading_would_take() -> None:
     fast = "numpy's OpenBLAS (3 threads)"
     assert looks("auto") == [fast, "", "looked", fast]
-    assert looks("off") == ["MLX's own", f"leave --blas off out: {fast} is there", "looked", "MLX's own"]
+    assert looks("off") == ["MLX's own", f"omit --blas off: {fast} is available", "looked", "MLX's own"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
