@@ -1,4 +1,15 @@
-"""Text to ids and ids to text: no MLX, no transformers."""
+"""Tokenizes text and decodes tokens, without MLX and without transformers.
+
+`open_tokenizer` opens a model's `tokenizer.json` with Hugging Face's tokenizers, or its `tokenizer.model` with
+sentencepiece, and takes BOS, EOS and added tokens from the configs beside it. Results match Ollama's own runner.
+
+Owners: a `Tokenizer` and its backend do not change after construction, so any thread may use them; long texts are
+encoded without the GIL. A `Utf8Stream` belongs to the one generation that it decodes.
+
+Read in this order: `tokenizer`, `backend` (the interface of a vocabulary); `tokenizer_json` with `json_document` and
+`piece_bytes`; `tokenizer_model` with `model_proto`, `added_tokens` and `literal_pattern`; `special_ids`, `utf8`,
+`files`.
+"""
 
 from runner.tokenizer.files import Files
 from runner.tokenizer.tokenizer import PART_CHARACTERS, Tokenizer, open_tokenizer

@@ -1,4 +1,4 @@
-"""Added tokens: texts that become one id wherever they stand, beside or on top of the ordinary vocabulary."""
+"""Added tokens: texts that become one id wherever they occur, in addition to the ordinary vocabulary."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -12,7 +12,7 @@ _LISTED = ("additional_special_tokens", "extra_special_tokens")
 
 
 class AddedToken(NamedTuple):
-    """`special` tokens are the marks that chat templates set, the others are text that happens to be one token."""
+    """An added token. `special` ones are marks set by chat templates; others are ordinary text in one token."""
 
     id: int
     content: str
@@ -20,14 +20,14 @@ class AddedToken(NamedTuple):
 
 
 def configured_tokens(files: Files, piece_id: Callable[[str], int | None], size: int) -> list[AddedToken]:
-    """What the files beside a `tokenizer.model` add to it; `size` is its number of pieces, `piece_id` finds one.
+    """Returns the tokens that the files beside a `tokenizer.model` add to its `size` pieces.
 
-    Ids come from `added_tokens_decoder` of `tokenizer_config.json`, then from `added_tokens.json`. A token that these
-    do not have, but `tokenizer_config.json` or `special_tokens_map.json` names as special, has the id of the piece that
-    is spelled like it, or else the next free one, as transformers gives it.
+    Ids come from `added_tokens_decoder` in `tokenizer_config.json`, then from `added_tokens.json`. A special token that
+    only `tokenizer_config.json` or `special_tokens_map.json` names has the id of the piece with its spelling, found by
+    `piece_id`, or else the next free id, as in transformers.
 
     Raises:
-        ModelError: one of the files has no such shape; the text names it.
+        ModelError: one of the files has an unexpected shape; the message names it.
     """
     config = read_object(files, "tokenizer_config.json")
     named = dict.fromkeys(_special_texts(config, read_object(files, "special_tokens_map.json")))
@@ -49,7 +49,7 @@ def configured_tokens(files: Files, piece_id: Callable[[str], int | None], size:
 
 
 def _decoder_entries(entries: object) -> Iterator[AddedToken]:
-    """`added_tokens_decoder`: {id: {content, special, ...}}; the flags that say how to match are not asked."""
+    """Yields the tokens of `added_tokens_decoder`: {id: {content, special, ...}}; ignores its matching flags."""
     if entries is None:
         return
     place = "tokenizer_config.json: added_tokens_decoder"
@@ -66,16 +66,16 @@ def _token_id(value: object, place: str) -> int:
         value = int(value)
     if type(value) is int and 0 <= value <= _LARGEST_ID:
         return value
-    raise ModelError(f"parse tokenizer: {place}: {repr(value)[:40]} is no token id")
+    raise ModelError(f"parse tokenizer: {place}: {repr(value)[:40]} is not a token id")
 
 
 def _special_texts(*sources: JsonObject) -> Iterator[str]:
-    """The texts of the special tokens, those with a role first."""
+    """Yields the texts of the special tokens, those with a role first."""
     values = [source.get(key) for key in _NAMED for source in sources]
     for source in sources:
         for key in _LISTED:
             listed = source.get(key)
-            if isinstance(listed, dict):  # transformers 5 names them by what they are for
+            if isinstance(listed, dict):  # transformers 5 keys them by purpose
                 listed = list(listed.values())
             values += listed if isinstance(listed, list) else []
     for value in values:

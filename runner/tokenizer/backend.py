@@ -1,4 +1,4 @@
-"""What a vocabulary must be able to do, whatever file it is in."""
+"""The interface of a vocabulary, for any kind of file."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -8,26 +8,26 @@ from runner.tokenizer.files import JsonObject
 
 
 class Backend(Protocol):
-    """A vocabulary and its rules for cutting text. Immutable: any thread may call any method at any time."""
+    """A vocabulary and its rules for splitting text. Immutable: any thread may call any method at any time."""
 
     @property
     def file(self) -> str:
-        """The name of the file it was read from."""
+        """The name of its file."""
         ...
 
     @property
     def kind(self) -> str:
-        """For a reader: `BPE`, `Unigram`, `sentencepiece BPE`, ..."""
+        """The kind of vocabulary, for people: `BPE`, `Unigram`, `sentencepiece BPE`, ..."""
         ...
 
     @property
     def added(self) -> Sequence[AddedToken]:
-        """The texts that become one id wherever they stand."""
+        """The texts that become one id wherever they occur."""
         ...
 
     @property
     def size(self) -> int:
-        """Number of ids, gaps that added tokens leave included."""
+        """The number of ids, including gaps left by added tokens."""
         ...
 
     @property
@@ -37,13 +37,13 @@ class Backend(Protocol):
 
     @property
     def own(self) -> JsonObject:
-        """`bos_token` and `eos_token`, as far as the vocabulary itself names them."""
+        """`bos_token` and `eos_token`, if the vocabulary itself names them."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Tokenize `text`, which has no lone surrogates. Gives up the GIL for all that takes long."""
+        """Tokenizes `text`, which has no lone surrogates. Releases the GIL for long work."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that the token adds to the output; empty for an id outside the table."""
+        """Returns the bytes that the token adds to the output; empty for an id outside the vocabulary."""
         ...

@@ -1,4 +1,4 @@
-"""How a tokenizer gets at the model's files."""
+"""Access to the model's text files, for tokenizers."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping
 from runner.errors import ModelError
 
 Files = Callable[[str], bytes | None]
-"""A file's bytes by its name (`tokenizer.json`, ...), or None when the model has no such file."""
+"""Returns the content of a file by name (`tokenizer.json`, ...), or None if the model has no such file."""
 
 JsonObject = Mapping[str, object]
 
 
 def read_object(files: Files, name: str) -> JsonObject:
-    """Read an optional config file; what is not there is empty.
+    """Reads an optional config file; a missing file is an empty object.
 
     Raises:
-        ModelError: the file is not a JSON object; the text names it.
+        ModelError: the file is not a JSON object; the message names it.
     """
     data = files(name)
     if not data:
         return {}
     try:
-        value: object = json.loads(data)  # the standard parser, because configs written by Python hold `Infinity`
+        value: object = json.loads(data)  # the standard parser accepts `Infinity`, which Python writes
     except (ValueError, RecursionError) as error:
         raise ModelError(f"parse tokenizer: {name}: {error}") from error
     if not isinstance(value, dict):
@@ -30,6 +30,6 @@ def read_object(files: Files, name: str) -> JsonObject:
 
 
 def token_text(value: object) -> str | None:
-    """A token as configs name it: its text, or an object with the text as `content`; None for anything else."""
+    """Returns the text of a token in a config: a string, or an object with `content`; None for anything else."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) and text else None

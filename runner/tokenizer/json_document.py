@@ -1,6 +1,6 @@
-"""`tokenizer.json` as data: the few parts that the runner itself must know, without building the vocabulary in Python.
+"""Reads the few parts of `tokenizer.json` that the runner itself needs, and repairs files that the library misreads.
 
-The file reaches 30 MB, so it is read with one typed pass that skips the vocabulary and the merges.
+The file may have 30 MB. One typed pass skips the vocabulary and the merges.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,13 +12,13 @@ from runner.tokenizer.added_tokens import AddedToken
 
 FILE = "tokenizer.json"
 _WIDEST_GAP = 1 << 17
-"""Between the vocabulary and the last added token, where each id in between takes an entry."""
+"""Limit on the ids between the vocabulary and the last added token, which each need an entry."""
 _MODELS = frozenset({None, "BPE", "Unigram", "WordLevel", "WordPiece"})
 _LITERAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """One entry of `added_tokens`; the four matching flags are those of Hugging Face's tokenizers."""
+    """An entry of `added_tokens`, with the four matching flags of Hugging Face's tokenizers."""
 
     id: int
     content: str
@@ -30,7 +30,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
     @property
     def literal(self) -> bool:
-        """True when the library reads the entry, and matches the token by its text alone."""
+        """True if the library accepts the entry and matches the token by its text alone."""
         flags = (self.single_word, self.lstrip, self.rstrip, self.normalized)
         return self.special is not None and all(flag is False for flag in flags)
 
@@ -41,7 +41,7 @@ class _Model(msgspec.Struct, frozen=True):
 
 
 class JsonDocument(msgspec.Struct, frozen=True):
-    """The parts of `tokenizer.json` that are needed beside the file itself."""
+    """The parts of `tokenizer.json` that the runner needs."""
 
     model: _Model
     added_tokens: list[_Entry] | None = []
@@ -53,15 +53,15 @@ class JsonDocument(msgspec.Struct, frozen=True):
 
     @property
     def needs_repair(self) -> bool:
-        """True for what the library refuses or reads in another way than the wire wants it."""
+        """True if the library would refuse the file, or match added tokens differently from Ollama."""
         return self.model.type is None or self.added_tokens is None or not all(e.literal for e in self.added_tokens)
 
 
 def parse_document(data: bytes) -> JsonDocument:
-    """Read `tokenizer.json`.
+    """Parses `tokenizer.json`.
 
     Raises:
-        ModelError: the JSON is broken, has an unexpected shape, or names a model type that no tokenizer knows.
+        ModelError: the JSON is broken, has an unexpected shape, or names an unknown model type.
     """
     try:
         document = msgspec.json.decode(data, type=JsonDocument)
@@ -74,10 +74,9 @@ def parse_document(data: bytes) -> JsonDocument:
 
 
 def repaired(data: bytes) -> bytes:
-    """Return `tokenizer.json` with every added token matched by its text alone, whatever its flags say.
+    """Returns `tokenizer.json` with every added token matched by its text alone, regardless of its flags.
 
-    Missing flags are filled in, and a `null` in the place of the tokens or of the model's type is as if it were absent.
-    The rest of the file is copied as it stands, not parsed.
+    Fills in missing flags; removes `null` in place of the tokens or the model type. The rest is copied without parsing.
     """
     whole = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     entries = msgspec.json.decode(whole.get("added_tokens", b"null"), type=list[dict[str, object]] | None) or []
@@ -91,10 +90,10 @@ def repaired(data: bytes) -> bytes:
 
 
 def with_vocabulary_ids(data: bytes, tokens: Iterable[AddedToken]) -> bytes:
-    """Return `tokenizer.json` with `tokens` entered in the vocabulary of its model under their own ids.
+    """Returns `tokenizer.json` with `tokens` added to the model's vocabulary under their own ids.
 
-    Hugging Face's tokenizers ignore the `id` of an added token: one that the vocabulary lacks gets the next free
-    number, which is another one as soon as the ids have a gap or are out of order. An id in the vocabulary is kept.
+    Hugging Face's tokenizers ignore the `id` of an added token that is not in the vocabulary: it gets the next free id,
+    which differs if the ids have gaps or are out of order. Ids in the vocabulary are kept.
     """
     whole = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     model = msgspec.json.decode(whole["model"], type=dict[str, msgspec.Raw])
@@ -103,7 +102,7 @@ def with_vocabulary_ids(data: bytes, tokens: Iterable[AddedToken]) -> bytes:
     if vocabulary.startswith(b"["):
         parts = [vocabulary, _continuation(len(msgspec.json.decode(vocabulary, type=list[msgspec.Raw])), ids)]
     else:
-        parts = [msgspec.json.encode(ids), vocabulary]  # of two equal keys the last one counts
+        parts = [msgspec.json.encode(ids), vocabulary]  # the last of equal keys wins
     inner = b",".join(part[1:-1] for part in parts if part[1:-1].strip())
     model["vocab"] = msgspec.Raw(vocabulary[:1] + inner + vocabulary[-1:])
     whole["model"] = msgspec.Raw(msgspec.json.encode(model))
@@ -111,9 +110,10 @@ def with_vocabulary_ids(data: bytes, tokens: Iterable[AddedToken]) -> bytes:
 
 
 def _continuation(size: int, ids: Mapping[str, int]) -> bytes:
-    """The entries from `size` on of a vocabulary whose ids are positions (Unigram); a gap is an empty text.
+    """Returns the entries from `size` on for a vocabulary whose ids are positions (Unigram); gaps are empty texts.
 
-    Scores do not matter: no ordinary text holds these, and 0 leaves the lowest one, which weighs the unknown, as it is.
+    The scores do not matter, since ordinary text does not contain these tokens. A score of 0 keeps the lowest score, on
+    which the weight of the unknown token depends.
     """
     texts = {token_id: text for text, token_id in ids.items()}
     last = max(texts)

@@ -1,4 +1,4 @@
-"""A regular expression that finds the leftmost, and there the longest, of many texts."""
+"""Builds a regular expression that finds the leftmost occurrence of many texts, and there the longest."""
 
 import re
 from collections.abc import Iterable
@@ -8,9 +8,9 @@ _Node = dict[str, "_Node"]
 
 
 def literal_pattern(texts: Iterable[str]) -> re.Pattern[str]:
-    """Compile `texts`, one or more, of which none is empty.
+    """Compiles one or more non-empty `texts`.
 
-    They are factored by their common beginnings: a plain alternation would try thousands of texts at every `<`.
+    Common prefixes are factored out: a plain alternation would try thousands of texts at every `<`.
     """
     root: _Node = {}
     for text in texts:

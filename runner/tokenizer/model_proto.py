@@ -1,4 +1,4 @@
-"""`tokenizer.model` as data: the few fields of sentencepiece's protocol buffer that its library does not tell."""
+"""Parses the few fields of a `tokenizer.model` that the sentencepiece library does not expose."""
 
 from collections.abc import Iterator
 from enum import IntEnum
@@ -28,7 +28,7 @@ class PieceType(IntEnum):
 
 
 class ModelProto(NamedTuple):
-    """What a `tokenizer.model` says. `marked` has every piece that is not ordinary text, by id."""
+    """The fields of a `tokenizer.model`. `marked` has every piece that is not ordinary text, by id."""
 
     algorithm: str
     dummy_prefix: bool
@@ -36,10 +36,10 @@ class ModelProto(NamedTuple):
 
 
 def parse_model(data: bytes) -> ModelProto:
-    """Read `tokenizer.model`.
+    """Parses `tokenizer.model`.
 
     Raises:
-        ModelError: the file is empty, cut off, or something else than a sentencepiece model.
+        ModelError: the file is empty, truncated, or not a sentencepiece model.
     """
     algorithm, dummy_prefix = _ALGORITHMS[1], True
     marked: dict[int, tuple[PieceType, str]] = {}
@@ -59,7 +59,9 @@ def parse_model(data: bytes) -> ModelProto:
                 dummy_prefix = _number(message, 3, int(dummy_prefix)) != 0
     except (ValueError, IndexError, KeyError) as error:
         raise _not_a_model(len(data)) from error
-    if not seen.issuperset((_PIECE, _TRAINER, _NORMALIZER)):  # they come in this order: a file may end between two
+    if not seen.issuperset(
+        (_PIECE, _TRAINER, _NORMALIZER)
+    ):  # they come in this order, and a truncated file may end between two
         raise _not_a_model(len(data))
     return ModelProto(algorithm, dummy_prefix, marked)
 
@@ -69,12 +71,12 @@ def _not_a_model(size: int) -> ModelError:
 
 
 def without_dummy_prefix(data: bytes) -> bytes:
-    """Return the model with `add_dummy_prefix` off; where a message comes twice, the later value of a field counts."""
+    """Returns the model with `add_dummy_prefix` off: of two values of a field, the later one wins."""
     return data + bytes([_NORMALIZER << 3 | _BYTES, 2, 3 << 3 | _VARINT, 0])
 
 
 def _is_ordinary(message: bytes) -> bool:
-    """True for a piece with a text, a score and no type: 256,000 of them must not take long."""
+    """Returns True for a piece with a text, a score and no type. A shortcut, since there may be 256,000 of them."""
     end = message[1] + 2 if len(message) > 1 else 0
     return message[0:1] == _TEXT_KEY and len(message) == end + 5 < 0x80 and message[end] == _SCORE_KEY
 
@@ -90,15 +92,15 @@ def _piece(message: bytes) -> tuple[PieceType, str]:
 
 
 def _number(message: bytes, number: int, default: int) -> int:
-    """The last value of the numeric field `number` of a message."""
+    """Returns the last value of the numeric field `number` of a message."""
     values = [_varint(value, 0)[0] for found, value in _fields(message) if found == number]
     return values[-1] if values else default
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The fields of a message: number, and value as it stands.
+    """Yields the fields of a message: number and raw value.
 
-    Raises ValueError, IndexError or KeyError where the message breaks off or is none.
+    Raises ValueError, IndexError or KeyError if the message is truncated or malformed.
     """
     at, size = 0, len(data)
     while at < size:
@@ -116,7 +118,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number and where it ends."""
+    """Returns a number and the position after it."""
     value = data[at]
     if value < 0x80:
         return value, at + 1

@@ -1,7 +1,7 @@
-"""From an entry of a `tokenizer.json` vocabulary to the bytes it stands for.
+"""Decodes an entry of a `tokenizer.json` vocabulary into bytes.
 
-Two ways of writing bytes are in use: *byte-level* (GPT-2: every byte has a printable character) and *byte fallback*
-(`<0x0A>` is one byte). What else there is to an entry (`▁` for a space, `##`, `</w>`) the file's own decoder knows.
+Bytes are written in two ways: *byte-level* (GPT-2: every byte has a printable character) and *byte fallback* (`<0x0A>`
+is one byte). All other markers (`▁` for a space, `##`, `</w>`) are left to the file's own decoder.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _NEIGHBOUR: Final = "x"
 
 
 def _byte_table() -> dict[int, int | None]:
-    """GPT-2's table: printable Latin-1 stands for itself, the other bytes in their order from U+0100 on.
+    """Returns GPT-2's table: printable Latin-1 stands for itself, other bytes follow in order from U+0100 on.
 
-    Byte 0 is dropped, as Ollama does it.
+    Byte 0 is dropped, as in Ollama.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
@@ -40,36 +40,36 @@ _ALPHABET: Final = frozenset(map(chr, _BYTES))
 
 
 def plain_bytes(piece: str) -> bytes:
-    """The text itself."""
+    """Returns the text itself in UTF-8."""
     return piece.encode("utf-8", "replace")
 
 
 def byte_level_bytes(piece: str) -> bytes:
-    """Characters mapped back to bytes; an entry with any other character stands for its own text."""
+    """Maps characters back to bytes; an entry with any other character stands for its own text."""
     if not _ALPHABET.issuperset(piece):
         return plain_bytes(piece)
     return piece.translate(_BYTES).encode("latin-1")
 
 
 def spaced_bytes(piece: str) -> bytes:
-    """A word of a vocabulary of words."""
+    """Returns an entry of a vocabulary of words, with a space before it."""
     return plain_bytes(f" {piece}")
 
 
 def fallback_byte(piece: str) -> bytes | None:
-    """The byte that `<0xNN>` stands for; None for another text."""
+    """Returns the byte of `<0xNN>`; None for other texts."""
     match = _BYTE_PIECE.fullmatch(piece)
     return bytes.fromhex(match[1]) if match else None
 
 
 def bytes_by_decoder(decoder: Decoder, *, byte_fallback: bool) -> PieceDecoder:
-    """Let `decoder` read each piece between two neighbours; what it does at the ends of a text is left out.
+    """Returns a function that decodes pieces with `decoder`, each between two other pieces.
 
-    So a token's bytes do not depend on where it stands: the space before the first word belongs to the answer, and a
-    word that ends (`</w>`) is followed by a space.
+    Thus a token's bytes do not depend on its position, where a decoder treats the ends of a text differently: the space
+    before the first word belongs to the answer, and the end of a word (`</w>`) is a space.
     """
     pair = decoder.decode([_NEIGHBOUR] * 2)
-    after = len(pair) - len(_NEIGHBOUR)  # WordPiece sets a space before a neighbour
+    after = len(pair) - len(_NEIGHBOUR)  # WordPiece puts a space before a word
 
     def decode(piece: str) -> bytes:
         if byte_fallback and (byte := fallback_byte(piece)) is not None:
@@ -80,7 +80,7 @@ def bytes_by_decoder(decoder: Decoder, *, byte_fallback: bool) -> PieceDecoder:
 
 
 def piece_decoder(backend: tokenizers.Tokenizer, *, byte_fallback: bool) -> PieceDecoder:
-    """Choose by the file's decoder; without one, by its pre-tokenizer and the kind of its model."""
+    """Chooses a decoding by the file's decoder; without one, by its pre-tokenizer and the type of its model."""
     from tokenizers import decoders, models
 
     decoder, model = backend.decoder, backend.model
@@ -103,7 +103,7 @@ def piece_decoder(backend: tokenizers.Tokenizer, *, byte_fallback: bool) -> Piec
 
 
 def _types(component: Decoder | PreTokenizer | None) -> set[str]:
-    """The types of a component and of those inside it, by the library's own account of it."""
+    """Returns the types of a component and of those inside it, as the library serializes them."""
     types: set[str] = set()
     parts = [json.loads(component.__getstate__())] if component is not None else []
     while parts:

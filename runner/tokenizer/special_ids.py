@@ -1,7 +1,4 @@
-"""Which ids begin and end a text: three files have a say, the first that names one wins.
-
-See docs/internals/wire.md, 2.8.
-"""
+"""Finds the ids that begin and end a text; of three files, the first that names one wins (docs/internals/wire.md, 2.8)."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,7 +9,7 @@ _NOTHING: JsonObject = {}
 
 
 class SpecialIds(NamedTuple):
-    """The beginning and the ends of a text."""
+    """The ids that begin and end a text. `add_bos` is true if prompts must begin with BOS."""
 
     bos: int | None
     eos: frozenset[int]
@@ -22,14 +19,14 @@ class SpecialIds(NamedTuple):
 def resolve_special_ids(
     files: Files, added: Mapping[str, int], *, own: JsonObject = _NOTHING, merge_eos: bool = False
 ) -> SpecialIds:
-    """Read BOS and EOS; `added` maps the text of every added token to its id.
+    """Finds BOS and EOS; `added` maps the text of every added token to its id.
 
-    Ids come from `generation_config.json`, else `config.json` (top level), else the token texts of
-    `tokenizer_config.json`, else those in `own`, which the vocabulary itself names. BOS and EOS are looked up apart
-    from each other, and lists are never merged. A negative id means none.
+    Ids come from `generation_config.json`, else `config.json` (top level), else from the token texts in
+    `tokenizer_config.json`, else from those in `own`, which the vocabulary itself names. BOS and EOS are looked up
+    separately, and lists are never merged. A negative id means none.
 
-    With `merge_eos` the text that `tokenizer_config.json`, or else `special_tokens_map.json`, calls `eos_token` is an
-    end too, whatever the ids are: mlx-lm stops at both.
+    With `merge_eos`, the `eos_token` of `tokenizer_config.json`, else of `special_tokens_map.json`, ends a text too, in
+    addition to the ids: mlx-lm stops at both.
 
     Raises:
         ModelError: one of the files is not a JSON object.
@@ -51,13 +48,13 @@ def _first_ids(sources: list[JsonObject], key: str) -> list[int]:
 
 
 def _ids(value: object) -> list[int]:
-    """A whole number or a list of them; everything else counts as absent."""
+    """Returns the ids in an integer or a list of integers; everything else counts as absent."""
     values = value if isinstance(value, list) else [value]
     numbers = [v for v in values if (type(v) is float and v.is_integer()) or type(v) is int]
     return [int(number) for number in numbers if number >= 0]
 
 
 def _first_named(sources: list[JsonObject], key: str, added: Mapping[str, int]) -> list[int]:
-    """The id of the first token text that is an added token."""
+    """Returns the id of the first token text that is an added token."""
     texts = (token_text(source.get(key)) for source in sources)
     return next(([added[text]] for text in texts if text is not None and text in added), [])

@@ -1,4 +1,4 @@
-"""Text to ids, ids to bytes."""
+"""Encodes text to ids and decodes ids to bytes, for all kinds of vocabularies."""
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -14,7 +14,7 @@ from runner.tokenizer.tokenizer_model import CONVERT, TokenizerModel
 
 _LINE_END = "\n"
 PART_CHARACTERS = 1 << 18
-"""Tokenized in some tenths of a second, at the cost of some ten megabytes."""
+"""The length of a part in `encode_parts`: some tenths of a second, and about ten megabytes."""
 _OTHER_FORMS = (
     ("vocab.json", "merges.txt"),
     ("vocab.txt",),
@@ -27,9 +27,9 @@ _OTHER_FORMS = (
 
 
 class Tokenizer:
-    """A model's vocabulary, used by every request of the process.
+    """A model's tokenizer, shared by all requests.
 
-    Nothing changes after construction but two caches of decoded entries, so any thread may call any method at any time.
+    Any thread may call any method at any time: only two caches of decoded entries change after construction.
     """
 
     def __init__(self, backend: Backend, special: SpecialIds) -> None:
@@ -43,30 +43,30 @@ class Tokenizer:
         self.eos = special.eos
         self.add_bos = special.add_bos
         self.added = frozenset(token.id for token in backend.added)
-        """The texts that become one id wherever they stand in a prompt."""
+        """Ids of the texts that become one id wherever they occur in a prompt."""
         self.special = frozenset(token.id for token in backend.added if token.special)
-        """The added special tokens, which chat templates set around messages."""
+        """Ids of the added special tokens, which chat templates set around messages."""
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, gaps that added tokens leave included."""
+        """The number of ids, including gaps left by added tokens."""
         return self._backend.size
 
     def encode(self, text: str) -> list[int]:
-        """Tokenize a rendered prompt.
+        """Tokenizes a rendered prompt.
 
-        The spelling of an added token becomes its id wherever it stands, the longest at a place; no template is
-        applied; BOS comes in front iff the model asks for it, even if the text begins with one. Other threads run
-        meanwhile.
+        The spelling of an added token becomes its id wherever it occurs, the longest one at each position. No template
+        is applied. BOS is put in front iff the model asks for it, even if the text begins with one. Long texts are
+        encoded without the GIL.
         """
         ids = self._backend.encode(_without_surrogates(text))
         return [self.bos, *ids] if self.add_bos and self.bos is not None else ids
 
     def encode_parts(self, pieces: Iterable[str]) -> Iterator[list[int]]:
-        """`encode` for the text of these pieces, of any length: its ids by parts of `PART_CHARACTERS` at most.
+        """Encodes a text of any length, given in pieces. Yields the ids of parts of at most `PART_CHARACTERS`.
 
-        The whole at once would take a hundred times its memory, and keep a thread for as long as it takes. Parts end
-        behind a line where they can; an id that would span two parts comes out as others.
+        Encoding it at once would take a hundred times its memory, and block a thread all the time. Parts end after a
+        line where possible; a token that would span two parts is replaced by others.
         """
         held, start, encode = "", 0, self.encode
         for piece in pieces:
@@ -78,7 +78,7 @@ class Tokenizer:
         yield encode(held[start:])
 
     def _encode_later(self, text: str) -> list[int]:
-        """The ids of a text that goes on: without those that mark where one begins."""
+        """Encodes the continuation of a text, without the ids that mark the beginning of one."""
         text = _without_surrogates(text)
         if self._is_divisible:
             return self._backend.encode(text)
@@ -87,25 +87,25 @@ class Tokenizer:
 
     @cached_property
     def _is_divisible(self) -> bool:
-        """Whether the ids of a text are those of its lines."""
+        """True if the ids of a text are those of its lines in turn."""
         lines = ("one line\n", "and another")
         return self._backend.encode("".join(lines)) == [token for line in lines for token in self._backend.encode(line)]
 
     @cached_property
     def longest_bytes(self) -> int:
-        """How many bytes of text a token stands for at most, or some more. Looks through the whole vocabulary."""
+        """An upper bound on the bytes of text in a token. Looks through the whole vocabulary."""
         added = (token.content for token in self._backend.added)
         return max((len(piece.encode(errors="replace")) for piece in chain(self._backend.pieces, added)), default=0)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that the token adds to the output, often part of a character; empty for an id outside the table."""
+        """Returns the bytes that the token adds to the output, often part of a character; empty for an unknown id."""
         data = self._bytes.get(token_id)
         if data is None:
             data = self._bytes[token_id] = self._backend.token_bytes(token_id)
         return data
 
     def token_text(self, token_id: int) -> str:
-        """The token decoded alone, one U+FFFD for each byte of an incomplete character."""
+        """Returns the text of the token by itself, with one U+FFFD for each byte of an incomplete character."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._texts[token_id] = utf8.decode(self.token_bytes(token_id))
@@ -113,12 +113,12 @@ class Tokenizer:
 
 
 def open_tokenizer(files: Files, *, merge_eos: bool = False) -> Tokenizer:
-    """Open the model's `tokenizer.json`, or else its `tokenizer.model`, with BOS and EOS from the configs beside it.
+    """Opens the model's `tokenizer.json`, or else its `tokenizer.model`, with BOS and EOS from the configs beside it.
 
-    `merge_eos` is for a directory, see `resolve_special_ids`; without it the rules are those of Ollama's store.
+    `merge_eos` is for a directory, see `resolve_special_ids`; without it, the rules of Ollama's store apply.
 
     Raises:
-        ModelError: no such file is there, or one of the files is broken; the text names it.
+        ModelError: there is no such file, or one of the files is broken; the message names it.
     """
     backend = _open_backend(files, is_directory=merge_eos)
     added = {token.content: token.id for token in backend.added}
@@ -142,7 +142,7 @@ def _open_backend(files: Files, *, is_directory: bool) -> Backend:
 
 
 def _end_of_part(text: str, start: int) -> int:
-    """Where the part that begins at `start` ends: behind a line break that no more space follows, if there is one."""
+    """Returns the end of the part at `start`: after a line break without white space after it, if there is one."""
     end = start + PART_CHARACTERS
     at = text.rfind("\n", start, end)
     while at >= 0 and text[at + 1].isspace():
@@ -151,7 +151,7 @@ def _end_of_part(text: str, start: int) -> int:
 
 
 def _without_surrogates(text: str) -> str:
-    """A pair of surrogates is one character; a lone one, which has no UTF-8, becomes U+FFFD."""
+    """Joins pairs of surrogates to characters; replaces lone ones, which have no UTF-8, by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:

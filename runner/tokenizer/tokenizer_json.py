@@ -1,4 +1,4 @@
-"""A `tokenizer.json`, read by Hugging Face's tokenizers."""
+"""The backend for `tokenizer.json`, read by Hugging Face's tokenizers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = Log(__name__)
 
 
 class TokenizerJson:
-    """The backend for every model type that the library knows: BPE, Unigram, WordPiece, WordLevel."""
+    """A vocabulary of any type that the library knows: BPE, Unigram, WordPiece, WordLevel."""
 
     file = FILE
     own: ClassVar[JsonObject] = {}
@@ -37,14 +37,18 @@ class TokenizerJson:
         if moved := self._moved():
             first = moved[0]
             log.warning(
-                "added tokens are read as other ones", file=FILE, count=len(moved), token=first.content, id=first.id
+                "added tokens get other ids than in the file",
+                file=FILE,
+                count=len(moved),
+                token=first.content,
+                id=first.id,
             )
         self.kind = type(self._backend.model).__name__
         self._added = {token.id: token for token in self.added}
         self._decode_piece = piece_decoder(self._backend, byte_fallback=document.model.byte_fallback is True)
 
     def _moved(self) -> list[AddedToken]:
-        """The added tokens whose text does not lead to the id that the file gives them."""
+        """Returns the added tokens that the library has given another id than the file."""
         return [token for token in self.added if token.content and self._backend.token_to_id(token.content) != token.id]
 
     @cached_property
@@ -53,12 +57,12 @@ class TokenizerJson:
 
     @property
     def pieces(self) -> Iterator[str]:
-        # One by one: all of them in one call would keep the GIL for a tenth of a second.
+        # One by one: a single call for all would hold the GIL for a tenth of a second.
         for token_id in range(self._backend.get_vocab_size(with_added_tokens=False)):
             yield self._backend.id_to_token(token_id) or ""
 
     def encode(self, text: str) -> list[int]:
-        # The batch call is the one that gives up the GIL (a long prompt takes 0.3 s); `fast` leaves out the offsets.
+        # Only the batch call releases the GIL (a long prompt takes 0.3 s); `fast` omits the offsets.
         return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -69,10 +73,10 @@ class TokenizerJson:
         return b"" if piece is None else self._decode_piece(piece)
 
     def _added_bytes(self, token: AddedToken) -> bytes:
-        """An added token stands for its own text, in any script.
+        """Returns the bytes of an added token: its own text, in any script.
 
-        Only where pieces are not byte-level are ordinary entries listed among them (Gemma: `▁▁`, the indent of two):
-        what is not marked special is read as a piece there.
+        Vocabularies that are not byte-level list ordinary entries among the added tokens (Gemma: `▁▁`, an indent of
+        two). There, tokens that are not special are decoded like pieces.
         """
         if token.special or self._decode_piece is byte_level_bytes:
             return plain_bytes(token.content)
@@ -91,5 +95,5 @@ def _build(data: bytes) -> tokenizers.Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     if isinstance(backend.model, tokenizers.models.BPE):
-        backend.model.dropout = None  # a means of training; a prompt has the same tokens every time
+        backend.model.dropout = None  # for training only; a prompt must have the same tokens every time
     return backend

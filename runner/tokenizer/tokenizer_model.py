@@ -1,4 +1,4 @@
-"""A `tokenizer.model`, read by sentencepiece."""
+"""The backend for `tokenizer.model`, read by sentencepiece."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _SPACE_MARK: Final = "▁"
 
 
 class TokenizerModel:
-    """The backend for sentencepiece's own files, with the tokens that the configs beside them add.
+    """A sentencepiece vocabulary, with the tokens that the configs beside it add.
 
-    Text is cut at every added token and control symbol. What lies between goes to sentencepiece, user-defined symbols
-    included: these are the model's own, and normalizing, prefix and bytes are as it was trained.
+    Text is split at every added token and control symbol. The parts between go to sentencepiece, including user-defined
+    symbols, which are the model's own; normalization, prefix and bytes are as in training.
 
-    Many models put a space before a text (`add_dummy_prefix`). Where added tokens cut the text, Hugging Face's
-    tokenizers do that before every part, or, with `"legacy": false` in `tokenizer_config.json`, only at the very
-    beginning; with `"add_prefix_space": false` nowhere.
+    Many models put a space before a text (`add_dummy_prefix`). Where added tokens split the text, Hugging Face's
+    tokenizers do so before every part; with `"legacy": false` in `tokenizer_config.json`, only at the very beginning;
+    with `"add_prefix_space": false`, nowhere.
     """
 
     file = FILE
 
     def __init__(self, data: bytes, files: Files) -> None:
-        """Raises ModelError for a broken file, also one of the configs."""
+        """Raises ModelError for a broken file, including the configs."""
         if _TIKTOKEN.match(data):
             raise ModelError(f"parse tokenizer: {FILE}: a tiktoken file; {CONVERT}")
         proto = parse_model(data)
@@ -64,13 +64,13 @@ class TokenizerModel:
             raise ModelError(f"parse tokenizer: {FILE}: too many added tokens that begin with one another") from error
 
     def _added_tokens(self, proto: ModelProto, files: Files) -> list[AddedToken]:
-        """Control symbols and the unknown, then the configured tokens, which take an id or a text from these."""
+        """Returns control symbols and the unknown token, then the configured tokens, which override them."""
         configured = configured_tokens(files, self._piece_id, len(self.pieces))
         ids, texts = {token.id for token in configured}, {token.content for token in configured}
         replaced = [token for token in configured if self._piece(token.id) not in (None, token.content)]
         if replaced:
             log.warning(
-                "added tokens take the place of other pieces",
+                "added tokens replace other pieces",
                 file=FILE,
                 count=len(replaced),
                 id=replaced[0].id,
@@ -88,7 +88,7 @@ class TokenizerModel:
         return self.pieces[piece_id] if 0 <= piece_id < len(self.pieces) else None
 
     def _piece_id(self, text: str) -> int | None:
-        piece_id: int = self._first.piece_to_id(text)  # the unknown's, where there is no such piece
+        piece_id: int = self._first.piece_to_id(text)  # the id of the unknown token if there is no such piece
         return piece_id if self._piece(piece_id) == text else None
 
     def encode(self, text: str) -> list[int]:
@@ -103,10 +103,10 @@ class TokenizerModel:
         return ids + self._encode_plain(text[start:], at=start)
 
     def _encode_plain(self, text: str, *, at: int) -> list[int]:
-        """Encode what lies between two added tokens; `at` is where it begins in the whole text."""
+        """Encodes the text between two added tokens, which begins at position `at` of the whole text."""
         if not text:
             return []
-        ids: list[int] = (self._later if at else self._first).encode(text)  # gives up the GIL
+        ids: list[int] = (self._later if at else self._first).encode(text)  # releases the GIL
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -122,7 +122,7 @@ class TokenizerModel:
 
 
 def _load(data: bytes) -> SentencePieceProcessor:
-    from sentencepiece import SentencePieceProcessor  # 20 ms, and only few models have such a file
+    from sentencepiece import SentencePieceProcessor  # takes 20 ms, and few models have such a file
 
     processor = SentencePieceProcessor()
     try:

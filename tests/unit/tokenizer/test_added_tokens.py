@@ -89,16 +89,16 @@ def test_what_names_no_token_is_passed_over(nothing: object) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("added_tokens.json", {"<a>": "x"}, "added_tokens.json: 'x' is no token id"),
-        ("added_tokens.json", {"<a>": -1}, "added_tokens.json: -1 is no token id"),
-        ("added_tokens.json", {"<a>": True}, "added_tokens.json: True is no token id"),
-        ("added_tokens.json", {"<a>": 1.5}, "added_tokens.json: 1.5 is no token id"),
+        ("added_tokens.json", {"<a>": "x"}, "added_tokens.json: 'x' is not a token id"),
+        ("added_tokens.json", {"<a>": -1}, "added_tokens.json: -1 is not a token id"),
+        ("added_tokens.json", {"<a>": True}, "added_tokens.json: True is not a token id"),
+        ("added_tokens.json", {"<a>": 1.5}, "added_tokens.json: 1.5 is not a token id"),
         ("added_tokens.json", [], "added_tokens.json: expected an object, found list"),
         ("special_tokens_map.json", [], "special_tokens_map.json: expected an object, found list"),
         (
             "tokenizer_config.json",
             {"added_tokens_decoder": {"²": {"content": "a"}}},
-            "tokenizer_config.json: added_tokens_decoder: '²' is no token id",
+            "tokenizer_config.json: added_tokens_decoder: '²' is not a token id",
         ),
         (
             "tokenizer_config.json",

@@ -252,7 +252,7 @@ def test_an_added_token_takes_the_id_of_another_piece_and_the_log_says_so(caplog
     assert 260 not in tokenizer.encode("[UNUSED_2]")
     assert tokenizer.vocab_size == load(small()).vocab_size + 2
     [record] = caplog.records
-    assert record.getMessage() == "added tokens take the place of other pieces"
+    assert record.getMessage() == "added tokens replace other pieces"
     assert record.__dict__["attributes"] == {
         "file": "tokenizer.model",
         "count": 2,
