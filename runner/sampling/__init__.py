@@ -1,6 +1,13 @@
-"""Logits to tokens: penalties, filters, seeded draws, log-probabilities.
+"""Chooses tokens from logits: penalties, masks, filters, seeded draws, log-probabilities.
 
-What a request asks for needs no MLX and is made off the engine thread; `runner.sampling.sampler` does.
+All of it is lazy: a step only adds to MLX's graph. Rows of a batch that are of one kind are sampled together, with the
+same operations as a single row, so each row draws the tokens that it would draw alone.
+
+Owners: `SamplingOptions` are immutable and need no MLX; they are made off the engine thread. Everything else belongs to
+the engine thread.
+
+Read in this order: `options`, `sampler`, `row_group` (rows sampled together), `sample` (the result); then the steps:
+`mask`, `penalties` with `window`, `top_k`, `filters` with `sort_keys`, `random_numbers`, `draw`, `logprobs`.
 """
 
 from runner.sampling.options import SamplingOptions

@@ -1,17 +1,17 @@
-"""One random token from weights."""
+"""Draws one random token per row from weights."""
 
 import mlx.core as mx
 
 
 def draw(weights: mx.array, uniform: mx.array) -> mx.array:
-    """An index [B] into each row of `weights` [B, N], taken with a probability in proportion to its weight.
+    """Returns an index [B] into each row of `weights` [B, N], with probabilities in proportion to the weights.
 
-    `uniform` [B, 1] is looked up in the cumulative weights: for one row that is how `mx.random.categorical` draws from
-    log-probabilities, and with the number that its key makes the same token is drawn. It is written out because the
-    weights are at hand (their logarithms and the exponentials of those cost more than all the rest), because
-    `categorical` goes another way as soon as there are two rows, and because this way an index of weight 0 is never
-    taken: a uniform number is at most 1 - 2**-24, so its product with the largest cumulative weight is less than that,
-    and a GPU, which sums in blocks and so gives neighbours of weight 0 sums that differ, is not asked about these.
+    Looks up `uniform` [B, 1] in the cumulative weights. For one row, `mx.random.categorical` draws from
+    log-probabilities in the same way, and draws the same token for the number that its key makes. It is written out for
+    three reasons. The weights are at hand; taking logarithms and their exponentials would cost more than all the rest.
+    `categorical` works differently for two or more rows. And an index of weight 0 is never drawn: a uniform number is
+    at most 1 - 2**-24, so its product with the largest cumulative weight is less than that weight. A GPU sums in blocks
+    and may give adjacent indices of weight 0 different sums; these are set to 0.
     """
     cumulative = mx.where(weights > 0, mx.cumsum(weights, axis=-1), 0)
     return mx.argmax(cumulative > uniform * mx.max(cumulative, axis=-1, keepdims=True), axis=-1)

@@ -1,27 +1,27 @@
-"""Log-probabilities that a client asked to see: of the model's own logits, before anything changed them."""
+"""Log-probabilities for clients: of the model's own logits, before penalties and masks."""
 
 import mlx.core as mx
 
 from runner.sampling import sort_keys
 
 FLOOR = -9999.0
-"""No log-probability is reported below this: JSON has no -Infinity."""
+"""The lowest log-probability that is reported: JSON has no -Infinity."""
 
 
 def log_probabilities(logits: mx.array) -> mx.array:
-    """float32 log-softmax [B, V] of `logits` (float32 [B, V]): from FLOOR to 0 for finite logits."""
-    # From the largest one down: logits of 1000 have no digits left for what stands behind the point.
+    """Returns the log-softmax, float32 [B, V], of `logits` (float32 [B, V]): FLOOR to 0 for finite logits."""
+    # Relative to the largest: a float32 near 1000 has too few digits after the point.
     shifted = logits - mx.max(logits, axis=-1, keepdims=True)
     return mx.maximum(shifted - mx.logsumexp(shifted, axis=-1, keepdims=True), FLOOR)
 
 
 def of_token(log_probs: mx.array, token: mx.array) -> mx.array:
-    """The log-probability [B] of `token` (uint32 [B])."""
+    """Returns the log-probability [B] of `token` (uint32 [B])."""
     return mx.take_along_axis(log_probs, token[:, None], axis=-1)[:, 0]
 
 
 def most_probable(log_probs: mx.array, k: int) -> tuple[mx.array, mx.array]:
-    """Ids (uint32 [B, k]) and log-probabilities [B, k] of the k most probable tokens, the most probable first.
+    """Returns ids (uint32 [B, k]) and log-probabilities [B, k] of the k most probable tokens, most probable first.
 
     0 < k <= V. Equal ones come in the order of their ids, so the first is the token that greedy decoding takes.
     """

@@ -1,4 +1,4 @@
-"""Which tokens may come next: bits from the host, scores on the device."""
+"""Applies token masks: bits on the host, scores on the device."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -6,11 +6,11 @@ from functools import cache
 import mlx.core as mx
 
 Mask = bytes
-"""A bit for each token, from the lowest of the first byte on; tokens beyond its end may not come."""
+"""One bit per token, from the lowest bit of the first byte on; tokens beyond its end are not allowed."""
 
 
 def masked(scores: mx.array, masks: Sequence[Mask | None]) -> mx.array:
-    """`scores` (float32 [B, V]) with -inf where the row's mask has no bit; without one a row stays as it is (lazy)."""
+    """Sets `scores` (float32 [B, V]) to -inf where the row's mask has no bit; None leaves a row unchanged. Lazy."""
     vocab_size = scores.shape[-1]
     width = -(-vocab_size // 8)
     rows = [b"\xff" * width if mask is None else mask[:width].ljust(width, b"\0") for mask in masks]
@@ -20,6 +20,8 @@ def masked(scores: mx.array, masks: Sequence[Mask | None]) -> mx.array:
 
 @cache
 def _scores_of_bytes() -> mx.array:
-    """What each of the eight bits of a byte adds to the score of its token, float32 [256, 8]: a gather expands a mask
-    on every device, where shifts and comparisons would be five operations."""
+    """Returns the score that each bit of a byte adds to its token, float32 [256, 8].
+
+    A gather expands a mask in one operation on every device; shifts and comparisons would take five.
+    """
     return mx.array([[0.0 if byte >> bit & 1 else -mx.inf for bit in range(8)] for byte in range(256)])

@@ -1,4 +1,4 @@
-"""What one request asks of the sampler."""
+"""The sampling options of one request."""
 
 import os
 from typing import Self
@@ -6,17 +6,17 @@ from typing import Self
 import msgspec
 
 _SMALLEST_TEMPERATURE = 2.0**-126
-"""The smallest normal float32. Anything below it is zero on some devices, and 0/0 is no score."""
+"""The smallest normal float32. Smaller numbers are zero on some devices, and 0/0 is not a score."""
 
 _LARGEST_PENALTY = 2.0**100
-"""Larger ones and their inverses rule out or force a token just as much; infinity times 0 occurrences is no score."""
+"""Larger penalties have no further effect, and infinity times 0 occurrences is not a score."""
 
 
 class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampling options of one request as they are on the wire: a missing one is zero, and zero means off.
+    """The sampling options of one request, as on the wire: a missing option is zero, and zero means off.
 
-    `repeat_last_n` is in tokens; a negative one stands for the context length. A `seed` that is missing or negative
-    stands for a random one.
+    `repeat_last_n` is in tokens; a negative value stands for the context length. A missing or negative `seed` stands
+    for a random one.
     """
 
     temperature: float = 0.0
@@ -32,10 +32,10 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int = 0
 
     def normalised(self, vocab_size: int, context_length: int) -> Self:
-        """The same wishes in one spelling each, so that the sampler compares with a single value of off.
+        """Returns equivalent options with a single value for off, so that the sampler can compare with it.
 
         Off is temperature 0 (greedy), top_k 0, top_p 1, min_p 0, repeat_penalty 1, top_logprobs 0 and, for all
-        penalties together, repeat_last_n 0. The seed becomes a number: a fresh one of 64 bits for an unseeded request.
+        penalties together, repeat_last_n 0. An unseeded request gets a random seed of 64 bits.
         """
         penalised = self.repeat_penalty > 0 and self.repeat_penalty != 1
         penalised = penalised or self.presence_penalty != 0 or self.frequency_penalty != 0

@@ -9,14 +9,14 @@ from runner.sampling.window import Window, own_rows
 
 
 class Penalties:
-    """The penalties of B rows of one kind and how often each token stands in the windows that they look at.
+    """The penalties of B rows of one kind, and the count of each token in their windows.
 
-    The host does not know the generated tokens, so the counts live on the device and are advanced there. One step costs
-    the same whatever the length of the window. Owned by the rows' sampler, used by the engine's thread only.
+    The host does not know the generated tokens, so the counts are kept and updated on the device. The cost of a step
+    does not depend on the length of the window. Owned by the sampler of the rows; used only by the engine thread.
     """
 
     def __init__(self, options: Sequence[SamplingOptions], counts: mx.array, window: Window | None) -> None:
-        """`options` of each row, normalised; `counts`, float32 [B, V]. Without a window no token ever leaves."""
+        """Takes each row's normalised `options`, and `counts`, float32 [B, V]. Without a window, no token leaves."""
         self._options = options
         self._counts = counts
         self._window = window
@@ -27,25 +27,25 @@ class Penalties:
             self._presence = _column(wish.presence_penalty for wish in options)
         if any(wish.frequency_penalty != 0 for wish in options):
             self._frequency = _column(wish.frequency_penalty for wish in options)
-        # Of x*r and x/r the smaller one, for r >= 1, is the product where x is negative and else the quotient.
+        # For r >= 1, the smaller one of x*r and x/r is the product if x is negative, else the quotient.
         self._lower = mx.minimum if options[0].repeat_penalty >= 1 else mx.maximum
 
     @staticmethod
     def of_request(
         options: SamplingOptions, history: Sequence[int], vocab_size: int, context_length: int
     ) -> "Penalties":
-        """Those of one request: `options` are normalised, with repeat_last_n > 0.
+        """Returns the penalties of one request. `options` are normalised, with repeat_last_n > 0.
 
-        Ids of `history` beyond the vocabulary only take a place.
+        Ids in `history` beyond the vocabulary take a place in the window but have no count.
         """
         last_n = options.repeat_last_n
-        # A window as long as the context never loses a token: then nobody needs to know which came when.
+        # A window as long as the context never loses a token, so the order of tokens does not matter.
         window = Window.of_request(history, last_n, vocab_size) if last_n < context_length else None
         return Penalties([options], _count(history[-last_n:], vocab_size), window)
 
     @staticmethod
     def joined(parts: "Sequence[Penalties]") -> "Penalties":
-        """The rows of all `parts`, which are of one kind, one after the other."""
+        """Concatenates the rows of `parts`, which are of one kind."""
         windows = [part._window for part in parts if part._window is not None]
         return Penalties(
             [wish for part in parts for wish in part._options],
@@ -54,27 +54,27 @@ class Penalties:
         )
 
     def apart(self) -> "list[Penalties]":
-        """Each row by itself, with arrays of its own (lazy). This one is not used afterwards."""
+        """Splits the rows into objects with arrays of their own (lazy). This object must not be used afterwards."""
         windows = self._window.apart() if self._window is not None else [None] * len(self._options)
         rows = zip(self._options, own_rows(self._counts), windows, strict=True)
         return [Penalties([wish], counts, window) for wish, counts, window in rows]
 
     @property
     def kind(self) -> Hashable:
-        """What rows must have in common to be joined."""
+        """The properties that rows must have in common to be joined."""
         return self._window.places if self._window is not None else None, self._lower is mx.minimum
 
     @property
     def counts(self) -> mx.array:
-        """How often each token stands in the windows, float32 [B, V], not evaluated."""
+        """The count of each token in the windows, float32 [B, V], lazy."""
         return self._counts
 
     def arrays(self) -> list[mx.array]:
-        """What is remembered from step to step."""
+        """Returns the state that is kept between steps."""
         return [self._counts, *([self._window.entries()] if self._window is not None else [])]
 
     def apply(self, scores: mx.array) -> mx.array:
-        """`scores` (float32 [B, V]) with the penalties for what stands in the windows."""
+        """Applies the penalties for the tokens in the windows to `scores` (float32 [B, V])."""
         seen = self._counts > 0
         if self._repeat is not None:
             scores = mx.where(seen, self._lower(scores * self._repeat, scores / self._repeat), scores)
@@ -85,7 +85,7 @@ class Penalties:
         return scores
 
     def record(self, token: mx.array) -> None:
-        """Append `token` (uint32 [B], not evaluated) to the windows."""
+        """Appends `token` (uint32 [B], lazy) to the windows."""
         index = token[:, None]
         self._add(index, 1.0)
         leaving = self._window.add(index) if self._window is not None else None

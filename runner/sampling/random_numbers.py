@@ -1,4 +1,4 @@
-"""The random numbers of requests: each follows from the request's seed and the number of the draw alone."""
+"""Random numbers for requests: each depends only on the request's seed and the number of the draw."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,13 @@ import mlx.core as mx
 _64_BITS = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _BLOCK = 64
-"""Draws made at a time: one at a time a number costs a dozen operations on the device, in a block next to nothing."""
+"""Numbers made at a time: a single one costs a dozen operations on the device, in a block almost nothing."""
 
 
 def random_keys(seeds: Sequence[int], draws: Sequence[int], count: int) -> mx.array:
-    """The keys of `count` draws from number `draws[row]` (from 0) on, for each of the seeds: uint32 [B, count, 2].
+    """Returns the keys of `count` draws from number `draws[row]` (from 0) on, for each seed: uint32 [B, count, 2].
 
-    They are what `mx.random.key` makes of the values of a SplitMix64 sequence (Steele, Lea and Flood).
+    They are the results of `mx.random.key` for a SplitMix64 sequence (Steele, Lea and Flood).
     """
     starts = [seed + (draw + 1) * _GAMMA for seed, draw in zip(seeds, draws, strict=True)]
     z = _uint64(starts)[:, None] + _uint64([_GAMMA * number for number in range(count)])
@@ -21,28 +21,28 @@ def random_keys(seeds: Sequence[int], draws: Sequence[int], count: int) -> mx.ar
     z = (z ^ (z >> 30)) * factors[0]
     z = (z ^ (z >> 27)) * factors[1]
     z = z ^ (z >> 31)
-    # The upper half is the first of a key: the halves change places, as everything that MLX runs on is little-endian.
-    # No reversed view of them will do: MLX's CUDA kernel takes negative strides of keys for enormous ones.
+    # A key begins with the upper half. MLX only runs on little-endian machines, so the halves are swapped here. A
+    # reversed view does not work: MLX's CUDA kernel misreads negative strides of keys as enormous ones.
     z = (z >> 32) | (z << 32)
     return z.view(mx.uint32).reshape(len(seeds), count, 2)
 
 
 class Uniforms:
-    """The uniform numbers of some requests, in order, each made with the key of its draw. Owned by their sampler."""
+    """The sequences of uniform numbers of some requests, each made with the key of its draw. Owned by their sampler."""
 
     def __init__(self, seeds: Sequence[int], draws: Sequence[int]) -> None:
-        """`draws`: how many numbers each request has taken before."""
+        """`draws` is the number of draws that each request has made before."""
         self._seeds = seeds
         self._taken = list(draws)
         self._made: list[mx.array] = []
 
     @property
     def draws(self) -> list[int]:
-        """How many numbers each request has taken."""
+        """The number of draws that each request has made."""
         return [taken - len(self._made) for taken in self._taken]
 
     def take(self) -> mx.array:
-        """The next number of each, float32 [B, 1]: 0 <= number < 1. Not evaluated."""
+        """Returns the next number of each request, float32 [B, 1]: 0 <= number < 1. Lazy."""
         if not self._made:
             keys = random_keys(self._seeds, self._taken, _BLOCK)
             block = _uniform_of_each(keys.reshape(-1, 2)).reshape(-1, _BLOCK)
@@ -51,14 +51,14 @@ class Uniforms:
         return self._made.pop()
 
     def skip(self, count: int) -> None:
-        """Leave out the next `count` numbers of each."""
+        """Skips the next `count` numbers of each request."""
         made = min(count, len(self._made))
         del self._made[len(self._made) - made :]
         self._taken = [taken + count - made for taken in self._taken]
 
 
 def _uint64(values: Sequence[int]) -> mx.array:
-    """`values` modulo 2**64; MLX takes numbers beyond 2**63 only as negative ones."""
+    """Returns `values` modulo 2**64; MLX accepts numbers beyond 2**63 only as negative ones."""
     return mx.array([((value + (1 << 63)) & _64_BITS) - (1 << 63) for value in values], dtype=mx.int64).view(mx.uint64)
 
 
