@@ -22,7 +22,7 @@ def explain_error(error: str, wanted: Format) -> str:
         return _clipped(error.strip())
     first, *rest = _POSITION.sub("", error.strip()).splitlines()
     if first.startswith(_PANIC):
-        return _clipped(f"too large or too intricate to compile ({first.removeprefix(_PANIC)})")
+        return _clipped(f"too large or too complex to compile ({first.removeprefix(_PANIC)})")
     details = [line.strip() for line in rest if line.startswith("error: ")]
     if first.startswith(_SCHEMA):
         return _of_schema(first.removeprefix(_SCHEMA), details, wanted)

@@ -78,7 +78,7 @@ async def start_fork_server(setup: CompilerSetup) -> ForkServer:
         )
     except OSError as error:
         control.close()
-        return ForkServer(fault=f"Format: no process can be started to compile it: {error.strerror}")
+        return ForkServer(fault=f"Format: cannot start a process to compile it: {error.strerror}")
     finally:
         theirs.close()
     try:
@@ -86,9 +86,9 @@ async def start_fork_server(setup: CompilerSetup) -> ForkServer:
         head = await _exactly(control, HEAD_BYTES)
         fault = msgspec.msgpack.decode(await _exactly(control, body_length(head)), type=State).error
     except OSError:
-        fault = "Format: the process that was started to compile it ended at once"
+        fault = "Format: the compiler process ended at once"
     except msgspec.DecodeError:
-        fault = "Format: the process that was started to compile it sent an unreadable message"
+        fault = "Format: the compiler process sent an unreadable message"
     if fault:
         control.close()
         process.wait()

@@ -98,7 +98,7 @@ class Guide:
         if not self._forced:
             self._send(Follow([token]))
         elif self._forced.popleft() != token:
-            self._enter(State(error=f"the grammar has no place for token {token}"))
+            self._enter(State(error=f"the grammar does not allow token {token}"))
 
     def forced(self, most: int) -> list[int]:
         """Takes at most `most` of the tokens that must come next, and returns them."""

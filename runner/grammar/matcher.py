@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _REASONS = {
     "NoExtensionBias": "the model's vocabulary cannot spell what must come next",
-    "ParserTooComplex": "it is too ambiguous; give its parts other beginnings",
+    "ParserTooComplex": "it is too ambiguous; let its alternatives begin differently",
     "LexerTooComplex": "its texts are too complex; make patterns and length limits simpler",
 }
 """llguidance's name for a failure -> the explanation, with advice where there is any."""
@@ -62,7 +62,7 @@ class GrammarMatcher:
                 self._matcher.consume_token(token)
                 forced = self._look_ahead()
             elif forced.popleft() != token:
-                raise RequestError(f"the grammar has no place for token {token}")
+                raise RequestError(f"the grammar does not allow token {token}")
         return forced
 
     def _look_ahead(self) -> deque[int]:

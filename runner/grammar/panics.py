@@ -21,4 +21,4 @@ def panics_as_errors() -> Iterator[None]:
         reason = str(error)
     else:
         return
-    raise RequestError(f"Format: llguidance broke off: {reason}; write it another way")
+    raise RequestError(f"Format: llguidance failed: {reason}; write the format differently")

@@ -99,7 +99,7 @@ class Worker:
     @property
     def death(self) -> str:
         """The probable reason why the process ended without a message."""
-        return f"it takes more than {shown(self.memory_bytes)} of memory, or breaks llguidance; make it simpler"
+        return f"it takes more than {shown(self.memory_bytes)} of memory, or crashes llguidance; make it simpler"
 
     def close(self) -> None:
         """Ends the answer and gives the worker back for another one."""

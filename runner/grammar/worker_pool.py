@@ -137,7 +137,7 @@ class WorkerPool:
         if self._fork_server is not None:
             self._fork_server.result().slow(worker.number)
         if self._waiting and worker is next(iter(self._compiling)):
-            raise RequestError(f"Format: compiling it takes longer than {_UNDISTURBED_S} s while others wait for that")
+            raise RequestError(f"Format: compiling it takes longer than {_UNDISTURBED_S} s while others wait")
 
     async def _fork(self, key: bytes) -> Worker:
         """Returns a new worker, which starts to compile."""
@@ -154,14 +154,14 @@ class WorkerPool:
         try:
             worker = Worker(key, next(self._numbers), self.worker_bytes, give_back)
         except OSError as error:
-            raise RequestError(f"Format: no worker can be started to compile it: {error.strerror}", 503) from None
+            raise RequestError(f"Format: cannot start a worker to compile it: {error.strerror}", 503) from None
         fork_server.fork(worker.number, worker.other_end)
         worker.other_end.close()
         try:
             await loop.sock_sendall(worker.channel, encode_message(Compile(key, worker.memory_bytes)))
         except OSError:
             self._end(worker)
-            raise RequestError("Format: the process that was to compile it has ended; send it again", 503) from None
+            raise RequestError("Format: the worker process has ended; send the request again", 503) from None
         except BaseException:
             self._end(worker)
             raise

@@ -67,7 +67,7 @@ def run_fork_server(control: socket.socket) -> NoReturn:
                 try:
                     process = os.fork()
                 except OSError as error:
-                    channel.sendall(encode_message(State(error=f"Format: no process can be started: {error.strerror}")))
+                    channel.sendall(encode_message(State(error=f"Format: cannot start a worker: {error.strerror}")))
                     continue
                 if not process:
                     control.close()
@@ -115,7 +115,7 @@ def _run_worker(channel: socket.socket, compiler: Compiler) -> NoReturn:
         except RequestError as error:
             state = State(error=str(error))
         except (MemoryError, RecursionError) as error:
-            state = State(error=f"Format: too large or too intricate to compile ({type(error).__name__})")
+            state = State(error=f"Format: too large or too complex to compile ({type(error).__name__})")
         signal.setitimer(signal.ITIMER_REAL, 0)
         took_s, nbytes = time.process_time() - started_s, _used_bytes() - before_bytes
         channel.sendall(encode_message(msgspec.structs.replace(state, seconds=took_s, nbytes=nbytes)))

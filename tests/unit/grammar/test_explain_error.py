@@ -100,4 +100,4 @@ def test_one_that_is_too_large_to_compile_is_told_so() -> None:
     assert "schema too large" in told(
         {"type": "object", "properties": {f"p{number}": GOOD for number in range(20_000)}}
     )
-    assert explain_error("panic: assertion failed: n < 10", ConstString("")).startswith("too large or too intricate")
+    assert explain_error("panic: assertion failed: n < 10", ConstString("")).startswith("too large or too complex")

@@ -15,7 +15,7 @@ PanicException = type("PanicException", (BaseException,), {})
 
 def test_a_panic_becomes_an_error_of_the_request() -> None:
     with (
-        pytest.raises(RequestError, match="llguidance broke off: assertion failed; write it another way"),
+        pytest.raises(RequestError, match="llguidance failed: assertion failed; write the format differently"),
         panics_as_errors(),
     ):
         raise PanicException("assertion failed")

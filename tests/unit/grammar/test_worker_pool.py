@@ -200,7 +200,7 @@ async def test_a_worker_that_dies_ends_its_answer_only(bench: Bench) -> None:
     await bench.until_there_are(1)
     guide.take(bits(guide.mask())[0])
     assert guide.wait(PATIENCE_S)
-    with pytest.raises(RequestError, match="memory, or breaks llguidance"):
+    with pytest.raises(RequestError, match="memory, or crashes llguidance"):
         guide.mask()
     guide.close()
     other.take(bits(other.mask())[0])
