@@ -1,7 +1,15 @@
-"""Finding, opening, checking and loading models.
+"""Finds, opens, checks and loads models.
 
-`open_model` needs no MLX; `runner.model.weights.load` turns what it found into an mlx-lm module, on the thread that
-runs it.
+Two steps, kept apart because the first is quick and needs no MLX: `open_model` reads manifests, configs and the headers
+of weight files, and refuses whatever is broken; `weights.load.load` reads the weights into an mlx-lm module.
+
+Owners: an `OpenedModel` is immutable, any thread may read it. Everything in `weights` runs on the engine thread, which
+owns MLX.
+
+Read in this order: `opened` (the steps of opening), `sources` (where files and tensors come from), `config` with
+`null_fields` and `layer_count`, `families` (one row per architecture), `packing`; then `weights`, with `model_args`,
+`device` and `progress`. `inspect` examines a model for `mlx-runner check`; `ollama_media` tells which models Ollama's
+own runner gives pictures and sound.
 """
 
 from runner.model.opened import OpenedModel, open_model

@@ -1,7 +1,4 @@
-"""`config.json`: read, checked, and mended where mlx-lm would read it differently from what it says.
-
-See docs/internals/store.md, 3.
-"""
+"""Reads and checks `config.json`, and adapts it where mlx-lm would read it differently (docs/internals/store.md, 3)."""
 
 import copy
 import json
@@ -15,7 +12,7 @@ from runner.model.null_fields import drop_nulls, without_nulls
 from runner.model.sources.checkpoint import Checkpoint, Tensor
 
 _STALE = ("quantization", "quantization_config", "compression_config")
-"""In a store they describe the source of a conversion; the tensors themselves say what they are."""
+"""In a store, these describe the source of a conversion, not the stored tensors."""
 _FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 _ROPE_FIELDS = ("rope_theta", "partial_rotary_factor")
 _CHECKED_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window")
@@ -28,7 +25,7 @@ _PHI3_SMALL_ROWS = 100352
 
 
 def read_config(checkpoint: Checkpoint) -> Config:
-    """The model's `config.json` without its nulls, which stand for defaults.
+    """Returns the model's `config.json` without its nulls, which stand for defaults.
 
     Raises ModelError `failed to read config.json: ...`.
     """
@@ -45,13 +42,13 @@ def read_config(checkpoint: Checkpoint) -> Config:
 
 
 def _read_object(value: Config) -> Config | float:
-    """transformers writes non-finite numbers as `{"__float__": "Infinity"}`."""
+    """Decodes one object: transformers writes non-finite numbers as `{"__float__": "Infinity"}`."""
     tag = value.get("__float__") if len(value) == 1 else None
     return _FLOATS.get(tag, value) if isinstance(tag, str) else without_nulls(value)
 
 
 def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor]) -> Config:
-    """A copy of `config` that makes mlx-lm's module mean the same as the file. Raises ModelError for bad fields."""
+    """Returns a copy of `config` that means to mlx-lm's module what the file says. Raises ModelError for bad fields."""
     mended = copy.deepcopy(config)
     mended["model_type"] = family.module if family.is_listed else config.get("model_type")
     text = text_config(mended, family)
@@ -59,7 +56,7 @@ def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor])
         drop_nulls(part, family.module)
         _lift_rope(part)
         _name_rope_type(part)
-        if family.is_listed:  # a few modules without one read what their own conversion wrote
+        if family.is_listed:  # a few unlisted modules read what their own conversion wrote
             for key in _STALE:
                 part.pop(key, None)
     _decide_tying(mended, text, family, tensors)
@@ -75,10 +72,10 @@ def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor])
         _check_fields(text, family)
     elif family.module == "phi3small":
         found = text.get("vocab_size", _PHI3_SMALL_ROWS)
-        if not isinstance(found, int) or found < _PHI3_SMALL_ROWS:  # its forward writes there in any case
+        if not isinstance(found, int) or found < _PHI3_SMALL_ROWS:  # its forward writes to these ids in any case
             raise ModelError(f"config.json: phi3small needs a vocab_size of {_PHI3_SMALL_ROWS}, found {found!r}")
     elif family.module == "muse_spark":
-        mended.pop("vision_config", None)  # it would build the tower, of which nothing is read
+        mended.pop("vision_config", None)  # mlx-lm would build the vision tower, which is never read
     check_layer_count(text, family, tensors)
     if not family.unwrapped:
         return mended
@@ -87,7 +84,7 @@ def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor])
 
 
 def text_config(config: Config, family: Family) -> Config:
-    """The part of `config` that describes the text model."""
+    """Returns the part of `config` that describes the text model."""
     if not family.text:
         return config
     text = config.get(family.text)
@@ -97,25 +94,25 @@ def text_config(config: Config, family: Family) -> Config:
 
 
 def context_length(config: Config, family: Family) -> int:
-    """The model's context in tokens, by the field of its config that tells it; 0 if none does."""
+    """Returns the model's context length in tokens, from the first config field that gives one; 0 if none does."""
     parts = (text_config(config, family), config)
-    told = (part.get(field) for part in parts for field in _CONTEXT_FIELDS)
-    return next((length for length in told if type(length) is int and length > 0), family.context_default)
+    lengths = (part.get(field) for part in parts for field in _CONTEXT_FIELDS)
+    return next((length for length in lengths if type(length) is int and length > 0), family.context_default)
 
 
 def is_tied(config: Config, family: Family) -> bool:
-    """Whether the module made from the mended `config` projects with its embedding."""
-    return _mended_text(config, family).get("tie_word_embeddings") is True
+    """Returns True if the module made from the adapted `config` uses its embedding as output projection."""
+    return _module_text(config, family).get("tie_word_embeddings") is True
 
 
-def _mended_text(config: Config, family: Family) -> Config:
-    """The text model's part of what `module_config` returned."""
+def _module_text(config: Config, family: Family) -> Config:
+    """Returns the text model's part of a config made by `module_config`."""
     return config if family.unwrapped else text_config(config, family)
 
 
 def vocabulary_size(config: Config, family: Family, tensors: Mapping[str, Tensor]) -> int:
-    """How many tokens the model scores: the mended config's word, else the embedding's rows; 0 if neither tells."""
-    for part in (_mended_text(config, family), config):
+    """Returns the number of tokens that the model scores: from the adapted config, else from the embedding; else 0."""
+    for part in (_module_text(config, family), config):
         found = part.get("vocab_size")
         if type(found) is int and found > 0:
             return found
@@ -129,7 +126,7 @@ def _vocabulary_rows(tensors: Mapping[str, Tensor]) -> int:
 
 
 def _lift_rope(part: Config) -> None:
-    """Moves transformers 5's `rope_parameters` up to where mlx-lm looks; without it theta is silently 10000."""
+    """Moves the `rope_parameters` of transformers 5 to where mlx-lm reads them; else theta would silently be 10000."""
     rope = part.get("rope_parameters")
     if not isinstance(rope, dict):
         return
@@ -138,7 +135,7 @@ def _lift_rope(part: Config) -> None:
         part.setdefault("rope_local_base_freq", sliding["rope_theta"])
     fields: tuple[str, ...] = _ROPE_FIELDS
     if isinstance(full, dict):
-        rope, fields = full, _ROPE_FIELDS[:1]  # the rest is of the full layers alone, and would be read as everyone's
+        rope, fields = full, _ROPE_FIELDS[:1]  # the rest concerns full layers only, and would be read as for all layers
     for key in fields:
         if key in rope and part.get(key) is None:
             part[key] = rope[key]
@@ -148,7 +145,7 @@ def _lift_rope(part: Config) -> None:
 
 
 def _name_rope_type(part: Config) -> None:
-    """Gives `rope_scaling` both names of its type: mlx-lm's modules differ in which they ask for."""
+    """Gives `rope_scaling` both names of its type: mlx-lm's modules read one or the other."""
     scaling = part.get("rope_scaling")
     kind = scaling.get("type", scaling.get("rope_type")) if isinstance(scaling, dict) else None
     if isinstance(scaling, dict) and kind is not None:
@@ -156,9 +153,9 @@ def _name_rope_type(part: Config) -> None:
 
 
 def _decide_tying(config: Config, text: Config, family: Family, tensors: Mapping[str, Tensor]) -> None:
-    """Sets `tie_word_embeddings`: tied if the file says so or there is no output projection to use.
+    """Sets `tie_word_embeddings`: true if the file says so or there is no output projection.
 
-    Absent means tied to some of mlx-lm's modules, which then throw the projection away: wrong logits, no error.
+    Some of mlx-lm's modules treat a missing field as true and drop the projection: wrong logits without an error.
     """
     has_head = any(name.endswith(family.head) for name in tensors)
     said = [part.get("tie_word_embeddings") for part in (config, text)]

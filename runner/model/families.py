@@ -1,6 +1,6 @@
-"""Which mlx-lm module runs an architecture, and what has to be undone between the two. One row per architecture.
+"""Maps architectures to mlx-lm modules, with the differences in names and fields. One row per architecture.
 
-An architecture without a row runs on the module that its `model_type` names, if mlx-lm has one, names as they are.
+An architecture without a row runs on the module named by its `model_type`, if mlx-lm has one, with unchanged names.
 """
 
 import importlib.util
@@ -24,20 +24,19 @@ UNNEEDED = {
     "mtp": re.compile(r"(?:.+\.)?mtp(?:_\w+)?\."),
     "rotary tables": re.compile(r".+\.rotary_emb\.inv_freq$"),
 }
-"""Tensors that no text model needs, by what they belong to; `mtp` is multi-token prediction."""
+"""Part of a model that no text model needs -> the names of its tensors; `mtp` is multi-token prediction."""
 
 Rename = tuple[str, str]
 
 
 class Family(NamedTuple):
-    """How one architecture maps to mlx-lm.
+    """The mapping of one architecture to mlx-lm.
 
     `text` is the key of the config object that describes the text model, "" for the top level; `flat` is the family of
-    a config without that object, and `unwrapped` tells that the module is made from that object alone. `required` are
-    fields that mlx-lm cannot do without, or has a default for that is no good. `defaults` count where the file says
-    nothing, for fields that mlx-lm's class demands and Ollama fills, or that are checked here. `renames` are (pattern,
-    replacement) for tensor names, applied in their order. `head` is the output projection, after renaming. `adapt`
-    mends the text config.
+    a config without that object; `unwrapped` is true if the module is made from that object alone. `required` are
+    fields for which mlx-lm has no default, or a wrong one. `defaults` are values for missing fields that mlx-lm's class
+    requires and Ollama fills in, or that are checked here. `renames` are (pattern, replacement) for tensor names,
+    applied in order. `head` is the output projection, after renaming. `adapt` adapts the text config.
     """
 
     module: str
@@ -52,19 +51,19 @@ class Family(NamedTuple):
     adapt: Callable[[Config], None] | None = None
 
     def renamed(self, name: str) -> str:
-        """The name of a tensor that the module's `sanitize` understands; such a name stays as it is."""
+        """Returns the name of a tensor that the module's `sanitize` knows. Renaming such a name changes nothing."""
         for pattern, replacement in self.renames:
             name = re.sub(pattern, replacement, name)
         return name
 
     @property
     def is_listed(self) -> bool:
-        """Whether the rules above were written for this architecture, or are the general ones."""
+        """True if FAMILIES has a row for this architecture; False for the general rules."""
         return bool(self.required)
 
 
 def _adapt_gemma3(text: Config) -> None:
-    """transformers 5 lists `layer_types` where mlx-lm wants the period of the full-attention layers."""
+    """Turns the `layer_types` of transformers 5 into the period of the full-attention layers, which mlx-lm reads."""
     types = text.get("layer_types")
     if "sliding_window_pattern" in text or not isinstance(types, list):
         return
@@ -76,7 +75,7 @@ def _adapt_gemma3(text: Config) -> None:
 
 
 def _adapt_qwen3_5(text: Config) -> None:
-    """mlx-lm reads the rotary fields from `rope_parameters` alone, which older configs do not have."""
+    """Adds `rope_parameters`, the only place where mlx-lm reads the rotary fields, to older configs."""
     if text.get("rope_parameters") is None and "rope_theta" in text:
         fields = ("rope_theta", "partial_rotary_factor", "mrope_section")
         text["rope_parameters"] = {"type": "default"} | {key: text[key] for key in fields if key in text}
@@ -93,7 +92,7 @@ _MAMBA = {
     "mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "conv_kernel": 4, "n_groups": 1,
     "layer_norm_epsilon": 1e-5,
 }  # fmt: skip
-"""What Ollama puts in where a Nemotron-H does not say it."""
+"""Ollama's defaults for fields that a Nemotron-H leaves out."""
 
 _UNWRAPPED: tuple[Rename, ...] = (
     (r"^(model\.language_model\.|language_model\.model\.)", "model."),
@@ -156,8 +155,8 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": Family(
         "qwen3",
         required=(*_HEADS, "num_key_value_heads"),
-        # Fields that mlx-lm demands: the width has transformers' default, the length is only for our own limit, the
-        # others are what Ollama puts in.
+        # Fields that mlx-lm requires: `head_dim` has the default of transformers, the context length only serves our
+        # own limit, the others have Ollama's defaults.
         defaults={"head_dim": 128, "max_position_embeddings": 0, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0},
         renames=_UNWRAPPED,
     ),
@@ -207,20 +206,20 @@ COMPUTED_TENSORS = {
     "kimi_k3": (r".+\.self_attn\.[qkv]_proj\.weight", ""),
     "muse_spark": (r".+\.self_attn\.(q|k|v|g|gate)_proj\.weight", ""),
 }
-"""Tensors that a module's `sanitize` computes with in a way that packed words do not show: it casts the result back, or
-joins tensors that Ollama packs differently. Pattern, and the field of the config that asks for it."""
+"""mlx-lm module -> tensors that its `sanitize` computes with, unnoticed when packed: pattern, and the config field that
+asks for it. It casts the result back, or joins tensors that Ollama packs differently."""
 
 UNBATCHABLE = {
     "minimax_m3_vl": "its sparse attention counts the padding of shorter rows among the blocks to choose from"
 }
-"""Modules of which several rows in one forward do not get what each gets alone, and which no short trial shows."""
+"""mlx-lm module -> the reason why rows of a batch get other results than alone, where no short trial shows it."""
 
 METAL_ONLY = frozenset({"bitnet", "muse_spark"})
-"""Modules whose kernels exist for Metal alone."""
+"""Modules whose kernels exist only for Metal."""
 
 
 def architecture_of(config: Config, *, from_store: bool) -> str:
-    """The first entry of `architectures`. A directory without any goes by its `model_type`, as mlx-lm does."""
+    """Returns the first entry of `architectures`; for a directory without any, the name for its `model_type`."""
     names = config.get("architectures")
     if isinstance(names, str):
         names = [names]
@@ -234,9 +233,9 @@ def architecture_of(config: Config, *, from_store: bool) -> str:
 
 
 def family_of(architecture: str, config: Config, *, from_store: bool = True) -> Family:
-    """The row of `architecture`, else the general one for `model_type`. Raises ModelError if mlx-lm has no module.
+    """Returns the row of `architecture`, else a general family for `model_type`. Raises ModelError without a module.
 
-    In a directory, a `model_type` with a module that is not the row's counts more: that is what mlx-lm goes by.
+    In a directory, a `model_type` with a module other than the row's wins, as in mlx-lm.
     """
     model_type = config.get("model_type")
     module = RENAMED_MODULES.get(model_type, model_type) if isinstance(model_type, str) else ""
@@ -254,26 +253,26 @@ def family_of(architecture: str, config: Config, *, from_store: bool = True) -> 
 
 
 def _is_module(name: str) -> bool:
-    """Whether mlx-lm has it. The name comes from a file: one plain component, so that nothing else is ever imported."""
+    """Returns True if mlx-lm has the module. Names come from files, so only a single plain component is accepted."""
     plain = re.fullmatch(r"[A-Za-z0-9][\w-]*", name)
     return plain is not None and importlib.util.find_spec(f"mlx_lm.models.{name}") is not None
 
 
 def _modules(architecture: str) -> set[str]:
-    """The modules of a row, with its text config and without."""
+    """Returns the modules of a row, with a text config and without."""
     family = FAMILIES[architecture]
     return {family.module, family.flat.module if family.flat else family.module}
 
 
 def is_needed(name: str) -> bool:
-    """Whether a text model may need the tensor of that name."""
+    """Returns True if a text model may need the tensor of that name."""
     return not any(pattern.match(name) for pattern in UNNEEDED.values())
 
 
 def select_tensors(
     family: Family, tensors: Mapping[str, Tensor], left_out: Container[str] = frozenset()
 ) -> dict[str, Tensor]:
-    """The tensors that the text model needs, under the names that its module's `sanitize` understands."""
+    """Returns the tensors that the text model needs, under the names that its module's `sanitize` knows."""
     chosen: dict[str, Tensor] = {}
     for tensor in tensors.values():
         if tensor.name in left_out or not is_needed(tensor.name):

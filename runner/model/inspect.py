@@ -1,7 +1,7 @@
-"""Everything that can be known of a model, and everything that is wrong with it, without reading its weights.
+"""Examines a model for `mlx-runner check`: its facts and all its faults, without reading its weights.
 
-Opening a model for serving stops at the first fault. Here each step goes on with what the faults before it have left,
-and is left out where it could only tell the same fault in other words.
+Opening a model for serving stops at the first fault. Here each step continues with what earlier faults have left, and
+is skipped where it could only repeat a fault in other words.
 """
 
 import re
@@ -34,12 +34,12 @@ _PARTS = {
     "layers beyond the last": re.compile(r"(.+\.)?layers\.\d+\."),
 }
 OTHER = "other"
-"""Tensors that belong to no part of a model that is known here."""
+"""The part of tensors that belong to no known part."""
 _COMPANIONS = ("scales", "biases", "global_scale")
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """Tensors that have something in common. A packed one counts once, its bytes with scales and biases."""
+    """The number and size of tensors of one kind. A packed tensor counts once, its bytes with scales and biases."""
 
     name: str
     tensors: int
@@ -47,7 +47,7 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 class Examination(NamedTuple):
-    """How far the examination came; None for what could not be had. `problems` in the words of serving."""
+    """The result of `examine`; fields that could not be determined are None. `problems` read as in serving."""
 
     checkpoint: Checkpoint | None
     config: Config | None
@@ -55,22 +55,22 @@ class Examination(NamedTuple):
     family: Family | None
     opened: OpenedModel | None
     module: Module | None
-    """On placeholders: shapes and types, no values."""
+    """Made of placeholders: shapes and types, no values."""
     defaults: Defaults
-    """What counts where config.json says nothing: of mlx-lm's classes, and of ours."""
+    """Values used for fields that config.json leaves out: mlx-lm's defaults, and ours."""
     compared: bool
-    """Whether the tensors were held against the module, as far as they could be read."""
+    """True if all readable tensors were compared with the module."""
     problems: list[ModelError]
 
     def file(self, name: str) -> bytes | None:
-        """A text file, as the tokenizer asks for it. A broken `config.json`, which has been told, is none."""
+        """Returns a text file for the tokenizer; None for a broken `config.json`, which is among the problems."""
         if self.checkpoint is None or (name == "config.json" and self.config is None):
             return None
         return self.checkpoint.file(name)
 
 
 def examine(model: str, models_dir: Path, *, digests: bool) -> Examination:
-    """Takes every step of opening and of loading that reads no weights; `digests` also hashes them."""
+    """Takes every step of opening and loading that reads no weights. With `digests`, also hashes the blobs."""
     problems: list[ModelError] = []
     checkpoint = config = architecture = family = opened = module = None
     with collecting_faults(problems):
@@ -99,7 +99,7 @@ def examine(model: str, models_dir: Path, *, digests: bool) -> Examination:
 
 @contextmanager
 def collecting_faults(problems: list[ModelError]) -> Iterator[None]:
-    """Notes the fault that ends the block."""
+    """Appends the ModelError that ends the block to `problems`."""
     try:
         yield
     except ModelError as error:
@@ -112,7 +112,7 @@ def _rehearsed(opened: OpenedModel) -> tuple[Module | None, Sequence[ModelError]
     except FaultsError as error:
         return None, error.faults
     except ModelError as error:
-        return None, () if opened.unreadable else (error,)  # with tensors lost it may only say that they are
+        return None, () if opened.unreadable else (error,)  # it may only be a consequence of the unreadable tensors
 
 
 def _defaults(opened: OpenedModel) -> Defaults:
@@ -123,7 +123,7 @@ def _defaults(opened: OpenedModel) -> Defaults:
 
 
 def skipped(checkpoint: Checkpoint, opened: OpenedModel) -> list[Amount]:
-    """The tensors that will not be read, by what they belong to."""
+    """Returns the tensors that will not be read, by the part that they belong to."""
     read = {tensor.weight for tensor in opened.tensors.values()}
     unread = [(tensor.name, tensor.nbytes) for tensor in checkpoint.tensors.values() if tensor.weight not in read]
     return _amounts((_part(name), 1, size) for name, size in (*unread, *checkpoint.draft_bytes.items()))
@@ -134,14 +134,14 @@ def _part(name: str) -> str:
 
 
 def files(tensors: Iterable[Tensor]) -> set[Path]:
-    """Where the tensors lie."""
+    """Returns the files that hold the tensors."""
     return {part.file for tensor in tensors for part in tensor.parts}
 
 
 def contents(module: Module, types: DtypePlan) -> tuple[list[Amount], int]:
-    """What the module holds by type or packing once `types` are made of it, and how many parameters that is.
+    """Returns the module's parameters by type or packing, after conversion to `types`, and their number.
 
-    A packed one counts as its values.
+    A packed tensor counts as the number of its values.
     """
     packed = {path: layer for path, layer in module.named_modules() if _is_packed(layer)}
     found: list[tuple[str, int, int]] = []
@@ -162,18 +162,18 @@ def _is_packed(layer: Module) -> bool:
 
 
 def _packing(layer: Module) -> str:
-    """Floating-point modes have one group size each, which their name implies. Layers of a module's own are affine."""
+    """Returns the name of a layer's packing. A floating-point mode implies a group size; no mode means affine."""
     mode = getattr(layer, "mode", "affine")
     return f"int{layer.bits} g{layer.group_size}" if mode == "affine" else str(mode)
 
 
 def _dtype(dtype: mx.Dtype) -> str:
-    """`bf16`, `f32`, `u8`: as short as files spell it."""
+    """Returns the name of a type as files spell it: `bf16`, `f32`, `u8`."""
     return re.sub("float|uint|int", lambda match: match[0][0], str(dtype).removeprefix("mlx.core."))
 
 
 def _amounts(items: Iterable[tuple[str, int, int]]) -> list[Amount]:
-    """Sums (name, tensors, bytes) by name, the most bytes first."""
+    """Adds up (name, tensors, bytes) by name, largest first."""
     tensors, sizes = Counter[str](), Counter[str]()
     for name, count, size in items:
         tensors[name] += count

@@ -1,7 +1,7 @@
-"""The layers that a model holds against those that its config counts.
+"""Compares the layers that a model holds with the number in its config.
 
-Some families keep a predictor of further tokens where another layer would be, after the last one. Whatever else lies
-there means that config and tensors are not of one model: answers from a part of its layers look almost right.
+Some families store a multi-token predictor as one more layer after the last. Any other extra layer means that config
+and tensors belong to different models; answers from a part of the layers would look almost right.
 """
 
 import re
@@ -15,13 +15,15 @@ _LAYER = re.compile(r"((?:(?:model|language_model|backbone)\.)*layers\.(\d+))\."
 _ANYWHERE = re.compile(r"(?:.+\.)?layers\.(\d+)\.")
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _PREDICTOR = re.compile(r".+\.(?:eh_proj|e_proj|h_proj|enorm|hnorm|shared_head|embed_tokens|mtp_\w+)\.")
-"""What joins a token with the state of the last layer and scores the token after it, by DeepSeek's names, which all
-others that keep it among the layers have taken over."""
+"""Parts of a multi-token predictor: they combine a token with the last layer's state to score the token after it.
+
+The names are DeepSeek's; all families that store a predictor among the layers use them.
+"""
 _LISTED = 6
 
 
 def extra_layers(names: Iterable[str], config: Config) -> dict[str, str]:
-    """The tensors of layers that `config`, the text model's, does not count, each with the name of its layer."""
+    """Maps each tensor of a layer beyond the count in `config`, the text model's, to the name of its layer."""
     count = config.get("num_hidden_layers")
     if type(count) is not int or count <= 0:
         return {}
@@ -30,25 +32,25 @@ def extra_layers(names: Iterable[str], config: Config) -> dict[str, str]:
 
 
 def check_extra_layers(beyond: Mapping[str, str], config: Config) -> None:
-    """Raises ModelError that names the layers beyond the last that predict nothing."""
+    """Raises a ModelError that names the extra layers that are no predictors."""
     predictors = {layer for name, layer in beyond.items() if _PREDICTOR.match(name)}
     stray = sorted(set(beyond.values()) - predictors, key=lambda layer: int(layer.rpartition(".")[2]))
     if stray:
         more = f" and {len(stray) - _LISTED} more" if len(stray) > _LISTED else ""
         raise ModelError(
             f"config.json: num_hidden_layers is {config.get('num_hidden_layers')}, but the model holds"
-            f" {', '.join(stray[:_LISTED])}{more} too: config and tensors are not of one model"
+            f" {', '.join(stray[:_LISTED])}{more} too: config and tensors belong to different models"
         )
 
 
 def check_layer_count(text: Config, family: Family, tensors: Mapping[str, Tensor]) -> None:
-    """Compares the number of layers before any is built: a hostile number would be a very large module."""
+    """Raises ModelError for a layer count without tensors, before a hostile number becomes a very large module."""
     found = {int(match[1]) for match in map(_ANYWHERE.match, tensors) if match}
     for field in _COUNTS:
         wanted = text.get(field)
         if type(wanted) is int and wanted <= 0:
             raise ModelError(f"config.json: invalid {field}: {wanted}")
-        # Elsewhere layers may be called otherwise, or have no tensors at all; but not most of them.
+        # In unlisted families, layers may have other names, and some no tensors at all; but not most of them.
         if not isinstance(wanted, int) or wanted <= (len(found) if family.is_listed else len(tensors)):
             continue
         missing = next(index for index in range(wanted) if index not in found)

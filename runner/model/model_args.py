@@ -1,7 +1,7 @@
-"""From a config to the arguments of mlx-lm's classes: each field that a file leaves out gets the default of its class.
+"""Fills the arguments of mlx-lm's model classes: a field missing from a config gets the default of its class.
 
-A class of a module may hand a part of its config to the class of another, so this looks at all of them, in the one
-method by which they read a config.
+A class may pass a part of its config on to a class of another module. So the defaults are filled in for all of them, in
+the one method with which they read a config.
 """
 
 import dataclasses
@@ -21,14 +21,15 @@ from runner.model.families import Config
 _METHOD = "from_dict"
 _MAY_BE_NONE = re.compile(r"(typing\.)?(Optional\[.*\]|Any)|.*\| None")
 Defaults = dict[str, object]
-"""What counts for the fields that a config leaves out; None for those that a class demands and allows to be None."""
+"""Values for fields that a config leaves out; None for those that a class requires but allows to be None."""
 
 
 @contextmanager
 def fill_model_args() -> Iterator[Defaults]:
-    """Yields the defaults of mlx-lm's classes that have counted so far. For the thread that owns MLX.
+    """Fills missing fields while mlx-lm's classes read a config. Yields the defaults used so far.
 
-    Inside, reading a config raises ModelError that names the fields which have no default either.
+    Inside the block, reading a config raises a ModelError that names the missing fields without a default. Only for the
+    thread that owns MLX: it patches mlx-lm.
     """
     defaults: Defaults = {}
     genuine = BaseModelArgs.__dict__[_METHOD]
@@ -44,7 +45,7 @@ def fill_model_args() -> Iterator[Defaults]:
 
 
 def class_defaults(cls: type[Any], config: Mapping[str, object]) -> Defaults:
-    """The defaults of `cls` for what `config` leaves out; those that are None say nothing."""
+    """Returns the defaults of `cls` for fields that `config` leaves out, except those that are None."""
     defaults: Defaults = {}
     for field in dataclasses.fields(cls):
         if field.name in config:
@@ -57,21 +58,24 @@ def class_defaults(cls: type[Any], config: Mapping[str, object]) -> Defaults:
 
 
 def _completed(cls: type[Any], config: Mapping[str, object], defaults: Defaults) -> Config:
-    """`config` with a null for each field that `cls` demands though it may be None; ModelError for the others."""
-    told = dict(config)
+    """Returns `config` with None for each missing field that `cls` requires but allows to be None.
+
+    Raises ModelError for other missing fields.
+    """
+    filled = dict(config)
     lacking = []
     defaults |= class_defaults(cls, config)
     for field in dataclasses.fields(cls):
-        if field.name in told or not _is_demanded(field):
+        if field.name in filled or not _is_required(field):
             continue
         if _MAY_BE_NONE.fullmatch(str(field.type)):
-            told[field.name] = defaults[field.name] = None
+            filled[field.name] = defaults[field.name] = None
         else:
             lacking.append(field.name)
     if lacking:
         raise ModelError(f"config.json does not fit {cls.__module__}: it lacks {', '.join(lacking)}")
-    return told
+    return filled
 
 
-def _is_demanded(field: "dataclasses.Field[object]") -> bool:
+def _is_required(field: "dataclasses.Field[object]") -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

@@ -1,4 +1,4 @@
-"""`null` in a `config.json`: as if the field were not there, but where a module reads "none of it"."""
+"""Removes `null` fields from a config, except where null is a value to the module that reads it."""
 
 from runner.model.families import Config
 
@@ -24,16 +24,19 @@ _MEANT: dict[str, frozenset[str]] = {
     "rope_theta": frozenset({"kimi_linear", "olmo_hybrid"}),
     "rotary_dim": frozenset({"gptj"}),
 }
-"""Fields whose null is a value to some of mlx-lm's modules, though their classes have another default or none at all:
-queries that are not compressed, no shared experts, as many key heads as heads. A test tries all fields of all."""
+"""Field -> the mlx-lm modules to which its null is a value, although their classes have another default or none.
+
+Examples: queries that are not compressed, no shared experts, as many key heads as heads. A test tries every field of
+every module.
+"""
 
 
 def without_nulls(value: Config) -> Config:
-    """The fields of `value` but for those whose null says nothing to any module."""
+    """Returns `value` without the null fields that have no meaning to any module."""
     return {key: item for key, item in value.items() if item is not None or key in _MEANT}
 
 
 def drop_nulls(config: Config, module: str) -> None:
-    """Takes those out of `config` whose null says nothing to the module of that name in mlx-lm."""
+    """Removes the null fields from `config` that have no meaning to mlx-lm's `module`."""
     for key in [key for key, item in config.items() if item is None and module not in _MEANT.get(key, ())]:
         del config[key]

@@ -1,4 +1,4 @@
-"""Models that take pictures or sound in Ollama's own runner. Here they are text models, all of them."""
+"""Recognises models that take pictures or sound in Ollama's own runner. This runner serves them as text models."""
 
 from collections.abc import Collection
 
@@ -19,15 +19,14 @@ _KINDS = {
     "pictures": ("vision", "vision_config", _PACKAGES.values()),
     "sound": ("audio", "audio_config", ("gemma4",)),
 }
-"""Kind of media -> its tensors (a key of UNNEEDED), what describes them in config.json, the packages that serve it."""
+"""Kind of media -> its tensors (a key of UNNEEDED), its description in config.json, the packages that serve it."""
 
 
 def ollama_media(model: OpenedModel, packages: Collection[str]) -> str:
-    """The media that Ollama's runner takes for `model`, if these packages of it take any: `pictures`, `sound`,
-    `pictures and sound`, or nothing.
+    """Returns the media that Ollama's runner takes for `model`: `pictures`, `sound`, `pictures and sound`, or nothing.
 
-    Decided as that runner does, by config.json and tensors, of which it needs both: hosts leave some families'
-    capabilities out of what they tell.
+    `packages` are the packages of Ollama's runner that take media. Like that runner, this requires both a description
+    in config.json and tensors; the capabilities that hosts list are incomplete for some families.
     """
     package = _PACKAGES.get(model.family.module) if model.architecture in FAMILIES else None
     if package not in packages:

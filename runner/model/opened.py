@@ -1,4 +1,4 @@
-"""Opening a model: everything about it that can be known, and refused, without MLX and without reading weights."""
+"""Opens a model: finds and checks everything that needs neither MLX nor the weights."""
 
 import json
 import os
@@ -20,10 +20,10 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
 
 class OpenedModel(NamedTuple):
-    """A model whose files were found and whose headers were checked. Immutable; any thread may read it.
+    """A model with its files found and its headers checked. Immutable; any thread may read it.
 
-    `config` is `config.json` as it stands, `module_config` what mlx-lm's module is built from. `tensors` are those that
-    will be read, by the names that the module's `sanitize` knows.
+    `config` is `config.json` as stored; mlx-lm's module is built from `module_config`. `tensors` are those that will be
+    read, under the names that the module's `sanitize` knows.
     """
 
     name: str
@@ -33,43 +33,43 @@ class OpenedModel(NamedTuple):
     module_config: Config
     tensors: Mapping[str, Tensor]
     context_length: int
-    """In tokens; 0 if the model does not say."""
+    """In tokens; 0 if unknown."""
     vocab_size: int
     checkpoint: Checkpoint
     unreadable: frozenset[str] = frozenset()
-    """Tensors that belong to the model and were reported as unreadable, by the names of `tensors`."""
+    """Needed tensors that were reported as unreadable, named as in `tensors`."""
 
     @property
     def total_bytes(self) -> int:
-        """What loading will read."""
+        """The bytes that loading will read."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
     def suppressed_tokens(self) -> list[int]:
-        """The ids that `generation_config.json` keeps out of every answer."""
+        """The token ids that `generation_config.json` keeps out of every answer."""
         try:
             config = json.loads(self.file("generation_config.json") or b"{}")
         except (ValueError, RecursionError):
-            return []  # the tokenizer, which reads it too, refuses it
+            return []  # the tokenizer reads the file too, and refuses it
         listed = config.get("suppress_tokens") if isinstance(config, dict) else None
         tokens = listed if isinstance(listed, list) else []
         return [token for token in tokens if type(token) is int and 0 <= token < self.vocab_size]
 
     def file(self, name: str) -> bytes | None:
-        """The content of a text file such as `tokenizer.json`; None if the model has none."""
+        """Returns the content of a text file such as `tokenizer.json`; None if the model has none."""
         return self.checkpoint.file(name)
 
 
 def open_model(model: str, models_dir: Path) -> OpenedModel:
     """Opens `model`, an Ollama name in the store `models_dir` or the path of a directory.
 
-    Needs no MLX and reads no weights, so it takes milliseconds. Raises ModelError for whatever is missing or broken.
+    Takes milliseconds: it needs no MLX and reads no weights. Raises ModelError if anything is missing or broken.
     """
     return open_checkpoint(find_checkpoint(model, models_dir))
 
 
 def open_checkpoint(checkpoint: Checkpoint, report: ReportFault = raise_fault) -> OpenedModel:
-    """What a checkpoint means. Raises ModelError; faults that leave something to go on with are reported."""
+    """Interprets a checkpoint. Raises ModelError; passes faults that leave something to go on with to `report`."""
     config = read_config(checkpoint)
     architecture = architecture_of(config, from_store=checkpoint.from_store)
     family = family_of(architecture, config, from_store=checkpoint.from_store)
@@ -107,7 +107,10 @@ def open_checkpoint(checkpoint: Checkpoint, report: ReportFault = raise_fault) -
 
 
 def find_checkpoint(model: str, models_dir: Path, report: ReportFault = raise_fault) -> Checkpoint:
-    """A path if it looks like one; else a name; else a directory of that name, if there is one."""
+    """Finds the checkpoint for `model`: a path if it looks like one, else a stored name, else a directory of that name.
+
+    An existing directory is taken only where the store has no model of that name.
+    """
     if model.startswith(("/", ".", "~")) or Path(model).is_absolute():
         # Path.expanduser raises where there is no such user.
         return open_directory(Path(os.path.expanduser(model)), _printable(model), report)  # noqa: PTH111
@@ -117,7 +120,7 @@ def find_checkpoint(model: str, models_dir: Path, report: ReportFault = raise_fa
 
 
 def _printable(path: str) -> str:
-    """A path that may hold bytes which are no text, as one that can be written into JSON."""
+    """Replaces bytes of a path that are not UTF-8, so that it can be written as JSON."""
     return os.fsencode(path).decode(errors="replace")
 
 

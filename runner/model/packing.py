@@ -1,6 +1,6 @@
-"""How a packed tensor was quantized, from shapes alone.
+"""Finds out how a packed tensor was quantized, from shapes alone.
 
-Metadata is wrong or absent in real stores (docs/internals/store.md, 2.4); the shapes cannot be: the module knows its
+Metadata is wrong or missing in real stores (docs/internals/store.md, 2.4). Shapes are reliable: the module knows its
 input width.
 """
 
@@ -15,11 +15,11 @@ WORD_BITS = 32
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS = (32, 64, 128)
 FLOAT_MODES = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
-"""(bits, group size) -> mode, where the scales are bytes."""
+"""(bits, group size) -> mode, for scales of bytes."""
 
 
 class Packing(NamedTuple):
-    """The arguments of `mx.quantize` that made a tensor."""
+    """The arguments of `mx.quantize` with which a tensor was made."""
 
     bits: int
     group_size: int
@@ -27,7 +27,7 @@ class Packing(NamedTuple):
 
 
 def find_packing(in_dims: int, words: int, groups: int, *, byte_scales: bool) -> Packing | None:
-    """The packing of a row of `in_dims` values in `words` 32-bit words with `groups` scales; None if there is none."""
+    """Returns the packing of rows of `in_dims` values in `words` 32-bit words with `groups` scales; None if illegal."""
     if min(in_dims, words, groups) < 1 or words * WORD_BITS % in_dims or in_dims % groups:
         return None
     bits, group_size = words * WORD_BITS // in_dims, in_dims // groups
@@ -39,20 +39,20 @@ def find_packing(in_dims: int, words: int, groups: int, *, byte_scales: bool) ->
 
 
 def possible_packings(words: int, groups: int, *, byte_scales: bool) -> list[Packing]:
-    """Every packing that a row of so many words and scales may have, whatever its width."""
+    """Returns every legal packing of rows of `words` words with `groups` scales, for any input width."""
     widths = {words * WORD_BITS // bits for bits in AFFINE_BITS}
     found = (find_packing(width, words, groups, byte_scales=byte_scales) for width in sorted(widths))
     return [one for one in found if one is not None]
 
 
 def check_companions(tensor: Tensor) -> None:
-    """Raises ModelError unless words, scales and biases can belong together for at least one input width."""
+    """Raises ModelError unless words, scales and biases fit together for at least one input width."""
     words, scale, bias = tensor.weight, tensor.scale, tensor.bias
     where = f"{words.file}: tensor {tensor.name}"
     if scale is None:
         return
     if words.dtype != "U32" or len(words.shape) < 2:
-        raise ModelError(f"{where}: it has scales, so want packed U32 words, found {words.dtype} {list(words.shape)}")
+        raise ModelError(f"{where}: want packed U32 words with scales, found {words.dtype} {list(words.shape)}")
     if scale.dtype != "U8" and scale.dtype not in FLOAT_DTYPES:
         raise ModelError(f"{where}: scales of dtype {scale.dtype}, want U8, F16, BF16 or F32")
     if scale.shape[:-1] != words.shape[:-1]:
@@ -60,10 +60,10 @@ def check_companions(tensor: Tensor) -> None:
     byte_scales = scale.dtype == "U8"
     if not possible_packings(words.shape[-1], scale.shape[-1], byte_scales=byte_scales):
         raise ModelError(
-            f"{where}: {words.shape[-1]} words and {scale.shape[-1]} {scale.dtype} scales a row fit no quantization"
+            f"{where}: {words.shape[-1]} words and {scale.shape[-1]} {scale.dtype} scales a row match no quantization"
         )
     if byte_scales and bias is not None:
-        raise ModelError(f"{where}: byte scales (a floating-point mode) go without biases, found {bias.key}")
+        raise ModelError(f"{where}: byte scales (a floating-point mode) take no biases, found {bias.key}")
     if not byte_scales and (bias is None or (bias.dtype, bias.shape) != (scale.dtype, scale.shape)):
         found = f"{bias.dtype} {list(bias.shape)}" if bias else "none"
         raise ModelError(f"{where}: want quantization biases {scale.dtype} {list(scale.shape)}, found {found}")

@@ -1,4 +1,4 @@
-"""How far long work on many bytes is, told in the log now and then."""
+"""Logs the progress of long work on many bytes."""
 
 import threading
 import time
@@ -9,10 +9,10 @@ _LOG_EVERY_S = 1.0
 
 
 class Progress:
-    """How many bytes are done. Any thread may count; whoever finds a second over writes the line."""
+    """A counter of bytes done, logged once a second. Thread-safe."""
 
     def __init__(self, log: Log, what: str, total_bytes: int) -> None:
-        """`what` is done, as the log shall say it: `loading`."""
+        """`what` is the log message, for example `loading`."""
         self.total_bytes = total_bytes
         self._log = log
         self._what = what
@@ -22,11 +22,11 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since it was begun."""
+        """Seconds since the start."""
         return round(time.monotonic() - self._started, 1)
 
     def add(self, count: int) -> None:
-        """Counts so many bytes more."""
+        """Adds `count` bytes; logs if the last line is a second old."""
         with self._lock:
             self._done_bytes += count
             now = time.monotonic()

@@ -1,4 +1,7 @@
-"""Finds the ids that begin and end a text; of three files, the first that names one wins (docs/internals/wire.md, 2.8)."""
+"""Finds the ids that begin and end a text; of three files, the first that names one wins.
+
+See docs/internals/wire.md, 2.8.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""A model on disk, whatever its form: text files by name and logical tensors, as the headers describe them."""
+"""A model on disk, in either form: text files by name, and logical tensors as the headers describe them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -8,14 +8,14 @@ from runner.errors import ModelError
 from runner.model.sources.header import HeaderEntry, open_file, os_reason
 
 _LONGEST_TEXT_BYTES = 1 << 28
-"""Ten times the largest tokenizer; more than that is no text."""
+"""Ten times the largest tokenizer."""
 
 ReportFault = Callable[[ModelError], None]
-"""What becomes of a fault that leaves something to go on with."""
+"""Called with each fault that leaves something to go on with."""
 
 
 def raise_fault(error: ModelError) -> None:
-    """Raises it: the report of everyone who wants a sound model or none."""
+    """Raises the fault: the `ReportFault` of callers that accept only a sound model."""
     raise error
 
 
@@ -42,13 +42,13 @@ class Tensor(NamedTuple):
 
 
 class File(NamedTuple):
-    """A text file of the model. `size_bytes` is what a manifest promises, None where nothing does."""
+    """A text file of the model. `size_bytes` is its size according to a manifest, None without one."""
 
     path: Path
     size_bytes: int | None = None
 
     def read(self) -> bytes:
-        """The content. Raises ModelError that names the path; a file of the wrong size is not read."""
+        """Returns the content. Raises a ModelError that names the path, also for a file of the wrong size."""
         with open_file(self.path, self.size_bytes) as (file, found_bytes):
             if found_bytes > _LONGEST_TEXT_BYTES:
                 raise ModelError(f"{self.path}: {found_bytes} bytes are too many for a text file")
@@ -59,11 +59,10 @@ class File(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """What a store or a directory holds. Nothing of the tensors' data has been read.
+    """A model in a store or a directory. No tensor data has been read.
 
-    `name` is what the user called the model, `path` the manifest or the directory. `from_store` tells whose tensor
-    names these are: Ollama's, which are those of the source, or a directory's, which mlx-lm's own conversion may have
-    made.
+    `name` is the name given by the user, `path` the manifest or the directory. `from_store` tells the origin of the
+    tensor names: a store keeps those of the source; in a directory, mlx-lm's conversion may have changed them.
     """
 
     name: str
@@ -72,16 +71,19 @@ class Checkpoint(NamedTuple):
     tensors: Mapping[str, Tensor]
     from_store: bool
     missing_file: str
-    """What to say of a file that is not there; `{}` stands for its name."""
+    """The message for a missing file; `{}` stands for its name."""
     unreadable: Mapping[str, Tensor] = {}
-    """Tensors whose file was reported as unreadable: stand-ins without a shape, under the best name that is known."""
+    """Placeholders without a shape for tensors whose file was reported as unreadable, under the best known name."""
     draft_bytes: Mapping[str, int] = {}
-    """What belongs to a speculative draft model and was left unopened, by the names of the layers."""
+    """Layer name -> size, for layers of a speculative draft model, which are not opened."""
     text_blobs: Mapping[str, File] = {}
-    """The store's blobs that hold no tensors, by what a manifest calls them; a directory has no blobs."""
+    """The store's blobs without tensors, by their name in the manifest; empty for a directory."""
 
     def file(self, name: str) -> bytes | None:
-        """The text file called `name`; None if the model has none. The name of a blob would not tell which it is."""
+        """Returns the content of text file `name`; None if the model has none.
+
+        Raises ModelError. For a store, the message names the file, since the path of a blob does not tell which it is.
+        """
         file = self.files.get(name)
         try:
             return None if file is None else file.read()
@@ -89,7 +91,7 @@ class Checkpoint(NamedTuple):
             raise ModelError(f"layer {name}: {error}" if self.from_store else str(error)) from error
 
     def required_file(self, name: str) -> bytes:
-        """The text file called `name`. Raises ModelError without the name, which the caller tells."""
+        """Returns the content of text file `name`. Raises ModelError; the caller adds the name to the message."""
         file = self.files.get(name)
         if file is None:
             raise ModelError(self.missing_file.format(name))
@@ -97,12 +99,12 @@ class Checkpoint(NamedTuple):
 
 
 def placeholder_tensor(name: str, file: Path) -> Tensor:
-    """A tensor of which no more is known than its name."""
+    """Returns a tensor without a shape, for one of which only the name is known."""
     return Tensor(name, HeaderEntry(file, name, "U8", ()))
 
 
 def merge_tensors(groups: Iterable[Iterator[Tensor]], report: ReportFault = raise_fault) -> dict[str, Tensor]:
-    """The tensors of many files in one table. A name that two files hold is reported, and the first one kept."""
+    """Merges the tensors of many files. Reports a name that occurs in two files, and keeps the first tensor."""
     tensors: dict[str, Tensor] = {}
     for group in groups:
         for tensor in group:

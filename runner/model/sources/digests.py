@@ -1,4 +1,4 @@
-"""`--verify`: whether the blobs of a store hold what their names say. Reads all of them: a second or two a gigabyte."""
+"""`--verify`: compares the blobs of a store with the digests in their names, at one or two seconds a gigabyte."""
 
 import hashlib
 import threading
@@ -13,15 +13,15 @@ from runner.model.sources.header import open_file, os_reason
 
 log = Log(__name__)
 
-_THREADS = 2  # a core hashes slower than a disk reads, and hashing lets go of the interpreter
+_THREADS = 2  # a core hashes slower than a disk reads, and hashing releases the GIL
 _CHUNK_BYTES = 1 << 20
 
 
 def verify_digests(checkpoint: Checkpoint, tensors: Iterable[Tensor], report: ReportFault = raise_fault) -> None:
-    """Compares the SHA-256 of each blob that `tensors` and the text files lie in with its name.
+    """Compares the SHA-256 of each blob with tensors of `tensors` or a text file with the blob's name.
 
-    Reports ModelError for those that differ, in any order, which names what lies there; if that raises, the rest is
-    left alone. Says in the log how far it is, or that a directory has no digests.
+    Reports a ModelError for each mismatch, in any order, with the name of the content; if `report` raises, stops. Logs
+    the progress, or that a directory has no digests.
     """
     if not checkpoint.from_store:
         log.info("nothing to verify: a directory has no digests", directory=str(checkpoint.path))
@@ -31,7 +31,7 @@ def verify_digests(checkpoint: Checkpoint, tensors: Iterable[Tensor], report: Re
         blobs.setdefault(File(tensor.weight.file), []).append(tensor.weight.key)
     sizes = {blob: _size(blob) for blob in blobs}
     progress = Progress(log, "verifying", sum(sizes.values()))
-    stopped = threading.Event()  # set when nobody waits for the rest
+    stopped = threading.Event()  # set when the remaining results are not needed
     with ThreadPoolExecutor(_THREADS, "digest") as pool:
         try:
             # The largest first, so that the threads end together.
@@ -46,7 +46,7 @@ def verify_digests(checkpoint: Checkpoint, tensors: Iterable[Tensor], report: Re
 
 
 def _size(blob: File) -> int:
-    """In bytes; 0 for a file that is not there, of which whoever needs it will tell."""
+    """Returns the size in bytes; 0 for a missing file, which is reported where it is needed."""
     try:
         return blob.path.stat().st_size
     except OSError:
@@ -54,9 +54,9 @@ def _size(blob: File) -> int:
 
 
 def _fault(blob: File, names: Sequence[str], progress: Progress, stopped: threading.Event) -> ModelError | None:
-    """What is wrong with the content of one blob, in which lies what has these names.
+    """Returns the fault in the content of one blob, which holds the tensors or files `names`; None if there is none.
 
-    One that cannot be opened is no matter of digests.
+    A blob that cannot be opened is no fault here: opening the model reports it.
     """
     found = hashlib.sha256()
     chunk = memoryview(bytearray(_CHUNK_BYTES))

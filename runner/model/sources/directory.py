@@ -1,4 +1,4 @@
-"""A Hugging Face style directory: `config.json`, `model*.safetensors`, tokenizer files."""
+"""Opens a directory in the style of Hugging Face: `config.json`, `model*.safetensors`, tokenizer files."""
 
 import json
 import os
@@ -25,11 +25,11 @@ _OTHER_WEIGHTS = (".safetensors", ".bin", ".pth", ".gguf", ".npz")
 def open_directory(directory: Path, name: str, report: ReportFault = raise_fault) -> Checkpoint:
     """Reads the header of every weight file.
 
-    Raises ModelError that names what is missing or broken. What is wrong with single files goes to `report`; the
-    tensors that the index places there count as lost.
+    Raises a ModelError that names what is missing or broken. Faults of single files go to `report`, and the tensors
+    that the index lists for them become `unreadable`.
     """
     try:
-        # A link that leads nowhere stays, to be told: it is what an interrupted download leaves behind.
+        # A dangling link stays in the list, to be reported: interrupted downloads leave such links.
         paths = [path for path in sorted(directory.iterdir()) if not os.path.isdir(path)]  # noqa: PTH112 - Path.is_dir raises for links to closed places
     except NotADirectoryError as error:
         raise ModelError(f"open {directory}: not a directory; name the one that holds config.json") from error
@@ -59,7 +59,7 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
             other = entries.setdefault(key, entry)
             if other is not entry:
                 report(ModelError(f"tensor {key} is in two files: {other.file} and {path}"))
-    # A stale index, of which no file is there, is ignored, as mlx-lm ignores all; else a download was interrupted.
+    # A stale index, which names none of the files, is ignored, as mlx-lm ignores all; else a download is incomplete.
     known = {path.name for path in weights}
     stale = known.isdisjoint(places.values())
     shards = {shard for key, shard in places.items() if key not in entries and "/" not in shard and not stale}
@@ -78,7 +78,7 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
 
 
 def _places(index: File | None, report: ReportFault) -> dict[str, str]:
-    """Which tensor lies in which file, as the index says; nothing without one."""
+    """Returns the file of each tensor according to the index; empty without one."""
     if index is None:
         return {}
     try:
@@ -91,7 +91,7 @@ def _places(index: File | None, report: ReportFault) -> dict[str, str]:
 
 
 def _tensors(entries: Mapping[str, HeaderEntry]) -> Iterator[Tensor]:
-    """Logical tensors by MLX's names: `x.weight` with `x.scales` is packed."""
+    """Yields logical tensors by MLX's naming: `x.weight` with `x.scales` is packed."""
     for key, entry in entries.items():
         stem, _, last = key.rpartition(".")
         scale = entries.get(f"{stem}.scales") if f"{stem}.weight" in entries else None

@@ -1,6 +1,7 @@
-"""The header of a safetensors file, read and checked without touching the data.
+"""Reads and checks the header of a safetensors file without touching the data.
 
-A file that passes can be handed to MLX: every tensor lies inside the file, alone, and is as long as its shape says.
+MLX can safely load a file that passes: every tensor lies inside the file, overlaps no other, and has the length of its
+shape.
 """
 
 import itertools
@@ -19,9 +20,9 @@ from runner.errors import ModelError
 
 _LENGTH_BYTES = 8
 _LONGEST_HEADER_BYTES = 100_000_000
-"""The format's own limit; it also bounds the memory that a hostile file can ask for."""
+"""The format's own limit, which also bounds the memory for a hostile file."""
 _LARGEST_SIZE = 2**31 - 1
-"""Of one dimension, to MLX."""
+"""MLX's limit for one dimension."""
 
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
@@ -30,14 +31,14 @@ DTYPE_BYTES = {
 """Bytes per element of every type that MLX can load."""
 
 _MOST_DIMENSIONS = 16
-"""No tensor of a model has more; the product of a million sizes would take hours."""
+"""More than any real tensor has; multiplying a million sizes would take hours."""
 _SHOWN = 100
 
 FLOAT_DTYPES = frozenset({"F16", "BF16", "F32"})
 
 
 class HeaderEntry(NamedTuple):
-    """One array of a file. `file` is the path it lies in, `key` its name there, `shape` in elements."""
+    """One array of a file: its path, its name there, and its shape in elements."""
 
     file: Path
     key: str
@@ -50,9 +51,9 @@ class HeaderEntry(NamedTuple):
 
 
 def read_header(path: Path, *, size_bytes: int | None = None) -> dict[str, HeaderEntry]:
-    """The arrays of one safetensors file by key.
+    """Returns the arrays of one safetensors file by key.
 
-    `size_bytes` is the size that the manifest promises. Raises ModelError that names the file, the key and the fault.
+    `size_bytes` is the size according to the manifest. Raises a ModelError that names the file, the key and the fault.
     """
     with open_file(path, size_bytes) as (file, found_bytes):
         try:
@@ -70,9 +71,9 @@ def read_header(path: Path, *, size_bytes: int | None = None) -> dict[str, Heade
 
 @contextmanager
 def open_file(path: Path, size_bytes: int | None = None) -> Iterator[tuple[BufferedReader, int]]:
-    """The file and its size in bytes, which must be `size_bytes` where a manifest promises that.
+    """Opens a file and yields it with its size, which must be `size_bytes` if that is given.
 
-    Raises ModelError for what cannot be opened, and for pipes and devices, which would be waited for.
+    Raises ModelError if it cannot be opened, and for pipes and devices, which might block.
     """
     advice = "" if size_bytes is None else "; pull or create the model again"
     try:
@@ -92,7 +93,7 @@ def open_file(path: Path, size_bytes: int | None = None) -> Iterator[tuple[Buffe
 
 
 def os_reason(error: OSError) -> str:
-    """Why the operating system refused, in Go's spelling: `no such file or directory`."""
+    """Returns the operating system's message in Go's spelling: `no such file or directory`."""
     return (error.strerror or str(error)).lower()
 
 
@@ -149,6 +150,6 @@ def _are_sizes(value: object, most: int) -> TypeGuard[list[int]]:
 
 
 def _clipped(value: object) -> str:
-    """A piece of a hostile file, for one line of text."""
+    """Shortens a value from an untrusted file to fit into a line."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

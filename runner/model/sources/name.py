@@ -1,4 +1,4 @@
-"""Ollama's model names and where a store keeps their manifests (docs/internals/store.md, 1.1 to 1.3)."""
+"""Ollama's model names, and the manifests that a store keeps for them (docs/internals/store.md, 1.1 to 1.3)."""
 
 import os
 import re
@@ -23,7 +23,7 @@ _PARTS = {
 
 
 class ModelName(NamedTuple):
-    """A complete name. Every part is checked, so joining them to a path stays inside the store."""
+    """A complete name. A valid name, joined to a path, stays inside the store."""
 
     host: str
     namespace: str
@@ -39,9 +39,9 @@ class ModelName(NamedTuple):
 
 
 def parse_name(text: str) -> ModelName:
-    """`[scheme://][host/][namespace/]model[:tag]`; a colon before the last slash belongs to the host's port.
+    """Parses `[scheme://][host/][namespace/]model[:tag]`; a colon before the last slash belongs to the host's port.
 
-    Raises ModelError for anything else, so also for `..` and for digests.
+    Raises ModelError for anything else, including `..` and digests.
     """
     _, _, bare = text.rpartition("://")
     head, slash, last = bare.rpartition("/")
@@ -56,14 +56,14 @@ def parse_name(text: str) -> ModelName:
 
 
 def manifest_path(models_dir: Path, name: ModelName) -> Path:
-    """Where the manifest of exactly this name lies, or would lie."""
+    """Returns the path of the manifest for exactly this name, whether it exists or not."""
     return models_dir.joinpath("manifests", *name)
 
 
 def find_manifest(models_dir: Path, name: ModelName) -> Path | None:
-    """The manifest of `name`: the exact spelling first, then any spelling that differs in case only.
+    """Finds the manifest of `name`: the exact spelling first, then spellings that differ only in case.
 
-    Raises ModelError if it is closed to this user.
+    Raises ModelError if this user may not read it.
     """
     exact = manifest_path(models_dir, name)
     try:
@@ -77,7 +77,7 @@ def find_manifest(models_dir: Path, name: ModelName) -> Path | None:
 
 
 def missing_manifest_error(models_dir: Path, name: ModelName) -> ModelError:
-    """What to say of a model that is not there: Go's words, then what may help."""
+    """Returns the error for a model that does not exist: Go's message, then advice."""
     tags = [found.tag for found, _ in _manifests(models_dir) if found.folded[:-1] == name.folded[:-1]]
     if tags:
         advice = f"its tags are {', '.join(tags)}"
@@ -89,7 +89,7 @@ def missing_manifest_error(models_dir: Path, name: ModelName) -> ModelError:
 
 
 def _manifests(models_dir: Path) -> Iterator[tuple[ModelName, Path]]:
-    """Every manifest at the right depth under a name that is one; `.DS_Store`, stray and closed files are not."""
+    """Yields every manifest at the right depth with a valid name; skips `.DS_Store`, stray and unreadable files."""
     for path in sorted((models_dir / "manifests").glob("*/*/*/*")):
         name = ModelName(*path.parts[-4:])
         if name.is_valid() and os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a closed directory

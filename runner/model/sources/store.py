@@ -1,4 +1,4 @@
-"""Ollama's store: a manifest names blobs, one blob holds one logical tensor or one JSON file.
+"""Opens a model in Ollama's store: a manifest of blobs, each a logical tensor or a JSON file.
 
 See docs/internals/store.md, 1 and 2.
 """
@@ -27,7 +27,7 @@ _JSON = "application/vnd.ollama.image.json"
 _MODEL_FORMAT = "safetensors"
 _DIGEST = re.compile(r"sha256[:-][0-9a-fA-F]{64}")
 _DRAFT = ("draft.", "draft/")
-"""How everything of a speculative draft model is named; nothing here runs one."""
+"""Prefixes of a speculative draft model, which this runner does not use."""
 _COMPANIONS = (".scale", ".bias", ".global_scale")
 
 
@@ -47,10 +47,10 @@ class _Layer(NamedTuple):
 
 
 def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -> Checkpoint:
-    """Reads the manifest of `name` and the header of every tensor blob that can matter.
+    """Reads the manifest of `name` and the headers of its tensor blobs, except those of a draft model.
 
-    Raises ModelError: a missing manifest in Go's words, anything else with the path and what is wrong there. What is
-    wrong with single layers goes to `report`, and they count as lost.
+    Raises ModelError: for a missing manifest with Go's message, otherwise with the path and the fault. Faults of single
+    layers go to `report`, and their tensors become `unreadable`.
     """
     parsed = parse_name(name)
     path = find_manifest(models_dir, parsed)
@@ -111,7 +111,7 @@ def _layers(
 
 
 def _layer(path: Path, item: object, models_dir: Path) -> _Layer:
-    """One entry of the manifest. The digest is checked before it becomes part of a path."""
+    """Reads one entry of the manifest. Checks the digest before it becomes part of a path."""
     if not isinstance(item, dict):
         raise ModelError(f"parse manifest: {path}: a layer is not an object: {item!r}")
     media_type, name, digest, size = (item.get(key) for key in ("mediaType", "name", "digest", "size"))
@@ -126,7 +126,7 @@ def _layer(path: Path, item: object, models_dir: Path) -> _Layer:
 def _config_blob(
     name: str, path: Path, manifest: Mapping[str, object], models_dir: Path, report: ReportFault
 ) -> dict[str, File]:
-    """The blob that describes the model to Ollama, if there is one. Refuses what it says is no safetensors model."""
+    """Returns the blob that describes the model to Ollama, if any. Refuses formats other than safetensors."""
     item = manifest.get("config")
     if item is None:
         return {}
@@ -157,7 +157,7 @@ def _parsed(layer: _Layer) -> Mapping[str, object]:
 
 
 def _tensors(layer: _Layer, unreadable: dict[str, Tensor], report: ReportFault) -> Iterator[Tensor]:
-    """The logical tensors of one blob, found by the names inside it; the layer's own name serves messages only."""
+    """Yields the logical tensors of one blob, by the names inside it; the layer's own name is only for messages."""
     try:
         entries = read_header(layer.blob, size_bytes=layer.size_bytes)
     except ModelError as error:
@@ -165,7 +165,9 @@ def _tensors(layer: _Layer, unreadable: dict[str, Tensor], report: ReportFault) 
         unreadable[layer.name] = placeholder_tensor(layer.name, layer.blob)
         return
     if "data" in entries:
-        raise ModelError(f"layer {layer.name}: {layer.blob}: layout of before Ollama 0.16; create or pull it again")
+        raise ModelError(
+            f"layer {layer.name}: {layer.blob}: stored by Ollama before 0.16; create or pull the model again"
+        )
     for key, entry in entries.items():
         if key.startswith(_DRAFT) or _is_companion(key, entries):
             continue
@@ -176,6 +178,6 @@ def _tensors(layer: _Layer, unreadable: dict[str, Tensor], report: ReportFault) 
 
 
 def _is_companion(key: str, entries: Mapping[str, HeaderEntry]) -> bool:
-    """Whether `key` serves another key of its file. `router.scale` does not: there is no `router`."""
+    """Returns True if `key` holds scales or biases of another key; `router.scale` without `router` does not."""
     base, dot, last = key.rpartition(".")
     return dot + last in _COMPANIONS and base in entries and f"{base}.scale" in entries

@@ -1,6 +1,6 @@
-"""From arrays to an mlx-lm module: its `sanitize`, its quantized layers, and a check of every parameter.
+"""Assembles an mlx-lm module from arrays: its `sanitize`, its quantized layers, and a check of every parameter.
 
-Nothing here evaluates anything, so the same functions run first on placeholders of the right shapes, before a byte of
+Nothing here evaluates an array. So the same functions run first on placeholders of the right shapes, before a byte of
 weights is read, and then on the real arrays (docs/internals/store.md, 0, steps 6 to 10).
 """
 
@@ -33,11 +33,11 @@ MLX_DTYPES = {
     "I32": mx.int32, "U64": mx.uint64, "I64": mx.int64, "F16": mx.float16, "BF16": mx.bfloat16, "F32": mx.float32,
     "C64": mx.complex64, "F8_E4M3": mx.uint8, "F8_E8M0": mx.uint8,
 }  # fmt: skip
-"""How MLX represents the types of a file."""
+"""Type in a file -> its type in MLX."""
 
 
 def arrays_of(opened: OpenedModel, make: Callable[[HeaderEntry], mx.array]) -> dict[str, Arrays]:
-    """The arrays of every tensor that is needed, each part made by `make`."""
+    """Returns the arrays of every needed tensor, each part made by `make`."""
 
     def arrays(tensor: Tensor) -> Arrays:
         _, weight, *companions = tensor
@@ -47,12 +47,12 @@ def arrays_of(opened: OpenedModel, make: Callable[[HeaderEntry], mx.array]) -> d
 
 
 def placeholders(opened: OpenedModel) -> dict[str, Arrays]:
-    """Arrays of the right shapes and types that hold nothing."""
+    """Returns arrays of the right shapes and types, without data."""
     return arrays_of(opened, lambda entry: mx.zeros(entry.shape, MLX_DTYPES[entry.dtype]))
 
 
 def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
-    """The module on placeholders, and how its weights are to be made. Raises ModelError if anything does not fit."""
+    """Builds the module on placeholders. Returns it with the recipe for its weights; ModelError if anything misfits."""
     check_kernels(opened)
     arrays = placeholders(opened)
     recipe = Recipe("as stored")
@@ -69,13 +69,13 @@ def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
 
 
 def assemble(opened: OpenedModel, arrays: Mapping[str, Arrays], recipe: Recipe) -> Module:
-    """The module that `opened` describes, holding `arrays` (still lazy). Raises ModelError if anything does not fit."""
+    """Builds the module of `opened` with `arrays`, which stay lazy. Raises ModelError if anything does not fit."""
     if has_source_names(opened):
         module, weights = sanitize_packed(lambda weights, layout: _sanitized(opened, weights, layout), arrays, recipe)
     else:
         module, weights = _from_packed_directory(opened, arrays)
     quantize_layers(opened, module, weights)
-    module.eval()  # some layers have their parameters only then
+    module.eval()  # some layers create their parameters only in this mode
     check_parameters(opened, dict(_flat(module.parameters())), weights)
     module.load_weights(list(weights.items()), strict=False)
     return module
@@ -87,7 +87,7 @@ def _is_computed(opened: OpenedModel, name: str) -> bool:
 
 
 def has_source_names(opened: OpenedModel) -> bool:
-    """Whether the names are a source's. Those of a packed directory are mlx-lm's own, which its modules know."""
+    """Returns True if tensors have the names of their source; in a packed directory they have mlx-lm's own names."""
     packed = any(tensor.scale is not None or name.endswith(".qweight") for name, tensor in opened.tensors.items())
     return opened.checkpoint.from_store or not packed
 
@@ -97,9 +97,9 @@ def _flat(tree: object) -> list[tuple[str, mx.array]]:
 
 
 def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
-    """A fresh module with lazy random parameters, and the defaults of its classes that count for it.
+    """Returns a fresh module with lazy random parameters, and the defaults of its classes that it uses.
 
-    Each use gets its own, since some `sanitize` methods change it. Raises ModelError if mlx-lm cannot make it.
+    Every use needs a fresh one, since some `sanitize` methods change it. Raises ModelError if mlx-lm cannot build it.
     """
     name = f"mlx_lm.models.{opened.family.module}"
     try:
@@ -114,14 +114,14 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
         except ModelError:
             raise
         except Exception as error:
-            unsaid = ", ".join(field for field, value in defaults.items() if value is None)
-            why = f"{type(error).__name__}: {error}{f' (it lacks {unsaid})' if unsaid else ''}"
+            missing = ", ".join(field for field, value in defaults.items() if value is None)
+            why = f"{type(error).__name__}: {error}{f' (it lacks {missing})' if missing else ''}"
             raise ModelError(f"config.json does not fit {name}: {why}") from error
     return module, class_defaults(args_class, config) | defaults
 
 
 def _sanitized(opened: OpenedModel, weights: Weights, layout: ExpertLayout) -> tuple[Module, Weights]:
-    """A fresh module and what its `sanitize` makes of `weights` in the form of `layout`."""
+    """Returns a fresh module and the result of its `sanitize` for `weights` in `layout`."""
     module, _ = build_module(opened)
     try:
         with with_layout(weights, layout, opened.family.renamed) as named:
@@ -139,7 +139,7 @@ def _sanitized(opened: OpenedModel, weights: Weights, layout: ExpertLayout) -> t
 
 
 def _with_factors(weights: Weights) -> Weights:
-    """`weights` with MLX's global scales, one for a tensor or an expert, as factors for each row."""
+    """Replaces MLX's global scales, one per tensor or expert, by factors for each row."""
     for name in [name for name in weights if name.endswith(".global_scale")]:
         words = weights.get(f"{name.removesuffix('.global_scale')}.weight")
         if words is not None and words.dtype == mx.uint32:

@@ -1,4 +1,4 @@
-"""AutoAWQ's 4-bit checkpoints in MLX's packing: the same numbers in other places (AutoAWQ's `WQLinear_GEMM`)."""
+"""Repacks AutoAWQ's 4-bit checkpoints for MLX: the same numbers in other places (AutoAWQ's `WQLinear_GEMM`)."""
 
 import mlx.core as mx
 
@@ -7,7 +7,7 @@ from runner.errors import ModelError
 _BITS = 4
 _PER_WORD = 32 // _BITS
 _ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Which nibble of a word holds its n-th value."""
+"""The nibble of a word that holds its n-th value."""
 
 
 def is_awq(weights: dict[str, mx.array]) -> bool:
@@ -15,10 +15,10 @@ def is_awq(weights: dict[str, mx.array]) -> bool:
 
 
 def to_mlx(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Turns every `x.qweight`, `x.qzeros`, `x.scales` into `x.weight`, `x.scales`, `x.biases`; all lazily.
+    """Converts every `x.qweight`, `x.qzeros`, `x.scales` into `x.weight`, `x.scales`, `x.biases`; lazily.
 
-    AWQ keeps a layer as [in, out/8] with scales [in/group, out], MLX as [out, in/8] with [out, in/group]; a value is
-    `(q - zero) * scale` there and `q * scale + bias` here. Other floats take the type of the scales, as in mlx-lm.
+    AWQ stores a layer as [in, out/8] with scales [in/group, out], MLX as [out, in/8] with [out, in/group]. A value is
+    `(q - zero) * scale` in AWQ and `q * scale + bias` in MLX. Other floats get the type of the scales, as in mlx-lm.
     """
     stems = [name.removesuffix(".qweight") for name in weights if name.endswith(".qweight")]
     dtype = weights[f"{stems[0]}.scales"].dtype if f"{stems[0]}.scales" in weights else mx.float16
@@ -33,7 +33,7 @@ def to_mlx(weights: dict[str, mx.array]) -> dict[str, mx.array]:
         integers = [part for part in (words, zeros) if part is not None]
         odd = any(part.ndim != 2 or part.dtype not in (mx.int32, mx.uint32) for part in integers)
         if f"{stem}.g_idx" in weights or words is None or scales is None or scales.ndim != 2 or odd:
-            raise ModelError(f"tensor {stem}.qweight: no 4-bit AWQ layer; convert the model with mlx_lm.convert")
+            raise ModelError(f"tensor {stem}.qweight: not a 4-bit AWQ layer; convert the model with mlx_lm.convert")
         in_dims, out_dims = words.shape[0], words.shape[1] * _PER_WORD
         fits = zeros is None or zeros.shape == (scales.shape[0], words.shape[1])
         if scales.shape[1] != out_dims or in_dims % _PER_WORD or not fits:
@@ -48,6 +48,6 @@ def to_mlx(weights: dict[str, mx.array]) -> dict[str, mx.array]:
 
 
 def _unpacked(words: mx.array) -> mx.array:
-    """[rows, n/8] words -> [rows, n] values 0..15."""
+    """Unpacks [rows, n/8] words into [rows, n] values 0..15."""
     nibbles = words[..., None] >> (mx.array(_ORDER) * _BITS) & 0xF
     return nibbles.reshape(words.shape[0], -1)

@@ -1,8 +1,8 @@
-"""The type in which a model computes: its own, or one into which its floating-point weights are converted at load.
+"""Chooses the type in which a model computes: its own, or one into which its weights are converted at load.
 
-MLX's CPU backend computes 16-bit numbers one by one, float32 ones with a BLAS and vectors; a packed layer computes in
-the type of its scales, and the keys and values of a cache have the type of the layers that make them. So a CPU runs
-everything in float32 where memory allows: plain weights, norms, and the scales and biases of packed ones.
+MLX's CPU backend computes 16-bit numbers one by one, float32 numbers with a BLAS and vector instructions. A packed
+layer computes in the type of its scales; keys and values in a cache have the type of the layers that make them. So on a
+CPU everything is float32 where memory allows: plain weights, norms, and the scales and biases of packed weights.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,14 @@ log = Log(__name__)
 _TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _HALVES = (mx.bfloat16, mx.float16)
 _FACTOR = "global_scale"
-"""Of packed layers that multiply their products in float32 (`with_global_scale.py`)."""
+"""A parameter of packed layers that scale their outputs in float32 (`scaled_layers.py`)."""
 
 
 class DtypePlan(NamedTuple):
-    """What becomes of the floating-point weights of one model.
+    """The types of one model's floating-point weights.
 
-    `dtype` is what they are converted into; None: nothing is. `computes` names the type that most of them have then,
-    `why` says who decided. `lacking` says what stood in the way of a better choice.
+    Weights are converted into `dtype`, unless it is None. `computes` names the type that most of them have then, `why`
+    the reason for the choice, `lacking` the reason why a better choice was impossible.
     """
 
     dtype: mx.Dtype | None
@@ -38,18 +38,18 @@ class DtypePlan(NamedTuple):
     why: str
     lacking: str = ""
     may_shrink: Callable[[str], bool] = lambda _: True
-    """Whether the parameter of that name may lose digits."""
+    """Returns True if the parameter of that name may lose precision."""
 
     def dtype_of(self, name: str, dtype: mx.Dtype) -> mx.Dtype:
-        """The type in which the parameter `name`, stored as `dtype`, is held."""
+        """Returns the type in memory of the parameter `name`, stored as `dtype`."""
         if self.dtype is None or not mx.issubdtype(dtype, mx.floating):
             return dtype
         return self.dtype if self.dtype == mx.float32 or self.may_shrink(name) else dtype
 
     def early_dtype(self, name: str, tensor: Tensor) -> mx.Dtype | None:
-        """The type into which a tensor may be converted as soon as it is read, so that it never takes its own room.
+        """Returns the type into which a tensor may be converted as soon as it is read, to save memory.
 
-        None: not before it is in the module. Only what shrinks is in a hurry, and is large, and no factor of others.
+        Returns None for tensors that are converted later, in the module. Only large weights that shrink gain by it.
         """
         if self.dtype is None or self.dtype == mx.float32:
             return None
@@ -57,35 +57,35 @@ class DtypePlan(NamedTuple):
         return self.dtype if is_wide and name.endswith(".weight") and self.may_shrink(name) else None
 
     def nbytes(self, module: Module) -> int:
-        """What the parameters of the module, which may be placeholders, take when they are held."""
+        """Returns the bytes of the module's parameters after conversion. They may be placeholders."""
         parameters = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
         return sum(array.size * self.dtype_of(name, array.dtype).size for name, array in parameters)
 
     def over_budget(self, budget_bytes: int | None, module: Module) -> str:
-        """Why the model cannot be loaded within so many bytes, or nothing."""
+        """Returns the reason why the model does not fit into `budget_bytes`; empty if it does."""
         if budget_bytes is None or (needed := self.nbytes(module)) <= budget_bytes:
             return ""
         return (
             f"the weights take {shown(needed)} in {self.computes}, and the runner may use {shown(budget_bytes)} in all:"
-            " choose a smaller or a quantized model, end what else needs memory, or allow more with --memory"
+            " choose a smaller or a quantized model, free memory, or allow more with --memory"
         )
 
     def log_choice(self) -> None:
-        """Writes it into the log."""
+        """Logs the choice."""
         if self.lacking:
             log.warning(self.lacking)
         log.info("number format", dtype=self.computes, why=self.why)
 
 
 def device() -> Literal["cpu", "gpu"]:
-    """On what models run in this process."""
+    """Returns the kind of device on which models run in this process."""
     return "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
 
 
 def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None) -> DtypePlan:
-    """What `--dtype wanted` means for `module`, which may hold placeholders: only shapes and types are looked at.
+    """Returns the meaning of `--dtype wanted` for `module`, from its shapes and types; it may hold placeholders.
 
-    `budget_bytes` is what weights, caches and computing may take together; None: all that the machine has left.
+    `budget_bytes` is the limit for weights, caches and computing together; None stands for all available memory.
     """
     parameters = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
     own = _most(parameters)
@@ -106,15 +106,15 @@ def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None) ->
     if wanted_bytes <= found_bytes:
         return converting
     lacking = (
-        f"weights stay {_name(own)}, in which a CPU is many times slower, and runs no experts: float32 needs"
-        f" {shown(wanted_bytes)} of memory, a share for the cache included, and {shown(found_bytes)} may be used;"
-        " --dtype float32 takes it in any case"
+        f"weights stay {_name(own)}, in which a CPU is many times slower and cannot run experts: float32 needs"
+        f" {shown(wanted_bytes)} of memory, including a share for the cache, but only {shown(found_bytes)} may be used;"
+        " --dtype float32 converts them anyway"
     )
     return kept._replace(why="too little memory for float32", lacking=lacking)
 
 
 def _most(parameters: list[tuple[str, mx.array]]) -> mx.Dtype:
-    """The floating-point type in which the most numbers are stored."""
+    """Returns the floating-point type of the most numbers."""
     counts: dict[mx.Dtype, int] = {}
     for _, array in parameters:
         if mx.issubdtype(array.dtype, mx.floating):
@@ -123,7 +123,7 @@ def _most(parameters: list[tuple[str, mx.array]]) -> mx.Dtype:
 
 
 def _may_shrink(module: Module) -> Callable[[str], bool]:
-    """What mlx-lm's conversions go by."""
+    """Returns the test by which mlx-lm's conversions choose parameters that may lose precision."""
     predicate = cast("Callable[[str], bool]", getattr(module, "cast_predicate", lambda _: True))
     return lambda name: not name.endswith(_FACTOR) and predicate(name)
 

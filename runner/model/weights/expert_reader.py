@@ -1,8 +1,8 @@
-"""Experts that a checkpoint keeps apart, read straight into the stacks that a module wants.
+"""Reads separate experts of a checkpoint straight into the stacks that a module needs.
 
-Hugging Face keeps a tensor for each expert, and mlx-lm's `sanitize` stacks them: every byte would be read to one place
-and copied to another. Here all experts of a stack are read side by side into the whole, which then passes for one that
-was stored so (`experts.presented`).
+Hugging Face stores one tensor per expert, and mlx-lm's `sanitize` stacks them, which would copy every byte after
+reading it. Here all experts of a stack are read into one array, which is then treated as if it were stored stacked
+(`experts.with_layout`).
 """
 
 import json
@@ -24,18 +24,18 @@ from runner.model.weights.experts import ExpertLayout, with_layout
 from runner.model.weights.packed import Arrays, Recipe
 
 ExpertStacks = dict[str, list[Tensor]]
-"""The experts of each stack, in order, by the name that Ollama would give it."""
+"""Name of a stack, as Ollama would call it -> its experts, in order."""
 
 _EXPERT = re.compile(r"(.+experts)\.(\d+)\.(\w+\.weight)")
 _THREADS = 4
-"""As many as MLX reads with; each has one file open. They only read: MLX stays with the thread that loads."""
+"""As many as MLX reads with; each has one file open. They only read files and never call MLX."""
 _KEY = "stack"
 
 
 def find_expert_stacks(opened: OpenedModel, recipe: Recipe) -> tuple[ExpertStacks, Recipe]:
-    """The stacks to read, and the recipe for a model that has them in place of their experts.
+    """Returns the stacks to read, and the recipe for the model with these stacks instead of separate experts.
 
-    All or none: none if `sanitize` would see other names than it saw when `recipe` was found.
+    Returns no stacks if `sanitize` would then see other names than when `recipe` was found.
     """
     numbered: dict[str, dict[int, Tensor]] = {}
     for name, tensor in opened.tensors.items() if has_source_names(opened) else ():
@@ -54,7 +54,7 @@ def find_expert_stacks(opened: OpenedModel, recipe: Recipe) -> tuple[ExpertStack
 
 
 def outside_stacks(tensors: Mapping[str, Tensor], stacks: ExpertStacks) -> dict[str, Tensor]:
-    """Those of `tensors` that are in no stack."""
+    """Returns those of `tensors` that are in no stack."""
     experts = {tensor.name for members in stacks.values() for tensor in members}
     return {name: tensor for name, tensor in tensors.items() if name not in experts}
 
@@ -65,14 +65,14 @@ def _are_alike(experts: Sequence[Tensor]) -> bool:
 
 
 def _seen(shapes: Mapping[str, tuple[int, ...]], layout: ExpertLayout) -> set[str]:
-    """The names that a `sanitize` sees."""
+    """Returns the names that `sanitize` sees."""
     placeholders = {name: mx.zeros((*shape[:1], *[1] * len(shape[1:]))) for name, shape in shapes.items()}
     with with_layout(placeholders, layout) as named:
         return set(named)
 
 
 class ExpertReader:
-    """Reads stacks, on the thread that owns MLX, with the help of threads of its own; close it when all are read."""
+    """Reads stacks of experts with threads of its own. Owner: the thread that owns MLX. Must be closed."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "reader")
@@ -82,39 +82,39 @@ class ExpertReader:
         self._pool.shutdown()
 
     def read(self, experts: Sequence[Tensor]) -> Arrays:
-        """The arrays of the stack [E, ...], evaluated. Raises ModelError that names the file at fault."""
+        """Returns the arrays of the stack [E, ...], evaluated. Raises a ModelError that names the faulty file."""
         words, *companions = zip(*(tensor[1:] for tensor in experts), strict=True)
         return Arrays(self._read(words), *(self._read(parts) if parts[0] else None for parts in companions))
 
     def _read(self, parts: Sequence[HeaderEntry]) -> mx.array:
-        file = _Gathered(parts, [self._start(part) for part in parts], self._pool)
+        file = _GatheredFile(parts, [self._start(part) for part in parts], self._pool)
         try:
             return cast("dict[str, mx.array]", mx.load(cast("BinaryIO", file), format="safetensors"))[_KEY]
         except RuntimeError as error:
             raise file.error or ModelError(f"read {parts[0].file}: {error}") from error
 
     def _start(self, part: HeaderEntry) -> int:
-        """Where the data of `part` begins in its file."""
+        """Returns the position in its file at which the data of `part` begins."""
         if part.file not in self._starts:
             self._starts[part.file] = _starts(part.file)
         start = self._starts[part.file].get(part)
         if start is None:
-            raise ModelError(f"{part.file}: tensor {part.key} is not what it was when the model was opened")
+            raise ModelError(f"{part.file}: tensor {part.key} has changed since the model was opened")
         return start
 
 
 def _starts(path: Path) -> dict[HeaderEntry, int]:
-    entries = read_header(path)  # which says what is wrong, if the file was changed since it was opened
+    entries = read_header(path)  # raises the proper error if the file has changed since it was opened
     with open_file(path) as (file, _):
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
     return {entry: 8 + length + header[key]["data_offsets"][0] for key, entry in entries.items()}
 
 
-class _Gathered:
-    """What `mx.load` takes for an open safetensors file with one array, whose bytes lie in many places.
+class _GatheredFile:
+    """A file object that `mx.load` reads as a safetensors file with one array, gathered from many places.
 
-    MLX calls `readinto` from a thread of its own, with its memory for the whole array.
+    MLX calls `readinto` from a thread of its own, with the memory of the whole array.
     """
 
     closed = False

@@ -1,7 +1,7 @@
-"""The experts of a layer: a tensor each, or all of them stacked; a module's `sanitize` knows one of the two forms.
+"""Layouts of a layer's experts: one tensor each, or all stacked. A module's `sanitize` knows one of the two.
 
-Ollama stacks what its source kept apart, and named the stacks differently over time (docs/internals/store.md, 1.6 and
-3).
+Ollama stacks experts that the source kept apart, and has named the stacks differently over time
+(docs/internals/store.md, 1.6 and 3).
 """
 
 import re
@@ -21,11 +21,11 @@ _APART = re.compile(r"(.+)\.(experts|shared_experts|switch_mlp)\.(\d+)\.(\w+)\.w
 
 
 def possible_layouts(module: str, weights: Weights) -> list[ExpertLayout]:
-    """The forms in which `sanitize` may know these tensors, the one that costs least first."""
+    """Returns the layouts in which `sanitize` may know these tensors, cheapest first."""
     if not any(_stack(name, array) or _APART.fullmatch(name) for name, array in weights.items()):
         return ["as stored"]
     if module == "qwen3_next":
-        # Its sanitize converts norms and convolutions where it sees experts apart, else nothing. Old imports did it.
+        # Its sanitize converts norms and convolutions only with experts apart. Old imports have converted them already.
         raw = any("conv1d.weight" in name and array.shape[-1] != 1 for name, array in weights.items())
         return ["apart" if raw else "stacked"]
     return ["stacked", "apart", "as stored"]
@@ -33,33 +33,33 @@ def possible_layouts(module: str, weights: Weights) -> list[ExpertLayout]:
 
 @contextmanager
 def with_layout(weights: Weights, layout: ExpertLayout, rename: Callable[[str], str] = str) -> Iterator[Weights]:
-    """`weights` in the form of `layout`, for a `sanitize` to change; inside, a stack put together again costs nothing.
+    """Yields `weights` in `layout`, for `sanitize` to change. Inside the block, stacking the slices of a stack is free.
 
-    The arrays are objects of their own: some of mlx-lm's methods say `array *= factor`, which changes the object.
-    `rename` is for the names of new stacks.
+    The arrays are new objects, because some of mlx-lm's methods change an array in place (`array *= factor`). `rename`
+    gives the names of new stacks.
     """
-    cuts = _Cuts()
+    slices = _StackSlices()
     own = {name: mx.array(array) for name, array in weights.items()}
     genuine = mx.stack
-    mx.stack = cuts.stack  # type: ignore[assignment]  # for mlx-lm's sanitize methods, on the thread that owns MLX
+    mx.stack = slices.stack  # type: ignore[assignment]  # for mlx-lm's sanitize methods, on the thread that owns MLX
     try:
-        yield cuts.apart(own) if layout == "apart" else _stacked(own, rename) if layout == "stacked" else own
+        yield slices.apart(own) if layout == "apart" else _stacked(own, rename) if layout == "stacked" else own
     finally:
         mx.stack = genuine
 
 
-class _Cuts:
-    """Slices of stacks, and the `mx.stack` that makes the whole of them again: the whole itself, without a copy.
+class _StackSlices:
+    """Slices of stacks, with a substitute for `mx.stack` that returns the original stack for its slices, uncopied.
 
-    A slice is known by its identity, so no `sanitize` may change one in place. None does.
+    Slices are recognised by identity, so `sanitize` must not change one in place. No module does.
     """
 
     def __init__(self) -> None:
         self._stack = mx.stack
-        self._origins: dict[int, tuple[mx.array, mx.array, int]] = {}  # holds the slices, so that their ids stay theirs
+        self._origins: dict[int, tuple[mx.array, mx.array, int]] = {}  # keeps the slices, so that their ids stay unique
 
     def apart(self, weights: Weights) -> Weights:
-        """Every stack [E, ...] as E slices, named as their source named them."""
+        """Cuts every stack [E, ...] into E slices, named as in the source."""
         result: Weights = {}
         for name, array in weights.items():
             stack = _stack(name, array)
@@ -83,7 +83,7 @@ class _Cuts:
 
 
 def _stacked(weights: Weights, rename: Callable[[str], str]) -> Weights:
-    """Every stack, and experts apart as a new one, under mlx-lm's usual name. ModelError for an expert that lacks."""
+    """Stacks separate experts and gives all stacks mlx-lm's usual names. Raises ModelError for a missing expert."""
     result: Weights = {}
     parts: dict[str, dict[int, mx.array]] = {}
     for name, array in weights.items():
@@ -102,9 +102,9 @@ def _stacked(weights: Weights, rename: Callable[[str], str]) -> Weights:
         else:
             parts.setdefault(stack, {})[int(index)] = array
     for stack, experts in parts.items():
-        lacking = next((index for index in range(len(experts)) if index not in experts), None)
-        if lacking is not None:
-            raise ModelError(f"expert {lacking} of {stack} is missing")
+        missing = next((index for index in range(len(experts)) if index not in experts), None)
+        if missing is not None:
+            raise ModelError(f"expert {missing} of {stack} is missing")
         result[rename(stack)] = mx.stack([experts[index] for index in range(len(experts))])
     return result
 

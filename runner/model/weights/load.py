@@ -1,4 +1,4 @@
-"""Loading: the weights of an opened model, read in bounded groups, become an mlx-lm module.
+"""Loads the weights of an opened model, in bounded groups, into an mlx-lm module.
 
 Owner: the engine thread. Every array is made, read and evaluated on the thread that calls `load`.
 """
@@ -32,11 +32,11 @@ from runner.model.weights.packed import Arrays, Recipe
 log = Log(__name__)
 
 _READ_FILES = 60
-"""A lazy array keeps its file open, MLX's four readers a moment longer, and macOS allows 256 open files."""
+"""A lazy array keeps its file open, MLX's four readers do so a little longer, and macOS allows 256 open files."""
 _READ_BYTES = 512 << 20
-"""All readers wait for the last one of a group: few groups, but the log wants some."""
+"""Readers wait for each other at the end of a group, so there should be few; but the log shows progress by groups."""
 _MADE_BYTES = 64 << 20
-"""What is made of arrays takes room beside them until its group is done."""
+"""Results of computing with arrays take memory beside their sources until their group is evaluated."""
 
 
 class LoadedModel(NamedTuple):
@@ -44,35 +44,38 @@ class LoadedModel(NamedTuple):
 
     module: Module
     suppressed: tuple[int, ...] = ()
-    """Tokens that are never to be chosen."""
+    """Tokens that must never be chosen."""
 
     @property
     def unbatchable(self) -> str:
-        """Why several rows cannot go through one forward, where that is known; else nothing."""
+        """The reason why this model cannot compute several rows in one forward; empty if none is known."""
         return UNBATCHABLE.get(type(self.module).__module__.rpartition(".")[2], "")
 
     @property
     def has_16_bit_experts(self) -> bool:
-        """Whether there are plain experts in 16 bits, which MLX refuses to multiply on CPUs, though only then."""
+        """True if there are unpacked 16-bit experts, which MLX refuses to multiply on a CPU at the first forward."""
         experts = (layer for layer in self.module.modules() if type(layer) is SwitchLinear)
         return any(layer.weight.dtype in (mx.bfloat16, mx.float16) for layer in experts)
 
     def make_layers(self) -> list[object]:
-        """Fresh layer caches for one sequence, one per layer that has a state."""
+        """Returns fresh layer caches for one sequence, one per layer with state."""
         return list(make_prompt_cache(self.module))
 
     def logits(self, tokens: mx.array, layers: list[object]) -> mx.array:
-        """Runs `tokens` [B, L] after what `layers` hold, and advances them. Returns scores [B, L, V], not evaluated."""
+        """Runs `tokens` [B, L] on top of the state in `layers`, and advances it. Returns lazy scores [B, L, V]."""
         scores = cast("mx.array", self.module(tokens, cache=layers))
         return scores.at[..., mx.array(self.suppressed)].minimum(-mx.inf) if self.suppressed else scores
 
 
 def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = None) -> LoadedModel:
-    """Reads the weights and builds the module. Raises ModelError that names the file or tensor at fault, or that says
-    how far the weights go beyond the budget.
+    """Reads the weights and builds the module.
 
-    Shapes, names, types and sizes are checked before the first byte is read; what fails from then on is a ReadError.
-    `dtype` is one of `settings.DTYPES`; what it means for this model is told in the log.
+    Shapes, names, types and sizes are checked before the first byte is read. `dtype` is one of `settings.DTYPES`; the
+    log tells its meaning for this model.
+
+    Raises:
+        ModelError: a file or tensor does not fit, or the weights exceed the budget.
+        ReadError: reading failed after these checks.
     """
     rehearsed, recipe = rehearse(opened)
     types = plan_dtypes(dtype, rehearsed, budget_bytes)
@@ -84,8 +87,8 @@ def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = No
         module = _filled(opened, recipe, types)
     except ModelError as error:
         raise ReadError(str(error)) from error
-    # What sanitize made of the arrays is lazy still. Nothing else holds what was read, so each group that is evaluated
-    # lets go of what it was made from.
+    # The results of sanitize are still lazy, and nothing else holds the arrays that were read: evaluating a group frees
+    # the arrays from which it is made.
     waiting = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))[::-1]
     group: list[tuple[str, mx.array]] = []
     group_bytes = 0
@@ -105,7 +108,7 @@ def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = No
 
 
 def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:
-    """The module with every byte read, but not everything evaluated that is made of them."""
+    """Returns the module with all bytes read; results computed from them may still be lazy."""
     progress = Progress(log, "loading", opened.total_bytes)
     stacks, recipe = find_expert_stacks(opened, recipe)
     arrays: dict[str, Arrays] = {}
@@ -130,7 +133,7 @@ def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:
 
 
 def _groups(entries: Iterable[HeaderEntry]) -> Iterator[list[HeaderEntry]]:
-    """Cuts what has to be read: no part is in too many files, or has (but for one large array) too many bytes."""
+    """Groups the arrays to read so that no group spans too many files or, except for one large array, bytes."""
     group: list[HeaderEntry] = []
     files: set[Path] = set()
     group_bytes = 0
@@ -146,23 +149,23 @@ def _groups(entries: Iterable[HeaderEntry]) -> Iterator[list[HeaderEntry]]:
 
 
 def _read_group(group: list[HeaderEntry], types: Mapping[HeaderEntry, mx.Dtype]) -> dict[HeaderEntry, mx.array]:
-    """Reads some arrays, as one of `types` where there is one; when it returns, it has none of their files open."""
+    """Reads a group of arrays, converted to their `types` if given; leaves none of their files open."""
     try:
         files = {path: mx.load(_source(path), format="safetensors") for path in {entry.file for entry in group}}
         arrays = {entry: cast("dict[str, mx.array]", files[entry.file]).pop(entry.key) for entry in group}
         arrays |= {entry: arrays[entry].astype(types[entry]) for entry in group if entry in types}
         mx.eval(list(arrays.values()))
     except (RuntimeError, KeyError, OSError) as error:
-        if len(group) > 1:  # once more, one by one, to tell which one it is
+        if len(group) > 1:  # again one by one, to find the faulty one
             return {entry: array for single in group for entry, array in _read_group([single], types).items()}
         path = group[0].file
-        read_header(path)  # says what became of the file, if it was cut or taken away since it was opened
+        read_header(path)  # raises the proper error if the file was truncated or removed since it was opened
         raise ModelError(f"read {path}: {error}") from error
     return arrays
 
 
 def _source(path: Path) -> str | BinaryIO:
-    """What MLX reads a file from: its name, or, where that is no UTF-8, the open file, which is slower."""
+    """Returns the file for MLX: its name or, if that is not UTF-8, the open file, which is slower."""
     name = str(path)
     try:
         name.encode()

@@ -1,8 +1,8 @@
-"""Packed tensors through mlx-lm's `sanitize`, whose methods know plain weights.
+"""Passes packed tensors through mlx-lm's `sanitize`, whose methods expect plain weights.
 
-They rename, drop, stack and split, which does the same to words, scales and biases: so each role goes through on its
-own, under the plain names (docs/internals/store.md, 0, step 7). What a method does to the packed axis itself (it
-transposes it, multiplies it) has no such form: these tensors are unpacked first. Which ones is found by trial, on
+Renaming, dropping, stacking and splitting work alike on words, scales and biases. So each of these roles passes through
+separately, under the plain names (docs/internals/store.md, 0, step 7). Operations on the packed axis itself, such as
+transposing or multiplying it, do not work on packed words: such tensors are unpacked first. They are found by trial, on
 placeholders.
 """
 
@@ -19,13 +19,13 @@ from runner.model.packing import Packing, possible_packings
 from runner.model.weights.experts import ExpertLayout, Weights
 
 Sanitize = Callable[[Weights, ExpertLayout], tuple[Module, Weights]]
-"""A fresh module, and what its `sanitize` makes of weights in the form of the view."""
+"""Returns a fresh module, and the result of its `sanitize` for weights in the given layout."""
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 class Arrays(NamedTuple):
-    """The arrays of one logical tensor; the fields of `checkpoint.Tensor`, in its order."""
+    """The arrays of one logical tensor, with the fields of `checkpoint.Tensor`, in the same order."""
 
     weight: mx.array
     scale: mx.array | None = None
@@ -34,7 +34,7 @@ class Arrays(NamedTuple):
 
     @property
     def factors(self) -> mx.array:
-        """The global scale for each row [..., out, 1], float32: one for all, for each expert or for each row."""
+        """The global scale of each row, float32 [..., out, 1]; stored as one for all, one per expert or one per row."""
         assert self.global_scale is not None
         rows, factors = self.weight.shape[:-1], self.global_scale.astype(mx.float32)
         if factors.size == 1:
@@ -46,24 +46,24 @@ class Arrays(NamedTuple):
         return mx.broadcast_to(factors, (*rows, 1))
 
     def unpacked(self, packing: Packing) -> mx.array:
-        """The values [..., out, in]: in the type of affine scales, else bfloat16, which holds them exactly."""
+        """Returns the values [..., out, in], in the type of affine scales, else in bfloat16, which is exact."""
         assert self.scale is not None
         values = mx.dequantize(self.weight, self.scale, self.bias, packing.group_size, packing.bits, mode=packing.mode)
         return values if self.global_scale is None else (values.astype(mx.float32) * self.factors).astype(values.dtype)
 
 
 class Recipe(NamedTuple):
-    """What has to be done to the tensors of one model before its `sanitize`."""
+    """The preparation of one model's tensors for `sanitize`: the layout of experts, and tensors to unpack."""
 
     layout: ExpertLayout
     unpacked: Mapping[str, Packing] = {}
 
 
 def sanitize_packed(sanitize: Sanitize, arrays: Mapping[str, Arrays], recipe: Recipe) -> tuple[Module, Weights]:
-    """Module and weights by mlx-lm's names, packed ones as `.weight`, `.scales`, `.biases`, perhaps `.global_scale`.
+    """Returns the module and its weights; packed ones as `.weight`, `.scales`, `.biases`, perhaps `.global_scale`.
 
-    A result is packed if words and scales came out in different shapes; no legal packing has them equal. The global
-    scale is [..., out], one number a row.
+    A result is packed if words and scales come out in different shapes; no legal packing has equal shapes. The global
+    scale is [..., out], one number per row.
     """
     arrays = _with_unpacked(arrays, recipe.unpacked)
     module, weights = sanitize(_words(arrays), recipe.layout)
@@ -98,11 +98,11 @@ def find_recipe(
     wanted: Callable[[Module], Weights],
     computed: Callable[[str], bool],
 ) -> Recipe:
-    """The recipe by which `arrays` (placeholders) become the parameters that `wanted` reads from a module.
+    """Finds the recipe by which `arrays` (placeholders) become the parameters of the module, as `wanted` returns them.
 
-    Of several views the one that gives the right names and shapes wins, else the one that comes nearest, whose faults
-    the caller will tell. `computed` names tensors that must be unpacked though nothing shows it. Raises what `sanitize`
-    raises if no view gets through it.
+    Takes the first layout that gives the right names and shapes, else the closest one, whose faults the caller reports.
+    `computed` returns True for tensors that must be unpacked although no trial shows it. Raises the error of `sanitize`
+    if it fails for every layout.
     """
     packed = {name for name, item in arrays.items() if item.scale is not None}
     unpacked: dict[str, Packing] = {}
@@ -119,7 +119,7 @@ def find_recipe(
     spoiled = set(_spoiled(weights, scales))
     changed = {name for name in packed if not _is_as_it_was(arrays[name].weight, weights.get(name))}
     for names in _alike(changed) if spoiled else ():
-        # With the scales of these alone in the shape of their words, what comes of them looks plain.
+        # With the scales of only these tensors in the shape of their words, the results look unpacked.
         plain = {name: Arrays(item.weight) if name in names else item for name, item in arrays.items()}
         _, trial = sanitize(_scales(plain), layout)
         touched = {name for name in weights if trial[name].shape != scales[name].shape}
@@ -135,7 +135,7 @@ def _is_as_it_was(words: mx.array, result: mx.array | None) -> bool:
 def _choose(
     sanitize: Sanitize, words: Weights, layouts: list[ExpertLayout], wanted: Callable[[Module], Weights]
 ) -> tuple[ExpertLayout, int, Weights]:
-    """The view that fits best, how many names or shapes do not, and what comes of it."""
+    """Returns the best layout, its number of misfitting names or shapes, and its weights."""
     best: tuple[ExpertLayout, int, Weights] | None = None
     fault: ModelError | None = None
     for layout in layouts:
@@ -156,7 +156,7 @@ def _choose(
 
 
 def _misfits(parameters: Weights, weights: Weights) -> int:
-    """How many names or shapes differ. The last axis of packed words says nothing, but there is one at least."""
+    """Counts differing names and shapes. For packed words, the last axis is ignored."""
     shapes = {name: array.shape for name, array in weights.items()}
     count = len(parameters.keys() ^ shapes.keys())
     for name in parameters.keys() & shapes.keys():
@@ -169,11 +169,13 @@ def _misfits(parameters: Weights, weights: Weights) -> int:
 def _check_names(*roles: Weights) -> None:
     different = set[str]().union(*roles).difference(set[str](roles[0]).intersection(*roles))
     if different:
-        raise ModelError(f"packed tensors cannot be taken: {min(different)} comes of a part of them only")
+        raise ModelError(
+            f"packed tensors cannot be loaded: sanitize makes {min(different)} from some of their parts only"
+        )
 
 
 def _spoiled(weights: Weights, scales: Weights) -> Iterator[str]:
-    """The packed results that are more than renamed, stacked or split along another axis than the packed one."""
+    """Yields packed results that were changed along the packed axis, not just renamed, stacked or split."""
     for name, words in weights.items():
         found = scales[name]
         if words.shape != found.shape and (words.dtype != mx.uint32 or words.shape[:-1] != found.shape[:-1]):
@@ -181,7 +183,7 @@ def _spoiled(weights: Weights, scales: Weights) -> Iterator[str]:
 
 
 def _alike(names: set[str]) -> list[set[str]]:
-    """Groups of names that differ in numbers only: the same tensor of every layer and expert."""
+    """Groups names that differ only in numbers: the same tensor of every layer and expert."""
     groups: dict[str, set[str]] = {}
     for name in sorted(names):
         groups.setdefault(_NUMBER.sub("*", name), set()).add(name)
@@ -195,7 +197,7 @@ def _find_packings(
     layouts: list[ExpertLayout],
     wanted: Callable[[Module], Weights],
 ) -> dict[str, Packing]:
-    """The packing of each of `names`: of those that its shapes allow, the one whose values fit the module best."""
+    """Finds the packing of each of `names`: of those that fit its shapes, the one whose values fit the module best."""
     forms: dict[tuple[int, int, bool], list[str]] = {}
     for name in sorted(names):
         words, scale = arrays[name].weight, arrays[name].scale

@@ -1,4 +1,4 @@
-"""A check of every parameter: what a module wants against what a model holds."""
+"""Checks every parameter: compares the needs of a module with the tensors of a model."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -9,12 +9,12 @@ from runner.errors import FaultsError, ModelError
 from runner.model.opened import OpenedModel
 
 _LISTED = 6
-"""How many tensors a message names before it only counts them."""
+"""The number of tensors that a message names before it only counts them."""
 _BLOCK = re.compile(r"(?:.+\.)?layers\.\d+\.")
 
 
 def check_parameters(opened: OpenedModel, wanted: Mapping[str, mx.array], found: Mapping[str, mx.array]) -> None:
-    """Compares names, shapes and kinds of type. Raises FaultsError: what is missing, then what else differs."""
+    """Compares names, shapes and kinds of type. Raises FaultsError: first missing tensors, then other differences."""
     faults = []
     missing = _unexplained(wanted.keys() - found.keys(), opened.unreadable)
     if missing:
@@ -43,7 +43,7 @@ def check_parameters(opened: OpenedModel, wanted: Mapping[str, mx.array], found:
 
 
 def _unexplained(missing: Iterable[str], unreadable: Iterable[str]) -> list[str]:
-    """Those of the missing parameters that no lost tensor stands for, whatever `sanitize` would have called it."""
+    """Returns the missing parameters that no unreadable tensor accounts for, under any name `sanitize` may give it."""
     left = set(missing)
     for name in unreadable:
         stem = name.removesuffix(".weight")
@@ -56,7 +56,7 @@ def _unexplained(missing: Iterable[str], unreadable: Iterable[str]) -> list[str]
 
 
 def _advice(opened: OpenedModel) -> str:
-    """What to do about a directory in a packing that is neither MLX's nor one that its module unpacks."""
+    """Returns advice for a directory whose packing is neither MLX's nor one that the module unpacks."""
     declared = opened.config.get("quantization_config")
     method = declared.get("quant_method") if isinstance(declared, dict) else None
     return f" (its packing is {method!r}: convert it with mlx_lm.convert)" if method else ""
@@ -72,7 +72,7 @@ def _listed(names: list[str]) -> str:
 
 
 def tensor_place(opened: OpenedModel, name: str) -> str:
-    """The tensor called `name` with its file, where `sanitize` left the name alone."""
+    """Returns `name` for a message, with its file if `sanitize` has not changed the name."""
     stem, _, last = name.rpartition(".")
     tensor = opened.tensors.get(name) or opened.tensors.get(f"{stem}.weight" if last in ("scales", "biases") else "")
     return f"tensor {name}" if tensor is None else f"{tensor.weight.file}: tensor {name}"

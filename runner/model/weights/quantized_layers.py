@@ -1,4 +1,4 @@
-"""The layers of a module that hold packed weights: each gets the class that computes with them."""
+"""Gives each layer with packed weights the class that computes with them."""
 
 import inspect
 from typing import cast
@@ -25,7 +25,7 @@ from runner.model.weights.scaled_layers import with_global_scale
 
 
 def check_kernels(opened: OpenedModel) -> None:
-    """Raises ModelError for what has no kernels on this machine; mlx-lm would tell at the first request."""
+    """Raises ModelError for modules without kernels on this machine; mlx-lm would fail only at the first request."""
     if (opened.family.module in METAL_ONLY or _is_bitnet(opened)) and not mx.metal.is_available():
         raise ModelError(f"unsupported architecture: {opened.architecture} runs on Apple Silicon (Metal) only")
 
@@ -49,12 +49,12 @@ def quantize_layers(opened: OpenedModel, module: Module, weights: Weights) -> No
         words, scales = weights.get(f"{path}.weight"), weights.get(f"{path}.scales")
         if scales is None or words is None or words.dtype != mx.uint32 or "weight" not in layer:
             return False
-        if layer["weight"].dtype == mx.uint32:  # one of the few modules with packed layers of their own
+        if layer["weight"].dtype == mx.uint32:  # a module with packed layers of its own
             return False
         in_dims = layer["weight"].shape[-1]
         found = find_packing(in_dims, words.shape[-1], scales.shape[-1], byte_scales=scales.dtype == mx.uint8)
         if found is None:
-            fault = f"{words.shape[-1]} packed words and {scales.shape[-1]} scales a row fit no quantization of"
+            fault = f"{words.shape[-1]} packed words and {scales.shape[-1]} scales a row match no quantization of"
             faults.append(ModelError(f"{tensor_place(opened, f'{path}.weight')}: {fault} {in_dims} inputs"))
             return False
         options = _options(layer, found)
@@ -83,7 +83,7 @@ def quantize_layers(opened: OpenedModel, module: Module, weights: Weights) -> No
 
 
 def _options(layer: Module, found: Packing) -> dict[str, object] | None:
-    """The arguments for the layer's `to_quantized`; None if it has none, or none that knows this packing."""
+    """Returns the arguments for the layer's `to_quantized`; None if it lacks one or that does not know this packing."""
     to_quantized = getattr(layer, "to_quantized", None)
     if to_quantized is None:
         return None
@@ -94,7 +94,7 @@ def _options(layer: Module, found: Packing) -> dict[str, object] | None:
 
 
 def _quantizes_activations(opened: OpenedModel) -> bool:
-    """A directory may ask for it, as mlx-lm's converter writes it; Ollama knows no such thing, nor do MLX's CPUs."""
+    """Returns True if a directory asks for it and the device can; mlx-lm's converter writes this, Ollama does not."""
     asked = not opened.checkpoint.from_store and opened.config.get("quantize_activations") is True
     return asked and mx.default_device() != mx.Device(mx.cpu)
 

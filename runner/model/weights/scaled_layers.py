@@ -1,6 +1,6 @@
-"""Quantized layers with a global scale, as NVIDIA's nvfp4 exports want them (docs/internals/store.md, 2.5).
+"""Quantized layers with a global scale, for NVIDIA's nvfp4 exports (docs/internals/store.md, 2.5).
 
-MLX's own layers have none that works everywhere. Here the product is multiplied, in float32.
+MLX's own layers have no global scale that works on all devices. Here the output is multiplied by it, in float32.
 """
 
 import mlx.core as mx
@@ -13,11 +13,11 @@ import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its 
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 MLX_UNIT = 2688.0
-"""What MLX calls a global scale is the largest absolute weight: this many times the factor."""
+"""MLX's global scale is the largest absolute weight, which is this many times the factor."""
 
 
 class GloballyScaledLinear(QuantizedLinear):
-    """`global_scale` [out] multiplies the outputs. Made from the layer whose place it takes, without its weights."""
+    """A linear layer whose outputs are multiplied by `global_scale` [out]. Copies another's shape, not its weights."""
 
     def __init__(self, linear: QuantizedLinear) -> None:
         out_dims, words = linear.weight.shape
@@ -26,7 +26,7 @@ class GloballyScaledLinear(QuantizedLinear):
         self.global_scale = mx.ones((out_dims,))
 
     def __call__(self, x: mx.array) -> mx.array:
-        """`x` [..., in] -> [..., out] in the type of `x`."""
+        """Maps `x` [..., in] to [..., out] in the type of `x`."""
         product = mx.quantized_matmul(
             x,
             self.weight,
@@ -41,7 +41,7 @@ class GloballyScaledLinear(QuantizedLinear):
 
 
 class GloballyScaledSwitchLinear(QuantizedSwitchLinear):
-    """`global_scale` [E, out] multiplies the outputs of each expert. Made like the linear one."""
+    """A layer of experts whose outputs are multiplied by `global_scale` [E, out]. Made like the linear one."""
 
     def __init__(self, switch: QuantizedSwitchLinear) -> None:
         sizes = switch.input_dims, switch.output_dims, switch.num_experts
@@ -49,7 +49,7 @@ class GloballyScaledSwitchLinear(QuantizedSwitchLinear):
         self.global_scale = mx.ones((switch.num_experts, switch.output_dims))
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
-        """`x` [..., 1, in] and the experts [..., K] of each row -> [..., K, 1, out] in the type of `x`."""
+        """Maps `x` [..., 1, in] and the experts [..., K] of each row to [..., K, 1, out] in the type of `x`."""
         product = mx.gather_qmm(
             x,
             self.weight,
@@ -67,7 +67,7 @@ class GloballyScaledSwitchLinear(QuantizedSwitchLinear):
 
 
 def with_global_scale(layer: Module) -> Module | None:
-    """The layer that takes the place of `layer`; None if it can have no global scale."""
+    """Returns the layer with a global scale that replaces `layer`; None if there is none for its class."""
     if type(layer) is QuantizedLinear:
         return GloballyScaledLinear(layer)
     return GloballyScaledSwitchLinear(layer) if type(layer) is QuantizedSwitchLinear else None

@@ -370,7 +370,7 @@ BLOBS: dict[str, Case] = {
         rf"{_AT}tensors {WEIGHT} and other overlap",
     ),
     "layout of before 0.16": Case(
-        with_header({"data": entry()}), rf"{_AT}layout of before Ollama 0\.16; create or pull it again"
+        with_header({"data": entry()}), rf"{_AT}stored by Ollama before 0\.16; create or pull the model again"
     ),
     "tensor in two blobs": Case(
         lambda store: store.put_tensors("another layer", {WEIGHT: zeros("F32", 64, 64)}),
@@ -381,7 +381,7 @@ BLOBS: dict[str, Case] = {
 PARTS: dict[str, Case] = {
     "words of int": Case(
         with_packed(words=zeros("I32", 64, 8)),
-        rf"{_BLOB}: tensor {WEIGHT}: it has scales, so want packed U32 words, found I32 \[64, 8\]",
+        rf"{_BLOB}: tensor {WEIGHT}: want packed U32 words with scales, found I32 \[64, 8\]",
     ),
     "scales of int": Case(
         with_packed(scale=zeros("I32", 64, 1)),
@@ -393,7 +393,7 @@ PARTS: dict[str, Case] = {
     ),
     "scale columns": Case(
         with_packed(scale=zeros("F32", 64, 3)),
-        rf"{_BLOB}: tensor {WEIGHT}: 8 words and 3 F32 scales a row fit no quantization",
+        rf"{_BLOB}: tensor {WEIGHT}: 8 words and 3 F32 scales a row match no quantization",
     ),
     "quantization biases missing": Case(
         with_packed(bias=None),
@@ -409,7 +409,7 @@ PARTS: dict[str, Case] = {
     ),
     "byte scales with biases": Case(
         with_packed(scale=zeros("U8", 64, 4)),
-        rf"{_BLOB}: tensor {WEIGHT}: byte scales \(a floating-point mode\) go without biases, found {WEIGHT}\.bias",
+        rf"{_BLOB}: tensor {WEIGHT}: byte scales \(a floating-point mode\) take no biases, found {WEIGHT}\.bias",
     ),
 }
 
@@ -504,7 +504,7 @@ RENAMED_MODULES: dict[str, Case] = {
     ),
     "words of another width": Case(
         with_packed(words=zeros("U32", 64, 5)),
-        rf"{_BLOB}: tensor {WEIGHT}: 5 packed words and 1 scales a row fit no quantization of 64 inputs",
+        rf"{_BLOB}: tensor {WEIGHT}: 5 packed words and 1 scales a row match no quantization of 64 inputs",
         loads=True,
     ),
     "packed rows": Case(

@@ -70,7 +70,7 @@ def test_every_packed_tensor_that_fits_no_packing_is_told(checkpoint: Checkpoint
         store.put_tensors(name, {**parts, name: zeros("U32", rows, 5)})
     found = problems(store)
     assert [re.sub(r".*: tensor ", "", problem) for problem in found] == [
-        f"{name}: 5 packed words and 1 scales a row fit no quantization of 64 inputs" for name in (WEIGHT, UP)
+        f"{name}: 5 packed words and 1 scales a row match no quantization of 64 inputs" for name in (WEIGHT, UP)
     ]
 
 

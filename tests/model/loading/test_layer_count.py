@@ -66,8 +66,8 @@ def test_a_config_that_counts_less_than_there_is_names_what_it_leaves_out(kind: 
     (directory / "config.json").write_text(json.dumps({**text, "num_hidden_layers": 1}))
     left_out = ", ".join(f"model.layers.{number}" for number in range(1, total))
     said = (
-        f"config.json: num_hidden_layers is 1, but the model holds {left_out} too: config and tensors are not of one"
-        " model"
+        f"config.json: num_hidden_layers is 1, but the model holds {left_out} too:"
+        " config and tensors belong to different models"
     )
     write_store(tmp_path, "m", directory)
     for model in (str(directory), "m"):

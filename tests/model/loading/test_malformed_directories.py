@@ -185,10 +185,10 @@ def test_a_foreign_packing_is_called_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensors", "text"),
     [
-        ({"qweight": zeros("I32", 64, 8)}, "no 4-bit AWQ layer"),
+        ({"qweight": zeros("I32", 64, 8)}, "not a 4-bit AWQ layer"),
         (
             {"qweight": zeros("I32", 64, 8), "scales": zeros("F16", 2, 64), "g_idx": zeros("I32", 64)},
-            "no 4-bit AWQ layer",
+            "not a 4-bit AWQ layer",
         ),
         ({"qweight": zeros("I32", 8, 64), "scales": zeros("F16", 2, 64)}, r"\[8, 64\] does not fit scales \[2, 64\]"),
     ],
