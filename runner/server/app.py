@@ -1,4 +1,4 @@
-"""The routes, and what holds for all of them: guards, the words of refusals, the access log."""
+"""The routes, and what holds for all of them: guards, the form of refusals, the access log."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,9 +13,9 @@ from runner.errors import RequestError
 from runner.logs import Log
 from runner.server.completion import NUMBER, CompletionEndpoint
 from runner.server.connections import Connections
-from runner.server.guards import TELLING, is_local
+from runner.server.guards import HEADERS, is_local
 from runner.server.page import add_page
-from runner.server.request_body import Bodies
+from runner.server.request_body import RequestBodies
 from runner.server.stats import PATHS as _WATCHED_PATHS
 from runner.server.stats import StatsEndpoints
 from runner.server.stats_cache import StatsCache
@@ -26,12 +26,12 @@ log = Log(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _STATUS_PATHS = ("/v1/status", "/health")
 _COMPLETION_PATHS = ("/completion", "/v1/completions")
-_BOARD = web.AppKey("board", StatsCache)
+_STATS_CACHE = web.AppKey("stats_cache", StatsCache)
 CONNECTIONS = web.AppKey("connections", Connections)
 
 
 def make_app(engine: Engine, helper: Executor) -> web.Application:
-    """The runner's endpoints over an engine. `helper` runs what would hold up the event loop, but for tokenizing."""
+    """Returns the runner's endpoints over an engine. `helper` runs slow work other than tokenizing."""
 
     async def status(_: web.Request) -> web.Response:
         return _json(status_body(engine.limits.context_length, engine.numbers.memory_bytes))
@@ -39,10 +39,10 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     async def loaded(http: web.Request) -> web.Response:
         return _json(LOADED if http.method in ("GET", "POST") else b"")
 
-    lanes, bodies = TokenizeThreads(), Bodies()
-    completion = CompletionEndpoint(engine, helper, lanes, bodies)
-    tokenize = TokenizeEndpoint(engine, lanes, bodies)
-    app = web.Application(middlewares=[_answer], handler_args={"auto_decompress": False})
+    threads, bodies = TokenizeThreads(), RequestBodies()
+    completion = CompletionEndpoint(engine, helper, threads, bodies)
+    tokenize = TokenizeEndpoint(engine, threads, bodies)
+    app = web.Application(middlewares=[_handle], handler_args={"auto_decompress": False})
     for path in _STATUS_PATHS:
         app.router.add_get(path, status)
     for path in ("/v1/models", "/load"):
@@ -51,7 +51,7 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
         app.router.add_post(path, completion.post)
     app.router.add_post("/v1/tokenize", tokenize.post)
     stats = StatsEndpoints(engine, helper)
-    app[_BOARD], app[CONNECTIONS] = stats.board, Connections()
+    app[_STATS_CACHE], app[CONNECTIONS] = stats.stats_cache, Connections()
     stats.add_to(app.router)
     add_page(app.router)
     return app
@@ -62,21 +62,21 @@ def _json(body: bytes) -> web.Response:
 
 
 @web.middleware
-async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse strangers and crowds, put refusals in the form hosts know, and log the request."""
+async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuses foreign and surplus requests, writes refusals in the form hosts expect, and logs the request."""
     started, connections = perf_counter(), request.app[CONNECTIONS]
     connections.begin(request.protocol)
     try:
-        if not is_local(*map(request.headers.get, TELLING)):
+        if not is_local(*map(request.headers.get, HEADERS)):
             response: web.StreamResponse = _refusal(403, "only programs on this machine may use the runner")
-        elif connections.is_crowded and request.path not in _STATUS_PATHS:
-            response = _refusal(503, f"{connections.most} connections are busy, and no more may be: come again later")
+        elif connections.is_full and request.path not in _STATUS_PATHS:
+            response = _refusal(503, f"{connections.most} connections are busy, which is the limit: try again later")
         else:
             response = await handler(request)
     except RequestError as error:
         response = _refusal(error.status, str(error))
         if request.path in _COMPLETION_PATHS and NUMBER not in request:
-            request.app[_BOARD].refused += 1
+            request.app[_STATS_CACHE].refused += 1
     except web.HTTPMethodNotAllowed as error:
         response = _refusal(error.status, "Method Not Allowed")
         response.headers["Allow"] = error.headers["Allow"]
@@ -84,7 +84,7 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = _refusal(404, "404 page not found")
     except web.RequestPayloadError:
         response = _refusal(400, "Bad Request")
-    except (asyncio.CancelledError, ConnectionResetError):  # while waiting, or while writing
+    except (asyncio.CancelledError, ConnectionResetError):  # while waiting or writing
         write = log.debug if request.path in _WATCHED_PATHS else log.info
         write("the client is gone", path=request.path, **_named(request))
         raise
@@ -96,13 +96,13 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     finally:
         connections.end(request.protocol)
     if not request.content.is_eof():
-        response.force_close()  # nobody reads the rest
+        response.force_close()  # the rest of the body stays unread
     _log_access(request, response.status, perf_counter() - started)
     return response
 
 
 def _refusal(status: int, text: str) -> web.Response:
-    """An error as Go's net/http writes it."""
+    """Returns an error as Go's net/http writes it."""
     return web.Response(status=status, text=f"{text}\n", headers={"X-Content-Type-Options": "nosniff"})
 
 
@@ -113,5 +113,5 @@ def _log_access(http: web.Request, status: int, took_s: float) -> None:
 
 
 def _named(http: web.Request) -> dict[str, int]:
-    """What the engine's lines call it, if it got as far."""
+    """Returns the number under which the engine logs the request, if it has one."""
     return {"request": http[NUMBER]} if NUMBER in http else {}

@@ -21,7 +21,7 @@ from runner.engine.request import (
     refuse_size,
 )
 from runner.errors import RequestError
-from runner.server.request_body import MOST_MEDIA_BYTES, Bodies, Body
+from runner.server.request_body import MOST_MEDIA_BYTES, RequestBodies, RequestBody
 from runner.server.response import ResponseBody
 from runner.server.tokenize_threads import TokenizeThreads
 from runner.tokenizer import PART_CHARACTERS
@@ -30,38 +30,38 @@ if TYPE_CHECKING:
     from runner.grammar import Grammar
 
 _SMALL_BYTES = 1 << 20
-"""A body that fits, whatever the model; what its longest prompt is need not be known."""
+"""A body of this size may be read before the model's longest prompt is known."""
 _ESCAPE_BYTES = 6
-"""In JSON, for each byte of a text."""
+"""The most bytes that JSON takes for one byte of text."""
 _END = object()
 NUMBER = web.RequestKey("number", int)
-"""What the engine's log lines call the request, once it has got as far."""
+"""The number under which the engine logs the request, once it has one."""
 
 
 class CompletionEndpoint:
-    """Prepares requests off the event loop, hands them to the engine, and writes what it tells."""
+    """Prepares requests off the event loop, hands them to the engine, and writes its events."""
 
-    def __init__(self, engine: Engine, helper: Executor, lanes: TokenizeThreads, bodies: Bodies) -> None:
+    def __init__(self, engine: Engine, helper: Executor, threads: TokenizeThreads, bodies: RequestBodies) -> None:
         self._engine = engine
         self._helper = helper
-        self._lanes = lanes
+        self._threads = threads
         self._bodies = bodies
 
     async def post(self, http: web.Request) -> web.StreamResponse:
-        """Answer one completion; cancelled by the server when the client goes away, in every phase."""
+        """Answers one completion. The server cancels this, in every phase, when the client disconnects."""
         with self._bodies.body() as body:
             request = await self._prepare(*await self._read(http, body))
         http[NUMBER] = request.number
         self._engine.submit(request)
         try:
             if request.grammar is not None:
-                await _done(request.grammar)  # one that is none is refused before the answer begins
+                await _done(request.grammar)  # an invalid grammar is refused before the answer begins
             return await self._stream(http, request)
         finally:
             request.cancel()
 
-    async def _read(self, http: web.Request, body: Body) -> tuple[CompletionRequest, Format | None]:
-        """What came over the wire; off the event loop but for what must be done while it comes."""
+    async def _read(self, http: web.Request, body: RequestBody) -> tuple[CompletionRequest, Format | None]:
+        """Reads the request, off the event loop except for what must happen while bytes arrive."""
         tokenizer, context_length = self._engine.tokenizer, self._engine.limits.context_length
         run = asyncio.get_running_loop().run_in_executor
         most = _SMALL_BYTES
@@ -79,13 +79,13 @@ class CompletionEndpoint:
             refuse_size(error.size, tokenizer, context_length)
 
     async def _prepare(self, wire: CompletionRequest, wanted: Format | None) -> Request:
-        """Tokenized and checked, in as many steps as it takes while others want to be tokenized, too."""
+        """Tokenizes and checks the request, a long prompt in several steps between which others get their turn."""
         tokenizer, limits, size = self._engine.tokenizer, self._engine.limits, len(wire.prompt)
         if size > PART_CHARACTERS:
             parts = hopeless_parts(wire.prompt, tokenizer, limits.context_length)
-            while await self._lanes.run(size, next, parts, _END) is not _END:
+            while await self._threads.run(size, next, parts, _END) is not _END:
                 pass
-        return await self._lanes.run(size, prepare, wire, tokenizer, limits, wanted)
+        return await self._threads.run(size, prepare, wire, tokenizer, limits, wanted)
 
     async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:
         events = await request.stream.batch()
@@ -94,12 +94,12 @@ class CompletionEndpoint:
         response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
         if http.version >= (1, 1):
             response.enable_chunked_encoding()
-        with suppress(ConnectionError):  # the client is gone; the server finds out too when it ends the response
-            await response.prepare(http)  # only now has the request left the queue
-            answer = ResponseBody(http.protocol, chunked=response.chunked)
-            answer.take(events)
-            request.stream.follow(answer.take)
-            await response.write_eof(await answer.rest)
+        with suppress(ConnectionError):  # the client has disconnected; the server notices when it ends the response
+            await response.prepare(http)  # not before the request has left the queue
+            body = ResponseBody(http.protocol, chunked=response.chunked)
+            body.take(events)
+            request.stream.follow(body.take)
+            await response.write_eof(await body.rest)
         return response
 
 
@@ -109,7 +109,9 @@ def _decode(finish: Callable[[], CompletionRequest]) -> tuple[CompletionRequest,
 
 
 async def _done(compiling: "Future[Grammar]") -> None:
-    """Waits for a grammar, which others may wait for too. RequestError if it is none."""
+    """Waits for a grammar, which other requests may wait for too. RequestError if it is invalid."""
     waiting = asyncio.wrap_future(compiling)
-    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # it was retrieved, whoever is gone
+    waiting.add_done_callback(
+        lambda done: done.cancelled() or done.exception()
+    )  # marks it as retrieved, even if the client has disconnected
     await asyncio.shield(waiting)

@@ -1,4 +1,4 @@
-"""The connections: how many there may be at once, how long each may keep one waiting, and which one goes first."""
+"""The connections: how many there may be, how long each may be slow, and which is closed first."""
 
 import asyncio
 import socket
@@ -13,35 +13,35 @@ log = Log(__name__)
 HEAD_S = 30.0
 """From the first byte of a request's head to its last."""
 UNREAD_S = 60.0
-"""How long a client may read nothing of what waits for it, beyond what sockets hold."""
+"""How long a client may leave output unread, beyond what sockets hold."""
 KEEP_ALIVE_S = 600.0
 """Hosts keep idle connections for 90 s; ours must not be the side that closes first."""
 _MOST = 1024
 _AT_ONCE = 8  # accepted in one turn of the event loop, before the next one can close others
-_SPARE = 3 * _AT_ONCE  # descriptors for these while those close, for statuses while all are busy, and for files
+_SPARE = 3 * _AT_ONCE  # descriptors for these while others close, for /v1/status while all are busy, and for files
 _BACKLOG = 128
 _BUFFER_BYTES = 1 << 16
 
 
 class Connections:
-    """All connections, and whose turn it is to go when there is no room. Owner: the event loop.
+    """All connections, idle and busy. Owner: the event loop.
 
-    A connection is busy from the end of a request's head to the end of its answer, and idle otherwise. Beyond `most`
-    connections the one goes that has been idle for longest; a status finds room even while so many are busy.
+    A connection is busy from the end of a request's head to the end of its response, and idle otherwise. Beyond `most`
+    connections the longest idle one is closed. `/v1/status` is answered even while `most` connections are busy.
     """
 
     def __init__(self, most: int = _MOST) -> None:
         self.most = most
-        self._idle: dict[web.RequestHandler, Connection] = {}  # the longest idle first
+        self._idle: dict[web.RequestHandler, Connection] = {}  # longest idle first
         self._busy: dict[web.RequestHandler, Connection] = {}
 
     @property
-    def is_crowded(self) -> bool:
-        """Whether so many are busy that nobody else can be."""
+    def is_full(self) -> bool:
+        """True if so many connections are busy that only `/v1/status` is still answered."""
         return len(self._busy) > self.most
 
     async def serve(self, server: web.Server, listener: socket.socket) -> asyncio.Server:
-        """Take connections, as many as there are descriptors for. OSError if somebody else listens there."""
+        """Accepts connections, as many as there are descriptors for. OSError if another process listens on the port."""
         self.most = max(1, min(self.most, free_descriptors() - _SPARE))
         settings = {"keepalive_timeout": KEEP_ALIVE_S, "access_log": None, "read_bufsize": _BUFFER_BYTES}
         make = partial(Connection, self, server, auto_decompress=False, **settings)
@@ -50,34 +50,34 @@ class Connections:
         return serving
 
     def begin(self, protocol: web.RequestHandler) -> None:
-        """A request has come over this connection."""
+        """Counts the connection as busy: a request has arrived over it."""
         if connection := self._idle.pop(protocol, None):
             connection.end_head()
             self._busy[protocol] = connection
 
     def end(self, protocol: web.RequestHandler) -> None:
-        """It has been answered."""
+        """Counts the connection as idle: its request has been answered."""
         if connection := self._busy.pop(protocol, None):
             self._idle[protocol] = connection
 
     def add(self, connection: "Connection") -> None:
-        """A new one; if it is one too many, the longest idle goes."""
+        """Adds a new connection, and closes the longest idle one if there are too many."""
         self._idle[connection] = connection
         if len(self._idle) + len(self._busy) > self.most and len(self._idle) > 1:
             self._idle.pop(next(iter(self._idle))).abort()
 
     def is_idle(self, connection: "Connection") -> bool:
-        """Whether it waits for a request."""
+        """Returns True if the connection waits for a request."""
         return connection in self._idle
 
     def remove(self, connection: "Connection") -> None:
-        """It is closed."""
+        """Forgets a closed connection."""
         self._idle.pop(connection, None)
         self._busy.pop(connection, None)
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's, with a limit of time for heads and for clients that do not read."""
+    """aiohttp's connection, with a time limit for heads and for clients that do not read."""
 
     __slots__ = ("_connections", "_head", "_read_bytes", "_unread", "written_bytes")
 
@@ -88,7 +88,7 @@ class Connection(web.RequestHandler):
         self._unread: asyncio.TimerHandle | None = None
         self._read_bytes = 0
         self.written_bytes = 0
-        """By whoever writes without waiting for the client to read."""
+        """Counted by code that writes without waiting for the client to read."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -106,7 +106,7 @@ class Connection(web.RequestHandler):
         super().data_received(data)
 
     def end_head(self) -> None:
-        """It is there, or will never be."""
+        """Ends the time limit for the head: it has arrived, or never will."""
         if self._head is not None:
             self._head.cancel()
             self._head = None
@@ -120,7 +120,7 @@ class Connection(web.RequestHandler):
         super().resume_writing()
 
     def abort(self) -> None:
-        """Close it at once; what waits in it is dropped."""
+        """Closes the connection at once and drops unsent output."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -130,7 +130,7 @@ class Connection(web.RequestHandler):
         self._unread = self._loop.call_later(UNREAD_S, self._look)
 
     def _look(self) -> None:
-        """Nobody has read all; whoever has read a part of it may go on."""
+        """Closes the connection if the client has read nothing since the last look."""
         if self.transport is None:
             return
         if self.written_bytes - self.transport.get_write_buffer_size() > self._read_bytes:

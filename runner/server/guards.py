@@ -1,17 +1,17 @@
-"""Who may talk to the runner: programs on this machine, and no web page in its user's browser."""
+"""Access to the runner: for programs on this machine, and for no web page in a browser on it."""
 
 from urllib.parse import urlsplit
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
-TELLING = ("Host", "Origin", "Sec-Fetch-Site")
-"""The headers that `is_local` asks for, in its order."""
+HEADERS = ("Host", "Origin", "Sec-Fetch-Site")
+"""The arguments of `is_local`, in order."""
 
 
 def is_local(host: str | None, origin: str | None, fetch_site: str | None) -> bool:
-    """Whether a request with these `Host`, `Origin` and `Sec-Fetch-Site` headers comes from a local program.
+    """Returns True if a request with these `Host`, `Origin` and `Sec-Fetch-Site` headers comes from a local program.
 
-    A browser sends the page's own `Origin`, and after DNS rebinding the attacker's name as `Host`; for what it sends
+    A browser sends the page's own `Origin`, and after DNS rebinding the attacker's name as `Host`; for requests
     without an `Origin` (pictures, scripts, links) it says `cross-site`. Local programs send a loopback `Host` and no
     `Origin`, or a loopback one.
     """

@@ -1,7 +1,7 @@
 """`GET /metrics`: the engine's numbers in the text format of Prometheus.
 
-Nothing of it is kept between two scrapes: the counters are the engine's own. Imported when somebody scrapes, for the
-package takes a tenth of a start.
+Nothing is kept between two scrapes: the counters are the engine's own. The module is imported at the first scrape,
+since prometheus_client takes a tenth of a start.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ _PREFIX = "mlx_runner_"
 
 
 class Exporter(Collector):
-    """A registry of its own with one collector, this one. Owner: whoever calls `text`, one at a time."""
+    """A collector with a registry of its own. Not thread-safe: its owner calls `text` once at a time."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
@@ -36,7 +36,7 @@ class Exporter(Collector):
         self._registry.register(self)
 
     def text(self, published: Published, accept: str) -> tuple[bytes, str]:
-        """The body and its content type, for a scraper that takes what `accept` says."""
+        """Returns the body and its content type, for a scraper that sends this `Accept` header."""
         self._published = published
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
@@ -57,52 +57,62 @@ def _about(stats: Stats) -> Iterator[Metric]:
         "device": stats.device,
         "cache": stats.cache_kind,
     }
-    yield InfoMetricFamily(_PREFIX.rstrip("_"), "What runs here.", value=info)
-    yield _gauge("uptime_seconds", "Since the model was loaded.", stats.uptime_s)
-    yield _gauge("context_tokens", "The most that prompt and answer may have together.", stats.context_length)
+    yield InfoMetricFamily(_PREFIX.rstrip("_"), "The runner and its model.", value=info)
+    yield _gauge("uptime_seconds", "Seconds since the model was loaded.", stats.uptime_s)
+    yield _gauge("context_tokens", "Most tokens that prompt and answer may have together.", stats.context_length)
 
 
 def _requests(stats: Stats) -> Iterator[Metric]:
     counts = stats.requests
     ended = [((outcome,), getattr(counts, outcome)) for outcome in OUTCOMES]
-    yield _counters("requests", "Requests that have ended, by how.", ("outcome",), ended)
-    yield _gauge("requests_running", "Requests that are computed.", counts.running)
-    yield _gauge("requests_queued", "Requests that wait to be computed.", counts.queued)
+    yield _counters("requests", "Requests that have ended, by outcome.", ("outcome",), ended)
+    yield _gauge("requests_running", "Requests being computed.", counts.running)
+    yield _gauge("requests_queued", "Requests waiting to be computed.", counts.queued)
 
 
 def _tokens(stats: Stats) -> Iterator[Metric]:
     tokens = stats.tokens
     prompt = [(("cache",), tokens.cached), (("computed",), tokens.recomputed)]
-    yield _counters("prompt_tokens", "Tokens of prompts, by where they came from.", ("source",), prompt)
-    yield _counter("matched_tokens", "Tokens of prompts that the cache knew, usable or not.", tokens.matched)
+    yield _counters(
+        "prompt_tokens", "Prompt tokens, by source: reused from the cache or computed.", ("source",), prompt
+    )
+    yield _counter(
+        "matched_tokens",
+        "Prompt tokens that matched a cached prefix, whether or not they could be reused.",
+        tokens.matched,
+    )
     generated = [(("sampled",), tokens.generated - tokens.forced), (("forced",), tokens.forced)]
     yield _counters(
-        "generated_tokens", "Tokens of answers, drawn or left without a choice by a grammar.", ("source",), generated
+        "generated_tokens", "Generated tokens, by source: sampled, or forced by a grammar.", ("source",), generated
     )
 
 
 def _cache(stats: Stats) -> Iterator[Metric]:
     cache = stats.cache
     held = [(("live",), cache.live_bytes), (("paged",), cache.paged_bytes)]
-    yield _gauges("cache_bytes", "Held in the buffers of layers, and copied out of them.", ("state",), held)
-    yield _gauge("cache_nodes", "Nodes of the trie.", cache.nodes)
+    yield _gauges(
+        "cache_bytes", "Bytes held by the cache: live in the buffers of layers, or paged out of them.", ("state",), held
+    )
+    yield _gauge("cache_nodes", "Nodes of the prefix trie.", cache.nodes)
     if cache.budget_bytes is not None:
-        yield _gauge("cache_budget_bytes", "The most that the cache may hold.", cache.budget_bytes)
-    yield _counter("cache_evictions", "Nodes given up for want of room.", cache.evictions)
-    yield _counter("cache_evicted_bytes", "Bytes given up for want of room.", cache.evicted_bytes)
-    yield _counter("cache_restored_bytes", "Bytes taken back into the buffers of layers.", cache.restored_bytes)
+        yield _gauge("cache_budget_bytes", "Most bytes that the cache may hold.", cache.budget_bytes)
+    yield _counter("cache_evictions", "Nodes evicted to make room.", cache.evictions)
+    yield _counter("cache_evicted_bytes", "Bytes evicted to make room.", cache.evicted_bytes)
+    yield _counter("cache_restored_bytes", "Bytes restored into the buffers of layers.", cache.restored_bytes)
     misses = [((str(reason),), cache.misses.get(reason, 0)) for reason in Miss if reason]
-    yield _counters("cache_misses", "Requests that got less from the cache than they might.", ("reason",), misses)
+    yield _counters(
+        "cache_misses", "Requests that reused less of the cache than they might have, by reason.", ("reason",), misses
+    )
 
 
 def _memory(stats: Stats) -> Iterator[Metric]:
     memory = stats.memory
-    yield _gauge("memory_used_bytes", "Memory of the device in use.", memory.used_bytes)
-    yield _gauge("memory_reusable_bytes", "Freed, and kept by MLX for the next arrays.", memory.reusable_bytes)
-    yield _gauge("memory_peak_bytes", "The most that was ever in use.", memory.peak_bytes)
-    yield _gauge("memory_weights_bytes", "What the weights take.", memory.weights_bytes)
+    yield _gauge("memory_used_bytes", "Device memory in use.", memory.used_bytes)
+    yield _gauge("memory_reusable_bytes", "Freed memory that MLX keeps for new arrays.", memory.reusable_bytes)
+    yield _gauge("memory_peak_bytes", "Most device memory ever in use.", memory.peak_bytes)
+    yield _gauge("memory_weights_bytes", "Memory taken by the weights.", memory.weights_bytes)
     if memory.budget_bytes is not None:
-        yield _gauge("memory_budget_bytes", "The most that may be in use.", memory.budget_bytes)
+        yield _gauge("memory_budget_bytes", "Most device memory that may be in use.", memory.budget_bytes)
 
 
 def _slices(stats: Stats) -> Iterator[Metric]:
@@ -116,17 +126,15 @@ def _slices(stats: Stats) -> Iterator[Metric]:
 
 
 def _distributions(of: Distributions) -> Iterator[Metric]:
-    yield _histogram("time_to_first_token_seconds", "From a request's arrival to its first token.", of.ttft_s)
-    yield _histogram("inter_token_latency_seconds", "Between two decode steps of one answer.", of.gap_s)
-    yield _histogram("queue_time_seconds", "From a request's arrival until it was computed.", of.queue_s)
+    yield _histogram("time_to_first_token_seconds", "Time from the arrival of a request to its first token.", of.ttft_s)
+    yield _histogram("inter_token_latency_seconds", "Time between two decode steps of one answer.", of.gap_s)
+    yield _histogram("queue_time_seconds", "Time from the arrival of a request until it was computed.", of.queue_s)
     yield _histogram(
         "prefill_tokens_per_second",
-        "Prompt tokens computed, over the time it took; one value a request.",
+        "Computed prompt tokens per second; one value per request.",
         of.prefill_rate,
     )
-    yield _histogram(
-        "decode_tokens_per_second", "Answer tokens, over the time they took; one value a request.", of.decode_rate
-    )
+    yield _histogram("decode_tokens_per_second", "Generated tokens per second; one value per request.", of.decode_rate)
 
 
 def _gauge(name: str, help_: str, value: float) -> Metric:

@@ -1,4 +1,4 @@
-"""`GET /`: a page that shows what the runner does, drawn in the browser from `/v1/events`."""
+"""`GET /`: the page that shows what the runner is doing, drawn in the browser from `/v1/events`."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ _FOLDER = Path(__file__).parent / "page"
 _INDEX = "index.html"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
-    # Its own files and this runner, nothing else; and no text is ever taken for markup.
+    # The page may load its own files and ask this runner, nothing else; and no text is ever taken for markup.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
     " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
     " require-trusted-types-for 'script'; trusted-types 'none'",
@@ -17,12 +17,12 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Cache-Control": "no-store",  # the next runner on this port may be another version
+    "Cache-Control": "no-store",  # the next runner on this port may have another version
 }
 
 
 def add_page(router: web.UrlDispatcher) -> None:
-    """`/`, and under `/page/` the files that it is made of; no other file can be asked for."""
+    """Adds `/` and the page's own files below `/page/`. No other file is served."""
     router.add_get("/", _file)
     router.add_get("/page/{name}", _file)
 
@@ -36,5 +36,5 @@ async def _file(http: web.Request) -> web.Response:
 
 
 def _read(name: str) -> bytes | None:
-    """One of the page's files: some kilobytes, read anew each time, for a page is opened seldom."""
+    """Returns one of the page's files, read anew each time: they are small, and a page is opened seldom."""
     return next((path.read_bytes() for path in _FOLDER.iterdir() if path.name == name and path.suffix in _TYPES), None)

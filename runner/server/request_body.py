@@ -1,4 +1,4 @@
-"""The bodies of requests: read in pieces as they arrive, refused as soon as they can be of no use."""
+"""The bodies of requests, read in pieces as they arrive, and refused as soon as they cannot be served."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -11,50 +11,50 @@ from aiohttp import web
 from runner.errors import RequestError
 
 MOST_MEDIA_BYTES = 256 << 20
-"""Of what a request may have beside its prompt. Hosts know no limit, but nobody waits for more."""
+"""The most bytes that a request may have beside its prompt. Hosts have no limit, but more would take too long."""
 MOST_TOGETHER_BYTES = 512 << 20
 _PIECE_BYTES = 1 << 13
 _TURN_S = 0.005
 _STALLED_S = 60.0
 
 
-class Bodies:
+class RequestBodies:
     """All bodies that are held in memory. Owner: the event loop.
 
-    A body may take as much as all together leave free: so large ones never keep small ones out.
+    A body may take as much as all bodies together leave free, so that large ones never keep small ones out.
     """
 
     def __init__(self, most_bytes: int = MOST_TOGETHER_BYTES) -> None:
         self.most_bytes = most_bytes
         self.held_bytes = 0
-        """Of all of them, now."""
-        self.turn = asyncio.Lock()
-        """Of several that arrive at once, one after the other is looked at."""
+        """The bytes of all bodies at present."""
+        self.decoding = asyncio.Lock()
+        """Held while a piece is decoded: of several bodies that arrive at once, one is decoded at a time."""
 
     @contextmanager
-    def body(self) -> Iterator["Body"]:
-        """One more, which counts until this ends."""
-        body = Body(self)
+    def body(self) -> Iterator["RequestBody"]:
+        """Adds a body, which counts until the block ends."""
+        body = RequestBody(self)
         try:
             yield body
         finally:
             body.hold(0)
 
 
-class Body:
-    """One of them."""
+class RequestBody:
+    """One body."""
 
-    def __init__(self, bodies: Bodies) -> None:
+    def __init__(self, bodies: RequestBodies) -> None:
         self._bodies = bodies
         self._held_bytes = 0
 
     async def read(self, http: web.Request, most_bytes: int, take: Callable[[bytes], int]) -> None:
-        """Give it to `take` in pieces, which returns how many bytes it holds by then.
+        """Passes the body to `take` in pieces; `take` returns how many bytes it holds by then.
 
         Raises:
-            RequestError: it is compressed, which no host does (a megabyte may stand for a gigabyte); it has more than
-                `most_bytes`, by its own account or when they have come; nothing came for a minute; or it finds no
-                room beside the others.
+            RequestError: the body is compressed, which no host does (a megabyte may stand for a gigabyte); it has more
+                than `most_bytes`, by its header or by count; nothing arrives for a minute; or there is no room for it
+                beside the other bodies.
         """
         if http.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise RequestError("Bad Request")
@@ -63,25 +63,25 @@ class Body:
         while chunk := await _next(http):
             size += len(chunk)
             _refuse_large(size, most_bytes)
-            async with self._bodies.turn:
+            async with self._bodies.decoding:
                 await self._give(chunk, take)
 
     async def _give(self, chunk: bytes, take: Callable[[bytes], int]) -> None:
         until = perf_counter() + _TURN_S
         for start in range(0, len(chunk), _PIECE_BYTES):
             if perf_counter() > until:
-                await asyncio.sleep(0)  # it is the turn of everything else
+                await asyncio.sleep(0)  # lets everything else run
                 until = perf_counter() + _TURN_S
             self.hold(take(chunk[start : start + _PIECE_BYTES]))
 
     def hold(self, size: int) -> None:
-        """So many bytes of it are held from now on. RequestError where all together leave less free than that."""
+        """Sets how many bytes the body holds. RequestError if all bodies together leave less than that free."""
         bodies = self._bodies
         bodies.held_bytes += size - self._held_bytes
         self._held_bytes = size
         if size > bodies.most_bytes - bodies.held_bytes:
             raise RequestError(
-                f"the requests that are being read take up the {bodies.most_bytes >> 20} MiB there are for them:"
+                f"requests that are still being read fill their limit of {bodies.most_bytes >> 20} MiB:"
                 " send this one again in a moment, or make it shorter",
                 HTTPStatus.SERVICE_UNAVAILABLE,
             )
@@ -93,13 +93,13 @@ async def _next(http: web.Request) -> bytes:
             return await http.content.readany()
     except TimeoutError:
         raise RequestError(
-            f"nothing came of the request for {_STALLED_S:.0f} seconds", HTTPStatus.REQUEST_TIMEOUT
+            f"no data of the request arrived for {_STALLED_S:.0f} seconds", HTTPStatus.REQUEST_TIMEOUT
         ) from None
 
 
 def _refuse_large(size: int, most_bytes: int) -> None:
     if size > most_bytes:
         raise RequestError(
-            f"a request has at most {most_bytes} bytes here: no longer prompt can fit, with its media",
+            f"the request is larger than {most_bytes} bytes: its prompt cannot fit the model's context",
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         )

@@ -1,4 +1,4 @@
-"""What has changed since a page was told last, as server-sent events."""
+"""Server-sent events for pages: the numbers and the cache, whenever they have changed."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,8 +14,8 @@ _HEARTBEAT = b": nothing new\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-class Told(msgspec.Struct):
-    """What one page knows, by the numbers that News gave its frames. Owner: whoever writes to that page."""
+class Seen(msgspec.Struct):
+    """The versions of the events that one page has got. Owner: the response to that page."""
 
     stats: int = 0
     cache: int = 0
@@ -23,49 +23,49 @@ class Told(msgspec.Struct):
 
 
 class EventFeed:
-    """What there is to tell, made once for all pages, and only while there is one. Owner: the event loop."""
+    """The events, made once for all pages, and only while a page is open. Owner: the event loop."""
 
     def __init__(self, board: StatsCache, clock: Callable[[], float]) -> None:
-        """`clock` gives seconds."""
-        self._board = board
+        """`clock` returns seconds."""
+        self._stats_cache = board
         self._clock = clock
         self._making = asyncio.Lock()
-        self._made_s = self._drawn_s = float("-inf")
+        self._refreshed_s = self._cache_sent_s = float("-inf")
         self._stats: Stats | None = None
         self._mark: tuple[int, ...] | None = None
         self._stats_frame = self._cache_frame = b""
-        self._stats_number = self._cache_number = 0
+        self._stats_version = self._cache_version = 0
 
-    async def since(self, told: Told) -> bytes:
-        """The events that a page has not been told, maybe none. To be asked every `STATS_S`."""
+    async def new_events(self, seen: Seen) -> bytes:
+        """Returns the events that a page has not got yet, maybe none. A page asks every `STATS_S`."""
         async with self._making:
-            if self._clock() - self._made_s >= STATS_S:
-                await self._make()
+            if self._clock() - self._refreshed_s >= STATS_S:
+                await self._refresh()
         now, frames = self._clock(), []
-        if told.stats != self._stats_number:
-            told.stats = self._stats_number
+        if seen.stats != self._stats_version:
+            seen.stats = self._stats_version
             frames.append(self._stats_frame)
-        if told.cache != self._cache_number:
-            told.cache = self._cache_number
+        if seen.cache != self._cache_version:
+            seen.cache = self._cache_version
             frames.append(self._cache_frame)
-        if not frames and now - told.last_s >= HEARTBEAT_S:
+        if not frames and now - seen.last_s >= HEARTBEAT_S:
             frames.append(_HEARTBEAT)
         if frames:
-            told.last_s = now
+            seen.last_s = now
         return b"".join(frames)
 
-    async def _make(self) -> None:
-        published = await self._board.numbers()
-        self._made_s = self._clock()
-        stats = msgspec.structs.replace(published.stats, uptime_s=0.0)  # that alone is no news
+    async def _refresh(self) -> None:
+        published = await self._stats_cache.published()
+        self._refreshed_s = self._clock()
+        stats = msgspec.structs.replace(published.stats, uptime_s=0.0)  # which alone is not worth an event
         self._stats_frame = _frame("stats", published.stats)
         if stats != self._stats:
             self._stats = stats
-            self._stats_number += 1
-        if published.mark != self._mark and self._made_s - self._drawn_s >= CACHE_S:
-            self._mark, self._drawn_s = published.mark, self._made_s
-            self._cache_frame = _frame("cache", await self._board.picture())
-            self._cache_number += 1
+            self._stats_version += 1
+        if published.mark != self._mark and self._refreshed_s - self._cache_sent_s >= CACHE_S:
+            self._mark, self._cache_sent_s = published.mark, self._refreshed_s
+            self._cache_frame = _frame("cache", await self._stats_cache.cache_picture())
+            self._cache_version += 1
 
 
 def _frame(event: str, data: msgspec.Struct) -> bytes:

@@ -1,4 +1,4 @@
-"""The engine's numbers on the event loop's side: asked for when somebody looks, and not otherwise."""
+"""The engine's latest numbers on the event loop's side, asked for only when a client asks."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,10 +16,10 @@ _FRESH_S = 0.2
 
 
 class StatsCache:
-    """What the engine last said of itself. Owner: the event loop.
+    """The numbers that the engine published last. Owner: the event loop.
 
-    The engine answers between two slices; one question is on its way at a time, whoever asks. Behind a slice that takes
-    longer than `patience_s` the last numbers are given again, if there are any.
+    The engine answers between two slices, and all clients share one question to it. If a slice takes longer than
+    `patience_s`, clients get the previous numbers once more, if there are any.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class StatsCache:
         fresh_s: float = _FRESH_S,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Numbers younger than `fresh_s` are given to the next who asks, too."""
+        """Numbers younger than `fresh_s` are served without another question to the engine."""
         self.refused = 0
-        """Requests that were refused before they reached the engine."""
+        """The number of requests that were refused before they reached the engine."""
         self._engine = engine
         self._patience_s = patience_s
         self._fresh_s = fresh_s
@@ -43,8 +43,8 @@ class StatsCache:
         self._nodes: list[CacheNode] = []
         self._generation = 0
 
-    async def numbers(self) -> Published:
-        """All numbers."""
+    async def published(self) -> Published:
+        """Returns all numbers."""
         if self._last is None or self._clock() - self._last_s >= self._fresh_s:
             await self._ask()
         assert self._last is not None
@@ -52,13 +52,13 @@ class StatsCache:
         requests = msgspec.structs.replace(stats.requests, refused=stats.requests.refused + self.refused)
         return self._last._replace(stats=msgspec.structs.replace(stats, requests=requests))
 
-    async def picture(self) -> CachePicture:
-        """What the cache holds. Waits for as long as the engine's slice takes."""
+    async def cache_picture(self) -> CachePicture:
+        """Returns the contents of the cache. Waits as long as the engine's slice takes."""
         nodes = await self._engine.cache_nodes()
         if nodes != self._nodes or not self._generation:
             self._nodes = nodes
             self._generation += 1
-        kind = (await self.numbers()).stats.cache_kind
+        kind = (await self.published()).stats.cache_kind
         return CachePicture(generation=self._generation, kind=kind, nodes=nodes)
 
     async def _ask(self) -> None:

@@ -7,31 +7,31 @@ import msgspec
 from aiohttp import web
 
 from runner.engine.engine import Engine
-from runner.server.request_body import MOST_MEDIA_BYTES, Bodies
+from runner.server.request_body import MOST_MEDIA_BYTES, RequestBodies
 from runner.server.tokenize_threads import TokenizeThreads
 
 
 class TokenizeEndpoint:
-    """Tokenizes off the event loop, a part at a time: behind a very long text nobody waits longer than for a part."""
+    """Tokenizes off the event loop, a part at a time, so that no request waits longer than one part of a long text."""
 
-    def __init__(self, engine: Engine, lanes: TokenizeThreads, bodies: Bodies) -> None:
+    def __init__(self, engine: Engine, threads: TokenizeThreads, bodies: RequestBodies) -> None:
         self._engine = engine
-        self._lanes = lanes
+        self._threads = threads
         self._bodies = bodies
 
     async def post(self, http: web.Request) -> web.StreamResponse:
-        """The ids of the body, each part sent when it is there.
+        """Responds with the ids of the body, sending each part as soon as it is computed.
 
-        A host reads as far as the closing bracket and then closes the connection, unless it has seen the end of the
-        body by then: the bracket is never sent before it.
+        A host reads up to the closing bracket and then closes the connection, unless it has seen the end of the
+        response by then: so the bracket is sent together with the end.
         """
         with self._bodies.body() as body:
             text = _Text()
             await body.read(http, MOST_MEDIA_BYTES, text.take)
             pieces = self._pieces(text.chunks)
             response = web.StreamResponse(headers={"Content-Type": "application/json"})
-            last = await self._lanes.run(text.size, next, pieces, b"")
-            while piece := await self._lanes.run(text.size, next, pieces, b""):
+            last = await self._threads.run(text.size, next, pieces, b"")
+            while piece := await self._threads.run(text.size, next, pieces, b""):
                 if not response.prepared:
                     await response.prepare(http)
                 await response.write(last)
@@ -42,7 +42,7 @@ class TokenizeEndpoint:
         return response
 
     def _pieces(self, chunks: Sequence[bytes]) -> Iterator[bytes]:
-        """The array as text, in pieces; the bracket ends the last one. Bytes that are no UTF-8 count as U+FFFD."""
+        """Yields the array as text, in pieces, the last with the bracket. Bytes that are not UTF-8 count as U+FFFD."""
         piece = b""
         for ids in self._engine.tokenizer.encode_parts(iterdecode(chunks, "utf-8", "surrogateescape")):
             if ids:
@@ -53,7 +53,7 @@ class TokenizeEndpoint:
 
 
 class _Text:
-    """A body as it came."""
+    """A body as it arrived."""
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []

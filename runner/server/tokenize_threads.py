@@ -1,4 +1,4 @@
-"""The threads that tokenize, and do nothing else: no long text holds up a short one."""
+"""The threads that tokenize and do nothing else, so that no long text delays a short one."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _SHORT_THREADS = 2
 
 
 class TokenizeThreads:
-    """Two threads for texts that are tokenized in one part, one for longer ones, whose parts take turns."""
+    """Two threads for texts that are tokenized in one part, and one for longer texts, whose parts take turns."""
 
     def __init__(self) -> None:
         self._short = ThreadPoolExecutor(_SHORT_THREADS, "tokenize")
@@ -22,6 +22,6 @@ class TokenizeThreads:
     async def run(
         self, size: int, call: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs
     ) -> Result:
-        """Do what concerns a text of `size` characters. Cancelled before its turn, it is not done at all."""
-        lane = self._short if size <= PART_CHARACTERS else self._long
-        return await asyncio.wrap_future(lane.submit(call, *args, **kwargs))
+        """Runs `call` for a text of `size` characters. If cancelled before its turn, it never runs."""
+        threads = self._short if size <= PART_CHARACTERS else self._long
+        return await asyncio.wrap_future(threads.submit(call, *args, **kwargs))

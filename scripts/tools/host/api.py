@@ -10,7 +10,7 @@ from dataclasses import replace
 import aiohttp
 from aiohttp import web
 
-from runner.server.guards import TELLING, is_local
+from runner.server.guards import HEADERS, is_local
 from scripts.tools.host.answer import Job, Writer, json_response
 from scripts.tools.host.go_json import (
     Body,
@@ -284,7 +284,7 @@ def _unforeseen(error: Exception) -> str:
 async def _answer_refusals(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    if not is_local(*map(request.headers.get, TELLING)):
+    if not is_local(*map(request.headers.get, HEADERS)):
         return json_response({"error": "only programs on this machine may use this host"}, 403)
     try:
         return await handler(request)

@@ -10,11 +10,11 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from runner.errors import RequestError
 from runner.server import request_body
-from runner.server.request_body import Bodies
+from runner.server.request_body import RequestBodies
 
 Client = TestClient[web.Request, web.Application]
 MOST = 1000
-HELD = web.AppKey("held", Bodies)
+HELD = web.AppKey("held", RequestBodies)
 GO_ON = web.AppKey("go_on", asyncio.Event)
 
 
@@ -39,7 +39,7 @@ async def client(aiohttp_client: Callable[..., Awaitable[Client]]) -> Client:
         return web.Response(body=bytes(body))
 
     app = web.Application(handler_args={"auto_decompress": False})
-    app[HELD], app[GO_ON] = Bodies(1000), asyncio.Event()
+    app[HELD], app[GO_ON] = RequestBodies(1000), asyncio.Event()
     app.router.add_post("/", echo)
     app.router.add_post("/kept", echo)
     return await aiohttp_client(TestServer(app))

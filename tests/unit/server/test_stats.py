@@ -20,7 +20,7 @@ from runner.engine.lifecycle import OUTCOMES
 from runner.engine.observe.counters import Counters, Published
 from runner.server import sse
 from runner.server.metrics import Exporter
-from runner.server.sse import CACHE_S, HEARTBEAT_S, STATS_S, EventFeed, Told
+from runner.server.sse import CACHE_S, HEARTBEAT_S, STATS_S, EventFeed, Seen
 from runner.server.stats import PATHS, StatsEndpoints
 from runner.server.stats_cache import StatsCache
 from tests.lib.company import Clock
@@ -51,7 +51,7 @@ def with_requests(stats: Stats, **counts: int) -> Stats:
     return msgspec.structs.replace(stats, requests=RequestCounts(**counts))
 
 
-# --- the board
+# --- the cache
 
 
 class Slow(Script):
@@ -71,41 +71,41 @@ def clock() -> Clock:
     return Clock()
 
 
-def board_of(engine: Script, clock: Clock, *, patience_s: float = 60.0) -> StatsCache:
+def cache_of(engine: Script, clock: Clock, *, patience_s: float = 60.0) -> StatsCache:
     return StatsCache(cast("Engine", engine), patience_s=patience_s, fresh_s=0.2, clock=clock)
 
 
 async def test_who_asks_at_once_shares_one_answer(engine: Script, clock: Clock) -> None:
-    board = board_of(engine, clock)
-    await asyncio.gather(*(board.numbers() for _ in range(5)))
-    await board.numbers()
+    cache = cache_of(engine, clock)
+    await asyncio.gather(*(cache.published() for _ in range(5)))
+    await cache.published()
     assert engine.asked == ["stats"]
     clock.now = 0.2
-    await board.numbers()
+    await cache.published()
     assert engine.asked == ["stats"] * 2
 
 
 async def test_behind_a_long_slice_the_last_numbers_are_given_again(clock: Clock) -> None:
     engine = Slow()
-    board = board_of(engine, clock, patience_s=0.0)
-    asking = asyncio.create_task(board.numbers())
+    cache = cache_of(engine, clock, patience_s=0.0)
+    asking = asyncio.create_task(cache.published())
     await asyncio.sleep(0)
     assert not asking.done(), "there are none yet"
     engine.answered.set()
     assert (await asking).stats == STATS
     engine.answered.clear()
     engine.stats, clock.now = BUSY, 5.0
-    assert (await board.numbers()).stats == STATS
+    assert (await cache.published()).stats == STATS
     engine.answered.set()
-    while (await board.numbers()).stats == STATS:
+    while (await cache.published()).stats == STATS:
         await asyncio.sleep(0)
     assert engine.asked == ["stats"] * 2, "the question that was on its way was not asked again"
 
 
 async def test_who_stops_waiting_does_not_stop_the_others(clock: Clock) -> None:
     engine = Slow()
-    board = board_of(engine, clock)
-    impatient, patient = asyncio.create_task(board.numbers()), asyncio.create_task(board.numbers())
+    cache = cache_of(engine, clock)
+    impatient, patient = asyncio.create_task(cache.published()), asyncio.create_task(cache.published())
     await asyncio.sleep(0)
     impatient.cancel()
     await asyncio.sleep(0)
@@ -115,25 +115,25 @@ async def test_who_stops_waiting_does_not_stop_the_others(clock: Clock) -> None:
 
 
 async def test_what_never_reached_the_engine_counts_as_refused(engine: Script, clock: Clock) -> None:
-    board = board_of(engine, clock)
+    cache = cache_of(engine, clock)
     engine.stats = with_requests(STATS, refused=2, done=5)
-    board.refused += 3
-    assert (await board.numbers()).stats.requests == RequestCounts(refused=5, done=5)
-    board.refused += 1
-    assert (await board.numbers()).stats.requests.refused == 6, "known at once, the engine need not be asked"
+    cache.refused += 3
+    assert (await cache.published()).stats.requests == RequestCounts(refused=5, done=5)
+    cache.refused += 1
+    assert (await cache.published()).stats.requests.refused == 6, "known at once, the engine need not be asked"
 
 
 async def test_a_picture_has_another_number_where_it_is_another_one(engine: Script, clock: Clock) -> None:
-    board = board_of(engine, clock)
-    assert (await board.picture()).generation == 1
-    assert (await board.picture()).generation == 1
+    cache = cache_of(engine, clock)
+    assert (await cache.cache_picture()).generation == 1
+    assert (await cache.cache_picture()).generation == 1
     engine.nodes = [NODE]
-    assert await board.picture() == CachePicture(generation=2, kind="trie", nodes=[NODE])
+    assert await cache.cache_picture() == CachePicture(generation=2, kind="trie", nodes=[NODE])
     engine.nodes = [msgspec.structs.replace(NODE, locks=0)]
-    assert (await board.picture()).generation == 3
+    assert (await cache.cache_picture()).generation == 3
 
 
-# --- news
+# --- events
 
 
 class Page:
@@ -141,13 +141,13 @@ class Page:
 
     def __init__(self, engine: Script, clock: Clock) -> None:
         self._clock = clock
-        self._news = EventFeed(StatsCache(cast("Engine", engine), fresh_s=0.0, clock=clock), clock)
-        self._told = Told()
+        self._feed = EventFeed(StatsCache(cast("Engine", engine), fresh_s=0.0, clock=clock), clock)
+        self._seen = Seen()
 
-    async def at(self, seconds: float, other: Told | None = None) -> list[str]:
+    async def at(self, seconds: float, other: Seen | None = None) -> list[str]:
         """The names of the events at this time, for another page if one is given."""
         self._clock.now = seconds
-        frames = await self._news.since(other or self._told)
+        frames = await self._feed.new_events(other or self._seen)
         return re.findall(r"^(?:event: (\w+)$|: )", frames.decode(), re.MULTILINE)
 
 
@@ -191,7 +191,7 @@ async def test_two_hundred_pages_cost_the_engine_what_one_costs(
         return made[-1]
 
     monkeypatch.setattr(sse, "_encode", counted)
-    pages = [Told() for _ in range(200)]
+    pages = [Seen() for _ in range(200)]
     for step in range(5):
         engine.mark += 1
         engine.stats = msgspec.structs.replace(STATS, context_length=step + 1)
@@ -204,13 +204,13 @@ async def test_two_hundred_pages_cost_the_engine_what_one_costs(
 async def test_a_page_that_comes_later_is_told_everything_as_it_is(page: Page, engine: Script) -> None:
     await page.at(0.0)
     engine.mark += 1
-    assert await page.at(0.25, Told()) == ["stats", "cache"]
+    assert await page.at(0.25, Seen()) == ["stats", "cache"]
     assert engine.asked.count("cache") == 1
 
 
 async def test_pages_that_ask_at_once_are_told_the_same(engine: Script, clock: Clock) -> None:
-    news = EventFeed(board_of(engine, clock), clock)
-    frames = await asyncio.gather(*(news.since(Told()) for _ in range(5)))
+    feed = EventFeed(cache_of(engine, clock), clock)
+    frames = await asyncio.gather(*(feed.new_events(Seen()) for _ in range(5)))
     assert len(set(frames)) == 1
     assert engine.asked == ["stats", "cache"]
 
@@ -223,7 +223,7 @@ async def test_a_page_that_is_told_nothing_hears_the_heart_beat(page: Page) -> N
 
 async def test_news_are_events_of_one_line_of_json(engine: Script, clock: Clock) -> None:
     engine.nodes = [msgspec.structs.replace(NODE, text="two\nlines\r\n\u2028 of it")]
-    frames = await EventFeed(board_of(engine, clock), clock).since(Told())
+    frames = await EventFeed(cache_of(engine, clock), clock).new_events(Seen())
     assert frames.endswith(b"\n\n")
     stats, cache = frames.decode().removesuffix("\n\n").split("\n\n")
     assert [frame.split("\n")[0] for frame in (stats, cache)] == ["event: stats", "event: cache"]
