@@ -1,4 +1,4 @@
-"""From the command line to a serving process: who is started when, and how each failure is told."""
+"""Starts the process: parses the command line, opens the model, and runs engine and server, or a command."""
 
 import asyncio
 import gc
@@ -24,18 +24,18 @@ from runner.terminal import STATUS_LINE
 log = Log(__name__)
 _HOST = "127.0.0.1"
 _THREADS = 20
-"""At once, without those of a BLAS: the engine, the helpers, those that tokenize, MLX's own and those that read weights
-are fifteen; the rest is for what a device's libraries start."""
+"""Threads that run at the same time, without those of a BLAS: the engine's, the helpers, those that tokenize, MLX's own
+and those that read weights are fifteen; the rest is for the libraries of a device."""
 _HELPERS = 2
 
 
 def start(argv: Sequence[str]) -> NoReturn:
-    """Serve until a signal ends the process, check a model, or watch a runner; `argv` are the words that say so."""
+    """Runs the command in `argv`: serves until a signal ends the process, checks a model, or watches a runner."""
     parent_pid = os.getppid()
     try:
         settings = parse_command(argv, os.environ)
         logs.start(settings.log_level)
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text at a time: threads of its own would gain nothing
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it tokenizes one text at a time, where threads gain nothing
         if not isinstance(settings, TopSettings):
             parent.check_threads(_THREADS + settings.blas_threads)
         if isinstance(settings, CheckSettings):
@@ -76,7 +76,7 @@ def _run(settings: Settings, parent_pid: int) -> NoReturn:
 
 
 def _open(settings: Settings) -> OpenedModel:
-    """The model, with the context length that holds here."""
+    """Opens the model, with the context length that applies here."""
     model = open_model(settings.model, settings.models_dir)
     limit = context_limit(model.context_length, settings.context_tokens)
     if settings.context_tokens and settings.context_tokens > limit:
@@ -85,28 +85,28 @@ def _open(settings: Settings) -> OpenedModel:
 
 
 def _bind(port: int) -> socket.socket:
-    """The port, taken but not yet listening: a taken one is told at once, and nobody gets in before we are ready."""
+    """Binds the port without listening: a port in use is reported at once, and no client connects too early."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    with _telling_the_port(port):
+    with _naming_the_port(port):
         listener.bind((_HOST, port))
     return listener
 
 
 @contextmanager
-def _telling_the_port(port: int) -> Iterator[None]:
+def _naming_the_port(port: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         reason = os.strerror(error.errno or 0).lower()
-        advice = "choose another --port, or 0 for one that is free"
+        advice = "choose another --port, or 0 for a free one"
         raise RunnerError(f"listen tcp {_HOST}:{port}: bind: {reason}; {advice}") from error
 
 
 async def _serve(
     settings: Settings, model: OpenedModel, listener: socket.socket, parent_pid: int, hand_over: HandOver
 ) -> None:
-    """Load and serve: the model on the engine thread, the tokenizer on a helper, while this one imports the server."""
+    """Loads and serves. The engine thread loads the model, a helper the tokenizer; this one imports the server."""
     watch = asyncio.create_task(parent.exit_with_host(parent_pid)) if settings.watch_parent else None
     from runner.engine.engine import Engine
     from runner.model.sources.digests import verify_digests
@@ -130,16 +130,16 @@ async def _serve(
 
     raise_limit()
     asyncio.get_running_loop().set_exception_handler(DescriptorShortage().handle)
-    # Malformed HTTP would fill the log with tracebacks; the app itself tells of every fault of its own.
+    # Malformed HTTP would fill the log with tracebacks; the app itself logs every fault of its own.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     app = make_app(engine, helper)
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     assert runner.server is not None
     await ready.wait()
-    gc.freeze()  # what is there stays: it is not looked through while somebody waits for a token
+    gc.freeze()  # these objects stay: no collection visits them while a client waits for a token
     gc.enable()
-    with _telling_the_port(settings.port):  # another process may have bound it too, and listened first
+    with _naming_the_port(settings.port):  # another process may have bound it as well, and listened first
         await app[CONNECTIONS].serve(runner.server, listener)
     log.info("listening", url=f"http://{_HOST}:{listener.getsockname()[1]}")
     await (watch or asyncio.Event().wait())

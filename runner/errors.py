@@ -1,22 +1,22 @@
 """The exceptions of the runner.
 
 RunnerError
-├── UsageError        the command line or an environment variable is wrong: exit status 2
+├── UsageError        a flag or an environment variable is wrong: exit status 2
 ├── ModelError        the model cannot be opened: `Error: <text>` on stderr, exit status 1
-│   ├── FaultsError   for several reasons at once
-│   ├── ReadError     its weights cannot be read, though all headers are in order
-│   └── ComputeError  it is loaded, and its first forward fails
-└── RequestError      one request is refused: `status` and text before the stream, an `Error` line after it began
+│   ├── FaultsError   several faults at once
+│   ├── ReadError     its headers are in order, but its weights cannot be read
+│   └── ComputeError  it is loaded, but its first forward pass fails
+└── RequestError      one request is refused: `status` and text before the stream, an `Error` line within it
 """
 
 from collections.abc import Sequence
 
 
 class RunnerError(Exception):
-    """Anything the runner itself says no to. Its text is written for the person who reads it."""
+    """A refusal by the runner itself. Its text is written for the user."""
 
     advice = ""
-    """What to do next, where the text does not say it: for the log."""
+    """Advice for the log, if the text gives none."""
 
 
 class UsageError(RunnerError):
@@ -24,9 +24,9 @@ class UsageError(RunnerError):
 
 
 class ModelError(RunnerError):
-    """The model cannot be opened; the text names the file or tensor, what was wanted and what was found."""
+    """The model cannot be opened; the text names the file or tensor, what was expected and what was found."""
 
-    advice = "`mlx-runner check NAME` tells everything that is wrong with a model, without loading it"
+    advice = "`mlx-runner check NAME` reports every problem with a model, without loading it"
 
 
 class FaultsError(ModelError):
@@ -42,16 +42,16 @@ class ReadError(ModelError):
 
 
 class ComputeError(ModelError):
-    """The model fails at what every request would ask of it."""
+    """The model fails at a computation that every request needs."""
 
     advice = (
-        "weights and config.json fit each other, so compare the values in config.json with those of the model's"
-        " publisher; where a type is not supported, try --dtype float32"
+        "weights and config.json match each other, so compare the values in config.json with those of the model's"
+        " publisher; if a type is not supported, try --dtype float32"
     )
 
 
 def no_mlx(error: ImportError) -> RunnerError:
-    """What to say where MLX cannot be imported."""
+    """Returns the error for a process that cannot import MLX."""
     return RunnerError(
         f"MLX not available: {error}; install requirements/cpu.lock or, for NVIDIA, requirements/cuda.lock"
     )

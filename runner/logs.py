@@ -1,9 +1,9 @@
 """Log lines as Ollama's own runner writes them, safe for the host that scans them.
 
-A host reads stdout and stderr of the runner as one pipe and remembers for ever every line that contains one of its
-markers (`error:`, `mlx:`, `out of memory`, ...): such a line later replaces the text of unrelated errors. So no line
-leaves here with a marker in it, except the one that ends the process (`fatal`). Each line is one write of at most
-`LINE_LIMIT` bytes, and is dropped rather than waited for when the host does not read.
+A host reads stdout and stderr of the runner as one pipe and keeps every line that contains one of its markers
+(`error:`, `mlx:`, `out of memory`, ...): such a line later replaces the text of unrelated errors. So no line has a
+marker in it, except the one that ends the process (`fatal`). Each line is one write of at most `LINE_LIMIT` bytes, and is
+dropped if the host does not read.
 """
 
 import faulthandler
@@ -25,7 +25,7 @@ from runner.terminal import STATUS_LINE
 TRACE = 5
 _STDERR = 2
 _FATAL_WAIT_MS = 500
-LINE_LIMIT = 4096  # bytes; what a pipe accepts whole once poll() says that it is writable
+LINE_LIMIT = 4096  # bytes; a pipe accepts as many in one write once poll() says that it is writable
 
 _MARKERS = (
     "mlx:",
@@ -59,8 +59,8 @@ _OUT_OF_MEMORY = (
 _ANY_PHRASE = re.compile(f"(?i:{'|'.join(map(re.escape, _OUT_OF_MEMORY))})")
 _ANY_MARKER = re.compile(f"{'|'.join(map(re.escape, _MARKERS))}|{_ANY_PHRASE.pattern}")
 _NO_MEMORY = re.compile(r"Unable to allocate|Insufficient Memory|OutOfMemory|out of memory")
-"""How MLX says in a RuntimeError that there is no memory, on Metal or CUDA. An array larger than any may be, or too
-many of them, are something else: nothing gets better when the host unloads its other models."""
+"""The texts of MLX's RuntimeErrors for missing memory, on Metal or CUDA. An array beyond any limit, or too many arrays,
+are other errors: the host could not mend them by unloading its other models."""
 _LEVELS = {TRACE: "TRACE", logging.WARNING: "WARN"}  # where slog's names differ from Python's
 _PLAIN_VALUE = re.compile(r'[^\s="\x00-\x1f\x7f]+')
 
@@ -68,12 +68,12 @@ Value = str | int | float | bool
 
 
 def harmless(text: str) -> str:
-    """The same text with every marker of the host's scanner spelled so that the scanner does not see it."""
+    """Returns the text with every marker spelled so that the host's scanner does not see it."""
     return _respelled(_ANY_MARKER, text)
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether it says that there was no memory. Never raises."""
+    """Returns True if the error says that memory was missing. Never raises."""
     try:
         return isinstance(error, MemoryError) or (type(error) is RuntimeError and bool(_NO_MEMORY.search(str(error))))
     except Exception:
@@ -81,12 +81,12 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """An exception in a line for the host, with a phrase for want of memory if, and only if, that is the reason: a host
-    that reads one unloads every model it has. Never raises."""
+    """Returns the exception as a line for the host. It says `out of memory` if, and only if, that is the reason: a host
+    that reads this unloads all its models. Never raises."""
     try:
         text = str(error)
     except Exception:
-        text = "(its text cannot be told)"
+        text = "(its text cannot be shown)"
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if lacks_memory(error):
         return f"out of memory: {line}"
@@ -155,10 +155,10 @@ class _Pipe(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
-        except Exception:  # whoever logs must not end by it
+        except Exception:  # logging must not end the code that logs
             text = f'level=ERROR source={record.filename}:{record.lineno} msg="a line that could not be made"'
         line = text.encode(errors="backslashreplace")[: LINE_LIMIT - 1] + b"\n"
-        with suppress(OSError):  # the host is gone: there is nobody to tell
+        with suppress(OSError):  # the host has ended, and nobody reads this
             if self._poll.poll(0):
                 STATUS_LINE.write(line)
 
@@ -186,31 +186,33 @@ class Log:
         self._write(logging.WARNING, message, attributes)
 
     def exception(self, message: str, /, **attributes: Value) -> None:
-        """A fault that ended something; the traceback of the exception being handled goes along."""
+        """Logs a fault, with the traceback of the exception being handled."""
         self._write(logging.ERROR, message, attributes, trace=True)
 
 
 def start(level: int) -> None:
-    """Send everything that logs, warns or dies uncaught through one handler, as slog lines on stderr."""
+    """Sends all logs, warnings and uncaught exceptions through one handler, as slog lines on stderr."""
     handler = _Pipe()
     handler.setFormatter(_Slog())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
     logging.getLogger("asyncio").setLevel(max(level, logging.INFO))
     sys.unraisablehook = _unraisable
-    _tell_of_crashes()
+    _enable_crash_reports()
 
 
-def _tell_of_crashes() -> None:
-    """Where MLX cannot allocate on a CPU, or breaks, there is no exception: the host then reads `error: Segmentation
-    fault`, and the log says what each thread was at."""
+def _enable_crash_reports() -> None:
+    """Logs the stack of each thread when the process crashes: MLX raises no exception if it cannot allocate on a CPU.
+    The host then reads `error: Segmentation fault`."""
     try:
-        # The same pipe opened once more, as one that does not block: on Linux a full one must not hold up the end.
+        # The same pipe opened again without blocking: on Linux a full pipe must not delay the end.
         crashes = os.open(f"/proc/self/fd/{_STDERR}", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError:  # another system, a socket, a terminal of somebody else
+    except OSError:  # another system, a socket, the terminal of another user
         crashes = _STDERR
     faulthandler.enable(crashes)
-    signal.signal(signal.SIGABRT, signal.SIG_DFL)  # who aborts has said why, and older hosts keep only the last line
+    signal.signal(
+        signal.SIGABRT, signal.SIG_DFL
+    )  # an abort has printed its reason, and older hosts keep only the last line
 
 
 def _unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
@@ -224,26 +226,26 @@ def _triple(error: BaseException) -> tuple[type[BaseException], BaseException, T
 
 
 def die(error: RunnerError, status: int = 1) -> NoReturn:
-    """End the process by this error; what to do next is a line before, for hosts report the last one."""
+    """Ends the process with this error. Its advice comes a line earlier, since hosts report the last line."""
     if error.advice:
         logging.getLogger(__name__).warning("what to do: %s", error.advice)
     fatal(str(error), status)
 
 
 def fatal(text: str, status: int = 1) -> NoReturn:
-    """End the process with the one line that a host reports to its user: `Error: <text>`."""
+    """Ends the process with the line that a host reports to its user: `Error: <text>`."""
     line = f"Error: {' '.join(text.split())}".encode(errors="backslashreplace")[: LINE_LIMIT - 1] + b"\n"
     try:
         output = select.poll()
         output.register(_STDERR, select.POLLOUT)
-        if output.poll(_FATAL_WAIT_MS):  # a host that reads no more must not keep us
+        if output.poll(_FATAL_WAIT_MS):  # a host that does not read must not delay the end
             os.write(_STDERR, STATUS_LINE.blank + line)
     finally:
         os._exit(status)
 
 
 def level_from_ollama(debug: str) -> int:
-    """The log level that Ollama reads from OLLAMA_DEBUG: a Go boolean, or an integer n for slog level -4n."""
+    """Returns the log level that Ollama reads from OLLAMA_DEBUG: a Go boolean, or an integer n for slog level -4n."""
     text = debug.strip().strip("\"'").strip()
     if text in ("", "0", "f", "F", "false", "FALSE", "False"):
         return logging.INFO

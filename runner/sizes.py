@@ -1,4 +1,4 @@
-"""Amounts of memory, as people write them."""
+"""Amounts of memory as people write them."""
 
 import re
 
@@ -9,40 +9,40 @@ _POWERS = {"k": 10, "m": 20, "g": 30, "t": 40}
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """At most so many bytes, and at most so many percent of what a device lends. None bounds nothing."""
+    """A limit in bytes, and a limit in percent of a device's memory. None is no limit."""
 
     bytes: int | None = None
     percent: float | None = None
 
     def bytes_of(self, limit_bytes: int) -> int:
-        """The bound on a device that lends `limit_bytes`."""
+        """Returns the limit in bytes on a device with `limit_bytes` of memory."""
         share = limit_bytes if self.percent is None else int(limit_bytes * self.percent / 100)
         return share if self.bytes is None else min(share, self.bytes)
 
 
 def parse_bound(text: str) -> Bound:
-    """`1048576`, `512MiB`, `8G`, `1.5gb`, `25%`, or an amount and a share with a comma between them.
+    """Reads `1048576`, `512MiB`, `8G`, `1.5gb`, `25%`, or an amount and a share with a comma between them.
 
-    K, M, G and T count in 1024, with i, B, iB or nothing behind them. Raises ValueError for anything else.
+    K, M, G and T are powers of 1024, with i, B, iB or nothing after them. Raises ValueError for anything else.
     """
     amount: int | None = None
     percent: float | None = None
     for part in text.split(","):
         found = _AMOUNT.fullmatch(part.strip())
         if found is None:
-            raise ValueError(f"{part!r} is no amount of memory")
+            raise ValueError(f"{part!r} is not an amount of memory")
         number, is_share, power = found.groups()
         if is_share and percent is None and float(number) <= 100:
             percent = float(number)
         elif not is_share and amount is None:
             amount = _scaled(number, _POWERS[power.lower()] if power else 0)
         else:
-            raise ValueError(f"{part!r} is more than everything, or the second of its kind")
+            raise ValueError(f"{part!r} is more than 100%, or the second of its kind")
     return Bound(amount, percent)
 
 
 def shown(size: int) -> str:
-    """`1.1 GB`, counted in 1000 as disks are."""
+    """Formats a size as `1.1 GB`, in powers of 1000 like the sizes of disks."""
     for power, unit in ((12, "TB"), (9, "GB"), (6, "MB"), (3, "KB")):
         if size >= 10**power:
             return f"{size / 10**power:.1f} {unit}"
@@ -50,6 +50,6 @@ def shown(size: int) -> str:
 
 
 def _scaled(number: str, power: int) -> int:
-    """`number` times 2**power, rounded down and exact for any number of digits."""
+    """Returns `number` times 2**power, rounded down, exact for any number of digits."""
     whole, _, fraction = number.partition(".")
     return (int(whole + fraction) << power) // int("1" + "0" * len(fraction))

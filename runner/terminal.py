@@ -1,4 +1,4 @@
-"""The last line of a terminal, written anew again and again while log lines go by above it."""
+"""A status line at the bottom of a terminal, rewritten in place while log lines scroll above it."""
 
 import os
 import select
@@ -10,9 +10,9 @@ _COLUMNS = 80
 
 
 class StatusLine:
-    """A line that stays below everything else. Any thread may call any method.
+    """A line below all other output. Any thread may call any method.
 
-    Nothing is shown until `enable`: whoever reads a pipe wants no line twice.
+    Nothing is shown until `enable`: the reader of a pipe wants no line twice.
     """
 
     def __init__(self, number: int = _STDERR) -> None:
@@ -25,31 +25,30 @@ class StatusLine:
         self._poll.register(number, select.POLLOUT)
 
     def enable(self) -> bool:
-        """From now on lines are shown, if this is a terminal; returns whether it is one."""
+        """Shows lines from now on, if this is a terminal. Returns True if it is one."""
         self._enabled = os.isatty(self._number)
         return self._enabled
 
     def show(self, text: str) -> bool:
-        """Put this in place of what is shown, one line of printable text; nothing takes it away. Returns whether there
-        is anybody to see it."""
+        """Replaces the line by one of printable text; an empty text removes it. Returns True if lines are shown."""
         if not self._enabled:
             return False
         with self._lock:
-            if self._poll.poll(0):  # a terminal that was stopped (^S) must not stop whoever has something to say
+            if self._poll.poll(0):  # a stopped terminal (^S) must not stop the process
                 text = text[: self._columns - 1]
-                with suppress(OSError):  # nobody looks any more
+                with suppress(OSError):  # the terminal is gone
                     os.write(self._number, self.blank + text.encode())
                 self._shown = text
         return True
 
     def write(self, line: bytes) -> None:
-        """Write a line, its newline included, above what is shown. Raises OSError."""
+        """Writes a line, which includes its newline, above the status line. Raises OSError."""
         with self._lock:
             os.write(self._number, self.blank + line + self._shown.encode())
 
     @property
     def blank(self) -> bytes:
-        """What takes away what is shown, to be written before anything else."""
+        """The bytes that remove the status line, to be written before other output."""
         return b"\r" + b" " * len(self._shown) + b"\r" if self._shown else b""
 
     @property
@@ -60,4 +59,4 @@ class StatusLine:
 
 
 STATUS_LINE = StatusLine()
-"""That of stderr: there is one, as there is one log."""
+"""The status line of stderr."""

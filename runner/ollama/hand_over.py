@@ -1,7 +1,7 @@
-"""Hand-over: Ollama's own runner takes the place of this process, for a model that it serves and this one does not.
+"""Hand-over: Ollama's own runner replaces this process, for a model that it serves and this runner does not.
 
-Only where scripts/ollama-serve has put this one in its place. The decision comes from headers, before any weight is
-read. The process is replaced, so that the host still has the one child that it started.
+This happens only under `mlx-runner ollama serve`. The decision needs only headers, and is made before any weight is
+read. The process is replaced, so that the host keeps the one child that it started.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ _LOAD_S = 60.0  # several gigabytes of CUDA, from a disk that has not been read 
 
 
 class HandOver:
-    """Decides who serves the model. Any thread may call it; of several, one does it and the others wait for the end."""
+    """Decides which runner serves the model. Any thread may call it; only the first call does anything, others wait."""
 
     def __init__(self, settings: Settings) -> None:
         self._model = settings.model
@@ -34,9 +34,9 @@ class HandOver:
         self._lock = threading.Lock()
 
     def refuse(self, error: ModelError) -> NoReturn:
-        """End this process as a runner: hand over a model that cannot be loaded here, or die of the error.
+        """Hands over a model that cannot be loaded here, or ends the process with the error.
 
-        A disk that fails while weights are read is no reason to have another runner read them.
+        A disk that fails while weights are read is not handed over: another runner could not read it either.
         """
         with self._lock:
             if self._ollama is not None and not isinstance(error, ReadError):
@@ -45,7 +45,7 @@ class HandOver:
             logs.die(error)
 
     def offer(self, model: OpenedModel) -> None:
-        """Hand over a model whose pictures or sound only Ollama's runner takes."""
+        """Hands over a model whose pictures or sound only Ollama's runner takes."""
         if self._ollama is None or not self._offers:
             return
         if media := ollama_media(model, self._ollama.media):
@@ -53,7 +53,7 @@ class HandOver:
             self._hand_over(self._ollama, why=why, keep="MLX_RUNNER_HAND_OVER=refused serves its text here")
 
     def _hand_over(self, ollama: OllamaRunner, *, why: str, keep: str) -> None:
-        """Returns only where that is not possible."""
+        """Replaces this process. Returns only if that is not possible."""
         if not _loads_mlx(ollama):
             log.info(
                 "not handed over: Ollama's own MLX library does not load on this machine", model=self._model, why=why
@@ -69,19 +69,19 @@ class HandOver:
 
 
 def _set_signals(handler: int) -> None:
-    """Python ignores these, and what is ignored stays so in what is executed. Its own `signal` is the main thread's."""
+    """Sets the signals that Python ignores, which an exec would keep. Python's own `signal` needs the main thread."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         ctypes.CDLL(None).signal(number, ctypes.c_void_p(handler))
 
 
 def _loads_mlx(ollama: OllamaRunner) -> bool:
-    """True if Ollama's runner has an MLX library that can be loaded: on Linux, those for GPUs need their drivers.
+    """Returns True if Ollama's runner has an MLX library that loads: on Linux, those for GPUs need their drivers.
 
-    Another process tries, with the library path that Ollama's will have.
+    A subprocess tries to load it, with the library path that Ollama's runner will have.
     """
     if sys.platform == "darwin":
         return True
-    import subprocess  # which hardly any start needs
+    import subprocess  # hardly any start needs it
 
     found: list[Path] = []
     if ollama.libraries is not None:
@@ -89,7 +89,7 @@ def _loads_mlx(ollama: OllamaRunner) -> bool:
     for library in found:
         command = [sys.executable, "-I", "-S", "-c", f"import ctypes; ctypes.CDLL({str(library)!r})"]
         try:
-            # None of the streams: a host would wait for whoever holds them.
+            # It gets none of the streams: a host would wait until they are closed.
             done = subprocess.run(
                 command,
                 env=ollama.environ,

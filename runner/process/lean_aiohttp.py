@@ -1,7 +1,7 @@
 """aiohttp's server without aiohttp's client.
 
-`aiohttp/__init__.py` imports the client, and that reads every certificate of the system: a fifth of a runner's start,
-for something that it never uses.
+`aiohttp/__init__.py` imports the client, which reads every certificate of the system. That takes a fifth of a runner's
+start, and a runner never uses it.
 """
 
 import importlib.util
@@ -14,17 +14,17 @@ _VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 
 
 def leave_out_client() -> None:
-    """Register the package without running its `__init__`; after that `from aiohttp import web` imports the server.
+    """Registers the package without running its `__init__`; then `from aiohttp import web` imports only the server.
 
-    Whatever else is wanted of the package runs the `__init__` after all. Nothing changes where aiohttp is imported
-    already, or where its `__init__` is not as we know it.
+    The first use of anything else in the package runs the `__init__` after all. Nothing changes if aiohttp is already
+    imported, or if its `__init__` does not look as expected.
     """
     spec = None if _NAME in sys.modules else importlib.util.find_spec(_NAME)
     if spec is None or spec.loader is None or spec.origin is None:
         return
     with open(spec.origin, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slower to import than all of this
         version = _VERSION.search(file.read())
-    if version is None:  # its modules want to know it, even the server's
+    if version is None:  # its modules need the version, even those of the server
         return
     package, loader = importlib.util.module_from_spec(spec), spec.loader
     parts = {entry.partition(".")[0] for entry in os.listdir(os.path.dirname(spec.origin))}  # noqa: PTH120, PTH208

@@ -2,8 +2,8 @@
 
 `mlx_lm/__init__.py` imports the conversion and generation tools, and with them transformers: a second of start-up that
 a runner never needs. Importing this module first registers the package under its name without running its `__init__`;
-after that `from mlx_lm.models import llama` imports only that file and what it uses. Where mlx-lm is already imported
-whole, nothing changes.
+then `from mlx_lm.models import llama` imports only that file and what it uses. If mlx-lm is already imported, nothing
+changes.
 """
 
 import importlib.util

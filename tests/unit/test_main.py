@@ -76,8 +76,7 @@ def test_a_taken_port_is_told_with_what_to_do(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.decode().splitlines()[-1] == (
-        f"Error: listen tcp 127.0.0.1:{port}: bind: address already in use; choose another --port, or 0 for one that is"
-        " free"
+        f"Error: listen tcp 127.0.0.1:{port}: bind: address already in use; choose another --port, or 0 for a free one"
     )
 
 

@@ -52,7 +52,7 @@ def test_the_rest_of_a_text_stays_as_it_is() -> None:
 
 
 def test_an_exception_without_a_text_of_its_own_is_told_too() -> None:
-    assert logs.told(UnspeakableError()) == "UnspeakableError: (its text cannot be told)"
+    assert logs.told(UnspeakableError()) == "UnspeakableError: (its text cannot be shown)"
 
 
 def test_a_line_that_cannot_be_made_ends_nothing() -> None:

@@ -349,7 +349,7 @@ def test_the_picture_is_a_png(tmp_path: Path) -> None:
         (["cache", "--model=rnn"], "invalid choice: 'rnn'"),
         (["cache", "--agents=0"], "a workload has at least one"),
         (["cache", "--hidden=100"], "a multiple of 128"),
-        (["cache", "--cache-memory=lots"], "'lots' is no amount of memory"),
+        (["cache", "--cache-memory=lots"], "'lots' is not an amount of memory"),
         (["nothing"], "invalid choice: 'nothing'"),
     ],
 )
