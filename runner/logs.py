@@ -1,8 +1,8 @@
 """Log lines as Ollama's own runner writes them, safe for the host that scans them.
 
 A host reads stdout and stderr of the runner as one pipe and keeps every line that contains one of its markers
-(`error:`, `mlx:`, `out of memory`, ...): such a line later replaces the text of unrelated errors. So no line has a
-marker in it, except the one that ends the process (`fatal`). Each line is one write of at most `LINE_LIMIT` bytes, and is
+(`error:`, `mlx:`, `out of memory`, ...): such a line later replaces the text of unrelated errors. So no line contains a
+marker, except the one that ends the process (`fatal`). Each line is one write of at most `LINE_LIMIT` bytes, and is
 dropped if the host does not read.
 """
 

@@ -1,4 +1,4 @@
-"""`mlx-runner check`: what a model is, and everything that would keep it from being served."""
+"""`mlx-runner check`: reports what a model is, and every problem that would keep it from being served."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ _STDOUT = 1
 
 
 def check(settings: CheckSettings) -> NoReturn:
-    """Prints what there is to say and ends the process: status 0 if the model would load, else 1."""
+    """Prints the report and ends the process: status 0 if the model would load, else 1."""
     try:
         from runner.commands.check.facts import inspect
     except ImportError as error:
@@ -27,7 +27,7 @@ def check(settings: CheckSettings) -> NoReturn:
         while data:
             data = data[os.write(_STDOUT, data) :]
     except BrokenPipeError:
-        pass  # whoever read it has seen enough
+        pass  # the reader has closed the pipe, as `head` does
     except OSError as error:
         raise RunnerError(f"write to standard output: {(error.strerror or str(error)).lower()}") from error
     sys.exit(0 if found.loads else 1)

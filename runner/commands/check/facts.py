@@ -1,4 +1,4 @@
-"""The facts of a model for `mlx-runner check`, gathered from the parts that would serve it."""
+"""The facts about a model for `mlx-runner check`, gathered from the parts that would serve it."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from runner.tokenizer.files import read_object
 
 
 class LayerKind(msgspec.Struct, frozen=True):
-    """Layer caches of one kind: what the prefix cache can do with them, and mlx-lm's class."""
+    """Layer caches of one kind: the kind as the prefix cache sees it, and mlx-lm's class."""
 
     name: str
     cache: str
@@ -33,7 +33,7 @@ class LayerKind(msgspec.Struct, frozen=True):
 
 
 class Context(msgspec.Struct, frozen=True):
-    """How many tokens a request may have, and who says so."""
+    """The most tokens of a request, and the source of that limit."""
 
     tokens: int
     source: Literal["model", "--context", "default"]
@@ -47,9 +47,9 @@ class NumberFormat(msgspec.Struct, frozen=True):
 
 
 class BlasFacts(msgspec.Struct, frozen=True):
-    """The BLAS that serving would load; `advice` is what to do for a faster one.
+    """The BLAS that serving would load; `advice` says how to get a faster one.
 
-    Where it does not matter, products are computed by a GPU or by the system's own fast library.
+    `matters` is False if a GPU or the system's own fast library computes the products.
     """
 
     name: str
@@ -65,9 +65,9 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class TokenizerFacts(msgspec.Struct, frozen=True):
-    """`vocabulary` counts ids, `scored` those that the model has a row for; None if nothing tells.
+    """`vocabulary` is the number of ids, `scored` the number of ids that the model has a row for (None if unknown).
 
-    `added` are the tokens that are found by their spelling, `special` those of them that mark up a text.
+    `added` counts the tokens that are found by their spelling, `special` those of them that are markup.
     """
 
     file: str
@@ -82,7 +82,7 @@ class TokenizerFacts(msgspec.Struct, frozen=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was found. None stands for what a problem keeps from being known; sizes are in bytes."""
+    """The report. None stands for facts that a problem hides; sizes are in bytes."""
 
     model: str
     loads: bool
@@ -91,17 +91,17 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str | None
     module: str | None
     defaults: dict[str, object]
-    """Fields that config.json leaves out, with the values that count for them."""
+    """Fields that are missing from config.json, with the values that apply."""
     layers: int | None
     parameters: int | None
     caches: list[LayerKind] | None
     weights: list[Amount] | None
-    """In memory, by type or packing."""
+    """The weights in memory, by type or packing."""
     read_bytes: int | None
     files: int | None
-    """Those that `read_bytes` are read from."""
+    """The number of files that hold `read_bytes`."""
     skipped: list[Amount] | None
-    """What the files hold beside the text model."""
+    """Tensors in the files that the text model does not use."""
     device: Literal["cpu", "gpu"]
     computes: NumberFormat | None
     blas: BlasFacts
@@ -112,7 +112,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect(settings: CheckSettings) -> Inspection:
-    """Examines the model that `settings` name. Faults of the model are told in the result, never raised."""
+    """Examines the model that `settings` name. Faults of the model are reported in the result, never raised."""
     found = examine(settings.model, settings.models_dir, digests=settings.verify)
     checkpoint, opened, module = found.checkpoint, found.opened, found.module
     tokenizer = None
@@ -160,7 +160,7 @@ def inspect(settings: CheckSettings) -> Inspection:
 
 
 def plain(text: str) -> str:
-    """One line without anything that a terminal would obey, or that has no UTF-8."""
+    """Returns the text as one line, without control characters and characters that have no UTF-8."""
     line = " ".join(text.split())
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
@@ -171,7 +171,7 @@ def _kinds(layers: list[object]) -> list[LayerKind]:
 
 
 def _kind(leaf: object) -> str:
-    """What the adapter of a fresh cache makes of it."""
+    """Returns the kind of a layer, by the adapter of its fresh cache."""
     state = adapt(leaf, Ledger())
     if isinstance(state, WindowState):
         return f"sliding window {state.leaf.max_size}"
@@ -208,26 +208,26 @@ def _tokenizer_facts(tokenizer: Tokenizer, opened: OpenedModel | None) -> Tokeni
 
 def _tensor_warnings(found: Examination) -> Iterator[str]:
     if not found.compared and found.family is not None:
-        yield f"the tensors were not compared with mlx_lm.models.{found.family.module}: the problems stand in the way"
+        yield f"the tensors were not compared with mlx_lm.models.{found.family.module} because of the problems"
 
 
 def _context_warnings(context: Context | None, wanted: int | None) -> Iterator[str]:
     if context is None:
         return
     if context.source == "default":
-        yield f"config.json does not tell the context length: {context.tokens} tokens are taken, --context sets another"
+        yield f"config.json states no context length: {context.tokens} tokens are assumed; --context sets another"
     if wanted is not None and wanted > context.tokens:
-        yield f"--context {wanted} is more than the model's own length of {context.tokens} tokens, which counts"
+        yield f"--context {wanted} exceeds the model's own length of {context.tokens} tokens, which applies"
 
 
 def _tokenizer_warnings(tokenizer: Tokenizer, found: Examination) -> Iterator[str]:
     scored = found.opened.vocab_size if found.opened else 0
     if tokenizer.vocab_size > scored > 0:
         yield (
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the model rows for {scored}: prompts with the others are"
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model rows for {scored}: prompts with others are"
             " refused"
         )
     if not tokenizer.eos:
-        yield "no end-of-sequence token is known: answers end by num_predict, stop or the end of the context only"
+        yield "no end-of-sequence token is known: answers end only by num_predict, stop or the context limit"
     if tokenizer.bos is None and read_object(found.file, "tokenizer_config.json").get("add_bos_token") is True:
-        yield "tokenizer_config.json wants a beginning-of-sequence token in front (add_bos_token), but none is known"
+        yield "tokenizer_config.json asks for a beginning-of-sequence token (add_bos_token), but none is known"

@@ -1,4 +1,4 @@
-"""What `mlx-runner check` prints for a person."""
+"""The report of `mlx-runner check` as text."""
 
 import json
 import textwrap
@@ -19,11 +19,11 @@ from runner.sizes import shown
 _WIDTH = 100
 _LABEL = 14
 _SHOWN = 30
-"""A wrong size in config.json is a problem of every tensor."""
+"""The most problems that are listed: a wrong size in config.json makes one of every tensor."""
 
 
 def as_text(found: Inspection) -> str:
-    """Aligned lines of label and value; then verdict, warnings and problems, one line each however long."""
+    """Returns aligned lines of label and value; then verdict, warnings and problems, one unwrapped line each."""
     problems = found.problems[:_SHOWN]
     if len(found.problems) > len(problems):
         problems.append(f"and {len(found.problems) - len(problems)} more, which --json lists")
@@ -44,7 +44,7 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
     if found.architecture:
         yield "architecture", f"{found.architecture}, run by {found.module}"
     if stated := [f"{field} {_value(value)}" for field, value in found.defaults.items() if value is not False]:
-        yield "defaults", f"{', '.join(stated)}: config.json does not say"
+        yield "defaults", f"{', '.join(stated)}: missing from config.json"
     if found.layers is not None and found.caches is not None:
         yield "layers", f"{found.layers}: {_kinds(found.caches)}"
     if found.parameters is not None:
@@ -73,13 +73,13 @@ def _tokenizer(facts: TokenizerFacts) -> Iterator[tuple[str, str]]:
     rows = "" if facts.scored is None else f" (the model scores {facts.scored})"
     added = f"{facts.added} added, {facts.special} of them special"
     yield "tokenizer", f"{facts.kind} of {facts.file}: {facts.vocabulary} tokens{rows}, {added}"
-    yield "BOS", _token(facts.bos) + (", put in front of prompts" if facts.add_bos else "") if facts.bos else "none"
+    yield "BOS", _token(facts.bos) + (", added before each prompt" if facts.add_bos else "") if facts.bos else "none"
     yield "EOS", ", ".join(map(_token, facts.eos)) or "none"
 
 
 def _blas(blas: BlasFacts) -> str:
     if not blas.matters:
-        return f"{blas.name}: it does not matter here"
+        return f"{blas.name}: has no effect here"
     return f"{blas.name}; for a much faster one, {blas.advice}" if blas.advice else blas.name
 
 
@@ -97,7 +97,7 @@ def _token(token: Token) -> str:
 
 
 def _short(number: int) -> str:
-    """`8.03 B`: parameters as models are called by them."""
+    """Formats a number of parameters as the names of models do: `8.03 B`."""
     for power, unit in ((12, "T"), (9, "B"), (6, "M"), (3, "K")):
         if number >= 10**power:
             return f"{number / 10**power:.2f} {unit}"
@@ -121,10 +121,10 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 
 def _amounts(amounts: Iterable[Amount]) -> str:
-    """`f32 21 tensors 436.5 KB, int4 g64 1 tensor 2.1 KB`."""
+    """Formats amounts: `f32 21 tensors 436.5 KB, int4 g64 1 tensor 2.1 KB`."""
     return ", ".join(f"{item.name} {_counted(item.tensors, 'tensor')} {shown(item.bytes)}" for item in amounts)
 
 
 def _counted(number: int, noun: str) -> str:
-    """`1 file`, `2 files`."""
+    """Formats a count: `1 file`, `2 files`."""
     return f"{number} {noun}{'s' if number != 1 else ''}"

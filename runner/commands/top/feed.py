@@ -1,4 +1,4 @@
-"""The numbers of a runner, over its port."""
+"""The numbers of a runner, read over its port."""
 
 import http.client
 from collections.abc import Iterator
@@ -13,16 +13,16 @@ from runner.errors import RunnerError
 
 _PATIENCE_S = 5.0
 _SILENCE_S = 40.0
-"""A runner that has nothing to tell says so every 15 s."""
+"""A runner without news sends a heartbeat every 15 s."""
 _decode = msgspec.json.Decoder(Stats).decode
 
 
 class LostError(RunnerError):
-    """Nobody answers there any more."""
+    """The runner does not answer."""
 
 
 class Feed:
-    """Reads from one runner. Every error says what was wrong with it, and what to do."""
+    """Reads the numbers of one runner. Every error says what is wrong, and what to do."""
 
     def __init__(self, url: str) -> None:
         """`url` is `http://host:port`."""
@@ -30,7 +30,7 @@ class Feed:
         self._address = urlsplit(url).netloc
 
     def stats(self) -> Stats:
-        """The numbers of this moment."""
+        """Returns the current numbers."""
         connection, response = self._get("/v1/stats", _PATIENCE_S)
         with closing(connection):
             try:
@@ -39,7 +39,7 @@ class Feed:
                 raise self._lost(error) from error
 
     def follow(self) -> Iterator[Stats]:
-        """The numbers as often as they change. Ends by LostError only."""
+        """Yields the numbers whenever they change, until LostError."""
         connection, response = self._get("/v1/events", _SILENCE_S)
         with closing(connection):
             try:
@@ -71,23 +71,23 @@ class Feed:
         try:
             return _decode(data)
         except msgspec.DecodeError as error:
-            raise self._no_runner(f"its numbers are others: {error}") from error
+            raise self._no_runner(f"its numbers have another form: {error}") from error
 
     def _lost(self, error: Exception) -> LostError:
         if isinstance(error, ConnectionRefusedError):
             return LostError(
-                f"nothing listens on {self._address}: start the runner, or give the port that its log tells"
-                " (`listening url=...`) or `ps` shows (`--port N`)"
+                f"nothing listens on {self._address}: start the runner, or give the port that its log"
+                " (`listening url=...`) or `ps` (`--port N`) shows"
             )
         if isinstance(error, TimeoutError):
-            return LostError(f"what listens on {self._address} does not answer: look into its log, or end it")
+            return LostError(f"the process on {self._address} does not answer: look at its log, or end it")
         if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
             return self._no_runner("it does not speak HTTP")
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return LostError(f"no answer from {self._address} ({reason.lower()}): is the runner still there?")
+        return LostError(f"no answer from {self._address} ({reason.lower()}): is the runner still running?")
 
     def _no_runner(self, why: str) -> LostError:
         return LostError(
-            f"what listens on {self._address} is not a runner of this version ({why}): give the runner's own port,"
-            " not that of its host"
+            f"the process on {self._address} is not a runner of this version ({why}): give the runner's own port,"
+            " not the port of its host"
         )

@@ -1,4 +1,4 @@
-"""Where the numbers are written: once to any output, or again and again on a terminal of their own."""
+"""The output of the numbers: once to any stream, or continuously on a whole terminal."""
 
 import sys
 from time import sleep
@@ -15,13 +15,13 @@ _AGAIN_S = 1.0
 
 
 def print_once(stats: Stats) -> None:
-    """One table. Where it goes to no terminal it is as wide as it must be."""
+    """Prints one table, as wide as it needs to be if stdout is no terminal."""
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _COLUMNS)
     console.print(view(stats))
 
 
 def watch(feed: Feed) -> None:
-    """Follows the runner for ever, across its end and its return. LostError if there is none to begin with."""
+    """Follows the runner forever, also across a restart. LostError if none answers at first."""
     stats = feed.stats()
     with Live(view(stats), screen=True, refresh_per_second=1, vertical_overflow="crop") as live:
         while True:
@@ -29,5 +29,5 @@ def watch(feed: Feed) -> None:
                 for stats in feed.follow():
                     live.update(view(stats), refresh=True)
             except LostError as error:
-                live.update(view(stats, f"{error}. This is its last state; Ctrl-C ends."), refresh=True)
+                live.update(view(stats, f"{error}. This is its last state; press Ctrl-C to exit."), refresh=True)
             sleep(_AGAIN_S)

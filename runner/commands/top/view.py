@@ -1,4 +1,4 @@
-"""The numbers as a table for people."""
+"""The numbers as a table."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ _PHASES = {"queued": "waits", "prefill": "reads", "grammar": "waits for grammar"
 
 
 def view(stats: Stats, remark: str = "") -> RenderableType:
-    """All of it; `remark` is what is wrong with it."""
+    """Returns the whole table; `remark` says why its numbers are not current."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", min_width=_LABEL)
     facts.add_column()
@@ -88,7 +88,7 @@ def _requests(running: list[RunningRequest]) -> Table:
 
 
 def duration(seconds: float) -> str:
-    """`40 ms`, `0.4 s`, `12 s`, `3 min 05 s`, `2 h 05 min`, `3 d 4 h`."""
+    """Formats a duration: `40 ms`, `0.4 s`, `12 s`, `3 min 05 s`, `2 h 05 min`, `3 d 4 h`."""
     if seconds < 0.1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 10:
@@ -108,5 +108,5 @@ def _of(budget_bytes: int | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Nothing in it can steer a terminal."""
+    """Returns the text without control characters."""
     return "".join(character if character.isprintable() else "·" for character in text)

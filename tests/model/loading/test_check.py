@@ -257,7 +257,7 @@ def test_a_fault_of_a_config_field_does_not_hide_the_tokenizer(store: Store) -> 
     assert found.problems[0] == "config.json: invalid hidden_size: 0"
     assert [problem.partition(":")[0] for problem in found.problems[1:]] == ["parse tokenizer"]
     assert (found.architecture, found.module, found.layers) == ("LlamaForCausalLM", "mlx_lm.models.llama", None)
-    assert found.warnings == ["the tensors were not compared with mlx_lm.models.llama: the problems stand in the way"]
+    assert found.warnings == ["the tensors were not compared with mlx_lm.models.llama because of the problems"]
 
 
 def test_lost_shards_of_a_directory_are_not_told_again_as_missing_tensors(tmp_path: Path) -> None:
@@ -302,16 +302,14 @@ def test_the_context_is_the_models_own_unless_a_shorter_one_is_asked_for(store: 
     assert check_store(store, 512).warnings == []
     found = check_store(store, 8192)
     assert found.context == Context(4096, "model")
-    assert found.warnings == ["--context 8192 is more than the model's own length of 4096 tokens, which counts"]
+    assert found.warnings == ["--context 8192 exceeds the model's own length of 4096 tokens, which applies"]
 
 
 def test_a_model_without_a_length_gets_the_documented_one(store: Store) -> None:
     with_config(max_position_embeddings=None)(store)
     found = check_store(store)
     assert (found.loads, found.context) == (True, Context(32768, "default"))
-    assert found.warnings == [
-        "config.json does not tell the context length: 32768 tokens are taken, --context sets another"
-    ]
+    assert found.warnings == ["config.json states no context length: 32768 tokens are assumed; --context sets another"]
     found = check_store(store, 131072)
     assert (found.context, found.warnings) == (Context(131072, "--context"), [])
 
@@ -323,7 +321,7 @@ def test_a_tokenizer_with_more_tokens_than_rows_is_a_warning(store: Store) -> No
     found = check_store(store)
     assert found.loads
     assert found.warnings == [
-        f"the tokenizer has {VOCABULARY_SIZE + 1} tokens, the model rows for {VOCABULARY_SIZE}: prompts with the others"
+        f"the tokenizer has {VOCABULARY_SIZE + 1} tokens, the model rows for {VOCABULARY_SIZE}: prompts with others"
         " are refused"
     ]
 
@@ -338,7 +336,7 @@ def test_unknown_ends_and_beginnings_are_warnings(store: Store) -> None:
     assert (found.tokenizer.bos, found.tokenizer.eos) == (None, [])
     assert [warning.partition(":")[0] for warning in found.warnings] == [
         "no end-of-sequence token is known",
-        "tokenizer_config.json wants a beginning-of-sequence token in front (add_bos_token), but none is known",
+        "tokenizer_config.json asks for a beginning-of-sequence token (add_bos_token), but none is known",
     ]
 
 

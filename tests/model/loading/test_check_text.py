@@ -104,7 +104,7 @@ def test_tokens_are_quoted(store: Store) -> None:
     bos = msgspec.structs.replace(found.tokenizer.bos, text='\n"\x1b▁')
     tokenizer = msgspec.structs.replace(found.tokenizer, bos=bos, eos=[], add_bos=True)
     text = as_text(msgspec.structs.replace(found, tokenizer=tokenizer))
-    assert value(text, "BOS") == r'270 "\n\"\u001b▁", put in front of prompts'
+    assert value(text, "BOS") == r'270 "\n\"\u001b▁", added before each prompt'
     assert value(text, "EOS") == "none"
 
 
@@ -137,7 +137,7 @@ def test_the_keys_of_the_object_are_always_the_same(store: Store) -> None:
     [
         (BlasFacts("it (1 thread)", True, None), "it (1 thread)"),
         (BlasFacts("MLX's own", True, "install another"), "MLX's own; for a much faster one, install another"),
-        (BlasFacts("MLX's own", False, None), "MLX's own: it does not matter here"),
+        (BlasFacts("MLX's own", False, None), "MLX's own: has no effect here"),
     ],
 )
 def test_the_blas_is_told_with_what_to_do_for_a_faster_one(blas: BlasFacts, shown: str, store: Store) -> None:

@@ -56,7 +56,7 @@ def test_a_field_that_has_a_default_is_not_demanded(name: str, filled: dict[str,
 def test_the_table_names_field_and_value(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "d", "llama", overrides={"rope_theta": None})
     lines = as_text(check(str(directory), tmp_path)).splitlines()
-    assert "defaults      rope_theta 10000: config.json does not say" in lines
+    assert "defaults      rope_theta 10000: missing from config.json" in lines
 
 
 def test_how_many_layers_there_are_is_demanded_though_a_class_has_a_default(tmp_path: Path) -> None:

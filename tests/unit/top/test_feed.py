@@ -51,11 +51,11 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
     ("bytes_told", "said"),
     [
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", r"is not a runner .*it answers 404 to GET /v1/stats"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", r"is not a runner .*its numbers are others"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n<p", r"is not a runner .*its numbers are others"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", r"is not a runner .*its numbers have another form"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n<p", r"is not a runner .*its numbers have another form"),
         (b"SSH-2.0-OpenSSH_9.9\r\n\r\n", r"is not a runner .*it does not speak HTTP"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", r"no answer from .*is the runner still there"),
-        (b"", r"no answer from .*is the runner still there"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", r"no answer from .*is the runner still running"),
+        (b"", r"no answer from .*is the runner still running"),
     ],
 )
 async def test_what_is_no_runner_is_told_so(bytes_told: bytes, said: str) -> None:
@@ -75,5 +75,5 @@ async def test_what_does_not_answer_is_told_so(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("runner.commands.top.feed._PATIENCE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         feed = Feed(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(LostError, match=r"does not answer: look into its log, or end it"):
+        with pytest.raises(LostError, match=r"does not answer: look at its log, or end it"):
             await asyncio.to_thread(feed.stats)
