@@ -12,7 +12,12 @@ from runner.sizes import shown
 
 _LABEL = 10
 _BAR = 12
-_PHASES = {"queued": "waits", "prefill": "reads", "grammar": "waits for grammar", "decode": "answers"}
+_PHASES = {
+    "queued": "waiting",
+    "prefill": "reading",
+    "grammar": "waiting for grammar",
+    "decode": "answering",
+}
 
 
 def view(stats: Stats, remark: str = "") -> RenderableType:

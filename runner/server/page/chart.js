@@ -57,7 +57,7 @@ export class Chart {
       while (to + 1 < values.length && values[to + 1] !== null) to++;
       let points = `${from} ${y(values[from])}`;
       for (let step = from + 1; step <= to; step++) points += `L${step} ${y(values[step])}`;
-      if (to === from) points += `h${from ? -1 : 1}`; // one value alone is seen too
+      if (to === from) points += `h${from ? -1 : 1}`; // a single value is visible too
       line += `M${points}`;
       area += `M${from} ${HEIGHT}L${points}L${Math.max(to, from)} ${HEIGHT}Z`;
       from = to;

@@ -1,4 +1,4 @@
-// The runner's server-sent events, across its end and its return.
+// The runner's server-sent events, also across its restarts.
 
 const FIRST_WAIT_MS = 1000;
 const LONGEST_WAIT_MS = 5000;

@@ -1,4 +1,4 @@
-// What the last ten minutes were like. It lives as long as the page: the runner keeps no history.
+// The last ten minutes. The history lives as long as the page: the runner keeps none.
 
 export const SPAN_S = 600;
 export const STEP_S = 2;
@@ -13,7 +13,7 @@ export class History {
   /** `at` in seconds of the page's own clock. */
   add(at, stats) {
     const last = this.#samples.at(-1);
-    // Another process has begun to count anew.
+    // Another process counts from zero.
     const fresh = !last || this.#ended !== null || stats.uptime_s < last.uptime_s;
     const since = fresh ? at : last.since;
     this.#samples.push({
@@ -29,7 +29,7 @@ export class History {
       prefill_s: stats.slices.prefill_s,
     });
     this.#ended = null;
-    // One that is older than the span is kept, since it still holds at its beginning.
+    // One sample older than the span is kept, since it still applies at the beginning of the span.
     const oldest = at - SPAN_S - HIT_WINDOW_S;
     while (this.#samples.length > 1 && this.#samples[1].at < oldest) this.#samples.shift();
   }

@@ -1,4 +1,4 @@
-// Texts of prompts, and of anything else, in the little room that an edge has.
+// Texts of prompts and others, cut to the little room of an edge.
 
 const CHARACTER = 6.7;
 

@@ -1,4 +1,4 @@
-// What comes from the runner, and what is drawn of it when.
+// Receives the runner's events and draws them.
 
 import { Chart, rounded } from "./chart.js";
 import { follow } from "./events.js";
@@ -36,7 +36,7 @@ document.addEventListener("visibilitychange", drawAll);
 const live = () => document.body.dataset.state === "live";
 
 function tell(told) {
-  // Another process, whose nodes may have the names of the last one's.
+  // Another process may give its nodes the ids of the last one's.
   if (stats && told.uptime_s < stats.uptime_s) picture.forget();
   stats = told;
   received = clock();
@@ -58,12 +58,12 @@ function back() {
 
 function lost() {
   if (!live()) {
-    if (stats === null) sayEnded("No runner answers here. The page goes on by itself when one does.");
+    if (stats === null) sayEnded("No runner answers here. The page continues as soon as one does.");
     return;
   }
   history.end(clock());
   const time = new Date().toLocaleTimeString("en-GB");
-  sayEnded(`The runner has ended: this is its last state, of ${time}. The page goes on by itself when it is back on this port.`);
+  sayEnded(`The runner has ended: this is its last state, from ${time}. The page continues when a runner is back on this port.`);
   drawAll();
 }
 

@@ -1,4 +1,4 @@
-// What stands for a node, or for several, in the picture of the trie.
+// The marks for a node, or for several nodes, in the picture of the trie.
 
 import { fitting, oneLine, shortened } from "./label.js";
 import { bytes, count, counted, set, svg, write } from "./text.js";

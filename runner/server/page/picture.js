@@ -1,4 +1,4 @@
-// The trie as a picture, which can be walked through with the arrow keys like any tree.
+// The picture of the trie, in which the arrow keys move as in any tree.
 
 import { Edge, More, ROW, TOP, middle } from "./marks.js";
 import { set, svg } from "./text.js";
@@ -73,7 +73,7 @@ export class Picture {
     this.#turn();
     this.#rove();
     if (focused && document.activeElement !== focused) {
-      this.#marks.get(this.#current)?.element.focus({ preventScroll: true }); // moved, or gone
+      this.#marks.get(this.#current)?.element.focus({ preventScroll: true }); // it was moved or removed
     }
   }
 

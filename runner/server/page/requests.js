@@ -1,15 +1,15 @@
-// The requests that run or wait: one row each, a bar over its prompt and one over its answer.
+// The running and waiting requests: one row each, with a bar for its prompt and one for its answer.
 
 import { count, counted, duration, html, percent, rate, write } from "./text.js";
 
 const PHASES = {
-  queued: "waits",
-  prefill: "reads the prompt",
-  grammar: "waits for its grammar",
-  decode: "answers",
+  queued: "waiting",
+  prefill: "reading the prompt",
+  grammar: "waiting for its grammar",
+  decode: "answering",
 };
 
-/** Keeps one row a request, by its number. */
+/** Keeps one row per request, by its number. */
 export class Requests {
   #list;
   #none;

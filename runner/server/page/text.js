@@ -1,4 +1,4 @@
-// Numbers as people read them, and elements made of text. Nothing is ever parsed as markup.
+// Numbers formatted for people, and elements made of text. Nothing is ever parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 const whole = new Intl.NumberFormat("en");
@@ -9,7 +9,7 @@ export const count = (number) => whole.format(Math.round(number));
 /** `1 node`, `2 nodes`. */
 export const counted = (number, noun, nouns = `${noun}s`) => `${count(number)} ${number === 1 ? noun : nouns}`;
 
-/** `1.1 GB`, counted in 1000 as the runner's own messages are. */
+/** `1.1 GB`, in powers of 1000 as in the runner's own messages. */
 export function bytes(number) {
   for (const [size, unit] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "KB"]]) {
     if (number >= size) return `${(number / size).toFixed(1)} ${unit}`;
@@ -56,7 +56,7 @@ export function svg(name, attributes = {}, ...children) {
   return made;
 }
 
-/** Sets what differs. */
+/** Sets the attributes that differ. */
 export function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     const text = String(value);

@@ -4,12 +4,12 @@ import { bytes, count, counted, duration, percent, rate } from "./text.js";
 
 const MISSES = {
   off: "the cache is off",
-  empty: "nothing was kept yet",
-  salt: "kept under another salt",
+  empty: "the cache was empty",
+  salt: "cached under another salt",
   no_common_prefix: "nothing in common",
-  lost: "what was kept is lost",
-  non_trimmable_divergence: "a layer cannot go back",
-  window_passed: "a window has passed",
+  lost: "cached state was lost",
+  non_trimmable_divergence: "a layer cannot be rewound",
+  window_passed: "outside a sliding window",
 };
 
 /** `mlx-runner 0.1.0 · LlamaForCausalLM · CPU · context of 4,096 tokens · cache trie`. */
@@ -21,20 +21,20 @@ export const about = (stats) =>
 export const requestsNote = ({ running, queued }) =>
   running || queued ? `${count(running)} running, ${count(queued)} waiting` : "idle";
 
-/** [name, value] rows; `reading` is how fast prompts were read lately, or null. */
+/** [name, value] rows; `reading` is the recent speed of reading prompts, or null. */
 export function totals(stats, reading) {
   const { requests, tokens, cache } = stats;
-  const others = [["Cut at their limit", requests.length], ["Cancelled", requests.cancelled], ["Failed", requests.failed], ["Refused", requests.refused]];
+  const others = [["Ended at their limit", requests.length], ["Cancelled", requests.cancelled], ["Failed", requests.failed], ["Refused", requests.refused]];
   return [
     ["Answered", count(requests.done + requests.length)],
     ...others.filter(([, number]) => number).map(([name, number]) => [name, count(number)]),
     ["First token", stats.ttft_s === null ? "–" : `after ${duration(stats.ttft_s)}`],
     ["Prompts", `${count(tokens.prompt)} tokens`],
-    ["Read at", reading === null ? "–" : `${rate(reading)} tokens/s`],
+    ["Prompt speed", reading === null ? "–" : `${rate(reading)} tokens/s`],
     ["From the cache", `${count(tokens.cached)} tokens`],
     ["Computed", `${count(tokens.recomputed)} tokens`],
-    ["Written", `${count(tokens.generated)} tokens`],
-    ...(tokens.forced ? [["By a grammar", `${count(tokens.forced)} tokens (${percent(tokens.forced / Math.max(1, tokens.generated))})`]] : []),
+    ["Generated", `${count(tokens.generated)} tokens`],
+    ...(tokens.forced ? [["Forced by a grammar", `${count(tokens.forced)} tokens (${percent(tokens.forced / Math.max(1, tokens.generated))})`]] : []),
     ["Cache, live", bytes(cache.live_bytes)],
     ["Cache, paged out", bytes(cache.paged_bytes)],
     ["Restored", bytes(cache.restored_bytes)],

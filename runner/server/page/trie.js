@@ -1,8 +1,8 @@
-// Where the nodes of the trie stand in the picture. Pure: nodes in, places out.
+// The layout of the trie in the picture: nodes in, positions out, and no side effects.
 //
-// A row for every branch that is shown. A node stands in the row of its first child, so that the oldest way goes straight
-// on and the others turn off below it. The length of an edge grows with the root of its tokens, or short ones could not
-// be seen beside long ones; its width with the root of the bytes of all that hangs there.
+// Every visible branch has a row. A node is in the row of its first child, so that the oldest path is a straight line and
+// the others branch off below it. The length of an edge grows with the square root of its tokens, so that short edges stay
+// visible beside long ones; its width grows with the square root of the bytes of its subtree.
 
 import { room } from "./label.js";
 import { bytes, count } from "./text.js";
@@ -100,7 +100,7 @@ function choose(all, byId, opened, chosen, roots) {
     }
   }
   for (let node = byId.get(chosen); node; node = node.above) shown.add(node);
-  for (const node of shown) { // one that is left out alone takes as much room as what would stand for it
+  for (const node of shown) { // a single hidden node would take as much room as the mark for it
     const hidden = node.children.filter((child) => !shown.has(child));
     if (hidden.length === 1 && shown.size < MOST_NODES) shown.add(hidden[0]);
   }
@@ -112,7 +112,7 @@ const heaviest = (nodes) => nodes.reduce((most, node) => (most && most.weight >=
 
 /** Gives every item its place from left to right, and returns the width that is needed: more only if it must be. */
 function stretch(items, width) {
-  const shortest = width < NARROW ? SHORTEST_NARROW : SHORTEST; // rather scrolled than without its words
+  const shortest = width < NARROW ? SHORTEST_NARROW : SHORTEST; // the picture scrolls before it drops the words
   const span = (item, scale) =>
     item.node ? Math.max(shortest, scale * Math.sqrt(item.node.end - item.node.start)) : item.length;
 

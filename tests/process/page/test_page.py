@@ -95,8 +95,8 @@ async def test_the_page_shows_what_the_runner_tells(stand_in: StandIn, look: Loo
         "First token\nafter 1.0 s",
         "Answered\n5",
         "Cancelled\n2",
-        "Written\n1,234 tokens",
-        "a window has passed\n9",
+        "Generated\n1,234 tokens",
+        "outside a sliding window\n9",
         "Miss: new one\n1",
     ):
         assert row in totals
@@ -104,9 +104,9 @@ async def test_the_page_shows_what_the_runner_tells(stand_in: StandIn, look: Loo
     first, second = await view.page.locator("#requests li").all_inner_texts()
     assert (
         " ".join(first.split())
-        == "#7 answers 6.0 s 1,000 prompt tokens, 800 cached 50 of 200, 10.0 tokens/s, first after 0.95 s"
+        == "#7 answering 6.0 s 1,000 prompt tokens, 800 cached 50 of 200, 10.0 tokens/s, first after 0.95 s"
     )
-    assert " ".join(second.split()) == "#8 waits 3.0 s 12,000 prompt tokens"
+    assert " ".join(second.split()) == "#8 waiting 3.0 s 12,000 prompt tokens"
 
 
 async def test_an_idle_runner_says_so(stand_in: StandIn, look: Look) -> None:
@@ -239,17 +239,17 @@ async def test_what_comes_is_text_and_nothing_else(stand_in: StandIn, look: Look
 async def test_a_node_tells_what_it_is_when_clicked(stand_in: StandIn, look: Look) -> None:
     stand_in.show(*TRIE)
     view = await look(stand_in.url)
-    assert await view.text("#node-name") == "No node chosen"
+    assert await view.text("#node-name") == "No node selected"
     await view.page.locator("[data-key=n1]").click()
     assert await view.text("#node-name") == "800 tokens, 800.0 KB"
     assert "--inspect-text" in await view.text("#node-text")
     details = await view.text("#node")
-    for row in ("0 to 800", "12 of 12, 800.0 KB", "1 request", "2 ways", "3 nodes, 1.3 MB"):
+    for row in ("0 to 800", "12 of 12, 800.0 KB", "1 request", "2 branches", "3 nodes, 1.3 MB"):
         assert row in details
     stand_in.show(replace(TRIE[0], locks=0, idle_uses=5), TRIE[1])
     await view.until("#node", "5 uses ago")
     stand_in.show(TRIE[2])
-    await view.until("#node-name", "The node is gone")
+    await view.until("#node-name", "The node no longer exists")
 
 
 async def test_the_picture_is_walked_with_the_keyboard(stand_in: StandIn, look: Look) -> None:

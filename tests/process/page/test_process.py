@@ -82,7 +82,7 @@ async def test_a_real_generation_is_followed(start: Spawn, look: Look) -> None:
     await complete(process, SHARED)
     view = await look(url(process))
     async with answering(process, f"{SHARED}Go on."):
-        await view.until("#requests li", "answers")
+        await view.until("#requests li", "answering")
         written = "parseInt(document.querySelector('#requests .foot :last-child').textContent.replaceAll(',', ''))"
         first = await view.number(written)
         await view.until_true(f"{written} > {first}")
@@ -113,7 +113,7 @@ async def test_text_of_prompts_is_shown_only_on_request(inspect: bool, start: Sp
     view = await look(url(process))
     prompt = f"{SECRET} {SHARED}"
     async with answering(process, prompt):
-        await view.until("#requests li", "answers")
+        await view.until("#requests li", "answering")
     await view.page.locator(".edge").first.click()
     await view.until("#node", "Position")
     page = await view.page.evaluate("document.documentElement.outerHTML")

@@ -46,8 +46,8 @@ def test_it_says_the_essentials() -> None:
         "misses 2 window passed",
         "memory 21.0 MB, peak 35.0 MB, weights 7.0 MB, MLX's reserve 0 B",
         "request phase prompt cached read written tokens/s age",
-        "#7 answers 1,000 800 ━━━━━━━━━━━━ 50 of 200 12.5 6.0 s",
-        "#8 waits 12,000 0 0 1 min 15 s",
+        "#7 answering 1,000 800 ━━━━━━━━━━━━ 50 of 200 12.5 6.0 s",
+        "#8 waiting 12,000 0 0 1 min 15 s",
     ]
 
 
