@@ -1,4 +1,4 @@
-"""What the tools of scripts/ import: run-time dependencies only where users run them, and no circles."""
+"""Imports of the tools in scripts/: run-time dependencies only where users run them, and no circles."""
 
 import ast
 import sys

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, cast
 from runner import blas
 from runner.errors import UsageError
 from scripts.tools.bench.common.exits import BUSY, MET, MISSED, USAGE
-from scripts.tools.bench.common.machine import BusyError, Others, check_quiet, ground
+from scripts.tools.bench.common.machine import BusyError, Others, check_quiet, describe_machine
 from scripts.tools.bench.common.report import Report, targets_table, text_of, write_json
 from scripts.tools.bench.run_all import run_all
 
@@ -52,19 +52,19 @@ chosen."""
 
 
 class BenchmarkModule(Protocol):
-    """What a module of BENCHMARKS has, beside a docstring that says what it does."""
+    """The functions of a module of BENCHMARKS, beside a docstring that describes it."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Its own options, beside those of all."""
+        """Adds its own options to those of all benchmarks."""
         ...
 
     def run(self, arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
-        """Measure. `say` is told how far it is. ValueError when the options make no sense."""
+        """Measures. `say` is told the progress. ValueError if the options make no sense."""
         ...
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one benchmark, or all: tables, and JSON and pictures as wanted. Returns the exit status."""
+    """Runs one benchmark, or all: prints tables, writes JSON, draws pictures. Returns the exit status."""
     common = _common_options()
     first, _ = common.parse_known_args([word for word in argv if word not in ("-h", "--help")])
     try:
@@ -102,20 +102,20 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(arguments: argparse.Namespace, fast_blas: str) -> int:
     table_to = sys.stderr if arguments.json == "-" else sys.stdout
-    on = ground(fast_blas)
-    print(", ".join(f"{name} {value}" for name, value in on.items()) + "\n", file=table_to, flush=True)
+    machine = describe_machine(fast_blas)
+    print(", ".join(f"{name} {value}" for name, value in machine.items()) + "\n", file=table_to, flush=True)
     if not arguments.busy:
         check_quiet()
     others = Others()
     report = _module(arguments.benchmark).run(arguments, lambda text: print(text, file=sys.stderr, flush=True))
     if not arguments.busy:
         others.check()
-    on["others"] = others.cores()
+    machine["others"] = others.cores()
     print(text_of([targets_table(report.targets)], note=report.table()), file=table_to, flush=True)
     if arguments.json:
         targets = [target.data() for target in report.targets]
         write_json(
-            arguments.json, {"benchmark": arguments.benchmark, "ground": on, "targets": targets, **report.data()}
+            arguments.json, {"benchmark": arguments.benchmark, "machine": machine, "targets": targets, **report.data()}
         )
     if arguments.plot:
         report.plot(arguments.plot)

@@ -1,4 +1,4 @@
-"""Where the time of a token goes: a run of this runner with `--trace`, and what the trace says of its decode steps."""
+"""The time of a token, part by part, from a run of this runner with `--trace`."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ class Profile(NamedTuple):
 
 
 def profiled(trace: Path, size: Size, seed: int, ours: Server, tokens: int) -> Profile:
-    """Runs ours with a trace, which stays there, over an answer of so many tokens."""
+    """Runs our runner with a trace, which stays there, over an answer of so many tokens."""
     trace.parent.mkdir(parents=True, exist_ok=True)
     traced = ours._replace(environment={**ours.environment, "MLX_RUNNER_TRACE": str(trace.resolve())})
     with asyncio.Runner() as loop, ExitStack() as stack:
@@ -65,7 +65,7 @@ def profiled(trace: Path, size: Size, seed: int, ours: Server, tokens: int) -> P
 
 
 def read(text: str) -> Profile:
-    """What a trace says. ValueError when no answer in it is long enough."""
+    """Reads the profile from a trace. ValueError if no answer in it is long enough."""
     lines = [line.rstrip(",") for line in text.splitlines()[1:]]
     events = sorted((json.loads(line) for line in lines if line.endswith("}")), key=lambda event: float(event["ts"]))
     steps = [event for event in events if event["name"] == _STEP][_FIRST_STEPS:]

@@ -31,7 +31,7 @@ _FIRST_WORD = len(ALL_BYTES)
 
 
 class Size(NamedTuple):
-    """How large a model is; `hidden` is a multiple of HEAD. The default has 11 M parameters."""
+    """The size of a model; `hidden` is a multiple of HEAD. The default has 11 M parameters."""
 
     hidden: int = 384
     layers: int = 6
@@ -100,7 +100,7 @@ def write_model(directory: Path, model: llama.Model, size: Size) -> None:
 
 
 def config_of(size: Size, vocabulary: int = VOCABULARY) -> dict[str, object]:
-    """What `config.json` says of the model, and mlx-lm's `ModelArgs` take."""
+    """Returns the contents of `config.json`, as mlx-lm's `ModelArgs` take them."""
     heads = size.hidden // HEAD
     return {
         "model_type": "llama",

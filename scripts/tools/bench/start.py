@@ -49,7 +49,7 @@ class StartReport(Report):
 
     @property
     def targets(self) -> list[Target]:
-        """Those of the start hold for the smallest model."""
+        """The targets. Those of the start hold for the smallest model."""
         found = []
         if by_name := self.started.get("1M"):
             found.append(Target("1M, spawn to 200", median(one.ready_s for one in by_name[OURS]), READY_S, unit=" s"))

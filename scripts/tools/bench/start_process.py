@@ -1,4 +1,4 @@
-"""One turn of `scripts/bench start`: a process from its spawn to its end. All times are the client's, in seconds."""
+"""One round of `scripts/bench start`: a process from its spawn to its end. Times are the client's, in seconds."""
 
 import asyncio
 import socket
@@ -43,12 +43,13 @@ class First(NamedTuple):
 
     @property
     def ratio(self) -> Took:
-        """How many times as long the first one took."""
+        """The times of the first request over those of later ones."""
         return Took(*(one / other for one, other in zip(self.first, self.later, strict=True)))
 
 
 def start(server: Server, model: Path, prompts: Prompts, libraries: Path | None = None) -> Started:
-    """A process that answers one short request. `libraries` is the host's own directory, put in front of all others."""
+    """Measures a process that answers one short request. `libraries` is the host's own directory, put in front of all
+    others."""
     spawned = perf_counter()
     with _launched(server, model, libraries) as process:
         ready_s = _wait_ready(process, spawned) - spawned
@@ -57,7 +58,7 @@ def start(server: Server, model: Path, prompts: Prompts, libraries: Path | None 
 
 
 def ask_first(server: Server, model: Path, prompts: Prompts, length: int) -> First:
-    """A process that answers one prompt of so many tokens, and then others. It rests before each of them."""
+    """Measures a process that answers one prompt of so many tokens, and then others. It rests before each of them."""
     with _launched(server, model, None) as process:
         _wait_ready(process, perf_counter())
         first, *later = [_ask_rested(server, process, model, prompts.text(length)) for _ in range(1 + LATER)]
@@ -74,7 +75,7 @@ def _launched(server: Server, model: Path, libraries: Path | None) -> Iterator[P
 
 
 def _wait_ready(process: Process, since: float) -> float:
-    """When the answer was there. Raises `LoadError`.
+    """Waits for the first 200 and returns its time. Raises `LoadError`.
 
     A host asks every 100 ms, with a client that costs more than what is measured: this one writes bytes to a socket.
     """

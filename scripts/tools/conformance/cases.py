@@ -1,4 +1,4 @@
-"""What a case is, to which generations of hosts it applies, and which of them need a run of their own."""
+"""A case: one thing that must hold, the generations of hosts it applies to, and those that need a run of their own."""
 
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -13,54 +13,54 @@ Per = Callable[[Generation], Hashable]
 
 
 class Need(NamedTuple):
-    """What a generation must do for a case to apply to it, and the reason where it does not."""
+    """A requirement on a generation for a case to apply to it, and the reason where it is not met."""
 
     met: Callable[[Generation], bool]
     otherwise: str
 
 
 def sends(*options: str) -> Need:
-    """The host passes these options on."""
+    """Requires that the host passes these options on."""
     return Need(lambda generation: set(options) <= set(generation.option_keys), f"the host sends no {options[-1]}")
 
 
 def asks(key: str) -> Need:
-    """The host's requests have this top-level key."""
+    """Requires that the host's requests have this top-level key."""
     return Need(lambda generation: key in generation.request_keys, f"the host sends no {key}")
 
 
 def reads(key: str) -> Need:
-    """The host reads this key of an answer."""
+    """Requires that the host reads this key of an answer."""
     return Need(lambda generation: key in generation.answer_keys, f"the host reads no {key}")
 
 
 def once(generation: Generation) -> Hashable:
-    """Nothing in the case depends on the host: raw requests, or what happens to connections."""
+    """Returns None: nothing in the case depends on the host (raw requests, or the handling of connections)."""
     return None
 
 
 def argv(generation: Generation) -> Hashable:
-    """How the process is spawned."""
+    """Returns the arguments of the process."""
     return tuple(generation.argv("model", 1))
 
 
 def ready(generation: Generation) -> Hashable:
-    """How the process is spawned and found ready."""
+    """Returns the arguments of the process, and the check that finds it ready."""
     return argv(generation), generation.ready_path, generation.ready_decodes
 
 
 def life(generation: Generation) -> Hashable:
-    """How the process is spawned, found ready and closed."""
+    """Returns the arguments of the process, the check that finds it ready, and the way it is closed."""
     return ready(generation), generation.close_grace_s
 
 
 def told(generation: Generation) -> Hashable:
-    """How the process is spawned, and what the host makes of its output."""
+    """Returns the arguments of the process, and the rule by which the host reads its output."""
     return argv(generation), generation.rule
 
 
 def wire(generation: Generation) -> Hashable:
-    """What is sent and what is read."""
+    """Returns the keys that are sent and read."""
     answer_keys = tuple(sorted(generation.answer_keys.items()))
     return generation.request_keys, generation.option_keys, answer_keys, generation.format
 
@@ -80,7 +80,7 @@ class Case:
     """Why the case cannot be tried as it is written, and what is asserted in its place; empty for all others."""
     slow: bool = False
     beyond: bool = False
-    """Whether it asks for more than Ollama's own runner does: who does no more has not failed."""
+    """True if it asks for more than Ollama's own runner does; a runner that does no more has not failed."""
 
     @property
     def id(self) -> str:

@@ -28,7 +28,7 @@ SILENT = Outcome("not run", "the runner does not answer")
 
 
 def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line, checked; `command` and `faulty` are lists of words."""
+    """Parses and checks the command line; `command` and `faulty` become lists of words."""
     parser = argparse.ArgumentParser(
         prog="scripts/conformance",
         usage="scripts/conformance [option ...] [EXECUTABLE [WORD ...]]",
@@ -73,7 +73,7 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def does_not_start(runners: Runners, generations: Sequence[Generation]) -> str:
-    """Why the executable does not start, spawned as none of the generations; empty when it does for one.
+    """Returns the reason why the executable does not start for any of the generations; empty when it does for one.
 
     Where it runs and does not become ready, no other words are tried.
     """
@@ -93,8 +93,8 @@ def does_not_start(runners: Runners, generations: Sequence[Generation]) -> str:
 async def run_all(
     runners: Runners, cases: Sequence[Case], generations: Sequence[Generation], slow: bool
 ) -> Mapping[tuple[Case, Generation], Outcome]:
-    """Every run that the cases need, one after the other, each told on stderr. After one that took too long the next
-    one gets fresh processes; after `MOST_LATE` of these in a row the rest is not run."""
+    """Runs everything that the cases need, one after the other, and reports progress on stderr. A run that took too
+    long gives the next one fresh processes; after `MOST_LATE` of these in a row the rest is not run."""
     runs = [
         (case, generation)
         for case in cases
@@ -117,7 +117,7 @@ async def run_all(
 
 
 def tell(text: str) -> None:
-    """Shows `text`: on a terminal in the place of the last one, which an empty one removes; else as a line."""
+    """Shows `text` on stderr: as a line, or on a terminal in place of the last text; an empty text removes that."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
     elif text:
@@ -125,7 +125,7 @@ def tell(text: str) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the suite; the exit status."""
+    """Runs the suite and returns the exit status."""
     arguments = arguments_of(words)
     wanted = set(arguments.case or (case.number for case in CASES))
     cases = [case for case in CASES if {case.number, case.id} & wanted]
@@ -148,7 +148,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def markdown(report: Report, arguments: argparse.Namespace) -> str:
-    """The document, with the call that makes it."""
+    """Returns the document, with the command that makes it."""
     called = ["--slow"] * arguments.slow
     for option, values in (("--case", arguments.case), ("--generation", arguments.generation)):
         called += [word for value in values or () for word in (option, value)]

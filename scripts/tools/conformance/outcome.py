@@ -19,7 +19,7 @@ Mark = Literal["pass", "fail", "not run"]
 
 
 class Outcome(NamedTuple):
-    """How a case went; `reason` is one line, empty for a pass, `error` what was raised, if anything."""
+    """The outcome of a case: `reason` is one line, empty for a pass; `error` is the exception, if any."""
 
     mark: Mark
     reason: str = ""
@@ -28,13 +28,13 @@ class Outcome(NamedTuple):
 
     @property
     def late(self) -> bool:
-        """Whether something did not come in time."""
+        """True if something did not come in time."""
         return isinstance(self.error, TimeoutError)
 
 
 async def run(case: Case, runners: Runners, generation: Generation, target: Target | None = None) -> Outcome:
-    """Runs it within its limit. Beyond what the case asserts, no shared process may end or write what hosts take for
-    an error. `target` is that of the stage and the generation unless given."""
+    """Runs a case within its time limit. It fails, too, if a shared process ends or writes what hosts take for an
+    error. `target` is that of the runners and the generation unless given."""
     started = time.monotonic()
     error: BaseException | None = None
     try:
@@ -51,7 +51,7 @@ async def run(case: Case, runners: Runners, generation: Generation, target: Targ
 
 
 def explain(error: BaseException) -> str:
-    """One line: the message of an assertion or else its source, the kind and text of anything else."""
+    """Returns one line: the message of an assertion or else its source, the kind and text of anything else."""
     if isinstance(error, BaseExceptionGroup):
         return explain(error.exceptions[0])
     if isinstance(error, TimeoutError) and not str(error):

@@ -1,4 +1,4 @@
-"""What came of a run: a table of cases and generations, as text, Markdown or JSON."""
+"""The report of a run: a table of cases and generations, as text, Markdown or JSON."""
 
 import shlex
 from collections import Counter
@@ -44,7 +44,7 @@ class Report:
         self.outcomes = outcomes
 
     def cells(self, case: Case) -> dict[str, Cell]:
-        """The row of a case: a cell for each generation's letter."""
+        """Returns the row of a case: a cell for each generation's letter."""
         parts = case.parts(self.generations)
         return {generation.letter: self._cell(case, generation, part) for generation, part in parts.items()}
 
@@ -77,7 +77,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """How many runs went how."""
+        """The counts of runs by outcome, as one line."""
         counts = Counter(_mark(case, outcome) for (case, _), outcome in self.outcomes.items())
         names = {PASS: "passed", FAIL: "failed", LESS: "no more than the original", NOT_RUN: "could not be tried"}
         told = [f"{name}: {counts[mark]}" for mark, name in names.items() if counts[mark]]
@@ -89,7 +89,7 @@ def _mark(case: Case, outcome: Outcome) -> str:
 
 
 def as_text(report: Report) -> str:
-    """A table for a terminal, what its marks mean, and each failure on a line."""
+    """Returns a table for a terminal, the meaning of its marks, and a line for each failure."""
     width = max(len(case.id) for case in report.cases)
     lines = [" " * width + "".join(f"{generation.letter:>5}" for generation in report.generations)]
     untried = []
@@ -104,7 +104,7 @@ def as_text(report: Report) -> str:
 
 
 def as_json(report: Report) -> dict[str, object]:
-    """The same as data."""
+    """Returns the report as data."""
     return {
         "command": list(report.command),
         "generations": {generation.letter: generation.releases for generation in report.generations},
@@ -140,7 +140,7 @@ process, spawned, asked and read as that generation does it. Written by
 
 
 def as_markdown(report: Report, runner: str, arguments: str) -> str:
-    """The document docs/compatibility.md. `arguments` are those of the script that writes it."""
+    """Returns the document docs/compatibility.md. `arguments` are those of the script that writes it."""
     notes: dict[str, int] = {}
     text = INTRODUCTION.format(runner=runner, arguments=arguments, summary=_sentence(report.summary))
     text += "".join(f"{_describe(generation)}\n" for generation in report.generations)

@@ -1,4 +1,4 @@
-"""Where cases play: the models, the processes that many cases share, and a runner as one generation sees it."""
+"""The runner under test: its models, the processes that many cases share, and one generation's view of it."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ READY_S = 45.0
 
 
 class NotRunError(Exception):
-    """This runner, or this call, gives no opportunity to try the case. The text says why."""
+    """The case cannot be tried on this runner, or in this call. The text says why."""
 
 
 class NotReadyError(LoadError):
@@ -38,7 +38,8 @@ class NotReadyError(LoadError):
 
 
 class Runners:
-    """One executable with its models. A context manager of the main thread; ends every process that it started.
+    """The processes of one executable, and its models. A context manager of the main thread; ends every process that it
+    started.
 
     `command` is what hosts would start, in one or more words; `faulty` the same runner with a fault in it (case 51).
     Processes are shared between the generations that spawn them alike: a runner cannot tell these apart.
@@ -86,7 +87,8 @@ class Runners:
         return Process([*(command or self.command), *words], port, generation, variables, self._cwd)
 
     def shared(self, generation: Generation, model: str) -> Process:
-        """The running process of `model`, started at its first use. Raises `LoadError`, once it did so every time."""
+        """Returns the running process of `model`, started at its first use. Raises `LoadError`, and the same one again
+        later."""
         shared = self._shared  # that of this moment: a case that took too long may leave this call behind
         key = tuple(generation.argv("model", 1)), model
         if key not in shared:
@@ -114,7 +116,8 @@ class Runners:
         return {key: process for key, process in self._shared.items() if isinstance(process, Process)}
 
     def complaint(self) -> str:
-        """What the shared processes did since the last call that no case asks for; empty when all is well."""
+        """Returns the unexpected ends and error-like output of shared processes since the last call; empty when all is
+        well."""
         found = []
         for key, process in self._running().items():
             if process.exit_status is not None:
@@ -127,18 +130,18 @@ class Runners:
         return "; ".join(found)
 
     def unheard(self) -> str:
-        """The beginning of a prompt that no process has seen."""
+        """Returns the beginning of a prompt that no process has seen."""
         self._prompts += 1
         return f"{self._prompts:05d} is the number of this prompt. "
 
 
 def caught(process: Process) -> list[str]:
-    """The lines that hosts of v0.30.0 and later take for an error, whatever this process's host makes of them."""
+    """Returns the lines that hosts of v0.30.0 and later take for an error, whichever host started this process."""
     return [line for line in process.output.lines if capture(line)]
 
 
 def last_line(process: Process) -> str:
-    """The last thing it wrote."""
+    """Returns the last line that it wrote."""
     return process.output.lines[-1] if process.output.lines else "(no output)"
 
 
@@ -160,19 +163,19 @@ class Target:
         await self._open.aclose()
 
     async def process(self, model: str = MAIN) -> Process:
-        """The shared process of `model`, ready."""
+        """Returns the shared process of `model`, ready."""
         return await asyncio.to_thread(self.runners.shared, self.generation, model)
 
     async def port(self, model: str = MAIN) -> int:
-        """Where clients find the shared process of `model`."""
+        """Returns the port of the shared process of `model`."""
         return await self.front(await self.process(model))
 
     async def front(self, process: Process) -> int:
-        """Where clients find a process."""
+        """Returns the port at which clients reach a process."""
         return process.port
 
     async def client(self, model: str = MAIN) -> Client:
-        """This generation's client of the shared process of `model`."""
+        """Returns this generation's client of the shared process of `model`."""
         if model not in self._clients:
             process = await self.process(model)
             client = Client(await self.port(model), self.generation, process.output)
@@ -180,11 +183,11 @@ class Target:
         return self._clients[model]
 
     async def complete(self, request: Request, model: str = MAIN) -> Completion:
-        """A whole completion, as this generation asks for it and reads it."""
+        """Returns a whole completion, as this generation asks for it and reads it."""
         return await (await self.client(model)).complete(request)
 
     async def text(self, prompt: str, **options: object) -> str:
-        """The text of a whole completion of the main model."""
+        """Returns the text of a whole completion of the main model."""
         return (await self.complete(Request(prompt, options))).text
 
     async def post(self, body: object, path: str = "/completion", model: str = MAIN) -> Reply:
@@ -199,7 +202,7 @@ class Target:
         return reply
 
     def words(self, model: str, port: int) -> list[str]:
-        """The arguments with which this generation spawns a runner."""
+        """Returns the arguments with which this generation spawns a runner."""
         return self.generation.argv(model, port)
 
     @asynccontextmanager
@@ -213,8 +216,8 @@ class Target:
         port: int | None = None,
         ready: bool = True,
     ) -> AsyncIterator[Process]:
-        """A process of its own, killed at the end of the block. `words` are its arguments, where `{model}` and
-        `{port}` stand for these. Raises `LoadError` where it does not become ready."""
+        """Spawns a process for one case, killed at the end of the block. `words` are its arguments, with `{model}` and
+        `{port}` replaced. Raises `LoadError` if it does not become ready."""
         if faulty and self.runners.faulty is None:
             raise NotRunError("needs a runner with a fault in it: --faulty COMMAND")
         port = free_port() if port is None else port

@@ -17,7 +17,7 @@ async def drawn(target: Target, prompt: str, **options: object) -> str:
 
 
 async def draws(target: Target, times: int, prompt: str, **options: object) -> set[str]:
-    """What that many draws at temperature 1 gave, with a different seed each where seeds are sent."""
+    """Returns `count` draws at temperature 1, with a different seed each where seeds are sent."""
     return {await drawn(target, prompt, temperature=1.0, seed=seed, **options) for seed in range(1, times + 1)}
 
 

@@ -1,4 +1,4 @@
-"""What the scripted model of these tests answers: one vocabulary, and for every last token what follows.
+"""The scripted model of the cases: its vocabulary, and the token that follows each last token.
 
 * a lower-case letter is followed by the next one, `z` by the end: after "Hi" come `jklmnopqrstuvwxyz`
 * a digit is followed by the next one, `9` by `0`, without end

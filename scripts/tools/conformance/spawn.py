@@ -20,7 +20,7 @@ SIGINT = Need(lambda generation: generation.close_grace_s > 0, "the host sends S
 
 
 async def answer(target: Target, process: Process) -> str:
-    """What a process of the main model says to "Hi"."""
+    """Returns the answer of a process of the main model to "Hi"."""
     async with Client(process.port, target.generation, process.output) as client:
         return (await client.complete(Request("Hi"))).text
 
@@ -34,7 +34,7 @@ async def exited(process: Process, limit_s: float) -> int:
 
 
 async def failed(process: Process) -> str:
-    """What its host reads of a process that must not become ready."""
+    """Returns what its host reads of a process that must not become ready."""
     try:
         await asyncio.to_thread(process.wait_ready, 30)
     except LoadError as error:

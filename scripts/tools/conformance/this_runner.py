@@ -1,4 +1,4 @@
-"""What hosts start where this repository's runner is under test."""
+"""The commands by which hosts start this repository's runner, whole and with a fault in it."""
 
 import sys
 from pathlib import Path

@@ -14,7 +14,7 @@ TOKENIZE = Section("Tokenize")
 
 
 async def ids(target: Target, text: str, model: str) -> list[int]:
-    """What the host decodes."""
+    """Returns the ids that the host decodes."""
     return await (await target.client(model)).tokenize(text)
 
 

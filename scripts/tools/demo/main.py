@@ -27,7 +27,7 @@ from scripts.tools.models.store import write_store
 MODEL = "demo:latest"
 WEIGHTS = ROOT / "scripts" / "demo_model"
 TURNS = ((CONVERSATIONS[0], (0, 1)), (CONVERSATIONS[1], (0,)), (CONVERSATIONS[0], (2,)), (CONVERSATIONS[1], (1,)))
-"""Which conversations are held one after the other, and which turns of each."""
+"""The conversations in the order in which they are held, and the turns of each."""
 GREEDY = {"num_predict": 200, "temperature": 0}
 INDENT = "    "
 
@@ -42,7 +42,7 @@ class Measured(NamedTuple):
 
 @contextmanager
 def demo_store() -> Iterator[Path]:
-    """A store that holds the demo model; its weights as float32, in which a CPU computes fastest."""
+    """Makes a store with the demo model, its weights as float32, in which a CPU computes fastest."""
     with tempfile.TemporaryDirectory(prefix="mlx-runner-demo-") as name:
         root = Path(name)
         source = root / "source"
@@ -57,7 +57,7 @@ def demo_store() -> Iterator[Path]:
 
 @contextmanager
 def runner(models: Path, cache: str, port: int) -> Iterator[Process]:
-    """A runner spawned as a host does it, ready; ended with SIGINT."""
+    """Spawns a runner as a host does, waits until it is ready, and ends it with SIGINT."""
     arguments = ["--cache", cache]
     with spawn(RUNNER, MODEL, models_dir=models, generation=G, port=port, arguments=arguments) as process:
         try:
@@ -73,7 +73,7 @@ def runner(models: Path, cache: str, port: int) -> Iterator[Process]:
 
 
 async def hold(client: Client, conversation: Conversation, turns: Sequence[int]) -> bool:
-    """Stream some turns of a conversation; whether every answer was the expected one."""
+    """Streams some turns of a conversation; returns True if every answer was the expected one."""
     print(f"\n  {conversation.title}{', continued' if turns[0] else ''}")
     right = True
     for number in turns:
@@ -89,7 +89,7 @@ async def hold(client: Client, conversation: Conversation, turns: Sequence[int])
 
 
 async def ask(client: Client, prompt: str) -> Measured:
-    """Stream one answer to the terminal as it arrives."""
+    """Streams one answer to the terminal as it arrives."""
     started, first, text = monotonic(), 0.0, ""
     async with client.stream(Request(prompt, GREEDY)) as stream:
         async for answer in stream:
@@ -100,7 +100,7 @@ async def ask(client: Client, prompt: str) -> Measured:
 
 
 def figures(measured: Measured) -> str:
-    """One line of numbers for one turn."""
+    """Returns one line of numbers for one turn."""
     final = measured.final
     speed = final.eval_count / max(final.eval_duration, 1) * 1e9
     return (
@@ -110,13 +110,13 @@ def figures(measured: Measured) -> str:
 
 
 async def converse(process: Process) -> bool:
-    """All conversations, taking turns."""
+    """Holds all conversations, interleaved; returns True if every answer was right."""
     async with Client.of(process) as client:
         return all([await hold(client, conversation, turns) for conversation, turns in TURNS])
 
 
 def serve(models: Path, port: int) -> None:
-    """Leave the runner running until it or this program is ended."""
+    """Keeps the runner running until it or this program is ended."""
     with runner(models, "trie", port) as process:
         url = f"http://127.0.0.1:{process.port}"
         conversation = CONVERSATIONS[2]
@@ -136,7 +136,7 @@ Ctrl-C ends it.""")
 
 
 def main() -> None:
-    """Run the demo; exit status 1 when an answer was wrong."""
+    """Runs the demo; the exit status is 1 if an answer was wrong."""
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.split("\n")[0])
     parser.add_argument("--serve", action="store_true", help="leave the runner running and print curl lines to try")
     parser.add_argument("--port", type=int, default=0, help="its port (default: a free one)")

@@ -1,4 +1,4 @@
-"""What the demo model is asked: the words of its little world, the fixed conversations, the held-out recall prompts.
+"""The demo model's little world: its words, the fixed conversations, the recall prompts held out of training.
 
 Every conversation states facts about people early (where someone lives, which number someone has, who works with
 someone) and asks for them later. The facts are arbitrary, so the answer can only come from the prompt: a key-value
@@ -158,7 +158,7 @@ def filler(rng: random.Random) -> str:
 
 
 def is_held_out(person: str, relation: Relation, value: str) -> bool:
-    """Whether training never sees this fact: every fifth (person, value) pair of each relation."""
+    """True if training never sees this fact: every fifth (person, value) pair of each relation."""
     return (PEOPLE.index(person) + relation.values.index(value)) % 5 == 0
 
 

@@ -26,7 +26,7 @@ class Job:
     media: list[Medium] = field(default_factory=list)
 
     def line(self, part: Part, context: list[int] | None = None) -> dict[str, object]:
-        """What the user gets for one part, its keys in Ollama's order."""
+        """Returns the line for one part, its keys in Ollama's order."""
         answer = part.answer
         thinking = {"thinking": part.thinking} if part.thinking else {}
         entries = {"logprobs": logprobs(answer.logprobs)} if answer.logprobs else {}
@@ -42,7 +42,7 @@ class Job:
         return {**head, "response": part.content, **thinking, **end, **ids, **metrics(answer, spent), **entries}
 
     def empty(self, reason: str) -> dict[str, object]:
-        """The answer to a request that only loads or unloads."""
+        """Returns the answer to a request that only loads or unloads."""
         text: dict[str, object] = {"message": {"role": "assistant", "content": ""}} if self.chat else {"response": ""}
         return {"model": self.name, "created_at": now(), **text, "done": True, "done_reason": reason}
 
@@ -72,7 +72,7 @@ class Writer:
         return json_response(joined(self._lines)) if self._lines else web.Response(content_type=_NDJSON)
 
     async def fail(self, status: int, text: str) -> web.StreamResponse:
-        """The error as the answer, or as its last line."""
+        """Sends the error as the answer, or as its last line."""
         if self._response is None:
             return json_response({"error": text}, status or 200)
         await self.write({"error": text})
@@ -80,7 +80,7 @@ class Writer:
 
 
 def joined(lines: list[dict[str, object]]) -> dict[str, object]:
-    """The last line with the texts and logprobs of all."""
+    """Returns the last line with the texts and logprobs of all."""
     whole = dict(lines[-1])
     entries = [entry for line in lines for entry in _list(line.get("logprobs"))]
     if entries:

@@ -53,7 +53,7 @@ class Api:
         self._host = host
         self._catalog = catalog
         self._models: dict[str, Model] = {}
-        """What was loaded, by the argument of its runner."""
+        """The models that were loaded, by the argument of their runners."""
         self._templates: dict[str, ChatTemplate] = {}
         self._renderer = Renderer()
 
@@ -77,7 +77,7 @@ class Api:
         await self._renderer.close()
 
     async def load(self, model: Model) -> None:
-        """Has the model's runner started. Raises `LoadError`."""
+        """Starts the model's runner. Raises `LoadError`."""
         async with self._host.runner(self._argument(model), num_ctx=_num_ctx(self._host.generation.default_options)):
             pass
 
@@ -85,7 +85,7 @@ class Api:
         return web.Response(text="Ollama is running")
 
     async def _version(self, _: web.Request) -> web.Response:
-        """That of the newest host of this generation."""
+        """Returns the version of the newest host of this generation."""
         return json_response({"version": re.findall(r"v([0-9.]+)", self._host.generation.releases)[-1]})
 
     async def _tags(self, _: web.Request) -> web.Response:
@@ -228,7 +228,7 @@ class Api:
         )
 
     def _think(self, job: Job) -> bool | None:
-        """Whether to think: as the user says, else as the model can; None for one that cannot."""
+        """Returns the user's wish to think, by default True; None for a model that cannot."""
         wanted = job.body.get("think")
         if self._template(job.model).closing is None:
             if wanted:
@@ -238,7 +238,7 @@ class Api:
 
     @staticmethod
     def _message(message: Message, media: list[Medium]) -> Message:
-        """As templates read it; pictures become tags and go with the request."""
+        """Returns the message as templates read it; pictures become tags and go with the request."""
         first = len(media)
         media += media_of(message.get("images"))
         tags = "".join(f"[img-{number}]" for number in range(first, len(media)))
@@ -254,7 +254,7 @@ class Api:
         return model
 
     def _argument(self, model: Model) -> str:
-        """What its runner is called by: the first name under which this digest was loaded."""
+        """Returns the name of its runner: the first one under which this digest was loaded."""
         for loaded in self._host.loaded:
             if self._models[loaded.model].digest == model.digest:
                 return loaded.model
@@ -275,7 +275,7 @@ def _num_ctx(options: Body) -> int:
 
 
 def _unforeseen(error: Exception) -> str:
-    """What the user gets for it; the person at the terminal gets a line."""
+    """Returns the text of the error for the user, and prints a line for the person at the terminal."""
     print(f"scripts/host: {error!r}", file=sys.stderr)
     return str(error) or type(error).__name__
 

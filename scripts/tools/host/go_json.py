@@ -110,7 +110,7 @@ def keep_alive_of(body: Body) -> float | None:
 
 
 def top_logprobs_of(body: Body) -> int:
-    """How many alternatives are wanted. Raises `RefusedError`."""
+    """Returns the number of alternatives wanted. Raises `RefusedError`."""
     value = body.get("top_logprobs") or 0
     if not isinstance(value, int) or not 0 <= value <= 20:
         raise RefusedError(400, "top_logprobs must be between 0 and 20")
@@ -168,7 +168,7 @@ def timestamp(seconds: float) -> str:
 
 
 class Spent(NamedTuple):
-    """What the host measured, in nanoseconds."""
+    """The host's own measurements, in nanoseconds."""
 
     total: int
     load: int

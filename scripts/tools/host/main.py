@@ -52,7 +52,7 @@ class Wanted(NamedTuple):
 
 
 def parse(argv: Sequence[str]) -> Wanted:
-    """Exits for --help and for what is wrong."""
+    """Parses the command line. Exits for --help and for errors."""
     parser = argparse.ArgumentParser(
         prog="scripts/host",
         usage="%(prog)s [OPTIONS] [MODEL] [-- WORD ...]",
@@ -112,7 +112,7 @@ def parse(argv: Sequence[str]) -> Wanted:
 
 
 def listen(port: int | None) -> socket.socket:
-    """A listening socket on `port`, or on the first free one from `PORT` on. Exits when there is none."""
+    """Returns a listening socket on `port`, or on the first free one from `PORT` on. Exits if there is none."""
     for candidate in [port] if port is not None else range(PORT, PORT + PORTS_TRIED):
         bound = socket.socket()
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -128,7 +128,7 @@ def listen(port: int | None) -> socket.socket:
 
 
 def open_catalog(wanted: Wanted, stack: ExitStack) -> tuple[Catalog, Path, Model]:
-    """Where the models are, and the one that was named. Exits when there is none of that name."""
+    """Returns the catalog, the models directory and the model that was named. Exits if there is none of that name."""
     if wanted.model is None:
         # Imports MLX, which nothing else here needs.
         from scripts.tools.demo.main import MODEL, demo_store
@@ -152,7 +152,7 @@ def open_catalog(wanted: Wanted, stack: ExitStack) -> tuple[Catalog, Path, Model
 
 @asynccontextmanager
 async def serving(app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
-    """A client that goes away cancels its request."""
+    """Serves until the block ends; a client that goes away cancels its request."""
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
     await runner.setup()
     try:
@@ -163,13 +163,13 @@ async def serving(app: web.Application, listener: socket.socket) -> AsyncIterato
 
 
 def copy_to_stderr(chunk: bytes) -> None:
-    """As a host does with all that its runner writes."""
+    """Copies to stderr, as a host does with all that its runner writes."""
     with contextlib.suppress(BrokenPipeError):
         os.write(2, chunk)
 
 
 async def serve(wanted: Wanted, catalog: Catalog, models_dir: Path, model: Model, listener: socket.socket) -> int:
-    """Loads the model, tells how to use it, and serves until SIGINT or SIGTERM; returns the exit status."""
+    """Loads the model, prints how to use it, and serves until SIGINT or SIGTERM; returns the exit status."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -209,7 +209,7 @@ async def serve(wanted: Wanted, catalog: Catalog, models_dir: Path, model: Model
 
 
 def usage(wanted: Wanted, model: Model, port: int) -> str:
-    """What a person may try."""
+    """Returns the commands that a person may try."""
     name = model.name.removesuffix(":latest")
     address = f"127.0.0.1:{port}"
     greedy = {"temperature": 0}
@@ -228,7 +228,7 @@ Ctrl-C ends it and its runner."""
 
 
 def main() -> None:
-    """Serve; exit status 1 when the model cannot be served."""
+    """Serves; the exit status is 1 if the model cannot be served."""
     wanted = parse(sys.argv[1:])
     with ExitStack() as stack:
         catalog, models_dir, model = open_catalog(wanted, stack)

@@ -17,12 +17,12 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Model:
-    """What a host knows of a model without running it."""
+    """A model as a host knows it without running it."""
 
     name: str
-    """As it is shown, its tag included."""
+    """The name as it is shown, its tag included."""
     argument: str
-    """What the runner gets as `--model`."""
+    """The value of the runner's `--model`."""
     digest: str
     """64 hexadecimal digits; models of one digest share a runner."""
     size_bytes: int
@@ -31,7 +31,7 @@ class Model:
     files: Mapping[str, Path] = field(repr=False)
     """Its tokenizer and configuration files by name."""
     config: Mapping[str, object] = field(default_factory=dict, repr=False)
-    """What the store says about it."""
+    """The store's description of it."""
 
     @property
     def details(self) -> dict[str, object]:
@@ -46,12 +46,12 @@ class Model:
         }
 
     def text(self, name: str) -> str | None:
-        """One of its files; None if it has none of that name."""
+        """Returns the text of one of its files; None if it has none of that name."""
         path = self.files.get(name)
         return path.read_text(encoding="utf-8", errors="replace") if path is not None and path.is_file() else None
 
     def json(self, name: str) -> dict[str, object]:
-        """One of its files, an object; empty if there is none, or it is none."""
+        """Returns the object in one of its files; empty if there is no such file or object."""
         try:
             value = json.loads(self.text(name) or "{}")
         except ValueError:
@@ -67,7 +67,7 @@ class Catalog:
         self._directory = _of_directory(directory) if directory is not None else None
 
     def find(self, name: str) -> Model | None:
-        """The model that a user calls `name`, tag or none."""
+        """Returns the model that a user calls `name`, with or without a tag."""
         single = self._directory
         if single is not None:
             names = (single.name, single.name.removesuffix(":latest"))
@@ -81,7 +81,7 @@ class Catalog:
         return None if path is None else _of_manifest(path, self._models_dir)
 
     def all(self) -> list[Model]:
-        """Every model that is kept as safetensors, the one changed last in front."""
+        """Returns every model that is kept as safetensors, the newest first."""
         paths = (self._models_dir / "manifests").glob("*/*/*/*")
         models = [model for path in paths if path.is_file() and (model := _of_manifest(path, self._models_dir))]
         stored = [model for model in models if model.config.get("model_format") == _SAFETENSORS]
@@ -105,7 +105,7 @@ def _of_directory(directory: Path) -> Model:
 
 
 def _of_manifest(path: Path, models_dir: Path) -> Model | None:
-    """The model of one manifest; None for a file that is none."""
+    """Returns the model of one manifest; None for a file that is none."""
     try:
         raw = path.read_bytes()
         manifest = json.loads(raw)
@@ -135,7 +135,7 @@ def _blob(models_dir: Path, digest: str) -> Path:
 
 
 def _shortest(name: ModelName) -> str:
-    """As Ollama shows it: the defaults left out, the tag never."""
+    """Returns the name as Ollama shows it: without its defaults, always with its tag."""
     last = f"{name.model}:{name.tag}"
     if name.host != DEFAULT_HOST:
         return f"{name.host}/{name.namespace}/{last}"

@@ -32,7 +32,7 @@ class Renderer:
         self._places = asyncio.Semaphore(_PROCESSES)
 
     async def render(self, source: str, values: Mapping[str, object]) -> str:
-        """What the template `source` makes of `values`, which are JSON. Raises RenderingError.
+        """Renders `values`, which are JSON, by the template `source`. Raises `RenderingError`.
 
         Whoever is cancelled ends the rendering, too.
         """

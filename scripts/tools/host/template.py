@@ -69,7 +69,7 @@ class ChatTemplate:
 
     @staticmethod
     def has_opened(prompt: str) -> bool:
-        """Whether the answer begins inside the thinking."""
+        """Returns True if the answer begins inside the thinking."""
         return prompt.rstrip().endswith(_OPENING)
 
 

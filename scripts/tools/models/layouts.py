@@ -1,4 +1,4 @@
-"""How each generation of Ollama's store lays out a published model (docs/internals/store.md, 1.6).
+"""The layouts that each generation of Ollama's store gives a published model (docs/internals/store.md, 1.6).
 
 `plan` decides, as `ollama create` did in that release, what tensors are called, which are packed and which lie
 together in one blob. It knows the published names only; nothing here comes from mlx-lm.
@@ -85,7 +85,8 @@ class Plan(NamedTuple):
 def plan(
     tensors: Mapping[str, Tensor], config: Config, quantization: Quantization | None = None, layout: Layout = HEAD
 ) -> Plan:
-    """What `ollama create` of that release makes of a published model, quantized to `quantization` (None: not)."""
+    """Returns the blobs that `ollama create` of that release makes of a published model, quantized to `quantization`
+    (None: not)."""
     pieces = [_Piece(name, tensor, name) for name, tensor in sorted(tensors.items())]
     pieces = [_typed(piece, config, quantization, layout) for piece in _rewritten(pieces, config, layout)]
     packings = {piece.origin: piece.packing for piece in pieces if piece.packing}

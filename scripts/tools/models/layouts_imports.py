@@ -1,4 +1,4 @@
-"""How `ollama create` lays out checkpoints that somebody else packed: MLX's own, ModelOpt's, compressed-tensors'.
+"""The layouts that `ollama create` gives checkpoints packed by others: MLX's own, ModelOpt's, compressed-tensors'.
 
 Nothing is packed again, and today nothing stacked; one blob per weight, its companions renamed
 (docs/internals/store.md, 2.4, 2.5, 5).
@@ -42,7 +42,7 @@ _ACTIVATIONS = (".input_scale", ".input_global_scale")
 
 
 def is_packed(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a checkpoint is copied rather than packed."""
+    """Returns True if a checkpoint is copied rather than packed."""
     return any(_found(name, tensors) for name in tensors)
 
 
@@ -111,7 +111,7 @@ def _found(name: str, tensors: Mapping[str, Tensor]) -> tuple[_Producer, str] | 
 
 
 def _declared(config: Config) -> dict[str, str]:
-    """What the config says of the whole model, right or wrong for this tensor; nothing if it does not say the mode."""
+    """Returns the config's settings for the whole model, right or wrong for this tensor; none without a mode."""
     said = config.get("quantization")
     if not isinstance(said, Mapping) or "mode" not in said:
         return {}

@@ -1,4 +1,4 @@
-"""Which type `ollama create -q` gives each tensor, release by release (docs/internals/store.md, 1.6 and 5)."""
+"""The type that `ollama create -q` gives each tensor, release by release (docs/internals/store.md, 1.6 and 5)."""
 
 import math
 import re
@@ -23,7 +23,7 @@ _LOW_RANK = (".in_proj_a.weight", ".in_proj_b.weight", ".in_proj_ba.weight")
 
 
 class Rules(NamedTuple):
-    """What changed in the generic policy from release to release."""
+    """The changes of the generic policy from release to release."""
 
     eight_bit_head: bool = True
     dense_vision: bool = True
@@ -85,7 +85,7 @@ Policy = Callable[[Question], Quantization | None]
 
 
 def generic(question: Question) -> Quantization | None:
-    """What holds for every family that has no rules of its own."""
+    """Applies the rules for every family that has none of its own."""
     name, shape, wanted, _, rules = question
     expert = question.is_expert and not name.endswith((".bias", ".scale"))
     if not expert and (not name.endswith(".weight") or any(part in name for part in _DENSE)):

@@ -1,4 +1,4 @@
-"""What a stored model must compute: the same model as mlx-lm opens it from a directory in its own form.
+"""The reference for a stored model: the same model as mlx-lm opens it from a directory in its own form.
 
 Numbers that were packed before they were renamed, stacked and split must be those that are packed afterwards: rows keep
 their groups. Where a source says that this does not hold, or a layer has no packed class, the module has the numbers
@@ -36,7 +36,7 @@ def oracle(directory: Path, name: str, source_dir: Path, packings: Mapping[str, 
 
 
 def load_directory(directory: Path) -> Module:
-    """What `mlx_lm.utils.load_model` makes of a directory."""
+    """Returns the model that `mlx_lm.utils.load_model` makes of a directory."""
     import mlx_lm.utils  # slow: it brings transformers
 
     module, _ = mlx_lm.utils.load_model(directory)

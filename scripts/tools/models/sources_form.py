@@ -1,4 +1,4 @@
-"""What a published model is, for the tests: configs, steps between two spellings of its tensors, parts to skip."""
+"""A published model, for the tests: configs, steps between two spellings of its tensors, parts to skip."""
 
 import json
 from collections.abc import Mapping

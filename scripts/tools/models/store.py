@@ -232,7 +232,8 @@ def _draft_layers(store: Store) -> list[dict[str, object]]:
 def write_ancient_store(
     models_dir: Path, name: str, source_dir: Path, quantization: Quantization | None = None
 ) -> Store:
-    """What releases before 0.16 wrote: one blob per array, called `data` inside, its companions layers of their own."""
+    """Writes what releases before 0.16 wrote: one blob per array, called `data` inside, its companions layers of their
+    own."""
     store = write_store(models_dir, name, source_dir, quantization)
     layers = []
     for layer in store.layers:

@@ -17,7 +17,7 @@ Writer = Literal["compact", "mlx"]
 
 
 class Packing(NamedTuple):
-    """What `mx.quantize` is asked for."""
+    """The arguments of `mx.quantize`."""
 
     group_size: int
     bits: int
@@ -104,7 +104,7 @@ def _saved(arrays: Mapping[str, mx.array], metadata: Mapping[str, str] | None = 
 
 
 def changed(tensor: Tensor, change: Callable[[mx.array], mx.array]) -> Tensor:
-    """What `change` makes of a tensor."""
+    """Returns the result of `change` on a tensor."""
     return from_mlx({"x": mx.contiguous(change(to_mlx({"x": tensor})["x"]))})["x"]
 
 

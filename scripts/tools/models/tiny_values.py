@@ -1,4 +1,4 @@
-"""What the `config.json` of a tiny model says: one table by field name for all architectures, and what some need else.
+"""The values in `config.json` of tiny models: one table by field name for all architectures, and the exceptions.
 
 Hidden size 32, 4 layers, 64 tokens, windows of 32 tokens and chunks of 16, so that a prompt of 41 goes beyond both.
 """

@@ -167,7 +167,7 @@ def _sentencepiece(
 
 
 def fallback_byte(value: int) -> str:
-    """How sentencepiece spells a byte that is no text."""
+    """Returns sentencepiece's spelling of a byte that is no text."""
     return f"<0x{value:02X}>"
 
 
@@ -277,7 +277,7 @@ def model_of_bytes(vocabulary: Sequence[bytes], special_tokens: Sequence[str] = 
 
 
 def vocabulary_size(tokenizer: Document) -> int:
-    """How many ids the tokenizer has, special tokens included."""
+    """Returns the number of ids of the tokenizer, special tokens included."""
     model, added = tokenizer["model"], tokenizer["added_tokens"]
     assert isinstance(model, dict)
     assert isinstance(added, list)

@@ -90,7 +90,7 @@ class Checker:
 
 
 def difference(actual: Completion, expected: Completion, *, drawn: bool) -> str:
-    """What is wrong with an answer: nothing (""), `TIE`, or a text. Both come with logprobs and the two best.
+    """Returns the fault of an answer: none (""), `TIE`, or a text. Both come with logprobs and the two best.
 
     `drawn`: not the most likely tokens; then a tie cannot be told from tokens drawn apart, so their number has to have
     a bound.

@@ -1,4 +1,4 @@
-"""Clients of one runner that do at random what clients do: chat, branch, leave, lose patience, send nonsense."""
+"""Ordinary clients of one runner, acting at random: they chat, branch, leave, lose patience, send nonsense."""
 
 import asyncio
 import contextlib
@@ -26,21 +26,21 @@ _TOO_LONG = "x" * 5000
 
 @dataclass
 class Tally:
-    """What all clients did. `faults` holds one text for each thing that was not as it should be."""
+    """The actions and faults of all clients. `faults` holds one text for each thing that was not as it should be."""
 
     done: Counter[str] = field(default_factory=Counter)
     answers: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     spans: list[tuple[float, float]] = field(default_factory=list)
-    """When the first and the last line of each answer came, by `time.monotonic()`."""
+    """The times of the first and the last line of each answer, by `time.monotonic()`."""
     faults: list[str] = field(default_factory=list)
     attacks: Counter[str] = field(default_factory=Counter)
-    """What was tried that should harm nobody."""
+    """The attacks that should harm nobody, by name."""
 
     @property
     def together(self) -> int:
-        """How many answers were written while another one was."""
+        """The number of answers that were written while another one was."""
         ordered = sorted(self.spans)
         ends = list(accumulate((end for _, end in ordered), max))
         return sum(
@@ -101,7 +101,7 @@ class Visitor:
         return f"{_BEGIN}{self._system}{''.join(turns)}{_ASSISTANT}"
 
     def _say(self) -> None:
-        """The user's next message; a conversation that has grown too long is left for a fresh one."""
+        """Adds the user's next message; a conversation that has grown too long is left for a new one."""
         if len(self._prompt) > _LONGEST_CHARACTERS:
             self._restart()
         self._messages.append(_words(self._random, self._random.randint(1, 30)))
@@ -117,7 +117,7 @@ class Visitor:
         return Request(self._prompt, {"num_predict": options["num_predict"]})
 
     async def _ask(self, request: Request) -> Completion:
-        """An answer, left to be checked."""
+        """Asks for an answer, and hands it to the checker."""
         completion = await self._client.complete(request)
         self._checker.offer(request, completion)
         self._tally.answers += 1
@@ -131,7 +131,7 @@ class Visitor:
         self._messages.append((await self._ask(self._request())).text)
 
     async def _branch(self) -> None:
-        """An earlier message of the user is written anew, and what came after it is gone."""
+        """Rewrites an earlier message of the user and drops everything after it."""
         turns = len(self._messages) // 2
         self._messages = self._messages[: 2 * self._random.randrange(turns)] if turns else []
         await self._chat()
@@ -166,7 +166,7 @@ class Visitor:
                 await self._client.complete(request)
 
     async def _crowd(self) -> None:
-        """The same conversation goes on in several ways at once."""
+        """Continues the same conversation in several ways at once."""
         self._say()
         await asyncio.gather(*(self._ask(self._request()) for _ in range(3)))
         self._messages.append("")
@@ -178,7 +178,7 @@ class Visitor:
             self._tally.faults.append(f"tokenize: {len(ours)} ids instead of {len(theirs)}")
 
     async def _be_refused(self) -> None:
-        """Requests that get a 400, a 404 or a 405, and what does not parse."""
+        """Sends requests that must get a 400, a 404 or a 405, and bodies that do not parse."""
         bodies = {b"": 400, b"[]": 400, b'{"Prompt":5}': 400, b'{"Prompt":""}': 400, b'{"Prompt":"a"': 400}
         body, status = self._random.choice([*bodies.items()])
         reply = await self._client.send("POST", "/completion", body)

@@ -1,5 +1,4 @@
-"""A client that means no good, beside those that do: large bodies, silent connections, heads that never end,
-formats that explode."""
+"""A hostile client beside the ordinary ones: large bodies, silent connections, endless heads, exploding formats."""
 
 import asyncio
 import contextlib
@@ -21,7 +20,7 @@ _LONGEST_WAIT_S = 120.0
 
 
 class Intruder:
-    """One attack after the other, at random; each counts in `Tally.attacks`, and must get what it deserves."""
+    """Attacks at random, one at a time; each counts in `Tally.attacks`, and must get the response it deserves."""
 
     def __init__(self, seed: int, port: int, tally: Tally) -> None:
         self._random = Random(f"{seed}/intruder")
@@ -60,7 +59,7 @@ class Intruder:
         await self._send(b'{"x":[', b'"",', b'""]}', wanted=400)
 
     async def _send(self, head: bytes, piece: bytes, tail: bytes, *, wanted: int) -> None:
-        """A large body; it may be answered before all of it has come."""
+        """Sends a large body, which may be answered before all of it has come."""
         count = _LARGE_BYTES // len(piece)
         length = len(head) + len(piece) * count + len(tail)
         async with self._connection() as (reader, writer):
@@ -76,7 +75,7 @@ class Intruder:
             self._tally.faults.append(f"a large body got {status}, not {wanted}")
 
     async def _send_format(self) -> None:
-        """It is answered or refused."""
+        """Sends a hostile format, which must be answered or refused."""
         async with self._asking_format() as reader:
             status = (await reader.readline()).split()[1:2]
             await reader.read()
@@ -110,7 +109,7 @@ class Intruder:
                 await asyncio.sleep(_SILENCE_S / 10)
 
     async def _leave(self) -> None:
-        """In the middle of a body, which says that it is longer."""
+        """Leaves in the middle of a body, before its announced length."""
         async with self._connection() as (_, writer):
             writer.write(_HEAD + b'100000\r\n\r\n{"Prompt":"' + b"x" * self._random.randrange(90_000))
             await asyncio.sleep(self._random.random() * 0.1)

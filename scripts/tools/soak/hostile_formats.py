@@ -1,4 +1,4 @@
-"""Formats that no user means: each explodes in another place, if it is let."""
+"""Hostile formats: each explodes in another place of the grammar compiler, if nothing stops it."""
 
 import json
 

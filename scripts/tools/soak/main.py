@@ -46,7 +46,7 @@ class EndedError(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do; a model kind is one of scripts/tools/models/checkpoints.py."""
+    """The settings of a run; a model kind is one of scripts/tools/models/checkpoints.py."""
 
     minutes: float
     kind: Kind = "falcon_h1"
@@ -54,7 +54,7 @@ class Plan:
     clients: int = 6
     seed: int = 0
     memory: str | None = None
-    """Of everything together, as `--memory` takes it, or with a plus in front: beside the weights."""
+    """The memory for everything, as `--memory` takes it; with a plus in front, the memory beyond the weights."""
     command: Sequence[str] = RUNNER
 
 
@@ -87,7 +87,7 @@ def soak(plan: Plan, say: Callable[[str], None]) -> Soaked:
 
 
 def _memory_bytes(wanted: str | None, port: int) -> int | None:
-    """What is wanted; the runner at that port tells what the weights take, of which it holds nothing else yet."""
+    """Returns the wanted amount; for "+N", N beyond the weights, which the runner at that port reports."""
     if wanted is None:
         return None
     amount = parse_bound(wanted.removeprefix("+")).bytes
@@ -169,14 +169,14 @@ def _check_running(process: Process, reference: Process) -> None:
 
 
 def _keep_readable(directory: Path) -> None:
-    """Keeps bytes that are no text out of the answers: a prompt that holds them would not become the same tokens."""
+    """Keeps bytes that are no text out of the answers: a prompt with them would not become the same tokens again."""
     path = directory / "generation_config.json"
     unreadable = [*range(32), *range(127, 256)]
     path.write_text(json.dumps({**json.loads(path.read_text()), "suppress_tokens": unreadable}))
 
 
 def main() -> None:
-    """The command line; exit status 1 when something was not as it must be, 2 for wrong usage."""
+    """Runs the command line; the exit status is 1 for failures, 2 for wrong usage."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__.split("\n")[0])
     parser.add_argument("minutes", type=float, metavar="MINUTES", help="how long")
     parser.add_argument("--kind", choices=get_args(Kind), default=Plan.kind, help="of model (default: %(default)s)")

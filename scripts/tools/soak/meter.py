@@ -1,4 +1,4 @@
-"""What a runner process takes and how quickly it answers while others work: sampled from a thread of its own."""
+"""The memory and latency of a runner process under load, sampled from a thread of its own."""
 
 import contextlib
 import http.client
@@ -16,7 +16,7 @@ from scripts.tools.host.lib.answers import decode_status
 from scripts.tools.host.lib.usage import rss_bytes
 
 QUICK_S = 0.1
-"""What hosts expect of a status at any time."""
+"""The longest time that hosts may wait for a status."""
 _PERIOD_S = 0.05
 _RSS_EVERY = 5
 _WARM, _LATE = 0.4, 0.8  # shares of the work: what grows until the first is warm-up, the end begins at the second
@@ -95,24 +95,24 @@ class Meter(threading.Thread):
             self.rss.append((answers, rss_bytes(self._process.pid)))
 
     def _waiting_s(self) -> float:
-        """How long the runner's first thread, its event loop, and this one have waited for a core, in all."""
+        """Returns the seconds that the runner's event loop and this thread have waited for a core."""
         return waiting_s(self._process.pid, self._process.pid) + waiting_s(os.getpid(), threading.get_native_id())
 
     def stop(self) -> None:
-        """Ends it and waits for that."""
+        """Ends the thread and waits for it."""
         self._stopped.set()
         self.join(20)
 
 
 class Told(NamedTuple):
-    """What a runner tells of its memory, in bytes."""
+    """A runner's own report of its memory, in bytes."""
 
     weights: int
     peak: int
 
 
 def memory_told(port: int) -> Told:
-    """As the statistics of the runner at this port have it. OSError or HTTPException where nobody answers."""
+    """Returns the memory statistics of the runner at this port. Raises OSError or HTTPException if none answers."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     with contextlib.closing(connection):
         connection.request("GET", "/v1/stats")
@@ -121,14 +121,14 @@ def memory_told(port: int) -> Told:
 
 
 def waiting_s(pid: int, thread: int) -> float:
-    """How long a thread has been ready to run without a core; 0 where nobody tells."""
+    """Returns the seconds that a thread has been ready to run without a core; 0 where the system does not tell."""
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
     return 0.0
 
 
 def settled(read: Callable[[], int | None], wanted: int | None, seconds: float = 5.0) -> int | None:
-    """What `read` gives once it is at most `wanted`, or after so many seconds."""
+    """Returns the value of `read` once it is at most `wanted`, or after `seconds`."""
     deadline = time.monotonic() + seconds
     while (value := read()) is not None and wanted is not None and value > wanted and time.monotonic() < deadline:
         time.sleep(0.05)

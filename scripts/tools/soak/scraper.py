@@ -1,4 +1,4 @@
-"""What a monitoring system would make of the runner: its metrics, scraped and parsed while others work."""
+"""A monitoring system's view of the runner: its metrics, scraped and parsed under load."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ class Scraper:
         self.faults: list[str] = []
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Scrapes until it is cancelled."""
         while True:
             try:
                 if not await self.scrape():
@@ -34,7 +34,7 @@ class Scraper:
             await asyncio.sleep(_EVERY_S)
 
     async def scrape(self) -> bool:
-        """Once; returns whether there is such an endpoint, which not every runner has."""
+        """Scrapes once; returns False if there is no such endpoint, which not every runner has."""
         reply = await self._client.send("GET", "/metrics")
         if reply.status == 404:
             return False
@@ -48,7 +48,7 @@ class Scraper:
         return True
 
     def take(self, found: Samples) -> None:
-        """What was found now. What only ever grows must have grown, and nothing may have gone."""
+        """Takes in the samples of a scrape. Counters must not have fallen, and no sample may be gone."""
         self.scrapes += 1
         for name, value in self._last.items():
             if name[0].endswith(_GROWING) and found.get(name, -1.0) < value:
@@ -56,7 +56,7 @@ class Scraper:
         self._last = found
 
     def check(self, answers: int) -> None:
-        """After the last scrape: so many answers were given, and nobody runs or waits any more."""
+        """Checks the last scrape: that many answers were given, and no request runs or waits any more."""
         ended = sum(self._last.get(("mlx_runner_requests_total", how), 0.0) for how in ("done", "length"))
         left = sum(self._last.get((f"mlx_runner_requests_{state}",), 0.0) for state in ("running", "queued"))
         if self.scrapes and ended < answers:
@@ -66,7 +66,7 @@ class Scraper:
 
 
 def samples(text: str) -> Samples:
-    """All samples of a scrape. ValueError where the text is not of Prometheus' format."""
+    """Returns all samples of a scrape. ValueError if the text is not in Prometheus' format."""
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)

@@ -1,4 +1,4 @@
-"""What a soak has seen, and whether that is as it must be."""
+"""The measurements of a soak, its limits, and the failures that follow from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from scripts.tools.soak.clients import Tally
 from scripts.tools.soak.meter import QUICK_S, Trend
 
 BUDGET_BYTES = 1 << 20
-"""What the cache may hold: little, so that it is full within seconds and evicts from then on."""
+"""The cache's budget: small, so that it is full within seconds and evicts from then on."""
 BEYOND = 1.05
-"""How far a budget of everything may be passed."""
+"""The factor by which a budget for everything may be exceeded."""
 WORKSPACE_BYTES = 4 << 20
-"""By how much MLX's memory may exceed weights and cache while requests run."""
+"""The bytes by which MLX's memory may exceed weights and cache while requests run."""
 CACHED_SHARE = {"trie": 0.2, "single": 0.0, "none": 0.0}
-"""What part of the prompts must come from the cache; a single entry has little to give to several clients. Much of the
-little that the trie may hold is taken by those that run: 0.29 to 0.37 were seen with four of them, 0.36 with one."""
+"""The share of the prompts that must come from the cache. A single entry has little to give to several clients; running
+requests take much of the little that the trie may hold: 0.29 to 0.37 were seen with four clients, 0.36 with one."""
 GRACE_S = 5.0
-"""What hosts wait for the end."""
+"""The seconds that hosts wait for the end."""
 _GROWTH_BYTES = 4 << 20
 _GROWTH_PER_ANSWER = 10 << 10
 _SLOW = 0.001  # the share of status answers that may be slow
@@ -31,10 +31,10 @@ _KEPT = 9  # descriptors: of grammars that wait for the next answer, and of the 
 
 @dataclass
 class Soaked:
-    """What was seen. Of `latencies`, `own` leaves out what the machine was busy with other processes; trends are None
-    where there were too few samples; `concurrent` tells whether several answers may be written at once; `descriptors`
-    are those of before and after, without any client, or None where nobody tells; `budget` is what everything together
-    may take, `peak` the most that was in use, None where there was no budget; `exit_s` is None where the process
+    """Everything that was measured. `own` are the `latencies` without the time that the machine was busy with other
+    processes; trends are None with too few samples; `concurrent` is True if several answers may be written at once;
+    `descriptors` are those before and after, without any client, or None where the system does not tell; `budget` is
+    the memory allowed for everything and `peak` the most in use, None without a budget; `exit_s` is None if the process
     had to be killed."""
 
     cache: str
@@ -57,7 +57,7 @@ class Soaked:
 
     @property
     def failures(self) -> list[str]:
-        """One text for each thing that was not as it must be."""
+        """One text for each failure."""
         return [*self.faults, *self.tally.faults, *self._answers(), *self._latency(), *self._memory(), *self._end()]
 
     def _answers(self) -> list[str]:

@@ -297,8 +297,8 @@ def test_the_json_has_the_documented_keys(capsys: pytest.CaptureFixture[str], tm
     file = tmp_path / "found.json"
     assert bench.main(["cache", "--model=plain", "--caches=none,single", f"--json={file}", *TINY]) in exits.MEASURED
     data = json.loads(file.read_text())
-    assert set(data) == {"benchmark", "ground", "targets", "workload", "chunk_tokens", "budget_bytes", "models"}
-    assert set(data["ground"]) == {"mlx", "device", "BLAS", "python", "system", "cores", "load", "others", "mlx-lm"}
+    assert set(data) == {"benchmark", "machine", "targets", "workload", "chunk_tokens", "budget_bytes", "models"}
+    assert set(data["machine"]) == {"mlx", "device", "BLAS", "python", "system", "cores", "load", "others", "mlx-lm"}
     assert data["workload"]["requests"] == 4
     assert data["workload"]["seed"] == 1
     (model,) = data["models"]

@@ -1,4 +1,4 @@
-"""What all benchmarks share: turns, tables and targets, the busy machine, `all`, and the command's words."""
+"""The parts that all benchmarks share: rounds, tables and targets, the busy machine, `all`, and the command line."""
 
 import json
 import os
@@ -209,7 +209,7 @@ def test_the_status_says_whether_all_targets_are_met(
     found = json.loads(file.read_text())
     assert (found["benchmark"], found["figure"]) == ("wire", 7)
     assert [target["met"] for target in found["targets"]] == [met]
-    assert found["ground"]["others"] is None or found["ground"]["others"] >= 0
+    assert found["machine"]["others"] is None or found["machine"]["others"] >= 0
 
 
 @pytest.mark.parametrize(

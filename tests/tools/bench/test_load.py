@@ -201,7 +201,7 @@ def test_the_json_has_the_documented_keys(capsys: pytest.CaptureFixture[str], tm
     file = tmp_path / "found.json"
     assert bench.main(["load", "--form=file", f"--json={file}", "--seed=7", *TINY]) in exits.MEASURED
     data = json.loads(file.read_text())
-    assert set(data) == {"benchmark", "ground", "targets", "seed", "turns", "cold", "yardstick", "forms"}
+    assert set(data) == {"benchmark", "machine", "targets", "seed", "turns", "cold", "yardstick", "forms"}
     assert (data["seed"], data["turns"], data["cold"], data["yardstick"]) == (7, 1, False, PLAIN)
     (form,) = data["forms"]
     assert set(form) == {"form", "tensors", "files", "weight_bytes", "loaders"}

@@ -457,7 +457,18 @@ def test_a_miniature_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == [file]
     assert [process.exit_status is None for process in kept] == [False]
     assert set(data) == {
-        *("benchmark", "ground", "seed", "turns", "parameters", "streams", "tokens", "prompts", "prefix", "max_gap_ms"),
+        *(
+            "benchmark",
+            "machine",
+            "seed",
+            "turns",
+            "parameters",
+            "streams",
+            "tokens",
+            "prompts",
+            "prefix",
+            "max_gap_ms",
+        ),
         *("targets", "limits", "contenders"),
     }
     assert (data["streams"], data["tokens"], data["prompts"], data["prefix"]) == ([1, 2], 6, [100], 60)

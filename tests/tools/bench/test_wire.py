@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.tools.bench.micro.wire import benchmark
-from scripts.tools.bench.micro.wire.benchmark import FLOOR, MLX_LM, OURS, SERVERS, WireReport
+from scripts.tools.bench.micro.wire.benchmark import BARE, MLX_LM, OURS, SERVERS, WireReport
 from scripts.tools.bench.micro.wire.client import Flow, Server, _check, measure
 from scripts.tools.bench.micro.wire.load import Load, Used
 
@@ -17,9 +17,9 @@ REPORT = WireReport(
     {
         1: {
             OURS: [Flow(10, 20, 100), Flow(5, 5, 100), Flow(40, 50, 100)],
-            FLOOR: [Flow(5, 5, 100), Flow(2, 3, 100), Flow(5, 5, 100)],
+            BARE: [Flow(5, 5, 100), Flow(2, 3, 100), Flow(5, 5, 100)],
         },
-        16: {OURS: [Flow(4, 6, 100)] * 3, FLOOR: [Flow(4, 1, 100)] * 3},
+        16: {OURS: [Flow(4, 6, 100)] * 3, BARE: [Flow(4, 1, 100)] * 3},
     },
     {1: {OURS: [Flow(1, 1, 150_000), Flow(1, 1, 250_000), Flow(1, 1, 260_000)], MLX_LM: [Flow(1, 1, 30_000)] * 3}},
 )
@@ -37,9 +37,9 @@ def test_targets_are_medians_of_ours() -> None:
     assert (many.value, many.met) == (10, True)
 
 
-def test_what_is_over_the_floor_is_taken_turn_by_turn() -> None:
-    assert REPORT.over_floor(1, OURS) == 3.0, "of 3, 2 and 9"
-    assert REPORT.over_floor(1, FLOOR) == 1.0
+def test_the_multiple_of_bare_sockets_is_taken_turn_by_turn() -> None:
+    assert REPORT.over_bare(1, OURS) == 3.0, "of 3, 2 and 9"
+    assert REPORT.over_bare(1, BARE) == 1.0
 
 
 def test_the_table_and_the_json_hold_all_of_it() -> None:
@@ -62,7 +62,7 @@ def test_the_picture_has_a_place_for_every_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("load", [Load(2, 5, 0.002), Load(2, 50, 0.0)], ids=["paced", "flood"])
-@pytest.mark.parametrize("name", [OURS, FLOOR])
+@pytest.mark.parametrize("name", [OURS, BARE])
 def test_a_server_brings_every_line_and_tells_what_it_took(name: str, load: Load) -> None:
     flow = measure(SERVERS[name], load)
     assert min(flow) > 0
@@ -96,7 +96,7 @@ def test_every_server_takes_part_in_every_load(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: sys)
     report = benchmark.run(Namespace(turns=2, steps=7, lines=1600, streams=[1, 4]), lambda _: None)
     assert {streams: list(flows) for streams, flows in report.paced.items()} == {
-        streams: [OURS, FLOOR, MLX_LM] for streams in (1, 4)
+        streams: [OURS, BARE, MLX_LM] for streams in (1, 4)
     }
     assert {streams: list(flows) for streams, flows in report.flood.items()} == {
         streams: [OURS, MLX_LM] for streams in (1, 4)

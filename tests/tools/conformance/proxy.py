@@ -27,7 +27,7 @@ def _replied(path: str, status: int, body: bytes) -> tuple[int, bytes]:
 
 @dataclass(frozen=True)
 class Breakage:
-    """What a proxy does to what passes through it. Without arguments it does nothing."""
+    """The changes that a proxy makes to what passes through it. Without arguments it makes none."""
 
     request: Callable[[Body], Body | None] = lambda body: body
     """Edits a request; None refuses it with `400 Bad Request`."""

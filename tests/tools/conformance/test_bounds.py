@@ -1,4 +1,4 @@
-"""What a runner or a request may do for ever does not make the suite wait for ever."""
+"""The suite never waits for ever, even if a runner or a request does."""
 
 import asyncio
 from contextlib import suppress

@@ -230,7 +230,7 @@ def recall(demo: tuple[llama.Model, Tokenizer], cache: list[KVCache]) -> list[st
 
 
 def stated(conversation: Conversation, answers: list[str]) -> int:
-    """How many of `answers` are facts of the conversation's system message."""
+    """Returns the number of `answers` that are facts of the conversation's system message."""
     return sum(f" {text}" in f" {conversation.system}" for text in answers)
 
 

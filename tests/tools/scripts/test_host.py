@@ -1,4 +1,4 @@
-"""What `scripts/host` makes of models, chats, requests and its command line, without a runner."""
+"""`scripts/host` without a runner: models, chats, requests and the command line."""
 
 import json
 import math

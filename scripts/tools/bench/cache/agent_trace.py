@@ -1,4 +1,4 @@
-"""What several agents ask of one model: a seeded stream of requests, for benchmarks of prefix caches.
+"""The requests of several agents to one model: a seeded stream, for benchmarks of prefix caches.
 
     trace = AgentTrace(Workload(seed=1))
     while (ask := trace.next()) is not None:
@@ -55,8 +55,9 @@ _OPERATIONS = {"turn": 0.60, "edit": 0.13, "elide": 0.10, "regenerate": 0.12, "r
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Who asks, and how much. Lengths are in tokens, medians of log-normal distributions but for the system prompts,
-    which all have `system_tokens`; `scale` multiplies all of them. `context_tokens` bounds a prompt, softly."""
+    """The agents, and the amounts. Lengths are in tokens, medians of log-normal distributions, except for the system
+    prompts, which all have `system_tokens`; `scale` multiplies all of them. `context_tokens` bounds a prompt,
+    softly."""
 
     seed: int = 1
     requests: int = 56
@@ -172,7 +173,7 @@ class AgentTrace:
         return self._waiting
 
     def answer(self, tokens: Sequence[int] | None) -> None:
-        """What the model answered to the last request: as many tokens as it asked for, None if it was cancelled."""
+        """Takes the model's answer to the last request: as many tokens as it asked for, None if it was cancelled."""
         ask, self._waiting = self._waiting, None
         if ask is None:
             raise RuntimeError("no request waits for an answer")
@@ -193,7 +194,7 @@ class AgentTrace:
         return self._random.choices(self._agents, self._weights)[0]
 
     def _change(self, agent: _Agent) -> str:
-        """What the agent does before it asks again; its messages end with one of the user or of a tool afterwards."""
+        """Changes the agent's messages before its next request; then the last one is of the user or of a tool."""
         if not agent.messages:
             self._open(agent)
             return "open"

@@ -37,7 +37,7 @@ _PEERS: dict[str, Callable[[], Anywhere | FixedPoints]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to run. `chunk_tokens` is the length of prefill forwards, a quarter of the runner's as the prompts are."""
+    """The settings. `chunk_tokens` is the length of prefill forwards, a quarter of the runner's as the prompts are."""
 
     workload: Workload = field(default_factory=Workload)
     models: Sequence[str] = tuple(KINDS)
@@ -106,11 +106,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _JSON = """
-JSON: benchmark, ground (what it ran on), workload, chunk_tokens, budget_bytes, models. For each model: model,
+JSON: benchmark, machine (what it ran on), workload, chunk_tokens, budget_bytes, models. For each model: model,
 parameters, bytes_per_token, bytes_per_state, counts, operations (what led to each request), caches, arithmetic. For
-each cache the figures that cache/figures.py explains (Losses, Costs) and requests, with one value for each request in
-total, matched, cached, computed, ttft_ms, ms and held_bytes; for each line of arithmetic those of
-Losses."""
+each cache the figures that cache/figures.py explains (Losses, Costs) and requests, with one value for each request
+in total, matched, cached, computed, ttft_ms, ms and held_bytes; for each line of arithmetic those of Losses."""
 _MEANINGS = {
     "requests": "requests in all",
     "agents": "agents",
@@ -216,7 +215,7 @@ def serve_all(trace: AgentTrace, contenders: Sequence[Server]) -> tuple[list[Exc
 
 
 def _shown(exchange: Exchange, chunk: int) -> Shown:
-    """What layers would have seen of a request: as `Contender` serves it."""
+    """Returns a function that tells what layers would have seen of a request, served as by `Contender`."""
     prompt, cancel = exchange.ask.prompt, exchange.ask.cancel
 
     def shown(cached: int) -> Sequence[int]:

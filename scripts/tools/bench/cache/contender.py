@@ -48,7 +48,7 @@ class Served(NamedTuple):
 
 
 class LayerBytes(NamedTuple):
-    """What the layers of a model take: for each token, and beside that once for each state (windows, recurrences)."""
+    """The bytes of a model's layers: for each token, and once for each state (windows, recurrences)."""
 
     per_token: int
     per_state: int
@@ -134,7 +134,7 @@ def _request(ask: Ask) -> Request:
 
 
 def _is_gone(ask: Ask, generation: Generation, forwarded: int) -> bool:
-    """Whether the client has left by now; the engine looks between two slices."""
+    """Returns True if the client has left by now; the engine looks between two slices."""
     if ask.cancel is None:
         return False
     return forwarded >= ask.cancel * (len(generation.session.remaining) - 1)

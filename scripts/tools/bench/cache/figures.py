@@ -1,4 +1,4 @@
-"""What the requests that one cache served amount to."""
+"""The sums over the requests that one cache served."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ CLOSE = 256
 
 
 class Losses(NamedTuple):
-    """How prompts were reused, in tokens over all requests, cancelled ones included.
+    """The reuse of prompts, in tokens over all requests, cancelled ones included.
 
     `hit_rate` is cached / prompt. Lost tokens stand before the point of divergence, yet had to be computed again:
     matched - cached, one of them at least where the whole prompt is known. `lost_close_share` is the share of requests
@@ -48,7 +48,7 @@ class Losses(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """What serving the requests took.
+    """The cost of serving the requests.
 
     `computed_tokens` of prompts went through the model. TTFT lasts from the beginning of a session until the first
     token was read; `seconds` until the session was closed, over all requests. `held_bytes` is what the cache holds

@@ -23,7 +23,7 @@ KV_BITS = 8
 
 
 class Size(NamedTuple):
-    """How large a model is: the width, a multiple of 2 x HEAD; the number of layers, rounded up to whole periods where
+    """The size of a model: the width, a multiple of 2 x HEAD; the number of layers, rounded up to whole periods where
     kinds of layers alternate; and the number of tokens."""
 
     hidden: int

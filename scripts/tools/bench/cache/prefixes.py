@@ -1,4 +1,4 @@
-"""What a perfect prefix cache would have reused of a stream of requests, and one that can resume at few places only.
+"""The reuse that a perfect prefix cache would reach on a stream of requests, and one with few places to resume.
 
 Pure arithmetic over token sequences: nothing here is a cache, and nothing is ever evicted.
 """

@@ -1,4 +1,4 @@
-"""What `scripts/bench cache` found: as a table, as JSON and as a picture."""
+"""The report of `scripts/bench cache`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -51,7 +51,7 @@ class CacheReport(Report):
 
     @property
     def note(self) -> str:
-        """What the columns mean."""
+        """The meaning of the columns."""
         return _NOTE
 
     @property

@@ -1,4 +1,4 @@
-"""What `scripts/bench cache` found of one model, contender by contender."""
+"""The results of one model, contender by contender."""
 
 from collections.abc import Sequence
 from itertools import accumulate

@@ -1,4 +1,4 @@
-"""The contenders that answer one model: servers that all run from the beginning to the end, and rest between turns."""
+"""The contenders over one model: servers that run throughout, and rest while another one is measured."""
 
 import asyncio
 import importlib.util
@@ -18,7 +18,7 @@ SIZES = {"1M": M1, "10M": M10, "60M": M60, "700M": M700, "3B": B3}
 
 
 def default_sizes() -> tuple[str, ...]:
-    """What the device is asked to compute where nobody says anything else."""
+    """Returns the sizes that the device is asked to compute by default."""
     return ("1M", "10M", "60M") if device() == "cpu" else ("10M", "700M", "3B")
 
 
@@ -32,7 +32,7 @@ class Served(NamedTuple):
 def servers(
     ours: Server, peers: Iterable[Server], blas: str, blas_threads: int, say: Callable[[str], None]
 ) -> list[Server]:
-    """Ours, mlx-lm's where its packages are installed, and the others."""
+    """Returns our runner, mlx-lm's server where its packages are installed, and the peers."""
     if importlib.util.find_spec("transformers") is None:
         say(f"{MLX_LM} is left out: it needs transformers")
         return [ours, *peers]
@@ -42,7 +42,7 @@ def servers(
 def serve(
     size: Size, seed: int, servers: Sequence[Server], stack: ExitStack, loop: asyncio.Runner
 ) -> dict[str, Served]:
-    """The servers by name, all with the same random Llama, until the stack ends. ValueError if one does not start."""
+    """Starts the servers with the same random Llama, until the stack ends. ValueError if one does not start."""
     directory = Path(stack.enter_context(TemporaryDirectory(prefix="bench-")))
     write_model(directory, make_model(size, seed), size)
     served = {}

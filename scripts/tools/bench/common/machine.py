@@ -1,4 +1,4 @@
-"""What benchmarks run on, and whether others use it meanwhile."""
+"""The machine: its description, and the use that other programs make of it."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ _IDLE = slice(3, 5)  # idle, iowait
 
 
 class BusyError(Exception):
-    """Others use the machine: what is measured would tell more about them."""
+    """Other programs use the machine, so that measurements would tell more about them."""
 
 
 class _Moment(NamedTuple):
@@ -26,13 +26,13 @@ class _Moment(NamedTuple):
 
 
 class Others:
-    """How many cores other programs use, from here on. Processes that were started here count once they have ended."""
+    """The cores used by other programs, from here on. Child processes count as ours once they have ended."""
 
     def __init__(self) -> None:
         self._begin = _moment()
 
     def cores(self) -> float | None:
-        """On average; None where the system does not tell."""
+        """Returns their average number; None where the system does not tell."""
         end = _moment()
         if self._begin is None or end is None:
             return None
@@ -40,14 +40,14 @@ class Others:
         return max(0.0, busy_s - own_s) / (end.at - self._begin.at)
 
     def check(self) -> None:
-        """Raises `BusyError`."""
+        """Raises `BusyError` if they are too many."""
         cores = self.cores()
         if cores is not None and cores > MOST_OTHERS:
             raise BusyError(f"the machine is busy: others use {cores:.2f} of its {os.cpu_count()} cores")
 
 
 def check_quiet() -> None:
-    """Looks for some seconds. Raises `BusyError`."""
+    """Watches the machine for some seconds. Raises `BusyError`."""
     if not _STAT.exists():
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
         if load > cores / 2:
@@ -58,8 +58,8 @@ def check_quiet() -> None:
     others.check()
 
 
-def ground(fast_blas: str) -> dict[str, object]:
-    """What it runs on. `load` is the number of processes that wanted a core over the last minute."""
+def describe_machine(fast_blas: str) -> dict[str, object]:
+    """Returns hardware and versions. `load` is the average number of runnable processes over the last minute."""
     import mlx.core as mx
 
     return {

@@ -63,7 +63,7 @@ class Table(NamedTuple):
 
 
 class Report(ABC):
-    """What a benchmark found. Subclasses hold the raw figures."""
+    """The results of a benchmark. Subclasses hold the raw figures."""
 
     @property
     @abstractmethod

@@ -34,7 +34,7 @@ class Answered(NamedTuple):
 
 
 async def answer(endpoint: Endpoint, prompt: str, tokens: int) -> Answered:
-    """The whole greedy answer. Raises `MismeasuredError` when there are not as many lines as tokens."""
+    """Returns the whole greedy answer. Raises `MismeasuredError` unless there are as many lines as tokens."""
     times, pieces = [], []
     sent = perf_counter()
     async with endpoint.stream(prompt, tokens) as lines:
@@ -47,10 +47,10 @@ async def answer(endpoint: Endpoint, prompt: str, tokens: int) -> Answered:
 
 
 async def ask(endpoint: Endpoint, prompt: str, tokens: int) -> list[float]:
-    """The times of an answer's lines."""
+    """Returns the times of an answer's lines."""
     return (await answer(endpoint, prompt, tokens)).times
 
 
 async def first_line_s(endpoint: Endpoint, prompt: str) -> float:
-    """From sending a prompt until its first line; the few others are read too."""
+    """Returns the seconds from sending a prompt to its first line; the few other lines are read too."""
     return (await answer(endpoint, prompt, FEW_TOKENS)).first_s

@@ -1,4 +1,4 @@
-"""The servers of `scripts/bench parallel`: processes, and endpoints that hide which protocol they speak."""
+"""Servers under measurement: processes, and endpoints that hide which protocol they speak."""
 
 import json
 import os
@@ -38,7 +38,7 @@ class Endpoint(Protocol):
 
 
 class Server(NamedTuple):
-    """How a contender is started and spoken to: as a host speaks to its runner, or as OpenAI's clients do."""
+    """A contender: the command that starts it, and the protocol, that of hosts or that of OpenAI's clients."""
 
     name: str
     command: Sequence[str]
@@ -75,18 +75,18 @@ class Server(NamedTuple):
 def this_runner(
     name: str, parallel: int, max_gap_ms: int = DEFAULT_MAX_GAP_MS, *, blas: str, blas_threads: int
 ) -> Server:
-    """The runner of this tree."""
+    """Returns the runner of this tree."""
     settings = {"PARALLEL": parallel, "MAX_GAP_MS": max_gap_ms, "BLAS": blas, "BLAS_THREADS": blas_threads}
     return Server(name, RUNNER, {f"MLX_RUNNER_{key}": str(value) for key, value in settings.items()})
 
 
 def other_runner(name: str, command: Sequence[str], parallel: int) -> Server:
-    """Any executable that speaks the runner protocol."""
+    """Returns any executable that speaks the runner protocol."""
     return Server(name, command, {"OLLAMA_NUM_PARALLEL": str(parallel)})
 
 
 def mlx_lm_server(name: str, blas: str, blas_threads: int) -> Server:
-    """mlx-lm's own server, its kernels as ready as ours: on a CPU none is compiled while it answers."""
+    """Returns mlx-lm's own server, its kernels as ready as ours: on a CPU none is compiled while it answers."""
     command = [sys.executable, "-m", "scripts.tools.bench.common.mlx_lm_server", blas, str(blas_threads)]
     return Server(name, command, {"MLX_DISABLE_COMPILE": "1"} if device() == "cpu" else {}, speaks_openai=True)
 

@@ -77,7 +77,7 @@ class Answers(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """How much is asked for."""
+    """The amounts: vocabulary, tokens of an answer, rounds."""
 
     vocabulary: int
     tokens: int

@@ -1,4 +1,4 @@
-"""What it takes to compile a grammar, and before the first one the view of the vocabulary."""
+"""The time to compile a grammar, and to build the view of the vocabulary before the first one."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a mask costs: on the host, to find it, and on the device, to apply it, in several ways."""
+"""The cost of a mask: on the host, to find it, and on the device, to apply it, in several ways."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,7 +22,7 @@ Way = Callable[[mx.array, Sequence[Mask]], mx.array]
 
 
 class Place(NamedTuple):
-    """Where an answer stands: its format, what it began with, and what it goes on with again and again."""
+    """A point in an answer: its format, its beginning, and the bytes that continue it again and again."""
 
     wanted: bytes
     begun: bytes

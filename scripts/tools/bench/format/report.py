@@ -1,4 +1,4 @@
-"""What `scripts/bench format` found."""
+"""The report of `scripts/bench format`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class FormatReport(Report):
 
     @property
     def note(self) -> str:
-        """What the columns mean."""
+        """The meaning of the columns."""
         return (
             f"Medians of {self.turns} turns, of percentages and ratios turn by turn. host: to take a token and to find "
             "the\nnext mask; device: what the mask adds to an argmax that is read."

@@ -1,4 +1,4 @@
-"""How the memory of a process grows over many prompts."""
+"""The growth of a process over many prompts."""
 
 import subprocess
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What `scripts/bench memory` found: as tables, as JSON and as a picture."""
+"""The report of `scripts/bench memory`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class MemoryReport(Report):
 
     @property
     def note(self) -> str:
-        """What the columns mean."""
+        """The meaning of the columns."""
         return _NOTE
 
     @property

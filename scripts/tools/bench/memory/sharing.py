@@ -21,7 +21,7 @@ Piece = TypeVar("Piece", str, list[int])
 
 
 class Shape(NamedTuple):
-    """How many conversations, of how many turns, and how many tokens in what they share, ask and are answered."""
+    """The number of conversations and of their requests, and the tokens of prefix, messages and answers."""
 
     prefix: int = 1000
     conversations: int = 30
@@ -41,7 +41,7 @@ class Cache(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """What it holds, as it counts itself."""
+        """The bytes that it holds, by its own count."""
         ...
 
     def serve(self, prompt: list[int], answer: Sequence[int]) -> None:

@@ -88,7 +88,7 @@ class Forest:
 
     @property
     def nodes(self) -> int:
-        """How many there are."""
+        """The number of nodes."""
         return sum(1 for _ in self.cache._trie.nodes())
 
     def _cut(self, leaf: Node) -> None:
@@ -245,7 +245,7 @@ def _of(found: Sequence[Times], step: str) -> list[float]:
 
 
 def _most(found: Sequence[Times], step: str) -> float:
-    """What 95 turns in 100 take at most."""
+    """Returns the time that 95 turns in 100 do not exceed."""
     values = _of(found, step)
     return quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
 

@@ -39,7 +39,7 @@ MEASURED = ("decode", "gap", "drop", "shared")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to run."""
+    """The settings."""
 
     contenders: Sequence[str] = CONTENDERS
     peers: Sequence[tuple[str, Sequence[str]]] = ()
@@ -101,10 +101,10 @@ _COUNTS = {
 }
 
 _JSON = """
-JSON: benchmark, ground (what it ran on), seed, turns, parameters, streams, tokens, prompts, prefix, max_gap_ms, limits,
-contenders. For each contender decode (by the number of streams), gap and drop (by the length of the prompt) and shared,
-each with one value for each turn in the figures that parallel/clients.py explains (Rate, Gaps, Dropped, Shared), and
-ratio in decode and shared. Times are in seconds."""
+JSON: benchmark, machine (what it ran on), seed, turns, parameters, streams, tokens, prompts, prefix, max_gap_ms,
+limits, contenders. For each contender decode (by the number of streams), gap and drop (by the length of the prompt)
+and shared, each with one value for each turn in the figures that parallel/clients.py explains (Rate, Gaps, Dropped,
+Shared), and ratio in decode and shared. Times are in seconds."""
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> ParallelReport:

@@ -1,4 +1,4 @@
-"""What the clients of `scripts/bench parallel` do, and the figures of one time each.
+"""The clients of `scripts/bench parallel`, and the figures of one measurement each.
 
 All times are those of the clients, in seconds; a line is one that holds content. Prompts are fresh each time.
 """
@@ -25,7 +25,7 @@ _DROPPED_AT = 0.4
 
 
 class Rate(NamedTuple):
-    """How fast several streams ran. `together`: whether they all ran at once, and only that time counts."""
+    """The speed of several streams. `together` is True if they all ran at once, and then only that time counts."""
 
     tokens_per_s: float
     together: bool
@@ -133,7 +133,7 @@ async def drop(endpoint: Endpoint, prompts: Prompts, length: int) -> Dropped:
 
 
 async def _answers_within(wait_s: float, endpoint: Endpoint, prompt: str) -> bool:
-    """Whether the first line comes in that time; if not, the connection is closed."""
+    """Returns True if the first line comes in that time; if not, the connection is closed."""
     try:
         async with asyncio.timeout(wait_s), endpoint.stream(prompt, FEW_TOKENS) as lines:
             async for _ in lines:

@@ -1,4 +1,4 @@
-"""Who takes part in `scripts/bench parallel`, and in which order."""
+"""The contenders of `scripts/bench parallel`, and their order."""
 
 import asyncio
 from collections.abc import Callable, Sequence

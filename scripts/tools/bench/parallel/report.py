@@ -1,4 +1,4 @@
-"""What `scripts/bench parallel` found: as a table, as JSON and as a picture."""
+"""The report of `scripts/bench parallel`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ bound       the first prompt alone and cold, plus each of the {len(SUFFIXES) - 1
 
 
 class Shape(NamedTuple):
-    """How much of everything: see the options of the command."""
+    """The amounts: see the options of the command."""
 
     streams: Sequence[int] = (1, 2, 4, 8)
     tokens: int = 128
@@ -40,7 +40,7 @@ class Shape(NamedTuple):
 
 @dataclass
 class Row:
-    """What one contender did, turn by turn: by the number of streams, or by the length of a prompt."""
+    """The results of one contender, round by round: by the number of streams, or by the length of a prompt."""
 
     name: str
     decode: dict[int, list[Rate]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Row:
     shared: list[Shared] = field(default_factory=list)
 
     def ratios(self, first: int, last: int) -> list[float]:
-        """How much faster `last` streams decode than `first`, in each turn."""
+        """Returns the speed of `last` streams over that of `first`, in each round."""
         pairs = zip(self.decode.get(first, ()), self.decode.get(last, ()), strict=True)
         return [many.tokens_per_s / few.tokens_per_s for few, many in pairs]
 
@@ -93,12 +93,12 @@ class ParallelReport(Report):
 
     @property
     def note(self) -> str:
-        """What the words mean."""
+        """The meaning of the words."""
         return _NOTE
 
     @property
     def targets(self) -> list[Target]:
-        """Those of this runner, as far as they were measured."""
+        """The targets of this runner, as far as they were measured."""
         ours = next((row for row in self.rows if row.name == OURS), Row(OURS))
         found = []
         if (self.shape.streams[0], self.shape.streams[-1]) == _TARGET_STREAMS and ours.decode:

@@ -1,3 +1,3 @@
-"""How the demo model comes to be: its tokenizer, dialogues, first weights, training, files and evaluation."""
+"""The making of the demo model: tokenizer, dialogues, initial weights, training, files and evaluation."""
 
 import runner.process.lean_mlx_lm  # noqa: F401  makes mlx_lm.models importable without mlx_lm's own start-up

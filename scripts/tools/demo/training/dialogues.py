@@ -1,4 +1,4 @@
-"""What the demo model is trained on: dialogues made from the words of its world."""
+"""Training data of the demo model: dialogues made from the words of its world."""
 
 import random
 

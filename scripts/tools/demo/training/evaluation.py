@@ -1,4 +1,4 @@
-"""How well a trained demo model answers: greedily, and only exact answers count."""
+"""Evaluation of a trained demo model: greedy answers, of which only exact ones count."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def answer(
 
 
 def right_answers(model: llama.Model, tokenizer: Tokenizer, prompts: Sequence[RecallPrompt]) -> int:
-    """How many of `prompts` get exactly their answer."""
+    """Returns the number of `prompts` that get exactly their answer."""
     return sum(answer(model, tokenizer, prompt.prompt, limit=12) == prompt.answer for prompt in prompts)
 
 

@@ -184,7 +184,7 @@ class Client:
         return self.captured_or(body_error(error) if reading else request_error(error, self._url))
 
     def captured_or(self, text: str) -> StreamError:
-        """What was captured of the runner's output takes the place of `text`, if this host does that for requests."""
+        """Returns the captured output of the runner in place of `text`, if this host does that for requests."""
         output = self._output
         captured = output.captured if output is not None and output.rule.in_requests else ""
         return StreamError(f"mlx runner failed: {captured}" if captured else text)
@@ -206,7 +206,7 @@ class Client:
         return decode_status(reply.body)
 
     async def ping(self) -> Status | None:
-        """What a host asks before each request to a loaded model: the generation's readiness path, redirects followed.
+        """Asks the generation's readiness path, as hosts do before each request to a loaded model; follows redirects.
 
         None for the generation that looks at the HTTP status alone. Raises `StatusError`, `UndecodableError`, and
         what the HTTP client raises.

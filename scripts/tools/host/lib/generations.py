@@ -49,7 +49,7 @@ _CAMEL_ANSWER = {
 
 @dataclass(frozen=True)
 class Generation:
-    """What distinguishes one generation of hosts on the wire."""
+    """The differences of one generation of hosts on the wire."""
 
     letter: str
     releases: str
@@ -91,7 +91,7 @@ class Generation:
         return self.rules[-1]
 
     def argv(self, model: str, port: int) -> list[str]:
-        """What follows the executable."""
+        """Returns the arguments after the executable."""
         engine = ["--mlx-engine"] if self.engine_flag else []
         return ["runner", *engine, "--model", model, "--port", str(port)]
 

@@ -30,7 +30,7 @@ codecs.register_error("go", _one_for_each_byte)
 
 
 def utf8_text(raw: bytes) -> str:
-    """What is no UTF-8 becomes one U+FFFD for each byte."""
+    """Replaces each byte that is not UTF-8 by U+FFFD."""
     return raw.decode(errors="go")
 
 
@@ -45,7 +45,7 @@ def signal_name(number: int) -> str:
 
 
 def request_error(error: Exception, url: str) -> str:
-    """What the HTTP client says when no answer came."""
+    """Returns the HTTP client's error when no answer came."""
     address = url.removeprefix("http://").partition("/")[0]
     if isinstance(error, TimeoutError):
         return f'Post "{url}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
@@ -58,7 +58,7 @@ def request_error(error: Exception, url: str) -> str:
 
 
 def body_error(error: Exception) -> str:
-    """What the HTTP client says when a body broke off."""
+    """Returns the HTTP client's error when a body broke off."""
     if isinstance(error, TimeoutError):
         return "context deadline exceeded (Client.Timeout or context cancellation while reading body)"
     if isinstance(error, ConnectionResetError) or isinstance(error.__cause__, ConnectionResetError):

@@ -1,4 +1,4 @@
-"""What a host makes of its runner's output, for every version of hosts (docs/internals/wire.md, 1.6).
+"""A host's reading of its runner's output, for every version of hosts (docs/internals/wire.md, 1.6).
 
 A table of rules, apart from the generations of the wire: a rule says which outputs are read, what is remembered of
 them, and whose errors that text replaces. A generation whose releases span several rules lists them all.
@@ -34,7 +34,7 @@ def capture(line: str) -> str | None:
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Whether a host that reads this in an error unloads every model."""
+    """True if a host that reads this in an error unloads every model."""
     lower = text.lower()
     return any(phrase in lower for phrase in OUT_OF_MEMORY)
 
@@ -108,7 +108,7 @@ class LastLineStart:
 
 
 class Accumulated:
-    """What `find` sees in each chunk, joined by newlines; above 8 KiB the oldest goes, up to a line's start."""
+    """The results of `find` for all chunks, joined by newlines; above 8 KiB the oldest lines are dropped."""
 
     def __init__(self, find: Callable[[bytes], list[str]]) -> None:
         self.captured = ""
@@ -142,7 +142,7 @@ def _every_line(chunk: bytes) -> list[str]:
 
 @dataclass(frozen=True)
 class Rule:
-    """How the hosts of some releases read their runner."""
+    """The way in which the hosts of some releases read their runner."""
 
     name: str
     releases: str
@@ -195,7 +195,7 @@ class OutputScanner:
 
     @property
     def captured(self) -> str:
-        """What would replace the text of a later error; empty as long as nothing matched."""
+        """The text that would replace that of a later error; empty as long as nothing matched."""
         with self._lock:
             return self._capture.captured
 
@@ -207,7 +207,7 @@ class OutputScanner:
 
     @property
     def stdout(self) -> str:
-        """What came through a stdout with a pipe of its own."""
+        """The output that came through a stdout with a pipe of its own."""
         with self._lock:
             return self._stdout.decode(errors="replace")
 

@@ -20,7 +20,7 @@ class Medium:
 
 @dataclass(frozen=True)
 class Request:
-    """What the host's upper layers ask for; each generation sends the part that it knows.
+    """A request of the host's upper layers; each generation sends the part that it knows.
 
     `options` are final values; None stands for Go's nil. Those of a user who set nothing are
     `Generation.default_options`.

@@ -51,12 +51,12 @@ class Loaded:
 
     @property
     def context_length(self) -> int:
-        """What `/api/ps` shows: the smaller of the model's own and that of the first request's `num_ctx`."""
+        """The context in `/api/ps`: the smaller of the model's own and that of the first request's `num_ctx`."""
         known = [length for length in (self.status.context_length, self.num_ctx) if length > 0]
         return min(known, default=0)
 
     async def ping(self, timeout_s: float = PING_S) -> bool:
-        """Whether it answers in time; notes what it said."""
+        """Returns True if it answers in time, and notes the answer."""
         try:
             async with asyncio.timeout(timeout_s):
                 self.status = await self.client.ping() or self.status

@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Thinking:
-    """How a model thinks: its tags, and the prompt that goes on after finished thinking."""
+    """A model's way of thinking: its tags, and the prompt that goes on after finished thinking."""
 
     again: Callable[[str], str]
     """Takes the thinking so far; its result is the second prompt."""

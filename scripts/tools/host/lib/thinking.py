@@ -6,7 +6,7 @@ State = Literal["opening", "thinking starts", "thinking", "content starts", "con
 
 
 class Thought(NamedTuple):
-    """What one piece of text turned out to be."""
+    """One piece of text, told apart as thinking or content."""
 
     thinking: str
     content: str
@@ -23,7 +23,7 @@ class ThinkingParser:
         self._held = ""
 
     def add(self, text: str) -> Thought:
-        """What is certain by now."""
+        """Returns the pieces that are certain by now."""
         held, self._held = self._held + text, ""
         if self._state == "opening":
             bare = held.lstrip()

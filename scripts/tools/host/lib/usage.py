@@ -1,4 +1,4 @@
-"""What a process takes, as the system tells it."""
+"""The resources of a process, as the system reports them."""
 
 import os
 import subprocess
@@ -15,6 +15,6 @@ def rss_bytes(pid: int) -> int:
 
 
 def descriptors(pid: int) -> int | None:
-    """How many file descriptors are open; None where the system does not tell."""
+    """Returns the number of open file descriptors; None where the system does not tell."""
     directory = Path(f"/proc/{pid}/fd")
     return len(list(directory.iterdir())) if directory.is_dir() else None

@@ -27,7 +27,7 @@ from scripts.tools.bench.micro.load.turn import LOADERS, MLX_LM, PLAIN, Task, Tu
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to run."""
+    """The settings."""
 
     forms: Sequence[str] = tuple(FORMS)
     loaders: Sequence[str] = tuple(LOADERS)
@@ -70,9 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _JSON = """
-JSON: benchmark, ground (what it ran on), seed, turns, cold, yardstick (the loader that is 100 percent), forms. For each
-form: form, tensors, files, weight_bytes, loaders. For each loader: gb_per_s, percent, peak_ratio and resident_ratio
-(over weight_bytes), and turns, with one value for each turn in seconds, open_seconds, peak_bytes and resident_bytes."""
+JSON: benchmark, machine (what it ran on), seed, turns, cold, yardstick (the loader that is 100 percent), forms. For
+each form: form, tensors, files, weight_bytes, loaders. For each loader: gb_per_s, percent, peak_ratio and
+resident_ratio (over weight_bytes), and turns, with one value for each turn in seconds, open_seconds, peak_bytes and
+resident_bytes."""
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> LoadReport:

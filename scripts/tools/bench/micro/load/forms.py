@@ -32,12 +32,12 @@ class Made(NamedTuple):
 
     @property
     def is_directory(self) -> bool:
-        """Whether mlx-lm can open it too."""
+        """True if mlx-lm can open it too."""
         return self.model != _NAME
 
 
 class Form(NamedTuple):
-    """What a form is, and how to write one of about so many bytes into a folder, from a seed."""
+    """A form of weights, and a function that writes one of about so many bytes into a folder, from a seed."""
 
     meaning: str
     make: Callable[[Path, int, int], Made]

@@ -1,4 +1,4 @@
-"""What `scripts/bench load` found: as a table, as JSON and as a picture."""
+"""The report of `scripts/bench load`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Row(NamedTuple):
         return max(turn.resident_bytes for turn in self.turns)
 
     def percent_of(self, other: "Row") -> float:
-        """How fast it was against `other`: the median over the turns, since what disturbs a turn disturbs both."""
+        """Returns the speed in percent of that of `other`: the median over the rounds, since noise hits both alike."""
         return 100 * median_ratio(*([turn.seconds for turn in row.turns] for row in (other, self)))
 
 
@@ -131,7 +131,7 @@ class LoadReport(Report):
 
     @property
     def note(self) -> str:
-        """What the columns mean."""
+        """The meaning of the columns."""
         return _NOTE
 
     @property

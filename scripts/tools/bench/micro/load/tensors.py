@@ -1,4 +1,4 @@
-"""What is in the models of `scripts/bench load`: tensors by name, type and shape, as large in all as wanted.
+"""The tensors in the models of `scripts/bench load` by name, type and shape, in all as large as wanted.
 
 The width follows from the size; the numbers of layers and experts are fixed.
 """
@@ -123,7 +123,7 @@ def _vector(name: str, length: int) -> Tensor:
 
 
 def packed(tensor: Tensor) -> list[Tensor]:
-    """What Ollama's `create --quantize int4` makes of a tensor.
+    """Returns the arrays that Ollama's `create --quantize int4` makes of a tensor.
 
     Four bits, eight where it matters more; norms and embeddings stay as they are.
     """

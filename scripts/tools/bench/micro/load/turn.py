@@ -21,7 +21,7 @@ MLX_LM = "mlx-lm"
 
 
 class Task(NamedTuple):
-    """Which loader is to load what."""
+    """A loader and the files that it is to load."""
 
     loader: str
     model: str
@@ -30,7 +30,7 @@ class Task(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What it took. `seconds` include `open_seconds`, the runner's look at the headers; None for the others.
+    """The cost. `seconds` include `open_seconds`, the runner's look at the headers; None for the others.
 
     `peak_bytes` is MLX's peak over what it held before, `resident_bytes` the same of the whole process.
     """

@@ -2,14 +2,14 @@
 
 Each server is a process of its own with a thread in the place of the engine, which tells every stream one word a step;
 the client reads as fast as it goes. `ours` is the runner's own app behind its outbox, `mlx_lm.server` its handlers
-behind their queues, `floor` two threads in Python that wake each other and send the same bytes, with nothing else.
+behind their queues, `bare sockets` two Python threads that wake each other and send the same bytes, with nothing else.
 
 paced   every stream gets a line every 10 ms: CPU of the server for each line, in microseconds. `handed` is what the
         thread that computes spends to hand lines over, `written` what all others spend to write them
 flood   as fast as it goes: lines per second
 
 With few streams nearly all of the paced cost is the system's: a thread is woken, a socket written, and the processor
-has gone to sleep between two steps. That is what the floor shows.
+has gone to sleep between two steps. The bare sockets show that.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from scripts.tools.bench.common.report import Report, Table, Target, median_rati
 from scripts.tools.bench.micro.wire.client import Flow, Server, measure
 from scripts.tools.bench.micro.wire.load import Load
 
-OURS, FLOOR, MLX_LM = "ours", "floor", "mlx_lm.server"
+OURS, BARE, MLX_LM = "ours", "bare sockets", "mlx_lm.server"
 LINES_PER_S = 200_000
 USED_US = 15
 _PACE_S = 0.01
 _PACKAGE = "scripts.tools.bench.micro.wire"
 SERVERS = {
-    FLOOR: Server(f"{_PACKAGE}.floor", "/", ""),
+    BARE: Server(f"{_PACKAGE}.bare_sockets", "/", ""),
     OURS: Server(f"{_PACKAGE}.ours", "/completion", '{"Prompt":"xy"}'),
     MLX_LM: Server(f"{_PACKAGE}.mlx_lm_server", "/v1/completions", '{"prompt":"xy","stream":true}'),
 }
@@ -72,7 +72,7 @@ class WireReport(Report):
                 f"{median(flow.handed_us for flow in found):.1f}",
                 f"{median(flow.written_us for flow in found):.1f}",
                 f"{_used(found):.1f}",
-                f"{self.over_floor(streams, name):.2f}",
+                f"{self.over_bare(streams, name):.2f}",
             )
             for streams, flows in self.paced.items()
             for name, found in flows.items()
@@ -85,7 +85,7 @@ class WireReport(Report):
         return [
             Table(
                 f"paced: us of the server's CPU for each line, a line every {1e3 * _PACE_S:.0f} ms",
-                ("", "", "handed", "written", "both", "over floor"),
+                ("", "", "handed", "written", "both", "over bare"),
                 paced,
             ),
             Table("flood", ("", "", "lines/s"), flood),
@@ -93,12 +93,12 @@ class WireReport(Report):
 
     @property
     def note(self) -> str:
-        """What the figures are."""
-        return f"Medians of {self.turns} turns; over floor: the median of each turn's ratio."
+        """The meaning of the figures."""
+        return f"Medians of {self.turns} turns; over bare: the median of each turn's ratio."
 
-    def over_floor(self, streams: int, name: str) -> float:
-        """How many times what the floor takes."""
-        return median_ratio(*([flow.used_us for flow in self.paced[streams][each]] for each in (name, FLOOR)))
+    def over_bare(self, streams: int, name: str) -> float:
+        """Returns the cost as a multiple of that of the bare sockets."""
+        return median_ratio(*([flow.used_us for flow in self.paced[streams][each]] for each in (name, BARE)))
 
     def data(self) -> Mapping[str, object]:
         """For JSON."""
@@ -106,7 +106,7 @@ class WireReport(Report):
 
     @property
     def charts(self) -> Sequence[Chart]:
-        """CPU for each line, and lines per second. The floor has a gap in the flood: names keep their colours."""
+        """CPU for each line, and lines per second. Bare sockets have a gap in the flood: names keep their colours."""
         names = list(next(iter(self.paced.values())))
         used = {name: [_used(flows[name]) for flows in self.paced.values()] for name in names}
         rates = {
@@ -134,7 +134,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> WireReport
     """The whole benchmark. ValueError when the options make no sense, or a server breaks."""
     if min(arguments.turns, arguments.steps, *arguments.streams) < 1 or arguments.lines < 1000:
         raise ValueError("turns, steps and streams are at least 1, and a flood has a thousand lines")
-    names = [OURS, FLOOR]
+    names = [OURS, BARE]
     if importlib.util.find_spec("transformers") is None:
         say(f"{MLX_LM} is left out: it needs transformers")
     else:

@@ -31,7 +31,7 @@ class Server(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """What one load was for one server: microseconds of CPU for each line, and lines per second."""
+    """The cost of one load for one server: microseconds of CPU for each line, and lines per second."""
 
     handed_us: float
     written_us: float

@@ -1,4 +1,4 @@
-"""What the servers of `scripts/bench wire` are fed with, and what that takes them."""
+"""The load that the servers of `scripts/bench wire` are fed with, and its measurement."""
 
 import json
 import os

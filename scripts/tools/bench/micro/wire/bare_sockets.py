@@ -1,4 +1,4 @@
-"""The least that a server in Python with two threads can do: `python -m scripts.tools.bench.micro.wire.floor`.
+"""The least that a server in Python with two threads can do: `python -m scripts.tools.bench.micro.wire.bare_sockets`.
 
 One thread wakes another one by a byte over a pair of sockets; that waits for it, and sends each client the same bytes.
 No HTTP is parsed, nothing is encoded, and no line is kept.
