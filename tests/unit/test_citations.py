@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.unit.test_house import LAYERS
 
 _SUFFIXES = (".py", ".md", ".toml", ".c", ".h", ".js", ".css", ".html", "")
 _DATA = ("scripts/demo_model/", "tests/process/launcher/standin")
@@ -121,6 +122,12 @@ def test_the_numbers_of_sections_and_scenarios_stay() -> None:
     assert sections("wire") >= {f"2.{number}" for number in range(1, 9)} | {f"8.{number}" for number in range(1, 5)}
     assert sections("store") >= {str(number) for number in range(8)} | {f"1.{number}" for number in range(1, 7)}
     assert sections("store") >= {f"2.{number}" for number in range(1, 7)}
+
+
+def test_the_map_shows_the_layers_that_are_checked() -> None:
+    _, _, table = text_of("docs/architecture.md").partition("| from top to bottom |")
+    rows = re.findall(r"^\| (`.*?`) \|", table.partition("\n\n")[0], re.MULTILINE)
+    assert [tuple(re.findall(r"`(\w+)`", row)) for row in rows] == list(LAYERS)
 
 
 @pytest.mark.parametrize(
