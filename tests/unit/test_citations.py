@@ -13,7 +13,9 @@ from tests.unit.test_house import LAYERS
 
 _SUFFIXES = (".py", ".md", ".toml", ".c", ".h", ".js", ".css", ".html", "")
 _DATA = ("scripts/demo_model/", "tests/process/launcher/standin")
-_PATH = re.compile(r"(?<![\w/.~$<{}-])((?:docs|runner|protocol|tests|scripts|requirements)/[\w./-]*\w)(#[\w-]+)?")
+_PATH = re.compile(
+    r"(?<![\w/.~$<{}-])((?:docs|runner|protocol|tests|scripts|requirements)/(?>[\w./-]*\w))(?![\\*{\[])(#[\w-]+)?"
+)
 _COMING = ("tests/README.md",)
 _PLACEHOLDER = re.compile(r"/[A-Z]{3,}\b(?!\.md)")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -327,7 +327,7 @@ def shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_the_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 80 columns, and nearly on one screen; what there is more to say stands in the README."""
+    """Of 80 columns, and nearly on one screen; docs/flags.md says the rest."""
     lines = shown(["--help"], capsys).splitlines()
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 60
