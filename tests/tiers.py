@@ -1,20 +1,134 @@
 """Which tests run only with `scripts/test --full`: products, of which the fast tier keeps one of each kind.
 
-A key is a test file, or a test in it; its value the parameters that stay in the fast tier, as patterns for the text in
-brackets. Single tests have the marks `full` and `slow` instead.
+A key of `FULL` is a test, a file or a folder; its value the parameters that stay in the fast tier, as patterns for the
+text in brackets. The longest key counts. Single tests have the marks `full` and `slow` instead.
 """
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-FULL: Mapping[str, tuple[str, ...]] = {}
+NONE: tuple[str, ...] = ()
+ALL = ("*",)
+MODELS = ("llama", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_next", "mamba2", "llama4_text", "falcon_h1")
+"""Of the architectures of mlx-lm: one of each way to keep a context, to mix experts and to name tensors."""
+SOURCES = ("llama", "gemma4", "gemma4-moe", "qwen3.5-moe", "qwen3-next", "nemotron-h", "gpt-oss", "llama4", "falcon-h1")
+"""Of the published models, likewise."""
+MIXTURES = frozenset(("mamba2", "falcon_h1", "deepseek_v3", "deepseek_v32"))
+"""Tiny models whose layers are of kinds that others have too, in other mixtures, lists or widths."""
+
+FULL: Mapping[str, tuple[str, ...]] = {
+    # Real models: random users and long stories on two or three kinds, products of faults and kinds on one or two.
+    "tests/model/cache/test_architectures.py": MODELS,
+    "tests/model/cache/test_machine.py::test_any_users_get_the_answers_of_no_cache": ("gemma3", "qwen3_next"),
+    "tests/model/cache/test_memory.py::test_what_is_counted_is_what_is_held": ("qwen3_next",),
+    "tests/model/cache/test_memory.py::test_a_cancelled_prefill_leaves_no_forward_behind": ("qwen3_next",),
+    "tests/model/cache/test_memory.py::test_a_long_prefill_leaves_states_behind_and_no_forward": ("qwen3_next",),
+    "tests/model/cache/test_memory.py::test_what_is_evicted_is_freed": ("qwen3_next",),
+    "tests/model/cache/test_models.py::test_a_conversation_equals_one_without_a_cache": ALL,
+    "tests/model/cache/test_models.py::test_a_divergence_equals_a_run_without_a_cache": ("31-*",),
+    "tests/model/cache/test_models.py::test_after_an_accident_in_any_forward_the_next_answer_is_right": (
+        "4-*-llama",
+        "4-*-qwen3_next",
+    ),
+    "tests/model/cache/test_random.py::test_any_sequence_of_prompts_gives_the_tokens_of_no_cache": ("gemma3",),
+    "tests/model/cache/test_decode_rows.py::test_a_batch_leaves_no_memory_behind": ("llama", "qwen3_next"),
+    "tests/model/cache/test_decode_rows.py::test_a_stay_in_a_batch_is_like_decoding_alone": ALL,
+    "tests/model/cache/test_trie_models.py::test_a_conversation_comes_back_at_any_length_of_its_window": ("*1", "*5"),
+    "tests/model/cache/test_trie_models.py::test_a_conversation_that_comes_back_is_bit_equal_to_one_that_never_left": ALL,  # noqa: E501
+    "tests/model/cache/test_trie_together_models.py::test_any_users_at_the_same_time_get_the_answers_of_no_cache": (
+        "llama",
+        "qwen3_next",
+    ),
+    "tests/model/engine/test_generation.py::test_every_kind_of_model_answers_as_a_plain_loop": ALL,
+    "tests/model/engine/test_memory_budget.py": ("none-llama",),
+    "tests/model/engine/test_running_batches.py::test_eight_answers_of_every_sort_are_what_each_is_alone": (
+        "llama",
+        "qwen3_next",
+    ),
+    "tests/model/engine/test_running_faults.py::test_a_fault_ends_at_most_the_request_that_it_concerns": (
+        "TrieCache.begin",
+        "TrieCache._record",
+        "mlx.core.eval",
+        "LiveSession.absorb",
+        "BatchedLayers.extend",
+        "Sample.take",
+        "Generation.close",
+    ),
+    "tests/model/engine/test_running_faults.py::test_a_fault_in_other_layers_ends_at_most_the_request_that_it_concerns": NONE,  # noqa: E501
+    "tests/model/engine/test_running_memory.py::test_afterwards_the_device_holds_what_the_cache_counts": ("gemma3",),
+    "tests/model/engine/test_running_mix.py": ("llama-0", "gemma3-0", "qwen3_next-0", "quantized-0"),
+    # Loading: every architecture, release, type and writer.
+    "tests/model/loading/test_architectures.py::test_an_architecture_loads_from_a_directory_and_a_store": MODELS,
+    "tests/model/loading/test_dtype.py::test_every_architecture_computes_in_float32_with_the_numbers_of_its_16_bits": MODELS,  # noqa: E501
+    "tests/model/loading/test_layer_count.py::test_a_layer_after_the_last_is_refused_by_its_name": MODELS,
+    "tests/model/loading/test_null_fields.py::test_a_null_is_no_field_to_any_architecture": MODELS,
+    "tests/model/loading/test_null_fields.py::test_a_null_is_no_field_to_what_is_published": SOURCES,
+    "tests/model/loading/test_stored_families.py::test_a_dense_store_computes_what_the_source_does": SOURCES,
+    "tests/model/loading/test_stored_families.py::test_a_packed_store_computes_what_the_source_does": (
+        "llama-*",
+        "gemma4-moe-int4",
+        "qwen3-next-*",
+    ),
+    "tests/model/loading/test_stored_families.py::test_a_store_in_bfloat16_computes_what_the_source_does": (
+        "llama-*",
+        "gemma4-*",
+    ),
+    "tests/model/loading/test_stored_imports.py::test_a_conversion_of_every_family_loads": ("llama-*", "qwen3-next-*"),
+    "tests/model/loading/test_stored_imports.py::test_any_factor_multiplies_what_was_packed": ("llama-*",),
+    "tests/model/loading/test_stored_imports.py::test_factors_that_are_powers_of_two_change_no_bit": ("llama-*",),
+    "tests/model/loading/test_stored_layouts.py::test_what_an_older_release_wrote_computes_the_same": (
+        "*-llama-*",
+        "*-qwen3.5-moe-*",
+        "*-gemma4-moe-*",
+    ),
+    # Processes: a fault of each sort at one point, a hostile client of each sort, each way to start and to end once.
+    "tests/process/faults/test_any_call.py": NONE,
+    "tests/process/faults/test_any_line.py": NONE,
+    "tests/process/faults/test_company.py": NONE,
+    "tests/process/faults/test_clients.py": NONE,
+    "tests/process/faults/test_disk.py": NONE,
+    "tests/process/faults/test_outputs.py": NONE,
+    "tests/process/faults/test_restart.py": NONE,
+    "tests/process/faults/test_restart.py::test_killed_it_starts_again_on_the_same_port": ALL,
+    "tests/process/hostile/test_bodies.py": NONE,
+    "tests/process/hostile/test_bodies.py::test_a_body_that_cannot_fit_is_refused_before_it_comes": ALL,
+    "tests/process/hostile/test_connections.py": NONE,
+    "tests/process/hostile/test_connections.py::test_a_thousand_ask_for_the_status": ALL,
+    "tests/process/hostile/test_formats.py": NONE,
+    "tests/process/hostile/test_options.py": NONE,
+    "tests/process/launcher/test_hand_over.py": NONE,
+    "tests/process/launcher/test_hand_over.py::test_a_model_that_sees_is_taken_over": ALL,
+    "tests/process/test_exit.py": ("prefill*", "idle*", "decode*"),
+    "tests/process/test_refusals.py::test_a_broken_store_is_one_line_and_exit_status_1": (
+        "blob missing",
+        "tensor missing",
+    ),
+    "tests/process/test_surroundings.py": NONE,
+    "tests/process/test_together.py::test_with_one_place_they_are_served_one_by_one": ("flag",),
+    # Tools: the conformance suite as the newest generation of hosts, benchmarks and soaks by their parts.
+    "tests/tools/bench/test_decode.py::test_a_miniature_run": NONE,
+    "tests/tools/bench/test_format.py::test_a_miniature_run": NONE,
+    "tests/tools/bench/test_parallel.py::test_a_miniature_run": NONE,
+    "tests/tools/bench/test_start.py::test_a_miniature_run_measures_what_it_says": NONE,
+    "tests/tools/conformance/test_conformance.py::test_case": ("*-G",),
+    "tests/tools/conformance/test_failures.py": ("sends no last line",),
+    "tests/tools/scripts/test_demo_model.py": NONE,
+    "tests/tools/scripts/test_host_process.py": NONE,
+    "tests/tools/scripts/test_host_process.py::test_a_host_of_each_generation_runs_the_model": ("G",),
+    "tests/tools/scripts/test_host_rendering.py": NONE,
+    "tests/tools/scripts/test_soak.py::test_nothing_goes_wrong": NONE,
+    "tests/tools/scripts/test_soak.py::test_a_bad_runner_is_found_out": NONE,
+    "tests/tools/scripts/test_soak.py::test_a_runner_that_ends_is_found": NONE,
+    "tests/tools/models/test_sources.py": SOURCES,
+}
 
 
 def is_full(nodeid: str) -> bool:
     """True if the table leaves this test to the full tier."""
     path, _, rest = nodeid.partition("::")
     name, _, parameters = rest.partition("[")
-    for key in (f"{path}::{name}", path):
-        if key in FULL:
-            return not any(fnmatchcase(parameters.removesuffix("]"), pattern) for pattern in FULL[key])
-    return False
+    parameters = parameters.removesuffix("]")
+    kept = FULL.get(f"{path}::{name}", FULL.get(path))
+    if kept is not None:
+        return not any(fnmatchcase(parameters, pattern) for pattern in kept)
+    return path.startswith("tests/model/") and not MIXTURES.isdisjoint(parameters.split("-"))

@@ -35,8 +35,8 @@ def copy_tree(to: Path) -> None:
             shutil.copyfile(ROOT / name, to / name)
 
 
-def run_tests(root: Path, by: str) -> int | None:
-    """The exit status of pytest; None if it took too long."""
+def run_tests(root: Path, by: str) -> tuple[int | None, str]:
+    """The exit status of pytest, None if it took too long, and what it wrote."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--full", "-p", "no:cacheprovider", *by.split()]
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS_DATABASE": "no"}
     try:
@@ -44,15 +44,15 @@ def run_tests(root: Path, by: str) -> int | None:
             command, cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return None
-    return done.returncode
+        return None, ""
+    return done.returncode, done.stdout + done.stderr
 
 
 def verdict(mutant: Mutant, root: Path) -> str:
     """Tries one; empty if the tests noticed it."""
     before = mutant.apply(root)
     try:
-        status = run_tests(root, mutant.by)
+        status, _ = run_tests(root, mutant.by)
     finally:
         (root / mutant.file).write_text(before)
     if status == PASSED:
@@ -88,16 +88,17 @@ def main(words: Sequence[str]) -> int:
         return 1
     tests = sorted({word for each in chosen for word in each.by.split()})
     print(f"{len(chosen)} mutants; their tests without them: {len(tests)} files")
-    if run_tests(ROOT, " ".join(tests)) != PASSED:
-        print("these fail without any mutant: mend them first")
+    status, written = run_tests(ROOT, " ".join(tests))
+    if status != PASSED:
+        print(written, "these fail without any mutant: mend them first", sep="\n")
         return 1
     waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
     for each in chosen:
         waiting.put(each)
     found: list[tuple[Mutant, str]] = []
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = [
-        threading.Thread(target=work, args=(waiting, found, len(chosen)))
-        for _ in range(min(len(chosen), os.cpu_count() or 1))
+        threading.Thread(target=work, args=(waiting, found, len(chosen))) for _ in range(min(len(chosen), cores))
     ]
     for worker in workers:
         worker.start()

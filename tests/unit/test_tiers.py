@@ -1,0 +1,41 @@
+"""The table of tiers names tests that exist."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.tiers import ALL, FULL, is_full
+
+
+def names_in(path: Path) -> set[str]:
+    return {
+        node.name
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    }
+
+
+@pytest.mark.parametrize("key", FULL)
+def test_a_row_names_a_test_or_a_file(key: str) -> None:
+    """If it was renamed: rename it in tests/tiers.py too, or the fast tier runs all of it."""
+    path, _, name = key.partition("::")
+    assert (ROOT / path).is_file()
+    assert not name or name in names_in(ROOT / path)
+
+
+@pytest.mark.parametrize("key", [key for key, kept in FULL.items() if kept is ALL])
+def test_what_stays_whole_would_not_without_its_row(key: str) -> None:
+    assert key.startswith("tests/model/") or key.partition("::")[0] in FULL
+
+
+def test_the_longest_key_and_the_patterns_count() -> None:
+    name = "tests/process/faults/test_restart.py::test_killed"
+    assert is_full(f"{name}_twenty_times_in_all_phases_it_starts_again")
+    assert not is_full(f"{name}_it_starts_again_on_the_same_port")
+    assert is_full("tests/tools/conformance/test_conformance.py::test_case[1-chat-F]")
+    assert not is_full("tests/tools/conformance/test_conformance.py::test_case[1-chat-G]")
+    assert is_full("tests/model/engine/test_counts.py::test_anything[0-mamba2]")
+    assert not is_full("tests/model/engine/test_counts.py::test_anything[0-llama]")
+    assert not is_full("tests/unit/cache/test_trie.py::test_salts_share_nothing")
