@@ -1,15 +1,5 @@
 """Which adapter a layer cache gets, lists of them, and whole models taken back to a snapshot.
 
-Guards, the mutation each is there for, and the test that kills it:
-
-* exact type           table by isinstance                          test_the_table_goes_by_the_exact_class
-* kept first tokens    RotatingKVCache always to WindowState        test_a_window_that_keeps_its_first_tokens_...
-* order, once          flatten() by set or without it               test_leaves_come_in_the_order_of_the_model_...
-* same objects         reset() that puts new ones                   test_a_reset_keeps_every_object
-* as on the first day  reset() to what it was when distrusted       test_a_distrusted_layer_keeps_its_object_...
-* copy-out at reset    the stack's reset() without page_out         test_a_reset_copies_out_every_kind_of_layer
-* copy-out before      the stack's forward() without page_out       test_snapshots_do_not_change_what_a_model_says
-
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 

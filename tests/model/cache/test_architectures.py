@@ -1,12 +1,5 @@
 """The trie cache over every architecture of the installed mlx-lm: what comes out of it equals a run without a cache.
 
-Guards, the mutation each is there for, and the test that kills it:
-
-* every architecture     one left out of the list                                  test_no_architecture_is_left_out
-* every one that runs    one in the table of those that do not                     test_what_cannot_run_is_known
-* restored layers        a restore that leaves foreign keys, values or states      test_a_prompt_comes_back_from...
-* sensitive weights      weights with which the past does not matter               test_a_prompt_comes_back_from...
-
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 

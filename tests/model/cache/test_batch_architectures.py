@@ -1,10 +1,4 @@
-"""Which architectures of the installed mlx-lm can be batched, and that those give every row what it gets alone.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* which ones            one left out of the table, or too many in it  test_which_architectures_can_be_batched
-* past their windows    a ring absorbed as it lies                    test_an_architecture_says_the_same_in_a_batch
-"""
+"""Which architectures of the installed mlx-lm can be batched, and that those give every row what it gets alone."""
 
 from random import Random
 

@@ -1,14 +1,5 @@
 """Real tiny models: what a batch says is what its rows say alone, whoever joins and leaves, and what a row takes home
 is what it would have there.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* the mask              BatchKVCache.make_mask without padding        test_a_batch_says_what_its_rows_say_alone
-* the positions         rows at the position of the longest           test_a_batch_says_what_its_rows_say_alone
-* windows               a ring absorbed as it lies                    test_a_batch_says_what_its_rows_say_alone
-* the row's own         absorb() of row 0 always                      test_a_batch_says_what_its_rows_say_alone
-* snapshots             absorb() of entries one token older           test_what_a_row_takes_home_is_...
-* rows untouched        a batch of one that takes the row's arrays    test_a_batch_leaves_the_layers_of_its_rows_alone
 """
 
 from random import Random

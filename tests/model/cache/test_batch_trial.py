@@ -1,21 +1,4 @@
-"""Whether a model can be batched, found by trying: models that can, models that cannot, and models made wrong.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* the layers            _slices() without batchable()                  test_layers_that_have_no_batch_are_named
-* padding hidden        rows of one length                            test_a_model_that_ignores_the_padding_is_found
-* own positions         rows of one length                            test_one_position_for_all_rows_is_found
-* all rows              the first row alone compared                  test_every_row_counts
-* who joins             no extend()                                   test_every_row_counts
-* who stays             no keep()                                     test_a_model_that_mixes_up_the_rows_that_...
-* most steps            the largest difference in place of the median test_a_single_step_does_not_count
-* no number             NaN passes                                    test_what_is_no_number_is_a_fault
-* bounds                _LIMIT of 0.3, _LIMIT_BFLOAT16 for all        test_rounding_is_no_fault_and_more_is_one
-* never raises          an exception passes                           test_what_a_model_raises_is_a_fault
-* fresh layers          layers made once                              test_every_trial_has_layers_of_its_own
-* slices                read() of all at once                         test_a_trial_is_cheap_and_a_slice_is_one_forward
-* nothing stays         no clear_cache()                              test_a_trial_leaves_nothing_behind
-"""
+"""Whether a model can be batched, found by trying: models that can, models that cannot, and models made wrong."""
 
 from collections.abc import Callable
 

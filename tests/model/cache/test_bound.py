@@ -1,14 +1,4 @@
-"""A budget that changes as time goes on, and a cache that gives up what nobody uses.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* at once     bound() only notes the number       test_a_smaller_bound_holds_at_once
-* never more  bound() forgets what it was made    test_a_bound_is_never_more_than_the_budget
-              with
-* locked      evict() takes what is in use        test_what_an_open_session_uses_is_not_evicted
-* restored    evict() leaves the budget at 0      test_what_an_open_session_uses_is_not_evicted
-* a fault     _fit() lets it out                  test_a_fault_while_something_goes_frees_all_of_it
-"""
+"""A budget that changes as time goes on, and a cache that gives up what nobody uses."""
 
 import logging
 from unittest.mock import patch

@@ -3,22 +3,6 @@
 The tokens are given, not sampled. Every story is told twice, once with all forwards alone; layers, records, trie and
 what follows are compared. The two differ by rounding at most.
 
-Guards, the mutation each is there for, and the test that kills it:
-
-* its own row           settle() of row 0 always                        test_a_stay_in_a_batch_is_like_decoding_alone
-* what it has seen      settle() leaves `_seen` as it is                test_a_stay_in_a_batch_is_like_decoding_alone
-* who joined when       join() counts from the first one's start        test_a_stay_in_a_batch_is_like_decoding_alone
-* who stays             keep() without `_seen`                          test_a_stay_in_a_batch_is_like_decoding_alone
-* one is no batch       keep() of one leaves the batch                  test_a_stay_in_a_batch_is_like_decoding_alone
-* as a forward          absorb() without the session's forward()        test_a_stay_in_a_batch_is_like_decoding_alone
-* who is asked to       keep() settles those who go                     test_a_row_that_is_cancelled_keeps_what_it_had
-* not the others        give_up() in place of drop()                    test_a_row_that_cannot_be_taken_home_fails_alone
-* evaluated at once     absorb() without settle()                       test_an_evaluation_that_fails_on_the_way_...
-* a forward that broke  `_seen` counted before the forward              test_a_forward_that_breaks_moves_nobody
-* a join that broke     sessions appended before the batch is made      test_a_join_that_breaks_leaves_both_as_they_were
-* what it takes         nbytes without the batch                        test_a_batch_leaves_no_memory_behind
-* who can               batchable of the first layer only               test_one_layer_that_cannot_is_enough
-
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 

@@ -4,8 +4,7 @@ Hypothesis invents users: they go on, go back, ask again, change what was said, 
 answer; forwards break; memory is short. Every answer is compared with a run without a cache, and after every request
 the trie, its snapshots and the layers are checked against each other.
 
-`test_the_machine_notices_a_wrong_state` shows that a single wrong entry does not pass; the mutations that single tests
-kill are listed in the files of those tests.
+`test_the_machine_notices_a_wrong_state` shows that a single wrong entry does not pass.
 
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """

@@ -3,22 +3,6 @@
 MLX hands a freed buffer on to an array that is smaller, by up to two pages; these tests switch that off, and then
 every byte that is active is a byte of some array.
 
-Guards, the mutation each is there for, and the test that kills it:
-
-* own bytes            own() returns x or mx.contiguous(x)          test_one_head_with_little_room_to_spare_...
-* evaluated            complete() without mx.eval                   test_the_first_token_after_a_rewind_moves_no_buffer
-* closed               a snapshot that nobody closes                test_what_is_counted_is_what_is_held
-* compact states       ArraysState.advance() without own()          test_a_cancelled_prefill_leaves_no_forward_behind
-* compact snapshots    own() returns x                              test_a_long_prefill_leaves_states_behind_and_...
-* freed                a node removed with its snapshots open       test_what_is_evicted_is_freed
-* bytes once           restore() that leaves the snapshots owned    test_every_token_is_held_once
-* bytes once           stored slices stay where live ones are       test_what_is_computed_again_is_held_once
-* room given back      the stack's forward() without trim()         test_every_token_is_held_once
-* room to spare        trim() and restore() to the last token       test_the_first_token_after_..._moves_no_buffer
-* moved at once        restore() that leaves the snapshots owned    test_going_back_to_a_conversation_needs_room_for_...
-* layer by layer       forward() that copies out all layers first   test_leaving_a_conversation_needs_room_for_one_layer
-* layer by layer       reset() that rewinds all layers first        test_leaving_a_conversation_needs_room_for_one_layer
-
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 

@@ -1,22 +1,4 @@
-"""Quantized keys and values: which layers get them, and how a model that cannot have them is found out.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* exact class          isinstance(leaf, KVCache)                    test_only_plain_key_value_caches_are_quantized
-* one object, once     replacing by position instead of identity    test_a_cache_that_stands_twice_in_the_list_...
-* group size           64 for every model, or 32 for every model    test_the_group_is_64_or_32_as_the_widths_allow
-* widths of both       looking at the keys only                     test_the_group_is_64_or_32_as_the_widths_allow
-* fresh layers         handing out the layers of the trial          test_every_list_is_fresh
-* the layer at fault   dropping all layers when one raises          test_only_the_layer_that_raises_stays_unquantized
-* computed later       trying only what is not computed           test_a_device_that_cannot_compute_it_leaves_all_...
-* nobody at fault      used[-1] without a layer that was used       test_a_model_that_raises_before_it_uses_a_cache_...
-* comparison           trusting a forward that does not raise       test_attention_that_goes_wrong_silently_is_found
-* no number            difference > limit instead of not <=         test_logits_that_are_no_numbers_are_found
-* closed tokens        comparing -inf with -inf                     test_tokens_that_a_model_closes_do_not_count
-* limit of 8 bits      the same limit for the bits that are wanted  test_four_bits_are_not_refused_for_being_few
-* unused caches        reading the width of what is not there       test_a_cache_that_no_layer_uses_stays
-* let go               a closure that calls itself, clear_cache first test_the_trial_leaves_no_memory_behind
-"""
+"""Quantized keys and values: which layers get them, and how a model that cannot have them is found out."""
 
 import gc
 import logging

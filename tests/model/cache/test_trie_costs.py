@@ -1,15 +1,4 @@
-"""What the trie cache does for one request, counted: none of it grows with the nodes that have nothing to do with it.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* no look at all       fit() makes its Eviction anew, or asks nodes()   test_a_request_looks_at_its_own_nodes_only
-* bytes are counted    the loop of fit() asks for all layers' bytes     test_many_victims_look_at_the_layers_once
-* together             later() settles each time                        test_a_cut_computes_all_its_copies_at_once
-* large ones alone     later() settles never                            test_large_copies_are_computed_at_once
-* before the forward   no settle() after cut(), advance() or merge()    test_nothing_is_put_off_for_longer_than_a_step
-* their own bytes      later() does not hold the sources                test_what_is_cut_apart_shares_no_buffer
-* salts                root() leaves empty roots behind                 test_a_salt_leaves_nothing_behind
-"""
+"""What the trie cache does for one request, counted: none of it grows with the nodes of other conversations."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -3,13 +3,6 @@
 A resumed conversation is bit-equal to a run that made the same forwards in one go; against a run with other forwards it
 is equal up to the noise that these make by themselves (`tiny.py` has it for every model).
 
-Guards, the mutation each is there for, and the test that kills it:
-
-* ring order            WindowState.copy without _in_order                test_a_conversation_comes_back_at_any_length
-* exactly the window    TailState.restore takes all that there is         test_a_conversation_comes_back_at_any_length
-* the way above         _fill never takes the whole window                test_a_window_is_whole_where_the_way_...
-* kept on every exit    a cancelled prefill drops what it computed        test_a_prompt_that_times_out_again_...
-
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 

@@ -2,19 +2,6 @@
 
 A fault is an exception in the k-th call of something that allocates. Whoever it meets ends; what the trie kept is given
 up if it may be half done; the others go on with their own layers, adrift, and the next request is right.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* a half-done trie      _close() does not ask whether it was torn       test_whatever_breaks_the_others_go_on
-* half-done sharing     follows() does not give_up()                    test_whatever_breaks_the_others_go_on
-* half-done eviction    reserve() does not give_up()                    test_whatever_breaks_the_others_go_on
-* sharing lets nobody   follows() and reserve() let the error out       test_sharing_and_evicting_raise_nothing
-  down
-* adrift                _passed() of a session adrift keeps points      test_whoever_is_adrift_keeps_nothing
-* quiet ends            _close() of a session adrift keeps it           test_whoever_is_adrift_keeps_nothing
-* who was open          _open() leaves the failed session among them    test_an_eviction_that_fails_at_a_resumption_...
-* layers let go of      no abandon() of a stack that is not kept        test_what_a_cut_left_half_done_is_free_at_once
-* another ledger        renew() goes on with the old ledger             test_whatever_breaks_the_others_go_on
 """
 
 import gc

@@ -1,14 +1,7 @@
 """Real layer caches of every kind, with up to three sessions open at once, alone or in a batch (scenario 84).
 
 The tokens are given, so that the logits of every step can be compared with a run without a cache, whatever came before.
-`test_the_machine_notices_a_wrong_row` shows that a row which takes home another one's tokens does not pass; the
-mutations that single tests kill are listed in the files of those tests.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* the store             absorb() or join() write into what is kept      test_three_in_a_batch_answer_as_each_alone
-* own copies            a restore takes what is live in another stack   test_three_in_a_batch_answer_as_each_alone
-* a part of a prompt    what a removed request has read is dropped      test_what_a_removed_request_has_read_is_kept
+`test_the_machine_notices_a_wrong_row` shows that a row which takes home another one's tokens does not pass.
 
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """

@@ -1,18 +1,4 @@
-"""What a trie cache must not pile up in the long run, and what it lets go of at once.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* free at once        give_up() drops the trie without clear()         test_what_is_forgotten_is_free_at_once
-* free before anew    _open() opens anew within the except block      test_a_failed_resume_frees_before_it_starts_...
-* another clock       heed() does nothing                    test_a_layer_that_gets_out_of_step_late_...
-* nor in the order    _distrust() does not tell what it changed      test_what_was_kept_of_a_layer_out_of_step_...
-* and for good        give_up() makes a stack that trusts again        test_a_layer_out_of_step_stays_known_...
-* no empty leaves     remove() leaves what is above alone              test_nodes_without_content_do_not_pile_up
-* no cut in vain      _land() cuts at what matched                     test_a_prompt_that_is_left_at_once_cuts_nothing
-* room is no content  _evict() shortens without trim()                 test_room_for_tokens_to_come_costs_no_tokens
-* states are states   `whole` is what needs(at) says at one offset     test_windows_and_chunks_do_not_count_as_states
-* the reason          KVState.refusal is that of a state               test_what_a_failure_took_is_told_as_lost
-"""
+"""What a trie cache must not pile up in the long run, and what it lets go of at once."""
 
 import gc
 import logging

@@ -1,19 +1,4 @@
-"""What a budget allows, from numbers alone, and what happens where MLX finds no memory.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* the line         _token_bytes() without the slope               test_a_token_costs_no_less_with_a_longer_context_...
-* sure and guess   refusal() goes by the line                     test_what_is_only_guessed_refuses_nobody
-* first slice      tokens_in() says all before anything was seen  test_the_first_slice_is_short_where_there_is_...
-* cut short        prefill() does not ask                         test_slices_are_cut_to_the_room_that_is_left
-* room for a slice bound() without the headroom                   test_the_cache_gets_what_computing_leaves
-* held by others   _others() is 0                                 test_what_others_hold_is_not_the_caches
-* peak             _look() keeps no peak                          test_the_peak_is_that_of_all_looks
-* once             struck() lets one begin again and again        test_a_request_that_finds_no_memory_twice_...
-* rightly          begin_again() drops the answer so far          test_a_request_that_finds_no_memory_begins_again_...
-* only memory      struck() lets every fault begin again          test_another_fault_is_not_tried_again
-* freed            again() frees nothing                          test_what_nobody_uses_is_freed_before_it_is_tried_...
-"""
+"""What a budget allows, from numbers alone, and what happens where MLX finds no memory."""
 
 from collections.abc import Callable
 

@@ -2,13 +2,6 @@
 
 The budget is that of the weights and 64 MiB; the keys and values of one request take up to half of that. Sampled are
 what MLX holds between two slices, with what it keeps for reuse, and its peak within them.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* evicted in time   fit() does not bound the cache         test_the_budget_holds_to_five_percent[trie-llama]
-* slices            prefill() does not cut them            test_a_slice_that_there_is_no_room_for_is_cut
-* reuse             set_limits() sets no cache limit       test_the_budget_holds_to_five_percent[...]
-* points            fit() keeps what is locked             test_nobody_ends_for_the_sake_of_what_is_kept
 """
 
 import gc

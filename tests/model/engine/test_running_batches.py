@@ -1,19 +1,4 @@
-"""Answers that are computed in one forward, and those that are not: rows join and leave, and nobody sees it.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* right rows           absorb() takes row 0, keep() without  test_eight_answers_of_every_sort_are_what_each_is_alone
-                       settle(), _seen wrong
-* samplers             release() not called                  test_eight_answers_of_every_sort_are_what_each_is_alone
-* samples              joined() in the other order           test_eight_answers_of_every_sort_are_what_each_is_alone
-* the largest host     host() gives the smallest            test_eight_answers_of_every_sort_are_what_each_is_alone
-* those that stay      leave() without take()                test_as_many_decode_in_one_forward_as_are_there
-* alone again          the batch of one row is kept          test_rows_come_and_go_while_others_stay
-* found out            _may_join() always says yes           test_a_model_whose_rows_disturb_each_other_takes_turns
-* once                 it is found out every time            test_a_model_that_is_found_to_be_right_is_tried_once
-* a few steps alone    lone_steps is 0                       test_an_answer_joins_others_after_a_few_steps_alone
-* in slices            next() gives Try() every time         test_answers_go_on_while_batches_are_tried
-"""
+"""Answers that are computed in one forward, and those that are not: rows join and leave, and nobody sees it."""
 
 from collections.abc import Callable
 from itertools import pairwise

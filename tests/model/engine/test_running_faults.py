@@ -3,26 +3,6 @@
 One story for every fault: three answers of different lengths are begun, read in slices, joined, decoded together, taken
 apart again and closed, and then two of the prompts are asked once more. The fault is an exception in the k-th call of
 something, for k = 0, 1, 2, 4, 7, ... until the story does not get there any more; in slow tests for every k.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* a row's own fault    Generation.take() lets it out              test_a_fault_of_one_row_leaves_the_others_together
-* together             a fault of several fails them, or one      test_a_forward_that_breaks_ends_one_request_and_...
-* what was drawn       disband() does not take it, join() or      test_what_was_drawn_before_the_first_step_together_...
-                       keeps it when it was taken
-* the same draws       set_back() keeps the sampler, or the new   test_a_step_of_several_that_breaks_lets_each_go_on_...
-                       one starts from the prompt
-* alone from then on   set_back() leaves it sociable              test_a_step_of_several_that_breaks_lets_each_go_on_...
-* not again            a joining that broke is tried again        test_answers_that_could_not_be_joined_are_not_...
-* lost layers          disband() sets back what has failed        test_a_fault_ends_..._that_it_concerns[mlx.core.eval]
-* one leaves badly     leave() lets its fault out                 test_a_row_that_cannot_take_its_layers_up_again_...
-* leaving, joining     _leave() or _join() lets a fault out       test_a_fault_ends_..._that_it_concerns[Sample.take]
-* nothing half joined  rows joined before the samples are         test_a_fault_ends_..._that_it_concerns[Sample.joined]
-* nothing half left    rows settled before the samples are apart  test_a_fault_ends_..._that_it_concerns[Sampler...]
-* prefill              _prefill() lets a fault out                test_a_forward_that_breaks_ends_one_request_and_...
-* opening, closing     _begin() or _end() lets a fault out, or    test_a_session_that_does_not_open_..., ..._close_...
-                       the spoiled cache is kept
-* following            follows() lets a fault out                 test_a_fault_ends_..._that_it_concerns[...._follows]
 """
 
 import logging

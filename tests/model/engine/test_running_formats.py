@@ -1,12 +1,6 @@
 """Answers that follow a grammar: what is forced costs no draw, what is compiled late holds nobody up.
 
-That each answer is the one that the model gives alone under the same grammar, in every company, `test_running_mix`
-shows. Guards, the mutation each is there for, and the test that kills it:
-
-* a jump              forced tokens drawn one by one   test_what_is_forced_is_computed_in_one_forward
-* no jump in company  a forward of two lengths         test_in_company_what_is_forced_is_drawn
-* random numbers      a jump that takes none           test_a_seed_draws_the_same_with_and_without_a_jump
-* waiting             a grammar that all wait for      test_a_grammar_that_takes_its_time_holds_up_nobody_else
+`test_running_mix` shows that each answer is the one that the model gives alone under the same grammar.
 """
 
 from concurrent.futures import Future

@@ -3,11 +3,6 @@
 A mix is up to eight requests that share prefixes or do not, with options of every sort, that come and go at any slice;
 the slices are thrown with dice, or chosen by the real schedule on a made-up clock. The number in the name of a test is
 the seed of its mix.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* locks                a session that leaves its locks behind  test_in_any_mix_everyone_gets_what_he_gets_alone
-* order of rows        as in test_running_batches              test_in_any_mix_everyone_gets_what_he_gets_alone
 """
 
 import random

@@ -1,23 +1,6 @@
 """Who begins when, who steps when, and what it costs the others that someone leaves.
 
 Times are made up: a forward takes 10 ms and 1 ms for each token, of however many rows, and nothing else takes any.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* first come           the last of the queue begins             test_requests_begin_in_the_order_of_their_arrival_...
-* told                 no Started                               test_requests_begin_in_the_order_of_their_arrival_...
-* places               _places not looked at                    test_as_many_run_at_once_as_there_are_places
-* one session          `concurrent` not looked at               test_caches_of_one_session_run_one_request_at_a_time
-* cancel               the queue, prompts or groups are not looked test_a_cancel_costs_one_slice_at_most
-                       through for cancelled ones
-* cancelled in time    the one that was chosen begins all the same test_a_request_that_leaves_when_its_turn_has_come_...
-* place                not `changed` when a request ends             test_the_place_of_one_who_leaves_is_taken_at_once
-* kept                 settle() absorbs nothing                 test_what_was_computed_is_kept_for_the_retry
-* turns                the first group always steps             test_answers_that_cannot_be_computed_together_take_turns
-* times                took() is told 0 seconds                 test_a_stream_goes_on_while_a_prompt_is_read
-* tokens               took() is told what was asked for        test_the_schedule_is_told_what_was_really_computed_...
-* who stepped          took() is told of the group that joined  test_the_schedule_is_told_that_the_group_stepped_...
-* told at once         ends are told without the last token     test_what_is_told_arrives_in_the_slice_in_which_...
 """
 
 import pytest

@@ -2,19 +2,6 @@
 
 The counts are those of the forwards: with one token to say, a request computes its prompt but for what it found, so the
 tokens of all forwards tell whether anything was computed twice.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* wait                 nobody goes behind anybody          test_requests_that_are_sent_together_compute_...
-* stop there           follows() without stop_at()         test_requests_that_are_sent_together_compute_...
-* ask again            `changed` not set after a part of a prompt   test_requests_that_are_sent_together_compute_...
-* while it decodes     follows() without _follow()         test_who_comes_while_another_decodes_shares_its_prompt
-* what will be said    `reach` is all that is recorded     test_nobody_waits_for_what_another_is_about_to_say
-* worth it             _WORTH_WAITING is 1                 test_a_few_tokens_in_common_are_not_worth_waiting_for
-* more than is kept    what is kept already is waited for  test_the_same_prompt_twice_is_computed_once
-* places               those behind take none              test_those_who_wait_for_another_do_so_within_the_places
-* cancel               those behind are not looked at      test_who_waits_for_another_may_leave
-* room                 `changed` not set in _make_room()   test_who_waits_for_another_that_leaves_finds_its_room
 """
 
 import logging

@@ -3,15 +3,6 @@
 A day of ten requests is served again and again, each time with a fault: at a point, in its k-th call, before or after
 the call does its work, once or as long as the request lasts. What a day without a fault comes to is counted first: a
 point that it never comes to fails, so nothing here passes for not having been there.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* session left open   Running._begin() keeps the cache     test_a_session_that_was_opened_for_nobody_...
-* closing fails       Running._end() keeps the cache       test_a_fault_anywhere_ends_one_request
-* half-done work      TrieCache._close() without torn      test_what_is_half_copied_when_a_forward_...
-* bytes lost          _renew_cache() without gc.collect()  test_what_a_dropped_cache_held_is_free_at_once
-* not a fault of one  Running.advance() takes anything     test_what_is_no_error_of_a_request_comes_out_...
-* memory named        told() always, or never              test_a_fault_anywhere_..., test_told.py
 """
 
 import gc

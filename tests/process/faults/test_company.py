@@ -3,16 +3,6 @@
 A busy day is served again and again, each time with a fault, as in `test_any_call`: requests that begin alike, that
 join answers under way, that leave while their prompts are read or their answers written, with room for all of them or
 for few.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* nobody's fault     Trial.advance() without its guard      test_a_fault_in_company_...[try batches]
-* told once          Running._leave() disbands all of them   test_those_that_leave_are_told_of_once
-* set back           Group.disband() without set_back()      test_a_fault_in_company_...[sample together], others
-* own token          Group.disband() does not take it        test_a_fault_in_company_...[last layer of several]
-* half joined        Group.join() on the host's own rows     test_two_that_are_half_joined_are_not_met_again
-* shown once         Group.disband() sets everyone back      test_layers_are_not_shown_a_token_twice_...
-* bytes lost         _renew_cache() without give_up()        test_what_a_dropped_cache_held_is_free_at_once_...
 """
 
 import gc

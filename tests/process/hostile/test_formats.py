@@ -1,11 +1,4 @@
-"""Whatever is sent as `Format`: it is answered or refused within its limits, and nobody else notices.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* processes          compiling on a thread           test_all_of_them_at_once_hold_up_nobody
-* an end             compiling that nobody waits for  test_who_leaves_takes_the_compiling_along
-* steps of their own masks on the engine thread      test_masks_that_take_long_hold_up_nobody_else
-"""
+"""Whatever is sent as `Format`: it is answered or refused within its limits, and nobody else notices."""
 
 import asyncio
 import json

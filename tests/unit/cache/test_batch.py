@@ -1,25 +1,4 @@
-"""Rows of a batch, in caches whose entries name themselves: what each can attend to, and what it takes home.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* the row's own         absorb() of row 0 always                      test_rows_come_and_go
-* the latest            absorb() of the first entries of the row      test_rows_come_and_go
-* time's order          a ring absorbed as it lies                    test_rows_come_and_go
-* not too much          a window absorbed without a limit             test_rows_come_and_go
-* counted once          absorb() of a state that advances             test_rows_come_and_go
-* nothing shared        absorb() without own()                        test_what_is_absorbed_keeps_no_batch_alive
-* copies                a batch of one that takes the row's arrays    test_a_batch_is_made_of_copies
-* evaluated             a batch that is not evaluated                 test_a_batch_holds_nothing_but_itself
-* padding goes          keep() without own()                        test_padding_is_given_back_with_the_row_...
-* unused layers         absorb() of what nobody filled                test_a_layer_that_the_model_does_not_use_...
-* nothing overwritten   absorb() without _check_left                  test_what_is_live_is_not_absorbed_over
-* once in a list        _merged() without the check                   test_a_cache_that_occurs_twice_is_refused
-* alike                 _check_alike() passes everything              test_a_state_that_only_some_rows_have_is_refused
-* states in any place   ArraysCache.merge                             test_states_may_be_missing_in_all_rows
-* rows that are there   keep() without the check                      test_only_rows_that_are_there_are_kept
-* bounded graphs        arrays() without the metadata                 test_positions_and_padding_are_to_be_evaluated
-* exact classes         batchable = True for every KVState            test_which_layers_can_be_batched
-"""
+"""Rows of a batch, in caches whose entries name themselves: what each can attend to, and what it takes home."""
 
 from collections.abc import Sequence
 from random import Random
@@ -220,6 +199,7 @@ def _write_to(batch: BatchedLayers, first: int) -> None:
     mx.eval(batch.arrays())
 
 
+@pytest.mark.usefixtures("exact_bytes")
 @pytest.mark.parametrize("kind", ["plain", "window", "arrays"])
 def test_a_batch_holds_nothing_but_itself(kind: str) -> None:
     """What it says it takes is what it takes; the rows' own buffers are free for the rows to write to."""
@@ -242,6 +222,7 @@ def test_a_batch_holds_nothing_but_itself(kind: str) -> None:
     assert held_bytes() == fresh
 
 
+@pytest.mark.usefixtures("exact_bytes")
 def test_padding_is_given_back_with_the_row_that_needed_it() -> None:
     fresh = held_bytes()
     batch = BatchedLayers([_list(_filled(count)) for count in (20, 4000, 10)])
@@ -251,6 +232,7 @@ def test_padding_is_given_back_with_the_row_that_needed_it() -> None:
     assert held_bytes() - fresh <= batch.nbytes + SLACK
 
 
+@pytest.mark.usefixtures("exact_bytes")
 @pytest.mark.parametrize("count", [1, 200])
 @pytest.mark.parametrize("kind", ["plain", "window", "arrays"])
 def test_what_is_absorbed_keeps_no_batch_alive(kind: str, count: int) -> None:
@@ -272,6 +254,7 @@ def test_what_is_absorbed_keeps_no_batch_alive(kind: str, count: int) -> None:
     assert size - SLACK <= after - held_bytes() <= size + 4 * SLACK
 
 
+@pytest.mark.usefixtures("exact_bytes")
 def test_what_fills_a_fresh_buffer_keeps_no_batch_alive() -> None:
     """As many tokens as the buffer is long: the write of all of it is no copy."""
     state = layer("plain")

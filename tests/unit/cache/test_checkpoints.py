@@ -1,22 +1,5 @@
 """Where a prompt is left resumable: the plan for one prompt, what a long conversation keeps, and what both are worth on
 the agents of scripts/tools/bench/cache/agent_trace.py, over the real trie cache with layers of one number a token.
-
-Mutations of runner/cache/checkpoints.py, each of which the test named beside it notices:
-
-    the end / the branch / the last starts / the first start / distances left out    test_a_prompt_is_left_where_*
-    the latest of close points instead of the earliest   test_of_close_points_the_earliest_serves
-    keep of the joined point lost                        test_a_branch_where_a_message_begins_is_kept
-    `cached` not kept where a message begins             test_where_the_last_answer_ended_is_kept_for_nothing,
-                                                         test_editing_the_last_message_keeps_the_answer_before_it
-    `most` ignored, or refuses what joins                test_at_most_so_many_the_most_valuable_first
-    distances inside the system prompt                   test_a_system_prompt_is_shared_as_a_whole
-    distances of a lone message dropped                  test_a_long_first_message_is_left_at_doubling_distances
-    groups without bound                                 test_a_prompt_of_special_tokens_has_points_all_along
-    `cached` counts as one of `most`                     test_what_stands_there_already_does_not_count
-    a later message taken for the first                  test_the_rest_of_a_long_message_is_left_within
-    surplus: none                                        test_a_long_conversation_keeps_few_points
-    surplus: the last few too                            test_a_long_conversation_keeps_the_first_one_and_the_last_ones
-    surplus: one for each doubling, or none              test_what_is_kept_is_close_in_proportion
 """
 
 import random

@@ -1,24 +1,6 @@
 """Who goes first when memory is short, what keeps a node, and what the order costs.
 
 Trees are written as `tree("12*", "3", ...)`: see there. Nodes are known by the text of their way.
-
-Mutations of runner/cache/eviction.py, each of which the test named beside it notices:
-
-    the youngest first, the shallowest                  test_the_oldest_goes_first, test_ties_*
-    locks do not count                                  test_what_is_used_never_goes
-    nodes with two children may go                      test_where_conversations_part_stays
-    inner nodes may go when all layers are sliceable    test_slices_are_given_up_from_the_leaves
-    a use counts for the node only / for the way        test_a_use_keeps_the_way_alive_or_only_the_point
-    who is spared goes, or is never thought of again    test_who_is_spared_never_goes
-    worth: without bytes, without tokens, without age   test_worth_*
-    worth: slices count for a merge, or nothing counts  test_what_frees_nothing_is_not_merged
-    worth: one weight for all, or as many as nodes      test_weights_are_few_and_close
-    what is live is ranked once and for all             test_the_order_is_that_of_a_fresh_look_at_all_nodes
-    no node of those that trie.py says have changed:    test_the_order_is_that_of_a_fresh_look_at_all_nodes
-        made, cut, joined, removed, touched, unlocked
-    nodes that are gone stay in a line                  test_nobody_stands_in_line_who_is_gone
-    all nodes are ranked again for every victim, or     test_a_victim_costs_the_same_however_many_nodes_there_are
-        for every call
 """
 
 import random

@@ -1,27 +1,5 @@
 """Keys and values per token: KVCache, QuantizedKVCache and ConcatenateKVCache, which share an adapter.
 
-Guards, the mutation each is there for, and the test that kills it:
-
-* copy-out             page_out() returns []                        test_a_rewind_and_a_write_leave_every_snapshot_...
-* no buffer kept       copy() gives the buffer when it is full      test_a_rewind_and_a_write_leave_every_snapshot_...
-* before every write   copying out for the first write only         test_every_write_after_a_rewind_copies_out
-* all that is ahead    _endangered: start <= offset < stop          test_a_write_across_two_snapshots_leaves_both_intact
-* only what is ahead   _endangered: True                            test_what_lies_before_a_write_stays_live
-* copy-out at reset    the stack's reset() without page_out         test_a_reset_copies_out_what_is_live
-* base                 restore without the check of the start       test_slices_need_what_comes_before_them
-* all of them          restore without the check of later starts    test_slices_follow_each_other
-* no hole              after(None) keeps this one                   test_a_hole_leaves_nothing
-* order                after() with the parts exchanged             test_halves_join_into_the_whole
-* still there          restore of live ones by writing              test_what_is_still_there_is_not_written_again
-* live, owned, live    writing the owned ones over live ones        test_live_and_owned_slices_come_back_together
-* lists                _put of one array for a quantized layer      test_slices_come_back_bit_by_bit
-* stale tail           rewind of the exact class moves the offset   test_a_rewind_drops_the_tail
-* copied before cut    ... cuts its buffers before page_out         test_a_rewind_and_a_write_leave_every_snapshot_...
-* room                 no entries to spare in a restored buffer     test_the_first_write_after_a_restore_moves_nothing
-* fitting buffer       any buffer that is large enough is used      test_a_buffer_of_a_much_longer_conversation_is_left
-* no copy of it all    restore into a fitting buffer by a new one   test_a_restore_into_a_fitting_buffer_allocates_...
-* room back            trim() that leaves the buffer                test_room_is_given_back
-
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
@@ -432,6 +410,7 @@ def test_a_buffer_of_a_much_longer_conversation_is_left(kind: str) -> None:
     assert held(state) == list(range(100))
 
 
+@pytest.mark.usefixtures("exact_bytes")
 @pytest.mark.parametrize("kind", ROOM)
 def test_room_is_given_back(kind: str) -> None:
     state = layer(kind)

@@ -2,28 +2,6 @@
 
 The paths are made by hand, over fake layers that note what is asked of them. Nodes are written as the offsets where
 they end; each layer's pieces as the ends of the nodes that have one.
-
-Mutations of runner/cache/resume.py, each of which the test named beside it notices:
-
-    a hole in the slices is stepped over            test_slices_reach_as_far_as_they_follow_each_other
-    the slice that reaches beyond is not asked for  test_a_slice_that_reaches_beyond_the_match_is_needed
-    slices before what is live are asked for        test_slices_behind_what_is_live_are_not_needed
-    a state at an earlier node will do              test_a_state_is_where_it_stands_only
-    covers: a node's piece stands for its whole edge test_tokens_before_a_piece_are_not_covered_by_its_node
-    covers: nodes above a whole window are asked    test_a_piece_that_begins_before_its_node_covers_for_those_above
-    covers: a state stands for the tokens before it test_a_state_covers_its_last_token
-    covers: begin after end is a gap                test_nothing_is_always_covered
-    all tokens of a window, or its last are needed  test_a_window_is_made_of_the_nodes_that_it_reaches_back_to
-    live rewinds beyond what is shared              test_going_back_counts_only_as_far_as_the_layers_hold_this_path
-    one layer's answer taken for all                test_all_layers_have_to_stand_there
-    the last refusal told, not the first            test_the_reason_is_why_not_the_whole_match
-    a refusal told though nothing is lost           test_a_whole_match_has_no_reason
-    go: all snapshots restored, or those behind     test_only_what_is_missing_moves_in, test_a_state_moves_in_alone
-    go: rewinds left out, or to the wrong place     test_slices_go_back_to_where_the_paths_part
-    go: all, or too few, for a window               test_a_window_moves_in_from_the_nodes_that_it_reaches_back_to
-    go: stands there, though elsewhere              test_a_window_that_stands_at_the_place_on_another_path_moves_in
-    go: moves though it stands there                test_nothing_moves_where_nothing_has_to
-    go: layers not left before they move            test_what_is_live_is_left_before_anything_moves
 """
 
 from collections.abc import Sequence

@@ -1,15 +1,4 @@
-"""What stays at the nodes of a trie, and what these lend to the layers; over real layers whose entries name themselves.
-
-Mutations of runner/cache/resume.py, each of which the test named beside it notices:
-
-    fill: always from the node's start on           test_a_window_is_taken_whole_where_those_above_have_a_gap
-    fill: always the whole window                   test_a_node_keeps_its_own_tokens_and_the_state_at_its_end
-    fill: what is there stays, gap or not           test_a_window_that_lost_what_was_above_is_taken_anew
-    fill: all is taken again                        test_what_a_node_has_is_not_taken_again
-    fill: stored slices stay                        test_live_slices_take_the_place_of_stored_ones
-    fill, lend: what is replaced stays open         test_a_window_that_lost_*, test_what_is_lent_*
-    lend: nothing, live ones too, or the edge only  test_what_is_lent_is_held_by_the_layers_alone
-"""
+"""What stays at the nodes of a trie, and what these lend to layers; over real layers whose entries name themselves."""
 
 import pytest
 

@@ -1,19 +1,6 @@
 """Who has which layers: a stack for each open session, and one that is kept between them. Over fake layers.
 
 The life of stacks within requests is told in `test_trie_together`; here each verb is looked at by itself.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* one at a time         take() gives the kept stack while it is used    test_the_kept_stack_is_taken_once
-* where it stands       take() leaves `end`                             test_the_kept_stack_is_taken_once
-* given up              keep() leaves the former one as it is           test_who_is_kept_takes_the_place_of_the_former
-* not who runs          keep() gives up a stack in use                  test_a_former_one_in_use_is_left_alone
-* shared by all         a stack that is given up takes all with it      test_what_others_hold_is_live_there
-* never of the root     adopt() of the root                             test_what_others_hold_is_live_there
-* not those adrift      only_in() of all sessions                       test_whoever_is_adrift_takes_over_nothing
-* counted once          nbytes of the kept stack and of its session     test_bytes_are_those_of_every_stack_once
-* anew                  renew() keeps the stack, or its end             test_renewing_lets_go_of_all_but_who_runs
-* one layout            renew() with another layout                     test_renewing_lets_go_of_all_but_who_runs
 """
 
 from collections.abc import Sequence

@@ -3,18 +3,6 @@
 Families: K keys and values only, S with a window of 4, R with a recurrent layer, P recurrent layers only.
 `turn(...).cached` of `.total` tokens came from the cache.
 
-Guards, the mutation each is there for, and the test that kills it:
-
-* keep one token            cached = matched                          test_the_same_prompt_again_computes_one_token
-* absolute rewind           level() left out on divergence            test_a_divergence_keeps_the_common_prefix
-* whole-state refusal       CountedState.can_rewind always true        test_a_recurrent_layer_forgets_everything_...
-* level at close            no level() in _keep                       test_a_layer_ahead_at_close_is_levelled
-* record up to the offset   record not cut to the offset              test_a_cancelled_prefill_is_continued
-* offset up to the record   offset not cut to the record              test_a_token_that_was_never_recorded_is...
-* failed forward            _failed not set in forward()              test_after_a_failed_forward_nothing_is_believed
-* broken state              an error of settle() passes             test_a_state_that_cannot_be_computed_at_close...
-* salt                      salt not compared                         test_another_salt_shares_nothing
-
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 

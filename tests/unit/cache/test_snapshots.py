@@ -1,27 +1,6 @@
 """Snapshots of any layer: free while they are live, their own bytes once copied out. Slices and states move when they
 come back; a tail is copied, and stays.
 
-Guards, the mutation each is there for, and the test that kills it:
-
-* own bytes            own() returns x or mx.contiguous(x)          test_a_copy_keeps_no_other_buffer_alive
-* own, when whole      own() returns mx.contiguous(x)               test_a_copy_of_a_whole_buffer_is_another_buffer
-* evaluated            complete() without mx.eval                   test_copying_out_is_evaluated_at_once
-* evaluated halves     later() settles never                        test_a_cut_lets_go_of_the_whole
-* no aliasing          the layers' copy() without own()             test_what_is_copied_out_keeps_no_buffer_alive
-* free while live      snapshot() that copies                       test_a_live_snapshot_costs_nothing
-* moved, not copied    restore without page_in                      test_a_restore_moves_the_bytes
-* copied, not moved    TailState.restore with page_in               test_a_restore_of_a_tail_copies_it
-* a copy of its own    TailState.restore without own()              test_a_restore_of_a_tail_copies_it
-* nothing overwritten  rewind or restore without _check_left        test_what_is_live_is_not_overwritten
-* closed once          close() without the check                    test_a_snapshot_is_closed_once
-* counted              page_out, page_in or close without the bytes test_the_ledger_counts_at_every_step
-* gone when closed     close() leaves it in the layer's list        test_what_is_closed_is_not_copied_out
-* stays at home        restore pages in what is live elsewhere      test_what_is_live_in_another_layer_is_copied
-* a copy for itself    _set() of another layer's own content        test_what_is_copied_from_another_layer_...
-* moved all the same   _write() that pages in nothing               test_spans_from_everywhere_make_one_layer
-* joined to bytes      _stays_live() for any two that are live      test_what_is_live_in_two_layers_is_joined_to_bytes
-* no hold on a layer   snapshots with the layer's own needs()       test_a_snapshot_that_owns_its_bytes_holds_no_layer
-
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
@@ -84,6 +63,7 @@ def forward(state: LayerState, first: int) -> None:
 # --- copies
 
 
+@pytest.mark.usefixtures("exact_bytes")
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.uint32])
 @pytest.mark.parametrize(
     ("cut", "heads"),
@@ -107,6 +87,7 @@ def test_a_copy_keeps_no_other_buffer_alive(cut: slice, heads: int, dtype: mx.Dt
     assert copy.nbytes <= alone <= copy.nbytes + SLACK
 
 
+@pytest.mark.usefixtures("exact_bytes")
 def test_a_copy_of_a_whole_buffer_is_another_buffer() -> (
     None
 ):  # scenario 45: nothing is there to be released, but much to share
@@ -118,6 +99,7 @@ def test_a_copy_of_a_whole_buffer_is_another_buffer() -> (
     assert held_bytes() >= before + copy.nbytes
 
 
+@pytest.mark.usefixtures("exact_bytes")
 @pytest.mark.parametrize("heads", [1, 8])
 @pytest.mark.parametrize("kind", ["plain", "window", "generic", "chunk", "arrays"])
 def test_what_is_copied_out_keeps_no_buffer_alive(kind: str, heads: int) -> None:  # scenarios 45 and 73
@@ -226,6 +208,7 @@ def test_the_next_write_copies_out_what_it_destroys(kind: str) -> None:
     assert ledger(state) == (1, snapshot.nbytes)
 
 
+@pytest.mark.usefixtures("exact_bytes")
 @pytest.mark.parametrize("kind", MOVED)
 def test_a_restore_moves_the_bytes(kind: str) -> None:
     """What it held before a foreign conversation, bit by bit; afterwards the bytes are in the layer only."""
@@ -254,6 +237,7 @@ def test_a_restore_moves_the_bytes(kind: str) -> None:
     assert write(state, 1)[-7:] == list(range(7))
 
 
+@pytest.mark.usefixtures("exact_bytes")
 @pytest.mark.parametrize("kind", TAILS)
 def test_a_restore_of_a_tail_copies_it(kind: str) -> None:
     """Others on the way down need it too. The copy shares nothing, even where the snapshot has all that is needed: else
@@ -355,6 +339,7 @@ def test_what_is_live_is_not_overwritten(kind: str) -> None:
 # --- cut and joined
 
 
+@pytest.mark.usefixtures("exact_bytes")
 def test_a_cut_lets_go_of_the_whole() -> None:
     """Each half owns its bytes, whoever closes the other."""
     state = adapted(KVCache())
@@ -417,6 +402,7 @@ def test_what_is_live_in_another_layer_is_copied(kind: str) -> None:
     assert held(other)[-7:] == [*range(6), 900]
 
 
+@pytest.mark.usefixtures("exact_bytes")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_copied_from_another_layer_shares_nothing(kind: str) -> None:
     larger = {"window": lambda: RotatingKVCache(4096), "chunk": lambda: ChunkedKVCache(4096)}

@@ -1,22 +1,5 @@
 """States of which nothing can be taken back: ArraysCache, and every class that only the generic adapter serves.
 
-Guards, the mutation each is there for, and the test that kills it:
-
-* exact state          snapshot() at any stop                       test_a_state_stands_for_its_offset_only
-* one token's          a state's snapshot starts where its edge does test_a_state_stands_for_its_offset_only
-* the last one         restore of the first                         test_of_several_states_the_last_is_restored
-* no way back          can_rewind(to) for to <= offset              test_a_state_stands_for_its_offset_only
-* not cut              split() gives the state to the upper half    test_a_state_is_not_cut
-* the later one        after() returns the first                    test_of_two_states_the_later_one_stays
-* copy-out             page_out() returns []                        test_every_stop_of_a_prefill_is_a_state_of_its_own
-* own bytes            copy() of ArraysState without own()          test_a_convolution_state_keeps_no_forward_alive
-* a clock              advance() does nothing                       test_a_state_stands_for_its_offset_only
-* no leftovers         restore keeps left_padding and lengths       test_a_restored_state_belongs_to_no_batch
-* arrays twice         copies keyed by place instead of identity    test_an_array_held_twice_and_a_circle_...
-* deep copies          copy.copy of the attributes                  test_a_subclass_gets_the_generic_adapter
-* a first day        reset() to the attributes themselves         test_a_subclass_gets_the_generic_adapter
-* nobody's word        asking is_trimmable() or trim()              test_a_subclass_gets_the_generic_adapter
-
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
@@ -169,6 +152,7 @@ def test_a_restored_state_belongs_to_no_batch() -> None:
     assert mx.array_equal(leaf[0], mx.full((1, 3, 4), 7.0))
 
 
+@pytest.mark.usefixtures("exact_bytes")
 @pytest.mark.parametrize("adapter", [adapted, lambda leaf: GenericState(leaf, Ledger())])
 def test_a_convolution_state_keeps_no_forward_alive(adapter: Callable[[object], LayerState]) -> None:
     """mamba2's is a slice of what the forward made."""  # scenario 72

@@ -3,28 +3,6 @@
 Scenarios 16 to 25 and 75 of docs/internals/cache.md, section 8.
 
 Its snapshots are pieces that know which tokens they stand for and count what happens to them; nothing here needs MLX.
-
-Mutations of runner/cache/trie.py, each of which at least the test named beside it notices:
-
-    merge: the restore point of the parent counts         test_a_merged_node_is_a_restore_point_only_if_the_child_was
-    merge: used is the parent's, or the earlier           test_a_merged_node_is_as_lately_used_as_the_later_of_the_two
-    merge: locked nodes too                               test_a_node_that_is_used_itself_is_not_merged_away
-    merge: edge, links to and from the parent             test_split_halves_merge_to_what_they_were
-    merge: a lone snapshot of the parent kept, left open  test_merging_into_a_hole_keeps_nothing
-    split: halves exchanged, the state goes up            test_siblings_never_share_their_first_token (its last check)
-    split: locks not copied                               test_a_split_keeps_locks_and_age_on_both_halves
-    split: the upper half is the restore point            test_a_split_cuts_slices_and_leaves_states_below
-    compact: does nothing                                 test_compaction_merges_what_nothing_branches_off
-    compact: restore points too, locked ones too          test_compaction_spares_what_has_a_reason
-    advance: a new node beside one with its first token   test_siblings_never_share_their_first_token
-    match: goes on after a partial edge, or leaves it out test_a_match_ends_within_an_edge
-    match: the whole rest of the prompt is cut at a node  test_a_match_copies_each_token_of_the_prompt_once
-    remove: snapshots stay open                           test_removing_a_leaf_closes_its_snapshots_and_nothing_else
-    remove: inner nodes, locked ones                      test_roots_inner_and_locked_nodes_are_not_removed
-    lock, unlock: only the node itself                    test_locks_count_along_the_way_to_the_root
-    unlock: what is not locked                            test_unlocking_what_is_not_locked_is_refused
-    touch: the clock stands, or ticks for each node       test_a_touch_counts_once_for_all_that_it_names
-    root: one for all salts                               test_salts_share_nothing
 """
 
 import random

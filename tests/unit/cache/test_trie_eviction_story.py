@@ -2,19 +2,6 @@
 
 A token is a byte in each layer, and a recurrent state STATE_BYTES; K has two layers of tokens, R one and a state.
 
-Guards, the mutation each is there for, and the test that kills it:
-
-* locks                  either policy without `node.locks`           test_nothing_that_runs_is_evicted
-* what is in the layers  `node is not stacks.end` left out             test_the_conversation_in_the_layers_goes_last
-* hard between requests  no _evict() at the end of _record            test_a_conversation_larger_than_the_budget_...
-* and while one runs     no _evict() in _passed                       test_a_running_conversation_drives_out_the_others
-* a beginning is kept    shorten() not called, or to nothing         test_a_conversation_larger_than_the_budget_...
-* said once              _said forgets                                test_what_does_not_fit_is_said_once
-* points cost a quarter  most_points gives None                      test_points_of_one_prompt_take_a_quarter_...
-* thinning               _thin() not called, or without merge         test_surplus_points_are_joined_with_what_follows
-* exactly those          others than surplus() names                  test_surplus_points_are_joined_with_what_follows
-* clear                  the trie survives give_up()                  test_clearing_gives_everything_back
-
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 

@@ -4,17 +4,6 @@ A fault is an exception in the k-th call of something that allocates: a copy out
 evaluation at the end. For each the same story is told with the fault in the first call, the second, and then in larger
 steps until it is not reached any more.
 
-Guards, the mutation each is there for, and the test that kills it:
-
-* failed forward      `failed` not looked at, or live pieces stay     test_a_failed_forward_costs_the_others_nothing
-* no more than that   give_up() in place of drop()              test_a_failed_forward_costs_the_others_nothing
-* locks               drop() without unlock                     test_a_failed_forward_costs_the_others_nothing
-* failed resumption   _open() lets the error out               test_whatever_breaks_the_next_request_is_right
-* half-done work      _close() does not ask whether torn         test_a_trie_that_breaks_while_a_prompt_runs_is_...
-* hole above          after(None) keeps a slice                       test_tokens_behind_a_hole_are_not_joined_with_it
-* hole below          _joined(first, None) gives first                test_tokens_before_a_hole_are_not_joined_with_it
-* salt                one root for all                                test_salts_never_share
-
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 

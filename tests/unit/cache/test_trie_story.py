@@ -5,28 +5,6 @@ Families: K keys and values only, S with a window of 4, R with a recurrent layer
 `Conversation` checks layers, trie, bytes and the content of every snapshot at each step, so each story shows more than
 it asserts.
 
-Guards, the mutation each is there for, and the test that kills it:
-
-* keep one token          matched == len(prompt) is not looked at     test_the_same_prompt_again_computes_its_end
-* stop for states         next_forward without the points             test_a_branch_shares_what_it_has_in_common
-* points where they part  branch not planned                          test_the_third_to_part_at_a_place_starts_there
-* exact states only       _reaches takes a state further down         test_an_edit_computes_what_follows_it
-* no going back           CountedState.can_rewind always true         test_an_answer_is_made_anew
-* split                   the state goes to the upper half            test_a_shorter_prompt_is_resumed_before_its_end
-* merge                   the upper state wins                        test_a_plain_conversation_is_one_node
-* compaction              compact() not called                        test_a_plain_conversation_is_one_node
-* restore points          Point.keep not heeded                       test_a_restore_point_stays_when_nothing_else_...
-* copy out                forward() without page_out                  test_two_branches_take_turns
-* every time              forward() copies out once after a move      test_a_cancelled_prefill_is_continued
-* copy out when moved     leave() or reset() without page_out         test_two_unrelated_conversations_alternate
-* stored once             _fill keeps what is stored already          test_what_is_computed_again_is_stored_once
-* no wider than the edge  _fill takes a snapshot from 0 on            test_two_branches_take_turns
-* state where it stands   a point is kept though it was passed        test_a_point_that_was_not_stopped_at_leaves_no_...
-* a place to come back    _land without _fill                         test_a_window_that_goes_back_by_itself_can_...
-* age                     LeastRecentPoint.used gives the path,       test_only_what_was_used_becomes_recent
-                          LeastRecentLeaf.used the node only
-* one ahead at close      _record forgets instead of going back            test_tokens_that_nobody_read_are_not_claimed
-
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 

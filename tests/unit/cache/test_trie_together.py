@@ -2,20 +2,6 @@
 once. `Together` checks all of it after every step of anybody.
 
 Families: K keys and values only, S with a window of 4, R with a recurrent layer, P recurrent layers only.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* own layers            take() gives the kept stack always              test_conversations_that_overlap_are_never_mixed
-* own copies            a restore takes what is live in another stack   test_what_another_uses_is_copied
-* counted locks         _use() without unlock, or without lock          test_conversations_that_overlap_are_never_mixed
-* one kept              keep() gives nobody up                          test_each_token_is_held_once_when_all_are_closed
-* without a copy        only_in() adopts nothing                        test_whoever_goes_on_takes_over_what_it_has_too
-* all that it has       keep() adopts nothing                           test_pieces_of_several_stacks_are_kept_once
-* not of those who run  keep() gives up a stack in use                  test_conversations_that_overlap_are_never_mixed
-* what others hold      drop() of all that is live, not of only_in()    test_what_others_hold_survives_a_failure
-* nobody else           give_up() in place of drop()                    test_an_end_of_one_leaves_the_others_alone
-* no layer forgotten    `used` is fixed when a stack is made            test_a_stack_made_before_the_first_forward_...
-* the salt              one root for all                                test_other_salts_share_nothing_at_the_same_time
 """
 
 import random

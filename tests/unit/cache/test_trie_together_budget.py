@@ -2,23 +2,6 @@
 
 A token is a byte in each layer of tokens, and a recurrent state 16. What open sessions use is never taken from them;
 all else goes, the stack that was kept first.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* in use                either policy without `node.locks`              test_all_goes_but_what_is_in_use
-* all of it             victims() of unlocked leaves only, once         test_all_goes_but_what_is_in_use
-* the kept stack first  no give_up_kept() in _evict                     test_the_kept_stack_goes_first
-* and no more           evicting on although it fits                    test_the_kept_stack_goes_first
-* copies of their own   give_up_kept() drops what is live               test_what_was_kept_is_copied_out
-* room to spare         no spare in reserve()                           test_more_goes_than_has_to_lest_it_is_asked_...
-* batches               no _evict() in reserve()                        test_batches_take_the_room_of_what_is_kept
-* batches count         nbytes without _reserved                        test_batches_take_the_room_of_what_is_kept
-* to come               allows() of what stacks hold only               test_whoever_would_not_fit_is_not_admitted
-* those who run         allows() of nbytes                              test_what_is_kept_keeps_nobody_out
-* one shows it          admits() without `needed > 0`                   test_before_the_first_forward_only_one_comes_in
-* the first one         admits() without `sessions`                     test_the_first_one_is_always_admitted
-* hard afterwards       no _evict() at the end of _record               test_when_all_are_closed_the_budget_holds
-* also after a failure  no _evict() after drop()                        test_when_all_are_closed_the_budget_holds
 """
 
 import logging

@@ -2,14 +2,6 @@
 
 The layers are mlx-lm's own, and their entries name the tokens they are of. The second one skips every token from the
 twentieth on, so that up to there nothing can be seen.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* every stack           heed() only of the stack that found it          test_every_stack_knows_at_once
-* the kept one too      heed() leaves the kept stack out                test_every_stack_knows_at_once
-* stacks to come        _fresh() with a layout of its own               test_every_stack_knows_at_once
-* kept by none          _passed() without _distrust()                   test_what_was_kept_of_it_is_not_used
-* found by one adrift   `_heeded` counted by heed() of nobody           test_what_one_adrift_finds_is_heeded_by_the_next
 """
 
 from collections.abc import Sequence

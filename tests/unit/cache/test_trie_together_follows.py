@@ -2,21 +2,6 @@
 
 Over fake layers; `WORTH` tokens are the least that is waited for. Families: K keys and values only, S with a window, R
 with a recurrent layer, P recurrent layers only.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* worth it              any common prefix is waited for                 test_what_is_not_worth_waiting_for_is_read_twice
-* beyond what is kept   `matched` not looked at                         test_what_is_kept_already_does_not_count
-* the leader stops      no stop_at()                                    test_the_leader_stops_where_the_other_leaves_it
-* and keeps that        no _keep_points() in _passed                    test_the_leader_stops_where_the_other_leaves_it
-* every follower        stop_at() replaces the stop before              test_the_leader_stops_for_each_of_its_followers
-* at once               no _follow() of who is past it                  test_what_a_leader_has_read_is_shared_at_once
-* of layers that can    _follow() whatever the layers are               test_what_a_leader_has_read_is_shared_at_once
-* the last token        up to all of the prompt                         test_the_same_prompt_waits_for_all_but_one_token
-* only a prefill        `recorded` in place of `reach`                  test_an_answer_is_not_waited_for
-* the salt              root not compared                               test_another_salt_is_never_waited_for
-* what was given up     renew() leaves the roots as they are            test_whoever_is_adrift_is_not_followed
-* not the first alone   return at the first session                     test_any_of_several_may_be_the_leader
 """
 
 from collections.abc import Callable

@@ -3,8 +3,7 @@
 Hypothesis invents them. They begin with prompts that share any prefix, wait for each other or do not, read, speak,
 leave at any point; forwards break, the cache itself breaks, memory is short.
 
-`test_the_machine_notices_whose_layers_are_whose` shows that one moved snapshot does not pass; the mutations that single
-tests kill are listed in the files of those tests.
+`test_the_machine_notices_whose_layers_are_whose` shows that one moved snapshot does not pass.
 """
 
 from collections.abc import Callable

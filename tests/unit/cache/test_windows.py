@@ -1,38 +1,5 @@
 """Sliding windows and chunks: RotatingKVCache and ChunkedKVCache, which drop what is too far back.
 
-Guards, the mutation each is there for, and the test that kills it:
-
-* full is full         can_rewind whenever `to` is in the ring      test_a_full_ring_does_not_go_back
-* not full is not      can_rewind while offset < max_size           test_a_window_goes_back_until_it_has_wrapped
-* its edge only        snapshot() from needs() on                   test_a_snapshot_holds_the_tokens_of_its_edge_...
-* the window only      snapshot() of the whole edge                 test_a_snapshot_holds_the_tokens_of_its_edge_...
-* order of time        _between() as if it never turned             test_any_tokens_of_a_window_are_read_in_...
-* a turn within        _between() takes all older, or all newer     test_any_tokens_of_a_window_are_read_in_...
-* cut, then joined     _between() joins the ring and cuts           test_a_ring_is_cut_before_it_is_joined
-* index                _put: _idx = offset                          test_a_window_comes_back_as_it_was
-* no stale tail        _go_back moves offset and _idx only          test_a_rewound_window_finds_no_stale_tail
-* copy-out             page_out() returns []                        test_a_snapshot_between_two_writes_survives_...
-* of several nodes     restore() of the last one alone              test_a_window_is_restored_from_the_tails_of_...
-* exactly the window   restore() of all there is                    test_a_window_is_restored_from_the_tails_of_...
-* no gap               restore() without a look at the stops        test_a_gap_is_refused
-* nothing missing      restore() without a look at the beginning    test_a_gap_is_refused
-* the later one        restore() looks at what is needless          test_what_a_later_snapshot_has_is_not_taken_from_...
-* the later one        restore() takes what overlaps from above     test_tails_that_overlap_are_joined_once
-* own kind             restore() of slices                          test_a_tail_takes_its_own_kind_only
-* both sides           a cut leaves nothing above                   test_a_tail_is_cut_into_what_lies_on_either_side
-* nothing above        a cut before the first token is an error     test_before_what_a_tail_holds_nothing_is_cut
-* joined               after() returns the later one                test_two_tails_join_into_what_the_later_end_needs
-* clipped              after() keeps all of the first               test_two_tails_join_into_what_the_later_end_needs
-* parts are tails      _like() makes slices                         test_tails_cut_and_joined_are_clipped_all_the_same
-* enough               after() joins what is needless               test_a_tail_that_has_enough_needs_nothing_above
-* across a gap         after() closes both, or joins them           test_across_a_gap_the_later_tail_stays
-* overlap              after() takes all of the first               test_tails_that_overlap_are_joined_once
-* still live           after() copies what the layer holds          test_two_tails_join_into_what_the_later_end_needs
-* live no more         after() leaves it to a layer gone further    test_a_live_tail_that_the_layer_has_gone_beyond_...
-* start of the chunk   can_rewind from start_position on            test_a_chunk_goes_back_while_its_start_is_there
-* something to hold    a chunk's needs() up to `at`                 test_a_chunk_needs_the_tokens_from_its_start_on
-* where it lies        copy() of a chunk from the buffer's start    test_any_tokens_of_a_chunk_are_read_where_they_lie
-
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 

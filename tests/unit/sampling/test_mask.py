@@ -1,12 +1,4 @@
-"""What a grammar forbids is never drawn, and changes nothing else.
-
-Guards, the mutation each is there for, and the test that kills it:
-
-* order of the bits         the highest bit of a byte first       test_bit_by_bit
-* rows without a mask       masked like their neighbours          test_a_row_without_a_mask_stays_as_it_is
-* tokens beyond the mask    allowed                               test_tokens_beyond_the_mask_may_not_come
-* numbers that are skipped  a jump that leaves the draws alone    test_what_is_skipped_counts_as_drawn
-"""
+"""What a grammar forbids is never drawn, and changes nothing else."""
 
 import random
 from collections.abc import Sequence
