@@ -1,15 +1,16 @@
-"""Generations that decode in step: one forward for all of them."""
+"""A batch: the generations that decode in one forward."""
 
 from collections.abc import Sequence
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import mlx.core as mx
 
 from runner.cache.decode_rows import DecodeRows
 from runner.engine.events import Event, Outbox
 from runner.engine.generation import Forward, Generation
+from runner.engine.paused_step import PausedStep
 from runner.engine.trace import TRACE
 from runner.sampling.sample import Choice, Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
@@ -17,94 +18,85 @@ from runner.sampling.sampler import Sampler, SamplerBatch
 if TYPE_CHECKING:
     from runner.grammar import Guide
 
-_CLEAR_STEPS = 256  # mlx-lm's caches grow in steps of as many, each time into new buffers
-_PADDING_TOKENS = 256  # a row may always be padded so far
-_PATIENCE_S = 0.05  # with a grammar in company; then its answer goes on alone
-_PATIENCE_ALONE_S = 0.005  # then others have their turn
+_CLEAR_STEPS = 256  # mlx-lm's caches grow by as many tokens at a time, into new buffers
+_PADDING_TOKENS = 256  # a row may always be padded by so many
+_GRAMMAR_WAIT_S = 0.05  # a batch waits so long for a mask; then the answer decodes alone
+_GRAMMAR_WAIT_ALONE_S = 0.005  # an answer alone waits so long; then other slices run
 _ids = count()
 
 Results: TypeAlias = list[tuple[Generation, list[Event]]]
-"""Of generations: what there is to tell."""
-
-
-class _Awaited(NamedTuple):
-    """A step that goes on when the grammars have been led along its tokens."""
-
-    choices: list[Choice]
-    logits: mx.array | None
-    """[B, 1, V], of the forward over these tokens; None if there was none."""
-
-    def of(self, rows: Sequence[int]) -> "_Awaited":
-        logits = None if self.logits is None else self.logits[mx.array([*rows])]
-        return _Awaited([self.choices[row] for row in rows], logits)
+"""Generations, each with the events for its client."""
 
 
 class Batch:
-    """One generation, which decodes on its own layers, or several on copies of theirs.
+    """One generation, which decodes on its own layers, or several, on copies of their layers.
 
-    From the second step on the forward of the next token is on its way before the present one is read. When a step of
-    several raises, nobody has taken anything of it: each can be set back to what its own layers have seen, and go on
-    alone.
+    From the second step on, the forward for the next token is dispatched before the present token is read. If a step of
+    several raises, no generation has taken a token of it: each can go back to what its own layers have seen and decode
+    alone. Owner: the engine thread.
     """
 
     def __init__(self, generation: Generation, forward: Forward) -> None:
-        """The generation has been prefilled."""
+        """Starts a batch of one generation, which has been prefilled."""
         self.id = next(_ids)
         self.generations = [generation]
         self._forward = forward
         self._rows = DecodeRows(generation.session)
         self._sampler: Sampler | SamplerBatch | None = None
-        self._ahead: Sample | None = None  # dispatched, not yet read
-        self._own: dict[Generation, Sample] = {}  # what each drew on its own layers, and has not taken yet
-        self._awaited: _Awaited | None = None
-        self._lost: Results = []
+        self._ahead: Sample | None = None  # dispatched and not yet read
+        self._drawn_alone: dict[Generation, Sample] = {}  # drawn on own layers, and not taken yet
+        self._paused: PausedStep | None = None
+        self._unreported: Results = []
         self.parted: list[Batch] = []
-        """Those whose grammars took too long for the others: each goes on in a group of its own. Take them out."""
+        """Batches of one, split off because their grammars took too long for the others; whoever reads the list empties
+        it."""
         self.steps = 0
-        """How many there have been."""
+        """The number of steps so far."""
 
     @property
     def _guides(self) -> "list[Guide]":
-        """Those of the answers that follow a grammar."""
+        """The guides of the answers that follow a grammar."""
         return [generation.guide for generation in self.generations if generation.guide is not None]
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds beside the layers of its generations."""
+        """The bytes held beside the layers of the generations themselves."""
         return self._rows.nbytes
 
     @property
     def ready(self) -> bool:
-        """Whether it can step: not while a grammar is being followed, which takes as long as the grammar makes it."""
+        """True if the batch can step; False while a mask is being computed."""
         guides = self._guides
         return not guides or all(guide.wait(0.0) for guide in guides)
 
     def step(self) -> list[Choice]:
-        """The next token of each, for `take`. None yet if a grammar takes long; when it is ready, step again."""
+        """Returns the next token of each generation, for `take`; none if a mask is late: step again when `ready`."""
         if TRACE.on:
             TRACE.name("decode", rows=len(self.generations))
         guided = bool(self._guides)
-        self._awaited = awaited = self._awaited or self._read(guided)
+        self._paused = paused = self._paused or self._advance(guided)
         if guided:
-            if not self._wait():
+            if not self._wait_for_grammars():
                 return []
-            awaited = self._awaited._replace(choices=self._follow(self._awaited.choices))  # of those who have stayed
-            if awaited.logits is not None and self._ahead is None:
-                self._ahead = self._draw_on(awaited.logits, awaited.choices)
-        self._awaited = None
-        self._own.clear()
+            # _wait_for_grammars may have removed rows.
+            paused = self._paused._replace(choices=self._with_forced(self._paused.choices))
+            if paused.logits is not None and self._ahead is None:
+                self._ahead = self._draw_after(paused.logits, paused.choices)
+        self._paused = None
+        self._drawn_alone.clear()
         self.steps += 1
         if self.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
-        return awaited.choices
+        return paused.choices
 
-    def _read(self, guided: bool) -> _Awaited:
-        """The next token of each, read. The forward behind it is on its way, and so are the masks, if any."""
+    def _advance(self, guided: bool) -> PausedStep:
+        """Reads the next token of each generation. Before that it dispatches the forward after them; after it, the
+        grammars advance."""
         current = self._ahead or self._draw(
             self._run(mx.array([generation.start_decode() for generation in self.generations]))
         )
         self._ahead = logits = None
-        # Not before the first token is read: it would come a forward later where a CPU computes while it is told to.
+        # Not before the first token is read: a CPU computes as it dispatches, and would delay the token by a forward.
         if self.steps and any(generation.room > 1 for generation in self.generations):
             logits = self._run(current.token[:, None])
             if guided:
@@ -116,44 +108,45 @@ class Batch:
             TRACE.lap("wait")
         if guided:
             for generation, choice in zip(self.generations, choices, strict=True):
-                generation.lead(choice)
-        return _Awaited(choices, logits)
+                generation.advance_grammar(choice)
+        return PausedStep(choices, logits)
 
-    def _wait(self) -> bool:
-        """Waits for the masks. Whose takes too long for the others parts. Returns whether all are there."""
-        until_s = monotonic() + (_PATIENCE_S if len(self.generations) > 1 else _PATIENCE_ALONE_S)
-        late = [each for each in self.generations if not each.wait(max(0.0, until_s - monotonic()))]
+    def _wait_for_grammars(self) -> bool:
+        """Waits for the masks, and splits off the generations whose masks take too long for the others. Returns True if
+        all masks are there."""
+        until_s = monotonic() + (_GRAMMAR_WAIT_S if len(self.generations) > 1 else _GRAMMAR_WAIT_ALONE_S)
+        late = [each for each in self.generations if not each.wait_for_grammar(max(0.0, until_s - monotonic()))]
         TRACE.lap("grammar")
         if not late or len(late) == len(self.generations):
             return not late
-        everyone, awaited = self.generations, self._awaited
-        assert awaited is not None
+        everyone, paused = self.generations, self._paused
+        assert paused is not None
         try:
-            self._lost += self.leave(late)
+            self._unreported += self.leave(late)
         except Exception:
             self.generations = everyone
             raise
         for generation in late:
             if not generation.done:
                 generation.sociable = False
-                group = Batch(generation, self._forward)
-                group.steps = self.steps
-                group._awaited = awaited.of([everyone.index(generation)])
-                self.parted.append(group)
+                alone = Batch(generation, self._forward)
+                alone.steps = self.steps
+                alone._paused = paused.of([everyone.index(generation)])
+                self.parted.append(alone)
         return True
 
     def take(self, choices: Sequence[Choice]) -> Results:
-        """Give each its token, which `step` returned."""
+        """Gives each generation its token, which `step` returned. Returns the events of each."""
         pairs = zip(self.generations, choices, strict=True)
-        lost, self._lost = self._lost, []
+        lost, self._unreported = self._unreported, []
         results = lost + [(generation, generation.take(choice)) for generation, choice in pairs]
         if TRACE.on:
             TRACE.lap("text")
         return results
 
     def accepts(self, other: "Batch") -> bool:
-        """Whether the one generation of `other` may join. Rows are as long as the longest: one that is much shorter
-        would cost more in padding than its own forwards do."""
+        """Returns True if the generation of `other`, which has one, may join. Rows are padded to the longest: a much
+        shorter row would cost more in padding than in forwards of its own."""
         if self._ahead is None or other._ahead is None or len(other.generations) > 1:
             return False
         if not all(generation.sociable for generation in (*self.generations, *other.generations)):
@@ -163,16 +156,16 @@ class Batch:
 
     @property
     def batchable(self) -> bool:
-        """Whether its layers are of kinds that can be joined, as far as their clocks were found to be right."""
+        """True if the layers are of kinds that can be joined, and none of them is untrusted."""
         return self._rows.batchable
 
     def padded(self, other: "Batch") -> int:
-        """Tokens of the longest of both."""
+        """Returns the tokens of the longest row of both batches."""
         return max(*self._rows.lengths, *other._rows.lengths)
 
     def join(self, other: "Batch") -> None:
-        """Take over the one generation of `other`, between two steps. If it raises, `other` is as it was, and so is
-        this one if it was alone."""
+        """Takes over the generation of `other`, which has one, between two steps. If this raises, `other` is unchanged,
+        and so is this batch if it had one generation."""
         assert self._ahead is not None
         assert other._ahead is not None
         ahead = Sample.joined([self._ahead, other._ahead])
@@ -182,22 +175,22 @@ class Batch:
         rows.join(other._rows)
         self._rows = rows
         if len(self.generations) == 1:
-            self._own[self.generations[0]] = self._ahead
-        self._own[other.generations[0]] = other._ahead
+            self._drawn_alone[self.generations[0]] = self._ahead
+        self._drawn_alone[other.generations[0]] = other._ahead
         self._ahead = ahead
         self.generations += other.generations
 
     def leave(self, leaving: Sequence[Generation]) -> Results:
-        """These go, each with its own layers as far as it got; returns those that got no layers, by which they failed.
-        If it raises, the others are good for nothing but being set back."""
+        """Removes these generations; their own layers take over what the batch has computed. Returns the generations
+        for which that failed. If this raises, the remaining ones can only be disbanded."""
         rows = self.generations
         staying = [row for row, generation in enumerate(rows) if generation not in leaving]
         self.generations = [rows[row] for row in staying]
         self._release()
         if self._ahead is not None and staying:
             self._ahead = self._ahead.take(staying)
-        if self._awaited is not None and staying:
-            self._awaited = self._awaited.of(staying)
+        if self._paused is not None and staying:
+            self._paused = self._paused.of(staying)
         failed: Results = []
         for row, generation in enumerate(rows):
             if row not in staying:
@@ -205,16 +198,16 @@ class Batch:
                     self._rows.settle(row)
                 except Exception as error:
                     failed.append((generation, generation.fail(error)))
-        self._rows.keep(staying)  # last: what has settled has seen the token that it would be set back to
+        self._rows.keep(staying)  # last: layers that have settled have seen the token that they would go back to
         return failed
 
     def disband(self, error: Exception) -> Results:
-        """After this error of several: each is set back, and takes what it drew on its own layers, if it has not. One
-        that lost its own layers by it has failed."""
-        results, self._lost = self._lost, []
+        """Takes the batch apart after this error: each generation goes back to what its own layers have seen, and takes
+        the token that it drew on them, if it has not. One whose own layers are lost has failed."""
+        results, self._unreported = self._unreported, []
         for generation in self.generations:
-            own = self._own.get(generation)
-            # With nothing of its own to take, its layers must not have seen the token that it would be set back to.
+            own = self._drawn_alone.get(generation)
+            # Without a token to take, its layers must not have seen the token that it would go back to.
             seen_all = own is None and generation.session.position >= len(generation.session.recorded)
             if generation.session.failed or seen_all:
                 results.append((generation, generation.fail(error)))
@@ -222,10 +215,10 @@ class Batch:
             events: list[Event] = []
             try:
                 if own:
-                    generation.retrace()
-                    generation.lead(choice := own.read()[0])
-                    if generation.wait(_PATIENCE_S):
-                        events += generation.take(generation.follow(choice, alone=False))
+                    generation.restart_grammar()
+                    generation.advance_grammar(choice := own.read()[0])
+                    if generation.wait_for_grammar(_GRAMMAR_WAIT_S):
+                        events += generation.take(generation.with_forced(choice, alone=False))
                     else:
                         events += generation.turn_away("its grammar takes too long to be followed again")
                 if not generation.done:
@@ -235,33 +228,34 @@ class Batch:
             results.append((generation, events))
         return results
 
-    def _follow(self, choices: Sequence[Choice]) -> list[Choice]:
-        """What comes behind these tokens without a choice, along which the grammars have been led."""
+    def _with_forced(self, choices: Sequence[Choice]) -> list[Choice]:
+        """Returns each choice with the tokens that its grammar forces after it: none if there are several answers."""
         alone = len(choices) == 1
         pairs = zip(self.generations, choices, strict=True)
-        return [generation.follow(choice, alone=alone) for generation, choice in pairs]
+        return [generation.with_forced(choice, alone=alone) for generation, choice in pairs]
 
-    def _draw_on(self, logits: mx.array, choices: Sequence[Choice]) -> Sample | None:
-        """The next tokens behind these, the forward over which is on its way; None if nothing comes behind them."""
+    def _draw_after(self, logits: mx.array, choices: Sequence[Choice]) -> Sample | None:
+        """Draws the tokens after these, over which the forward is dispatched; None if all answers end with them."""
         pairs = [*zip(self.generations, choices, strict=True)]
-        if all(generation.ends_with(choice) for generation, choice in pairs):
+        if all(generation.ends_after(choice) for generation, choice in pairs):
             return None
-        if choices[0].follow:
-            logits = self._run(mx.array([choices[0].follow]))
+        if choices[0].forced:
+            logits = self._run(mx.array([choices[0].forced]))
         return self._draw(logits)
 
     def _run(self, tokens: mx.array) -> mx.array:
-        """The forward over these tokens of each [B, L]; its logits [B, L, V]. L is 1 for several."""
+        """Runs the forward over these tokens [B, L]; L is 1 for several generations. Returns the logits [B, L, V]
+        (lazy)."""
         logits = self._rows.compute(self._forward, tokens)
         if TRACE.on:
             TRACE.lap("forward")
         return logits
 
     def _draw(self, logits: mx.array) -> Sample:
-        """Start the sampling of the next token of each, and the forward if it was not."""
+        """Samples the next token of each generation and dispatches it, with the forward before it."""
         if self._sampler is None:
             if self.steps:
-                mx.clear_cache()  # others have come or gone, and with them buffers of other sizes
+                mx.clear_cache()  # generations have joined or left, and buffers of other sizes with them
             samplers = [generation.sampler(logits.shape[-1]) for generation in self.generations]
             self._sampler = samplers[0] if len(samplers) == 1 else SamplerBatch(samplers)
         masks = [generation.mask for generation in self.generations] if self._guides else []
@@ -277,6 +271,7 @@ class Batch:
         return sample
 
     def _release(self) -> None:
+        """Gives the samplers of a batch their states back."""
         if isinstance(self._sampler, SamplerBatch):
             self._sampler.release()
         self._sampler = None

@@ -1,4 +1,4 @@
-"""A request that is being computed: its life from the first prefill chunk to the last token."""
+"""A generation: one request, from the first slice of its prefill to its last token."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
     from runner.grammar import Guide
 
 log = Log(__name__)
-_JUMP_TOKENS = 64  # the model computes the logits of all of them
+_JUMP_TOKENS = 64  # forced tokens of one step; the model computes the logits of all of them
 Forward = Callable[[mx.array, list[object]], mx.array]
-"""Tokens [B, L] and the layers' caches to logits [B, L, V]."""
+"""Maps tokens [B, L] and the layer caches to logits [B, L, V]."""
 
 
 class Generation:
-    """One request: reads its prompt slice by slice, then takes one token after the other from whoever decodes it.
+    """One request that is being computed: reads its prompt slice by slice, then takes its tokens from a batch.
 
-    Owner: the engine thread. Lives from the moment the request leaves the queue until `close`, which must be called
-    whatever happened: it is what keeps the cache and the layers in step.
+    Owner: the engine thread. Exists from the moment the request leaves the queue until `close`, which must be called
+    whatever happens: it keeps the cache and the layers consistent.
     """
 
     def __init__(
         self, request: Request, session: LiveSession, tokenizer: Tokenizer, context_length: int, started_ns: int
     ) -> None:
-        """`started_ns` is when the request left the queue."""
+        """`started_ns`: when the request left the queue."""
         self.request = request
         self.session = session
         self.life = Lifecycle(request.arrived_ns, started_ns, computed_ns=perf_counter_ns())
         self.room = request.max_tokens
-        """How many tokens may still be generated."""
+        """The number of tokens that may still be generated."""
         self.done = False
-        """Whether there is nothing left to compute."""
+        """True if nothing is left to compute."""
         self.sociable = True
-        """Whether it may decode together with others."""
+        """True if the answer may decode in one batch with others."""
         self.began_again = False
-        """Whether memory has run out for it once."""
+        """True if the request was restarted once because memory ran out."""
         self.guide: Guide | None = None
-        """What leads the answer through the grammar of the request, if there is one."""
+        """The position of the answer in the grammar of the request, if there is one."""
         self._tokenizer = tokenizer
         self._text: Detokenizer[Logprob] = Detokenizer(tokenizer, request.stops)
         self._context_length = context_length
@@ -62,16 +62,16 @@ class Generation:
 
     @property
     def dropped(self) -> bool:
-        """Whether it is to be dropped wherever it is."""
+        """True if the request is to be dropped, whatever its phase."""
         return self.done or self.request.cancelled
 
     @property
     def left(self) -> int:
-        """Tokens to prefill before the first decode step."""
+        """The number of tokens to prefill before the first decode step."""
         return max(0, len(self.session.recorded) - 1 - self.session.position)
 
     def prefill(self, most: int, forward: Forward) -> int:
-        """Compute the next slice of the prompt, at most so many tokens; returns how many it was."""
+        """Computes the next slice of the prompt, of at most `most` tokens. Returns the number of tokens."""
         session = self.session
         count = session.next_forward(most)
         at = session.position
@@ -80,22 +80,22 @@ class Generation:
         TRACE.lap("forward")
         mx.eval(session.state())
         TRACE.lap("wait")
-        mx.clear_cache()  # a chunk's intermediates have other sizes than those of the next forwards
+        mx.clear_cache()  # the buffers of a slice have other sizes than those of the next forwards
         return count
 
     # --- the grammar
 
     @property
     def compiled(self) -> bool:
-        """Whether its grammar is known, if it has one."""
+        """True unless the grammar of the request is still being compiled."""
         return self.request.grammar is None or self.request.grammar.done()
 
     def constrain(self) -> list[Event]:
-        """Follow the grammar of the request, which is known, from here on. What the answer has to begin with becomes
-        part of what is to prefill; returns what there is to tell of it."""
+        """Starts to follow the grammar of the request, which is compiled. The forced beginning of the answer is
+        prefilled like the prompt; returns its events."""
         if self.guide is not None or self.request.grammar is None:
             return []
-        if self.request.grammar.cancelled() or self.request.grammar.exception() is not None:  # the client knows it
+        if self.request.grammar.cancelled() or self.request.grammar.exception() is not None:  # the client was told
             self.life.outcome = "cancelled" if self.request.grammar.cancelled() else "refused"
             self._end()
             return []
@@ -107,68 +107,68 @@ class Generation:
         self.life.forced = self.life.generated
         return events
 
-    def lead(self, choice: Choice) -> None:
-        """Lead the grammar along its next token; `wait` until that is done."""
+    def advance_grammar(self, choice: Choice) -> None:
+        """Advances the grammar along the next token; `wait_for_grammar` until that is done."""
         if self.guide is not None and choice.token not in self._tokenizer.eos:
             self.guide.take(choice.token)
 
-    def wait(self, patience_s: float) -> bool:
-        """Wait so many seconds at most for the grammar, if there is one. Returns whether it can be asked."""
+    def wait_for_grammar(self, patience_s: float) -> bool:
+        """Waits at most `patience_s` for the grammar, if there is one. Returns True if its mask is known."""
         return self.guide is None or self.guide.wait(patience_s)
 
-    def follow(self, choice: Choice, *, alone: bool) -> Choice:
-        """What to `take` of its next token, along which the grammar has been led: where it is `alone`, with the tokens
-        behind it that the grammar leaves no choice about."""
+    def with_forced(self, choice: Choice, *, alone: bool) -> Choice:
+        """Returns the next token, along which the grammar has advanced, for `take`. If the answer decodes `alone`, the
+        tokens that the grammar forces after it are added."""
         if self.guide is None or choice.token in self._tokenizer.eos:
             return choice
         most = min(self.room - 1, _JUMP_TOKENS)
         forced = self._forced(most) if alone else []
         if forced and self._sampler is not None:
             self._sampler.skip(forced)
-        return choice._replace(follow=forced)
+        return choice._replace(forced=forced)
 
     def _forced(self, most: int) -> list[int]:
-        """Nobody has to know the probabilities of what comes without a choice; if somebody wants to, it is drawn."""
+        """Returns at most `most` forced tokens; none if log-probabilities are wanted: then every token is drawn."""
         return self.guide.forced(most) if self.guide is not None and not self._sampling.logprobs else []
 
-    def retrace(self) -> None:
-        """Lead the grammar from its beginning along what was taken: it may be a token further."""
+    def restart_grammar(self) -> None:
+        """Takes the grammar, which may be a token ahead, from its beginning to the end of the answer so far."""
         if self.guide is not None:
             self.guide.restart(self.session.recorded[self.session.total :])
 
-    def ends_with(self, choice: Choice) -> bool:
-        """Whether nothing can come behind this choice, along which the grammar was led."""
+    def ends_after(self, choice: Choice) -> bool:
+        """Returns True if the answer ends with this choice, along which the grammar has advanced."""
         ended = choice.token in self._tokenizer.eos or (self.guide is not None and self.guide.over)
-        return ended or 1 + len(choice.follow) >= self.room
+        return ended or 1 + len(choice.forced) >= self.room
 
     @property
     def mask(self) -> Mask | None:
-        """Which tokens may come next; None: all, or none at all, as what takes the next one will find."""
+        """The tokens that may come next. None if all may, or if none may, which `take` will find."""
         return None if self.guide is None or self.guide.over else self.guide.mask()
 
     # --- decode
 
     def start_decode(self) -> list[int]:
-        """The prefill is over; returns the tokens that the first decode step takes."""
+        """Ends the prefill. Returns the tokens of the first decode step."""
         self.life.decoded_ns = self.life.decoded_ns or perf_counter_ns()
         return self.session.recorded[self.session.position :]
 
     def set_back(self) -> None:
-        """Its layers are behind what is recorded: prefill again up to there, and decode alone from then on."""
+        """Goes back to prefill, for the layers are behind the recorded tokens. It decodes alone afterwards."""
         self.sociable = False
-        self.retrace()
+        self.restart_grammar()
         if self._sampler is not None:
             self._sampling, self._sampler = self._sampler.options, None
 
     def sampler(self, vocab_size: int) -> Sampler:
-        """What draws its tokens, from where the last one stopped."""
+        """Returns the sampler of the answer, which continues after the tokens drawn so far."""
         if self._sampler is None:
             drawn = self.session.recorded[self.session.total :]
             self._sampler = Sampler(self._sampling, self.request.prompt, vocab_size, self._context_length, drawn)
         return self._sampler
 
     def take(self, choice: Choice) -> list[Event]:
-        """Its next token, and what there is to tell of it."""
+        """Takes the next token. Returns the events for the client."""
         if self.guide is not None and self.guide.fault:
             return self.turn_away(self.guide.fault)
         try:
@@ -177,7 +177,7 @@ class Generation:
             return self.fail(error)
 
     def fail(self, error: Exception) -> list[Event]:
-        """The request ends by this error, which is being handled; what there is to tell of it."""
+        """Ends the request with this error, which is being handled. Returns the events for the client."""
         if isinstance(error, RequestError):  # nothing is wrong but the request
             return self.turn_away(str(error))
         log.exception("a request failed", request=self.request.number)
@@ -186,24 +186,24 @@ class Generation:
         return [Failed(told(error))]
 
     def turn_away(self, text: str) -> list[Event]:
-        """The request cannot go on, as `text` says; what there is to tell of it."""
+        """Ends the request with this text. Returns the events for the client."""
         log.warning("a request cannot go on", request=self.request.number, why=text)
         self.life.outcome = "failed"
         self._end()
         return [Failed(text)]
 
     def begin_again(self, session: LiveSession) -> None:
-        """In place of its session, which failed and is closed, this one: of its prompt, and nothing computed yet but
-        what was kept. What was generated so far counts."""
+        """Continues in this new session of its prompt; the former one has failed and is closed. The tokens generated so
+        far are prefilled like the prompt."""
         session.recorded += self.session.recorded[self.session.total :]
         self.session = session
         self.began_again = True
         self.set_back()
 
     def close(self) -> None:
-        """Give the cache back what was computed, or, after a fault, nothing. Later calls do nothing.
+        """Gives the cache what was computed, or, after a fault, nothing. Later calls do nothing.
 
-        Waits for the forward that is still on its way, so tell the client of the end first.
+        Waits for the forward that is still running, so tell the client of the end first.
         """
         if not self.done:
             self.life.outcome = "cancelled"
@@ -213,7 +213,7 @@ class Generation:
         self.session.close(failed=self.life.outcome == "failed")
 
     def metrics(self) -> Metrics:
-        """The counters so far, in tokens and nanoseconds."""
+        """Returns the counters so far, in tokens and nanoseconds."""
         return self.life.metrics(self.session.total, self.session.cached)
 
     def _take(self, choice: Choice) -> list[Event]:
@@ -223,12 +223,12 @@ class Generation:
             return self._finish(DoneReason.STOP)
         before = self.life.generated
         logprob = None if choice.logprob is None else entry(choice, choice.logprob, self._tokenizer)
-        events = self._push([choice.token, *choice.follow], logprob)
+        events = self._push([choice.token, *choice.forced], logprob)
         self.life.forced += self.life.generated - before - 1
         return events
 
     def _push(self, tokens: Sequence[int], entry: Logprob | None = None) -> list[Event]:
-        """The answer goes on with these tokens, of which the first one has this entry."""
+        """Appends these tokens to the answer; `entry` belongs to the first one. Returns the events for the client."""
         if tokens:
             self.life.first_token_ns = self.life.first_token_ns or perf_counter_ns()
         for token in tokens:

@@ -14,7 +14,7 @@ class Choice(NamedTuple):
     """Of the token, where it was asked for."""
     top: Sequence[tuple[int, float]] = ()
     """Ids and log-probabilities, the most probable first."""
-    follow: Sequence[int] = ()
+    forced: Sequence[int] = ()
     """The tokens behind it, where its grammar leaves only these."""
 
 
