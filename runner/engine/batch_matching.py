@@ -1,4 +1,4 @@
-"""Who decodes with whom."""
+"""Which generations decode in one batch."""
 
 from collections.abc import Sequence
 
@@ -9,34 +9,34 @@ from runner.engine.trace import TRACE
 from runner.logs import Log
 
 log = Log(__name__)
-_LONE_STEPS = 4  # joining copies all that a row holds, which is no good for answers that are over then
+_LONE_STEPS = 4  # joining copies all that a row holds, which does not pay for answers that end soon
 
 
 class BatchMatcher:
-    """Finds the group that another one should join. Owner: the engine thread."""
+    """Finds the batch that a batch of one should join. Owner: the engine thread."""
 
     def __init__(self, trial: BatchTrial) -> None:
-        """Nobody joins anybody before the end of the `trial`, which somebody has to advance."""
+        """No batch joins another one before the end of the `trial`, which the caller advances."""
         self._trial = trial
         self.lone_steps = _LONE_STEPS
-        """After how many steps alone a group may join another one."""
+        """The number of steps that a batch takes alone before it may join another one."""
         self.waits = False
-        """Whether a group would have joined another one if the trial were over."""
+        """True if a batch would have joined another one if the trial were over."""
         self._told = False
 
     @property
     def untried(self) -> bool:
-        """Whether the trial is not over."""
+        """True until the trial is over."""
         return self._trial.fault is None
 
     def advance(self) -> None:
-        """One slice of the trial."""
+        """Runs one slice of the trial."""
         TRACE.name("trial")
         self._trial.advance()
         self.waits &= self.untried
 
     def host(self, group: Batch, groups: Sequence[Batch], cache: CacheBudget) -> Batch | None:
-        """Of `groups`, the one that the one generation of `group` goes best with and that has room for it."""
+        """Returns the largest of `groups` that the one generation of `group` can join and that has room for it."""
         if len(groups) < 2 or group.steps < self.lone_steps:
             return None
         hosts = [other for other in groups if other is not group and other.accepts(group)]

@@ -20,15 +20,15 @@ Entry = TypeVar("Entry")
 
 
 class Vocabulary(Protocol):
-    """What a text needs of a tokenizer."""
+    """The part of a tokenizer that a detokenizer needs."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that the token adds to the output; may be empty."""
+        """Returns the bytes that the token adds to the output; may be empty."""
         ...
 
 
 class Piece(NamedTuple, Generic[Entry]):
-    """Text to deliver now and the entries that ride on it. The text is empty where only entries were left."""
+    """Text to deliver now and the entries that come with it. The text is empty if only entries were left."""
 
     text: str
     entries: list[Entry]
@@ -50,7 +50,7 @@ class _Settled(NamedTuple, Generic[Entry]):
 
 
 class Detokenizer(Generic[Entry]):
-    """One generation's text. Owned by the request; lives on the thread that pushes.
+    """Turns the tokens of one generation into text. Owner: the thread that pushes.
 
     Where several stop strings match, the one that begins first wins, even if another one was complete before it: while
     the earlier one may still come true, the decision waits for more text. So the answer does not depend on how the
@@ -69,12 +69,12 @@ class Detokenizer(Generic[Entry]):
         self._settled: deque[_Settled[Entry]] = deque()
         self._unsettled: list[Entry] = []
         self.stopped = False
-        """True once a stop string has matched; nothing is delivered any more."""
+        """True once a stop string has matched; nothing more is delivered."""
 
     def push(self, token_id: int, entry: Entry | None = None) -> Piece[Entry] | None:
-        """Add a token (never EOS) and return what may be delivered now.
+        """Adds a token (never EOS). Returns the text that may be delivered now, if any.
 
-        A token that completes no character gives nothing; its entry rides with the next character's.
+        A token that completes no character gives None; its entry comes with the next character.
         """
         if self.stopped:
             return None
@@ -84,7 +84,7 @@ class Detokenizer(Generic[Entry]):
         return self._deliver(self._advance(text)) if text else None
 
     def finish(self) -> Piece[Entry] | None:
-        """End the text at EOS or at a limit and return what was held: it was no stop string after all.
+        """Ends the text at EOS or at a limit. Returns the text that was held: it was no stop string after all.
 
         What an incomplete character is worth is said by `Utf8Stream.finish`. Where it is dropped, its tokens were drawn
         and count all the same: their entries are delivered, if need be without text. A match that had waited for an
@@ -101,7 +101,7 @@ class Detokenizer(Generic[Entry]):
         return self._deliver(self._decoded)
 
     def _advance(self, text: str) -> int:
-        """Take in decoded text; return the position up to which it may be delivered."""
+        """Adds decoded text. Returns the position up to which text may be delivered."""
         start = self._decoded
         self._decoded += len(text)
         self._held += text

@@ -1,4 +1,4 @@
-"""What the engine tells the event loop about one request: Refused; or Started, Text..., then Finished or Failed."""
+"""The events of one request, from the engine to the event loop: Refused; or Started, Text..., Finished or Failed."""
 
 import asyncio
 from collections import deque
@@ -10,7 +10,7 @@ from protocol import DoneReason, Logprob, Metrics
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The request cannot be computed, for a reason of its own that is told before anything is begun."""
+    """The request cannot be computed, for a reason of its own that is known before it starts."""
 
     text: str
 
@@ -20,7 +20,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Text(msgspec.Struct, frozen=True):
-    """Text to deliver, the entries of the tokens that end in it, and the counters so far where they are wanted."""
+    """Text to deliver, the log-probabilities of the tokens that end in it, and the counters so far if wanted."""
 
     text: str
     logprobs: list[Logprob]
@@ -28,14 +28,14 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The request ended as it should."""
+    """The request ended normally."""
 
     reason: DoneReason
     metrics: Metrics
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The request ended by a fault of its own; the engine goes on."""
+    """The request ended with an error of its own; the engine continues."""
 
     text: str
 
@@ -52,11 +52,11 @@ class EventStream:
         self._follow: Callable[[list[Event]], None] | None = None
 
     def put(self, event: Event) -> None:
-        """Append an event; runs on the event loop. Whoever puts some calls `flush` after the last."""
+        """Appends an event; runs on the event loop. Call `flush` after the last of several."""
         self._events.append(event)
 
     def flush(self) -> None:
-        """Hand what was put to the reader."""
+        """Hands the events to the reader."""
         if self._follow is None:
             self._arrived.set()
         elif self._events:
@@ -64,14 +64,14 @@ class EventStream:
             self._follow(events)
 
     async def batch(self) -> list[Event]:
-        """Everything that arrived since the last call, at least one event; waits for it."""
+        """Returns all events since the last call; waits for the first."""
         await self._arrived.wait()
         self._arrived.clear()
         events, self._events = self._events, []
         return events
 
     def follow(self, read: Callable[[list[Event]], None]) -> None:
-        """From here on `read`, which must not raise, is called with what arrives, and first with what has arrived.
+        """Calls `read`, which must not raise, with the events so far, and from now on with events as they arrive.
 
         A reader that waits in `batch` costs a future, a step of its task and a round of the event loop each time.
         """
@@ -80,8 +80,8 @@ class EventStream:
 
 
 class Outbox:
-    """Carries events from the engine thread to the event loop: those of a slice with one wake-up, and those of several
-    slices where the event loop is behind.
+    """Carries events from the engine thread to the event loop, with one wake-up for the events of a slice, or of
+    several slices if the event loop is behind.
 
     Owner: the engine thread, which alone calls `put` and `send`.
     """
@@ -89,19 +89,19 @@ class Outbox:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, wake: Callable[[Callable[[], None]], object] | None = None
     ) -> None:
-        """`wake` has the event loop call something, from this thread."""
+        """`wake` makes the event loop call a function, from this thread; by default `call_soon_threadsafe`."""
         self._loop = loop
         self._wake = wake or loop.call_soon_threadsafe
         self._pending: list[tuple[EventStream, Event]] = []
         self._sent: deque[list[tuple[EventStream, Event]]] = deque()
-        self._woken = False  # the event loop has still to come, or is not done; it looks again before it leaves
+        self._woken = False  # the event loop has yet to deliver; it looks for more before it ends
 
     def put(self, stream: EventStream, event: Event) -> None:
-        """Keep an event for the next `send`."""
+        """Keeps an event for the next `send`."""
         self._pending.append((stream, event))
 
     def send(self) -> None:
-        """Hand over what was put since the last call. Called at least once a slice."""
+        """Hands over the events since the last call. Called at least once a slice."""
         if self._pending:
             self._sent.append(self._pending)
             self._pending = []
@@ -110,7 +110,7 @@ class Outbox:
                 self._wake(self._deliver)
 
     def _deliver(self) -> None:
-        """On the event loop: each stream is flushed once, whatever was sent meanwhile."""
+        """Runs on the event loop. Flushes each stream once, whatever was sent meanwhile."""
         streams: dict[EventStream, None] = {}
         while self._sent:
             for stream, event in self._sent.popleft():
@@ -119,6 +119,6 @@ class Outbox:
         for stream in streams:
             stream.flush()
         self._woken = False
-        if self._sent:  # while it wrote, when nobody woke it; others of the event loop have their turn first
+        if self._sent:  # sent during the flush, without a wake-up; other tasks of the loop run first
             self._woken = True
             self._loop.call_soon(self._deliver)

@@ -1,4 +1,4 @@
-"""What answers have to follow, compiled by processes that are started when the first request asks for a format."""
+"""The formats of answers, compiled to grammars by processes that start with the first request for a format."""
 
 import os
 from concurrent.futures import Future
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
     from runner.grammar import Grammar, WorkerPool
 
 _LEAST_WORKER_BYTES = 32 << 20
-_SHARE = 8  # of the memory that the model leaves: what one worker may take of it
+_SHARE = 8  # one worker may take this part, 1/8, of the memory that the model leaves
 
 
 class Formats:
-    """Compiles the formats of one engine's requests. Owner: the event loop, but for `nbytes`."""
+    """Compiles the formats of one engine's requests. Owner: the event loop, except for `nbytes`."""
 
     def __init__(self, model: OpenedModel, tokenizer: Tokenizer, running: int, room_bytes: int) -> None:
-        """At most `running` answers are computed at once; `room_bytes` is what the model leaves of the budget."""
+        """`running`: the most answers computed at once. `room_bytes`: the memory budget less the model."""
         self._model = model
         self._tokenizer = tokenizer
         self._running = running
         self._room_bytes = room_bytes
 
     def compile(self, wanted: Format) -> "Future[Grammar]":
-        """Begin to compile. Cancelling the future ends that; it raises RequestError for a format that is none."""
+        """Starts to compile; cancel the future to stop. The future raises RequestError for an invalid format."""
         return self._workers.compile(wanted)
 
     @property
     def nbytes(self) -> int:
-        """Memory that grammars take. Any thread may ask."""
+        """The bytes that grammars take. Any thread may ask."""
         workers: WorkerPool | None = self.__dict__.get("_workers")
         return workers.nbytes if workers is not None else 0
 

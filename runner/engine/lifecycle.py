@@ -1,4 +1,4 @@
-"""What became of a request, and the line of the log that says so."""
+"""The lifecycle of a request: its times and counts, and its line in the log."""
 
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 OUTCOMES = ("done", "length", "cancelled", "failed", "refused")
-"""The model, a stop string or a grammar ended the answer; its length did; the client left; a fault; it was none."""
+"""In this order: the model, a stop string or a grammar ended the answer; its length ended it; the client left; a fault
+ended it; the request was refused."""
 
 
 @dataclass(slots=True)
@@ -53,28 +54,28 @@ class Lifecycle:
 
     @property
     def ttft_s(self) -> float:
-        """From its arrival to its first token, or to its end."""
+        """The seconds from the arrival to the first token, or to the end."""
         return ((self.first_token_ns or self.ended_ns) - self.arrived_ns) / 1e9
 
     @property
     def waited_s(self) -> float:
-        """From its arrival until it was computed."""
+        """The seconds from the arrival to the start of the computation."""
         return (self.computed_ns - self.arrived_ns) / 1e9
 
     @property
     def tokens_per_s(self) -> float:
-        """Of its answer, from the first token on; 0 with fewer than two."""
+        """The decode rate, from the first token on; 0 with fewer than two tokens."""
         if self.generated < 2:
             return 0.0
         return (self.generated - 1) / (max(1, self.ended_ns - self.first_token_ns) / 1e9)
 
     def prefill_tokens_per_s(self, tokens: int) -> float:
-        """Of its prompt, of which so many were computed; 0 unless all of them were."""
+        """Returns the prefill rate of a prompt of which `tokens` were computed; 0 unless the prefill has ended."""
         return tokens / (max(1, self.decoded_ns - self.computed_ns) / 1e9) if self.decoded_ns else 0.0
 
 
 def report(request: "Request", session: "LiveSession", life: Lifecycle) -> None:
-    """Write the line of a request that has ended."""
+    """Writes the log line of a request that has ended."""
     log.info(
         "completion",
         request=request.number,

@@ -1,4 +1,4 @@
-"""Log-probabilities as clients read them: of texts, not of ids."""
+"""Log-probabilities as clients read them: by text, not by token id."""
 
 from protocol import Logprob, TopLogprob
 from runner.sampling.sample import Choice

@@ -1,4 +1,4 @@
-"""Where the engine's time goes: slices and their parts, as a file that Perfetto and chrome://tracing open."""
+"""The trace of the engine: the time of slices and their parts, as a file for Perfetto and chrome://tracing."""
 
 import json
 import os
@@ -17,15 +17,15 @@ log = Log(__name__)
 
 
 class Trace:
-    """A stopwatch that the parts of a slice press when they are over. Does nothing until it is started.
+    """A stopwatch for slices: each part of a slice calls `lap` at its end. Does nothing until it is started.
 
-    Owner: the engine thread, which no file may hold up or end: only regular files are written, and when one cannot be
-    written any more, tracing stops. There is one for the process, as there is one engine.
+    Owner: the engine thread. A file must not block or end that thread: only regular files are written, and if writing
+    fails, tracing stops. There is one trace for the process, as there is one engine.
     """
 
     def __init__(self) -> None:
         self.on = False
-        """True while slices are traced: ask before `name` and `lap`, in what runs for every token."""
+        """True while slices are traced. Check it before `name` and `lap` in code that runs for every token."""
         self._file: FileIO | None = None
         self._path = Path()
         self._file_bytes = 0
@@ -35,7 +35,7 @@ class Trace:
         self._facts: dict[str, int] = {}
 
     def start(self, path: Path) -> None:
-        """Write into this file, which is overwritten. UsageError if it cannot be."""
+        """Starts to write into this file, overwriting it. UsageError if that fails."""
         try:
             self._file, self._path = _open(path), path
         except OSError as error:
@@ -44,26 +44,26 @@ class Trace:
         self._write("[\n")  # a missing end is allowed: the process ends when it is told to
 
     def begin(self) -> None:
-        """A slice begins."""
+        """Starts a slice."""
         if self._file is not None:
             self._mark = self._begun = perf_counter_ns()
             self._before = len(self._events)
             self._slice = ""
 
     def name(self, slice_name: str, **facts: int) -> None:
-        """What the slice is; one without a name is not written."""
+        """Names the slice; a slice without a name is not written."""
         if self._file is not None:
             self._slice, self._facts = slice_name, facts
 
     def lap(self, part: str) -> None:
-        """The part that began with the slice or after the last one is over."""
+        """Ends a part of the slice, which began at the end of the part before it."""
         if self._file is not None:
             now = perf_counter_ns()
             self._add(part, self._mark, now, {})
             self._mark = now
 
     def end(self) -> None:
-        """The slice is over."""
+        """Ends the slice."""
         if self._file is None:
             return
         if self._slice:
@@ -74,13 +74,13 @@ class Trace:
             self.flush()
 
     def flush(self) -> None:
-        """Write what there is; called when the engine has nothing to do, and now and then."""
+        """Writes the events so far. Called when the engine is idle, and after many events."""
         if self._file is not None and self._events:
             self._write("".join(f"{json.dumps(event)},\n" for event in self._events))
             self._events.clear()
 
     def _write(self, text: str) -> None:
-        """Write these lines. Where that fails, tracing stops, and the file keeps the lines that are whole."""
+        """Writes these lines. If that fails, tracing stops, and the file keeps its complete lines."""
         assert self._file is not None
         data, written = text.encode(), 0
         try:
@@ -101,7 +101,7 @@ class Trace:
 
 
 def _open(path: Path) -> FileIO:
-    """An empty file for writing. OSError if there is none; a pipe or a device is refused, for it could make us wait."""
+    """Returns an empty file for writing. OSError if that fails, and for a pipe or a device, which could block."""
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666)
     file = FileIO(number, "w")
     if not stat.S_ISREG(os.fstat(number).st_mode):

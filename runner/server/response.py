@@ -1,4 +1,4 @@
-"""The body of an answer, written from where its events arrive: no task is woken for a line."""
+"""The body of a response, written where its events arrive: no task wakes for a line."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,22 +13,22 @@ _ENDS = (Finished, Failed)
 
 
 class ResponseBody:
-    """Writes what the engine tells of one request, as one chunk for all that arrives together.
+    """Writes the events of one request, as one chunk for all events that arrive together.
 
-    Owner: the event loop. What the client does not read waits as bytes in the transport: at most the whole answer,
-    which the context bounds, and for as long as the client reads any of it. So a slow client holds up nobody, and what
-    it asked for leaves the engine.
+    Owner: the event loop. Lines that the client has not read wait as bytes in the transport: at most the whole answer,
+    which the context bounds. So a slow client delays nobody, and its request leaves the engine.
     """
 
     def __init__(self, protocol: web.RequestHandler, *, chunked: bool) -> None:
-        """The head of the response has been written; `chunked` is how it says that the body is framed."""
+        """The head of the response has been written; `chunked` if it announces a chunked body."""
         self.rest: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        """The last lines, which it does not write; or why there are none. Once it is cancelled nothing is written."""
+        """The last lines, which the caller writes; or the error that ended the response. Nothing is written once it is
+        cancelled."""
         self._protocol = protocol
         self._chunked = chunked
 
     def take(self, events: Sequence[Event]) -> None:
-        """Write the lines of these events, of which there are some, unless they are the last ones."""
+        """Writes the lines of these events, at least one, unless they are the last ones."""
         if self.rest.done():
             return
         try:

@@ -1,4 +1,4 @@
-"""Waking the event loop from the engine thread without letting go of the GIL."""
+"""A wake-up of the event loop, from the engine thread, that keeps the GIL."""
 
 import asyncio
 import ctypes
@@ -8,17 +8,17 @@ from collections.abc import Callable
 _BYTE = b"\0"
 _MANY = 4096
 
-_write = ctypes.PyDLL(None).write  # unlike every function of Python's own that writes, it keeps the GIL
+_write = ctypes.PyDLL(None).write  # keeps the GIL, unlike all functions of Python that write
 _write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
 _write.restype = ctypes.c_ssize_t
 
 
 class Wakeup:
-    """In place of `call_soon_threadsafe`, which lets go of the GIL while it writes.
+    """Replaces `call_soon_threadsafe`, which releases the GIL while it writes.
 
-    There the event loop wakes, takes the GIL, and keeps it until all lines are written; the engine waits for it, and
-    the device has nothing to do. Here it gets the GIL a little later, when the engine has dispatched the next forward
-    and waits for MLX.
+    Then the event loop wakes, takes the GIL, and keeps it until all lines are written, while the engine waits and the
+    device is idle. Here the event loop gets the GIL a little later, when the engine has dispatched the next forward and
+    waits for MLX.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -32,7 +32,7 @@ class Wakeup:
         loop.add_reader(self._inside, self._answer)
 
     def wake(self, call: Callable[[], None]) -> None:
-        """Have the event loop call this soon; not again before it has. From another thread."""
+        """Makes the event loop call this soon. Called from another thread, and not again before that call."""
         self._call = call
         if _write(self._number, _BYTE, 1) != 1:
             self._loop.call_soon_threadsafe(call)

@@ -1,5 +1,5 @@
-"""The forwards and the sampling of a first request, before there is one: a model that cannot compute is none to serve,
-and GPUs make kernels when they are first used."""
+"""The warm-up: the forwards and the sampling of a first request, before there is one. It finds models that cannot
+compute, and GPUs compile their kernels in it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ _OPTIONS = (
     SamplingOptions(logprobs=True, top_logprobs=5),
     SamplingOptions(temperature=0.8, top_k=40, top_p=0.9, min_p=0.05, repeat_penalty=1.1, repeat_last_n=64, seed=0),
 )
-"""Greedy with all that can be asked about a token, and with what hosts send by default and more."""
+"""Greedy with log-probabilities, and the default options of hosts with more filters."""
 
 
 def warm_up(
@@ -28,9 +28,9 @@ def warm_up(
     vocab_size: int,
     context_length: int,
 ) -> None:
-    """A slice of a prompt, and a step with each kind of sampling, on layers that nobody keeps.
+    """Computes a slice of a prompt, and a step with each kind of sampling, on temporary layers.
 
-    Raises ComputeError for what every request would fail with. Owner: the engine thread.
+    Raises ComputeError for an error that would fail every request. Owner: the engine thread.
     """
     started = perf_counter()
     with _computing():
@@ -46,7 +46,7 @@ def warm_up(
 
 
 def sketch(make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int, context_length: int) -> None:
-    """The same forwards, of which nothing is computed: milliseconds, whatever the size of the model.
+    """Builds the same forwards without computing them, in milliseconds, whatever the size of the model.
 
     Raises ComputeError for shapes that do not fit and values that the model cannot compute with. Owner: the engine
     thread.
