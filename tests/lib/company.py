@@ -574,9 +574,10 @@ class Company:
         """Nobody is left behind in the cache."""
         assert self.idle
         if isinstance(self.running.cache, TrieCache):
-            assert not self.trie._sequences.sessions
-            assert self.trie._reserved == 0
-            assert self.trie._budget is None or self.trie.nbytes <= self.trie._budget
+            described = self.trie.describe()
+            budget_bytes = described.counts.budget_bytes
+            assert (described.sessions, described.reserved_bytes) == (0, 0)
+            assert budget_bytes is None or self.trie.nbytes <= budget_bytes
             check_trie(self.trie)
 
 

@@ -1,4 +1,4 @@
-"""A request over a real model and a cache, in the order in which the engine does it, and what must hold afterwards."""
+"""Serves a request over a real model and a cache in the order of the engine, and checks the cache afterwards."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from scripts.tools.models.tiny import Tiny
 
 
 class BrokenError(Exception):
-    """What a test makes go wrong."""
+    """The fault that a test causes."""
 
 
 class Accident(NamedTuple):
@@ -30,7 +30,7 @@ class Accident(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came of a request: the tokens sampled and the logits [VOCAB] that each was taken from."""
+    """The outcome of a request: the sampled tokens, and the logits [VOCAB] that each was taken from."""
 
     tokens: list[int]
     logits: list[mx.array]
@@ -91,12 +91,12 @@ def ask(
 
 
 def ask_uncached(tiny: Tiny, prompt: Sequence[int], *, say: int = 4, chunk: int = 7) -> Answer:
-    """The oracle: the same request without a cache."""
+    """Serves the same request without a cache: the oracle."""
     return ask(tiny, NullCache(tiny.make_layers), prompt, say=say, chunk=chunk)
 
 
 def forwards_at_once(tiny: Tiny, tokens: Sequence[int], boundaries: Sequence[int]) -> list[mx.array]:
-    """The oracle for bit-equality: the logits after each of these forwards, in one run over fresh layers."""
+    """Returns the logits after each of these forwards, in one run over fresh layers: the oracle for bit-equality."""
     layers, at, logits = tiny.make_layers(), 0, []
     for count in boundaries:
         logits.append(tiny.model(mx.array([tokens[at : at + count]]), cache=layers)[0, -1])
@@ -106,7 +106,7 @@ def forwards_at_once(tiny: Tiny, tokens: Sequence[int], boundaries: Sequence[int
 
 
 def check_equal(tiny: Tiny, answer: Answer, oracle: Answer) -> None:
-    """The tokens are equal and the logits close, as far as the shorter one goes.
+    """Checks that the tokens are equal and the logits close, as far as the shorter one goes.
 
     Where the two best tokens of the oracle are closer than the tolerance either is right, and the rest says nothing.
     """
@@ -120,12 +120,12 @@ def check_equal(tiny: Tiny, answer: Answer, oracle: Answer) -> None:
 
 
 def largest(x: mx.array) -> float:
-    """The largest magnitude in `x`."""
+    """Returns the largest magnitude in `x`."""
     return cast("float", mx.abs(x).max().item())
 
 
 def check_trie(cache: TrieCache) -> None:
-    """Between sessions: edges, snapshots, bytes and layers of a trie cache agree with each other."""
+    """Checks between sessions that edges, snapshots, bytes and layers of a trie cache agree with each other."""
     sequence, end = cache._sequences.kept, cache._sequences.end
     assert {state.offset for _, state in sequence.used if not state.empty} <= {end.end if end else 0}
     count = nbytes = 0
@@ -144,16 +144,17 @@ def check_trie(cache: TrieCache) -> None:
 
 
 def check_level(cache: SingleEntryCache) -> None:
-    """Between sessions all layers stand at the end of the record, and what they hold is evaluated."""
+    """Checks between sessions that all layers stand at the end of the record, with everything evaluated."""
     sequence = cache._sequence
     assert sequence is not None
     offsets = {state.offset for state in sequence.states if not state.empty}
-    assert offsets == ({len(cache._tokens)} if cache._tokens else set()), f"record {len(cache._tokens)}"
+    recorded = cache.describe().recorded_tokens
+    assert offsets == ({recorded} if recorded else set()), f"record {recorded}"
 
 
 @contextmanager
 def _breaking(tiny: Tiny, wanted: bool, error: Callable[[str], Exception] = MemoryError) -> Iterator[None]:
-    """The last layer of the model raises, when the others have seen the tokens already."""
+    """Makes the last layer of the model raise, when the others have seen the tokens already."""
     if not wanted:
         yield
         return

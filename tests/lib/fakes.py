@@ -24,18 +24,18 @@ Content: TypeAlias = tuple[int, ...]
 
 
 class FakeLayer:
-    """What stands for a cache object of mlx-lm: the model writes to it, and reads it."""
+    """Stands for a layer cache of mlx-lm: the model writes to it, and reads it."""
 
     def see(self, tokens: Sequence[int]) -> None:
-        """The forward."""
+        """Runs a forward over these tokens."""
         raise NotImplementedError
 
     def view(self) -> Content:
-        """What attention finds."""
+        """Returns what attention finds."""
         raise NotImplementedError
 
     def held(self, start: int, stop: int) -> Content:
-        """What it has of these tokens; that is all it shows where it can only be taken whole."""
+        """Returns what it holds of these tokens: everything it shows, if it can only be taken whole."""
         return self.view()
 
     @property
@@ -44,7 +44,7 @@ class FakeLayer:
 
 
 class FakeKV(FakeLayer):
-    """Shows every token. Its buffer is overwritten from the offset on; what lies behind that is stale, but there."""
+    """Shows every token. Its buffer is overwritten from the offset on; the tokens behind are stale, but there."""
 
     def __init__(self) -> None:
         self.buffer: list[int] = []
@@ -179,7 +179,7 @@ class FakeState(StateSnapshot[Content]):
 
 
 class Sized(LayerAdapter[Content]):
-    """What the adapters share: no arrays, and the bytes that their layer says it has."""
+    """The base of the adapters: no arrays, and the bytes that their layer says it has."""
 
     leaf: FakeLayer
 
@@ -300,7 +300,7 @@ FAMILIES: dict[str, tuple[type[FakeLayer], ...]] = {
 
 
 def content_of(snapshot: Snapshot) -> Content:
-    """What a restore of it would bring back, wherever that is now."""
+    """Returns what restoring the snapshot would bring back, wherever its content is now."""
     assert isinstance(snapshot, LayerSnapshot)
     home = snapshot._home
     if home is None:
@@ -313,7 +313,7 @@ def content_of(snapshot: Snapshot) -> Content:
 
 
 def shown(kind: type[FakeLayer], tokens: Sequence[int]) -> Content:
-    """What a fresh layer shows after these tokens."""
+    """Returns what a fresh layer shows after these tokens."""
     fresh = kind()
     fresh.see(tokens)
     return fresh.view()

@@ -1,4 +1,4 @@
-"""Layer caches of mlx-lm whose entries name themselves: what is read back tells which tokens it stands for."""
+"""Layer caches of mlx-lm whose entries carry their own positions, so that a reader can tell which tokens they are."""
 
 from collections.abc import Callable
 from typing import Protocol, cast
@@ -71,31 +71,31 @@ KINDS = {**SLICEABLE, **TAILS, **STATES}
 
 
 def adapted(leaf: object) -> LayerState:
-    """Its adapter, with a ledger of its own."""
+    """Returns its adapter, with a ledger of its own."""
     return adapt(leaf, Ledger())
 
 
 def layer(kind: str) -> LayerState:
-    """A fresh layer of a kind out of KINDS."""
+    """Returns a fresh layer of a kind in KINDS."""
     return adapted(KINDS[kind]())
 
 
 def ledger(state: LayerState) -> tuple[int, int]:
-    """How many snapshots of the layer are open, and the bytes that they own."""
+    """Returns the number of open snapshots of the layer, and the bytes that they own."""
     assert isinstance(state, LayerAdapter)
     return state.ledger.count, state.ledger.nbytes
 
 
 def positions(first: int, count: int) -> mx.array:
-    """Entries [1, HEADS, count, WIDTH] that carry their absolute position. Equal entries are quantized exactly."""
+    """Returns entries [1, HEADS, count, WIDTH] that carry their position. Equal entries are quantized exactly."""
     column = mx.arange(first, first + count, dtype=mx.float32)[:, None]
     return mx.contiguous(mx.broadcast_to(column, (1, HEADS, count, WIDTH)))
 
 
 def write(state: LayerState, count: int, at_once: bool = True, first: int | None = None) -> list[int]:
-    """A forward over `count` tokens, or that many forwards, as the stack does them: what they would destroy is copied
-    out before. `first`: the position that the first token says it has, if not its own. Returns the positions that the
-    last forward could attend to."""
+    """Runs a forward over `count` tokens, or `count` forwards, as a sequence does: what they would destroy is paged out
+    before. `first` is the position that the first token claims, if not its own. Returns the positions that the last
+    forward could attend to."""
     assert isinstance(state, LayerAdapter)
     read: list[int] = []
     begin = state.offset if first is None else first
@@ -109,7 +109,7 @@ def write(state: LayerState, count: int, at_once: bool = True, first: int | None
 
 
 def append(leaf: object, entries: mx.array) -> list[int]:
-    """The write of a forward; returns the positions that it could attend to."""
+    """Writes the entries of a forward; returns the positions that it could attend to."""
     if isinstance(leaf, ArraysCache):
         # A state that is all it has seen.
         old = [entries[:, :, :0] if state is None else state for state in (leaf[0], leaf[1])]
@@ -121,7 +121,7 @@ def append(leaf: object, entries: mx.array) -> list[int]:
 
 
 def held(state: LayerState) -> list[int]:
-    """The positions that the next forward over several tokens finds, oldest first."""
+    """Returns the positions that the next forward over several tokens finds, oldest first."""
     assert isinstance(state, LayerAdapter)
     if isinstance(state.leaf, RotatingKVCache):
         ring = cast("Ring", state.leaf)
@@ -133,7 +133,7 @@ def held(state: LayerState) -> list[int]:
 
 
 def taken(state: LayerState, start: int = 0, stop: int | None = None) -> Snapshot:
-    """A snapshot that must be there, up to the present offset unless told."""
+    """Returns a snapshot that must exist, up to the present offset by default."""
     snapshot = state.snapshot(start, state.offset if stop is None else stop)
     assert snapshot is not None
     assert snapshot.live
@@ -142,7 +142,7 @@ def taken(state: LayerState, start: int = 0, stop: int | None = None) -> Snapsho
 
 
 def paged_out(state: LayerState, start: int = 0) -> Snapshot:
-    """A snapshot up to the present offset that owns its bytes, while the layer holds nothing any more."""
+    """Returns a snapshot up to the present offset that owns its bytes; the layer is empty afterwards."""
     snapshot = taken(state, start)
     if state.sliceable:
         state.rewind(0)
@@ -153,7 +153,7 @@ def paged_out(state: LayerState, start: int = 0) -> Snapshot:
 
 
 def kept(snapshot: Snapshot | None) -> list[int]:
-    """The positions in the bytes that a snapshot owns."""
+    """Returns the positions in the bytes that a snapshot owns."""
     assert isinstance(snapshot, LayerSnapshot)
     content = snapshot.content
     if isinstance(content, dict):
@@ -164,7 +164,7 @@ def kept(snapshot: Snapshot | None) -> list[int]:
 
 
 def entries(state: LayerState, start: int, stop: int) -> list[int]:
-    """The positions in a layer's own copy of some tokens."""
+    """Returns the positions in a layer's own copy of some tokens."""
     assert isinstance(state, LayerAdapter)
     arrays = state.copy(start, stop).arrays
     half = len(arrays) // 2
@@ -172,7 +172,7 @@ def entries(state: LayerState, start: int, stop: int) -> list[int]:
 
 
 def allocated(work: Callable[[], object]) -> tuple[int, int]:
-    """Bytes that MLX holds more after some work, and held more meanwhile."""
+    """Returns the bytes that MLX holds more after some work, and held more meanwhile."""
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     result = work()

@@ -1,10 +1,10 @@
-"""How the state machines of these tests are run."""
+"""The settings of the state machines in these tests."""
 
 from hypothesis import HealthCheck, Phase, settings
 
 
 def limits(examples: int, steps: int, *, derandomize: bool, shrink: bool = True) -> settings:
-    """So many stories of so many steps, however long they take; nothing is remembered from run to run."""
+    """Returns settings for `examples` stories of `steps` steps, without a deadline or a memory of earlier runs."""
     return settings(
         max_examples=examples,
         stateful_step_count=steps,

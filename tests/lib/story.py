@@ -1,10 +1,18 @@
-"""A small language for telling what happens to a cache, and what must hold at every step of it.
+"""A small language for stories about a cache, which checks at every step what must hold.
 
-A `Conversation` drives a cache over fake layers in the order of the engine: prefill in chunks, one token kept for
-decode, and the forward of every sampled token dispatched before that token is read and recorded. Several users are
-several prompts of one `Conversation`, one after the other; `together.py` has them at the same time. It compares
+A `Conversation` drives a cache over fake layers in the order of the engine: prefill in chunks, the last token of the
+prompt kept for decode, and the forward of every sampled token dispatched before that token is read and recorded.
+Several users are several prompts of one `Conversation`, one after the other; `together.py` has them at the same time.
 
-* after every step what the layers show with what fresh layers show that saw the same tokens at once;
+    users = Conversation("K", "trie")              # two layers of keys and values, under the trie cache
+    users.turn([1, 2, 3, 4, 5], [20, 21])          # a request, and the answer that the model gives
+    users.turn([1, 2, 3, 9], [30])                 # another one, which diverges after three tokens
+    assert users.shape == "0-3 [3-5 3-7]"          # the trie: edges, children in brackets, checkpoints with a star
+    assert users.told([1, 2, 3, 9, 30]) == (4, 1)  # tokens that were cached, and tokens that remain
+
+It compares
+
+* after every step, what the layers show with what fresh layers show that saw the same tokens at once;
 * after begin and close, that all layers stand at one offset;
 * for the trie, after every step: its structure, its locks, its bytes, and the content of every snapshot in it.
 """
@@ -28,17 +36,17 @@ CHUNK = 5
 
 
 class CancelledError(Exception):
-    """The client went away."""
+    """The client left."""
 
 
 class Hook(Protocol):
-    """Called between two steps of a request; what it raises is what went wrong there."""
+    """A function called between two steps of a request; the error that it raises is the fault."""
 
     def __call__(self, sequence: SequenceLayers) -> None: ...
 
 
 class Conversation:
-    """Users of one cache. `kind` is "single" or "trie"; `budget` and `policy` are the trie's."""
+    """The users of one cache. `kind` is "single" or "trie"; `budget` and `policy` are the trie's."""
 
     def __init__(
         self,
@@ -78,7 +86,7 @@ class Conversation:
 
     @property
     def record(self) -> list[int]:
-        """The tokens that the layers hold, as the cache believes."""
+        """The tokens that the layers hold, according to the cache."""
         if isinstance(self.cache, SingleEntryCache):
             return self.cache._tokens
         end = self.cache._sequences.end
@@ -90,7 +98,7 @@ class Conversation:
 
     @property
     def shape(self) -> str:
-        """The trie, as "0-5 [5-8* 5-9]": edges, restore points with a star, children in brackets."""
+        """The trie, as "0-5 [5-8* 5-9]": edges, checkpoints with a star, children in brackets."""
         return shape(self.nodes)
 
     @property
@@ -99,7 +107,7 @@ class Conversation:
         return list(self.trie._trie.nodes())
 
     def node(self, tokens: Sequence[int]) -> Node:
-        """The node that ends exactly with these tokens."""
+        """Returns the node that ends exactly with these tokens."""
         (node,) = (node for node in self.nodes if list(spelled(node.path())) == list(tokens))
         return node
 
@@ -112,7 +120,7 @@ class Conversation:
         before_record: Callable[[int], None] = lambda _: None,
         before_close: Hook = lambda _: None,
     ) -> Session:
-        """A request served to its end; the model says `answer`.
+        """Serves a request to its end; the model says `answer`.
 
         `before_record(k)` runs after the forward of the k-th sampled token was dispatched, before it is recorded.
         """
@@ -133,8 +141,9 @@ class Conversation:
         return session
 
     def told(self, prompt: Sequence[int], answer: Sequence[int] = (), *, salt: str = "") -> tuple[int, int]:
-        """A request as the tables of the scenarios count: the last token of the answer is recorded but not seen by
-        the layers, and without an answer neither is the last token of the prompt. Returns cached and remaining."""
+        """Serves a request as the tables of the scenarios count: the last token of the answer is recorded but not seen
+        by the layers, and without an answer neither is the last token of the prompt. Returns cached and remaining
+        tokens."""
         session = self._begin(prompt, salt)
         self.prefill(session, prompt)
         for k, token in enumerate(answer):
@@ -148,7 +157,7 @@ class Conversation:
     def cancelled_prefill(
         self, prompt: Sequence[int], after_chunks: int | None = None, *, until: int | None = None, salt: str = ""
     ) -> Session:
-        """The client goes away after so many chunks, or as soon as `until` tokens are reached."""
+        """Begins a request whose client leaves after `after_chunks` chunks, or once `until` tokens are reached."""
         session = self._begin(prompt, salt)
         self.prefill(session, prompt, after_chunks, until)
         session.close()
@@ -156,7 +165,7 @@ class Conversation:
         return session
 
     def failed_forward(self, prompt: Sequence[int], after_chunks: int) -> Session:
-        """The next forward breaks between two layers."""
+        """Begins a request whose next forward fails between two layers."""
         session = self._begin(prompt)
         self.prefill(session, prompt, after_chunks)
         try:
@@ -169,7 +178,7 @@ class Conversation:
         return session
 
     def forward(self, session: Session, tokens: Sequence[int], all_of_it: Sequence[int]) -> None:
-        """A forward over `tokens`, the last of `all_of_it`."""
+        """Runs a forward over `tokens`, the last of `all_of_it`."""
         with session.forward(len(tokens)):
             for layer in self.layers:
                 layer.see(tokens)
@@ -180,7 +189,7 @@ class Conversation:
             self.check_trie(session.node)
 
     def check_closed(self) -> None:
-        """Between two sessions."""
+        """Checks the cache between two sessions."""
         assert self.offsets == {len(self.record)}
         if self.record:
             self._check_content(self.record)
@@ -189,7 +198,7 @@ class Conversation:
             assert self.budget is None or self.cache.nbytes <= self.budget
 
     def check_trie(self, in_use: Node | None) -> None:
-        """Edges, locks, snapshots and bytes, when a session uses this node, or none does."""
+        """Checks edges, locks, snapshots and bytes while a session uses this node, or none does."""
         assert [session.node for session in self.trie._sequences.sharing] == ([in_use] if in_use else [])
         check_trie(self.trie, self.kinds)
 
@@ -225,8 +234,8 @@ class Conversation:
 
 
 def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
-    """Edges, locks, snapshots, bytes, stacks and the order in which nodes go agree with each other, however many
-    sessions are open."""
+    """Checks that edges, locks, snapshots, bytes, sequences and the order of eviction agree with each other, however
+    many sessions are open."""
     sequences = cache._sequences
     locks = Counter(node for session in sequences.sharing for node in session.node.path())
     held: list[Snapshot] = []
@@ -242,7 +251,7 @@ def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
     assert live == Counter(snapshot for snapshot in held if snapshot.live), "live elsewhere, or twice"
     everyone = among | {session.sequence for session in sequences.sessions}
     layers = [layer for sequence in everyone for layer in sequence.layers if isinstance(layer, FakeLayer)]
-    assert cache.nbytes == owned + cache._reserved + sum(layer.nbytes for layer in layers)
+    assert cache.nbytes == owned + cache.describe().reserved_bytes + sum(layer.nbytes for layer in layers)
     for sequence in everyone:
         assert {state.offset for _, state in sequence.used} <= {sequence.position}
     if sequences.idle:
@@ -256,7 +265,7 @@ def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
 
 
 def check_order(cache: TrieCache) -> None:
-    """Who would go next is who goes next by a fresh look at all nodes, and so it is with everybody's weight."""
+    """Checks that the next victim, and the weight of every node, are those that a fresh look at all nodes finds."""
     eviction, spared, now = cache._enforcer._current(), cache._sequences.end, cache._trie.now
     order = eviction.order
     ranks = [
@@ -270,7 +279,7 @@ def check_order(cache: TrieCache) -> None:
 
 
 def check_content(layers: Sequence[object], kinds: Sequence[type[FakeLayer]], tokens: Sequence[int]) -> None:
-    """Every layer shows what a fresh one does that saw these tokens."""
+    """Checks that every layer shows what a fresh one does that saw these tokens."""
     assert [layer.view() for layer in layers if isinstance(layer, FakeLayer)] == [shown(kind, tokens) for kind in kinds]
 
 
@@ -281,7 +290,7 @@ def _check_below(
     locks: Counter[Node],
     held: list[Snapshot],
 ) -> None:
-    """This node and those below it. `at_end`: whole-state layers that saw the tokens up to its end."""
+    """Checks this node and those below it. `at_end` holds whole-state layers that saw the tokens up to its end."""
     assert node.locks == locks.pop(node, 0)
     for kind, snapshot in zip(kinds, node.slots, strict=False):
         if snapshot is None:
@@ -303,7 +312,7 @@ def _check_below(
 
 
 class BranchOnly:
-    """Stops where prompts were seen to part, and nowhere else; nothing is surplus."""
+    """Stops only where prompts were seen to diverge; no checkpoint expires."""
 
     def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
         wanted = {branch: False, **dict.fromkeys(self.wanted(len(tokens)), True)}
@@ -311,7 +320,7 @@ class BranchOnly:
         return [Checkpoint(cached, True), *ahead] if wanted.get(cached) else ahead
 
     def wanted(self, end: int) -> Sequence[int]:
-        """The restore points of a prompt of so many tokens."""
+        """Returns the checkpoints of a prompt that ends at `end`."""
         return ()
 
     def expired(self, points: Sequence[int], end: int) -> list[int]:
@@ -319,7 +328,7 @@ class BranchOnly:
 
 
 class At(BranchOnly):
-    """Restore points at these offsets."""
+    """Checkpoints at these offsets."""
 
     def __init__(self, *offsets: int) -> None:
         self.offsets = offsets
@@ -329,7 +338,7 @@ class At(BranchOnly):
 
 
 class Every(BranchOnly):
-    """Restore points at multiples of an interval, and some tokens before the end."""
+    """Checkpoints at multiples of an interval, and some tokens before the end."""
 
     def __init__(self, interval: int = 8, before_end: int = 4) -> None:
         self.interval = interval
@@ -340,7 +349,7 @@ class Every(BranchOnly):
 
 
 def shape(nodes: Iterable[Node]) -> str:
-    """Some trie's nodes, as `Conversation.shape` tells them."""
+    """Returns the shape of some nodes, as `Conversation.shape` does."""
     return " ".join(sorted(_shape(node) for node in nodes if node.parent and not node.parent.parent))
 
 

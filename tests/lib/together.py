@@ -1,7 +1,16 @@
 """Several users of one trie cache at the same time, over fake layers.
 
-A `Talk` is a session that is open, driven step by step in the order of the engine. After every step of any of them all
-is checked: what every stack of layers shows, every snapshot in the trie, locks, bytes, and whose layers are whose.
+A `Talk` is an open session, driven step by step in the order of the engine. After every step of any of them everything
+is checked: what each sequence of layers shows, each snapshot in the trie, locks, bytes, and which layers belong to
+whom.
+
+    users = Together("K")
+    first = users.begin([1, 2, 3, 4, 5, 6])        # opens a session
+    first.read(until=4)                            # prefills four tokens
+    second = users.begin([1, 2, 3, 9])             # a second session, over layers of its own
+    first.say(20, 21)                              # prefills the rest, then decodes two tokens
+    second.close()
+    first.close()
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +26,11 @@ from tests.lib.fakes import FAMILIES, Content, FakeLayer, content_of
 from tests.lib.story import CHUNK, BranchOnly, check_content, check_trie, shape
 
 Held = dict[tuple[tuple[int, ...], int], Content]
-"""Tokens from the root to the end of a node, and a slot: what is held there."""
+"""Keyed by the tokens from the root to the end of a node, and a slot."""
 
 
 class BrokenError(MemoryError):
-    """What a test makes go wrong."""
+    """The fault that a test causes."""
 
 
 class Together:
@@ -45,14 +54,14 @@ class Together:
         return talk
 
     def turn(self, prompt: Sequence[int], answer: Sequence[int] = (20, 21), salt: str = "") -> TrieSession:
-        """A request served to its end, whoever else has one open."""
+        """Serves a request to its end, whichever sessions are open."""
         talk = self.begin(prompt, salt)
         talk.say(*answer)
         talk.close()
         return talk.session
 
     def cached(self, prompt: Sequence[int], salt: str = "") -> int:
-        """How much of a prompt comes from the cache, for somebody who asks and leaves at once."""
+        """Returns how many tokens of a prompt are cached, for a client that begins and leaves at once."""
         talk = self.begin(prompt, salt)
         talk.close()
         return talk.session.cached
@@ -67,14 +76,14 @@ class Together:
         self.check()
 
     def check(self) -> None:
-        """What each has is right, and nobody has what is another's."""
+        """Checks that every session's layers are right, and its own."""
         check_trie(self.cache, self.kinds)
         assert [talk.session for talk in self.talks] == self.cache._sequences.sessions
         sequences = [talk.session.sequence for talk in self.talks]
         assert len(set(sequences)) == len(sequences), "two sessions over the same layers"
         for talk in self.talks:
             talk.check()
-        if not self.talks and not self.cache._reserved and self.budget is not None:
+        if not self.talks and not self.cache.describe().reserved_bytes and self.budget is not None:
             assert self.cache.nbytes <= self.budget
 
     @property
@@ -87,7 +96,7 @@ class Together:
 
     @property
     def held(self) -> Held:
-        """All that the trie holds."""
+        """Everything that the trie holds."""
         return {
             (tuple(spelled(node.path())), slot): content_of(snapshot)
             for node in self.nodes
@@ -97,7 +106,7 @@ class Together:
 
 
 class Talk:
-    """A session that is open."""
+    """An open session."""
 
     def __init__(self, users: Together, session: TrieSession, prompt: Sequence[int]) -> None:
         self.session = session
@@ -110,7 +119,7 @@ class Talk:
         assert session.remaining == self._prompt[session.cached :]
 
     def read(self, chunks: int | None = None, until: int | None = None) -> "Talk":
-        """Prefill: so many forwards, until so many tokens are reached, or all but the last one."""
+        """Prefills `chunks` chunks, or until `until` tokens are reached, or all tokens but the last."""
         done = 0
         most = self._users.chunk
         while done != chunks and (until is None or self.session.position < until):
@@ -125,7 +134,7 @@ class Talk:
         return self
 
     def say(self, *answer: int) -> "Talk":
-        """Decode: the forward of every token is on its way before the token is read."""
+        """Decodes: the forward of every token is dispatched before the token is read."""
         self.start()
         for token in answer:
             self._forward([token])
@@ -133,14 +142,14 @@ class Talk:
         return self
 
     def start(self) -> "Talk":
-        """What is left of the prompt, if anything is, its last token included."""
+        """Computes the rest of the prompt, including its last token."""
         self.read()
         if self.session.position < len(self.session.recorded):
             self._forward(self.session.recorded[-1:])
         return self
 
     def ahead(self, token: int) -> "Talk":
-        """The forward of a token that is never read."""
+        """Dispatches the forward of a token that is never read."""
         self.start()
         self._forward([token])
         return self
@@ -150,15 +159,15 @@ class Talk:
         self._users.check()
 
     def close(self) -> None:
-        """The end, or a client that leaves."""
+        """Ends the session, or lets the client leave."""
         self._close(failed=False)
 
     def fail(self) -> None:
-        """An evaluation raised."""
+        """Ends the session after an evaluation that raised."""
         self._close(failed=True)
 
     def tear_layers(self) -> None:
-        """The next forward breaks between two layers."""
+        """Fails the next forward between two layers."""
         with suppress(BrokenError), self.session.forward(1):
             layer = self.session.layers[0]
             assert isinstance(layer, FakeLayer)
@@ -167,7 +176,7 @@ class Talk:
         self._close(failed=False)
 
     def tear_trie(self) -> None:
-        """The cache cannot follow the next forward."""
+        """Fails the cache's own part of the next forward."""
         with suppress(BrokenError), breaking(SequenceLayers, "advance"), self.session.forward(1):
             for layer in self.session.layers:
                 assert isinstance(layer, FakeLayer)
@@ -199,7 +208,7 @@ def _break() -> None:
 
 @contextmanager
 def breaking(where: type, name: str) -> Iterator[None]:
-    """Every call of a method raises."""
+    """Makes every call of a method raise."""
 
     def broken(*_: object, **__: object) -> None:
         raise BrokenError(f"in {name}")

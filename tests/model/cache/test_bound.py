@@ -38,7 +38,7 @@ def test_a_bound_is_never_more_than_the_budget() -> None:
     users.trie.bound(10_000)
     assert users.trie.nbytes <= 10_000
     users.trie.bound(10**9)
-    assert users.trie._budget == 20_000
+    assert users.trie.describe().counts.budget_bytes == 20_000
 
 
 def test_a_larger_bound_lets_it_keep_more_again() -> None:
@@ -69,7 +69,7 @@ def test_what_an_open_session_uses_is_not_evicted(name: str) -> None:
     users.until(lambda: len(asked.tokens) > 3)
     before = users.trie.nbytes
     users.trie.evict()
-    assert users.trie._budget == 10**9
+    assert users.trie.describe().counts.budget_bytes == 10**9
     assert 0 < users.trie.nbytes < before
     users.finish()
     assert asked.finished

@@ -153,7 +153,7 @@ def test_a_long_prefill_leaves_states_behind_and_no_forward(kind: str) -> None: 
     users = Users(tiny(kind), first_distance=4096)
     users.ask(users.tokens(2052), say=2, chunk=2048)
     assert [node.end for node in users.cache._trie.nodes() if node.checkpoint] == [2048]
-    assert users.cache._sequences.kept.ledger.nbytes > 0  # its states
+    assert users.cache.describe().counts.paged_bytes > 0  # its states
     assert abs(users.held - users.cache.nbytes) <= 64 * KIB
 
 
@@ -224,7 +224,7 @@ def test_what_is_computed_again_is_held_once() -> None:
     users = Users(tiny("qwen3_next"), first_distance=4096)
     conversation = users.ask(users.tokens(300))
     users.ask(users.tokens(30))
-    assert users.cache._sequences.kept.ledger.nbytes > 300 * users.token_bytes
+    assert users.cache.describe().counts.paged_bytes > 300 * users.token_bytes
     users.ask(conversation[:200] + users.tokens(20))
     assert users.cache._sequences.end is not None
     slices = [node.slots[slot] for node in users.cache._sequences.end.path()[1:] for slot in users.sliceable]

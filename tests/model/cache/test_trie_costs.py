@@ -74,7 +74,7 @@ def counting(*functions: tuple[type, str]) -> Iterator[list[str]]:
 def test_a_request_looks_at_its_own_nodes_only(family: str) -> None:
     """And at those near the ones that go for it."""
     users = Users(family, 300)
-    users.cache._budget = users.cache.nbytes - 1
+    budget = users.cache._budget = users.cache.nbytes - 1
     with counting(
         (PrefixTrie, "nodes"),
         (PrefixTrie, "remove"),
@@ -83,7 +83,7 @@ def test_a_request_looks_at_its_own_nodes_only(family: str) -> None:
         (LeastWorth, "weight"),
     ) as calls:
         users.ask([1, 2, 3, *range(110, 115), *range(10, 30)])
-    assert users.cache.nbytes < users.cache._budget
+    assert users.cache.nbytes < budget
     gone = calls.count("remove") + calls.count("merge")
     assert 0 < gone < 60
     assert calls.count("weight") <= 30 + 4 * gone < 300
@@ -98,7 +98,7 @@ def test_many_victims_look_at_the_layers_once(family: str) -> None:
 
 def _layer_looks(family: str, share: float) -> int:
     users = Users(family, 60)
-    before = len(list(users.cache._trie.nodes()))
+    before = users.cache.describe().counts.nodes
     users.cache._budget = int(users.cache.nbytes * share)
     count = 0
     count_of = LiveSequences.layer_bytes
@@ -110,7 +110,7 @@ def _layer_looks(family: str, share: float) -> int:
 
     with patch.object(LiveSequences, "layer_bytes", property(counted)):
         users.cache._enforce()
-    assert before - len(list(users.cache._trie.nodes())) > (1 - share) * 20
+    assert before - users.cache.describe().counts.nodes > (1 - share) * 20
     return count
 
 

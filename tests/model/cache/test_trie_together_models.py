@@ -329,7 +329,10 @@ class Users(RuleBasedStateMachine):
         nodes = list(cache._trie.nodes())
         held = [slot for node in nodes for slot in node.slots if slot is not None]
         assert (ledger.count, ledger.nbytes) == (len(held), sum(slot.nbytes for slot in held))
-        assert cache.nbytes == sum(sequence.nbytes for sequence in sequences) + ledger.nbytes + cache._reserved
+        assert (
+            cache.nbytes
+            == sum(sequence.nbytes for sequence in sequences) + ledger.nbytes + cache.describe().reserved_bytes
+        )
         live = [snapshot for sequence in sequences for state in sequence.states for snapshot in state.live]
         assert len(live) == len(set(live))
         assert set(live) == {slot for slot in held if slot.live}

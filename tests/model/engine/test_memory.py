@@ -97,14 +97,18 @@ def test_the_cache_gets_what_computing_leaves() -> None:
     users = company(room, Dial())
     users.ask(words(300), 4)
     users.finish()
-    assert users.trie._budget == room
+    assert users.trie.describe().counts.budget_bytes == room
     users.running.memory.workspace.saw(64, 320, 100_000)
     users.ask(words(300, 2), 4)
     users.until(lambda: bool(users.running._groups))
-    assert users.trie._budget == room - 100_000 - 256 * TOKEN_BYTES, "a chunk, and what an answer may grow by"
+    assert users.trie.describe().counts.budget_bytes == room - 100_000 - 256 * TOKEN_BYTES, (
+        "a chunk, and what an answer may grow by"
+    )
     users.running.memory.workspace.saw(64, 320, 300_000)
     users.running._make_room()
-    assert users.trie._budget == room - room // 4 - 256 * TOKEN_BYTES, "no more than a share for the sake of speed"
+    assert users.trie.describe().counts.budget_bytes == room - room // 4 - 256 * TOKEN_BYTES, (
+        "no more than a share for the sake of speed"
+    )
     users.finish()
     users.check()
 
@@ -113,7 +117,7 @@ def test_the_cache_gets_no_more_than_it_was_made_for() -> None:
     users = company(2000 * TOKEN_BYTES, Dial(), cache_bytes=700 * TOKEN_BYTES)
     users.ask(words(300), 4)
     users.finish()
-    assert users.trie._budget == 700 * TOKEN_BYTES
+    assert users.trie.describe().counts.budget_bytes == 700 * TOKEN_BYTES
     users.check()
 
 
@@ -124,7 +128,7 @@ def test_what_others_hold_is_not_the_caches() -> None:
     users.finish()
     dial.now = users.trie.nbytes + 1000
     users.running._make_room()
-    assert users.trie._budget == 3000 * TOKEN_BYTES - 1000
+    assert users.trie.describe().counts.budget_bytes == 3000 * TOKEN_BYTES - 1000
 
 
 def test_conversations_go_when_contexts_need_their_room() -> None:

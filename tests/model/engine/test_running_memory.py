@@ -25,7 +25,7 @@ def most_open(users: Company) -> int:
     most = 0
     while not users.running.idle:
         users.advance()
-        most = max(most, len(users.trie._sequences.sessions))
+        most = max(most, users.trie.describe().sessions)
     return most
 
 
@@ -95,7 +95,7 @@ def test_without_a_budget_nobody_waits_for_the_first_forward() -> None:
     for number in range(5):
         users.ask(words(300, 2 * number), 20)
     users.advance(5)
-    assert len(users.trie._sequences.sessions) == 5
+    assert users.trie.describe().sessions == 5
     users.finish()
     users.check()
 
@@ -168,8 +168,9 @@ def test_batches_count_as_long_as_they_last() -> None:
     while not users.running.idle:
         users.advance()
         held = sum(group.nbytes for group in users.running._groups)
-        assert users.trie._reserved <= held <= users.trie._reserved + 3 * budget(256)
-        assert (users.trie._reserved > 0) == (held > 0)
+        reserved = users.trie.describe().reserved_bytes
+        assert reserved <= held <= reserved + 3 * budget(256)
+        assert (reserved > 0) == (held > 0)
         seen.add(max((len(group.generations) for group in users.running._groups), default=0))
         assert users.trie.nbytes <= budget(5000)
     assert seen == {0, 1, 2, 3}

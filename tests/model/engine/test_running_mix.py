@@ -143,7 +143,7 @@ def ask_again(company: Company, numbers: random.Random) -> None:
     company.check_cache()
     # An answer that its grammar forces from beginning to end needs no prompt to be read.
     read = first.finished and not first.wish.grammar
-    if read and company.trie._budget is None and company.kind.name in SLICEABLE:
+    if read and company.trie.describe().counts.budget_bytes is None and company.kind.name in SLICEABLE:
         assert again.cached == len(again.wish.prompt) - 1
 
 

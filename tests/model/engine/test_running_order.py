@@ -39,7 +39,7 @@ def test_as_many_run_at_once_as_there_are_places(parallel: int) -> None:
     most = 0
     while not users.running.idle:
         users.advance()
-        most = max(most, len(users.trie._sequences.sessions))
+        most = max(most, users.trie.describe().sessions)
     assert most == parallel
     users.check()
 

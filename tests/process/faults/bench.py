@@ -168,12 +168,13 @@ class Bench:
         assert not self.running._spoiled
         cache = self.cache
         if isinstance(cache, TrieCache):
-            assert not cache._sequences.sessions
+            described = cache.describe()
+            budget_bytes = described.counts.budget_bytes
+            assert (described.sessions, described.reserved_bytes) == (0, 0)
             check_trie(cache)
             assert all(root.locks == 0 for root in cache._trie._roots.values())
-            assert cache._budget is None or cache.nbytes <= cache._budget
-            assert cache._reserved == 0
-            assert cache.nbytes == cache._sequences.kept.nbytes + cache._sequences.facts.ledger.nbytes
+            assert budget_bytes is None or cache.nbytes <= budget_bytes
+            assert cache.nbytes == cache._sequences.kept.nbytes + described.counts.paged_bytes
         elif isinstance(cache, SingleEntryCache):
             assert not cache._open
             if cache._sequence is not None and cache._tokens:

@@ -59,13 +59,13 @@ def test_what_is_locked_and_what_can_be_evicted_are_all_there_is(family: str) ->
     users, talks = crowd(family)
     while talks:
         users.cache._sequences.evict_kept()
-        total = users.cache._sequences.facts.ledger.nbytes
+        total = users.cache.describe().counts.paged_bytes
         locked = sum(node.nbytes for node in users.nodes if node.locks)
         evictable = sum(node.nbytes for node in users.nodes if not node.locks)
         assert locked + evictable == total
         users.cache._budget = 0
         users.reserve(0)
-        assert users.cache._sequences.facts.ledger.nbytes == locked
+        assert users.cache.describe().counts.paged_bytes == locked
         assert all(node.locks for node in users.nodes)
         users.cache._budget = None
         talks.pop().say(7).close()
@@ -212,9 +212,9 @@ def test_what_is_kept_keeps_nobody_out(family: str) -> None:
         users.turn(own(user, 60))
     users.begin(own(7, 20))
     users.turn(own(8, 20))
-    users.cache._budget = users.cache.nbytes + 1
-    assert users.cache.allows(users.cache._budget - users.cache.session_bytes(20))
-    assert not users.cache.allows(users.cache._budget - users.cache.session_bytes(20) + 1)
+    budget = users.cache._budget = users.cache.nbytes + 1
+    assert users.cache.allows(budget - users.cache.session_bytes(20))
+    assert not users.cache.allows(budget - users.cache.session_bytes(20) + 1)
 
 
 @everyone
