@@ -1,4 +1,4 @@
-"""A fast BLAS is in front of MLX's own, and its answers are the same to rounding."""
+"""A fast BLAS replaces MLX's own, with the same results up to rounding."""
 
 import shutil
 import subprocess
@@ -135,7 +135,7 @@ print(all(np.array_equal(rows, whole[: len(rows)]) for rows in alone))
 
 
 def compiled(directory: Path, **replaced: str) -> Path:
-    """The shim built as on another processor: with other words in place of the names of its instruction sets."""
+    """Builds the shim as on another processor, by replacing the names of instruction sets in its source."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler")
@@ -152,7 +152,7 @@ def compiled(directory: Path, **replaced: str) -> Path:
 
 
 def kernel(library: Path, threads: int = 1) -> str:
-    """What the products of random shapes and forms came to, held against numpy's in float64."""
+    """Compares products of random shapes and forms with numpy's in float64. Returns what the program printed."""
     words = [sys.executable, "-c", KERNEL, str(library), str(threads)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -161,7 +161,7 @@ def kernel(library: Path, threads: int = 1) -> str:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
 def test_every_product_is_right_and_a_row_does_not_depend_on_its_company() -> None:
-    """Shapes with odd ends, of every form, in the room of larger ones; up to eight rows have one order of terms."""
+    """Odd shapes of every form, inside larger arrays; up to eight rows add their terms in the same order."""
     library = blas._shim()
     assert library is not None
     has_vectors = {"avx2", "fma"} <= set(Path("/proc/cpuinfo").read_text().split())
@@ -178,7 +178,7 @@ def test_every_product_is_right_on_other_processors(replaced: dict[str, str], tm
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
 def test_several_threads_share_products_of_few_rows() -> None:
-    """Then all of them are the other library's."""
+    """With several threads, the other library computes all products."""
     library = blas._shim()
     assert library is not None
     assert kernel(library, threads=2) == "False"
@@ -203,7 +203,7 @@ print(looked.name, looked.advice, "opened" if loaded else "looked", blas.preload
 
 
 def looks(choice: str, *missing: str) -> list[str]:
-    """What a look tells, its advice, whether a library was opened for it, and what preloading says then."""
+    """Returns what `detect` finds, its advice, whether it opened a library, and what `preload` returns then."""
     words = [sys.executable, "-c", LOOKS, choice, *missing]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.strip().split("|")

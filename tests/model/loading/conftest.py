@@ -1,4 +1,4 @@
-"""Tiny checkpoints, written once, and the opening and running that every test here does."""
+"""Tiny checkpoints, written once, and helpers that open and run them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 @pytest.fixture
 def store(tmp_path: Path, checkpoint: Checkpoints) -> Store:
-    """The llama checkpoint in a store of its own, to be broken."""
+    """The llama checkpoint in a store of its own, which tests may break."""
     return write_store(tmp_path / "models", "tiny", checkpoint("llama"))
 
 
@@ -40,7 +40,7 @@ def open_stored(store: Store, name: str = "tiny") -> OpenedModel:
 
 
 def run(model: LoadedModel | object, layers: list[object] | None = None) -> mx.array:
-    """Scores [1, L + 2, V] of `TOKENS` in one piece and two tokens more, one at a time, through the layer caches."""
+    """Returns scores [1, L + 2, V] of `TOKENS` at once and two more tokens one by one, through the layer caches."""
     from mlx_lm.models.cache import make_prompt_cache
 
     module = model.module if isinstance(model, LoadedModel) else model
@@ -57,5 +57,5 @@ def run_path(path: Path | str, models_dir: Path = Path("unused")) -> mx.array:
 
 
 def same(left: mx.array, right: mx.array) -> bool:
-    """Bit for bit, and not by being all NaN."""
+    """Asserts that two arrays are equal bit for bit, and not all NaN."""
     return left.dtype == right.dtype and bool(mx.array_equal(left, right)) and bool(mx.isfinite(left).all())

@@ -1,6 +1,6 @@
-"""Every way to break a store (docs/internals/store.md, 6): how to do it, and the whole line that must come of it.
+"""Every way to break a store (docs/internals/store.md, 6), with the complete error line.
 
-The names of the cases are the ids of the tests. Each starts from the same sound llama, `tiny`.
+The names of the cases are the ids of the tests. Each case starts from the same sound llama, `tiny`.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ Break = Callable[[Store], object]
 
 
 class Case(NamedTuple):
-    """`line` is a regular expression for all of it. `loads` tells that only the module finds out, not the opening."""
+    """`line` is a regular expression for the whole line. `loads` is true if opening succeeds and only loading fails."""
 
     spoil: Break
     line: str
@@ -46,13 +46,13 @@ def zeros(dtype: str, *shape: int) -> Tensor:
 
 
 def file_start(header: object) -> bytes:
-    """A safetensors file up to its data; a header of bytes is taken as it is."""
+    """Returns a safetensors file up to its data; a header of bytes is used unchanged."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text
 
 
 def with_header(header: object, data_bytes: int = 16384) -> Break:
-    """Puts a file with this header and zeros as data in the place of one weight."""
+    """Replaces one weight by a file with this header and zeros as data."""
     return lambda store: store.put(WEIGHT, file_start(header) + bytes(data_bytes), TENSOR)
 
 
@@ -74,7 +74,7 @@ def with_layer(name: str = WEIGHT, **changes: object) -> Break:
 
 
 def with_model_config(content: object) -> Break:
-    """Another blob in the place of the one that describes the model to Ollama."""
+    """Replaces the blob that describes the model to Ollama."""
 
     def apply(store: Store) -> None:
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -94,7 +94,7 @@ def with_config(**changes: object) -> Break:
 
 
 def with_packed(**changes: Tensor | None) -> Break:
-    """Puts a packed weight whose parts (`words`, `scale`, `bias`) are changed, or left out where None."""
+    """Stores a packed weight whose parts (`words`, `scale`, `bias`) are changed, or left out if None."""
 
     def apply(store: Store) -> None:
         parts = quantize(store.tensors(WEIGHT)[WEIGHT], WEIGHT, PACKINGS["int4"])
@@ -133,7 +133,7 @@ def cut(name: str, less: int = 100) -> Break:
 
 
 def replaced(make: Callable[[Path], object], name: str = WEIGHT) -> Break:
-    """Something else where the blob was."""
+    """Replaces the blob by something else."""
 
     def apply(store: Store) -> None:
         path = store.blob_of(name)
@@ -144,7 +144,7 @@ def replaced(make: Callable[[Path], object], name: str = WEIGHT) -> Break:
 
 
 def sparse(name: str, size_bytes: int, first: bytes = b"") -> Break:
-    """A blob as large as the manifest says, of which only the first bytes take room on the disk."""
+    """Makes a sparse blob of the size in the manifest, with only the first bytes on disk."""
 
     def apply(store: Store) -> None:
         digest = f"sha256:{hashlib.sha256(first).hexdigest()}"
@@ -157,7 +157,7 @@ def sparse(name: str, size_bytes: int, first: bytes = b"") -> Break:
 
 
 def flip(name: str) -> Break:
-    """Another content of the same size: only a digest can tell."""
+    """Changes the content but not the size, so that only a digest shows it."""
 
     def apply(store: Store) -> None:
         path = store.blob_of(name)
@@ -169,7 +169,7 @@ def flip(name: str) -> Break:
 
 
 def each(*spoils: Break) -> Break:
-    """One after the other."""
+    """Applies several changes in turn."""
 
     def apply(store: Store) -> None:
         for spoil in spoils:
@@ -179,7 +179,7 @@ def each(*spoils: Break) -> Break:
 
 
 def moved(of: Callable[[Store], Path]) -> Break:
-    """A file that is elsewhere, with a link to it in its place."""
+    """Moves a file elsewhere and leaves a link to it."""
 
     def apply(store: Store) -> None:
         path = of(store)
@@ -473,7 +473,7 @@ TOKENIZERS: dict[str, Case] = {
         with_text("tokenizer_config.json", b"{"), r"parse tokenizer: tokenizer_config\.json: .*"
     ),
 }
-"""Found by the tokenizer, which serving opens while the weights are read."""
+"""Faults found by the tokenizer, which serving opens while the weights are read."""
 
 RENAMED_MODULES: dict[str, Case] = {
     "tensor missing": Case(without(WEIGHT), rf"tiny lacks 1 tensors: {WEIGHT}", loads=True),
@@ -513,7 +513,7 @@ RENAMED_MODULES: dict[str, Case] = {
         loads=True,
     ),
 }
-"""Found when the headers are held against mlx-lm's module."""
+"""Faults found when the headers are compared with mlx-lm's module."""
 
 CASES = MANIFESTS | BLOBS | PARTS | TEXTS | TOKENIZERS | RENAMED_MODULES
 
@@ -523,7 +523,7 @@ KNOWN_FROM_OLLAMA = {
     "config.json not in the manifest": 'failed to read config.json: config "config.json" not found in manifest',
     "tokenizer not in the manifest": 'load tokenizer config: config "tokenizer.json" not found in manifest',
 }
-"""Lines that stand word for word as Ollama's runner has them."""
+"""Lines identical to those of Ollama's runner, word for word."""
 
 HARMLESS: dict[str, Break] = {
     "draft blob missing": each(
@@ -557,4 +557,4 @@ HARMLESS: dict[str, Break] = {
     "blob a link": moved(lambda store: store.blob_of(WEIGHT)),
     "manifest a link": moved(lambda store: store.manifest_path),
 }
-"""What looks odd and must not keep a model from being served."""
+"""Oddities that must not prevent a model from being served."""

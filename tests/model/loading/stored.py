@@ -1,4 +1,4 @@
-"""A published model put into a store of some generation, and what must be true of it there."""
+"""Stores a published model as some generation of Ollama does, and checks it there."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from tests.model.loading.conftest import run, same
 
 
 class Stored(NamedTuple):
-    """The source called `name`, published in `source_dir`, stored under `root` as `plan` says."""
+    """Stores the source `name`, published in `source_dir`, under `root`, according to `plan`."""
 
     name: str
     source_dir: Path
@@ -33,11 +33,11 @@ class Stored(NamedTuple):
         return open_model(self.name, self.models_dir)
 
     def modules(self) -> tuple[Module, Module]:
-        """What is loaded from the store, and what it should be."""
+        """The model loaded from the store, and the expected one."""
         return load(self.open()).module, oracle(self.root / "mlx", self.name, self.source_dir, self.plan.packings)
 
     def assert_computes_what_the_source_does(self, *, in_float32: bool = False) -> None:
-        """`in_float32` casts both models, for want of experts in bfloat16 on CPUs."""
+        """`in_float32` casts both models, since CPUs cannot compute experts in bfloat16."""
         found, wanted = self.modules()
         if in_float32:
             found.set_dtype(mx.float32)
@@ -45,7 +45,7 @@ class Stored(NamedTuple):
         assert same(run(found), run(wanted))
 
     def assert_holds_what_the_source_does(self) -> None:
-        """The same numbers, though perhaps in rows where the source has columns, so that sums end in other digits."""
+        """Asserts equal numbers. Rows may be columns in the source, which changes the last digits of sums."""
         found, wanted = self.modules()
         numbers = dict(tree_flatten(wanted.parameters()))
         parameters = dict(tree_flatten(found.parameters()))
@@ -54,7 +54,7 @@ class Stored(NamedTuple):
         assert close(run(found), run(wanted))
 
     def assert_reads_the_text_model_only(self) -> None:
-        """Of towers, token prediction and drafts nothing is read; of the rest all, but for what serves no purpose."""
+        """Asserts that everything is read except towers, token prediction, drafts and useless tensors."""
         opened, source = self.open(), SOURCES[self.name]
         blobs = [blob for blob in self.plan.blobs if not blob.origins <= source.spare.keys()]
         needed = sum(blob.nbytes for blob in blobs)
@@ -65,7 +65,7 @@ class Stored(NamedTuple):
 
 
 def close(left: mx.array, right: mx.array, tolerance: float = 2e-5) -> bool:
-    """Equal but for a part of the largest number; the default is what another order of additions leaves open."""
+    """Asserts equality up to a part of the largest number; the default allows another order of additions."""
     return left.dtype == right.dtype == mx.float32 and bool(
         mx.abs(left - right).max() < tolerance * mx.abs(right).max()
     )

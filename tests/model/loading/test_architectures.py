@@ -27,7 +27,7 @@ from scripts.tools.models.tensors import Packing, rounded
 
 SERVED = [name for name in architectures() if name not in unserved()]
 TOKENS = [(7 * index + index * index) % 64 for index in range(44)]
-"""Longer than the windows and chunks of the tiny models."""
+"""More tokens than the windows and chunks of the tiny models."""
 
 # What the oracle itself cannot do, not the loader.
 NOT_COMPARED = {
@@ -65,7 +65,7 @@ def same(left: mx.array, right: mx.array) -> bool:
 
 @pytest.fixture
 def directory(name: str, tmp_path: Path) -> Path:
-    """The tiny model called `name`, under mlx-lm's names, of an architecture that no table knows."""
+    """Writes the tiny model `name`, under mlx-lm's names, with an architecture that is in no table."""
     root = tmp_path / "source"
     root.mkdir()
     write_weights(root, dict(tree_flatten(make_module(name).parameters())))

@@ -1,4 +1,4 @@
-"""`mlx-runner check` tells what serving would do, and all that is wrong at once."""
+"""`mlx-runner check` predicts the result of serving, and reports all faults at once."""
 
 import json
 import re
@@ -71,7 +71,7 @@ def check_store(store: Store, context: int | None = None) -> Inspection:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_what_serving_refuses_is_the_one_problem_in_the_same_words(case: Case, store: Store) -> None:
-    """One: what follows from a fault is not told as another."""
+    """Only one fault: its consequences are not reported as further faults."""
     case.spoil(store)
     found = check_store(store)
     assert not found.loads
@@ -96,7 +96,7 @@ def test_what_is_served_has_no_problem(spoil: Break, store: Store) -> None:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_kind_of_model_would_load(kind: Kind, checkpoint: Checkpoints, tmp_path: Path) -> None:
-    """From a store as from a directory, with the same facts."""
+    """A store and a directory give the same facts."""
     directory = checkpoint(kind)
     store = write_store(tmp_path, "tiny", directory)
     stored, plain = check_store(store), check(str(directory))
@@ -181,7 +181,7 @@ def test_packings_are_told_with_what_they_take(
 
 @pytest.mark.parametrize("name", ["prism_hadamard_qwen35", "afm7"])
 def test_packed_layers_of_a_modules_own_are_told(name: str, tmp_path: Path) -> None:
-    """They need not have all that MLX's have."""
+    """Such layers may lack attributes of MLX's own layers."""
     write_weights(tmp_path, dict(tree_flatten(make_module(name).parameters())))
     (tmp_path / "config.json").write_text(
         json.dumps({**config(name), "model_type": name, "architectures": [f"{name}X"]})
@@ -213,7 +213,7 @@ def test_what_text_does_not_need_is_counted_by_what_it_is(checkpoint: Checkpoint
 
 
 def test_several_faults_are_all_told_and_nothing_that_follows_from_them(store: Store) -> None:
-    """A whole layer is lost with the two blobs of it that are left: its number is then no fault of config.json."""
+    """The last two blobs of a layer are unreadable, so all of it is lost; its number is no fault of config.json."""
     for layer in list(store.layers):
         name = str(layer.get("name"))
         if name.startswith("model.layers.1.") and name not in (OTHER, "model.layers.1.input_layernorm.weight"):
@@ -273,7 +273,7 @@ def test_lost_shards_of_a_directory_are_not_told_again_as_missing_tensors(tmp_pa
 
 
 def test_one_lost_expert_is_told_once(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    """The others cannot be stacked without it: another fault, but no other cause."""
+    """Without it the others cannot be stacked: a second fault with the same cause."""
     source = tmp_path / "source"
     shutil.copytree(checkpoint("deepseek_v3"), source)
     tensors = {}

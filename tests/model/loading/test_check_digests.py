@@ -1,4 +1,4 @@
-"""`--verify`: the content of every blob that is used, against the name that it has."""
+"""`--verify` compares the content of every used blob with its name."""
 
 import logging
 import re
@@ -94,7 +94,7 @@ def test_of_a_blob_with_many_tensors_the_first_is_named(store: Store) -> None:
 
 
 def test_what_is_not_used_is_not_verified(store: Store) -> None:
-    """It would be read for nothing."""
+    """Reading it would be useless."""
     store.put_tensors("v", {"vision_tower.patch_embed.weight": zeros("F32", 8, 8)})
     store.put("draft.model.norm.weight", b"not even opened", TENSOR)
     store.put("draft/config.json", b"{ }", JSON)
@@ -104,7 +104,7 @@ def test_what_is_not_used_is_not_verified(store: Store) -> None:
 
 
 def test_without_it_a_changed_blob_is_served(store: Store) -> None:
-    """As Ollama does; only sizes are compared."""
+    """Like Ollama, compares only sizes."""
     flip(WEIGHT)(store)
     settings = CheckSettings(model="tiny", models_dir=store.models_dir, log_level=0)
     assert inspect(settings).loads
@@ -118,7 +118,7 @@ def test_capitals_in_a_digest_name_the_same_content(store: Store) -> None:
 
 
 def test_check_tells_of_every_changed_blob_and_of_each_fault_once(store: Store) -> None:
-    """A blob of the wrong size has another content, and one that is gone has none: both have been told."""
+    """Blobs of the wrong size and missing ones are reported before."""
     store.put("preprocessor_config.json", b"{ }", JSON)
     changed = (WEIGHT, OTHER, "preprocessor_config.json")
     for name in changed:
@@ -168,7 +168,7 @@ def test_short_work_is_not(store: Store, caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_two_blobs_are_hashed_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits for another one to be open too."""
+    """Each reader waits until another one has a file open too."""
     opened = open_stored(store)
     meeting = threading.Barrier(2, timeout=20)
     met = threading.Event()
@@ -185,7 +185,7 @@ def test_two_blobs_are_hashed_at_a_time(store: Store, monkeypatch: pytest.Monkey
 
 
 def test_after_the_first_mismatch_nothing_more_is_hashed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest of a large model would be read for nothing."""
+    """Reading the rest of a large model would be useless."""
     large = store.models_dir / "blobs" / f"sha256-{'1' * 64}"
     with large.open("wb") as file:
         file.truncate(1 << 36)

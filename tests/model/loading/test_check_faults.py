@@ -1,4 +1,4 @@
-"""Every fault of every tensor is told by `check`, and serving ends with the first of them."""
+"""`check` reports every fault of every tensor; serving ends with the first one."""
 
 import re
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_every_packed_tensor_that_fits_no_packing_is_told(checkpoint: Checkpoint
 
 
 def test_a_lost_file_explains_what_its_module_calls_otherwise(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    """A shard of a directory without an index may have held anything."""
+    """A shard of a directory without an index might have held any tensor."""
     source = checkpoint("llama")
     for path in source.iterdir():
         if path.name != "model.safetensors":

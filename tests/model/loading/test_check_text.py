@@ -1,4 +1,4 @@
-"""What `mlx-runner check` prints: for a person, and for a program."""
+"""The output of `mlx-runner check`, for people and for programs."""
 
 import re
 
@@ -116,7 +116,7 @@ def test_parameters_are_counted_as_models_are_called(number: int, shown: str, st
 
 
 def test_the_keys_of_the_object_are_always_the_same(store: Store) -> None:
-    """A program need not ask which are there: what is unknown is null."""
+    """Every field is present for programs; unknown values are null."""
     sound = msgspec.json.decode(msgspec.json.encode(check(store)))
     assert tuple(sound) == KEYS
     assert sound["caches"] == [{"name": "full attention", "cache": "KVCache", "count": 2}]

@@ -1,4 +1,4 @@
-"""Files that this user may not read are named, with the reason."""
+"""Errors for files that this user may not read name the file and the reason."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def reachable() -> Iterator[Path]:
-    """A directory that every user may enter; pytest's own are closed."""
+    """A directory that every user may enter, unlike pytest's own."""
     path = Path(tempfile.mkdtemp())
     path.chmod(0o755)
     yield path
@@ -30,7 +30,7 @@ def reachable() -> Iterator[Path]:
 
 @pytest.fixture
 def closed() -> Iterator[Callable[[Path], None]]:
-    """`closed(path)` takes every right to it away, and root's rights from the test. All come back afterwards."""
+    """`closed(path)` removes all rights to it, and root's rights from the test. Afterwards, it restores them."""
     modes: dict[Path, int] = {}
     is_root = os.geteuid() == 0
 
@@ -53,7 +53,7 @@ def serve(model: str, models_dir: Path) -> None:
 
 
 def refusal(model: str, models_dir: Path) -> str:
-    """What serving says; `check` says the same and nothing else."""
+    """Returns the error of serving; asserts that `check` reports the same and nothing else."""
     with pytest.raises(ModelError) as refused:
         serve(model, models_dir)
     problems = inspect(CheckSettings(model=model, models_dir=models_dir, log_level=0)).problems
@@ -72,7 +72,7 @@ def test_in_a_directory(name: str, checkpoint: Checkpoints, reachable: Path, clo
 
 @pytest.mark.parametrize("asked", ["tiny", "TINY"])
 def test_in_a_store(asked: str, checkpoint: Checkpoints, reachable: Path, closed: Callable[[Path], None]) -> None:
-    """Whatever the spelling: what cannot be looked into is not said to be absent."""
+    """In any spelling, an unreadable file is not reported as missing."""
     store = write_store(reachable, "tiny", checkpoint("llama"))
     closed(store.models_dir / "manifests")
     path = store.models_dir / "manifests/registry.ollama.ai/library" / asked / "latest"

@@ -1,4 +1,4 @@
-"""Where mlx-lm reads a `config.json` differently from what it says: silently wrong logits, mostly.
+"""Configs that mlx-lm would read differently, mostly with silently wrong logits as a result.
 
 See docs/internals/store.md, 3.
 """
@@ -28,7 +28,7 @@ LLAMA3_ROPE = {
 
 
 def rewritten(source: Path, directory: Path, config: Config, tensors: dict[str, Tensor] | None = None) -> Path:
-    """A copy of `source` with another `config.json`, and other weights if given."""
+    """Copies `source` with another `config.json`, and other weights if given."""
     directory.mkdir()
     for path in source.iterdir():
         (directory / path.name).write_bytes(path.read_bytes())
@@ -39,7 +39,7 @@ def rewritten(source: Path, directory: Path, config: Config, tensors: dict[str, 
 
 
 def opened_with(tmp_path: Path, kind: Kind, **overrides: object) -> OpenedModel:
-    """The kind's checkpoint opened with top-level config entries changed afterwards; None deletes one."""
+    """Opens the checkpoint of `kind` with changed top-level config entries; None deletes one."""
     source = write_checkpoint(tmp_path / "source", kind)
     return open_model(str(rewritten(source, tmp_path / "changed", config_of(kind, overrides))), tmp_path)
 
@@ -51,7 +51,7 @@ def text_of(opened: OpenedModel) -> Config:
 
 @pytest.mark.parametrize("said", [None, False])
 def test_an_output_projection_is_used_unless_the_file_says_tied(said: bool | None, tmp_path: Path) -> None:
-    """mlx-lm's llama takes an absent flag for tied and throws the projection away."""
+    """mlx-lm's llama treats a missing flag as tied and drops the projection."""
     source = write_checkpoint(tmp_path / "source", "llama", overrides={"tie_word_embeddings": False})
     config = config_of("llama", {"tie_word_embeddings": said})
     directory = rewritten(source, tmp_path / "changed", config)

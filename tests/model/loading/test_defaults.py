@@ -1,4 +1,4 @@
-"""Fields that Ollama or mlx-lm fill are not demanded, and `check` says what counts for them."""
+"""Fields with a default in Ollama or mlx-lm may be missing; `check` tells the defaults."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def check(model: str, models_dir: Path) -> Inspection:
     ],
 )
 def test_a_field_that_has_a_default_is_not_demanded(name: str, filled: dict[str, object], tmp_path: Path) -> None:
-    """What is computed is what a config computes that says the same; from a store as from a directory."""
+    """A config without the fields computes the same as one with the defaults, from a store and from a directory."""
     directory = write_source(tmp_path / "d", name)
     config = json.loads((directory / "config.json").read_text())
     text = config.get("text_config", config)
@@ -60,7 +60,7 @@ def test_the_table_names_field_and_value(tmp_path: Path) -> None:
 
 
 def test_how_many_layers_there_are_is_demanded_though_a_class_has_a_default(tmp_path: Path) -> None:
-    """A part of a model would pass for the whole."""
+    """A part of a model would be taken for the whole."""
     directory = write_source(tmp_path / "d", "laguna")
     config = json.loads((directory / "config.json").read_text())
     del config["num_hidden_layers"]

@@ -1,4 +1,4 @@
-"""`--dtype`: which weights are converted into what, what that changes, what it takes, and what is said of it."""
+"""`--dtype`: converted weights, their effect on results, memory, and log lines."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ HALVES = (mx.bfloat16, mx.float16)
 
 NOT_COMPARED = {"baichuan_m1": "its sanitize normalizes lm_head once more, and in another type"}
 _COARSE = {"afm7": 0.4}
-"""Of norms of logits: twice what 16 bits were seen to cost where that is more than in all others."""
+"""Tolerances of architectures that lose more in 16 bits, relative to the norm of logits: twice the worst seen."""
 
 
 def parameters(module: Module) -> dict[str, mx.array]:
@@ -43,7 +43,7 @@ def floats(module: Module) -> dict[str, mx.Dtype]:
 
 
 def write_tiny(name: str, directory: Path, dtype: mx.Dtype) -> Module:
-    """The tiny model called `name` with all floats in `dtype`, and its module with the same numbers in float32."""
+    """Returns the tiny model `name` with all floats in `dtype`, and its module with the same numbers in float32."""
     module = make_module(name)
     stored = {
         name: array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
@@ -120,7 +120,7 @@ def test_packed_weights_stay_packed_and_compute_in_float32(
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Models of some megabytes: a dense one in bfloat16, a dense one in float32, one with experts apart in float32."""
+    """Models of some megabytes: dense in bfloat16, dense in float32, and with separate experts in float32."""
     root = tmp_path_factory.mktemp("wide")
     wide = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4}
     found: dict[str, Path] = {}
@@ -310,5 +310,5 @@ def test_memory_is_what_the_machine_and_the_container_have(
 
 
 def test_the_module_of_conversions_is_the_one_that_is_loaded(checkpoint: Checkpoints) -> None:
-    """The same numbers whichever way they are made float32: before they are written, or while they are read."""
+    """The numbers are the same whether they become float32 before they are written or while they are read."""
     assert same(run_loaded(load_path(checkpoint("llama"), "auto")), run_loaded(load_path(checkpoint("llama"), "keep")))

@@ -1,4 +1,4 @@
-"""Experts that a source keeps apart: read straight into the stacks that the module wants."""
+"""Separate experts of a source are read straight into the stacks of the module."""
 
 import os
 import threading
@@ -80,7 +80,7 @@ def test_the_experts_of_a_stack_come_in_the_order_of_their_numbers(opened: Opene
 
 
 def test_a_stack_has_experts_that_are_alike(opened: OpenedModel) -> None:
-    """What is left of their kind stays apart, and the other stacks are stacks all the same."""
+    """The remaining experts of their kind stay separate; the other stacks are still read as stacks."""
     changes: list[Callable[[HeaderEntry], HeaderEntry]] = [
         lambda entry: entry._replace(dtype="BF16"),
         lambda entry: entry._replace(shape=entry.shape[::-1] if len(set(entry.shape)) > 1 else (1, *entry.shape)),
@@ -144,7 +144,7 @@ def test_experts_that_an_old_release_stored_apart(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Words, scales and biases are a stack each."""
+    """Words, scales and biases are one stack each."""
     stored = put(tmp_path, "qwen3-moe", published("qwen3-moe"), quantization, LAYOUTS["0.16"])
     genuine, read = ExpertReader._read, []
 

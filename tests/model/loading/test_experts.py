@@ -1,4 +1,4 @@
-"""The forms of a layer's experts, and the stack that is put together again without a copy."""
+"""Layouts of a layer's experts, and stacks restored from their slices without a copy."""
 
 from typing import get_args
 
@@ -100,7 +100,7 @@ def test_a_sanitize_that_changes_arrays_in_place_leaves_them_to_the_next_one(lay
 
 
 def test_a_new_stack_gets_the_name_that_its_family_gives_it() -> None:
-    """Gemma 4 was kept as `moe.experts.0.gate_up_proj.weight`; its module has no `moe`."""
+    """Gemma 4 was stored as `moe.experts.0.gate_up_proj.weight`; its module has no `moe`."""
     weights = {f"model.layers.0.moe.experts.{index}.gate_up_proj.weight": mx.zeros((2, 3)) for index in range(2)}
     with with_layout(weights, "stacked", FAMILIES["Gemma4ForCausalLM"].renamed) as named:
         assert list(named) == ["model.layers.0.experts.gate_up_proj"]
@@ -108,7 +108,7 @@ def test_a_new_stack_gets_the_name_that_its_family_gives_it() -> None:
 
 @pytest.mark.parametrize(("conv", "layout"), [((8, 1, 4), "apart"), ((8, 4, 1), "stacked")])
 def test_qwen3_next_converts_what_is_raw_and_only_that(conv: tuple[int, ...], layout: str) -> None:
-    """mlx-lm adds 1 to norms whenever it sees experts apart, whatever an import did before."""
+    """mlx-lm adds 1 to norms whenever it sees separate experts, even after an import has done so."""
     weights = {
         f"{LAYER}.experts.up_proj.weight": WHOLE,
         "model.layers.0.linear_attn.conv1d.weight": mx.zeros(conv),

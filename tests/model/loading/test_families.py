@@ -1,4 +1,4 @@
-"""Which module an architecture gets, and under which names its tensors reach it. Headers only, no arrays."""
+"""The module of each architecture, and the names of its tensors. Headers only, no arrays."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def tensors(*names: str) -> dict[str, Tensor]:
 
 
 def chosen(family: Family, name: str) -> str | None:
-    """The name under which one tensor is read; None if it is not."""
+    """Returns the name under which one tensor is read; None if it is not read."""
     return next(iter(select_tensors(family, tensors(name))), None)
 
 
@@ -123,7 +123,7 @@ def test_the_text_models_context_comes_first() -> None:
 
 
 def test_phi3small_writes_to_logits_that_a_small_vocabulary_lacks() -> None:
-    """mlx-lm's module closes some tokens by their number; below 100,352 that is somebody else's memory."""
+    """mlx-lm's module masks some tokens by id; with a vocabulary below 100,352 it would write out of bounds."""
     family = Family("phi3small")
     with pytest.raises(ModelError, match="phi3small needs a vocab_size of 100352, found 64"):
         module_config({"vocab_size": 64}, family, {})
@@ -158,7 +158,7 @@ def test_a_width_of_heads_that_the_module_does_not_use_is_not_checked() -> None:
 
 @pytest.mark.parametrize("field", ["num_hidden_layers", "n_layer", "n_layers", "num_layers"])
 def test_more_layers_than_tensors_are_refused_before_any_is_built(field: str) -> None:
-    """The memory of a module with 10**12 layers is asked for in C++, which ends the process."""
+    """A module with 10**12 layers would allocate its memory in C++, which ends the process."""
     with pytest.raises(ModelError, match=f"{field} is {10**12}, the model holds 1: layer 1 is missing"):
         module_config({field: 10**12}, GENERAL, tensors("model.layers.0.x.weight"))
     assert module_config({field: 2}, GENERAL, tensors("h.0.a.weight", "h.1.a.weight"))[field] == 2

@@ -1,4 +1,4 @@
-"""Layers that a model holds and its config does not count: refused by name, but for predictors of further tokens."""
+"""Layers beyond the count in the config are refused by name, except multi-token predictors."""
 
 import json
 import re
@@ -29,13 +29,13 @@ PREDICTORS = {
 
 
 def served(model: str, models_dir: Path) -> None:
-    """What a start does before it reads weights."""
+    """Takes the steps of a start before it reads weights."""
     rehearse(open_model(model, models_dir))
 
 
 @pytest.mark.parametrize("name", [name for name in architectures() if name not in unserved()])
 def test_a_layer_after_the_last_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
-    """Every architecture, from a directory and from a store: most of mlx-lm's modules would pass it over."""
+    """Every architecture, from a directory and from a store; most of mlx-lm's modules would ignore it."""
     weights = dict(tree_flatten(make_module(name).parameters()))
     places = {match[1]: int(match[2]) for match in map(_LAYER.match, weights) if match}
     prefix = max(places, key=lambda prefix: (places[prefix], prefix))
@@ -59,7 +59,7 @@ def test_a_layer_after_the_last_is_refused_by_its_name(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("kind", ["llama", "deepseek_v3", "qwen3_next"])
 def test_a_config_that_counts_less_than_there_is_names_what_it_leaves_out(kind: str, tmp_path: Path) -> None:
-    """Dense, with experts and hybrid: DeepSeek's second layer looks unlike its first, and is a layer all the same."""
+    """Dense, with experts, and hybrid: DeepSeek's second layer differs from its first, but is a layer too."""
     directory = write_checkpoint(tmp_path / "d", kind)  # type: ignore[arg-type]  # they are kinds
     text = json.loads((directory / "config.json").read_text())
     total = text["num_hidden_layers"]
@@ -110,7 +110,7 @@ def test_many_layers_are_counted() -> None:
 
 @pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model.", "backbone.", ""])
 def test_only_the_layers_of_the_text_model_are_compared(prefix: str) -> None:
-    """Not those of towers, nor rotary tables, which no model needs."""
+    """Layers of towers do not count, nor do rotary tables, which no model needs."""
     text: Config = {"num_hidden_layers": 4}
     beyond = f"{prefix}layers.4.mlp.up_proj.weight"
     within = (

@@ -1,4 +1,4 @@
-"""What loading costs: files open at once, memory, bytes read, what is imported; and what it says while it goes on."""
+"""The cost of loading: open files, memory, bytes read, imports; and its log lines."""
 
 import gc
 import itertools
@@ -67,7 +67,7 @@ def blobs(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture(params=["apart", "blobs", "file"])
 def opened(request: pytest.FixtureRequest, apart: Path, blobs: Store) -> OpenedModel:
-    """A model in each form in which weights come, large enough for its bytes to be weighed."""
+    """A model in each form of weights, large enough to measure its memory."""
     paths = {"apart": str(apart), "blobs": "blobs", "file": str(blobs.models_dir.parent / "source")}
     return open_model(paths[request.param], blobs.models_dir)
 
@@ -128,7 +128,7 @@ def test_memory_stays_near_the_size_of_the_weights(opened: OpenedModel) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="only Linux counts what a process reads")
 def test_every_byte_is_read_once(opened: OpenedModel) -> None:
-    """But for the headers, of which a few kilobytes are read again."""
+    """Except for a few kilobytes of headers, which are read again."""
 
     def read_bytes() -> int:
         (line,) = (line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("rchar:"))
@@ -142,7 +142,7 @@ def test_every_byte_is_read_once(opened: OpenedModel) -> None:
 
 
 def test_what_is_made_of_weights_needs_room_for_one_group_only(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where stacks have to be made, each must let its parts go before the next one is made."""
+    """Where stacks have to be made, each must free its parts before the next one is made."""
     opened = open_model(str(apart), apart)
     monkeypatch.setattr("runner.model.weights.load.find_expert_stacks", lambda _, recipe: ({}, recipe))
     largest = 32 * 160 * 64 * 4
@@ -206,7 +206,7 @@ def test_the_log_tells_how_far_loading_is_and_counts_every_byte_once(
 def test_the_log_is_told_now_and_then(
     opened: OpenedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Here every group takes 0.4 seconds: one more than a second is over at every third."""
+    """Every group takes 0.4 seconds here, so every third group ends more than a second after a log line."""
     ticks = itertools.count()
     monkeypatch.setattr("runner.model.weights.load._READ_BYTES", 1)
     monkeypatch.setattr("runner.model.progress.time", SimpleNamespace(monotonic=lambda: 0.4 * next(ticks)))
@@ -221,7 +221,7 @@ def test_the_log_is_told_now_and_then(
 def test_weights_are_read_in_few_groups(
     name: str, blobs: Store, deep: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each is as large as may be: by bytes, or by the number of its files."""
+    """Each group is as large as allowed, in bytes or in files."""
     models_dir = deep.models_dir if name == "deep" else blobs.models_dir
     opened = open_model(str(models_dir.parent / "source") if name == "file" else name, models_dir)
     monkeypatch.setattr("runner.model.progress._LOG_EVERY_S", 0.0)
@@ -249,7 +249,7 @@ def test_opening_needs_no_mlx_and_loading_no_transformers(store: Store) -> None:
 
 
 def test_opening_takes_a_moment(deep: Store) -> None:
-    """Every header is read and checked: 0.1 ms each, here with much room for a busy machine."""
+    """Reads and checks every header: 0.1 ms each, with a wide margin for a busy machine."""
     started = time.process_time()
     open_model("deep", deep.models_dir)
     assert time.process_time() - started < 0.3

@@ -1,4 +1,4 @@
-"""Every broken store is refused before weights are read, in one line that names the thing.
+"""Every broken store is refused before weights are read, in one line that names the fault.
 
 See docs/internals/store.md, 6.
 """
@@ -32,7 +32,7 @@ from tests.model.loading.malformed import (
 
 
 def serve(store: Store) -> None:
-    """What serving does with a model until it is ready, in its order."""
+    """Takes the steps of serving until a model is ready, in order."""
     opened = open_stored(store)
     open_tokenizer(opened.file)
     load(opened)
@@ -53,7 +53,7 @@ def test_a_broken_store_is_refused_with_one_line_before_anything_is_read(
 
 @pytest.mark.parametrize("case", [case for name, case in CASES.items() if name not in RENAMED_MODULES | TOKENIZERS])
 def test_opening_alone_tells_what_needs_no_module(case: Case, store: Store) -> None:
-    """So it takes no import of MLX, and no thread has been started."""
+    """So MLX need not be imported, and no thread has been started."""
     case.spoil(store)
     with pytest.raises(ModelError):
         open_stored(store)
@@ -114,7 +114,7 @@ def test_an_empty_tensor_overlaps_nothing(store: Store) -> None:
 
 
 def test_hexadecimal_digits_of_a_digest_may_be_capitals(store: Store) -> None:
-    """Ollama takes them as they are: the file is called so too."""
+    """Ollama uses such names unchanged, and so is the file named."""
     digest = str(store.layer(WEIGHT)["digest"])
     capitals = f"sha256:{digest.removeprefix('sha256:').upper()}"
     store.blob_of(WEIGHT).rename(store.blob(capitals))

@@ -25,7 +25,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class Case(NamedTuple):
-    """`line` is a regular expression for all of it, with `{d}` for the directory."""
+    """`line` is a regular expression for the whole line, with `{d}` for the directory."""
 
     spoil: Break
     line: str
@@ -40,7 +40,7 @@ def replaced(name: str, make: Callable[[Path], object]) -> Break:
 
 
 def write_large(path: Path) -> None:
-    """64 GiB, of which eight bytes take room."""
+    """A sparse file of 64 GiB, with eight bytes on disk."""
     path.write_bytes(struct.pack("<Q", 1 << 30))
     os.truncate(path, 1 << 36)
 
@@ -127,7 +127,7 @@ CASES: dict[str, Case] = {
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A llama in two files, to be broken."""
+    """A llama in two files, which tests may break."""
     return write_checkpoint(tmp_path / "d", "llama", shards=2)
 
 
@@ -152,7 +152,7 @@ def test_a_file_of_the_directory_is_not_the_directory(name: str, directory: Path
 
 
 def test_a_stale_index_is_no_obstacle(tmp_path: Path) -> None:
-    """mlx-lm ignores the index; conversions have been published with that of their source."""
+    """mlx-lm ignores the index; some conversions were published with the index of their source."""
     directory = write_checkpoint(tmp_path / "d", "llama")
     index = {"weight_map": {WEIGHT: "model-00001-of-00009.safetensors", "visual.x": "model-00002-of-00009.safetensors"}}
     (directory / INDEX).write_text(json.dumps(index))

@@ -1,4 +1,4 @@
-"""Names and paths: what `--model` means (docs/internals/wire.md, 1.10, docs/internals/store.md, 1.2)."""
+"""The meaning of `--model`: names and paths (docs/internals/wire.md, 1.10, docs/internals/store.md, 1.2)."""
 
 import errno
 import os

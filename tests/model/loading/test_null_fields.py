@@ -1,4 +1,4 @@
-"""A null in `config.json` is no field at all: each field of each architecture, against a config without it."""
+"""A null in `config.json` equals a missing field: every field of every architecture is compared."""
 
 import dataclasses
 import importlib
@@ -26,14 +26,14 @@ NAMES = ("text_config", "model_type", "architectures")
 
 
 def fields(value: Config) -> Iterator[tuple[Config, str]]:
-    """Every field that describes the text model, with the object that it is in."""
+    """Yields every field of the text model, with the object that contains it."""
     text = value.get("text_config", value.get("llm_config"))
     for part in (value, text) if isinstance(text, dict) else (value,):
         yield from ((cast("Config", part), key) for key in list(part) if key not in (*NAMES, "llm_config"))
 
 
 def outcome(directory: Path, value: Config) -> tuple[OpenedModel | None, str]:
-    """The model, opened with that config, or what opening it says."""
+    """Returns the model opened with that config, or the error."""
     (directory / "config.json").write_text(json.dumps(value))
     try:
         return open_model(str(directory), directory), ""
@@ -56,7 +56,7 @@ def demanded(name: str) -> set[str]:
 
 
 def refusal(opened: OpenedModel) -> str:
-    """What mlx-lm's classes lack; nothing if they take the config."""
+    """Returns the fields that mlx-lm's classes miss; nothing if they accept the config."""
     try:
         build_module(opened)
     except ModelError as error:
@@ -65,7 +65,7 @@ def refusal(opened: OpenedModel) -> str:
 
 
 def check(directory: Path, value: Config) -> None:
-    """Each null is read as no field, or is something with which the module computes; a lack is named."""
+    """Each null is read as a missing field, or is a value to the module; a missing field is named."""
     for part, key in fields(value):
         kept = part.pop(key)
         without, said = outcome(directory, value)
@@ -114,7 +114,7 @@ def test_a_null_is_no_field_to_what_is_published(name: str, tmp_path: Path) -> N
     ],
 )
 def test_a_null_that_says_something_is_kept(name: str, field: str, tmp_path: Path) -> None:
-    """Published configs have them: DeepSeek-V2-Lite does not compress its queries, a small EXAONE 4 has no window."""
+    """Published configs have such nulls: DeepSeek-V2-Lite has uncompressed queries, a small EXAONE 4 no window."""
     value = config(name)
     text = value.get("text_config")
     (text if isinstance(text, dict) else value)[field] = None

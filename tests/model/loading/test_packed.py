@@ -24,7 +24,7 @@ def packed(rows: int, columns: int, kind: str, seed: int = 0) -> Arrays:
 def found(
     arrays: dict[str, Arrays], change: Change, parameters: Mapping[str, tuple[int, ...]], computed: str = ""
 ) -> tuple[Recipe, Weights]:
-    """The recipe for a module of `parameters`, and what it makes."""
+    """Returns the recipe for a module of `parameters`, and its result."""
 
     def sanitize(weights: Weights, layout: ExpertLayout) -> tuple[Module, Weights]:
         try:
@@ -45,7 +45,7 @@ def dense(arrays: Arrays, kind: str) -> mx.array:
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_what_is_renamed_stacked_and_split_stays_packed(kind: str) -> None:
-    """Like HunYuan's fused projections and everyone's experts."""
+    """Like HunYuan's fused projections and all stacked experts."""
 
     def change(weights: Weights) -> Weights:
         first, second = mx.split(weights["fused.weight"], 2, axis=0)
@@ -99,7 +99,7 @@ def test_only_what_must_be_is_unpacked_and_each_as_it_was_packed() -> None:
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_what_is_computed_with_and_cast_back_is_unpacked_where_a_table_says_so(kind: str) -> None:
-    """Baichuan normalizes `lm_head` and keeps its type: of packed words only zeros would be left."""
+    """Baichuan normalizes `lm_head` and keeps its type, which would turn packed words into zeros."""
 
     def change(weights: Weights) -> Weights:
         head = weights["lm_head.weight"]
@@ -127,7 +127,7 @@ def test_tensors_that_are_joined_though_they_are_packed_differently_are_unpacked
 
 
 def test_the_global_scale_follows_its_rows() -> None:
-    """Two experts, each with its own; a projection without one has none afterwards."""
+    """Two experts with a factor each; a projection without one gets none."""
     items = [packed(32, 64, "nvfp4", seed)._replace(global_scale=mx.array(2.0**seed)) for seed in (1, 2)]
     arrays = {"e.0.weight": items[0], "e.1.weight": items[1], "o.weight": packed(32, 64, "nvfp4")}
 

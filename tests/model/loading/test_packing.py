@@ -1,4 +1,4 @@
-"""The parameters of a packed tensor follow from shapes, uniquely, once the input width is known.
+"""Shapes determine the packing of a tensor uniquely, once the input width is known.
 
 See docs/internals/store.md, 2.4.
 """
@@ -24,7 +24,7 @@ def test_every_legal_packing_is_recognized(width: int) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_packed_words_and_scales_never_have_one_shape(width: int) -> None:
-    """By this, loading tells packed results of `sanitize` from dense ones."""
+    """Loading distinguishes packed results of `sanitize` from dense ones by this."""
     for bits, group_size in [*itertools.product(AFFINE_BITS, AFFINE_GROUPS), *FLOAT_MODES]:
         assert width * bits // 32 != width // group_size
 

@@ -47,7 +47,7 @@ def with_packed(
 
 @pytest.mark.parametrize(("part", "count"), [(".switch_mlp.", 4), (".q_proj.", 1)])
 def test_a_global_scale_of_mlxs_kind_multiplies_each_experts_product(part: str, count: int, tmp_path: Path) -> None:
-    """As `mlx_lm.convert` writes it: the largest weight, 2688 times the factor."""
+    """Like `mlx_lm.convert`, stores the largest weight, 2688 times the factor."""
     weights = make_weights(config_of("qwen3_next"), 0, "float32")
     factors = mx.array([1.0, 2.0, 0.25, 0.5][:count])
     packed, plain = with_packed(weights, part, factors=factors if count > 1 else factors * FACTOR)
@@ -73,7 +73,7 @@ def activations(tmp_path: Path, mode: str = "mxfp8") -> Path:
 
 
 def test_quantized_activations_are_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLX has no such product on CPUs: there the weights alone are quantized."""
+    """MLX has no such product on CPUs, where only the weights are quantized."""
     opened = open_model(str(activations(tmp_path)), tmp_path)
     on_cpu = load(opened)
     assert type(on_cpu.module.layers[0].mlp.up_proj) is QuantizedLinear

@@ -1,4 +1,4 @@
-"""What is loaded computes what mlx-lm computes from a directory with the same weights, bit for bit.
+"""A loaded model computes the same, bit for bit, as mlx-lm from a directory with the same weights.
 
 The oracle is `mlx_lm.utils.load_model`; its directory is made from the store's blobs by renaming only.
 """
@@ -39,7 +39,7 @@ def oracle(directory: Path) -> mx.array:
 
 
 def mlx_directory(store: Store, source: Path, directory: Path) -> Path:
-    """The weights of `store` as mlx-lm's converter would lay them out."""
+    """Returns the weights of `store` in the layout of mlx-lm's converter."""
     shutil.copytree(source, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     tensors: dict[str, Tensor] = {}
     for layer in store.layers:

@@ -19,12 +19,12 @@ from tests.model.loading.stored import put
 
 TYPES: tuple[Quantization, ...] = get_args(Quantization)
 IN_EVERY_TYPE = {"llama", "gemma4-moe", "glm4-moe-lite"}
-"""The sources that go through all types every time; the others take turns, and all types with `--all`."""
+"""Sources tested with all types every time; the others take turns, and have all types with `--all`."""
 
 PACKED_ALREADY = {"gpt-oss"}
 """Published in mxfp4: `ollama create` would pack the packed bytes again."""
 TURNED = {"llama4", "gpt2"}
-"""Published with inputs and outputs the other way round."""
+"""Published with inputs and outputs exchanged."""
 FOLDED = {"falcon-h1"}
 """mlx-lm multiplies weights by factors of the config, which no packed tensor follows exactly."""
 

@@ -1,4 +1,4 @@
-"""Checkpoints that came packed: what they hold is computed, whatever config and metadata say.
+"""Checkpoints imported in packed form compute by their content, regardless of config and metadata.
 
 See docs/internals/store.md, 2.4, 2.5.
 """
@@ -93,7 +93,7 @@ def affine() -> Iterator[ParameterSet]:
 
 @pytest.mark.parametrize(("family", "packing", "says_mode"), list(affine()))
 def test_every_affine_packing_is_recognized(family: str, packing: Packing, says_mode: bool, tmp_path: Path) -> None:
-    """By shapes: metadata know 4 and 8 bits only, and say nothing of conversions that do not say their mode."""
+    """By shapes: metadata have only 4 and 8 bits, and are missing for conversions without a mode."""
     converted = write_converted(tmp_path / "mlx", WIDE[family], packing, says_mode=says_mode)
     assert_loads_as_mlx_lm_loads_it(converted, tmp_path)
 
@@ -149,7 +149,7 @@ def louder(source_dir: Path, directory: Path) -> Path:
 
 
 def exported(name: str, source_dir: Path) -> dict[str, Packing]:
-    """The matrices that NVIDIA's tools pack: those that Ollama would, but for the first and the last."""
+    """Returns the matrices that NVIDIA's tools pack: those that Ollama would, except the first and the last."""
     found = plan(source_tensors(source_dir), read_config(source_dir), "nvfp4").packings
     ends = ("lm_head.weight", "embed_tokens.weight", "embeddings.weight")
     return {key: PACKINGS["nvfp4"] for key in found if not key.endswith(ends) and key not in SOURCES[name].spare}
@@ -159,7 +159,7 @@ def exported(name: str, source_dir: Path) -> dict[str, Packing]:
 def test_factors_that_are_powers_of_two_change_no_bit(
     name: str, producer: Producer, published: Published, tmp_path: Path
 ) -> None:
-    """Packed a power of two smaller and multiplied by it, a model is the one that was packed as it is."""
+    """A model packed a power of two smaller, with that factor, equals the model packed unchanged."""
     source_dir = louder(published(name), tmp_path / "louder")
     packings = exported(name, source_dir)
 
@@ -250,7 +250,7 @@ def test_the_packing_of_the_source_says_nothing_of_the_store(
 
 
 def test_an_import_without_metadata_is_summed_up_by_its_bytes(tmp_path: Path) -> None:
-    """Nothing is read but what is there."""
+    """Only existing tensors are read."""
     converted = write_converted(tmp_path / "mlx", config_of("llama"), PACKINGS["int4"], says_mode=False)
     store = write_store(tmp_path / "models", "m", converted)
     opened = open_model("m", tmp_path / "models")

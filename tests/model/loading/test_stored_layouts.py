@@ -1,4 +1,4 @@
-"""What older releases of Ollama wrote still loads: library models keep the form that they were made in.
+"""Models written by older releases of Ollama still load: library models keep the form of their release.
 
 See docs/internals/store.md, 1.6.
 
@@ -170,7 +170,7 @@ def test_the_metadata_of_each_release(published: Published) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-moe"])
 def test_rewriting_qwen_changes_nothing_that_counts(name: str, published: Published, tmp_path: Path) -> None:
-    """What 0.18.2 made of a source is in mlx-lm's own form, and computes what the source computes."""
+    """A source stored by 0.18.2 is in mlx-lm's own form, and computes the same as the source."""
     source_dir = published(name, "bfloat16")
     rewritten: Weights = {}
     for blob in plan(source_tensors(source_dir), read_config(source_dir), None, LAYOUTS["0.18.2"]).blobs:

@@ -1,7 +1,7 @@
-"""What another library says about an answer: whether it is JSON, and whether the schema describes it.
+"""Checks answers with another library: that they are JSON and match the schema.
 
-Numbers are exact. Where llguidance departs from JSON Schema, and says so or is known to, the judge goes along; each
-such place is a function here.
+Numbers are exact. Where llguidance knowingly deviates from JSON Schema, the judge deviates too; each deviation is a
+function here.
 """
 
 import json
@@ -17,11 +17,11 @@ _EXPONENT = re.compile(r"(?<=[eE])([+-]?)[0-9]{5,}")
 
 
 class Repeated(dict[str, object]):
-    """An object in which a name stands twice; the last one counts."""
+    """Decodes an object with repeated names; the last one counts."""
 
 
 def fault(schema: object, answer: str | bytes) -> str:
-    """Why this is no JSON text that the schema describes, or nothing."""
+    """Returns the reason why this is not a JSON text that matches the schema; empty if it is."""
     try:
         value = json.loads(answer, parse_float=_exact, parse_constant=_refuse, object_pairs_hook=_object)
     except ValueError as error:
@@ -32,7 +32,7 @@ def fault(schema: object, answer: str | bytes) -> str:
 
 
 def _exact(number: str) -> Decimal:
-    """Exponents of five digits and more become 9999."""
+    """Replaces exponents of five or more digits by 9999."""
     return Decimal(_EXPONENT.sub(r"\g<1>9999", number))
 
 
@@ -63,7 +63,7 @@ def _multiple_of(validator: object, of: int | Decimal, value: object, schema: ob
 
 
 def _min_properties(validator: object, least: int, value: object, schema: object) -> Iterator[ValidationError]:
-    """Names that come from `additionalProperties` or `patternProperties` may be repeated, and are counted each time."""
+    """Allows repeated names from `additionalProperties` or `patternProperties`, and counts each occurrence."""
     if isinstance(value, dict) and not isinstance(value, Repeated) and len(value) < least:
         yield ValidationError(f"{value} has fewer than {least} properties")
 
@@ -77,7 +77,7 @@ _strict = Draft202012Validator.FORMAT_CHECKER
 
 
 def _forgiving(form: str) -> Callable[[object], bool]:
-    """February may have 29 days in any year, there is a year 0, and any minute may have a leap second."""
+    """Allows 29 February in any year, a year 0, and a leap second in any minute."""
 
     def conforms(value: object) -> bool:
         if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Random JSON schemas of all that llguidance supports, each of which some text fulfils."""
+"""Random JSON schemas with all features that llguidance supports. Each can be satisfied."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ from hypothesis.strategies import SearchStrategy
 Schema = dict[str, object]
 Draw = st.DrawFn
 Make = Callable[[Draw, int], Schema]
-"""One of at most so many levels."""
+"""Generates a schema of at most `depth` levels."""
 
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 PATTERNS = (
@@ -23,18 +23,18 @@ PATTERNS = (
     "^é+$",
     r"^\s?[A-Z]*$",
 )
-"""Of which each has matches of any number of characters from two on."""
+"""Patterns that each have matches of every length from two on."""
 NAMES = ("a", "b", "name", "a b", 'qu"ote', "ü", "", "日本", "back\\slash", "line\nbreak", "ab", "abc")
 TEXTS = (*NAMES, "true", "{}", "</think>", "\u0001", "😀", "  ")
 STEPS = (1, 2, 3, 7, 10, 0.5, 0.1, 0.25, 2.5)
 NODE, LEAF, TEXT = "node", "leaf", "text"
-"""What is defined: something recursive, something flat, and a text."""
+"""Definitions: a recursive one, a flat one, and a text."""
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
 @st.composite
 def schemas(draw: Draw, depth: int = 2) -> Schema:
-    """A whole one, with definitions that it may refer to."""
+    """Generates a complete schema, with definitions to refer to."""
     root = _schema(draw, depth)
     if draw(st.booleans()):
         root["description"] = "what it is for"
@@ -43,7 +43,7 @@ def schemas(draw: Draw, depth: int = 2) -> Schema:
 
 
 def keywords(schema: object) -> set[str]:
-    """All that occur in it as names of anything: properties too."""
+    """Returns all names in a schema, including names of properties."""
     if isinstance(schema, list):
         return {name for each in schema for name in keywords(each)}
     if isinstance(schema, dict):
@@ -109,7 +109,7 @@ def _number(draw: Draw) -> Schema:
 
 
 def _bounds(draw: Draw, values: SearchStrategy[float], most_step: int) -> Schema:
-    """Between them there is room for more than one step."""
+    """Generates bounds with room for more than one step between them."""
     schema: Schema = {}
     least = draw(values)
     if draw(st.booleans()):
@@ -176,7 +176,7 @@ def _any_of(draw: Draw, depth: int) -> Schema:
 
 
 def _one_of(draw: Draw, depth: int) -> Schema:
-    """Which branch an answer follows is seen from its type, or from one of its properties."""
+    """Generates branches that differ in type, or in one property, so that an answer shows which one it follows."""
     if draw(st.booleans()):
         return {"oneOf": [_string(draw), _integer(draw), _array(draw, depth), _object(draw, depth), {"type": "null"}]}
     kinds = draw(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=3, unique=True))
@@ -207,7 +207,7 @@ def _all_of(draw: Draw, depth: int) -> Schema:
 
 
 def _node(draw: Draw) -> Schema:
-    """Of a list, or a tree."""
+    """Generates a recursive schema: a list or a tree."""
     itself: Schema = {"$ref": f"#/$defs/{NODE}"}
     more: Schema = draw(
         st.sampled_from([itself, {"anyOf": [{"type": "null"}, itself]}, {"type": "array", "items": itself}])

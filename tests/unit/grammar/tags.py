@@ -1,4 +1,4 @@
-"""Structural tags as hosts send them, and answers led along tokens."""
+"""Structural tags as hosts send them, and answers that follow given tokens."""
 
 from runner.grammar import Guide
 from runner.tokenizer import Tokenizer
@@ -41,14 +41,14 @@ def sequence(*elements: Node) -> Node:
 
 
 def thinking(*closings: str, schema: object = SCHEMA) -> Node:
-    """As a host sends it for a model that thinks."""
+    """Returns the format that a host sends for a model that thinks."""
     closing = text(closings[0]) if len(closings) == 1 else either(*map(text, closings))
     tail = sequence(closing, {"type": "json_schema", "json_schema": schema})
     return {"type": "structural_tag", "format": sequence(free(*closings), optional(tail))}
 
 
 def led(guide: Guide, tokenizer: Tokenizer, tokens: list[int]) -> bool:
-    """Whether the guide could be led along them. What is forced may be spelled in another way than these."""
+    """Returns True if the guide accepts the tokens. Forced text may be spelled by other tokens."""
     for token in tokens:
         if guide.complete or token not in bits(guide.mask()):
             return False

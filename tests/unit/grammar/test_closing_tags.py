@@ -1,4 +1,4 @@
-"""The closing tag behind free text: seen whatever the tokens that spell it, be it text or a special token."""
+"""The closing tag after free text is recognised in any tokenization, as text or as a special token."""
 
 from functools import cache
 from itertools import product
@@ -13,7 +13,7 @@ from tests.unit.grammar.walks import bits, guide_of, opened, spelled
 
 @cache
 def pieces_tokenizer(*, special: bool = False) -> Tokenizer:
-    """Bytes, every part of the closing tag, and tokens that hold its end and more; or the tag as a special token."""
+    """Returns tokens: bytes, all parts of the closing tag and tokens across its end; or the tag as a special token."""
     tag = CLOSING.encode()
     parts = {tag[start:end] for start in range(len(tag)) for end in range(start + 2, len(tag) + 1)}
     parts |= {b'think>{"', b'>{"a', b">x", b"a</", b"x</think>", b'</think>{"a": ', b"</thinking"}
@@ -38,7 +38,7 @@ def test_free_text_has_no_part_of_a_character_left_at_its_end(special: bool) -> 
 
 
 def spellings(tag: bytes) -> list[list[bytes]]:
-    """Every way to cut it in parts."""
+    """Yields every way to split it into parts."""
     ways = []
     for cuts in product((False, True), repeat=len(tag) - 1):
         parts, start = [], 0

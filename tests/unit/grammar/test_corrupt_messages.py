@@ -23,7 +23,7 @@ BODIES = {
 
 
 def framed(body: bytes) -> bytes:
-    """The body behind its length, as a worker sends it."""
+    """Returns the body with its length in front, as a worker sends it."""
     return struct.pack("<I", len(body)) + body
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a schema, and where in it."""
+"""The explanation of a broken schema names the fault and its place."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Each feature of JSON Schema that llguidance supports, by name: what it lets through, and what it does not."""
+"""Every feature of JSON Schema that llguidance supports, by name: accepted and refused texts."""
 
 from random import Random
 from typing import NamedTuple
@@ -13,7 +13,7 @@ WALKS = 6
 
 
 class Feature(NamedTuple):
-    """A schema, texts that fulfil it, and JSON texts that do not."""
+    """A schema, texts that match it, and JSON texts that do not."""
 
     schema: Schema
     good: tuple[str, ...]

@@ -100,7 +100,7 @@ def test_random_answers_are_thoughts_and_json(closings: tuple[str, ...]) -> None
         random = Random(seed)
 
         def choose(possible: list[int], tokens: list[int], random: Random = random) -> int:
-            """Is led to the closing tag, for it would seldom be found."""
+            """Leads the walk to the closing tag, which it would rarely reach at random."""
             wanted = random.choice(closings).encode()
             said = spelled(tokens, tokenizer)
             for size in range(len(wanted), -1, -1):

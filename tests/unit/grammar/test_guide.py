@@ -1,4 +1,4 @@
-"""A guide leads one answer: what has to come, what may, and that nothing else can."""
+"""A guide follows one answer: tokens that must come, tokens that may, and no others."""
 
 import re
 from random import Random

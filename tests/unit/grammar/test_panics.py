@@ -1,4 +1,4 @@
-"""Whatever happens inside llguidance ends the request that it happens to, and nothing else."""
+"""A failure inside llguidance fails only its own request."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from scripts.tools.models.tiny import VOCAB
 from tests.lib.company import tokenizer
 
 PanicException = type("PanicException", (BaseException,), {})
-"""As pyo3 calls it, in a module that cannot be imported."""
+"""pyo3's name for it, in a module that cannot be imported."""
 
 
 def test_a_panic_becomes_an_error_of_the_request() -> None:

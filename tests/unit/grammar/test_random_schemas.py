@@ -1,5 +1,4 @@
-"""Whatever schema is asked for: each answer ends, is JSON, and is as the schema wants it; and so is each part of an
-answer at which it could have ended."""
+"""For random schemas, every answer ends, is JSON and matches its schema; so does every prefix at which it could end."""
 
 from random import Random
 
@@ -52,7 +51,7 @@ KEYWORDS = (
     *("minLength", "maxLength", "pattern", "format"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 )
-"""All that llguidance's list of features has."""
+"""Every entry in llguidance's list of features."""
 
 
 @pytest.mark.parametrize("keyword", KEYWORDS)

@@ -1,4 +1,4 @@
-"""Regular expressions and grammars that a person writes: answers match, and garbage is refused and breaks nothing."""
+"""Regular expressions and grammars written by people: answers match; garbage is refused and breaks nothing."""
 
 import re
 from random import Random

@@ -1,4 +1,4 @@
-"""llguidance's view of a tokenizer: bytes, special tokens, ends, and how text is cut in the middle of an answer."""
+"""llguidance's view of a tokenizer: bytes, special tokens, end tokens, and encoding in the middle of an answer."""
 
 from functools import cache
 from random import Random
@@ -45,9 +45,9 @@ TOKENIZERS = {
         generation_config={"eos_token_id": 257},
     ),
 }
-"""Makers of them by name."""
+"""Functions that make tokenizers, by name."""
 ABLE = [name for name in TOKENIZERS if name not in ("trained, without bytes", "only some bytes", "pieces")]
-"""Those that can spell any text."""
+"""Names of tokenizers that can spell any text."""
 
 
 @cache
@@ -59,7 +59,7 @@ def tokenizer_of(name: str) -> Tokenizer:
 @settings(max_examples=60)
 @given(data=st.text().map(str.encode) | st.binary() | st.sampled_from([END, "<x>", "<s>", "</s>"]).map(str.encode))
 def test_any_bytes_are_cut_into_tokens_that_spell_them(name: str, data: bytes) -> None:
-    """What the tokenizer raised would be a panic in Rust."""
+    """An exception from the tokenizer would be a panic in Rust."""
     tokenizer = tokenizer_of(name)
     tokens = vocabulary_of(name).tokenize_bytes(data)
     assert tokenizer.special.isdisjoint(tokens)

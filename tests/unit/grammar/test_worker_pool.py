@@ -1,4 +1,4 @@
-"""Formats are compiled and followed in processes that can be ended; what one of them does harms nobody else."""
+"""Formats are compiled and followed in processes that can be killed, without harm to other answers."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ PATIENCE_S = 60.0
 
 
 class Bench:
-    """Workers, and a look at the processes behind them."""
+    """A worker pool, with access to its processes."""
 
     def __init__(self, directory: Path, running: int = 4) -> None:
         for name, value in FILES.items():
@@ -46,7 +46,7 @@ class Bench:
 
     @property
     def fork_server(self) -> int:
-        """The process that forks."""
+        """The process id of the fork server."""
         assert self.workers._fork_server is not None
         process = self.workers._fork_server.result().process
         assert process is not None
@@ -54,7 +54,7 @@ class Bench:
 
     @property
     def processes(self) -> list[int]:
-        """Those of the worker_pool."""
+        """The process ids of the workers."""
         children = Path(f"/proc/{self.fork_server}/task/{self.fork_server}/children").read_text().split()
         return [int(child) for child in children if "State:\tZ" not in Path(f"/proc/{child}/status").read_text()]
 

@@ -1,4 +1,4 @@
-"""Answers by a made-up model: a random walk through a guide, forced tokens and masks as the engine uses them."""
+"""Answers of a simulated model: random walks through a guide, using forced tokens and masks like the engine."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -21,22 +21,22 @@ WORDS = (
     *(b"ab", b"abc", b"the", b" the", b"name", b"true", b"false", b"null", b"10", b"00", b"-1", b".5", b"e+", b'\\"'),
     *("é".encode(), "日本".encode(), "日".encode()[:2], "😀".encode()[:3], b"\\u", b"\\n", b"</", b"think>", b"ink>x"),
 )
-"""Beside the bytes, which are all there too."""
+"""Tokens in addition to all single bytes."""
 _CLOSING = (b'"', b"}", b"]", b",", b":", b" ")
-"""What brings a JSON text to its end: the first that may come."""
+"""Texts that bring a JSON text to its end; the first possible one is taken."""
 _EMPTY = {b"{": b"}", b"[": b"]"}
-"""What does, right behind an opening, before any other."""
+"""An opening -> the text that closes it at once, preferred to all others."""
 _OPENING = (b"{", b"[", b"\\")
-"""What does not, unless nothing else may come."""
+"""Texts that prolong a JSON text; taken only if nothing else may come."""
 _IMPATIENCE = 0.7
-"""Less than certainty: a mail address would go on with `}` for ever, where it needs an `@`."""
+"""Below 1, because a mail address could always continue with `}` and never get its `@`."""
 _KINDS = (b"0123456789", b"abcdefghijklmnopqrstuvwxyz", b"@.-:/")
-"""Of single bytes, one of which a format or a pattern may wait for."""
+"""Kinds of single bytes that a format or pattern may require."""
 _MOST_TOKENS = 20_000
 
 
 def opened(document: object, **files: object) -> Tokenizer:
-    """A tokenizer of this `tokenizer.json`, or of these bytes of a `tokenizer.model`; `files` are beside it, JSON."""
+    """Opens a `tokenizer.json`, or the bytes of a `tokenizer.model`, with `files` beside it as JSON."""
     data = {f"{name}.json": json.dumps(value).encode() for name, value in files.items()}
     if isinstance(document, bytes):
         data["tokenizer.model"] = document
@@ -47,7 +47,7 @@ def opened(document: object, **files: object) -> Tokenizer:
 
 @cache
 def words_tokenizer() -> Tokenizer:
-    """All bytes, words, special tokens, and one that ends an answer."""
+    """Returns a tokenizer of all bytes, words, special tokens, and one end token."""
     special = ["<think>", "</think>", "<|call|>", END]
     first = len(ALL_BYTES) + len(WORDS)
     return opened(byte_level([*ALL_BYTES, *WORDS], special), generation_config={"eos_token_id": first + 3})
@@ -55,12 +55,12 @@ def words_tokenizer() -> Tokenizer:
 
 @cache
 def bytes_tokenizer() -> Tokenizer:
-    """Id i is byte i; 256 ends an answer."""
+    """Returns a tokenizer in which id i is byte i, and 256 ends an answer."""
     return opened(byte_level(ALL_BYTES, [END]), generation_config={"eos_token_id": 256})
 
 
 def format_of(wanted: object) -> Format:
-    """What comes of this `Format`, which asks for something."""
+    """Decodes a `Format` that is not empty."""
     found = decode_format(json.dumps(wanted).encode())
     assert found is not None
     return found
@@ -68,38 +68,40 @@ def format_of(wanted: object) -> Format:
 
 @cache
 def compiler_of(tokenizer: Tokenizer, vocab_size: int = 0) -> Compiler:
-    """Whose vocabulary is built once."""
+    """Returns a compiler; its vocabulary is built once."""
     return Compiler(tokenizer, vocab_size)
 
 
 def guide_of(wanted: object, tokenizer: Tokenizer, *, vocab_size: int = 0) -> Guide:
-    """For an answer in this `Format`. Raises RequestError, FormatError."""
+    """Returns a guide for an answer in this `Format`. Raises RequestError, FormatError."""
     return compiler_of(tokenizer, vocab_size).compile(format_of(wanted)).guide()
 
 
 def bits(mask: bytes) -> list[int]:
-    """The tokens of a mask."""
+    """Returns the tokens of a mask."""
     found: list[int] = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist()
     return found
 
 
 class Walk(NamedTuple):
-    """An answer, without the token that ended it, if one did."""
+    """An answer, without its end token."""
 
     tokens: list[int]
     complete: list[int]
-    """After how many tokens it could have ended, the end of the answer included."""
+    """The lengths at which it could have ended, including its full length."""
 
 
 Choose = Callable[[list[int], list[int]], int]
-"""The next token, of those that may come; behind these."""
+"""Chooses the next token: (possible tokens, tokens so far) -> token."""
 
 
 def walk(
     guide: Guide, tokenizer: Tokenizer, random: Random, choose: Choose, *, jumps: bool = True, most: int | None = None
 ) -> Walk:
-    """An answer to its end, or so many tokens of it. What is forced is taken a few at a time if it `jumps`, else one by
-    one."""
+    """Returns an answer up to its end, or its first `most` tokens.
+
+    Takes forced tokens a few at a time if `jumps`, else one by one.
+    """
     tokens: list[int] = []
     complete: list[int] = []
     while len(tokens) < (_MOST_TOKENS if most is None else most):
@@ -123,7 +125,7 @@ def walk(
 
 
 class Impatient:
-    """A model that draws at random, in JSON, and after so many tokens what brings the text to its end."""
+    """A model that draws at random and, after `patience` tokens, brings its JSON text to an end."""
 
     def __init__(self, tokenizer: Tokenizer, random: Random, patience: int = 40) -> None:
         self._tokenizer = tokenizer
@@ -152,12 +154,12 @@ class Impatient:
 
 
 def spelled(tokens: Sequence[int], tokenizer: Tokenizer) -> bytes:
-    """The text of an answer."""
+    """Returns the text of an answer."""
     return b"".join(map(tokenizer.token_bytes, tokens))
 
 
 def accepts(wanted: object, text: str | bytes) -> bool:
-    """Whether this is an answer, from end to end."""
+    """Returns True if this is a complete answer."""
     data = text.encode() if isinstance(text, str) else text
     guide = guide_of(wanted, bytes_tokenizer())
     for byte in data:

@@ -1,4 +1,4 @@
-"""Section 4 of docs/internals/wire.md once more, in plain Python and numpy, as slow and as direct as it reads."""
+"""A second implementation of docs/internals/wire.md, 4, in plain Python and numpy: slow and direct."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -11,7 +11,7 @@ Row = NDArray[np.float32]
 
 
 def splitmix64(seed: int, draw: int) -> int:
-    """The 64-bit value of draw number `draw` (from 0) of a sequence: Steele, Lea and Flood's SplitMix64."""
+    """Returns the 64-bit value of draw number `draw` (from 0) of SplitMix64 (Steele, Lea and Flood)."""
     bits = (1 << 64) - 1
     z = (seed + (draw + 1) * 0x9E3779B97F4A7C15) & bits
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & bits
@@ -20,7 +20,7 @@ def splitmix64(seed: int, draw: int) -> int:
 
 
 def only(array: mx.array) -> int:
-    """The one id that `array` holds."""
+    """Returns the one id in `array`."""
     (value,) = np.array(array).reshape(-1).astype(np.int64).tolist()
     return int(value)
 
@@ -28,7 +28,7 @@ def only(array: mx.array) -> int:
 def penalised(
     scores: Row, history: Sequence[int], repeat: float, presence: float, frequency: float, last_n: int
 ) -> Row:
-    """`scores` with the penalties for the last `last_n` tokens of `history`; `repeat` and `last_n` are normalised."""
+    """Applies the penalties for the last `last_n` tokens of `history`; `repeat` and `last_n` are normalised."""
     result = scores.copy()
     window = list(history)[-last_n:] if last_n > 0 else []
     for token in set(window):
@@ -40,7 +40,7 @@ def penalised(
 
 
 def probabilities(scores: Row, temperature: float) -> NDArray[np.float64]:
-    """Softmax of score/temperature in double precision."""
+    """Returns the softmax of score/temperature in double precision."""
     scaled = scores.astype(np.float64) / temperature
     weights = np.exp(scaled - scaled.max())
     result: NDArray[np.float64] = weights / weights.sum()
@@ -48,7 +48,7 @@ def probabilities(scores: Row, temperature: float) -> NDArray[np.float64]:
 
 
 def nucleus(weights: Sequence[Fraction], p: Fraction) -> set[int]:
-    """The ids that top-p keeps, exactly; equal weights in the order of their ids."""
+    """Returns exactly the ids that top-p keeps; equal weights in the order of their ids."""
     order = sorted(range(len(weights)), key=lambda index: (-weights[index], index))
     kept, before = set(), Fraction(0)
     for index in order:

@@ -1,5 +1,7 @@
-"""Several requests sampled in one go: every row draws what it draws alone, with the log-probabilities that it sees
-alone, to the last bit, whoever the others are and whenever they come and go."""
+"""Several requests sampled together: every row draws the tokens and log-probabilities that it would draw alone.
+
+They agree to the last bit, for any other rows, joining and leaving at any time.
+"""
 
 import random
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ TYPICAL = SamplingOptions(
 
 
 def wishes(rng: random.Random) -> SamplingOptions:
-    """Options of few kinds, so that rows share computations, and of many values within a kind."""
+    """Generates options of few kinds, so that rows share computations, with many values within a kind."""
     return SamplingOptions(
         temperature=rng.choice([0, 0.3, 0.8, 2.5]),
         top_k=rng.choice([0, 40]),
@@ -37,7 +39,7 @@ def wishes(rng: random.Random) -> SamplingOptions:
 
 
 class Asking:
-    """A request with options, a prompt and the logits of each of its steps, whoever computes them."""
+    """A request with options, a prompt and the logits of each of its steps."""
 
     def __init__(self, rng: random.Random, vocabulary: int, options: SamplingOptions | None = None) -> None:
         self.vocabulary = vocabulary
@@ -58,7 +60,7 @@ class Asking:
         return self.logits(self.steps - 1)
 
     def alone(self, steps: int) -> list[Choice]:
-        """What it draws with nobody else about."""
+        """Returns the results of sampling it alone."""
         sampler = self.sampler()
         return [sampler(self.logits(step)).read()[0] for step in range(steps)]
 
@@ -117,9 +119,9 @@ def test_half_precision_logits_are_computed_with_in_float32(dtype: mx.Dtype) -> 
 
 
 class Journey:
-    """Requests that come, decode together and alone in changing company and order, and go.
+    """Requests that arrive, decode alone or in changing batches, and leave.
 
-    Samples stay in flight for up to three steps and are taken apart and joined with others meanwhile.
+    Samples stay in flight for up to three steps, and are split and joined with others meanwhile.
     """
 
     def __init__(self, seed: int, vocabulary: int) -> None:
@@ -228,7 +230,7 @@ def test_a_sampler_whose_row_is_in_a_batch_draws_nothing() -> None:
 
 
 def operations(batch: Sampler | SamplerBatch, rows: int, steps: int, tmp_path: Path) -> list[int]:
-    """How many operations each of `steps` steps takes."""
+    """Returns the number of operations of each of `steps` steps."""
     logits = mx.random.normal((rows, 64), key=mx.random.key(2))
     mx.eval(logits)
     sizes = []
@@ -273,7 +275,7 @@ def test_the_graph_of_a_batch_does_not_grow_though_only_one_row_is_evaluated(las
 
 
 def remembered(sampler: Sampler) -> list[mx.array]:
-    """How often each token stands in the window, and the window."""
+    """Returns the counts of tokens in the window, and the window."""
     assert sampler._rows is not None
     penalties = sampler._rows._penalties
     assert penalties is not None

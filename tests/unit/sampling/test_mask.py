@@ -1,4 +1,4 @@
-"""What a grammar forbids is never drawn, and changes nothing else."""
+"""A token that a grammar forbids is never drawn; nothing else changes."""
 
 import random
 from collections.abc import Sequence

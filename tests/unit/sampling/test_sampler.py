@@ -146,7 +146,7 @@ EvictionOrder = type[TopKByPartition] | type[TopKBySort]
 
 
 def candidates(scores: reference.Row, k: int, order: EvictionOrder) -> NDArray[np.int64]:
-    """The ids of the k best in the order in which Ollama's runner has them; all in theirs where k is off."""
+    """Returns the ids of the k best in the order of Ollama's runner; all ids in order if k is off."""
     if not 0 < k < len(scores):
         return np.arange(len(scores))
     if order is TopKBySort:
@@ -155,7 +155,7 @@ def candidates(scores: reference.Row, k: int, order: EvictionOrder) -> NDArray[n
 
 
 def literally(scores: reference.Row, options: SamplingOptions, key: mx.array, order: EvictionOrder) -> int:
-    """Steps 3 to 7 of the section word by word, drawn by MLX from log-probabilities of the candidates in order."""
+    """Follows steps 3 to 7 of the section literally; MLX draws from log-probabilities of the ordered candidates."""
     ids = candidates(scores, options.top_k, order)
     probabilities = reference.probabilities(scores[ids], options.temperature)
     if options.top_p:
@@ -238,7 +238,7 @@ def test_greedy_with_penalties_follows_the_reference(data: st.DataObject) -> Non
 
 
 def feedback(logits: mx.array, token: mx.array) -> mx.array:
-    """Logits that depend on the token before, as a model's do."""
+    """Returns logits that depend on the previous token, like a model's."""
     return mx.roll(logits, 1) + (mx.arange(logits.shape[-1]) == token) * 0.5
 
 

@@ -1,4 +1,4 @@
-"""The order of the candidates: that of this device's own partition, and on any device that of a GPU's."""
+"""The order of the candidates: of this device's own partition and, on any device, of a GPU's."""
 
 import mlx.core as mx
 import numpy as np

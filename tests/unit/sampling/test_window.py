@@ -10,7 +10,7 @@ VOCABULARY = 9
 
 
 def left(leaving: Leaving | None, row: int) -> int | None:
-    """The token that left the window of `row`; None if none did."""
+    """Returns the token that left the window of `row`; None if none did."""
     if leaving is None:
         return None
     assert leaving.ids.shape[1] == 1
@@ -23,7 +23,7 @@ def left(leaving: Leaving | None, row: int) -> int | None:
 
 
 class Reference:
-    """The window of one row, as a list of what stands in it."""
+    """The window of one row, as a list of its tokens."""
 
     def __init__(self, tokens: list[int], places: int) -> None:
         self.tokens = deque(tokens[-places:])

@@ -1,4 +1,4 @@
-"""What the files beside a `tokenizer.model` add to its pieces."""
+"""Tokens that the files beside a `tokenizer.model` add to its pieces."""
 
 import json
 
@@ -69,7 +69,7 @@ def test_a_token_of_the_decoder_table_is_special_where_it_is_named_so() -> None:
 
 
 def test_a_special_token_without_an_id_has_that_of_its_piece_or_the_next_free_one() -> None:
-    """As transformers gives them: those with a role first."""
+    """As in transformers, tokens with a role come first."""
     config = {"additional_special_tokens": ["<x>", "</s>", "<y>"], "pad_token": "<pad>", "eos_token": "</s>"}
     assert configured(config, {"<a>": 6}) == [
         AddedToken(6, "<a>", False),

@@ -1,4 +1,4 @@
-"""The ends of text of a directory are mlx-lm's; those of a store are Ollama's (test_specials.py)."""
+"""A directory has the end tokens of mlx-lm; a store has those of Ollama (test_special_ids.py)."""
 
 import itertools
 import json

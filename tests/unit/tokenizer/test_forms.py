@@ -1,4 +1,4 @@
-"""The forms that a `tokenizer.json` comes in: old ones, short ones, odd ids, broken ones."""
+"""Forms of `tokenizer.json`: old, short, with odd ids, broken."""
 
 import json
 from collections.abc import Mapping
@@ -78,7 +78,7 @@ def test_added_tokens_may_be_missing(tokens: object) -> None:
 @pytest.mark.parametrize("special", [True, False, None])
 @pytest.mark.parametrize("flags", [(), ("single_word", "lstrip", "rstrip", "normalized")])
 def test_an_added_token_needs_no_more_than_id_and_text(special: bool | None, flags: tuple[str, ...]) -> None:
-    """Ollama reads no more of it; the library insists on all the flags."""
+    """Ollama reads nothing else; the library requires all flags."""
     token = {"id": 256, "content": "<a>", "special": special}
     tokenizer = load({**byte_level(), "added_tokens": [{**token, **dict.fromkeys(flags, False)}]})
     assert tokenizer.encode("h<a>") == [ord("h"), 256]
@@ -147,7 +147,7 @@ def test_ids_with_a_gap_where_the_vocabulary_is_empty() -> None:
 
 
 def test_the_unknown_weighs_as_much_as_before_when_a_unigram_gets_more_ids() -> None:
-    """Its score hangs on the lowest one of the vocabulary."""
+    """Its score depends on the lowest one of the vocabulary."""
     model: Json = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["éx", -5.0], ["x", 12.0]]}
     for tokens in ([], [{"id": 9, "content": "<x>"}]):
         assert load(document(model, tokens)).encode("éx") == [0, 2]  # -5 - 10 + 12 is more than -5

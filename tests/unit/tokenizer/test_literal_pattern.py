@@ -1,4 +1,4 @@
-"""One expression for many texts: the leftmost match, the longest there, at a price that does not grow with them."""
+"""One expression for many texts finds the leftmost, longest match, at a cost independent of their number."""
 
 import time
 

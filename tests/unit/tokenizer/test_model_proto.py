@@ -53,7 +53,7 @@ def test_pieces_are_told_whatever_fields_they_have() -> None:
 
 
 def test_a_piece_that_only_looks_ordinary_is_not_taken_for_one() -> None:
-    """Its type and a field that the format does not know are as long as a score; or the score comes first."""
+    """The type and an unknown field together are as long as a score; or the score comes first."""
     unknown = b"\x0a\x03<c>" + b"\x18\x03" + b"\x9a\x01\x00"
     score_first = b"\x15\x05\0\0\0" + b"\x0a\x03\x15c>" + b"\x18\x03"
     for piece, text in ((unknown, "<c>"), (score_first, "\x15c>")):

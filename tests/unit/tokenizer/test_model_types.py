@@ -162,7 +162,7 @@ def some_texts(count: int) -> list[str]:
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_ids_and_text_are_those_of_the_library(make: Callable[[], Kind]) -> None:
-    """But for the ends of a text: a first space is kept, and so is the one after a last word."""
+    """Equal except at the ends of a text, where the first space and the one after the last word are kept."""
     kind = make()
     theirs = trained(kind)
     tokenizer = load(theirs.to_str())

@@ -1,4 +1,4 @@
-"""Which file a tokenizer is made of, and what is said of files that cannot be read."""
+"""The choice of the tokenizer's file, and the messages for unreadable files."""
 
 import json
 import subprocess

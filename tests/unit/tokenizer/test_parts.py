@@ -1,4 +1,4 @@
-"""A text of any length comes out part by part, and the parts are cut where it does not show."""
+"""A text of any length is encoded in parts, split where it makes no difference."""
 
 import json
 from unittest.mock import patch
@@ -24,7 +24,7 @@ def opened(*, add_bos: bool) -> Tokenizer:
 
 
 def parts(text: str) -> list[str]:
-    """The parts as text: ids are bytes here."""
+    """Returns the parts as text; ids are bytes here."""
     with patch.object(tokenizer, "PART_CHARACTERS", SIZE):
         return [bytes(ids).decode() for ids in opened(add_bos=False).encode_parts([text])]
 

@@ -1,4 +1,4 @@
-"""The tokenizer on small copies of the forms that models come in: Llama 3, Qwen, Gemma, Llama 2."""
+"""The tokenizer on small copies of common forms: Llama 3, Qwen, Gemma, Llama 2."""
 
 import json
 import threading
@@ -24,7 +24,7 @@ PIECES = [" ", "h", "i", "e", "l", "o", "hi", " hi", "  ", "é"]
 
 
 def load(document: Json, **configs: Json) -> Tokenizer:
-    """Open `document` as tokenizer.json; the keywords are config files by their names without `.json`."""
+    """Opens `document` as tokenizer.json; the keywords are config files by their names without `.json`."""
     files = {f"{name}.json": json.dumps(value).encode() for name, value in configs.items()}
     files["tokenizer.json"] = json.dumps(document).encode()
     return open_tokenizer(files.get)

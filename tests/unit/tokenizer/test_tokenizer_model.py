@@ -19,18 +19,18 @@ Algorithm = Literal["bpe", "unigram"]
 
 BYTE_PIECES = [(fallback_byte(value), "byte") for value in range(256)]
 HELLO = [("▁", "normal"), *((text, "normal") for text in ["he", "ll", "hell", "hello", "▁hello", "h", "e", "l", "o"])]
-"""Preferred in this order when a text is put together."""
+"""Merged in this order."""
 
 
 def load(model: bytes, *, merge_eos: bool = True, **configs: Json) -> Tokenizer:
-    """Open `model` as tokenizer.model; the keywords are config files by their names without `.json`."""
+    """Opens `model` as tokenizer.model; the keywords are config files by their names without `.json`."""
     files = {f"{name}.json": json.dumps(value).encode() for name, value in configs.items()}
     files["tokenizer.model"] = model
     return open_tokenizer(files.get, merge_eos=merge_eos)
 
 
 def decoder(**tokens: int) -> Json:
-    """A tokenizer_config.json with the given special tokens, spelled as `<name>`."""
+    """Returns a tokenizer_config.json with the given special tokens, spelled as `<name>`."""
     return {"added_tokens_decoder": {str(i): {"content": f"<{name}>", "special": True} for name, i in tokens.items()}}
 
 

@@ -1,4 +1,4 @@
-"""Where Ollama's own tokenizer and the model's differ, the model's is right: one test for each difference.
+"""Differences between Ollama's own tokenizer and the model's, which is right. One test for each.
 
 Ollama's (`x/tokenizer`) reads only BPE, knows no normalizer, and takes one regular expression, rewritten for Go, for
 all pre-tokenizers.

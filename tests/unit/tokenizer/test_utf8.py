@@ -24,14 +24,14 @@ SECOND_BYTE = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xBF), 0xF4:
 """Leading bytes after which the second byte has a narrower range than 80..BF."""
 
 BORDER_BYTES = bytes.fromhex("41 80 8F 90 9F A0 BF C0 C2 E0 E3 ED EF F0 F4 F5")
-"""One of every kind of byte that a decoder treats differently."""
+"""One byte of every kind that a decoder treats differently."""
 
 awkward_bytes = st.lists(st.sampled_from(BORDER_BYTES), max_size=12).map(bytes)
 any_bytes = st.one_of(st.binary(max_size=16), awkward_bytes, st.text(max_size=6).map(str.encode))
 
 
 def go_next(data: bytes) -> tuple[str, int] | None:
-    """Go's next rune and its width, (U+FFFD, 1) for a bad byte; None where `utf8.FullRune` says: not all here yet."""
+    """Returns Go's next rune and its width, (U+FFFD, 1) for a bad byte; None where `utf8.FullRune` is false."""
     lead = data[0]
     if lead < 0x80:
         return chr(lead), 1
@@ -50,7 +50,7 @@ def go_next(data: bytes) -> tuple[str, int] | None:
 
 
 def go_flush(data: bytes) -> tuple[str, bytes]:
-    """All complete or hopeless runes of `data`, and the tail that may still become one."""
+    """Returns all complete or invalid runes of `data`, and the tail that may still become one."""
     text = ""
     while data:
         rune = go_next(data)

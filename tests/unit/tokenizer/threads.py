@@ -1,4 +1,4 @@
-"""Whether a call lets other threads run."""
+"""Measures how much a call lets other threads run."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def beats_during(call: Callable[[], T]) -> tuple[T, int]:
-    """What `call` returns, and how often a thread that wakes every millisecond ran meanwhile."""
+    """Returns the result of `call`, and how often a thread that wakes every millisecond ran meanwhile."""
     going, beats = threading.Event(), [0]
 
     def beat() -> None:
