@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PieceDecoder = Callable[[str], bytes]
 
 _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_NEIGHBOUR: Final = "x"
+_SURROUNDING: Final = "x"
 
 
 def _byte_table() -> dict[int, int | None]:
@@ -68,13 +68,13 @@ def bytes_by_decoder(decoder: Decoder, *, byte_fallback: bool) -> PieceDecoder:
     Thus a token's bytes do not depend on its position, where a decoder treats the ends of a text differently: the space
     before the first word belongs to the answer, and the end of a word (`</w>`) is a space.
     """
-    pair = decoder.decode([_NEIGHBOUR] * 2)
-    after = len(pair) - len(_NEIGHBOUR)  # WordPiece puts a space before a word
+    pair = decoder.decode([_SURROUNDING] * 2)
+    after = len(pair) - len(_SURROUNDING)  # WordPiece puts a space before a word
 
     def decode(piece: str) -> bytes:
         if byte_fallback and (byte := fallback_byte(piece)) is not None:
             return byte
-        return plain_bytes(decoder.decode([_NEIGHBOUR, piece, _NEIGHBOUR])[len(_NEIGHBOUR) : -after])
+        return plain_bytes(decoder.decode([_SURROUNDING, piece, _SURROUNDING])[len(_SURROUNDING) : -after])
 
     return decode
 

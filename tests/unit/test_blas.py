@@ -98,7 +98,7 @@ NONE, TRANSPOSED, GUARD = 111, 112, 7.0
 
 
 def padded(array, extra):
-    "With `extra` columns that nobody may use."
+    "With `extra` columns that must not be used."
     room = np.full((max(1, array.shape[0]), max(1, array.shape[1] + extra)), np.nan, np.float32)
     room[: array.shape[0], : array.shape[1]] = array
     return room
@@ -160,7 +160,7 @@ def kernel(library: Path, threads: int = 1) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
-def test_every_product_is_right_and_a_row_does_not_depend_on_its_company() -> None:
+def test_every_product_is_right_and_a_row_does_not_depend_on_other_rows() -> None:
     """Odd shapes of every form, inside larger arrays; up to eight rows add their terms in the same order."""
     library = blas._shim()
     assert library is not None

@@ -106,7 +106,7 @@ def test_single_files_of_a_store(
     assert refusal("tiny", store.models_dir) == line
 
 
-def test_another_model_that_is_closed_stands_in_nobodys_way(
+def test_an_unreadable_other_model_does_no_harm(
     checkpoint: Checkpoints, reachable: Path, closed: Callable[[Path], None]
 ) -> None:
     write_store(reachable, "other/tiny", checkpoint("llama"))

@@ -191,7 +191,7 @@ NEEDED = (300_000 * 4 + 40) * 100 // (100 - CACHE_PERCENT)
         ("bfloat16", mx.float32, 0, "gpu", "bfloat16"),
     ],
 )
-def test_the_device_and_the_memory_decide_where_nobody_does(
+def test_device_and_memory_decide_without_a_flag(
     wanted: str, stored: mx.Dtype, available: int, device: str, computes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = planned(wanted, stored, monkeypatch, available, device)

@@ -78,7 +78,7 @@ def settled(guide: Guide) -> tuple[bool, list[int], bytes]:
 
 
 @pytest.mark.parametrize("wanted", [SCHEMA, {"enum": ["ab", "abc", "é"]}, {"type": "regex", "pattern": "[a-f]{3}x+"}])
-async def test_a_guide_in_a_process_says_what_one_here_says(wanted: object, bench: Bench) -> None:
+async def test_a_guide_in_a_process_agrees_with_one_in_this_process(wanted: object, bench: Bench) -> None:
     tokenizer = opened(FILES["tokenizer.json"], generation_config=FILES["generation_config.json"])
     for seed in range(3):  # the later ones by the worker of the first
         there, here, random = await bench.guide(format_of(wanted)), guide_of(wanted, tokenizer), Random(seed)
@@ -104,13 +104,13 @@ async def test_a_guide_in_a_process_says_what_one_here_says(wanted: object, benc
     assert len(bench.processes) == 1
 
 
-async def test_of_the_same_format_several_answers_are_written_at_once(bench: Bench) -> None:
+async def test_several_answers_of_one_format_are_computed_at_once(bench: Bench) -> None:
     guides = [await bench.guide(ConstString("a" * 3)) for _ in range(3)]
     assert [guide.forced(9) for guide in guides] == [guides[0].forced(0) or [*b"aaa"]] * 3
     assert len(bench.processes) == 3
 
 
-async def test_a_worker_is_kept_for_its_format_and_the_one_used_longest_ago_goes(
+async def test_a_worker_is_kept_for_its_format_and_the_least_recently_used_is_ended(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_pool, "_MOST_KEPT", 2)
@@ -127,7 +127,7 @@ async def test_a_worker_is_kept_for_its_format_and_the_one_used_longest_ago_goes
     await bench.until_there_are(2)
 
 
-async def test_what_is_kept_has_a_bound_in_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_kept_workers_have_a_limit_in_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     large = format_of({"properties": {f"p{number}": {"type": "integer"} for number in range(300)}})
     for kept, most in ((1, 64 << 20), (0, 1)):
         monkeypatch.setattr(worker_pool, "_MOST_KEPT_BYTES", most)
@@ -138,7 +138,7 @@ async def test_what_is_kept_has_a_bound_in_bytes(bench: Bench, monkeypatch: pyte
         assert (bench.workers.nbytes > 0) == kept
 
 
-async def test_what_is_no_format_is_told_and_not_kept(bench: Bench) -> None:
+async def test_an_invalid_format_is_reported_and_not_kept(bench: Bench) -> None:
     for _ in range(2):
         with pytest.raises(RequestError, match=r"Invalid type: strin - at `\$.items`"):
             await bench.grammar(format_of({"items": {"type": "strin"}}))
@@ -162,7 +162,7 @@ async def test_compiling_has_a_limit_of_memory(bench: Bench) -> None:
     assert await bench.grammar(large)
 
 
-async def test_compiling_ends_when_nobody_waits_for_it(bench: Bench) -> None:
+async def test_compiling_ends_when_the_request_is_cancelled(bench: Bench) -> None:
     await bench.grammar(ConstString("a"))
     compiling = [bench.workers.compile(ENDLESS) for _ in range(3)]
     await bench.until_there_are(4)
@@ -172,7 +172,7 @@ async def test_compiling_ends_when_nobody_waits_for_it(bench: Bench) -> None:
     assert not bench.workers._compiling
 
 
-async def test_more_than_there_are_places_for_wait_and_who_compiles_long_makes_way(tmp_path: Path) -> None:
+async def test_requests_beyond_the_limit_wait_and_long_compiling_is_stopped(tmp_path: Path) -> None:
     bench = Bench(tmp_path, running=-2)
     endless = [bench.workers.compile(ENDLESS) for _ in range(2)]
     waiting: list[Future[Grammar]] = [bench.workers.compile(ConstString(text)) for text in "ab"]

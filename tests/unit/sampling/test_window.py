@@ -57,7 +57,7 @@ def test_who_leaves_does_not_depend_on_who_shares_the_window(
         windows = shared.apart()
 
 
-def test_nothing_is_to_be_computed_while_nobody_leaves() -> None:
+def test_nothing_is_computed_while_no_token_leaves() -> None:
     window = Window.joined([Window.of_request([1, 2], 4, VOCABULARY), Window.of_request([1, 2, 3], 4, VOCABULARY)])
     token = mx.array([[1], [2]], dtype=mx.uint32)
     assert window.add(token) is None
