@@ -231,7 +231,7 @@ def test_the_picture_is_a_png(asked: list[str], tmp_path: Path) -> None:
     [
         (["load", "--form=gguf"], "invalid choice: 'gguf'"),
         (["load", "--loaders=runner,torch"], "'torch' is none of mx.load, runner, mlx-lm"),
-        (["load", "--size=much"], "'much' is no amount of memory"),
+        (["load", "--size=much"], "'much' is not an amount of memory"),
         (["load", "--size=10%"], "'10%' is a share, not an amount of memory"),
         (["load", "--turns=0"], "there is at least one turn"),
     ],
