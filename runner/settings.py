@@ -25,7 +25,7 @@ DEFAULT_PARALLEL = 4
 """The default number of requests that run at once."""
 
 Start = Literal["descriptor", "symlink"]
-"""How Ollama is started, so that it finds the shim afterwards (runner/ollama/launcher.py)."""
+"""The ways to start Ollama so that it finds the shim afterwards (runner/ollama/launcher.py)."""
 
 
 class OllamaRunner(msgspec.Struct, frozen=True, kw_only=True):

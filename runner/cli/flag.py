@@ -1,4 +1,4 @@
-"""What the command line is made of: a flag, and a command."""
+"""The elements of the command line: a flag, and a command."""
 
 import msgspec
 

@@ -17,7 +17,7 @@ import runner
 from runner.settings import Start
 
 START: Start = "symlink" if sys.platform == "darwin" else "descriptor"
-"""How Ollama is started on this system."""
+"""The way to start Ollama on this system."""
 SERVE = ("serve", "start")
 """The first words with which Ollama serves; with any other it is a client, or exits at once."""
 _ISOLATIONS = (("-I",), ("-E", "-P"), ("-P",))

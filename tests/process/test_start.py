@@ -1,4 +1,4 @@
-"""What a start costs, counted: modules, interpreters, rounds of the garbage collector."""
+"""The costs of a start, counted: modules, interpreters, rounds of the garbage collector."""
 
 import json
 import os

@@ -10,11 +10,11 @@ import pytest
 
 from runner import logs
 from runner.cli.flags import CHECK_FLAGS, COMMANDS, FLAGS
-from runner.cli.parse import parse, parse_check
+from runner.cli.parse import parse, parse_check, parse_ollama
 from runner.cli.parser import version_text
 from runner.engine.policy import LEAST_TOKENS
 from runner.errors import UsageError
-from runner.settings import DEFAULT_CONTEXT_TOKENS, Settings, context_limit
+from runner.settings import DEFAULT_CONTEXT_TOKENS, LaunchSettings, Settings, context_limit
 from runner.sizes import Bound
 
 HOST_CALL = ["runner", "--mlx-engine", "--model", "m:latest", "--port", "41000"]
@@ -357,6 +357,41 @@ def test_the_version_is_that_of_what_it_stands_on_too(capsys: pytest.CaptureFixt
     assert told == version_text() + "\n"
     pattern = r"mlx-runner \d+\.\d+\.\d+ \(mlx \d[\w.]*, mlx-lm \d[\w.]*, Python \d[\w.]*\)"
     assert re.fullmatch(pattern, version_text())
+
+
+def test_ollama_serve_takes_its_own_flags_before_ollamas_path_and_ollamas_after_it() -> None:
+    assert parse_ollama(["serve"]) == LaunchSettings(ollama=None, words=["serve"], runner=None, start=None)
+    settings = parse_ollama(["serve", "--runner", "a b", "/bin/ollama", "run", "--verbose", "m", "--runner", "x"])
+    assert settings == LaunchSettings(
+        ollama="/bin/ollama", words=["run", "--verbose", "m", "--runner", "x"], runner="a b"
+    )
+
+
+def test_ollama_has_a_help_that_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, usage in (
+        (["--help"], "usage: mlx-runner ollama COMMAND"),
+        (["serve", "-h"], "usage: mlx-runner ollama serve "),
+    ):
+        with pytest.raises(SystemExit, match=r"^0$"):
+            parse_ollama(words)
+        text = capsys.readouterr().out
+        assert text.startswith(usage)
+        assert max(map(len, text.splitlines())) <= 80
+        assert "serve" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name a command: mlx-runner ollama serve; see mlx-runner ollama --help"),
+        (["list"], "name a command: mlx-runner ollama serve"),
+        (["serve", "--port", "1"], "unrecognized arguments: --port"),
+        (["serve", "--runner"], "expected one argument; see mlx-runner ollama serve --help"),
+    ],
+)
+def test_wrong_usage_of_ollama_is_refused_by_name(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        parse_ollama(words)
 
 
 def test_a_share_of_the_memory_stands_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

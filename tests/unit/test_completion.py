@@ -1,4 +1,4 @@
-"""What a shell completes is what the program takes."""
+"""A shell completes the words that the program takes."""
 
 import shutil
 import subprocess

@@ -110,7 +110,7 @@ def test_threads_do_not_get_into_each_other(screen: Screen, line: StatusLine) ->
 
 
 def test_a_line_never_wraps(screen: Screen, line: StatusLine) -> None:
-    """What wraps would leave its first row behind."""
+    """A line that wraps would leave its first row behind."""
     screen.size(20)
     line.show("x" * 50)
     assert screen.lines == ["x" * 19]

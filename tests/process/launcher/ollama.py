@@ -20,7 +20,7 @@ from scripts.tools.models.store import MANIFEST, Store, manifest_path
 from tests.process.launcher.standin import COMMAND
 
 TEMPLATE = f"{{{{- range .Messages }}}}<|{{{{ .Role }}}}|>{{{{ .Content }}}}{END}{{{{ end }}}}<|assistant|>"
-"""How a host renders a chat for the demo model."""
+"""The template by which a host renders a chat for the demo model."""
 WAIT_S = 120.0
 JsonObject = dict[str, object]
 
@@ -49,13 +49,13 @@ def listed(item: JsonObject, key: str) -> list[dict[str, Any]]:
 
 
 def text_of(item: Mapping[str, object]) -> str:
-    """What one object adds to the text."""
+    """Returns the text in one object."""
     message = item.get("message")
     return str(message["content"] if isinstance(message, dict) else item.get("response", ""))
 
 
 def add_template(models: Path) -> None:
-    """What hosts need to render chats, as a layer of the model."""
+    """Adds the template, which hosts need to render chats, as a layer of the model."""
     path = manifest_path(models, MODEL)
     store = Store(models, path)
     layer = store.add_blob(TEMPLATE.encode(), "application/vnd.ollama.image.template")
@@ -150,7 +150,7 @@ async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[JsonObject]:
 
 
 def chat_body(*messages: str, **more: object) -> JsonObject:
-    """What `/api/chat` is sent; the first message is the user's."""
+    """Returns a body for `/api/chat`; the first message is the user's."""
     roles = ("user", "assistant")
     listed = [{"role": roles[index % 2], "content": content} for index, content in enumerate(messages)]
     return {"model": "demo", "messages": listed, "stream": False, "options": {"temperature": 0}} | more

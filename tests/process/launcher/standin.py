@@ -70,11 +70,11 @@ def install(program: Path, root: Path) -> Installation:
 
 @dataclass(frozen=True)
 class Report:
-    """How a process was started, by its own account."""
+    """A process's own report of how it was started."""
 
     pid: int
     executable: str
-    """What /proc/self/exe says."""
+    """The target of /proc/self/exe."""
     cwd: str
     libraries: str
     ignored: str
@@ -219,7 +219,7 @@ def text(digits: bytes) -> str:
 
 
 def eventually_gone(path: Path) -> bool:
-    """Whether it vanishes within a generous while."""
+    """Returns True if it vanishes within WAIT_S."""
     deadline = time.monotonic() + WAIT_S
     while path.exists():
         if time.monotonic() > deadline:

@@ -37,7 +37,7 @@ def test_a_cache_directory_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def links(directory: Path) -> dict[str, Path]:
-    """Where the symbolic links in a directory lead to."""
+    """Returns the targets of the symbolic links in a directory."""
     return {path.name: path.resolve() for path in directory.iterdir() if path.is_symlink()}
 
 

@@ -23,7 +23,7 @@ from tests.process.launcher.test_launch import directory_of, less_shell
 
 NAME = "seeing:latest"
 OWN = ("runner", "--ollama-engine", "--port", "50004")
-"""How the stand-in starts a GGUF runner: this one gets just what a host gives its runners."""
+"""The stand-in's arguments for a GGUF runner: this one gets exactly what a host gives its runners."""
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_where_ollamas_runner_cannot_compute_ours_tells_its_own_error(
 def test_damage_that_only_reading_shows_is_told(
     installation: Installation, tmp_path: Path, store: Store, library: Path
 ) -> None:
-    """Who wants digests compared does not want another runner to serve what differs."""
+    """With --verify, a blob that differs must not be served by another runner."""
     text_only(store)
     blob = store.blob_of("model.language_model.embed_tokens.weight")
     blob.write_bytes(blob.read_bytes()[:-4] + b"\1\2\3\4")

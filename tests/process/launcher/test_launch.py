@@ -56,7 +56,7 @@ OWN = (
     ("--version",),
 )
 SHELL_SETS = {"_", "SHLVL", "OLDPWD"}
-"""What a shell on the way changes or adds."""
+"""Variables that a shell in between changes or adds."""
 
 
 def variables(place: Path, start: Start, **more: str) -> dict[str, str]:
@@ -86,7 +86,7 @@ def directory_of(place: Path) -> Path:
 
 
 def processes_with(*words: str) -> list[int]:
-    """Those whose command line has all of the words in it."""
+    """Returns the processes whose command line contains all of the words."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -146,6 +146,17 @@ def test_the_locale_stays_as_it_is(installation: Installation, tmp_path: Path, l
     environ = environment(tmp_path, LC_CTYPE=locale)
     with Host(command(installation, "descriptor"), environ, tmp_path) as host:
         assert less_shell(host.report.environment) == environ
+
+
+def test_an_ignored_interrupt_stays_ignored(installation: Installation, tmp_path: Path, launcher: Launcher) -> None:
+    """As below nohup, or in the background of a script."""
+    ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
+    ignored = []
+    for argv in ([str(installation.ollama), "serve"], command(installation, "descriptor", launcher=launcher)):
+        with Host([*ignoring, *argv], environment(tmp_path), tmp_path) as host:
+            ignored.append(int(host.report.ignored, 16))
+    assert ignored[0] == ignored[1]
+    assert ignored[0] & 1 << signal.SIGINT - 1
 
 
 def test_its_mlx_runners_are_ours_and_everything_else_its_own(

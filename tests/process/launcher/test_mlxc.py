@@ -19,7 +19,7 @@ ERROR = "Ollama has no working MLX library; mlx-runner ollama serve gave it an e
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    """What the executable of a host holds that looks for an MLX library."""
+    """An executable with the texts of a host that looks for an MLX library."""
     if reason := reason_to_skip():
         pytest.skip(reason)
     path = tmp_path / "host"

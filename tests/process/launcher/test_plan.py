@@ -1,14 +1,15 @@
-"""What the launcher refuses before it makes anything, and how it says so."""
+"""The launcher's refusals before it makes anything."""
 
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from runner.ollama.plan import LaunchError, find_ollama, find_runner, refuse_taken_address
+from runner.ollama import plan
+from runner.ollama.plan import LaunchError, find_ollama, find_runner, own_command, refuse_taken_address
 from tests.process.launcher.standin import COMMAND, WAIT_S, environment, eventually_gone
 
 
@@ -98,8 +99,37 @@ def test_a_runner_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             find_runner(command)
 
 
+@pytest.mark.parametrize(
+    ("works", "options"), [(("-I",), ["-I"]), (("-E", "-P"), ["-E", "-P"]), (("-P",), ["-P"]), ((), [])]
+)
+def test_the_own_command_is_as_isolated_as_the_package_allows(
+    works: tuple[str, ...], options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package of `pip install --user` is invisible with -I, one on PYTHONPATH with -E."""
+    looser = {"-I": 0, "-E": 1, "-P": 2}
+
+    def finds(tried: Sequence[str]) -> bool:
+        return bool(works) and looser[tried[0]] >= looser[works[0]]
+
+    monkeypatch.setattr(plan, "_finds_this_package", finds)
+    own_command.cache_clear()
+    try:
+        if options:
+            assert own_command() == (sys.executable, *options, "-m", "runner")
+        else:
+            with pytest.raises(LaunchError, match="finds no package `runner`"):
+                own_command()
+    finally:
+        own_command.cache_clear()
+
+
+def test_the_own_command_runs_this_package() -> None:
+    done = subprocess.run([*own_command(), "--version"], cwd="/", capture_output=True, timeout=WAIT_S, check=True)
+    assert done.stdout.startswith(b"mlx-runner ")
+
+
 def refused(*words: str, **variables: str) -> str:
-    """What the launcher says when it exits with status 1."""
+    """Returns the launcher's error when it exits with status 1."""
     argv = [*COMMAND, *words]
     environ = environment(Path("/nonexistent"), **variables)
     process = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=WAIT_S)

@@ -63,7 +63,7 @@ def is_gone(process: int) -> bool:
 
 
 async def eventually(holds: Callable[[], bool]) -> bool:
-    """Whether it comes to hold within a generous while."""
+    """Returns True if it comes to hold within a minute."""
     for _ in range(600):
         if holds():
             return True

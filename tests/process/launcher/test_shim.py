@@ -1,4 +1,4 @@
-"""Which calls the shim takes for MLX runners: every form in which releases call their own executable, and odd ones."""
+"""The calls that the shim takes for MLX runners: all forms in which releases call their executable, and odd ones."""
 
 import os
 import subprocess

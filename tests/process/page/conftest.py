@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
 
 NETWORK = "net::ERR_"
-"""What a browser writes into its console when nobody answers, whatever the page does."""
+"""The browser's own console message when no server answers, whatever the page does."""
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -43,7 +43,7 @@ class View:
         self.asked: list[str] = []
         """The addresses of all requests."""
         self.loses = False
-        """Whether the runner ends before its window: the browser then writes that nobody answers."""
+        """True if the runner ends before its window: the browser then writes that nobody answers."""
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", lambda said: self.errors.append(said.text) if said.type in ("error", "warning") else None)
         page.on("dialog", lambda dialog: self.errors.append(f"a dialog: {dialog.message}"))

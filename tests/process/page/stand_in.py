@@ -94,7 +94,7 @@ class StandIn:
             await runner.cleanup()
 
     def tell(self, stats: Stats) -> None:
-        """What is sent to all who listen, and first to those who come."""
+        """The event that is sent to all listeners, and first to new ones."""
         self.stats = stats
         self._send(_event("stats", stats))
 

@@ -1,4 +1,4 @@
-"""What the page makes of the numbers over time, computed by its own module in a browser."""
+"""The page's history of the numbers, computed by its own module in a browser."""
 
 import pytest
 from msgspec.json import decode, encode

@@ -16,7 +16,7 @@ TRIE = (
     node(2, 1, 800, 1000, live=True, locks=1),
     node(3, 1, 800, 1100, idle=3),
 )
-"""What two conversations share, and the rest of each."""
+"""The prefix that two conversations share, and the rest of each."""
 SHIFTS = """() => {
   window.shifts = [];
   const moved = ({node, previousRect: from, currentRect: to}) =>

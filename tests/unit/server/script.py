@@ -40,7 +40,7 @@ class Script:
         self.nodes: list[CacheNode] = []
         self.mark = 0
         self.asked: list[str] = []
-        """What of its numbers was asked for."""
+        """The questions about its numbers."""
 
     async def published(self) -> Published:
         self.asked.append("stats")

@@ -1,4 +1,4 @@
-"""How much of a body is read, and what is not unpacked."""
+"""The limits of bodies, and the refusal of compressed ones."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What is done about file descriptors, and what is said when there is none."""
+"""The limit of file descriptors, and the log line when none is left."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""What a step costs on its way from the engine thread to the sockets, in counts: wake-ups, sends, tasks, bytes."""
+"""The costs of a step on its way from the engine thread to the sockets, in counts: wake-ups, sends, tasks, bytes."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ class Opened(NamedTuple):
 
 
 class Sent:
-    """What was sent over any socket of this process, in order; a wake-up of the event loop is a byte to itself."""
+    """All bytes sent over sockets of this process, in order; a wake-up of the event loop is a byte to itself."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.data: list[bytes] = []

@@ -14,7 +14,7 @@ FILES = sorted(FOLDER.iterdir())
 MARKUP = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|\beval\(|Function\("
 )
-"""What would take text for markup, or for a program."""
+"""Calls that would take text for markup, or for a program."""
 SVG = "http://www.w3.org/2000/svg"
 """A name, not an address."""
 

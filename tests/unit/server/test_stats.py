@@ -1,4 +1,4 @@
-"""What the runner tells of itself over HTTP, from the last that its engine said."""
+"""The runner's numbers over HTTP, from those that its engine published last."""
 
 import asyncio
 import re
@@ -137,7 +137,7 @@ async def test_a_picture_has_another_number_where_it_is_another_one(engine: Scri
 
 
 class Page:
-    """What a page is told, and when."""
+    """The events of a page, and their times."""
 
     def __init__(self, engine: Script, clock: Clock) -> None:
         self._clock = clock

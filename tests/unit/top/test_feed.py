@@ -1,4 +1,4 @@
-"""How `mlx-runner top` reads a runner, and what it says where there is none."""
+"""`mlx-runner top` reads a runner, or says why it cannot."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""What `mlx-runner top` says of the numbers."""
+"""The table of `mlx-runner top`."""
 
 from io import StringIO
 

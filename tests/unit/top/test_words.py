@@ -1,4 +1,4 @@
-"""Which runner `mlx-runner top` looks at."""
+"""The address of the runner that `mlx-runner top` reads."""
 
 import re
 
