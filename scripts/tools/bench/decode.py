@@ -30,7 +30,7 @@ from scripts.tools.bench.common.figure import Bars, Chart
 from scripts.tools.bench.common.interleave import interleave
 from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
 from scripts.tools.bench.common.requests import SHORT_TOKENS, answer
-from scripts.tools.bench.common.servers import Endpoint, other_runner, this_runner
+from scripts.tools.bench.common.servers import Endpoint
 from scripts.tools.bench.decode_profile import PARTS, Profile, profiled
 from scripts.tools.bench.llamas import Prompts
 
@@ -145,11 +145,9 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> DecodeRepo
 def _measure(name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> Decoded:
     blas, threads, seed = arguments.blas, arguments.blas_threads, arguments.seed
     size, tokens, prompts = SIZES[name], TOKENS[name], Prompts(seed)
-    ours = this_runner(OURS, 1, blas=blas, blas_threads=threads)
-    peers = [other_runner(peer, command, 1) for peer, command in arguments.peer]
     with asyncio.Runner() as loop, ExitStack() as stack:
         bare = BareLoop(size, seed, stack, blas=blas, blas_threads=threads)
-        served = serve(size, seed, servers(ours, peers, blas, threads, say), stack, loop)
+        served = serve(size, seed, servers(arguments, say), stack, loop)
 
         def served_speed(endpoint: Endpoint) -> float:
             return loop.run(answer(endpoint, prompts.text(SHORT_TOKENS), tokens)).tokens_per_s
@@ -164,4 +162,4 @@ def _measure(name: str, arguments: argparse.Namespace, say: Callable[[str], None
         speeds = interleave(contenders, arguments.turns)
     with TemporaryDirectory(prefix="bench-") as folder:
         trace = (arguments.profile or Path(folder)) / f"decode-{name}.json"
-        return Decoded(name, speeds, profiled(trace, size, seed, ours, tokens))
+        return Decoded(name, speeds, profiled(trace, size, seed, servers(arguments, say)[0], tokens))

@@ -22,10 +22,8 @@ from scripts.tools.bench.common.contenders import MLX_LM, OURS, SIZES, default_s
 from scripts.tools.bench.common.figure import Bars, Chart
 from scripts.tools.bench.common.interleave import interleave
 from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
-from scripts.tools.bench.common.servers import Server, other_runner
 from scripts.tools.bench.llamas import Prompts, make_model, write_model
 from scripts.tools.bench.start_process import First, Started, Took, ask_first, start
-from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import LoadError, write_decoys
 
 WITH_LIBRARIES = "host's libs"
@@ -148,10 +146,8 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> StartRepor
     """The whole benchmark. ValueError when the options make no sense, or a contender does not start."""
     if arguments.turns < 1:
         raise ValueError("there is at least one turn")
-    blas, threads = arguments.blas, arguments.blas_threads
-    ours = Server(OURS, RUNNER, {"MLX_RUNNER_BLAS": blas, "MLX_RUNNER_BLAS_THREADS": str(threads)})
-    peers = [other_runner(name, command, 1) for name, command in arguments.peer]
-    contenders = servers(ours, peers, blas, threads, say)
+    contenders = servers(arguments, say)
+    ours, runners = contenders[0], [server for server in contenders if not server.speaks_openai]
     started: dict[str, dict[str, list[Started]]] = {}
     first: dict[str, dict[int, dict[str, list[First]]]] = {}
     try:
@@ -166,7 +162,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> StartRepor
                 turns |= {server.name: partial(start, server, model, prompts) for server in contenders}
                 started[size] = interleave(turns, arguments.turns)
                 for length in LENGTHS if size in FIRST_SIZES else ():
-                    alone = {each.name: partial(ask_first, each, model, prompts, length) for each in (ours, *peers)}
+                    alone = {each.name: partial(ask_first, each, model, prompts, length) for each in runners}
                     first.setdefault(size, {})[length] = interleave(alone, arguments.turns, warm=0)
     except LoadError as error:
         raise ValueError(f"a contender did not start: {error}") from error

@@ -27,7 +27,7 @@ from scripts.tools.bench.common.figure import Bars, Chart
 from scripts.tools.bench.common.interleave import interleave
 from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
 from scripts.tools.bench.common.requests import FEW_TOKENS, answer
-from scripts.tools.bench.common.servers import Endpoint, other_runner, this_runner
+from scripts.tools.bench.common.servers import Endpoint
 from scripts.tools.bench.llamas import Prompts
 
 COLD_TOKENS, PREFIX_TOKENS, OWN_TOKENS = 2000, 1500, 200
@@ -112,11 +112,9 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> TtftReport
         raise ValueError("there is at least one turn")
     blas, threads, size = arguments.blas, arguments.blas_threads, SIZES[arguments.size]
     prompts = Prompts(arguments.seed)
-    ours = this_runner(OURS, 1, blas=blas, blas_threads=threads)
-    peers = [other_runner(name, command, 1) for name, command in arguments.peer]
     with asyncio.Runner() as loop, ExitStack() as stack:
         bare = BareLoop(size, arguments.seed, stack, blas=blas, blas_threads=threads)
-        servers_up = serve(size, arguments.seed, servers(ours, peers, blas, threads, say), stack, loop)
+        servers_up = serve(size, arguments.seed, servers(arguments, say), stack, loop)
 
         def served(endpoint: Endpoint) -> Times:
             return loop.run(served_times(endpoint, prompts))

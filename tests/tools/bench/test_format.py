@@ -1,11 +1,9 @@
-"""The benchmark of structured output: its arithmetic, that its ways to apply a mask agree, and a miniature run."""
+"""The benchmark of structured output: its arithmetic, and a miniature run."""
 
 import json
 from itertools import count
 from pathlib import Path
-from random import Random
 
-import mlx.core as mx
 import pytest
 
 from scripts.tools.bench import __main__ as bench
@@ -13,7 +11,7 @@ from scripts.tools.bench.common import exits
 from scripts.tools.bench.format import benchmark, compiling, models
 from scripts.tools.bench.format.answers import FREE, GRAMMARS, JUMPS, NO_JUMPS, RECORD, Answered, Answers
 from scripts.tools.bench.format.compiling import SCHEMAS, Compiled
-from scripts.tools.bench.format.masks import OURS, PLACES, WAYS, Masked, measure_masks
+from scripts.tools.bench.format.masks import PLACES, Masked, measure_masks
 from scripts.tools.bench.format.report import AIMED_VOCABULARY, MOST_PERCENT, FormatReport
 from scripts.tools.bench.llamas import Size
 from tests.unit.grammar.walks import accepts
@@ -44,7 +42,7 @@ def report(*vocabularies: int) -> FormatReport:
             Masked(
                 vocabulary,
                 {key: [30.0, 10.0, 50.0] for key in PLACES},
-                {way: {1: [70.0, 50.0, 60.0], 8: [200.0, 300.0, 100.0]} for way in WAYS},
+                {1: [70.0, 50.0, 60.0], 8: [200.0, 300.0, 100.0]},
             )
             for vocabulary in vocabularies
         ],
@@ -65,7 +63,7 @@ def test_the_table_holds_medians_and_shares_of_a_step() -> None:
     assert all(len(line) <= 132 for line in lines)
     rows = [line.split() for line in lines]
     assert ["4,096", "in", "a", "string", "30", "60", "4000", "2.2"] in rows
-    assert ["4,096", *OURS.split(), "60", "200"] in rows
+    assert ["4,096", "60", "200"] in rows
     assert ["4,096", "dear", "80.0", "100.0"] in rows
     assert ["4,096", *JUMPS.split(), "300", "600.0", "6.00"] in rows
     assert ["4,096", "view", "of", "the", "vocabulary,", "once", "500.0", "900.0"] in rows
@@ -83,26 +81,14 @@ def test_a_miniature_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert found["targets"] == [], "they are for another vocabulary"
     (masks,), (compiled,), (told,) = found["masks"], found["compiling"], found["answers"]
     assert {name: len(turns) for name, turns in masks["host_us"].items()} == dict.fromkeys(PLACES, 1)
-    assert {way: list(by_count) for way, by_count in masks["device_us"].items()} == {key: ["1", "2"] for key in WAYS}
+    assert list(masks["device_us"]) == ["1", "2"]
     assert list(compiled["compile_ms"]) == ["small"]
     assert {name: turns[0]["tokens"] for name, turns in told["grammars"].items()} == dict.fromkeys(GRAMMARS, 6)
     jumped, drawn = (told["jumps"][name][0]["tokens"] for name in (JUMPS, NO_JUMPS))
     assert jumped == drawn > 100
 
 
-@pytest.mark.parametrize("vocabulary", [300, 301, 2048])
-def test_every_way_to_apply_masks_does_the_same(vocabulary: int) -> None:
-    random = Random(1)
-    mx.random.seed(1)
-    scores = mx.random.normal((3, vocabulary))
-    masks = [random.randbytes(-(-vocabulary // 8)) for _ in range(3)]
-    wanted = WAYS[OURS](scores, masks).tolist()
-    assert mx.isinf(mx.array(wanted)).any()
-    for way in WAYS.values():
-        assert way(scores, masks).tolist() == wanted
-
-
-def test_masks_are_measured_for_every_place_and_way() -> None:
+def test_masks_are_measured_in_every_place() -> None:
     found = measure_masks(models.tokenizer_of(VOCABULARY, 1), 2, (1,), 1)
     assert found.vocabulary == VOCABULARY
     assert {place: len(turns) for place, turns in found.host.items()} == dict.fromkeys(PLACES, 2)

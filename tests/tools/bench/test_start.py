@@ -9,7 +9,7 @@ import pytest
 
 from scripts.tools.bench import start, start_process
 from scripts.tools.bench.common.contenders import MLX_LM, OURS
-from scripts.tools.bench.common.servers import Server, other_runner
+from scripts.tools.bench.common.servers import Server, other_runner, this_runner
 from scripts.tools.bench.llamas import Prompts
 from scripts.tools.bench.start import WITH_LIBRARIES, StartReport
 from scripts.tools.bench.start_process import First, Started, Took
@@ -71,8 +71,12 @@ def test_less_than_one_turn_is_refused() -> None:
         start.run(Namespace(turns=0), print)
 
 
-def only_ours(ours: Server, peers: list[Server], *_: object) -> list[Server]:
-    return [ours, *peers]
+def only_ours(arguments: Namespace, _: object) -> list[Server]:
+    return [this_runner(OURS, 1, blas=arguments.blas, blas_threads=arguments.blas_threads)]
+
+
+def only_peers(arguments: Namespace, _: object) -> list[Server]:
+    return [other_runner(name, command, 1) for name, command in arguments.peer]
 
 
 def options(*peers: tuple[str, list[str]]) -> Namespace:
@@ -95,7 +99,7 @@ def test_a_miniature_run_measures_what_it_says(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_contender_that_does_not_start_is_named_by_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "servers", lambda ours, peers, *_: list(peers))
+    monkeypatch.setattr(start, "servers", only_peers)
     with pytest.raises(ValueError, match="did not start: Error: no such luck"):
         start.run(options(("peer", ["sh", "-c", "echo Error: no such luck >&2; exit 3"])), print)
 

@@ -1,17 +1,18 @@
 """The contenders over one model: servers that run throughout, and rest while another one is measured."""
 
+import argparse
 import asyncio
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from runner.model.weights.dtype import device
-from scripts.tools.bench.common.servers import Endpoint, Server, mlx_lm_server
+from scripts.tools.bench.common.servers import Endpoint, Server, mlx_lm_server, other_runner, this_runner
 from scripts.tools.bench.llamas import B3, M1, M10, M60, M700, Size, make_model, write_model
-from scripts.tools.host.lib import LoadError, Process
+from scripts.tools.host.lib import Process
 
 OURS, MLX_LM, BARE = "ours", "mlx_lm.server", "bare loop"
 SIZES = {"1M": M1, "10M": M10, "60M": M60, "700M": M700, "3B": B3}
@@ -29,14 +30,24 @@ class Served(NamedTuple):
     process: Process
 
 
-def servers(
-    ours: Server, peers: Iterable[Server], blas: str, blas_threads: int, say: Callable[[str], None]
-) -> list[Server]:
-    """Returns our runner, mlx-lm's server where its packages are installed, and the peers."""
+def servers(arguments: argparse.Namespace, say: Callable[[str], None], **settings: str) -> list[Server]:
+    """Returns our runner, mlx-lm's server where its packages are installed, and the peers, one request at a time.
+
+    `settings` go to our runner by their names in its environment.
+    """
+    blas, threads = arguments.blas, arguments.blas_threads
+    ours = this_runner(OURS, 1, blas=blas, blas_threads=threads)
+    ours.environment.update(settings)
+    peers = [other_runner(name, command, 1) for name, command in arguments.peer]
+    return [ours, *known_mlx_lm(blas, threads, say), *peers]
+
+
+def known_mlx_lm(blas: str, blas_threads: int, say: Callable[[str], None]) -> list[Server]:
+    """Returns mlx-lm's server; nothing where its packages are missing."""
     if importlib.util.find_spec("transformers") is None:
         say(f"{MLX_LM} is left out: it needs transformers")
-        return [ours, *peers]
-    return [ours, mlx_lm_server(MLX_LM, blas, blas_threads), *peers]
+        return []
+    return [mlx_lm_server(MLX_LM, blas, blas_threads)]
 
 
 def serve(
@@ -47,10 +58,7 @@ def serve(
     write_model(directory, make_model(size, seed), size)
     served = {}
     for server in servers:
-        try:
-            process = server.start(directory, stack)
-        except LoadError as error:
-            raise ValueError(f"{server.name} did not start: {error}") from error
+        process = server.start(directory, stack)
         served[server.name] = Served(loop.run(_endpoint(server, process, directory)), process)
         stack.callback(_close, served[server.name].endpoint, loop)
     return served

@@ -31,6 +31,8 @@ class Bars(NamedTuple):
         bottoms = [0.0] * len(self.groups)
         for index, (name, heights) in enumerate(self.heights.items()):
             found = [(place, height) for place, height in enumerate(heights) if height is not None]
+            if not found:
+                continue
             offset = 0.0 if self.stacked else _WIDTH / len(self.heights) * (index - (len(self.heights) - 1) / 2)
             bars = axes.bar(
                 [place + offset for place, _ in found],
@@ -73,7 +75,7 @@ def draw(charts: Sequence[Chart], path: Path) -> None:
     """Draws the charts into a PNG, at most three side by side."""
     from matplotlib.figure import Figure
 
-    columns = max(1, min(3, len(charts)))
+    columns = max(1, 2 if len(charts) == 4 else min(3, len(charts)))
     rows = max(1, ceil(len(charts) / columns))
     figure = Figure(figsize=(5.5 * columns, 4.2 * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).flat

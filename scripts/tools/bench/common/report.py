@@ -49,7 +49,11 @@ class Table(NamedTuple):
 
     def lines(self) -> Iterator[str]:
         """Yields the title, the names of the columns, and the rows, at most `WIDTH` characters each."""
-        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=True, header_style="")
+        widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
+        gap = max(1, min(3, (WIDTH - sum(widths)) // max(1, len(widths) - 1)))
+        table = RichTable(
+            box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_edge=False, header_style=""
+        )
         for index, name in enumerate(self.columns):
             cells = [row[index] for row in self.rows]
             right = index > 0 and all(not cell or cell[0] in _FIGURES for cell in cells)

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -14,7 +14,7 @@ from runner.model.weights.dtype import device
 from runner.settings import DEFAULT_MAX_GAP_MS
 from scripts.tools import ROOT
 from scripts.tools.conformance.this_runner import RUNNER
-from scripts.tools.host.lib import F_SECOND, A, Client, Process, Request, StatusError, free_port, spawn
+from scripts.tools.host.lib import F_SECOND, A, Client, LoadError, Process, Request, StatusError, free_port, spawn
 
 _START_S = 120
 _DATA, _DONE = b"data: ", b"[DONE]"
@@ -42,7 +42,7 @@ class Server(NamedTuple):
 
     name: str
     command: Sequence[str]
-    environment: Mapping[str, str]
+    environment: dict[str, str]
     speaks_openai: bool = False
 
     def launch(self, model: Path, libraries: Path | None = None) -> Process:
@@ -61,10 +61,13 @@ class Server(NamedTuple):
         )
 
     def start(self, model: Path, stack: ExitStack) -> Process:
-        """A process that is ready, and ends with the stack. Raises `LoadError`."""
+        """Starts a process that is ready, and ends with the stack. ValueError if it does not start."""
         process = self.launch(model)
         stack.callback(process.kill)
-        process.wait_ready(_START_S)
+        try:
+            process.wait_ready(_START_S)
+        except LoadError as error:
+            raise ValueError(f"{self.name} did not start: {error}") from error
         return process
 
     def endpoint(self, process: Process, model: Path) -> Endpoint:

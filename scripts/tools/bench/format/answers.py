@@ -16,7 +16,7 @@ from scripts.tools.bench.common.requests import MismeasuredError
 from scripts.tools.bench.common.servers import Server, this_runner
 from scripts.tools.bench.format.models import write_speaker
 from scripts.tools.bench.llamas import Size
-from scripts.tools.host.lib import Client, G, LoadError, Process, Request
+from scripts.tools.host.lib import Client, G, Process, Request
 
 FREE, JUMPS, NO_JUMPS = "no format", "jumping ahead", "token by token"
 PROMPT = "the name of it: "
@@ -99,7 +99,7 @@ def measure_answers(asked: Asked, blas: str, blas_threads: int) -> Answers:
                 _ask, loop, processes[server.command], Request(PROMPT, {"num_predict": tokens}, format=wanted)
             )
 
-        processes = {server.command: _started(server, directory, stack) for server in (ours, drawn)}
+        processes = {server.command: server.start(directory, stack) for server in (ours, drawn)}
         grammars = {name: asking(ours, wanted, asked.tokens) for name, wanted in GRAMMARS.items()}
         found = interleave(grammars, asked.turns)
         for name, turns in found.items():
@@ -109,13 +109,6 @@ def measure_answers(asked: Asked, blas: str, blas_threads: int) -> Answers:
             {JUMPS: asking(ours, RECORD, 1 << 12), NO_JUMPS: asking(drawn, RECORD, 1 << 12)}, asked.turns
         )
     return Answers(asked.vocabulary, found, jumps)
-
-
-def _started(server: Server, directory: Path, stack: ExitStack) -> Process:
-    try:
-        return server.start(directory, stack)
-    except LoadError as error:
-        raise ValueError(f"the runner did not start: {error}") from error
 
 
 def _ask(loop: asyncio.Runner, process: Process, request: Request) -> Answered:

@@ -3,7 +3,7 @@
 Llamas of random weights, of 10 million parameters beside those of their vocabulary, whose tokens random merges made.
 
 mask      of one token: on the host, to take the token and to find what may come next, in a JSON string, between JSON
-          values, and in the free text of a thinking model; on the device, in several ways, to apply it
+          values, and in the free text of a thinking model; on the device, to apply it
 answers   decode steps over HTTP with a grammar that forces nothing, against no grammar at all; and an answer that is
           mostly forced, its tokens appended as they come or drawn one by one
 compile   schemas from small to large, none of which was asked for before, and the view of the vocabulary that the first

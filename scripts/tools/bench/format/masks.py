@@ -1,4 +1,4 @@
-"""The cost of a mask: on the host, to find it, and on the device, to apply it, in several ways."""
+"""The cost of a mask: on the host, to find it, and on the device, to apply it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from protocol import decode_format
 from runner.grammar import Guide
@@ -46,11 +45,11 @@ _STEPS = 40
 
 class Masked(NamedTuple):
     """One vocabulary: microseconds of a token, turn by turn. `host`: by place. `device`: what is added to an argmax, by
-    way and number of rows."""
+    number of rows."""
 
     vocabulary: int
     host: Mapping[str, Sequence[float]]
-    device: Mapping[str, Mapping[int, Sequence[float]]]
+    device: Mapping[int, Sequence[float]]
 
 
 def measure_masks(tokenizer: Tokenizer, turns: int, rows: Sequence[int], seed: int) -> Masked:
@@ -62,17 +61,15 @@ def measure_masks(tokenizer: Tokenizer, turns: int, rows: Sequence[int], seed: i
     }
     host = interleave(hosts, turns)
     string = _guides(compiler, tokenizer, PLACES["in a string"])()
-    device: dict[str, dict[int, list[float]]] = {way: {} for way in WAYS}
+    device: dict[int, list[float]] = {}
     for count in rows:
         mx.random.seed(seed)
         scores = mx.random.normal((count, vocabulary))
         mx.eval(scores)
         masks = [string.mask()] * count
-        bare = {"": partial(_device_us, scores, lambda scores, _: scores, masks)}
-        ways = {name: partial(_device_us, scores, way, masks) for name, way in WAYS.items()}
-        found = interleave({**bare, **ways}, turns)
-        for name in WAYS:
-            device[name][count] = [us - alone for us, alone in zip(found[name], found[""], strict=True)]
+        ways: dict[str, Way] = {"bare": lambda scores, _: scores, "masked": masked}
+        found = interleave({name: partial(_device_us, scores, way, masks) for name, way in ways.items()}, turns)
+        device[count] = [us - bare for us, bare in zip(found["masked"], found["bare"], strict=True)]
     return Masked(vocabulary, host, device)
 
 
@@ -113,34 +110,3 @@ def _device_us(scores: mx.array, way: Way, masks: Sequence[Mask]) -> float:
         mx.argmax(way(scores, masks), axis=-1).tolist()
         times.append(1e6 * (perf_counter() - started))
     return median(times)
-
-
-# --- ways to apply masks
-
-
-def _unpacked(scores: mx.array, masks: Sequence[Mask]) -> mx.array:
-    """The host makes a byte of each bit, the device chooses."""
-    packed = np.frombuffer(b"".join(masks), np.uint8).reshape(len(masks), -1)
-    bits = np.unpackbits(packed, axis=1, count=scores.shape[-1], bitorder="little").view(np.bool_)
-    return mx.where(mx.array(bits), scores, -mx.inf)
-
-
-def _shifted(scores: mx.array, masks: Sequence[Mask]) -> mx.array:
-    """The device makes a number of each bit, and chooses."""
-    packed = mx.array(np.frombuffer(b"".join(masks), np.uint8).reshape(len(masks), -1, 1))
-    bits = mx.bitwise_and(mx.right_shift(packed, mx.arange(8, dtype=mx.uint8)), mx.array(1, mx.uint8))
-    return mx.where(bits.reshape(len(masks), -1)[:, : scores.shape[-1]].astype(mx.bool_), scores, -mx.inf)
-
-
-def _chosen(scores: mx.array, masks: Sequence[Mask]) -> mx.array:
-    """The host makes a score of each bit by a table, the device adds."""
-    packed = np.frombuffer(b"".join(masks), np.uint8).reshape(len(masks), -1)
-    return scores + mx.array(_TABLE[packed].reshape(len(masks), -1)[:, : scores.shape[-1]])
-
-
-_TABLE = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf).astype(
-    np.float32
-)
-OURS = "gather and add"
-WAYS: dict[str, Way] = {OURS: masked, "unpack, choose": _unpacked, "shift, choose": _shifted, "host table": _chosen}
-"""The first one is the runner's."""

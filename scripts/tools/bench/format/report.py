@@ -8,7 +8,7 @@ from scripts.tools.bench.common.figure import Bars, Chart
 from scripts.tools.bench.common.report import Report, Table, Target
 from scripts.tools.bench.format.answers import FREE, JUMPS, NO_JUMPS, Answered, Answers
 from scripts.tools.bench.format.compiling import Compiled
-from scripts.tools.bench.format.masks import OURS, WAYS, Masked
+from scripts.tools.bench.format.masks import Masked
 
 MOST_PERCENT = 15.0
 """That a grammar may add to a decode step of the 10 M model."""
@@ -41,7 +41,7 @@ class FormatReport(Report):
     @property
     def tables(self) -> Sequence[Table]:
         """Medians."""
-        return [self._costs(), self._ways(), self._grammars(), self._jumps(), self._compiling()]
+        return [self._costs(), self._applying(), self._grammars(), self._jumps(), self._compiling()]
 
     @property
     def note(self) -> str:
@@ -54,22 +54,20 @@ class FormatReport(Report):
     def _costs(self) -> Table:
         rows = []
         for one in self.masks:
-            step, device = median(self.step_us[one.vocabulary]), median(one.device[OURS][min(one.device[OURS])])
+            step, device = median(self.step_us[one.vocabulary]), median(one.device[min(one.device)])
             for place, times in one.host.items():
                 host = median(times)
                 share = f"{100 * (host + device) / step:.1f}"
                 rows.append((f"{one.vocabulary:,}", place, f"{host:.0f}", f"{device:.0f}", f"{step:.0f}", share))
         return Table("the mask of one token, us", ("vocabulary", "", "host", "device", "step", "% of it"), rows)
 
-    def _ways(self) -> Table:
-        counts = sorted({count for one in self.masks for by_count in one.device.values() for count in by_count})
+    def _applying(self) -> Table:
+        counts = sorted({count for one in self.masks for count in one.device})
         rows = [
-            (f"{one.vocabulary:,}", way, *(f"{median(one.device[way][count]):.0f}" for count in counts))
-            for one in self.masks
-            for way in WAYS
+            (f"{one.vocabulary:,}", *(f"{median(one.device[count]):.0f}" for count in counts)) for one in self.masks
         ]
-        columns = ("vocabulary", "", *(f"{count} rows" if count > 1 else "1 row" for count in counts))
-        return Table("ways to apply a mask, us; the first one is the runner's", columns, rows)
+        columns = ("vocabulary", *(f"{count} rows" if count > 1 else "1 row" for count in counts))
+        return Table("to apply a mask, us", columns, rows)
 
     def _grammars(self) -> Table:
         rows = [
@@ -116,10 +114,7 @@ class FormatReport(Report):
                 {
                     "vocabulary": one.vocabulary,
                     "host_us": one.host,
-                    "device_us": {
-                        way: {str(count): turns for count, turns in by_count.items()}
-                        for way, by_count in one.device.items()
-                    },
+                    "device_us": {str(count): turns for count, turns in one.device.items()},
                 }
                 for one in self.masks
             ],
@@ -140,7 +135,7 @@ class FormatReport(Report):
         """The cost of a mask, and the time to compile a grammar."""
         groups = [f"{one.vocabulary:,}" for one in self.masks]
         costs = {f"host, {place}": [median(one.host[place]) for one in self.masks] for place in self.masks[0].host}
-        device = [median(one.device[OURS][min(one.device[OURS])]) for one in self.masks]
+        device = [median(one.device[min(one.device)]) for one in self.masks]
         names = list(self.compiling[0].compile_ms)
         compiling = {f"{one.vocabulary:,}": [median(one.compile_ms[name]) for name in names] for one in self.compiling}
         lines = [name.replace(" ", "\n") for name in names]

@@ -9,7 +9,7 @@ growth    1,000 short prompts that share nothing, over a Llama of a million para
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +21,12 @@ import mlx.core as mx
 from runner.model.weights.dtype import device
 from scripts.tools.bench.common.contenders import OURS, servers
 from scripts.tools.bench.common.requests import answer
-from scripts.tools.bench.common.servers import Endpoint, Server, other_runner, this_runner
+from scripts.tools.bench.common.servers import Endpoint, Server
 from scripts.tools.bench.llamas import M1, M10, Prompts, Size, make_model, write_model
 from scripts.tools.bench.memory.growth import Sample, grow, sample
 from scripts.tools.bench.memory.report import Growth, MemoryReport
 from scripts.tools.bench.memory.sharing import Cache, LastUsed, Shape, Trie, converse, hold
-from scripts.tools.host.lib import Client, LoadError, Process
+from scripts.tools.host.lib import Client, Process
 
 SHARING, GROWTH = MEASURES = ("sharing", "growth")
 _FEW = 10  # conversations that mlx_lm.server keeps
@@ -101,7 +101,7 @@ async def _processes(
 ) -> dict[str, Growth]:
     found = {}
     with _models(size, arguments.seed) as directory:
-        for server in _servers(arguments, say):
+        for server in servers(arguments, say):
             say(f"processes: {server.name} ...")
             async with _running(server, directory) as (process, told, endpoint):
                 prompts = Prompts(arguments.seed)
@@ -119,7 +119,7 @@ async def _processes(
 async def _growth(arguments: argparse.Namespace, size: Size, say: Callable[[str], None]) -> dict[str, list[Sample]]:
     found = {}
     with _models(size, arguments.seed) as directory:
-        for server in _servers(arguments, say, arguments.cache_memory):
+        for server in servers(arguments, say, MLX_RUNNER_CACHE_MEMORY=arguments.cache_memory):
             say(f"growth: {server.name} ...")
             async with _running(server, directory) as (process, told, endpoint):
                 prompts = Prompts(arguments.seed)
@@ -127,16 +127,6 @@ async def _growth(arguments: argparse.Namespace, size: Size, say: Callable[[str]
                     process, told, endpoint, prompts, arguments.prompts, arguments.prompt_tokens
                 )
     return found
-
-
-def _servers(
-    arguments: argparse.Namespace, say: Callable[[str], None], cache_memory: str | None = None
-) -> Sequence[Server]:
-    ours = this_runner(OURS, 1, blas=arguments.blas, blas_threads=arguments.blas_threads)
-    if cache_memory:
-        ours = ours._replace(environment={**ours.environment, "MLX_RUNNER_CACHE_MEMORY": cache_memory})
-    peers = [other_runner(name, command, 1) for name, command in arguments.peer]
-    return servers(ours, peers, arguments.blas, arguments.blas_threads, say)
 
 
 @contextmanager
@@ -151,10 +141,7 @@ async def _running(server: Server, model: Path) -> AsyncIterator[tuple[Process, 
     """The process, one who asks it for its status if it has one, and where requests go."""
     async with AsyncExitStack() as closing:
         stack = closing.enter_context(ExitStack())
-        try:
-            process = server.start(model, stack)
-        except LoadError as error:
-            raise ValueError(f"{server.name} did not start: {error}") from error
+        process = server.start(model, stack)
         endpoint = server.endpoint(process, model)
         closing.push_async_callback(endpoint.close)
         told = None if server.speaks_openai else await closing.enter_async_context(Client.of(process))

@@ -18,7 +18,6 @@ shared  eight prompts with one prefix and suffixes of 16 to 32 tokens come at on
 
 import argparse
 import asyncio
-import importlib.util
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
@@ -26,12 +25,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from scripts.tools.bench.common.bare_loop import BareLoop
+from scripts.tools.bench.common.contenders import known_mlx_lm
 from scripts.tools.bench.common.options import names_of, numbers
-from scripts.tools.bench.common.servers import Server, mlx_lm_server, other_runner, this_runner
+from scripts.tools.bench.common.servers import Server, other_runner, this_runner
 from scripts.tools.bench.llamas import HEAD, Prompts, Size, count_parameters, make_model, write_model
 from scripts.tools.bench.parallel.contenders import Bare, Contender, Served, take_turns
 from scripts.tools.bench.parallel.report import BARE, IN_TURN, MLX_LM, OURS, ParallelReport, Row, Shape
-from scripts.tools.host.lib import LoadError, Process
 
 CONTENDERS = (OURS, IN_TURN, MLX_LM, BARE)
 MEASURED = ("decode", "gap", "drop", "shared")
@@ -144,7 +143,7 @@ def measure(options: Options, say: Callable[[str], None] = lambda _: None) -> Pa
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="bench-parallel-")))
         write_model(directory, model, options.size)
-        started = [(server, _start(server, directory, stack)) for server in servers]
+        started = [(server, server.start(directory, stack)) for server in servers]
 
         async def all_turns() -> list[Row]:
             async with AsyncExitStack() as open_endpoints:
@@ -163,22 +162,12 @@ def measure(options: Options, say: Callable[[str], None] = lambda _: None) -> Pa
     return ParallelReport(options.seed, options.turns, count_parameters(model), options.shape, rows)
 
 
-def _start(server: Server, model: Path, stack: ExitStack) -> Process:
-    try:
-        return server.start(model, stack)
-    except LoadError as error:
-        raise ValueError(f"{server.name} did not start: {error}") from error
-
-
 def _servers(options: Options, say: Callable[[str], None]) -> list[Server]:
     gap, blas, threads = options.shape.max_gap_ms, options.blas, options.blas_threads
-    known = [
-        this_runner(OURS, options.parallel, gap, blas=blas, blas_threads=threads),
-        this_runner(IN_TURN, 1, gap, blas=blas, blas_threads=threads),
-        mlx_lm_server(MLX_LM, blas, threads),
+    servers = [
+        this_runner(name, parallel, gap, blas=blas, blas_threads=threads)
+        for name, parallel in ((OURS, options.parallel), (IN_TURN, 1))
+        if name in options.contenders
     ]
-    servers = [server for server in known if server.name in options.contenders]
-    if MLX_LM in options.contenders and importlib.util.find_spec("transformers") is None:
-        say(f"{MLX_LM} is left out: it needs transformers")
-        servers = [server for server in servers if server.name != MLX_LM]
+    servers += known_mlx_lm(blas, threads, say) if MLX_LM in options.contenders else []
     return servers + [other_runner(name, command, options.parallel) for name, command in options.peers]
