@@ -55,12 +55,15 @@ LEFT_OUT = pytest.StashKey[int]()
 
 
 def runs(item: pytest.Item, config: pytest.Config) -> bool:
-    """True if the tier that was asked for holds this test, or if the command line names it."""
+    """True if the tier that was asked for holds this test, or if the command line names it or, unless it is slow, its
+    file."""
     if config.getoption("--all") or any("::" in word for word in config.args):
         return True
     if item.get_closest_marker("slow"):
         return False
-    return bool(config.getoption("--full")) or not (item.get_closest_marker("full") or is_full(item.nodeid))
+    if config.getoption("--full") or any(word.endswith(".py") for word in config.args):
+        return True
+    return not (item.get_closest_marker("full") or is_full(item.nodeid))
 
 
 @pytest.hookimpl(trylast=True)

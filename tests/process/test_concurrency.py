@@ -35,7 +35,7 @@ async def test_headers_are_withheld_until_the_request_starts(places: int, start:
         await asyncio.sleep(0.3)
         assert not queued.done()
         await running.aclose()
-        response = await asyncio.wait_for(queued, 5)
+        response = await asyncio.wait_for(queued, 30)
         assert response.status == 200
         assert (await response.read()).count(b"\n") == len(ALPHABET) + 1
 

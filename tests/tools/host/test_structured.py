@@ -89,7 +89,7 @@ async def test_thinking_runs_free_and_the_content_is_asked_for_again(
     generation: Generation, scripted: Scripted
 ) -> None:
     answer = await scripted.ask(generation)
-    await asyncio.wait_for(scripted.gone.wait(), 5)
+    await asyncio.wait_for(scripted.gone.wait(), 30)
     assert "".join(part.thinking for part in answer) == "ab"
     assert "".join(part.content for part in answer) == '{"a":1}', "nothing of the free content"
     first, second = scripted.bodies

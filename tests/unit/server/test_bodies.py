@@ -55,7 +55,7 @@ async def test_a_body_that_says_how_large_it_is_is_refused_before_it_comes(clien
     assert (await client.post("/", data=bytes(MOST))).status == 200
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
     writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1001\r\n\r\n")
-    answer = await asyncio.wait_for(reader.readuntil(b"1000 bytes"), 5)
+    answer = await asyncio.wait_for(reader.readuntil(b"1000 bytes"), 30)
     writer.close()
     assert answer.split()[1] == b"413"
 
@@ -65,7 +65,7 @@ async def test_a_body_without_end_is_refused_while_it_goes_on(client: Client) ->
     writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + b"64\r\n" + bytes(100))
     for _ in range(10):
         writer.write(b"\r\n64\r\n" + bytes(100))
-    head = await asyncio.wait_for(reader.readline(), 5)
+    head = await asyncio.wait_for(reader.readline(), 30)
     writer.close()
     assert head.split()[1] == b"413"
 
@@ -74,7 +74,7 @@ async def test_a_body_that_stops_coming_is_given_up(client: Client, monkeypatch:
     monkeypatch.setattr(request_body, "_STALLED_S", 0.01)
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
     writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
-    head = await asyncio.wait_for(reader.readline(), 5)
+    head = await asyncio.wait_for(reader.readline(), 30)
     writer.close()
     assert head.split()[1] == b"408"
 
@@ -87,7 +87,7 @@ async def test_a_body_may_take_what_all_leave_free(client: Client) -> None:
     for size, held in ((500, 500), (251, 500), (250, 750), (125, 875), (1, 876)):
         posted = asyncio.create_task(client.post("/kept", data=bytes(size)))
         if held == 500 and size == 251:
-            refused = await asyncio.wait_for(posted, 5)
+            refused = await asyncio.wait_for(posted, 30)
             assert refused.status == 503
             assert "in a moment" in await refused.text()
         else:
@@ -96,7 +96,7 @@ async def test_a_body_may_take_what_all_leave_free(client: Client) -> None:
             while server[HELD].held_bytes != held:
                 await asyncio.sleep(0.001)
     server[GO_ON].set()
-    answers = [await asyncio.wait_for(posted, 5) for posted in kept]
+    answers = [await asyncio.wait_for(posted, 30) for posted in kept]
     assert [answer.status for answer in answers] == [200] * 4
     assert server[HELD].held_bytes == 0
 
