@@ -1,7 +1,7 @@
 """The conformance suite against any executable that stands for Ollama's MLX runner: a table of cases and generations.
 
-Every case is tried on real processes, spawned on small models made on the spot, as every generation of Ollama hosts
-spawns, asks and reads a runner. Exit status 1 if a case failed, 2 if the executable does not start.
+Every case runs on real processes with small models made on the spot, spawned, asked and read as each generation of
+Ollama hosts does it. Exit status 1 if a case failed, 2 if the executable does not start.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
         choices=letters,
         help=f"only this generation of hosts: {' '.join(letters)} (repeatable)",
     )
-    parser.add_argument("--slow", action="store_true", help="also the case that takes minutes")
+    parser.add_argument("--slow", action="store_true", help="include the case that takes minutes")
     parser.add_argument(
         "--faulty",
         type=shlex.split,

@@ -1,4 +1,4 @@
-"""The main job, watched by a person: a host starts the runner on the demo model and streams two conversations.
+"""Starts the runner on the demo model, as an Ollama host does, and streams two conversations to the terminal.
 
 The model is written into an Ollama-style store, the runner is spawned as a host spawns it, and every answer is compared
 with the one the model is known to give. Exit status 0 only if all of them were right.
@@ -138,8 +138,8 @@ Ctrl-C ends it.""")
 def main() -> None:
     """Runs the demo; the exit status is 1 if an answer was wrong."""
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.split("\n")[0])
-    parser.add_argument("--serve", action="store_true", help="leave the runner running and print curl lines to try")
-    parser.add_argument("--port", type=int, default=0, help="its port (default: a free one)")
+    parser.add_argument("--serve", action="store_true", help="keep the runner running and print curl commands to try")
+    parser.add_argument("--port", type=int, default=0, help="the runner's port (default: a free one)")
     arguments = parser.parse_args()
     port = arguments.port or free_port()
     with demo_store() as models:

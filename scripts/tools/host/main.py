@@ -1,8 +1,8 @@
-"""Serve a model through this runner with Ollama's own interface, without Ollama.
+"""Serves a model through this runner with Ollama's own interface, without Ollama.
 
-A host as in scripts/tools/host/lib starts the runner as an Ollama of the chosen generation does, keeps it, evicts it
-and answers /api/generate, /api/chat, /api/tags, /api/ps, /api/show and /api/version: curl, the `ollama` program and
-what else speaks to Ollama can use it.
+The host of scripts/tools/host/lib starts, keeps and evicts the runner as an Ollama of the chosen generation does. Here
+it answers /api/generate, /api/chat, /api/tags, /api/ps, /api/show and /api/version, for curl, the `ollama` program and
+other clients of Ollama.
 """
 
 import argparse
@@ -69,17 +69,20 @@ def parse(argv: Sequence[str]) -> Wanted:
         choices=_LETTERS,
         default=GENERATION,
         metavar="LETTER",
-        help="which Ollama to be: "
+        help="the releases of Ollama to imitate: "
         + "; ".join(f"{generation.letter} {generation.releases}" for generation in GENERATIONS)
         + " (default: %(default)s)",
     )
-    parser.add_argument("--runner", metavar="COMMAND", help="another runner: any executable that speaks the protocol")
+    parser.add_argument("--runner", metavar="COMMAND", help="any other executable that speaks the runner protocol")
     parser.add_argument("--models-dir", metavar="DIR", help="the store (default: as for mlx-runner)")
     parser.add_argument(
-        "--keep-alive", default="5m", metavar="DURATION", help="how long an idle model stays (default: %(default)s)"
+        "--keep-alive",
+        default="5m",
+        metavar="DURATION",
+        help="time until an idle model is unloaded (default: %(default)s)",
     )
     parser.add_argument(
-        "--max-loaded", type=int, default=3, metavar="N", help="how many models stay loaded (default: %(default)s)"
+        "--max-loaded", type=int, default=3, metavar="N", help="the most models loaded at once (default: %(default)s)"
     )
     own, words = list(argv), []
     if "--" in own:

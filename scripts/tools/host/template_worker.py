@@ -1,4 +1,4 @@
-"""Renders chat templates, one after the other, for `host_rendering`: a template comes with a model, from anywhere.
+"""Renders chat templates, one after the other, for `rendering`: a template comes with a model, from a stranger.
 
 Standard input has one job a time, a JSON object behind its length; standard output gets the answer in the same form.
 A template that does not end is ended by an alarm, and this process with it; what one may take of memory has a bound.

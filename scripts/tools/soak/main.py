@@ -1,6 +1,6 @@
-"""Random clients against one runner for some minutes: chats, branches, cancels, retries, attacks, all at once.
+"""Runs random clients against one runner: chats, branches, cancels, retries and attacks, all at once.
 
-Answers are compared with those of a second runner of the same model that has no cache. Beside that it checks that
+Answers are compared with those of a second runner of the same model that has no cache. It also checks that
 memory and descriptors do not grow, that the status stays quick, and that the output holds nothing that a host would
 take for an error. Exit status 0 only if all of that held.
 """
@@ -178,15 +178,17 @@ def _keep_readable(directory: Path) -> None:
 def main() -> None:
     """Runs the command line; the exit status is 1 for failures, 2 for wrong usage."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__.split("\n")[0])
-    parser.add_argument("minutes", type=float, metavar="MINUTES", help="how long")
-    parser.add_argument("--kind", choices=get_args(Kind), default=Plan.kind, help="of model (default: %(default)s)")
-    parser.add_argument("--cache", choices=CACHE_KINDS, default=Plan.cache, help="default: %(default)s")
-    parser.add_argument("--clients", type=int, default=Plan.clients, help="at once (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=Plan.seed, help="of model and clients (default: %(default)s)")
+    parser.add_argument("minutes", type=float, metavar="MINUTES", help="duration")
     parser.add_argument(
-        "--memory", metavar="BYTES|+BYTES", help="of everything together, or, with a plus, beside the weights"
+        "--kind", choices=get_args(Kind), default=Plan.kind, help="kind of model (default: %(default)s)"
     )
-    parser.add_argument("--runner", metavar="COMMAND", help="another runner than this repository's")
+    parser.add_argument("--cache", choices=CACHE_KINDS, default=Plan.cache, help="kind of cache (default: %(default)s)")
+    parser.add_argument("--clients", type=int, default=Plan.clients, help="clients at once (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=Plan.seed, help="seed of model and clients (default: %(default)s)")
+    parser.add_argument(
+        "--memory", metavar="BYTES|+BYTES", help="memory for everything; with a plus, memory beyond the weights"
+    )
+    parser.add_argument("--runner", metavar="COMMAND", help="another runner (default: this repository's)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     arguments = parser.parse_args()
     if not arguments.minutes >= 0.1 or arguments.clients < 1:

@@ -71,7 +71,7 @@ class Soaked:
         if self._cached < CACHED_SHARE[self.cache]:
             found.append(f"only {self._cached:.1%} of the prompts came from the cache")
         if self.concurrent and tally.together < _TOGETHER * tally.answers:
-            found.append(f"only {tally.together} of {tally.answers} answers were written while another one was")
+            found.append(f"only {tally.together} of {tally.answers} answers overlapped another one")
         return found
 
     def _latency(self) -> list[str]:
@@ -122,7 +122,7 @@ class Soaked:
         rows = {
             "answers": f"{tally.answers}, {checker.checked} of them checked, {len(checker.wrong)} wrong,"
             f" {checker.ties} ties",
-            "together": f"{tally.together} answers were written while another one was",
+            "together": f"{tally.together} answers overlapped another one",
             "prompts": f"{tally.prompt_tokens} tokens, {self._cached:.1%} from the cache",
             "actions": ", ".join(f"{name} {count}" for name, count in tally.done.most_common()),
             "attacks": ", ".join(f"{name} {count}" for name, count in tally.attacks.most_common()) or "none",
@@ -183,8 +183,8 @@ def _latencies(latencies: Sequence[float], own: Sequence[float]) -> str:
     cuts = quantiles(latencies, n=1000)
     return (
         f"{len(latencies)} asked, median {cuts[499] * 1e3:.1f} ms, 99 % {cuts[989] * 1e3:.1f} ms, longest"
-        f" {max(latencies) * 1e3:.0f} ms, {_slow(latencies)} over {QUICK_S * 1e3:.0f} ms ({_slow(own)} without the"
-        " waiting for a core)"
+        f" {max(latencies) * 1e3:.0f} ms, {_slow(latencies)} over {QUICK_S * 1e3:.0f} ms ({_slow(own)} if"
+        " waits for a core do not count)"
     )
 
 

@@ -158,7 +158,10 @@ def test_a_good_soak_has_no_failures_and_a_table() -> None:
         (with_checker(ties=5), "5 of 900 answers left the right one at a tie"),
         (with_checker(checked=499), "only 499 of 1000 answers were checked"),
         (with_tally(faults=["chat: no end after 120 s"]), "no end"),
-        (with_tally(spans=[(0.0, 2.0), *((at, at + 1.0) for at in range(1, 1000))]), "only 2 of 1000 answers were"),
+        (
+            with_tally(spans=[(0.0, 2.0), *((at, at + 1.0) for at in range(1, 1000))]),
+            "only 2 of 1000 answers overlapped",
+        ),
         (with_tally(cached_tokens=75_000), "only 15.0% of the prompts came from the cache"),
         (lambda soaked: replace(soaked, own=[0.2] * 4 + [0.002] * 1196), "4 of 1200 status answers took longer"),
         (lambda soaked: replace(soaked, latencies=[0.2] * 700 + [0.002] * 500), "200 ms in the median"),
