@@ -143,6 +143,7 @@ COMPANY_ONLY = frozenset(
         "add checkpoint",
         "evict layers",
         "try batches",
+        "arrays of rows",
         "join",
         "join rows",
         "join layers",
