@@ -1,4 +1,4 @@
-"""What `Format` may be: the structural tag of hosts since September 2026, or what a person writes by hand.
+"""The values of `Format`: the structural tag of hosts since September 2026, or what a person writes by hand.
 
 By hand it is `"json"`, a JSON schema, or any node of a structural tag, `regex` and `lark` among them: no JSON schema
 has a `type` of these names.
@@ -17,7 +17,7 @@ _ANY_OBJECT = b'{"type":"object"}'
 
 
 class FormatError(ValueError):
-    """The `Format` means nothing; the text says what and where."""
+    """An invalid `Format`; the text says what is wrong, and where."""
 
 
 class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
@@ -90,10 +90,10 @@ _decoder = msgspec.json.Decoder(_Tagged)
 
 
 def decode_format(data: bytes) -> Format | None:
-    """The format in the JSON text `data`; None where none is asked for: nothing, null, or an empty string.
+    """Returns the format in the JSON text `data`; None if it asks for none (empty, null, or an empty string).
 
     Raises:
-        FormatError: it is none of the forms, a schema is larger than 1 MiB, or something is nested too deep.
+        FormatError: the value has none of the forms, a schema is larger than 1 MiB, or something is nested too deep.
     """
     if data in (b"", b"null", b'""'):
         return None
@@ -116,7 +116,7 @@ def decode_format(data: bytes) -> Format | None:
 
 
 def _explained(text: str) -> str:
-    """msgspec names the place; that a tag is unknown does not say which are known."""
+    """Adds the known tags to msgspec's message about an unknown one, which names only its place."""
     if not text.startswith("Invalid value ") or "type`" not in text:
         return text
     if any(f"value '{alone}'" in text for alone in _ALONE):
@@ -125,7 +125,7 @@ def _explained(text: str) -> str:
 
 
 def schemas(root: Format) -> Iterator[JsonSchema]:
-    """Every schema in it. Raises FormatError where the nodes are nested too deep."""
+    """Yields every schema in a format. Raises FormatError if the nodes are nested too deep."""
     level: list[Format] = [root]
     depth = 0
     while level:
@@ -156,5 +156,5 @@ def _refuse_vast(schema: bytes) -> None:
 
 
 def _containers(value: dict[str, object] | list[object]) -> list[dict[str, object] | list[object]]:
-    """The objects and arrays directly in this one."""
+    """Returns the objects and arrays directly in this one."""
     return [child for child in (value.values() if isinstance(value, dict) else value) if isinstance(child, dict | list)]

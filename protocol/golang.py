@@ -1,12 +1,12 @@
 """JSON decoded with the tolerance of Go's encoding/json, which every host relies on.
 
-The first JSON value of a body is read, whatever follows it. Its members are taken in their order: a key matches
-whatever its case, so of several the last one wins, and an object that comes twice adds to the first; unknown keys are
-ignored; null changes nothing, or empties a list or a Raw. A value of the wrong type refuses the whole body. Bytes that
-are no UTF-8 and halves of surrogate pairs become U+FFFD, one each.
+Only the first JSON value of a body is read. Its members are taken in order: keys match in any case, the last of several
+equal keys wins, and an object that comes twice adds to the first; unknown keys are ignored; null changes nothing, but
+empties a list or a Raw. A value of the wrong type refuses the whole body. Each byte that is not UTF-8, and each half of
+a surrogate pair, becomes U+FFFD.
 
 Three things differ from Go. Values nested deeper than Python's recursion limit (about 1000, in Go 10000) are refused,
-wanted objects and lists of many thousands of values too, and a list that comes twice is read anew.
+so are known objects and lists of many thousands of values, and a list that comes twice replaces the first.
 """
 
 import json
@@ -25,7 +25,7 @@ _MOST = 3.4028234663852886e38
 Float32 = Annotated[float, msgspec.Meta(ge=-_MOST, le=_MOST)]
 
 _MOST_VALUES = 1 << 14
-"""Of the body, and in each of its values that is looked into: each takes some microseconds."""
+"""The most values in the body, and in each of its known values. Each takes some microseconds."""
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _SPACE = re.compile(r"[ \t\r\n]*+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -33,7 +33,7 @@ _MOST_DIGITS = 40  # more than a float32 has
 
 
 class BadRequestError(ValueError):
-    """The body is not what the endpoint takes; hosts know the text `Bad Request`."""
+    """A body that the endpoint cannot take; hosts know the text `Bad Request`."""
 
 
 class _Object:
@@ -44,7 +44,7 @@ class _Object:
 
 
 def decode(body: bytes, wanted: type[StructT]) -> StructT:
-    """The first JSON value of `body` as a `wanted`; BadRequestError when it is not one."""
+    """Returns the first JSON value of `body` as a `wanted`. Raises BadRequestError if it is not one."""
     try:
         text = body.decode(errors="surrogateescape")
         return msgspec.convert(_merged({}, _top_level(text, wanted), wanted), wanted)
@@ -54,7 +54,7 @@ def decode(body: bytes, wanted: type[StructT]) -> StructT:
 
 
 def field(wanted: type[msgspec.Struct], key: bytes) -> msgspec.structs.FieldInfo | None:
-    """The field that a key names, as it is written between its quotes; None for one that means nothing."""
+    """Returns the field that a key names, given as it is written between its quotes; None if it is unknown."""
     try:
         name, _ = scanstring(f'{key.decode(errors="surrogateescape")}"', 0)
     except ValueError:
@@ -63,7 +63,7 @@ def field(wanted: type[msgspec.Struct], key: bytes) -> msgspec.structs.FieldInfo
 
 
 def _top_level(text: str, wanted: type[msgspec.Struct]) -> Iterator[tuple[str, object]]:
-    """The members of the object that `text` begins with; what `wanted` keeps as Raw is its own text."""
+    """Yields the known members of the object at the start of `text`. A Raw member is its own text."""
     at = _after_space(text, 0)
     if text.startswith("null", at):
         return
@@ -100,7 +100,7 @@ def _expect(wanted: str, text: str, at: int) -> int:
 def _merged(
     into: dict[str, object], members: Iterable[tuple[str, object]], wanted: type[msgspec.Struct]
 ) -> dict[str, object]:
-    """`into`, which has values by the names of `wanted`, after each of the members has set its own."""
+    """Sets each member's value in `into`, by the field names of `wanted`, and returns `into`."""
     for key, value in members:
         field = _fields(wanted).get(_folded(key))
         if field is None:
@@ -114,7 +114,7 @@ def _merged(
 
 
 def _stored(value: object, wanted: type, before: object) -> object:
-    """`value` as a `wanted`, or refused; an object adds its members to `before`."""
+    """Returns `value` as a `wanted`, or raises; an object adds its members to `before`."""
     if isinstance(value, _Object) and isinstance(wanted, type) and issubclass(wanted, msgspec.Struct):
         return _merged(before if isinstance(before, dict) else {}, value.members, wanted)
     if isinstance(value, str):
@@ -128,7 +128,7 @@ def _stored(value: object, wanted: type, before: object) -> object:
 
 
 def clean(text: str) -> str:
-    """The text without halves of surrogate pairs, which is also what bytes that are no UTF-8 have become so far."""
+    """Replaces halves of surrogate pairs, which also stand for the bytes that were not UTF-8."""
     if not text.isascii():
         try:
             text.encode()
@@ -143,12 +143,12 @@ def _fields(wanted: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo
 
 
 def _folded(key: str) -> str:
-    """Go folds the long s too; the Kelvin sign is a `k` to Python as well."""
+    """Folds the case as Go does: the long s as well. (The Kelvin sign is a `k` to Python, too.)"""
     return key.lower().replace("\u017f", "s")
 
 
 def _separators(text: str, at: int, end: int) -> int:
-    """How many commas a list or an object has, those in strings left out where there are many."""
+    """Counts the commas of a list or an object; if there are many, without those in strings."""
     count = text.count(",", at, end) if text[at] in "[{" else 0
     return count if count <= _MOST_VALUES else _STRING.sub("", text[at:end]).count(",")
 

@@ -1,7 +1,7 @@
-"""The body of a completion, read in pieces as they arrive: nobody holds or looks at the whole of a large one at once.
+"""Reads the body of a completion in pieces, as they arrive, so that a large one is never handled as a whole.
 
-Only strings are looked for. A long one is checked as it comes; the prompt's is kept aside, what nobody reads (data of
-media, keys that mean nothing here) is not kept at all. All the rest is small, and is decoded at the end.
+The reader looks for long strings only. It checks them as they come; it keeps that of the prompt apart, and drops those
+that are not used (data of media, values of unknown keys). The rest is small, and is decoded at the end.
 """
 
 import re
@@ -17,9 +17,9 @@ from protocol.golang import BadRequestError
 from protocol.request import CompletionRequest
 
 MOST_REST_BYTES = 2 << 20
-"""Beside long strings: a schema may have a megabyte of it."""
+"""The most bytes beside long strings, of which a schema may be a megabyte."""
 _MOST_MARKS = 1 << 18
-"""Brackets and commas in it: each may stand for a value, of a hundred bytes of memory."""
+"""The most brackets and commas in these: each may stand for a value, of a hundred bytes of memory."""
 _LONG_BYTES = 1 << 12  # many small pictures are not kept either
 _ESCAPE_BYTES = 12  # a character beyond U+FFFF, as two escapes
 _TO_THE_END = re.compile(
@@ -31,11 +31,11 @@ _TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[][{},:"]', re.DOTALL)
 
 
 class TooLargeError(Exception):
-    """Larger than any request is; the text says in what."""
+    """A body larger than any request; the text says what is too large."""
 
 
 class PromptTooLongError(Exception):
-    """More bytes than the model could ever take; `size` says how many had come by then, as UTF-8."""
+    """A prompt of more bytes than the model can ever take; `size` is how many had come by then, as UTF-8."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -43,34 +43,34 @@ class PromptTooLongError(Exception):
 
 
 class CompletionReader:
-    """One body. Owner: who reads it from the connection; each piece costs time in proportion to its length."""
+    """Reads one body. Owner: the reader of the connection. Each piece costs time in proportion to its length."""
 
     def __init__(self, most_prompt_bytes: int) -> None:
-        """`most_prompt_bytes` is that of the prompt in UTF-8, which a long one is refused beyond."""
+        """Prompts of more than `most_prompt_bytes` in UTF-8 are refused."""
         self._most_prompt_bytes = most_prompt_bytes
         self._rest = bytearray()
-        self._tail = b""  # has arrived, but cannot be understood yet
+        self._tail = b""  # has arrived, but is incomplete
         self._depth = self._marks = 0
         self._behind_colon = False
-        self._name = b""  # of the member that we are in
-        self._string_at: int | None = None  # where it begins in the rest, if we are in one
+        self._name = b""  # of the current member
+        self._string_at: int | None = None  # the start of the current string in the rest, if there is one
         self._over = False
-        self._long = self._wanted = False  # whether this string is not for the rest, and whether it is for the prompt
+        self._long = self._wanted = False  # the current string is not for the rest; it is the prompt
         self._prompt: list[bytes] = []
         self._prompt_bytes = 0
         self._stand_in = secrets.token_hex(16)
 
     @property
     def held_bytes(self) -> int:
-        """What it keeps in memory."""
+        """The bytes that the reader keeps in memory."""
         return len(self._rest) + self._prompt_bytes
 
     def feed(self, piece: bytes) -> int:
-        """Take the next piece, of some ten kilobytes; returns `held_bytes`.
+        """Takes the next piece, of some ten kilobytes; returns `held_bytes`.
 
         Raises:
-            BadRequestError: it can become no request any more.
-            TooLargeError: there is too much beside its long strings.
+            BadRequestError: the body cannot become a request any more.
+            TooLargeError: there is too much beside the long strings.
             PromptTooLongError: the prompt is longer than it may be.
         """
         piece, self._tail = self._tail + piece, b""
@@ -85,7 +85,7 @@ class CompletionReader:
         return self.held_bytes
 
     def finish(self) -> CompletionRequest:
-        """The request, once all has been fed. BadRequestError if it is none."""
+        """Returns the request, once all is fed. Raises BadRequestError if it is not one."""
         request = golang.decode(bytes(self._rest + self._tail), CompletionRequest)
         if request.prompt != self._stand_in:
             return request
@@ -93,7 +93,7 @@ class CompletionReader:
         return msgspec.structs.replace(request, prompt=text)
 
     def _outside(self, piece: bytes, at: int) -> int:
-        """Follow brackets and short strings, up to one whose end has not come; returns where that goes on."""
+        """Follows brackets and short strings, up to a string whose end has not come. Returns where that continues."""
         depth, behind_colon, end = self._depth, self._behind_colon, len(piece)
         for found in _TOKENS.finditer(piece, at):
             token = found[0]
@@ -144,11 +144,11 @@ class CompletionReader:
 
     @property
     def _is_key(self) -> bool:
-        """Whether this string names a member of the body."""
+        """True if the current string names a member of the body."""
         return self._depth == 1 and not self._behind_colon
 
     def _begin_long(self) -> None:
-        """This string is long: if it is not to be decoded with the rest, something short stands there in its place."""
+        """Begins a long string. A short token stands for it in the rest, unless it is decoded with the rest."""
         if self._is_key:
             return
         assert self._string_at is not None
@@ -166,7 +166,7 @@ class CompletionReader:
         self._take(text)
 
     def _take(self, text: str) -> None:
-        """A part of a long string, as it is written."""
+        """Takes a part of a long string, as it is written."""
         try:
             text, _ = scanstring(f'{text}"', 0)
         except ValueError as error:
@@ -179,7 +179,7 @@ class CompletionReader:
 
 
 def _end_of_string(piece: bytes, at: int) -> int:
-    """Where the string ends that goes on at `at`, or what can be understood of it so far."""
+    """Returns the end of the string that continues at `at`, or of the part of it that is complete."""
     quote = piece.find(b'"', at)
     end = quote if quote >= 0 else len(piece)
     if piece.find(b"\\", at, end) < 0:

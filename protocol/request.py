@@ -1,4 +1,4 @@
-"""What a host sends to `/completion`, for every generation of hosts."""
+"""The body that a host sends to `/completion`, for every generation of hosts."""
 
 import msgspec
 
@@ -22,7 +22,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Media(msgspec.Struct, frozen=True, kw_only=True, rename={"kind": "Kind"}):
-    """An attached picture or sound; only its kind is looked at, to refuse it by name."""
+    """An attached picture or sound. Only its kind is read, to refuse it by name."""
 
     kind: str = ""
 

@@ -9,14 +9,14 @@ from enum import IntEnum
 import msgspec
 
 LINE_LIMIT_BYTES = 65536
-"""A host gives up on a line that is this long or longer, its newline included."""
+"""The length from which on a host rejects a line, its newline included."""
 
 
 _ERROR_CHARACTERS = 8192
 
 
 class DoneReason(IntEnum):
-    """Why a completion ended: the model (or a stop string) ended it, or its length did."""
+    """The reason why a completion ended: the model (or a stop string), or its length."""
 
     STOP = 0
     LENGTH = 1
@@ -88,7 +88,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def content_lines(text: str, logprobs: list[Logprob], metrics: Metrics | None = None) -> list[bytes]:
-    """The lines that deliver `text` and the entries of its tokens; more than one only where one would be too long.
+    """Returns the lines that deliver `text` and the entries of its tokens; several only if one would be too long.
 
     `metrics` are the counters so far, for hosts that ask for them on every line.
     """
@@ -108,7 +108,7 @@ def content_lines(text: str, logprobs: list[Logprob], metrics: Metrics | None = 
 
 
 def final_line(reason: DoneReason, metrics: Metrics) -> bytes:
-    """The line that ends a completion."""
+    """Returns the line that ends a completion."""
     final = _Final(
         done_reason=reason,
         old_done_reason=reason,
@@ -122,5 +122,5 @@ def final_line(reason: DoneReason, metrics: Metrics) -> bytes:
 
 
 def error_line(text: str, status: int = 500) -> bytes:
-    """The line that ends a completion which failed after its stream had begun; a very long text is cut."""
+    """Returns the line that ends a completion which failed after its stream had begun. Cuts a very long text."""
     return _encode(_Failed("", False, _Failure(status, "", text[:_ERROR_CHARACTERS]))) + b"\n"

@@ -1,48 +1,48 @@
-"""What the runner tells of itself: `GET /v1/stats` and `GET /v1/cache`, and the same as server-sent events.
+"""The runner's own numbers: `GET /v1/stats` and `GET /v1/cache`, and the same as server-sent events.
 
-Keys are those of the fields. Counters begin with the process and never go back; bytes, seconds and tokens stand in the
-names, or are said here.
+Keys are the names of the fields. Counters begin at 0 with the process and never decrease. Units are in the names, or
+are stated here.
 """
 
 import msgspec
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many run and wait now, and how the others ended: each once."""
+    """The requests that run and wait now, and the others by their end. Each counts once."""
 
     running: int = 0
     queued: int = 0
     done: int = 0
     """The model, a stop string or a grammar ended the answer."""
     length: int = 0
-    """It has as many tokens as were asked for, or as the context holds."""
+    """The answer has as many tokens as were asked for, or as the context holds."""
     cancelled: int = 0
-    """The client went away."""
+    """The client closed the connection."""
     failed: int = 0
     refused: int = 0
-    """They could not be computed, and were told so before anything was begun: a wrong body, a prompt too long."""
+    """The request could not be computed, and nothing was begun: an invalid body, a prompt too long."""
 
 
 class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of all requests that have begun."""
+    """The tokens of all requests that have begun."""
 
     prompt: int = 0
     matched: int = 0
-    """Of prompts: known to the cache when they began."""
+    """Prompt tokens that were known to the cache when the request began."""
     cached: int = 0
-    """Of prompts: taken from the cache, not computed again."""
+    """Prompt tokens that were taken from the cache, not computed again."""
     recomputed: int = 0
-    """Of prompts: all but the cached ones."""
+    """Prompt tokens that were not taken from the cache."""
     generated: int = 0
     forced: int = 0
-    """Of those that were generated: a grammar left no choice about them."""
+    """Generated tokens about which a grammar left no choice."""
 
 
 class CacheCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the prefix cache holds, and what has become of what it held."""
+    """The contents of the prefix cache, and what it evicted and restored so far."""
 
     budget_bytes: int | None = None
-    """The most that it may hold; None: without bound."""
+    """The most that the cache may hold; None: no bound."""
     held_bytes: int = 0
     """Live and paged out."""
     live_bytes: int = 0
@@ -50,14 +50,14 @@ class CacheCounts(msgspec.Struct, frozen=True, kw_only=True):
     paged_bytes: int = 0
     """Copied out of the buffers, in bytes of its own."""
     evicted_bytes: int = 0
-    """Ever given up for want of room."""
+    """All bytes evicted so far, to make room."""
     restored_bytes: int = 0
-    """Ever taken back into the buffers of layers."""
+    """All bytes restored so far into the buffers of layers."""
     nodes: int = 0
     evictions: int = 0
-    """Nodes that went for want of room."""
+    """Nodes evicted so far, to make room."""
     misses: dict[str, int] = {}
-    """Requests of which less was cached than they share with the cache, or that share nothing, by the reason."""
+    """Requests of which less was cached than they share with the cache, or that share nothing, by reason."""
 
 
 class MemoryCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,14 +74,14 @@ class MemoryCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SliceCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine has done, slice by slice."""
+    """The slices that the engine has computed."""
 
     begin: int = 0
     prefill: int = 0
     decode: int = 0
     prefill_tokens: int = 0
     decode_rows: int = 0
-    """Of all decode steps: answers that took part."""
+    """The answers in each decode step, summed over all steps."""
     prefill_s: float = 0.0
     decode_s: float = 0.0
 
@@ -90,27 +90,27 @@ class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request between its arrival and its end."""
 
     number: int
-    """Its name in the log."""
+    """The name of the request in the log."""
     phase: str
-    """`queued`, `prefill`, `grammar` (the prompt is read, the grammar is still being compiled) or `decode`."""
+    """`queued`, `prefill`, `grammar` (the prompt is computed, the grammar still being compiled) or `decode`."""
     prompt: int
-    """Its tokens."""
+    """The tokens of the prompt."""
     cached: int = 0
     prefilled: int = 0
-    """Tokens of the prompt that its layers hold, the cached ones included."""
+    """The tokens of the prompt that the layers hold, the cached ones included."""
     generated: int = 0
     max_tokens: int = 0
     """The most that the answer may have."""
     age_s: float = 0.0
-    """Since it arrived."""
+    """The time since the request arrived."""
     tokens_per_s: float = 0.0
-    """Of its present phase."""
+    """The rate in the present phase."""
     ttft_s: float | None = None
-    """From its arrival to its first token, once that is there."""
+    """The time from arrival to the first token; None before that."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it, as of one moment between two slices."""
+    """All numbers, as of one moment between two slices."""
 
     version: str
     """Of the runner."""
@@ -128,46 +128,46 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryCounts = MemoryCounts()
     slices: SliceCounts = SliceCounts()
     running: list[RunningRequest] = []
-    """Those that run, then those that wait, in the order of their arrival."""
+    """The running requests, then the waiting ones, in the order of arrival."""
     ttft_s: float | None = None
-    """Of the last request that had a first token."""
+    """The time to the first token of the last request that had one."""
 
 
 class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
-    """An edge of the trie and what is kept of its tokens."""
+    """An edge of the trie, and the snapshots of its tokens."""
 
     id: int
-    """Names the node as long as it lives; below 2**53."""
+    """The name of the node as long as it lives; below 2**53."""
     parent: int | None
-    """None: it hangs from a root, which is no node."""
+    """The id of the parent; None for a child of a root, which is no node."""
     start: int
-    """Tokens from the root to where the edge begins."""
+    """The tokens from the root to the beginning of the edge."""
     end: int
     bytes: int
     """Live and paged out."""
     live_bytes: int
-    """In the buffers of layers; about, for those hold room for tokens to come too."""
+    """In the buffers of layers. Approximate: buffers have room for further tokens."""
     paged_bytes: int
     layers: int
-    """Of the model, as far as it makes use of them."""
+    """The layers that the model uses."""
     live_layers: int
     paged_layers: int
     missing_layers: int
-    """Of these layers nothing is kept here."""
+    """The layers of which nothing is kept here."""
     idle_uses: int
-    """How many uses of the trie ago this node was of use."""
+    """The number of uses of the trie since this node was last used."""
     locks: int
-    """Open sessions that go through it."""
+    """The open sessions whose prompts pass through the node."""
     restore_point: bool
     text: str | None = None
-    """The beginning of the edge's text; only where the runner was told to show it."""
+    """The beginning of the edge's text; only if the runner was started with --inspect-text."""
 
 
 class CachePicture(msgspec.Struct, frozen=True, kw_only=True):
-    """The trie at one moment, parents before their children. Of a very large one the nodes that were of use last; how
-    many there are in all stands in `CacheCounts`."""
+    """The trie at one moment, parents before their children. A very large trie is cut to the nodes used last;
+    `CacheCounts` has the number of all nodes."""
 
     generation: int
-    """Another one wherever something has changed."""
+    """Differs from an earlier one if anything has changed."""
     kind: str
     nodes: list[CacheNode] = []

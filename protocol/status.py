@@ -15,5 +15,5 @@ LOADED = b'{"Success":true}'
 
 
 def status_body(context_length: int, memory_bytes: int) -> bytes:
-    """The body of `GET /v1/status` of a runner that is ready: tokens of context, bytes of device memory."""
+    """Returns the body of `GET /v1/status` of a ready runner: tokens of context, bytes of device memory."""
     return msgspec.json.encode(_Status(_READY, _COMPLETE, context_length, memory_bytes))

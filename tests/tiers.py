@@ -41,11 +41,11 @@ FULL: Mapping[str, tuple[str, ...]] = {
     ),
     "tests/model/engine/test_generation.py::test_every_kind_of_model_answers_as_a_plain_loop": ALL,
     "tests/model/engine/test_memory_budget.py": ("none-llama",),
-    "tests/model/engine/test_running_batches.py::test_eight_answers_of_every_sort_are_what_each_is_alone": (
+    "tests/model/engine/test_scheduler_batches.py::test_eight_answers_of_every_sort_are_what_each_is_alone": (
         "llama",
         "qwen3_next",
     ),
-    "tests/model/engine/test_running_faults.py::test_a_fault_ends_at_most_the_request_that_it_concerns": (
+    "tests/model/engine/test_scheduler_faults.py::test_a_fault_ends_at_most_the_request_that_it_concerns": (
         "TrieCache.begin",
         "TrieCache._record",
         "mlx.core.eval",
@@ -54,9 +54,9 @@ FULL: Mapping[str, tuple[str, ...]] = {
         "Sample.take",
         "Generation.close",
     ),
-    "tests/model/engine/test_running_faults.py::test_a_fault_in_other_layers_ends_at_most_the_request_that_it_concerns": NONE,  # noqa: E501
-    "tests/model/engine/test_running_memory.py::test_afterwards_the_device_holds_what_the_cache_counts": ("gemma3",),
-    "tests/model/engine/test_running_mix.py": ("llama-0", "gemma3-0", "qwen3_next-0", "quantized-0"),
+    "tests/model/engine/test_scheduler_faults.py::test_a_fault_in_other_layers_ends_at_most_the_request_that_it_concerns": NONE,  # noqa: E501
+    "tests/model/engine/test_scheduler_memory.py::test_afterwards_the_device_holds_what_the_cache_counts": ("gemma3",),
+    "tests/model/engine/test_scheduler_mix.py": ("llama-0", "gemma3-0", "qwen3_next-0", "quantized-0"),
     # Loading: every architecture, release, type and writer.
     "tests/model/loading/test_architectures.py::test_an_architecture_loads_from_a_directory_and_a_store": MODELS,
     "tests/model/loading/test_dtype.py::test_every_architecture_computes_in_float32_with_the_numbers_of_its_16_bits": MODELS,  # noqa: E501

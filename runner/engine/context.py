@@ -1,4 +1,4 @@
-"""What the requests of one engine have in common."""
+"""The things that all requests of one engine share."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -10,15 +10,15 @@ from runner.tokenizer import Tokenizer
 
 
 class BatchTrial(Protocol):
-    """Finds out, slice by slice, whether several rows can be decoded in one forward."""
+    """Finds out, slice by slice, whether the model can decode several rows in one forward."""
 
     @property
     def fault(self) -> str | None:
-        """Why they cannot; empty if they can, None while that is not known."""
+        """The reason why it cannot; empty if it can, None while that is not known."""
         ...
 
     def advance(self) -> None:
-        """One slice, of no more work than 16 tokens of a prompt. Never raises."""
+        """Computes one slice, of no more work than 16 tokens of a prompt. Never raises."""
         ...
 
 
@@ -28,11 +28,11 @@ class SettledTrial(NamedTuple):
     fault: str = ""
 
     def advance(self) -> None:
-        """Nothing is left to try."""
+        """Does nothing."""
 
 
 class EngineContext(NamedTuple):
-    """What requests are computed with."""
+    """The model, its tokenizer, and what else a request is computed with."""
 
     forward: Forward
     tokenizer: Tokenizer
@@ -40,6 +40,6 @@ class EngineContext(NamedTuple):
     make_cache: Callable[[], Cache]
     memory: MemoryBudget
     salt: str = ""
-    """Names what changes the meaning of what the cache keeps: prompts of different salts share nothing."""
+    """Names what changes the meaning of the cache's contents: prompts of different salts share nothing."""
     trial: BatchTrial = SettledTrial()
-    """Whether the model can decode several rows in one forward."""
+    """The trial that decides whether requests may share a batch."""

@@ -1,10 +1,10 @@
-"""Which slice comes next, decided from numbers alone: it knows no model and no clock.
+"""Decides from numbers alone which slice comes next; knows no model and no clock.
 
-A decode step of a group follows the one before within `max_gap_s`; what time that leaves belongs to beginnings and
-prompts, and where there are none to the trial of batches. Where it leaves too little, one beginning or one slice of
-`LEAST_TOKENS`, or one of the trial, which takes no longer, follows every round of steps. So the
-gap of a group is at most `max_gap_s`, or a round and that one slice where these take longer. What cannot be foreseen
-comes on top: a slice that takes longer than the last ones did, and the first step of a group that is new.
+A decode step of a batch follows its previous one within `max_gap_s`. The time that this leaves belongs to new requests
+and to prompts and, if there are none, to the trial of batches. If it leaves too little, every round of steps is
+followed by one new request, one prompt slice of `LEAST_TOKENS`, or one slice of the trial, which takes no longer. So
+the gap of a batch is at most `max_gap_s`, or one round and that one slice if these take longer. Two things cannot be
+foreseen and come on top: a slice that takes longer than the last ones did, and the first step of a new batch.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 LEAST_TOKENS = 16
-"""A forward over fewer tokens of a prompt is hardly cheaper than one over so many."""
-_FIRST_TOKENS = 32  # beside decoding groups, while nobody knows what a token costs
+"""The shortest slice worth computing: a forward over fewer tokens is hardly cheaper."""
+_FIRST_TOKENS = 32  # beside decoding batches, until the cost of a token is known
 _STEP_TOKENS = 8  # larger slices are multiples of it
-_WORTH = 0.5  # of the gap: a second forward between two steps is worth its cost only where the first one was cut short
-_WEIGHT = 0.5  # of the last measurement in an average
+_WORTH = 0.5  # of the gap: a second forward between two steps is worth its cost only if the first one was cut short
+_WEIGHT = 0.5  # of the latest measurement in an average
 
 
 class Begin(NamedTuple):
-    """Start the next request that may start."""
+    """Begin the next request that may begin."""
 
     def __bool__(self) -> bool:
         """True, like every other slice: an empty tuple would not be."""
@@ -28,129 +28,130 @@ class Begin(NamedTuple):
 
 
 class Prefill(NamedTuple):
-    """Compute a part of a prompt."""
+    """Compute a slice of a prompt."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which is of no use here
-    """In `View.prefilling`."""
+    """The prompt's index in `View.prefilling`."""
     tokens: int
-    """At most so many."""
+    """The most tokens to compute."""
 
 
 class Decode(NamedTuple):
-    """Let a group step once."""
+    """Compute one step of a batch."""
 
     index: int  # type: ignore[assignment]  # as above
-    """In `View.decoding`."""
+    """The batch's index in `View.decoding`."""
 
 
-class Try(NamedTuple):
-    """Advance the trial that says whether groups may become one."""
+class AdvanceTrial(NamedTuple):
+    """Advance the trial that finds out whether the model can decode several requests in one batch."""
 
     def __bool__(self) -> bool:
         """True, as above."""
         return True
 
 
-Slice = Begin | Prefill | Decode | Try
+Slice = Begin | Prefill | Decode | AdvanceTrial
 
 
 class View(NamedTuple):
-    """What there is to do. A place is what a request occupies from its beginning to its end."""
+    """The work at hand."""
 
     startable: int = 0
-    """Requests that could begin: they wait, a place is free, memory is there."""
+    """The number of requests that could begin now: fewer than `--parallel` run, and there is memory."""
     prefilling: Sequence[int] = ()
-    """The tokens that are left to prefill of each, in the order of their arrival; each > 0."""
+    """The tokens that each prompt has left to prefill, in the order of arrival; each > 0."""
     decoding: Sequence[int] = ()
-    """The groups that decode: an id of each, which stays as long as the group lives."""
+    """The ids of the batches that can step. A batch keeps its id."""
     trial: bool = False
-    """Whether groups wait for the end of the trial."""
+    """True if batches wait for the trial to end."""
 
 
 @dataclass(slots=True)
 class _Pace:
-    """How a group that has stepped gets on."""
+    """The timing of a batch that has stepped."""
 
     slice: int
-    """The number of the slice in which it stepped last."""
+    """The number of its latest slice."""
     end_s: float
-    """When that slice ended, on the schedule's own clock."""
+    """The end of that slice, on the policy's own clock."""
     step_s: float
-    """How long its steps take."""
+    """The average duration of its steps."""
 
 
 class SlicePolicy:
-    """Says what comes next, and learns from what came. `next` changes nothing, `took` all there is to change.
+    """Chooses the next slice, and learns from how long it took. Only `took` changes anything.
 
-    Owner: the engine thread. Its clock is the sum of the slices.
+    Owner: the engine thread. Its clock is the sum of all slices so far.
     """
 
     def __init__(self, chunk_tokens: int, max_gap_s: float) -> None:
-        """`chunk_tokens`: the largest slice of a prompt, and every one while nothing decodes."""
+        """`chunk_tokens` is the largest slice of a prompt, and the size of all slices while nothing decodes."""
         self._chunk_tokens = chunk_tokens
         self._max_gap_s = max_gap_s
         self._now_s = 0.0
         self._slices = 0
-        self._held_up = 0  # the number of the last slice that was not a step
-        self._groups: dict[int, _Pace] = {}
-        self._begin_s = self._try_s = 0.0
+        self._last_other = 0  # the number of the latest slice that was not a step
+        self._paces: dict[int, _Pace] = {}
+        self._begin_s = self._trial_s = 0.0
         self._token_s: float | None = None
-        self._most_tokens = _FIRST_TOKENS  # doubles from slice to slice: the first measurements are not trusted far
-        self._balance_s = 0.0  # what the oldest prompt got more than the shortest
+        self._most_tokens = _FIRST_TOKENS  # at most doubles with each slice: the first measurements are rough
+        self._balance_s = 0.0  # the time that the oldest prompt got, less that of the shortest
 
     def next(self, view: View) -> Slice | None:
-        """The next slice; None when there is nothing to do."""
+        """Returns the next slice; None if there is nothing to do."""
         if not view.decoding:
             if view.startable:
                 return Begin()
-            return self._part(view, self._chunk_tokens) if view.prefilling else None
+            return self._next_prefill(view, self._chunk_tokens) if view.prefilling else None
         if len(view.decoding) == 1 and not view.startable and not view.prefilling:
             return Decode(0)
         step = Decode(min(range(len(view.decoding)), key=lambda index: self._last_slice(view.decoding[index])))
-        if view.decoding[step.index] not in self._groups:
-            return step  # the first token of an answer, or rows of other groups, which have waited there
+        if view.decoding[step.index] not in self._paces:
+            return step  # the first token of an answer, or rows from other batches, which have waited there
         room_s = self._room_s(view.decoding)
-        # Nobody has been held up since the last step: there will never be more room.
-        fresh = self._last_slice(view.decoding[step.index]) > self._held_up
-        if view.startable:  # prompts wait for it, lest they take the room that it waits for
+        # Nothing has come between since the last step: there will never be more room.
+        fresh = self._last_slice(view.decoding[step.index]) > self._last_other
+        if view.startable:  # prompts wait for it, or they would take the room that it needs
             return Begin() if fresh or self._begin_s <= room_s else step
         if not view.prefilling:
-            return Try() if view.trial and (fresh or self._try_s <= room_s) else step
+            return AdvanceTrial() if view.trial and (fresh or self._trial_s <= room_s) else step
         tokens = self._tokens_in(room_s)
-        part = self._part(view, max(tokens, LEAST_TOKENS) if fresh else tokens)
+        prefill = self._next_prefill(view, max(tokens, LEAST_TOKENS) if fresh else tokens)
         worth = tokens >= LEAST_TOKENS and room_s >= self._max_gap_s * _WORTH
-        return part if fresh or worth or tokens >= view.prefilling[part.index] else step
+        return prefill if fresh or worth or tokens >= view.prefilling[prefill.index] else step
 
     def took(self, slice: Slice, view: View, seconds: float) -> None:  # noqa: A002 - it is the field's word
-        """Learn how long the slice took that `next` gave for this view.
+        """Learns how long a slice took that `next` returned for this view.
 
-        Tell what was really done: `slice._replace(tokens=computed)` of a prefill that computed fewer tokens than it was
-        given, and the group that stepped if it was another one. A slice that failed may be told or not.
+        `slice` is what was really done: `slice._replace(tokens=computed)` if a prefill computed fewer tokens than it
+        was given, and the batch that stepped if it was another one. A slice that failed may be left out.
         """
         self._now_s += seconds
         self._slices += 1
-        if len(self._groups) > len(view.decoding):
-            self._groups = {group: self._groups[group] for group in view.decoding if group in self._groups}
+        if len(self._paces) > len(view.decoding):
+            self._paces = {batch: self._paces[batch] for batch in view.decoding if batch in self._paces}
         if isinstance(slice, Decode):
             self._stepped(view.decoding[slice.index], seconds)
             return
-        self._held_up = self._slices
+        self._last_other = self._slices
         if isinstance(slice, Begin):
             self._begin_s += (seconds - self._begin_s) * _WEIGHT
-        elif isinstance(slice, Try):
-            self._try_s += (seconds - self._try_s) * _WEIGHT
+        elif isinstance(slice, AdvanceTrial):
+            self._trial_s += (seconds - self._trial_s) * _WEIGHT
         elif slice.tokens > 0:
             self._measure(slice.tokens, seconds)
             if _shortest(view.prefilling) > 0:
                 self._balance_s += -seconds if slice.index else seconds
 
-    def _stepped(self, group: int, seconds: float) -> None:
-        known = self._groups.get(group)
+    def _stepped(self, batch: int, seconds: float) -> None:
+        known = self._paces.get(batch)
         step_s = known.step_s + (seconds - known.step_s) * _WEIGHT if known else seconds
-        self._groups[group] = _Pace(self._slices, self._now_s, step_s)
+        self._paces[batch] = _Pace(self._slices, self._now_s, step_s)
 
     def _measure(self, tokens: int, seconds: float) -> None:
-        """What a token costs. It grows with the context, so a larger cost counts at once; a few tokens say little."""
+        """Updates the cost of a token. It grows with the context, so a higher cost counts at once; short slices count
+        little."""
         self._most_tokens = max(self._most_tokens, 2 * tokens)
         token_s = seconds / tokens
         if self._token_s is None:
@@ -158,19 +159,19 @@ class SlicePolicy:
         weight = min(1.0, tokens / _FIRST_TOKENS) * (1.0 if token_s > self._token_s else _WEIGHT)
         self._token_s += (token_s - self._token_s) * weight
 
-    def _last_slice(self, group: int) -> int:
-        return self._groups[group].slice if group in self._groups else 0
+    def _last_slice(self, batch: int) -> int:
+        return self._paces[batch].slice if batch in self._paces else 0
 
     def _room_s(self, decoding: Sequence[int]) -> float:
-        """How long something else may take if all groups then step, those first that waited longest."""
+        """Returns how long something else may take if all batches then step, those first that waited longest."""
         room_s, steps_s = self._max_gap_s, 0.0
-        for group in sorted((self._groups[group] for group in decoding), key=lambda group: group.slice):
-            steps_s += group.step_s
-            room_s = min(room_s, self._max_gap_s - (self._now_s - group.end_s) - steps_s)
+        for batch in sorted((self._paces[batch] for batch in decoding), key=lambda batch: batch.slice):
+            steps_s += batch.step_s
+            room_s = min(room_s, self._max_gap_s - (self._now_s - batch.end_s) - steps_s)
         return room_s
 
     def _tokens_in(self, room_s: float) -> int:
-        """How many tokens of a prompt may be computed in so many seconds."""
+        """Returns how many tokens of a prompt can be computed in so many seconds."""
         if room_s <= 0:
             return 0
         token_s = self._token_s or 0.0
@@ -178,8 +179,8 @@ class SlicePolicy:
         tokens = min(tokens, self._most_tokens)
         return tokens - tokens % _STEP_TOKENS if tokens > LEAST_TOKENS else tokens
 
-    def _part(self, view: View, tokens: int) -> Prefill:
-        """Of the prompt whose turn it is: the oldest and the shortest share the time."""
+    def _next_prefill(self, view: View, tokens: int) -> Prefill:
+        """Returns a slice of the oldest or of the shortest prompt, which share the time equally."""
         index = _shortest(view.prefilling) if self._balance_s >= 0 else 0
         return Prefill(index, min(tokens, view.prefilling[index], self._chunk_tokens))
 

@@ -1,4 +1,4 @@
-"""Requests that are not computed yet: in the queue, or behind another one that computes what they share."""
+"""Requests that have not begun: in the queue, or waiting for another request to compute a prefix that they share."""
 
 from collections import deque
 
@@ -8,65 +8,69 @@ from runner.engine.request import Request
 
 
 class RequestQueue:
-    """Says who begins next. Owner: the engine thread.
+    """Decides which request begins next. Owner: the engine thread.
 
-    The queue is first in, first out. Who has left it to wait behind another one holds a place, and goes first.
+    First in, first out. A request at the head of the queue whose prefix another one is about to compute leaves the
+    queue and waits for that. It counts as running, and begins before those that are still in the queue.
     """
 
-    def __init__(self, salt: str, places: int) -> None:
-        """At most `places` requests hold one at once."""
+    def __init__(self, salt: str, parallel: int) -> None:
+        """At most `parallel` requests run at once. `salt` is that of their prompts in the cache."""
         self.changed = False
-        """Whether something has happened by which another one might begin; set it, asking costs a look at the trie."""
-        self.queue: deque[Request] = deque()
-        self.behind: dict[Request, int] = {}
-        """Who has left the queue, and when: in ns."""
+        """True if something happened that may let another request begin. Looking for one takes a walk of the trie, so
+        it is done only then."""
+        self.arrived: deque[Request] = deque()
+        """The queue, in the order of arrival."""
+        self.awaiting_prefix: dict[Request, int] = {}
+        """The requests that wait for a prefix, and when each left the queue, in ns."""
         self._salt = salt
-        self._places = places
-        self._first: Request | None = None
+        self._parallel = parallel
+        self._next: Request | None = None
 
-    def __bool__(self) -> bool:
-        """Whether anybody waits."""
-        return bool(self.queue or self.behind)
+    @property
+    def requests(self) -> list[Request]:
+        """All requests that wait, in the order in which they may begin."""
+        return [*self.awaiting_prefix, *self.arrived]
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
-        self.queue.append(request)
+        """Appends a request to the queue."""
+        self.arrived.append(request)
         self.changed = True
 
-    def put_behind(self, request: Request, left_ns: int) -> None:
-        """It left the queue at `left_ns`, and has to wait for what another one computes."""
-        self.behind[request] = left_ns
+    def await_prefix(self, request: Request, left_ns: int) -> None:
+        """Lets a request wait that left the queue at `left_ns`, until another one has computed what they share."""
+        self.awaiting_prefix[request] = left_ns
 
-    def drop_cancelled(self) -> list[Request]:
-        """Forget those for whom nobody waits any more; returns them."""
-        dropped = [each for each in (*self.queue, *self.behind) if each.cancelled] if self else []
-        for request in dropped:
+    def remove_cancelled(self) -> list[Request]:
+        """Removes and returns the requests whose clients have left."""
+        cancelled = [each for each in self.requests if each.cancelled]
+        for request in cancelled:
             self.changed = True
-            if self.behind.pop(request, None) is None:
-                self.queue.remove(request)
-        return dropped
+            if self.awaiting_prefix.pop(request, None) is None:
+                self.arrived.remove(request)
+        return cancelled
 
-    def first(self, cache: Cache, memory: MemoryBudget, computed: int) -> Request | None:
-        """The first that can begin while so many others are computed, as of the last change."""
+    def next_request(self, cache: Cache, memory: MemoryBudget, computed: int) -> Request | None:
+        """Returns the request that can begin while `computed` others run, as of the last change; None if none can."""
         if self.changed:
-            self._first, self.changed = self._find(cache, memory, computed), False
-        return self._first
+            self._next, self.changed = self._find(cache, memory, computed), False
+        return self._next
 
-    def take(self, request: Request) -> int | None:
-        """What `first` gave begins. Returns when it left the queue, if that was before."""
-        self._first, self.changed = None, True
-        left_ns = self.behind.pop(request, None)
+    def remove(self, request: Request) -> int | None:
+        """Removes the request that `next_request` returned. Returns when it left the queue, if it did so earlier."""
+        self._next, self.changed = None, True
+        left_ns = self.awaiting_prefix.pop(request, None)
         if left_ns is None:
-            self.queue.popleft()
+            self.arrived.popleft()
         return left_ns
 
     def _find(self, cache: Cache, memory: MemoryBudget, computed: int) -> Request | None:
-        for request in self.behind:
+        for request in self.awaiting_prefix:
             if not cache.follows(request.prompt, self._salt):
                 return request if not computed or memory.admits(cache, len(request.prompt)) else None
-        taken = computed + len(self.behind)
-        if self.queue and taken < self._places:
-            request = self.queue[0]
-            if not taken or memory.admits(cache, len(request.prompt)):
+        running = computed + len(self.awaiting_prefix)
+        if self.arrived and running < self._parallel:
+            request = self.arrived[0]
+            if not running or memory.admits(cache, len(request.prompt)):
                 return request
         return None

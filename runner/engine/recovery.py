@@ -1,4 +1,4 @@
-"""What is done where memory, or trust in what is kept, has run out."""
+"""Recovers when memory runs out, or when a cache can no longer be trusted."""
 
 import gc
 from collections.abc import Callable
@@ -18,65 +18,67 @@ log = Log(__name__)
 
 
 class Recovery:
-    """Those whose slice found no memory: each begins again once, when everything that nobody uses is gone.
+    """Restarts, once each, the requests whose slice found no memory, when all unused memory has been freed.
 
-    Not from where the slice began: a forward that broke off leaves its layers in a state that nobody knows. What is
-    kept of the prompt is taken from the cache, the rest is computed once more, the answer so far included. Owner: the
-    engine thread.
+    A request does not resume where the slice began: a forward that raised leaves its layers in an unknown state. It
+    takes from the cache what is kept of its prompt, and computes the rest again, including the answer so far. Owner:
+    the engine thread.
     """
 
     def __init__(self, memory: MemoryBudget, salt: str) -> None:
         self._memory = memory
         self._salt = salt
-        self._starved: list[Generation] = []
-        self.pending = False
-        """True if there is something to do, once the error and all that it holds are gone."""
+        self._retrying: list[Generation] = []
+        self.needed = False
+        """True if memory ran out. Call `free_and_restart` when the error, and all that it holds, is gone."""
 
-    def heed(self, error: Exception) -> None:
-        """This has been raised; those whom it struck go on by themselves."""
-        self.pending |= lacks_memory(error)
+    def note(self, error: Exception) -> None:
+        """Notes an error; the requests that it struck continue by themselves."""
+        self.needed |= lacks_memory(error)
 
-    def struck(self, generation: Generation, error: Exception) -> Results:
-        """A slice of this one alone has raised: it ends, or, where memory was lacking, begins again once, later."""
-        self.heed(error)
+    def retry_or_fail(self, generation: Generation, error: Exception) -> Results:
+        """Handles an error in a slice of one request: ends the request or, if memory ran out for the first time, lets
+        it restart later."""
+        self.note(error)
         if not lacks_memory(error) or generation.began_again:
             return [(generation, generation.fail(error))]
-        self._starved.append(generation)
+        self._retrying.append(generation)
         return []
 
-    def again(self, cache: Cache) -> Results:
-        """Frees what can be, and lets them begin again. Those of the results that are not done go on."""
-        starved, self._starved, self.pending = self._starved, [], False
-        log.warning("memory ran out: what nobody uses is freed", requests_that_begin_again=len(starved))
-        results = [(generation, _events(generation, self._leave)) for generation in starved]
+    def free_and_restart(self, cache: Cache) -> Results:
+        """Frees all unused memory, and restarts the requests that failed. Those of the results that are not done go
+        on."""
+        retrying, self._retrying, self.needed = self._retrying, [], False
+        log.warning("memory ran out; freeing unused cache entries", requests_restarted=len(retrying))
+        results = [(generation, _events(generation, self._close)) for generation in retrying]
         try:
             self._memory.free(cache)
         except Exception:
-            log.exception("not all could be freed")
+            log.exception("some of the unused memory cannot be freed")
         return [
-            (generation, events or _events(generation, partial(self._begin, cache))) for generation, events in results
+            (generation, events or _events(generation, partial(self._restart, cache))) for generation, events in results
         ]
 
-    def _leave(self, generation: Generation) -> None:
+    def _close(self, generation: Generation) -> None:
         generation.session.close(failed=True)
 
-    def _begin(self, cache: Cache, generation: Generation) -> None:
+    def _restart(self, cache: Cache, generation: Generation) -> None:
         session = cache.begin(generation.request.prompt, self._salt)
         assert isinstance(session, LiveSession)
         generation.begin_again(session)
 
 
-def _events(generation: Generation, do: Callable[[Generation], None]) -> list[Event]:
-    """Does it; what there is to tell if it raises, by which this request ends."""
+def _events(generation: Generation, action: Callable[[Generation], None]) -> list[Event]:
+    """Acts on a request; returns the events of its end if that raises."""
     try:
-        do(generation)
+        action(generation)
     except Exception as error:
         return generation.fail(error)
     return []
 
 
-def give_up(cache: Cache) -> None:
-    """Frees what it can of a cache in which a session could not be opened or closed. Let go of it, then `collect`."""
+def discard(cache: Cache) -> None:
+    """Frees what can be freed of an invalid cache. Drop the last reference to it, then call `collect_garbage`."""
     log.warning("the cache is dropped", why="a session in it could not be opened or closed")
     try:
         cache.detach()
@@ -84,8 +86,8 @@ def give_up(cache: Cache) -> None:
         log.exception("a part of the cache cannot be freed")
 
 
-def collect() -> None:
-    """Frees what nothing refers to any more."""
-    gc.unfreeze()  # the first cache was made before the process froze what it had
-    gc.collect()  # the pieces of the old one hold each other, and gigabytes
+def collect_garbage() -> None:
+    """Frees everything that is no longer referred to."""
+    gc.unfreeze()  # the first cache was made before the process froze its objects
+    gc.collect()  # the parts of the old cache refer to each other, and to gigabytes
     mx.clear_cache()

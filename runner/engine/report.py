@@ -1,4 +1,4 @@
-"""A look at everything that the engine has, for the page and the metrics. Runs on its thread, between two slices."""
+"""The engine's numbers for people: requests, tokens, memory and the cache, for the page and the metrics."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from protocol.stats import CacheNode, MemoryCounts, RunningRequest, Stats
 from runner.engine.memory.budget import MemoryBudget
-from runner.engine.observe.counters import Published
+from runner.engine.observe.counters import EngineStats
 from runner.tokenizer import Tokenizer
 from runner.tokenizer.utf8 import decode
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _PREVIEW = 60
 
 
-class About(NamedTuple):
-    """What does not change."""
+class Identity(NamedTuple):
+    """The facts about an engine that never change."""
 
     version: str
     model: str
@@ -33,34 +33,35 @@ class About(NamedTuple):
 
 
 class Report:
-    """Looks, and changes nothing. Owner: the engine thread."""
+    """Reads the state of an engine between two slices, and changes nothing. Owner: the engine thread."""
 
-    def __init__(self, about: About, running: "Scheduler", memory: MemoryBudget, tokenizer: Tokenizer | None) -> None:
-        """With a tokenizer nodes show the beginning of their text."""
-        self._about = about
-        self._running = running
+    def __init__(
+        self, identity: Identity, scheduler: "Scheduler", memory: MemoryBudget, tokenizer: Tokenizer | None
+    ) -> None:
+        """With a `tokenizer`, cache nodes show the beginning of their text."""
+        self._identity = identity
+        self._scheduler = scheduler
         self._memory = memory
         self._spell = (lambda tokens: preview(tokenizer, tokens)) if tokenizer is not None else None
         self._started_ns = perf_counter_ns()
 
-    def publish(self) -> Published:
-        """All numbers."""
-        about, running = self._about, self._running
-        counters, waiting, cache = running.journal.counters, running.journal.waiting, running.cache.describe()
-        queued = [*waiting.behind, *waiting.queue]
+    def collect(self) -> EngineStats:
+        """Returns all numbers."""
+        identity, journal, cache = self._identity, self._scheduler.journal, self._scheduler.cache.describe()
+        counters, queued = journal.counters, journal.queue.requests
         now_ns = perf_counter_ns()
         stats = Stats(
-            version=about.version,
-            model=about.model,
-            architecture=about.architecture,
-            device=about.device,
-            context_length=about.context_length,
-            cache_kind=about.cache_kind,
+            version=identity.version,
+            model=identity.model,
+            architecture=identity.architecture,
+            device=identity.device,
+            context_length=identity.context_length,
+            cache_kind=identity.cache_kind,
             uptime_s=_seconds(self._started_ns, now_ns),
             requests=counters.requests(len(queued)),
             tokens=counters.tokens(),
             cache=counters.cache(cache.counts),
-            memory=_counted(self._memory),
+            memory=_memory_counts(self._memory),
             slices=counters.slices(),
             running=[
                 *(_running(generation, now_ns) for generation in counters.running),
@@ -68,14 +69,18 @@ class Report:
             ],
             ttft_s=counters.ttft_s,
         )
-        return Published(stats, counters.distributions(), cache.mark)
+        return EngineStats(stats, counters.distributions(), cache.mark)
 
     def nodes(self) -> list[CacheNode]:
-        """What the cache holds, node by node."""
-        return self._running.cache.nodes(self._spell)
+        """Returns the nodes of the cache."""
+        return self._scheduler.cache.nodes(self._spell)
+
+    def memory_bytes(self) -> int:
+        """Returns the bytes that MLX holds: in use, and kept for reuse."""
+        return mx.get_active_memory() + mx.get_cache_memory()
 
 
-def _counted(memory: MemoryBudget) -> MemoryCounts:
+def _memory_counts(memory: MemoryBudget) -> MemoryCounts:
     return MemoryCounts(
         used_bytes=mx.get_active_memory(),
         reusable_bytes=mx.get_cache_memory(),
@@ -122,6 +127,6 @@ def _seconds(since_ns: int, now_ns: int) -> float:
 
 
 def preview(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """The first characters of their text, on one line."""
+    """Returns the first characters of the text of these tokens, on one line."""
     data = b"".join(tokenizer.token_bytes(token) for token in tokens[:_PREVIEW])
     return decode(data)[:_PREVIEW]

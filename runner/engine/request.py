@@ -1,4 +1,4 @@
-"""A request as the engine takes it, and the way there: validate, tokenize, validate."""
+"""Turns what a client sent into a request for the engine: validates, tokenizes, validates again."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -17,15 +17,15 @@ from runner.tokenizer import PART_CHARACTERS, Tokenizer
 if TYPE_CHECKING:
     from runner.grammar import Grammar
 
-_MOST_LOGPROBS = 20  # hosts let nobody ask for more
+_MOST_LOGPROBS = 20  # hosts do not ask for more
 _MOST_STOP_CHARACTERS = 65536
-_LONGEST_TOKEN_BYTES = 64  # at least: normalizers and unknown words let a token stand for more than its own text
-_CHARACTERS_PER_TOKEN = 8  # twice what prose has; a prompt with more of them per token of context is looked at in parts
+_LONGEST_TOKEN_BYTES = 64  # at least: with normalizers and unknown words, a token may stand for more than its own text
+_CHARACTERS_PER_TOKEN = 8  # twice that of prose; a prompt with more per token of context is encoded in parts
 _numbers = count(1)
 
 
 class Limits(NamedTuple):
-    """What a model can take, in tokens."""
+    """The limits of a model, in tokens."""
 
     context_length: int
     vocab_size: int
@@ -33,7 +33,7 @@ class Limits(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class Request:
-    """One completion to compute. Made off the engine thread, which only reads it; any thread may cancel it."""
+    """A completion to compute. Made off the engine thread, which only reads it; any thread may cancel it."""
 
     prompt: list[int]
     max_tokens: int
@@ -41,35 +41,35 @@ class Request:
     stops: StopStrings | None
     metered: bool
     format: Format | None = None
-    """What the answer has to follow."""
+    """The format that the answer must follow."""
     grammar: "Future[Grammar] | None" = None
-    """The same; it is compiled while the prompt is read."""
+    """The same format, being compiled while the prompt is computed."""
     stream: EventStream = field(default_factory=EventStream)
     cancelled: bool = False
     number: int = field(default_factory=_numbers.__next__)
-    """Names it in the log, where lines of several stand between each other."""
+    """The name of this request in the log, where the lines of several requests alternate."""
     arrived_ns: int = field(default_factory=perf_counter_ns)
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more: the engine drops the request at its next slice."""
+        """Cancels the request: the engine drops it at its next slice."""
         self.cancelled = True
         if self.grammar is not None and not self.grammar.cancel() and self.grammar.exception() is None:
             self.grammar.result().release()
 
 
 def most_prompt_bytes(tokenizer: Tokenizer, context_length: int) -> int:
-    """More than any prompt has, in UTF-8, that fits into the context. Looks through the vocabulary the first time."""
+    """Returns an upper bound, in UTF-8, for prompts that fit into the context. Walks the vocabulary the first time."""
     return context_length * max(tokenizer.longest_bytes, _LONGEST_TOKEN_BYTES)
 
 
 def refuse_size(size: int, tokenizer: Tokenizer, context_length: int) -> NoReturn:
-    """RequestError for a prompt of more than `most_prompt_bytes`, with the fewest tokens that it can have."""
+    """Raises RequestError for a prompt of more than `most_prompt_bytes`, with the fewest tokens that it can have."""
     _refuse_beyond(context_length, size * context_length // most_prompt_bytes(tokenizer, context_length))
     raise AssertionError("so many bytes fit")
 
 
 def checked_format(wire: CompletionRequest) -> Format | None:
-    """What the answer has to follow. RequestError for media, and for a format that is none."""
+    """Returns the format that the answer must follow. Raises RequestError for media, and for an invalid format."""
     _refuse_media(wire.media)
     try:
         return decode_format(bytes(wire.format))
@@ -77,11 +77,11 @@ def checked_format(wire: CompletionRequest) -> Format | None:
         raise RequestError(str(error)) from None
 
 
-def hopeless_parts(text: str, tokenizer: Tokenizer, context_length: int) -> Iterator[None]:
-    """Look at a prompt that is probably too long, a part with each step. RequestError as soon as it is.
+def check_length_in_parts(text: str, tokenizer: Tokenizer, context_length: int) -> Iterator[None]:
+    """Encodes a prompt that is probably too long, one part with each step. Raises RequestError as soon as it is.
 
-    All of it at once would take 100 times its memory. The count that the client reads is that of the parts which were
-    looked at. Nothing is done about a prompt that has few enough characters.
+    All of it at once would take 100 times its memory. The count that the client reads is that of the parts encoded so
+    far. Does nothing for a prompt that has few enough characters.
     """
     if len(text) <= max(PART_CHARACTERS, context_length * _CHARACTERS_PER_TOKEN):
         return
@@ -98,12 +98,12 @@ def prepare(
     limits: Limits,
     wanted_format: Format | None,
 ) -> Request:
-    """The request to compute for what came over the wire. RequestError, in the words hosts know, if it cannot be."""
+    """Returns the request to compute. Raises RequestError, in the words that hosts know, if it cannot be computed."""
     prompt = tokenizer.encode(wire.prompt)
     if not prompt:
         raise RequestError("empty prompt")
     _refuse_beyond(limits.context_length, len(prompt))
-    _refuse_strangers(prompt, tokenizer, limits.vocab_size)
+    _refuse_unknown_tokens(prompt, tokenizer, limits.vocab_size)
     room = limits.context_length - len(prompt)
     wanted = wire.options.num_predict
     return Request(
@@ -123,8 +123,8 @@ def _refuse_beyond(context_length: int, count: int) -> None:
         )
 
 
-def _refuse_strangers(prompt: Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> None:
-    """A tokenizer may know tokens (of pictures, say) that the model has no row for; MLX would read foreign memory."""
+def _refuse_unknown_tokens(prompt: Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Refuses tokens (of pictures, say) for which the model has no embedding: MLX would read foreign memory."""
     token = max(prompt)
     if token >= vocab_size > 0:
         text = tokenizer.token_text(token)

@@ -1,4 +1,4 @@
-"""Finds stop strings in text that arrives a character at a time."""
+"""Finds stop strings in text, character by character."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -7,16 +7,17 @@ from collections.abc import Iterable
 class StopStrings:
     """The stop strings as one automaton (Aho and Corasick): one step per character, however many and long they are.
 
-    A state is the longest end of the text so far that begins a stop string. Empty stop strings match
-    nothing. Built in time and space proportional to the characters in all stop strings; unchanged afterwards.
+    A state stands for the longest suffix of the text so far that is the beginning of a stop string. Empty stop strings
+    match nothing. Building takes time and space in proportion to the characters in all stop strings; nothing changes
+    afterwards.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
         self._next: list[dict[str, int]] = [{}]
         self.depth = [0]
-        """By state: length of the end of the text that may still become a stop string."""
+        """By state: the length of the suffix that may still become a stop string."""
         self.matched = [0]
-        """By state: length of the longest stop string that ends here, 0 for none."""
+        """By state: the length of the longest stop string that ends here; 0 for none."""
         self._fallback = [0]
         for stop in stops:
             self._insert(stop)
@@ -36,7 +37,7 @@ class StopStrings:
         self.matched[state] = self.depth[state]
 
     def _link(self) -> None:
-        """Give every state the state of its longest proper end, from the shallow ones to the deep ones."""
+        """Links each state to that of its longest proper suffix, shallow states first."""
         queue = deque(self._next[0].values())
         while queue:
             state = queue.popleft()
@@ -46,7 +47,7 @@ class StopStrings:
                 queue.append(following)
 
     def step(self, state: int, character: str) -> int:
-        """The state after one more character of text."""
+        """Returns the state after one more character of text."""
         while state and character not in self._next[state]:
             state = self._fallback[state]
         return self._next[state].get(character, 0)

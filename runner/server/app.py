@@ -34,7 +34,7 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     """Returns the runner's endpoints over an engine. `helper` runs slow work other than tokenizing."""
 
     async def status(_: web.Request) -> web.Response:
-        return _json(status_body(engine.limits.context_length, engine.numbers.memory_bytes))
+        return _json(status_body(engine.limits.context_length, engine.memory_bytes))
 
     async def loaded(http: web.Request) -> web.Response:
         return _json(LOADED if http.method in ("GET", "POST") else b"")

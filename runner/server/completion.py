@@ -14,8 +14,8 @@ from runner.engine.engine import Engine
 from runner.engine.events import Refused
 from runner.engine.request import (
     Request,
+    check_length_in_parts,
     checked_format,
-    hopeless_parts,
     most_prompt_bytes,
     prepare,
     refuse_size,
@@ -82,7 +82,7 @@ class CompletionEndpoint:
         """Tokenizes and checks the request, a long prompt in several steps between which others get their turn."""
         tokenizer, limits, size = self._engine.tokenizer, self._engine.limits, len(wire.prompt)
         if size > PART_CHARACTERS:
-            parts = hopeless_parts(wire.prompt, tokenizer, limits.context_length)
+            parts = check_length_in_parts(wire.prompt, tokenizer, limits.context_length)
             while await self._threads.run(size, next, parts, _END) is not _END:
                 pass
         return await self._threads.run(size, prepare, wire, tokenizer, limits, wanted)

@@ -22,7 +22,7 @@ from prometheus_client.utils import floatToGoString
 from protocol.stats import Stats
 from runner.cache.interface import Miss
 from runner.engine.lifecycle import OUTCOMES
-from runner.engine.observe.counters import Distribution, Distributions, Published
+from runner.engine.observe.counters import Distribution, Distributions, EngineStats
 
 _PREFIX = "mlx_runner_"
 
@@ -32,10 +32,10 @@ class Exporter(Collector):
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._published: Published | None = None
+        self._published: EngineStats | None = None
         self._registry.register(self)
 
-    def text(self, published: Published, accept: str) -> tuple[bytes, str]:
+    def text(self, published: EngineStats, accept: str) -> tuple[bytes, str]:
         """Returns the body and its content type, for a scraper that sends this `Accept` header."""
         self._published = published
         encode, content_type = choose_encoder(accept)

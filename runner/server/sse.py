@@ -62,8 +62,8 @@ class EventFeed:
         if stats != self._stats:
             self._stats = stats
             self._stats_version += 1
-        if published.mark != self._mark and self._refreshed_s - self._cache_sent_s >= CACHE_S:
-            self._mark, self._cache_sent_s = published.mark, self._refreshed_s
+        if published.cache_mark != self._mark and self._refreshed_s - self._cache_sent_s >= CACHE_S:
+            self._mark, self._cache_sent_s = published.cache_mark, self._refreshed_s
             self._cache_frame = _frame("cache", await self._stats_cache.cache_picture())
             self._cache_version += 1
 

@@ -9,7 +9,7 @@ import msgspec
 
 from protocol.stats import CacheNode, CachePicture
 from runner.engine.engine import Engine
-from runner.engine.observe.counters import Published
+from runner.engine.observe.counters import EngineStats
 
 _PATIENCE_S = 1.0
 _FRESH_S = 0.2
@@ -37,13 +37,13 @@ class StatsCache:
         self._patience_s = patience_s
         self._fresh_s = fresh_s
         self._clock = clock
-        self._asking: asyncio.Future[Published] | None = None
-        self._last: Published | None = None
+        self._asking: asyncio.Future[EngineStats] | None = None
+        self._last: EngineStats | None = None
         self._last_s = 0.0
         self._nodes: list[CacheNode] = []
         self._generation = 0
 
-    async def published(self) -> Published:
+    async def published(self) -> EngineStats:
         """Returns all numbers."""
         if self._last is None or self._clock() - self._last_s >= self._fresh_s:
             await self._ask()
@@ -63,14 +63,14 @@ class StatsCache:
 
     async def _ask(self) -> None:
         if self._asking is None:
-            self._asking = asyncio.ensure_future(self._engine.published())
+            self._asking = asyncio.ensure_future(self._engine.collect_stats())
             self._asking.add_done_callback(self._take)
         asking = self._asking
         with suppress(TimeoutError):
             async with asyncio.timeout(None if self._last is None else self._patience_s):
                 await asyncio.shield(asking)
 
-    def _take(self, answered: "asyncio.Future[Published]") -> None:
+    def _take(self, answered: "asyncio.Future[EngineStats]") -> None:
         self._asking = None
         if not answered.cancelled() and answered.exception() is None:
             self._last, self._last_s = answered.result(), self._clock()

@@ -1,13 +1,13 @@
-"""One budget for everything that MLX holds: weights, what the cache keeps, what runs, and what a slice takes meanwhile.
+"""One budget for everything that MLX holds: the weights, the cache, the running requests, and what a slice takes.
 
     budget  =  weights  +  room
-    room    =  cache (keys and values of those that run, and snapshots)
-             + what else is held (samplers, forwards on their way, grammars)
+    room    =  cache (keys and values of running requests, and snapshots)
+             + other memory (samplers, dispatched forwards, grammars)
              + headroom (the next slice of a prompt, the growth of answers, MLX's own reuse)
 
-The cache may hold what the headroom leaves, and no more than `--cache-memory`: as contexts grow the headroom does, and
-what nobody uses goes. Where even that is not enough, a slice is cut short, the next request waits, and what can never
-fit is refused, always with the numbers.
+The cache may hold what the headroom leaves, and no more than `--cache-memory`. As contexts grow, the headroom grows,
+and unused cache entries are evicted. If that is not enough, slices become shorter, then new requests wait; a request
+that can never fit is refused. Every refusal has the numbers.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,6 @@ from runner.logs import Log
 from runner.sizes import shown
 
 if TYPE_CHECKING:
-    from runner.engine.batch import Results
     from runner.engine.generation import Forward, Generation
 
 log = Log(__name__)
@@ -34,25 +33,25 @@ _ADVICE = "Shorten the prompt, let keys and values take less (--kv-bits 8), or g
 
 
 class Meter(Protocol):
-    """What MLX says about its memory, in bytes."""
+    """MLX's own account of its memory, in bytes."""
 
     def active(self) -> int:
-        """In use now."""
+        """Returns what is in use now."""
         ...
 
     def restart(self) -> None:
-        """Forget the peak."""
+        """Forgets the peak."""
 
     def peak(self) -> int:
-        """The most that was in use since then."""
+        """Returns the most that was in use since the last `restart`."""
         ...
 
     def clear(self) -> None:
-        """Give back what is kept for reuse."""
+        """Frees what is kept for reuse."""
 
 
 class MemoryBudget:
-    """Decides what fits. Owner: the engine thread. Asks MLX for numbers through a meter; all else is arithmetic."""
+    """Decides what fits. Owner: the engine thread. Reads numbers from a meter; everything else is arithmetic."""
 
     def __init__(
         self,
@@ -72,130 +71,133 @@ class MemoryBudget:
         self._chunk_tokens = chunk_tokens
         self._reuse_bytes = reuse_bytes
         self._grammar_bytes = grammar_bytes
-        self._step_bytes = 0  # what steps of decoding took, beside what they left
-        self._peak_bytes = self._mark = 0
-        self._rows = self._reached = 0
+        self._step_bytes = 0  # the most that decode steps took, beside what they left
+        self._peak_bytes = self._start_bytes = 0
+        self._running = self._longest = 0  # requests, and tokens of the longest context, as of the last `fit`
 
     @property
     def room_bytes(self) -> int:
-        """What the budget leaves beside the weights."""
+        """The part of the budget that the weights leave."""
         return max(0, (self.budget_bytes or 0) - self.weights_bytes)
 
-    # --- who may begin, and with what
+    # --- before a request begins, and after each end
 
     def refusal(self, cache: CacheBudget, tokens: int) -> str:
-        """Why a context of so many tokens could not be computed even alone, or nothing."""
+        """Returns why a context of so many tokens could not be computed even alone; empty if it could."""
         if self.budget_bytes is None:
             return ""
         kept = cache.session_bytes(tokens)
-        beside = self._reuse_bytes + self.workspace.surely(LEAST_TOKENS, tokens)
+        beside = self._reuse_bytes + self.workspace.certain_bytes(LEAST_TOKENS, tokens)
         if kept + beside <= self.room_bytes:
             return ""
         return f"there is no room for so long a context: {self._numbers(f'{tokens} tokens', kept, beside)}. {_ADVICE}"
 
     def admits(self, cache: CacheBudget, tokens: int) -> bool:
-        """Whether a request of so many tokens fits beside those that run, as of the last `fit`."""
+        """Returns True if a request of so many tokens fits beside those that run, as of the last `fit`."""
         if not cache.admits(tokens):
             return False
-        if self.budget_bytes is None or not self._rows:
+        if self.budget_bytes is None or not self._running:
             return True
-        computing = self.workspace.surely(LEAST_TOKENS, tokens) - self.workspace.of(LEAST_TOKENS, self._reached)
+        longer = self.workspace.certain_bytes(LEAST_TOKENS, tokens)
+        computing = longer - self.workspace.likely_bytes(LEAST_TOKENS, self._longest)
         return cache.allows(cache.session_bytes(tokens + _GROWTH_TOKENS) + self._growth(cache, 1) + max(0, computing))
 
-    def fit(self, cache: Cache, running: "Sequence[Generation]") -> "Results":
-        """Makes what is held fit beside what those need that run. Where they do not fit even when nothing else is kept,
-        one of them is turned away: who would not fit alone, else the youngest."""
+    def fit(self, cache: Cache, running: "Sequence[Generation]") -> "tuple[Generation, str] | None":
+        """Bounds the cache to what running requests leave. Returns a request that must end all the same, and why.
+
+        That is one that would not fit even alone; otherwise, if they do not fit together though nothing else is kept,
+        the youngest. Call again when it has ended.
+        """
         if self.budget_bytes is None:
-            return []
-        self._rows = len(running)
-        self._reached = max((each.session.position for each in running), default=0)
+            return None
+        self._running = len(running)
+        self._longest = max((each.session.position for each in running), default=0)
         others = self._others(cache)
-        cache.bound(max(0, self.room_bytes - others - self._headroom(cache, self._rows, self._reached)))
+        cache.bound(max(0, self.room_bytes - others - self._headroom(cache, self._running, self._longest)))
         for generation in running:
             if text := self.refusal(cache, len(generation.session.recorded)):
-                return [(generation, generation.turn_away(text))]
-        kept, beside = cache.nbytes, others + self._fixed() + self.workspace.of(LEAST_TOKENS, self._reached)
+                return generation, text
+        kept = cache.nbytes
+        beside = others + self._fixed() + self.workspace.likely_bytes(LEAST_TOKENS, self._longest)
         lacking = kept + beside - self.room_bytes
         if not running or lacking <= 0:
-            return []
-        if cache.describe().counts.paged_bytes >= lacking:  # of those that run: nobody else has any left
-            log.warning("what is kept of prompts that are being computed is given up", lacking_bytes=lacking)
+            return None
+        if cache.describe().counts.paged_bytes >= lacking:  # snapshots of running requests: the others have none left
+            log.warning("freeing the checkpoints of running requests", lacking_bytes=lacking)
             cache.detach()
-            return []
+            return None
         youngest = max(running, key=lambda generation: generation.request.number)
         numbers = self._numbers("what runs", kept, beside)
-        text = f"there is no room to go on: {numbers}. {_ADVICE}, or run fewer at once (--parallel)"
-        return [(youngest, youngest.turn_away(text))]
-
-    # --- what slices take
-
-    def prefill(self, cache: CacheBudget, generation: "Generation", most: int, forward: "Forward") -> int:
-        """Computes the next slice of a prompt, of no more tokens than there is room for. Returns how many it was."""
-
-        tokens = self._slice_tokens(cache, most, generation.session.position)
-        computed = generation.prefill(tokens, self.watched(forward))
-        self.workspace.saw(computed, generation.session.position, self._taken())
-        return computed
-
-    def watched(self, forward: "Forward") -> "Forward":
-        """The forward, from each call of which on is watched what is computed. Costs less than a microsecond."""
-
-        def watched(tokens: mx.array, layers: list[object]) -> mx.array:
-            self._look()
-            self._mark = self._meter.active()  # not before: the cache may have copied things
-            return forward(tokens, layers)
-
-        return watched
-
-    def stepped(self) -> None:
-        """A step of decoding, whose forward is watched, is over. The most that one took is forgotten slowly."""
-        self._step_bytes = max(self._step_bytes - self._step_bytes // _FADE_STEPS, self._taken())
-
-    def peak(self) -> int:
-        """The most that was ever in use, in bytes."""
-        self._peak_bytes = max(self._peak_bytes, self._meter.peak())
-        return self._peak_bytes
-
-    def _slice_tokens(self, cache: CacheBudget, most: int, context: int) -> int:
-        if self.budget_bytes is None:
-            return most
-        free = self.room_bytes - cache.nbytes - self._others(cache) - self._fixed() - self._growth(cache, self._rows)
-        return min(most, self.workspace.tokens_in(max(0, free), context + most))
-
-    def _taken(self) -> int:
-        """Since it is watched: the most that was in use at once, beside what was before or is now."""
-        return max(0, self._look() - max(self._mark, self._meter.active()))
+        return youngest, f"there is no room to go on: {numbers}. {_ADVICE}, or run fewer at once (--parallel)"
 
     def free(self, cache: CacheBudget) -> None:
-        """Gives up everything that nobody uses: memory has run out."""
+        """Frees all unused memory, because MLX found none."""
         cache.evict()
         self._meter.clear()
 
-    def _look(self) -> int:
-        """The peak since the last look."""
+    # --- around each slice
+
+    def slice_tokens(self, cache: CacheBudget, most: int, position: int) -> int:
+        """Returns the tokens of the next slice of a prompt at `position`: `most`, or as many as there is room for."""
+        if self.budget_bytes is None:
+            return most
+        growth = self._growth(cache, self._running)
+        free = self.room_bytes - cache.nbytes - self._others(cache) - self._fixed() - growth
+        return min(most, self.workspace.tokens_in(max(0, free), position + most))
+
+    def measured(self, forward: "Forward") -> "Forward":
+        """Returns the forward such that each call starts a measurement, which `prefilled` or `stepped` ends. Costs less
+        than a microsecond."""
+
+        def measured(tokens: mx.array, layers: list[object]) -> mx.array:
+            self._read_peak()
+            self._start_bytes = self._meter.active()  # not earlier: the cache may have copied something
+            return forward(tokens, layers)
+
+        return measured
+
+    def prefilled(self, tokens: int, position: int) -> None:
+        """Learns from a measured slice of so many tokens, which ended at `position`."""
+        self.workspace.add(tokens, position, self._taken())
+
+    def stepped(self) -> None:
+        """Learns from a measured decode step. The maximum over all steps fades slowly."""
+        self._step_bytes = max(self._step_bytes - self._step_bytes // _FADE_STEPS, self._taken())
+
+    def peak(self) -> int:
+        """Returns the most that was ever in use, in bytes."""
+        self._peak_bytes = max(self._peak_bytes, self._meter.peak())
+        return self._peak_bytes
+
+    # --- arithmetic
+
+    def _taken(self) -> int:
+        """Returns the most that was in use at once since the measurement began, less what was before or is now."""
+        return max(0, self._read_peak() - max(self._start_bytes, self._meter.active()))
+
+    def _read_peak(self) -> int:
+        """Returns the peak since the last call, and begins the next."""
         peak = self._meter.peak()
         self._meter.restart()
         self._peak_bytes = max(self._peak_bytes, peak)
         return peak
 
-    # --- arithmetic
-
     def _others(self, cache: CacheBudget) -> int:
-        """Bytes held that are neither weights nor the cache's."""
+        """Returns the bytes that belong neither to the weights nor to the cache."""
         return max(0, self._meter.active() - self.weights_bytes - cache.nbytes) + self._grammar_bytes()
 
     def _fixed(self) -> int:
         return self._reuse_bytes + self._step_bytes
 
-    def _growth(self, cache: CacheBudget, rows: int) -> int:
-        """What so many answers may grow by at once."""
-        return rows * (cache.session_bytes(_GROWTH_TOKENS) - cache.session_bytes(0))
+    def _growth(self, cache: CacheBudget, answers: int) -> int:
+        """Returns the bytes by which so many answers may grow at once."""
+        return answers * (cache.session_bytes(_GROWTH_TOKENS) - cache.session_bytes(0))
 
-    def _headroom(self, cache: CacheBudget, rows: int, context: int) -> int:
-        """What is left free: for a whole chunk of a prompt if that is no large part of the room, else for less."""
-        chunk = min(self.workspace.of(self._chunk_tokens, context), self.room_bytes // _SHARE)
-        least = self.workspace.of(LEAST_TOKENS, context)
-        return self._fixed() + self._growth(cache, rows) + max(chunk, least)
+    def _headroom(self, cache: CacheBudget, answers: int, context: int) -> int:
+        """Returns what to leave free: for a whole chunk of a prompt if that is no large part of the room, or less."""
+        chunk = min(self.workspace.likely_bytes(self._chunk_tokens, context), self.room_bytes // _SHARE)
+        least = self.workspace.likely_bytes(LEAST_TOKENS, context)
+        return self._fixed() + self._growth(cache, answers) + max(chunk, least)
 
     def _numbers(self, what: str, kept: int, beside: int) -> str:
         return (
@@ -205,7 +207,7 @@ class MemoryBudget:
 
 
 class MLXMeter:
-    """MLX's own counters; one for the process, as there is one MLX."""
+    """MLX's own counters. There is one set in a process, as there is one MLX."""
 
     active = staticmethod(mx.get_active_memory)
     restart = staticmethod(mx.reset_peak_memory)
@@ -214,9 +216,9 @@ class MLXMeter:
 
 
 def set_limits(budget_bytes: int, *, on_cpu: bool) -> int:
-    """Tells MLX, when the weights are loaded. Returns what it may keep for reuse whatever else is needed, in bytes.
+    """Sets MLX's own limits; called when the weights are loaded. Returns the bytes it may always keep for reuse.
 
-    GPUs give up what is kept for reuse before they go beyond the limit; CPUs do not look.
+    A GPU frees what is kept for reuse before it exceeds the limit; a CPU does not look.
     """
     mx.set_memory_limit(budget_bytes)
     reuse_bytes = max(0, budget_bytes - mx.get_active_memory()) // _REUSE

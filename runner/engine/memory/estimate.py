@@ -1,58 +1,61 @@
-"""How much memory a slice of a prompt takes beside what it leaves, learned from those that were."""
+"""Estimates the memory that a slice of a prompt takes beside what it leaves, from the slices so far."""
 
 from math import ceil, floor
 from typing import NamedTuple
 
 from runner.engine.policy import LEAST_TOKENS
 
-_FIRST_TOKEN_BYTES = 1 << 20  # more than a token takes in most models, for the very first slice
+_FIRST_TOKEN_BYTES = 1 << 20  # for the very first slice: more than a token takes in most models
 
 
-class _Seen(NamedTuple):
-    """The most of a few slices over contexts of about one length."""
+class _Sample(NamedTuple):
+    """The maximum over some slices whose contexts were about equally long."""
 
     context: int
     token_bytes: float
 
 
 class WorkspaceEstimate:
-    """Knows the most that a token took, by the length of the context before it. Owner: the engine thread.
+    """The most that a token took, by the length of the context before it. Owner: the engine thread.
 
-    A token's own activations are the same everywhere, and its attention grows in proportion to the context: so the cost
-    of a token is no less with a longer context, and grows along a line. Lengths between two powers of two are one.
+    A token's own activations cost the same everywhere, and its attention grows in proportion to the context. So the
+    cost of a token never falls as the context grows, and rises along a line. Lengths between two powers of two count as
+    one.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, _Seen] = {}
+        self._samples: dict[int, _Sample] = {}
 
-    def saw(self, tokens: int, context: int, nbytes: int) -> None:
-        """A slice over `tokens`, after which the context had `context` of them, took so many bytes for a while."""
+    def add(self, tokens: int, context: int, nbytes: int) -> None:
+        """Learns from a slice over `tokens` that left a context of `context` tokens, and took `nbytes` meanwhile."""
         token_bytes = nbytes / max(tokens, LEAST_TOKENS)
-        before = self._seen.get(context.bit_length(), _Seen(0, 0.0))
-        self._seen[context.bit_length()] = _Seen(max(before.context, context), max(before.token_bytes, token_bytes))
+        before = self._samples.get(context.bit_length(), _Sample(0, 0.0))
+        self._samples[context.bit_length()] = _Sample(
+            max(before.context, context), max(before.token_bytes, token_bytes)
+        )
 
-    def of(self, tokens: int, context: int) -> int:
-        """About what a slice over so many tokens will take in a context of `context`; 0 before anything was seen."""
+    def likely_bytes(self, tokens: int, context: int) -> int:
+        """Returns about what a slice over so many tokens will take in a context of `context`; 0 before the first."""
         return ceil(max(tokens, LEAST_TOKENS) * self._token_bytes(context))
 
-    def surely(self, tokens: int, context: int) -> int:
-        """What such a slice will take at least: of a context longer than any so far it takes no line for sure."""
-        known = [each.token_bytes for each in self._seen.values() if each.context <= context]
+    def certain_bytes(self, tokens: int, context: int) -> int:
+        """Returns what such a slice will take at least. Does not extrapolate to contexts longer than any so far."""
+        known = [each.token_bytes for each in self._samples.values() if each.context <= context]
         return ceil(max(tokens, LEAST_TOKENS) * max(known, default=0.0))
 
     def tokens_in(self, nbytes: int, context: int) -> int:
-        """How many tokens a slice may have that takes so many bytes."""
-        token_bytes = max(1.0, self._token_bytes(context)) if self._seen else _FIRST_TOKEN_BYTES
+        """Returns the number of tokens in a slice that takes so many bytes, and at least LEAST_TOKENS."""
+        token_bytes = max(1.0, self._token_bytes(context)) if self._samples else _FIRST_TOKEN_BYTES
         return max(LEAST_TOKENS, floor(nbytes / token_bytes))
 
     def _token_bytes(self, context: int) -> float:
-        seen = sorted(self._seen.values())
-        shorter = [each for each in seen if each.context <= context]
+        samples = sorted(self._samples.values())
+        shorter = [each for each in samples if each.context <= context]
         least = max((each.token_bytes for each in shorter), default=0.0)
         if shorter and shorter[-1].context == context:
             return least
-        if len(shorter) < len(seen):
-            return max(least, seen[len(shorter)].token_bytes)
+        if len(shorter) < len(samples):
+            return max(least, samples[len(shorter)].token_bytes)
         if not shorter:
             return 0.0
         first, last = shorter[0], shorter[-1]

@@ -1,4 +1,4 @@
-"""What the engine counts as it goes. Knows no model and no clock; costs a microsecond a slice, looked at or not."""
+"""Counts requests, tokens and slices. Knows no model and no clock; costs a microsecond a slice, read or not."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from protocol.stats import CacheCounts, RequestCounts, SliceCounts, Stats, TokenCounts
-from runner.engine.policy import Begin, Decode, Prefill, Slice, Try
+from runner.engine.policy import AdvanceTrial, Begin, Decode, Prefill, Slice
 
 if TYPE_CHECKING:
     from runner.engine.generation import Generation
@@ -22,9 +22,9 @@ _DECODE_RATES = (1, 2.5, 5, 10, 20, 30, 40, 50, 75, 100, 150, 250, 500, 1000, 25
 
 
 class Distribution(NamedTuple):
-    """How often a value was at most each of the bounds and above the one before; the last count is of those above all.
+    """The number of values up to each bound and above the one before.
 
-    `counts` has one entry more than `bounds`.
+    `counts` has one entry more than `bounds`, for the values above all of them. `total` is the sum of the values.
     """
 
     bounds: tuple[float, ...]
@@ -33,23 +33,23 @@ class Distribution(NamedTuple):
 
 
 class Distributions(NamedTuple):
-    """Of all requests so far; seconds, and tokens per second."""
+    """The distributions over all requests so far, in seconds and in tokens per second."""
 
     ttft_s: Distribution
     gap_s: Distribution
-    """Between two steps of one answer."""
+    """The time between two steps of one answer."""
     queue_s: Distribution
     prefill_rate: Distribution
     decode_rate: Distribution
 
 
-class Published(NamedTuple):
-    """The engine's numbers at one moment, for whoever asks."""
+class EngineStats(NamedTuple):
+    """The engine's numbers at one moment between two slices."""
 
     stats: Stats
     distributions: Distributions
-    mark: tuple[int, ...]
-    """Another one where the cache's picture may be another one."""
+    cache_mark: tuple[int, ...]
+    """Differs from an earlier one if the nodes of the cache may differ."""
 
 
 class Histogram:
@@ -62,17 +62,17 @@ class Histogram:
         self._total = 0.0
 
     def add(self, value: float) -> None:
-        """One more."""
+        """Counts a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._total += value
 
     def frozen(self) -> Distribution:
-        """As it is now."""
+        """Returns a copy of the present state."""
         return Distribution(self._bounds, tuple(self._counts), self._total)
 
 
 class Counters:
-    """Counts of requests, tokens and slices. Owner: the engine thread. Nothing in it ever goes back."""
+    """The counters of one engine. Owner: the engine thread. None of them ever decreases."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -82,19 +82,19 @@ class Counters:
         self._queue = Histogram(_LATENCIES_S)
         self._prefill_rate = Histogram(_PREFILL_RATES)
         self._decode_rate = Histogram(_DECODE_RATES)
-        self._stepped_s: dict[Generation, float | None] = {}  # when each that runs stepped last
+        self._stepped_s: dict[Generation, float | None] = {}  # when each running request last stepped
         self.ttft_s: float | None = None
-        """Of the last request that had a first token."""
+        """The time to the first token of the last request that had one."""
         self._prompt = self._matched = self._cached = 0
-        self._generated = self._forced = 0  # of those that have ended
+        self._generated = self._forced = 0  # by requests that have ended
         self._begins = self._prefills = self._prefill_tokens = self._steps = self._rows = 0
         self._prefill_s = self._decode_s = 0.0
-        self._former = CacheCounts()  # of caches that were dropped
+        self._former = CacheCounts()  # of caches that were replaced
 
-    # --- what happens
+    # --- counting
 
     def began(self, generation: "Generation") -> None:
-        """It has its session."""
+        """Counts a request that has its session."""
         session = generation.session
         self._stepped_s[generation] = None
         self._prompt += session.total
@@ -105,7 +105,7 @@ class Counters:
         self._queue.add(generation.life.waited_s)
 
     def stepped(self, generations: "Iterable[Generation]", now_s: float) -> None:
-        """Each of them has its next token."""
+        """Counts a decode step, by which each of these has its next token."""
         last, add = self._stepped_s, self._gap.add
         for generation in generations:
             before = last.get(generation)
@@ -117,7 +117,7 @@ class Counters:
             self._rows += 1
 
     def sliced(self, done: Slice, seconds: float) -> None:
-        """A slice is over."""
+        """Counts a slice."""
         match done:
             case Decode():
                 self._steps += 1
@@ -128,11 +128,11 @@ class Counters:
                 self._prefill_s += seconds
             case Begin():
                 self._begins += 1
-            case Try():
+            case AdvanceTrial():
                 pass
 
     def ended(self, generation: "Generation") -> "Lifecycle":
-        """It is closed. Returns how it went."""
+        """Counts a request that is closed. Returns its lifecycle, with the outcome."""
         life = generation.life
         if self._stepped_s.pop(generation, None) is None and life.first_token_ns:
             self._first(generation)  # a grammar has written all of its answer
@@ -145,26 +145,26 @@ class Counters:
         return life
 
     def never_began(self, request: "Request", outcome: str) -> None:
-        """It ended before it had a session."""
+        """Counts a request that ended before it had a session."""
         self.outcomes[_outcome(request, outcome)] += 1
 
-    def cache_dropped(self, counts: CacheCounts) -> None:
-        """Adds the counts of a cache that has been replaced to those of its successors."""
+    def cache_replaced(self, counts: CacheCounts) -> None:
+        """Adds the counts of a cache that is being replaced to those of its successors."""
         self._former = self._with_former(counts)
 
-    # --- what has happened
+    # --- reading
 
     @property
     def running(self) -> "list[Generation]":
-        """Those that have a session."""
+        """The requests that have a session."""
         return list(self._stepped_s)
 
     def requests(self, queued: int) -> RequestCounts:
-        """With so many that wait."""
+        """Returns the counts of requests; `queued` more are waiting."""
         return RequestCounts(running=len(self._stepped_s), queued=queued, **self.outcomes)
 
     def tokens(self) -> TokenCounts:
-        """Those of running requests included."""
+        """Returns the counts of tokens, those of running requests included."""
         lives = [generation.life for generation in self._stepped_s]
         return TokenCounts(
             prompt=self._prompt,
@@ -176,6 +176,7 @@ class Counters:
         )
 
     def slices(self) -> SliceCounts:
+        """Returns the counts of slices."""
         return SliceCounts(
             begin=self._begins,
             prefill=self._prefills,
@@ -187,10 +188,11 @@ class Counters:
         )
 
     def cache(self, present: CacheCounts) -> CacheCounts:
-        """What a cache says of itself, with what those before it had counted."""
+        """Returns the counts of the present cache, with those of the caches before it and the misses added."""
         return msgspec.structs.replace(self._with_former(present), misses=dict(self.misses))
 
     def distributions(self) -> Distributions:
+        """Returns copies of all histograms."""
         return Distributions(
             self._ttft.frozen(),
             self._gap.frozen(),
@@ -208,7 +210,7 @@ class Counters:
         )
 
     def _first(self, generation: "Generation") -> None:
-        """It has its first token."""
+        """Counts a request that has its first token."""
         life, session = generation.life, generation.session
         self.ttft_s = life.ttft_s
         self._ttft.add(life.ttft_s)
@@ -217,7 +219,7 @@ class Counters:
 
 
 def _outcome(request: "Request", outcome: str) -> str:
-    """Where its grammar is none the client was told so, and then left."""
+    """Returns "refused" for a request whose grammar could not be compiled: its client was told so, and left."""
     grammar = request.grammar
     over = grammar is not None and grammar.done() and not grammar.cancelled()
     hopeless = over and grammar is not None and grammar.exception() is not None

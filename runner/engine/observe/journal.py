@@ -1,11 +1,11 @@
-"""What is noted of requests while they go by: counted, and said in the log."""
+"""Notes what happens to requests: counts it, and logs it."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from runner.engine import lifecycle
 from runner.engine.observe.counters import Counters
-from runner.engine.observe.progress import PrefillProgress, Reading
+from runner.engine.observe.progress import ProgressReporter, PromptProgress
 from runner.engine.queue import RequestQueue
 from runner.engine.request import Request
 from runner.logs import Log
@@ -19,66 +19,66 @@ _BAR = 20
 
 
 class Journal:
-    """Owner: the engine thread, which tells it what happens."""
+    """The scheduler's record of its requests. Owner: the engine thread."""
 
     def __init__(
         self,
-        waiting: RequestQueue,
-        prefills: PrefillProgress | None = None,
+        queue: RequestQueue,
+        progress: ProgressReporter | None = None,
         show: Callable[[str], bool] = STATUS_LINE.show,
     ) -> None:
-        """`waiting` are those that have no session yet. `show` puts a line below the log, or returns False where there
-        is no such place."""
-        self.waiting = waiting
+        """`queue` has the requests that have no session yet. `show` puts a line below the log, or returns False if
+        there is no place for one."""
+        self.queue = queue
         self.counters = Counters()
-        self._prefills = prefills or PrefillProgress()
+        self._progress = progress or ProgressReporter()
         self._show = show
 
     def began(self, generation: "Generation") -> None:
-        """It has its session."""
+        """Notes that a request has its session."""
         session = generation.session
         self.counters.began(generation)
-        self._prefills.begin(generation.request.number, session.total, session.cached)
+        self._progress.begin(generation.request.number, session.total, session.cached)
 
     def prefilled(self, generation: "Generation") -> None:
-        """A part of its prompt was computed."""
+        """Notes that a slice of its prompt was computed."""
         number = generation.request.number
-        reading = self._prefills.passed(number, generation.session.position)
-        if reading is not None:
-            self._say(reading)
+        progress = self._progress.advance(number, generation.session.position)
+        if progress is not None:
+            self._report(progress)
         elif not generation.left:
-            self._read(number)
+            self._end_progress(number)
 
     def ended(self, generation: "Generation") -> None:
-        """It is closed."""
-        self._read(generation.request.number)
+        """Notes that a request is closed."""
+        self._end_progress(generation.request.number)
         lifecycle.report(generation.request, generation.session, self.counters.ended(generation))
 
     def never_began(self, requests: Sequence[Request], outcome: str) -> None:
-        """They ended before they had a session."""
+        """Notes that requests ended before they had a session."""
         for request in requests:
             self.counters.never_began(request, outcome)
 
-    def _read(self, number: int) -> None:
-        if self._prefills.end(number):
+    def _end_progress(self, number: int) -> None:
+        if self._progress.end(number):
             self._show("")
 
-    def _say(self, reading: Reading) -> None:
-        if not self._show(bar(reading)):
+    def _report(self, progress: PromptProgress) -> None:
+        if not self._show(bar(progress)):
             log.info(
                 "prefill",
-                request=reading.request,
-                percent=reading.percent,
-                done=reading.done,
-                total=reading.total,
-                tokens_per_s=round(reading.tokens_per_s, 1),
-                seconds_left=round(reading.seconds_left, 1),
+                request=progress.request,
+                percent=progress.percent,
+                done=progress.done,
+                total=progress.total,
+                tokens_per_s=round(progress.tokens_per_s, 1),
+                seconds_left=round(progress.seconds_left, 1),
             )
 
 
-def bar(reading: Reading) -> str:
-    """`prefill 7 [#####               ] 25 %  512 tokens/s  12 s left`, the number being that of the request."""
-    full = _BAR * reading.done // max(1, reading.total)
+def bar(progress: PromptProgress) -> str:
+    """Returns `prefill 7 [#####               ] 25 %  512 tokens/s  12 s left`, where 7 is the request's number."""
+    full = _BAR * progress.done // max(1, progress.total)
     blocks = f"[{'#' * full:<{_BAR}}]"
-    rates = f"{reading.tokens_per_s:.0f} tokens/s  {reading.seconds_left:.0f} s left"
-    return f"prefill {reading.request} {blocks} {reading.percent:>2} %  {rates}"
+    rates = f"{progress.tokens_per_s:.0f} tokens/s  {progress.seconds_left:.0f} s left"
+    return f"prefill {progress.request} {blocks} {progress.percent:>2} %  {rates}"

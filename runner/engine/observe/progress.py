@@ -1,4 +1,4 @@
-"""How far long prompts are: when that is said, and what."""
+"""Decides when to report the progress of a long prompt, and what to report."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from typing import NamedTuple
 _EVERY_S = 1.0
 
 
-class Reading(NamedTuple):
-    """How far a prompt is."""
+class PromptProgress(NamedTuple):
+    """The part of one prompt that has been computed."""
 
     request: int
     done: int
@@ -20,7 +20,7 @@ class Reading(NamedTuple):
 
     @property
     def percent(self) -> int:
-        """Rounded down: 100 is said of what is over."""
+        """The part that is done, rounded down, so that 100 means all."""
         return 100 * self.done // max(1, self.total)
 
 
@@ -29,13 +29,13 @@ class _Prompt:
     total: int
     cached: int
     begun_s: float
-    said_s: float
+    reported_s: float
 
 
-class PrefillProgress:
-    """Says how far a prompt is once it has taken a second, and then about once a second until all of it is read.
+class ProgressReporter:
+    """Reports the progress of a prompt that takes more than a second, about once a second until it is computed.
 
-    Says, does not write; knows no model. Owner: the engine thread.
+    Returns reports, and writes nothing itself; knows no model. Owner: the engine thread.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
@@ -44,22 +44,22 @@ class PrefillProgress:
         self._prompts: dict[int, _Prompt] = {}
 
     def begin(self, request: int, total: int, cached: int) -> None:
-        """So many tokens are to be read, of which so many are known already."""
+        """Notes that a prompt of `total` tokens, of which `cached` are known already, begins now."""
         now = self._clock()
         self._prompts[request] = _Prompt(total, cached, now, now)
 
-    def passed(self, request: int, done: int) -> Reading | None:
-        """So many are there, the cached ones included; returns what is to be said of it now."""
+    def advance(self, request: int, done: int) -> PromptProgress | None:
+        """Notes that `done` tokens are computed, the cached ones included. Returns what to report, if it is time to."""
         prompt = self._prompts.get(request)
         now = self._clock()
-        if prompt is None or done + 1 >= prompt.total or now - prompt.said_s < _EVERY_S:
+        if prompt is None or done + 1 >= prompt.total or now - prompt.reported_s < _EVERY_S:
             return None
-        prompt.said_s = now
+        prompt.reported_s = now
         rate = (done - prompt.cached) / (now - prompt.begun_s)
         left = (prompt.total - done) / rate if rate > 0 else float("inf")
-        return Reading(request, done, prompt.total, rate, left)
+        return PromptProgress(request, done, prompt.total, rate, left)
 
     def end(self, request: int) -> bool:
-        """It is read, or nobody wants it any more. Returns whether anything was said of it."""
+        """Forgets a prompt that is computed or no longer wanted. Returns True if it was ever reported."""
         prompt = self._prompts.pop(request, None)
-        return prompt is not None and prompt.said_s > prompt.begun_s
+        return prompt is not None and prompt.reported_s > prompt.begun_s

@@ -20,7 +20,7 @@ from runner.cache.layers.snapshot import complete
 from runner.engine.policy import SlicePolicy
 from runner.sampling.sample import Choice, Sample
 from scripts.tools.models.tiny import KINDS, VOCAB
-from tests.lib.company import BATCHABLE, SLICEABLE, Company
+from tests.lib.tiny_engine import BATCHABLE, SLICEABLE, TinyEngine
 
 CHUNK = 32
 PROMPT = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(100)]
@@ -45,13 +45,13 @@ class Counts(NamedTuple):
 
 
 class Tally:
-    """Counts on a company's behalf."""
+    """Counts on behalf of an engine."""
 
     def __init__(self) -> None:
         self.started = self.computed = self.round_trips = self.copied = 0
 
-    def counts(self, company: Company) -> Counts:
-        return Counts(len(company.forward.calls), self.started, self.computed, self.round_trips, self.copied)
+    def counts(self, engine: TinyEngine) -> Counts:
+        return Counts(len(engine.forward.calls), self.started, self.computed, self.round_trips, self.copied)
 
     def complete(self, copies: list[Copy]) -> None:
         self.copied += sum(array.nbytes for copy in copies for array in copy.arrays)
@@ -90,24 +90,24 @@ def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
     return tally
 
 
-def company(name: str) -> Company:
-    return Company(name, SlicePolicy(CHUNK, 0.1))
+def make_engine(name: str) -> TinyEngine:
+    return TinyEngine(name, SlicePolicy(CHUNK, 0.1))
 
 
-def counted(tally: Tally, company: Company, ask: Callable[[], object]) -> Counts:
+def counted(tally: Tally, engine: TinyEngine, ask: Callable[[], object]) -> Counts:
     """Of what was asked, from its arrival to the end of all."""
-    before = tally.counts(company)
+    before = tally.counts(engine)
     ask()
-    company.finish()
-    found = tally.counts(company).since(before)
-    for asked in company.everyone:  # the oracle evaluates and reads, too
+    engine.finish()
+    found = tally.counts(engine).since(before)
+    for asked in engine.requests:  # the oracle evaluates and reads, too
         asked.check_answer()
     return found
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_cold_prompt_takes_a_forward_a_chunk_and_a_token_one_of_each(name: str, tally: Tally) -> None:
-    here = company(name)
+    here = make_engine(name)
     found = counted(tally, here, lambda: here.ask(PROMPT, ANSWER))
     prefills = [length for _, length in here.forward.calls if length > 1]
     assert sum(prefills) == len(PROMPT) - 1
@@ -119,7 +119,7 @@ def test_a_cold_prompt_takes_a_forward_a_chunk_and_a_token_one_of_each(name: str
 
 @pytest.mark.parametrize("name", SLICEABLE)
 def test_a_conversation_that_goes_on_copies_nothing(name: str, tally: Tally) -> None:
-    here = company(name)
+    here = make_engine(name)
     first = here.ask(PROMPT, ANSWER)
     here.finish()
     longer = [*PROMPT, *first.tokens, *OTHER[:20]]
@@ -130,7 +130,7 @@ def test_a_conversation_that_goes_on_copies_nothing(name: str, tally: Tally) -> 
 
 @pytest.mark.parametrize("name", SLICEABLE)
 def test_the_same_prompt_again_takes_one_forward_to_its_first_token(name: str, tally: Tally) -> None:
-    here = company(name)
+    here = make_engine(name)
     here.ask(PROMPT, ANSWER)
     here.finish()
     before = tally.counts(here)
@@ -144,7 +144,7 @@ def test_the_same_prompt_again_takes_one_forward_to_its_first_token(name: str, t
 
 @pytest.mark.parametrize("name", SLICEABLE)
 def test_two_conversations_in_turns_copy_what_the_other_one_lacks_and_no_more(name: str, tally: Tally) -> None:
-    here = company(name)
+    here = make_engine(name)
     shared, owns = PROMPT[:60], (OTHER[:30], OTHER[50:80])
     talks = [[*shared, *own] for own in owns]
     for turn in range(6):
@@ -155,23 +155,23 @@ def test_two_conversations_in_turns_copy_what_the_other_one_lacks_and_no_more(na
     for turn in range(4):
         talk = talks[turn % 2]
         found = counted(tally, here, partial(here.ask, talk, 4))
-        talk += [*here.everyone[-1].tokens, 9 + turn]
+        talk += [*here.requests[-1].tokens, 9 + turn]
         other = talks[1 - turn % 2]
         assert 0 < found.copied * 1000 <= (len(other) - len(shared)) * token_bytes
 
 
 @pytest.mark.parametrize("name", BATCHABLE)
 def test_answers_together_share_each_step_and_are_copied_once(name: str, tally: Tally) -> None:
-    here = company(name)
-    begun = tally.counts(here)  # the first company of a kind has found out whether its rows may be joined
+    here = make_engine(name)
+    begun = tally.counts(here)  # the first engine of a kind has found out whether its rows may be joined
     one, two = here.ask(PROMPT, 40), here.ask(OTHER, 40)
     here.until(lambda: here.phase(one) == here.phase(two) == "batch")
     joined = tally.counts(here)
-    batch = here.running._groups[0].nbytes
+    batch = here.scheduler.batches.all[0].nbytes
     assert 0 < joined.since(begun).copied <= 3 * batch
     here.advance(10)
     found = tally.counts(here).since(joined)
     assert found == Counts(forwards=10, started=10, computed=0, round_trips=10, copied=0)
     here.finish()
-    for asked in here.everyone:
+    for asked in here.requests:
         asked.check_answer()

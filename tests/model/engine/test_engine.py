@@ -72,9 +72,9 @@ async def loaded(tmp_path: Path, parallel: int = 1) -> Engine:
 
 @pytest.fixture
 async def watched(engine: Engine) -> Watched:
-    running = engine._running
-    watched = Watched(running._means.forward)
-    running._means = running._means._replace(forward=watched)
+    running = engine._parts.scheduler
+    watched = Watched(running._context.forward)
+    running._context = running._context._replace(forward=watched)
     return watched
 
 
@@ -244,15 +244,15 @@ async def test_a_fault_while_a_session_closes_costs_the_cache_and_nothing_else(
 
 
 async def test_memory_is_published_again_with_every_slice(engine: Engine) -> None:
-    before = engine.numbers.memory_bytes
+    before = engine.memory_bytes
     asked = request(b"x" * (40 * CHUNK))
     engine.submit(asked)
     await events(asked)
-    assert engine.numbers.memory_bytes > before
+    assert engine.memory_bytes > before
 
 
 async def test_memory_is_published_after_loading_and_holds_at_least_the_weights(engine: Engine) -> None:
-    assert engine.numbers.memory_bytes >= engine._model.total_bytes
+    assert engine.memory_bytes >= engine._model.total_bytes
 
 
 async def test_an_idle_engine_tries_batches_and_leaves_off_for_a_request(
@@ -266,7 +266,7 @@ async def test_an_idle_engine_tries_batches_and_leaves_off_for_a_request(
     advance = BatchTrial.advance
 
     def held(trial: BatchTrial) -> None:
-        ended.append(idle._running.journal.counters.outcomes["done"] if len(ended) > 1 else 0)
+        ended.append(idle._parts.scheduler.journal.counters.outcomes["done"] if len(ended) > 1 else 0)
         if len(ended) == 2:
             loop.call_soon_threadsafe(begun.set)
             assert may_go_on.wait(30)
@@ -281,10 +281,10 @@ async def test_an_idle_engine_tries_batches_and_leaves_off_for_a_request(
     may_go_on.set()
     assert text(await events(asked)) == "bcdefghijklmnopqrstuvwxy"
     async with asyncio.timeout(30):
-        while idle._running.matching.untried:
+        while idle._parts.scheduler.matcher.untried:
             await asyncio.sleep(0.01)
     assert ended == [0, 0, *[1] * 18]
 
 
 async def test_an_engine_that_runs_one_request_at_a_time_tries_no_batches(engine: Engine) -> None:
-    assert not engine._running.matching.untried
+    assert not engine._parts.scheduler.matcher.untried

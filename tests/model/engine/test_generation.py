@@ -17,7 +17,7 @@ from runner.sampling import SamplingOptions
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tiny import KINDS, VOCAB, Forward, Tiny, tiny
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
-from tests.lib.lone import Lone
+from tests.lib.single_request import SingleRequest
 
 PROMPT = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(50)]
 
@@ -92,8 +92,8 @@ def generation(
     forward: Watched | None = None,
     chunk: int = 2048,
     eos: Sequence[int] = (),
-) -> Lone:
-    return Lone(
+) -> SingleRequest:
+    return SingleRequest(
         request,
         forward or Watched(kind.model),
         cache or make_cache("none", kind.make_layers),

@@ -12,7 +12,7 @@ from runner.engine.policy import LEAST_TOKENS, SlicePolicy
 from runner.logs import lacks_memory
 from scripts.tools.conformance.fault_points import NO_MEMORY
 from scripts.tools.models.tiny import KINDS, words
-from tests.lib.company import Company
+from tests.lib.tiny_engine import TinyEngine
 
 TOKEN_BYTES = 256  # of the llama
 
@@ -43,35 +43,35 @@ class Dial:
 
 def test_a_token_costs_no_less_with_a_longer_context_and_grows_along_a_line() -> None:
     workspace = WorkspaceEstimate()
-    workspace.saw(100, 100, 1000 * 100)
-    workspace.saw(100, 300, 2000 * 100)
-    assert workspace.of(100, 50) == workspace.of(100, 100) == 100_000
-    assert workspace.of(100, 300) == 200_000
-    assert workspace.of(100, 500) == 300_000
-    assert workspace.surely(100, 500) == 200_000
-    assert workspace.surely(100, 200) == 100_000
+    workspace.add(100, 100, 1000 * 100)
+    workspace.add(100, 300, 2000 * 100)
+    assert workspace.likely_bytes(100, 50) == workspace.likely_bytes(100, 100) == 100_000
+    assert workspace.likely_bytes(100, 300) == 200_000
+    assert workspace.likely_bytes(100, 500) == 300_000
+    assert workspace.certain_bytes(100, 500) == 200_000
+    assert workspace.certain_bytes(100, 200) == 100_000
 
 
 def test_of_one_kind_of_slice_the_most_counts_and_without_a_line_it_is_in_proportion() -> None:
     workspace = WorkspaceEstimate()
     for nbytes in (3200, 6400, 1600):
-        workspace.saw(16, 40, nbytes)
-    assert workspace.of(16, 40) == 6400
-    assert workspace.of(16, 80) == 12_800
-    assert workspace.surely(16, 80) == 6400
+        workspace.add(16, 40, nbytes)
+    assert workspace.likely_bytes(16, 40) == 6400
+    assert workspace.likely_bytes(16, 80) == 12_800
+    assert workspace.certain_bytes(16, 80) == 6400
 
 
 def test_a_few_tokens_cost_as_much_as_the_fewest_that_are_worth_a_slice() -> None:
     workspace = WorkspaceEstimate()
-    workspace.saw(1, 10, 1600)
-    assert workspace.of(1, 10) == workspace.of(LEAST_TOKENS, 10) == 1600
+    workspace.add(1, 10, 1600)
+    assert workspace.likely_bytes(1, 10) == workspace.likely_bytes(LEAST_TOKENS, 10) == 1600
 
 
 def test_so_many_tokens_are_taken_as_fit_and_never_fewer_than_the_least() -> None:
     workspace = WorkspaceEstimate()
     assert workspace.tokens_in(10 << 20, 100) == LEAST_TOKENS, "nothing is known yet"
     assert workspace.tokens_in(50 << 20, 100) == 50
-    workspace.saw(100, 100, 100_000)
+    workspace.add(100, 100, 100_000)
     assert workspace.tokens_in(50_000, 100) == 50
     assert workspace.tokens_in(50_000, 200) == 25
     assert workspace.tokens_in(0, 100) == LEAST_TOKENS
@@ -80,8 +80,10 @@ def test_so_many_tokens_are_taken_as_fit_and_never_fewer_than_the_least() -> Non
 # --- what there is room for
 
 
-def company(budget_bytes: int | None, dial: Dial, chunk: int = 64, cache_bytes: int | None = None) -> Company:
-    return Company("llama", SlicePolicy(chunk, 0.1), memory=MemoryBudget(dial, budget_bytes, chunk), budget=cache_bytes)
+def make_engine(budget_bytes: int | None, dial: Dial, chunk: int = 64, cache_bytes: int | None = None) -> TinyEngine:
+    return TinyEngine(
+        "llama", SlicePolicy(chunk, 0.1), memory=MemoryBudget(dial, budget_bytes, chunk), budget=cache_bytes
+    )
 
 
 def test_the_room_is_what_the_weights_leave() -> None:
@@ -94,146 +96,146 @@ def test_the_room_is_what_the_weights_leave() -> None:
 
 def test_the_cache_gets_what_computing_leaves() -> None:
     room = 2000 * TOKEN_BYTES
-    users = company(room, Dial())
-    users.ask(words(300), 4)
-    users.finish()
-    assert users.trie.describe().counts.budget_bytes == room
-    users.running.memory.workspace.saw(64, 320, 100_000)
-    users.ask(words(300, 2), 4)
-    users.until(lambda: bool(users.running._groups))
-    assert users.trie.describe().counts.budget_bytes == room - 100_000 - 256 * TOKEN_BYTES, (
+    engine = make_engine(room, Dial())
+    engine.ask(words(300), 4)
+    engine.finish()
+    assert engine.trie.describe().counts.budget_bytes == room
+    engine.scheduler.memory.workspace.add(64, 320, 100_000)
+    engine.ask(words(300, 2), 4)
+    engine.until(lambda: bool(engine.scheduler.batches.all))
+    assert engine.trie.describe().counts.budget_bytes == room - 100_000 - 256 * TOKEN_BYTES, (
         "a chunk, and what an answer may grow by"
     )
-    users.running.memory.workspace.saw(64, 320, 300_000)
-    users.running._make_room()
-    assert users.trie.describe().counts.budget_bytes == room - room // 4 - 256 * TOKEN_BYTES, (
+    engine.scheduler.memory.workspace.add(64, 320, 300_000)
+    engine.scheduler._make_room()
+    assert engine.trie.describe().counts.budget_bytes == room - room // 4 - 256 * TOKEN_BYTES, (
         "no more than a share for the sake of speed"
     )
-    users.finish()
-    users.check()
+    engine.finish()
+    engine.check()
 
 
 def test_the_cache_gets_no_more_than_it_was_made_for() -> None:
-    users = company(2000 * TOKEN_BYTES, Dial(), cache_bytes=700 * TOKEN_BYTES)
-    users.ask(words(300), 4)
-    users.finish()
-    assert users.trie.describe().counts.budget_bytes == 700 * TOKEN_BYTES
-    users.check()
+    engine = make_engine(2000 * TOKEN_BYTES, Dial(), cache_bytes=700 * TOKEN_BYTES)
+    engine.ask(words(300), 4)
+    engine.finish()
+    assert engine.trie.describe().counts.budget_bytes == 700 * TOKEN_BYTES
+    engine.check()
 
 
 def test_what_others_hold_is_not_the_caches() -> None:
     dial = Dial()
-    users = company(3000 * TOKEN_BYTES, dial)
-    users.ask(words(300), 4)
-    users.finish()
-    dial.now = users.trie.nbytes + 1000
-    users.running._make_room()
-    assert users.trie.describe().counts.budget_bytes == 3000 * TOKEN_BYTES - 1000
+    engine = make_engine(3000 * TOKEN_BYTES, dial)
+    engine.ask(words(300), 4)
+    engine.finish()
+    dial.now = engine.trie.nbytes + 1000
+    engine.scheduler._make_room()
+    assert engine.trie.describe().counts.budget_bytes == 3000 * TOKEN_BYTES - 1000
 
 
 def test_conversations_go_when_contexts_need_their_room() -> None:
-    users = company(1600 * TOKEN_BYTES, Dial())
+    engine = make_engine(1600 * TOKEN_BYTES, Dial())
     for number in range(3):
-        users.ask(words(300, number + 2), 4)
-        users.finish()
-    assert users.trie.nbytes > 900 * TOKEN_BYTES
-    users.ask(words(1200, 9), 4)
-    while not users.running.idle:
-        users.advance()
-        assert users.trie.nbytes <= 1600 * TOKEN_BYTES
-    users.check()
-    assert all(asked.finished for asked in users.everyone)
+        engine.ask(words(300, number + 2), 4)
+        engine.finish()
+    assert engine.trie.nbytes > 900 * TOKEN_BYTES
+    engine.ask(words(1200, 9), 4)
+    while not engine.scheduler.idle:
+        engine.advance()
+        assert engine.trie.nbytes <= 1600 * TOKEN_BYTES
+    engine.check()
+    assert all(asked.finished for asked in engine.requests)
 
 
 def test_slices_are_cut_to_the_room_that_is_left() -> None:
-    users = company(3000 * TOKEN_BYTES, Dial(), chunk=128)
-    users.ask(words(40), 1)
-    users.finish()
-    users.running.memory.workspace.saw(128, 2000, 128 * 10_000)
-    users.forward.calls.clear()
-    users.ask(words(600, 3), 1)
-    users.finish()
-    lengths = [length for _, length in users.forward.calls]
+    engine = make_engine(3000 * TOKEN_BYTES, Dial(), chunk=128)
+    engine.ask(words(40), 1)
+    engine.finish()
+    engine.scheduler.memory.workspace.add(128, 2000, 128 * 10_000)
+    engine.forward.calls.clear()
+    engine.ask(words(600, 3), 1)
+    engine.finish()
+    lengths = [length for _, length in engine.forward.calls]
     assert LEAST_TOKENS < max(lengths) < 3000 * TOKEN_BYTES // 10_000 < 128
-    users.check()
+    engine.check()
 
 
 def test_the_first_slice_is_short_where_there_is_little_room_and_shows_what_they_take() -> None:
-    users = company(4 << 20, Dial(), chunk=128)
-    users.ask(words(300), 1)
-    users.finish()
-    assert users.forward.calls[0] == (1, LEAST_TOKENS)
-    assert users.forward.calls[1] == (1, 128)
+    engine = make_engine(4 << 20, Dial(), chunk=128)
+    engine.ask(words(300), 1)
+    engine.finish()
+    assert engine.forward.calls[0] == (1, LEAST_TOKENS)
+    assert engine.forward.calls[1] == (1, 128)
 
 
 def test_without_a_budget_nothing_is_cut_and_nobody_turned_away() -> None:
-    users = company(None, Dial(10**15), chunk=128)
-    users.ask(words(300), 1)
-    users.finish()
-    assert users.forward.calls[0] == (1, 128)
-    users.check()
+    engine = make_engine(None, Dial(10**15), chunk=128)
+    engine.ask(words(300), 1)
+    engine.finish()
+    assert engine.forward.calls[0] == (1, 128)
+    engine.check()
 
 
 def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers_and_the_next_one_works() -> None:
-    users = company(1000 * TOKEN_BYTES, Dial())
-    first = users.ask(words(100), 2)
-    users.finish()
-    large, small = users.ask(words(1100, 2), 5), users.ask(words(50, 3), 5)
-    users.finish()
-    (event,) = large.told
+    engine = make_engine(1000 * TOKEN_BYTES, Dial())
+    first = engine.ask(words(100), 2)
+    engine.finish()
+    large, small = engine.ask(words(1100, 2), 5), engine.ask(words(50, 3), 5)
+    engine.finish()
+    (event,) = large.received
     assert isinstance(event, Refused)
     for part in ("1100 tokens", "281.6 KB", "the budget is 256.0 KB", "Shorten the prompt", "--kv-bits 8", "--memory"):
         assert part in event.text
     assert first.finished
     assert small.finished
-    users.check()
+    engine.check()
 
 
 def test_what_is_only_guessed_refuses_nobody() -> None:
-    users = company(2000 * TOKEN_BYTES, Dial())
-    users.ask(words(100), 2)
-    users.finish()
-    users.running.memory.workspace.saw(16, 100, 20_000)
-    asked = users.ask(words(1200, 2), 5)
-    users.finish()
+    engine = make_engine(2000 * TOKEN_BYTES, Dial())
+    engine.ask(words(100), 2)
+    engine.finish()
+    engine.scheduler.memory.workspace.add(16, 100, 20_000)
+    asked = engine.ask(words(1200, 2), 5)
+    engine.finish()
     assert asked.finished
 
 
 def test_the_first_request_of_all_learns_after_a_slice_that_it_cannot_fit() -> None:
-    users = company(1000 * TOKEN_BYTES, Dial())
-    large, small = users.ask(words(1100), 5), users.ask(words(50, 3), 5)
-    users.finish()
-    assert isinstance(large.told[-1], Failed)
-    assert "1100 tokens" in large.told[-1].text
-    assert users.forward.tokens < 200
+    engine = make_engine(1000 * TOKEN_BYTES, Dial())
+    large, small = engine.ask(words(1100), 5), engine.ask(words(50, 3), 5)
+    engine.finish()
+    assert isinstance(large.received[-1], Failed)
+    assert "1100 tokens" in large.received[-1].text
+    assert engine.forward.tokens < 200
     assert small.finished
-    users.check()
+    engine.check()
 
 
 def test_an_answer_that_outgrows_the_room_ends_alone_with_the_numbers() -> None:
-    users = company(1400 * TOKEN_BYTES, Dial())
-    users.ask(words(20), 1)
-    users.finish()
-    old = users.ask(words(300, 2), 900)
-    young = users.ask(words(100, 3), 900)
-    users.finish()
+    engine = make_engine(1400 * TOKEN_BYTES, Dial())
+    engine.ask(words(20), 1)
+    engine.finish()
+    old = engine.ask(words(300, 2), 900)
+    young = engine.ask(words(100, 3), 900)
+    engine.finish()
     assert old.finished
-    assert isinstance(young.told[-1], Failed)
+    assert isinstance(young.received[-1], Failed)
     for part in ("no room to go on", "the budget is 358.4 KB", "--kv-bits 8", "--memory", "--parallel"):
-        assert part in young.told[-1].text
-    after = users.ask(words(300, 4), 10)
-    users.finish()
+        assert part in young.received[-1].text
+    after = engine.ask(words(300, 4), 10)
+    engine.finish()
     assert after.finished
-    users.check()
+    engine.check()
 
 
 def test_a_message_about_the_budget_names_no_want_of_memory_for_hosts() -> None:
     """A host that reads of one unloads all its models, by which nothing is won here."""
-    users = company(1000 * TOKEN_BYTES, Dial())
-    asked = [users.ask(words(1100), 5), users.ask(words(1100, 2), 5)]
-    users.finish()
+    engine = make_engine(1000 * TOKEN_BYTES, Dial())
+    asked = [engine.ask(words(1100), 5), engine.ask(words(1100, 2), 5)]
+    engine.finish()
     for each in asked:
-        event = each.told[-1]
+        event = each.received[-1]
         assert isinstance(event, Failed | Refused)
         assert "memory" not in event.text.replace("--memory", "")
 
@@ -242,7 +244,7 @@ def test_the_peak_is_that_of_all_looks() -> None:
     dial = Dial(100)
     memory = MemoryBudget(dial, None, 64)
     dial.most = 700
-    memory.watched(lambda tokens, layers: tokens)(mx.array([[0]]), [])
+    memory.measured(lambda tokens, layers: tokens)(mx.array([[0]]), [])
     dial.most = 500
     memory.stepped()
     assert (memory.peak(), dial.most) == (700, 0)
@@ -253,7 +255,7 @@ def test_the_peak_is_that_of_all_looks() -> None:
 def test_what_one_step_took_is_forgotten_slowly() -> None:
     dial = Dial()
     memory = MemoryBudget(dial, 10**9, 64)
-    forward = memory.watched(lambda tokens, layers: tokens)
+    forward = memory.measured(lambda tokens, layers: tokens)
     taken = []
     for step in range(3000):
         forward(mx.array([[0]]), [])
@@ -291,61 +293,61 @@ def test_a_request_that_finds_no_memory_begins_again_and_its_answer_is_right(nam
     """Whichever of its forwards it is."""
     at = 0
     while True:
-        users = Company(name, SlicePolicy(16, 0.1))
-        users.forward.error = ERRORS[error]
-        users.forward.breaks = lambda _rows, _length, at=at, users=users: len(users.forward.calls) == at + 1  # type: ignore[misc]  # mypy knows no defaults of lambdas
-        asked = users.ask(words(50), 8, temperature=0.8, seed=4)
-        users.finish()
+        engine = TinyEngine(name, SlicePolicy(16, 0.1))
+        engine.forward.error = ERRORS[error]
+        engine.forward.breaks = lambda _rows, _length, at=at, engine=engine: len(engine.forward.calls) == at + 1  # type: ignore[misc]  # mypy knows no defaults of lambdas
+        asked = engine.ask(words(50), 8, temperature=0.8, seed=4)
+        engine.finish()
         assert asked.finished
-        users.check()
-        if len(users.forward.calls) <= at:
+        engine.check()
+        if len(engine.forward.calls) <= at:
             break
         at += 3
     assert at >= 9
 
 
 def test_a_request_that_finds_no_memory_twice_ends_alone_and_the_next_one_works() -> None:
-    users = Company("llama", SlicePolicy(16, 0.1))
-    users.forward.error = MemoryError
-    first = users.ask(words(40), 30)
-    users.until(lambda: len(first.tokens) > 3)
-    broken = users.ask(words(60, 2), 5)
-    users.forward.breaks = lambda rows, length: length > 1  # prompts: the first one has been read
-    users.finish()
-    assert isinstance(broken.told[-1], Failed)
-    assert broken.told[-1].text.startswith("out of memory: ")
+    engine = TinyEngine("llama", SlicePolicy(16, 0.1))
+    engine.forward.error = MemoryError
+    first = engine.ask(words(40), 30)
+    engine.until(lambda: len(first.tokens) > 3)
+    broken = engine.ask(words(60, 2), 5)
+    engine.forward.breaks = lambda rows, length: length > 1  # prompts: the first one has been read
+    engine.finish()
+    assert isinstance(broken.received[-1], Failed)
+    assert broken.received[-1].text.startswith("out of memory: ")
     assert first.finished
-    users.forward.breaks = lambda rows, length: False
-    after = users.ask(words(60, 2), 5)
-    users.finish()
+    engine.forward.breaks = lambda rows, length: False
+    after = engine.ask(words(60, 2), 5)
+    engine.finish()
     assert after.finished
-    users.check()
+    engine.check()
 
 
 def test_another_fault_is_not_tried_again() -> None:
-    users = Company("llama", SlicePolicy(16, 0.1))
-    users.forward.breaks = lambda rows, length: len(users.forward.calls) == 2
-    asked = users.ask(words(50), 8)
-    users.finish()
+    engine = TinyEngine("llama", SlicePolicy(16, 0.1))
+    engine.forward.breaks = lambda rows, length: len(engine.forward.calls) == 2
+    asked = engine.ask(words(50), 8)
+    engine.finish()
     assert asked.failed
-    assert len(users.forward.calls) == 2
+    assert len(engine.forward.calls) == 2
 
 
 def test_what_nobody_uses_is_freed_before_it_is_tried_again() -> None:
     dial = Dial()
-    users = company(10**9, dial)
+    engine = make_engine(10**9, dial)
     for number in range(3):
-        users.ask(words(100, number + 2), 2)
-        users.finish()
-    running = users.ask(words(30, 9), 40)
-    users.until(lambda: len(running.tokens) > 3)
-    held = users.trie.nbytes
-    users.forward.error = MemoryError
-    calls = len(users.forward.calls)
-    users.forward.breaks = lambda rows, length: len(users.forward.calls) == calls + 1
-    users.advance()
-    assert users.trie.nbytes < held
+        engine.ask(words(100, number + 2), 2)
+        engine.finish()
+    running = engine.ask(words(30, 9), 40)
+    engine.until(lambda: len(running.tokens) > 3)
+    held = engine.trie.nbytes
+    engine.forward.error = MemoryError
+    calls = len(engine.forward.calls)
+    engine.forward.breaks = lambda rows, length: len(engine.forward.calls) == calls + 1
+    engine.advance()
+    assert engine.trie.nbytes < held
     assert dial.cleared == 1
-    users.finish()
-    assert all(asked.finished for asked in users.everyone)
-    users.check()
+    engine.finish()
+    assert all(asked.finished for asked in engine.requests)
+    engine.check()

@@ -32,7 +32,7 @@ from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import VOCAB
-from tests.lib.company import tokenizer
+from tests.lib.tiny_engine import tokenizer
 
 MIB = 1 << 20
 ROOM_BYTES = 64 * MIB
@@ -120,15 +120,15 @@ def run(name: str, cache: str, seed: int, clients: int, room_bytes: int = ROOM_B
         budget = mx.get_active_memory() + room_bytes
         memory = MemoryBudget(MLXMeter(), budget, chunk, set_limits(budget, on_cpu=True))
         outbox = Outbox(cast("AbstractEventLoop", _Loop()))
-        means = EngineContext(
+        context = EngineContext(
             lambda tokens, layers: model(tokens, cache=layers),
             tokenizer(),
             8192,
             lambda: make_cache(cache, lambda: list(make_prompt_cache(model))),
             memory,
         )
-        running = Scheduler(means, SlicePolicy(chunk, 0.1), 8, outbox)
-        running.matching.lone_steps = 2
+        running = Scheduler(context, SlicePolicy(chunk, 0.1), 8, outbox)
+        running.matcher.lone_steps = 2
         prompts = [[chance.randrange(VOCAB) for _ in range(LONGEST)] for _ in range(3)]
         asked: list[Request] = []
         held = 0

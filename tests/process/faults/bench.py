@@ -96,10 +96,10 @@ class Bench:
         self.engine = Engine(settings, cast("OpenedModel", model), tokenizer)
         self.engine._outbox = Outbox(cast("asyncio.AbstractEventLoop", _Loop()))
         loaded = LoadedModel(cast("Module", tiny(kind).model))
-        with patch("runner.model.weights.load.load", lambda *_: loaded):
+        with patch("runner.engine.assemble.load", lambda *_: loaded):
             self.engine._load()
-        self.running = self.engine._running
-        self.running.matching.lone_steps = 0  # so that short answers join, too
+        self.running = self.engine._parts.scheduler
+        self.running.matcher.lone_steps = 0  # so that short answers join, too
         self.compared = 0
         self.most_together = 0
         """Rows of the largest forward."""
@@ -117,9 +117,9 @@ class Bench:
         """Serves these, which come one shortly after the other. What ends the engine comes out of here."""
         if len(wave) > 1:
             while (
-                self.engine._running.matching.untried
+                self.engine._parts.scheduler.matcher.untried
             ):  # else a day would be over before it is known who may be joined
-                self.engine._running.matching.advance()
+                self.engine._parts.scheduler.matcher.advance()
         waiting, asked = list(wave), list[tuple[Ask, Request, int]]()
         with patch("runner.engine.scheduler.perf_counter", self._now), reported() as lines:
             for slices in range(_MOST_SLICES):
@@ -147,7 +147,7 @@ class Bench:
 
     @property
     def _groups(self) -> list[Batch]:
-        return self.running._groups
+        return self.running.batches.all
 
     def check(self, ask: Ask, outcome: Outcome) -> None:
         """What a client was told is a right answer as far as it goes, and one end; what is held is as it must be."""
@@ -165,7 +165,7 @@ class Bench:
     def check_cache(self) -> None:
         """The invariants of docs/internals/cache.md, 1, while nothing runs."""
         assert self.running.idle
-        assert not self.running._spoiled
+        assert not self.running._cache_invalid
         cache = self.cache
         if isinstance(cache, TrieCache):
             described = cache.describe()

@@ -15,8 +15,8 @@ import pytest
 from runner.engine.events import Failed
 from scripts.tools.conformance.fault_points import COMPANY_ONLY, FATAL, watching
 from scripts.tools.models.tiny import KINDS
-from tests.lib.company import BATCHABLE
 from tests.lib.memory import held_bytes
+from tests.lib.tiny_engine import BATCHABLE
 from tests.process.faults.bench import Bench, active_bytes, close_restore_points
 from tests.process.faults.days import busy_day, expected
 from tests.process.faults.test_any_call import ALONE, SEVERAL, Injector, Plan, Setup, serve

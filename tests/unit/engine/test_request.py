@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from runner.engine.request import hopeless_parts, most_prompt_bytes, refuse_size
+from runner.engine.request import check_length_in_parts, most_prompt_bytes, refuse_size
 from runner.errors import RequestError
 from runner.tokenizer import PART_CHARACTERS, Tokenizer, open_tokenizer
 from scripts.tools.models.tokenizers import byte_level
@@ -19,7 +19,7 @@ def tokenizer() -> Tokenizer:
 
 
 def test_a_prompt_that_is_probably_too_long_is_counted_until_it_is(tokenizer: Tokenizer) -> None:
-    parts = hopeless_parts("x" * (CONTEXT * 8 + 1), tokenizer, CONTEXT)
+    parts = check_length_in_parts("x" * (CONTEXT * 8 + 1), tokenizer, CONTEXT)
     assert next(parts, "the end") is None
     with pytest.raises(RequestError, match=rf"\({2 * PART_CHARACTERS} tokens\) exceeds .* \({CONTEXT} tokens\)"):
         next(parts)
@@ -27,7 +27,7 @@ def test_a_prompt_that_is_probably_too_long_is_counted_until_it_is(tokenizer: To
 
 @pytest.mark.parametrize("size", [0, PART_CHARACTERS, PART_CHARACTERS * 8])
 def test_one_of_a_length_that_may_fit_is_not_looked_at(size: int, tokenizer: Tokenizer) -> None:
-    assert next(hopeless_parts("x" * size, tokenizer, size // 8), "the end") == "the end"
+    assert next(check_length_in_parts("x" * size, tokenizer, size // 8), "the end") == "the end"
 
 
 def test_no_prompt_of_more_bytes_fits(tokenizer: Tokenizer) -> None:

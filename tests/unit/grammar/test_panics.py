@@ -7,7 +7,7 @@ from runner.errors import RequestError
 from runner.grammar.compiler import Compiler
 from runner.grammar.panics import panics_as_errors
 from scripts.tools.models.tiny import VOCAB
-from tests.lib.company import tokenizer
+from tests.lib.tiny_engine import tokenizer
 
 PanicException = type("PanicException", (BaseException,), {})
 """pyo3's name for it, in a module that cannot be imported."""

@@ -9,9 +9,8 @@ from aiohttp.web import Application
 from aiohttp.web import Request as HttpRequest
 
 from protocol.stats import CacheNode, Stats
-from runner.engine.engine import Numbers
 from runner.engine.events import Event, Outbox
-from runner.engine.observe.counters import Counters, Published
+from runner.engine.observe.counters import Counters, EngineStats
 from runner.engine.request import Limits, Request
 from runner.errors import RequestError
 from runner.grammar.compiler import Compiler
@@ -34,7 +33,7 @@ class Script:
         files = {"tokenizer.json": json.dumps(byte_level()).encode(), "config.json": b"{}"}
         self.tokenizer = open_tokenizer(files.get)
         self.limits = Limits(CONTEXT, VOCABULARY)
-        self.numbers = Numbers(memory_bytes=MEMORY_BYTES)
+        self.memory_bytes = MEMORY_BYTES
         self.submitted: list[Request] = []
         self.stats = STATS
         self.nodes: list[CacheNode] = []
@@ -42,9 +41,9 @@ class Script:
         self.asked: list[str] = []
         """The questions about its numbers."""
 
-    async def published(self) -> Published:
+    async def collect_stats(self) -> EngineStats:
         self.asked.append("stats")
-        return Published(self.stats, Counters().distributions(), (self.mark,))
+        return EngineStats(self.stats, Counters().distributions(), (self.mark,))
 
     async def cache_nodes(self) -> list[CacheNode]:
         self.asked.append("cache")

@@ -17,13 +17,13 @@ from runner.cache.interface import Miss
 from runner.engine.engine import Engine
 from runner.engine.events import Refused
 from runner.engine.lifecycle import OUTCOMES
-from runner.engine.observe.counters import Counters, Published
+from runner.engine.observe.counters import Counters, EngineStats
 from runner.server import sse
 from runner.server.metrics import Exporter
 from runner.server.sse import CACHE_S, HEARTBEAT_S, STATS_S, EventFeed, Seen
 from runner.server.stats import PATHS, StatsEndpoints
 from runner.server.stats_cache import StatsCache
-from tests.lib.company import Clock
+from tests.lib.tiny_engine import Clock
 from tests.unit.server.script import STATS, Client, Script
 
 NODE = CacheNode(
@@ -61,9 +61,9 @@ class Slow(Script):
         super().__init__()
         self.answered = asyncio.Event()
 
-    async def published(self) -> Published:
+    async def collect_stats(self) -> EngineStats:
         await self.answered.wait()
-        return await super().published()
+        return await super().collect_stats()
 
 
 @pytest.fixture
@@ -421,12 +421,12 @@ async def test_a_scrape_is_of_now(watched: Client, engine: Script, clock: Clock)
     assert (await scrape(watched))["mlx_runner_requests_total"][("done",)] == 3
 
 
-def text_of(published: Published, accept: str = "") -> str:
+def text_of(published: EngineStats, accept: str = "") -> str:
     return Exporter().text(published, accept)[0].decode()
 
 
-def published(counters: Counters, stats: Stats = STATS) -> Published:
-    return Published(stats, counters.distributions(), (0,))
+def published(counters: Counters, stats: Stats = STATS) -> EngineStats:
+    return EngineStats(stats, counters.distributions(), (0,))
 
 
 def test_buckets_are_cumulative_and_end_with_all() -> None:

@@ -13,7 +13,7 @@ from typing import cast
 from aiohttp import web
 
 from protocol import DoneReason, Metrics
-from runner.engine.engine import Engine, Numbers
+from runner.engine.engine import Engine
 from runner.engine.events import Event, EventStream, Finished, Outbox, Started, Text
 from runner.engine.platform.wakeup import Wakeup
 from runner.engine.request import Limits, Request
@@ -33,7 +33,7 @@ class _Feeder:
         files = {"tokenizer.json": json.dumps(byte_level()).encode(), "config.json": b"{}"}
         self.tokenizer = open_tokenizer(files.get)
         self.limits = Limits(_CONTEXT_TOKENS, _VOCABULARY)
-        self.numbers = Numbers()
+        self.memory_bytes = 0
         self._load = load
         self._loop = loop
         self._outbox = Outbox(loop, Wakeup(loop).wake)

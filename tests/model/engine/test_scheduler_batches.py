@@ -12,9 +12,9 @@ from runner.engine.context import SettledTrial
 from runner.engine.policy import SlicePolicy
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny, words
-from tests.lib.company import BATCHABLE, BY_TURNS, Company, Wish, breaking, fault_of, plain
+from tests.lib.tiny_engine import BATCHABLE, UNBATCHABLE, RequestSpec, TinyEngine, batch_fault, breaking, plain_forward
 
-everyone = pytest.mark.parametrize("name", KINDS)
+requests = pytest.mark.parametrize("name", KINDS)
 batchable = pytest.mark.parametrize("name", BATCHABLE)
 
 SAMPLING = [
@@ -30,29 +30,29 @@ SAMPLING = [
 
 
 def test_the_kinds_that_decode_together_are_those_that_mlx_lm_has_batches_of() -> None:
-    assert [name for name in KINDS if not fault_of(name)] == list(BATCHABLE)
-    assert sorted((*BATCHABLE, *BY_TURNS)) == sorted(KINDS)
+    assert [name for name in KINDS if not batch_fault(name)] == list(BATCHABLE)
+    assert sorted((*BATCHABLE, *UNBATCHABLE)) == sorted(KINDS)
 
 
-@everyone
+@requests
 def test_eight_answers_of_every_sort_are_what_each_is_alone(name: str) -> None:
-    users = Company(name)
+    engine = TinyEngine(name)
     for number, options in enumerate(SAMPLING):
-        users.admit(Wish(tuple(words(20 + 5 * number, 3 * number + 1)), 15 + number, options))
-    users.finish()
-    users.check()
-    assert users.forward.most_rows == (8 if name in BATCHABLE else 1)
+        engine.submit(RequestSpec(tuple(words(20 + 5 * number, 3 * number + 1)), 15 + number, options))
+    engine.finish()
+    engine.check()
+    assert engine.forward.most_rows == (8 if name in BATCHABLE else 1)
 
 
 @batchable
 def test_as_many_decode_in_one_forward_as_are_there(name: str) -> None:
-    users = Company(name)
-    asked = [users.ask(words(20 + 9 * number, number), 16 + 8 * number) for number in range(4)]
-    users.until(lambda: all(users.phase(each) == "batch" for each in asked))
-    users.forward.calls.clear()
-    users.finish()
-    users.check()
-    rows = [count for count, _ in users.forward.calls]
+    engine = TinyEngine(name)
+    asked = [engine.ask(words(20 + 9 * number, number), 16 + 8 * number) for number in range(4)]
+    engine.until(lambda: all(engine.phase(each) == "batch" for each in asked))
+    engine.forward.calls.clear()
+    engine.finish()
+    engine.check()
+    rows = [count for count, _ in engine.forward.calls]
     assert rows == sorted(rows, reverse=True)
     assert set(rows) == {1, 2, 3, 4}
     assert len(rows) <= 40  # a step is one forward, whoever takes part in it
@@ -60,74 +60,74 @@ def test_as_many_decode_in_one_forward_as_are_there(name: str) -> None:
 
 @batchable
 def test_rows_come_and_go_while_others_stay(name: str) -> None:
-    users = Company(name, SlicePolicy(16, 0.1))
-    stays = users.ask(words(40), 60)
+    engine = TinyEngine(name, SlicePolicy(16, 0.1))
+    stays = engine.ask(words(40), 60)
     for number in range(5):
-        users.until(lambda: len(stays.tokens) >= 4 + 9 * number)  # noqa: B023  called before the number changes
-        guest = users.ask(words(25 + 3 * number, number + 2), 12, temperature=0.5, seed=number)
+        engine.until(lambda: len(stays.tokens) >= 4 + 9 * number)  # noqa: B023  called before the number changes
+        guest = engine.ask(words(25 + 3 * number, number + 2), 12, temperature=0.5, seed=number)
         if number == 3:
-            users.until(lambda: users.phase(guest) == "batch")  # noqa: B023
+            engine.until(lambda: engine.phase(guest) == "batch")  # noqa: B023
             guest.request.cancel()
-    users.finish()
-    users.check()
-    assert users.forward.most_rows >= 2
+    engine.finish()
+    engine.check()
+    assert engine.forward.most_rows >= 2
 
 
 @batchable
 def test_a_row_that_is_alone_again_joins_the_next_one(name: str) -> None:
-    users = Company(name)
-    stays = users.ask(words(35), 50)
+    engine = TinyEngine(name)
+    stays = engine.ask(words(35), 50)
     for number in range(3):
-        guest = users.ask(words(20, number + 2), 6)
-        users.until(lambda: users.phase(guest) == "batch")  # noqa: B023
-        assert users.phase(stays) == "batch"
-        users.until(lambda: guest.finished is not None)  # noqa: B023
-        users.advance()
-        assert users.phase(stays) == "alone"
-    users.finish()
-    users.check()
+        guest = engine.ask(words(20, number + 2), 6)
+        engine.until(lambda: engine.phase(guest) == "batch")  # noqa: B023
+        assert engine.phase(stays) == "batch"
+        engine.until(lambda: guest.finished is not None)  # noqa: B023
+        engine.advance()
+        assert engine.phase(stays) == "alone"
+    engine.finish()
+    engine.check()
 
 
 @batchable
 def test_what_was_said_together_is_continued_by_the_next_turn(name: str) -> None:
-    users = Company(name)
-    asked = [users.ask(words(30 + number, number), 12 + 3 * number) for number in range(3)]
-    users.finish()
-    turns = [users.ask([*each.wish.prompt, *each.tokens, 7, 7], 6) for each in asked]
-    users.finish()
-    users.check()
+    engine = TinyEngine(name)
+    asked = [engine.ask(words(30 + number, number), 12 + 3 * number) for number in range(3)]
+    engine.finish()
+    turns = [engine.ask([*each.spec.prompt, *each.tokens, 7, 7], 6) for each in asked]
+    engine.finish()
+    engine.check()
     # The last token of an answer is computed where others of the batch go on.
-    lengths = [len(each.wish.prompt) + len(each.tokens) for each in asked]
+    lengths = [len(each.spec.prompt) + len(each.tokens) for each in asked]
     assert [turn.cached for turn in turns] == [lengths[0], lengths[1], lengths[2] - 1]
 
 
 def test_an_answer_joins_others_after_a_few_steps_alone() -> None:
     """What a row holds is copied when it joins: very short answers are over before that pays."""
-    users = Company("llama")
-    users.running.matching.lone_steps = BatchMatcher(SettledTrial()).lone_steps
+    engine = TinyEngine("llama")
+    engine.scheduler.matcher.lone_steps = BatchMatcher(SettledTrial()).lone_steps
     for tokens, rows in ((4, 1), (30, 3)):
         for number in range(3):
-            users.ask(words(20, number), tokens)
-        users.finish()
-        assert users.forward.most_rows == rows
-    users.check()
+            engine.ask(words(20, number), tokens)
+        engine.finish()
+        assert engine.forward.most_rows == rows
+    engine.check()
 
 
 def test_one_request_alone_makes_no_batch() -> None:
-    users = Company("llama")
-    users.ask(words(30), 10)
-    with breaking(users.running.matching, "_may_join", 0) as asked:
-        users.finish()
+    engine = TinyEngine("llama")
+    engine.ask(words(30), 10)
+    with breaking(engine.scheduler.matcher, "_may_join", 0) as asked:
+        engine.finish()
     assert not asked
-    assert users.forward.calls == [(1, 29)] + [(1, 1)] * 10
-    users.check()
+    assert engine.forward.calls == [(1, 29)] + [(1, 1)] * 10
+    engine.check()
 
 
 class Wrong:
     """A model that gives the second of two rows the logits of the first."""
 
     def __init__(self, name: str) -> None:
-        self._model = plain(Company(name).kind)
+        self._model = plain_forward(TinyEngine(name).kind)
         self.batches = 0
 
     def __call__(self, tokens: mx.array, layers: list[object]) -> mx.array:
@@ -142,7 +142,7 @@ class Counted:
     def __init__(self, name: str, forward: Callable[[mx.array, list[object]], mx.array]) -> None:
         self._trial = BatchTrial(tiny(name).make_layers, forward, VOCAB)
         self.slices = 0
-        self.users: Company | None = None
+        self.engine: TinyEngine | None = None
         self.rounds: list[int] = []
         """Before each slice, how many steps the group that has made the fewest of them has made."""
 
@@ -152,8 +152,8 @@ class Counted:
 
     def advance(self) -> None:
         self.slices += 1
-        if self.users is not None:
-            self.rounds.append(min(group.steps for group in self.users.running._groups))
+        if self.engine is not None:
+            self.rounds.append(min(group.steps for group in self.engine.scheduler.batches.all))
         self._trial.advance()
 
 
@@ -161,42 +161,42 @@ class Counted:
 def test_a_model_whose_rows_disturb_each_other_takes_turns(name: str) -> None:
     wrong = Wrong(name)
     trial = Counted(name, wrong)
-    users = Company(name, trial=trial)
-    users.ask(words(30), 2)
-    users.finish()
+    engine = TinyEngine(name, trial=trial)
+    engine.ask(words(30), 2)
+    engine.finish()
     assert not trial.slices, "nobody wanted to know yet"
     for number in range(4):
-        users.ask(words(30, number), 30)
-    users.finish()
-    users.check()
-    assert users.forward.most_rows == 1
+        engine.ask(words(30, number), 30)
+    engine.finish()
+    engine.check()
+    assert engine.forward.most_rows == 1
     assert trial.fault
     assert wrong.batches
 
 
 def test_a_model_that_is_found_to_be_right_is_tried_once() -> None:
-    trial = Counted("llama", plain(tiny("llama")))
-    users = Company("llama", trial=trial)
+    trial = Counted("llama", plain_forward(tiny("llama")))
+    engine = TinyEngine("llama", trial=trial)
     slices = []
     for _ in range(2):
         for number in range(4):
-            users.ask(words(30, number), 30)
-        users.finish()
+            engine.ask(words(30, number), 30)
+        engine.finish()
         slices.append(trial.slices)
-    users.check()
-    assert users.forward.most_rows == 4
+    engine.check()
+    assert engine.forward.most_rows == 4
     assert slices[0] == slices[1] > 10
 
 
 def test_answers_go_on_while_batches_are_tried() -> None:
     """Where there is no room between two tokens, one slice of the trial follows every round of steps."""
-    trial = Counted("llama", plain(tiny("llama")))
-    users = Company("llama", SlicePolicy(2048, 0.0), trial=trial)
-    trial.users = users
+    trial = Counted("llama", plain_forward(tiny("llama")))
+    engine = TinyEngine("llama", SlicePolicy(2048, 0.0), trial=trial)
+    trial.engine = engine
     for number in range(3):
-        users.ask(words(30, number), 60)
-    users.finish()
-    users.check()
-    assert users.forward.most_rows == 3
+        engine.ask(words(30, number), 60)
+    engine.finish()
+    engine.check()
+    assert engine.forward.most_rows == 3
     assert trial.slices > 10
     assert all(before < after for before, after in pairwise(trial.rounds))

@@ -1,7 +1,16 @@
-"""Several requests over `Scheduler`, driven slice by slice in the thread of the test, and what each of them must get.
+"""The language of the engine's tests: a `Scheduler` over a tiny model, which the test advances slice by slice.
 
-Nothing here waits: slices come from `advance`, time from a made-up clock, and the oracle of a request is a plain loop
-over fresh layers that computes it alone.
+    engine = TinyEngine("llama")
+    first = engine.ask(words(50), max_tokens=8)
+    engine.until(lambda: len(first.tokens) > 3)  # it decodes
+    second = engine.ask(words(60, 2), max_tokens=5, temperature=0.8, seed=4)
+    engine.until(lambda: engine.phase(second) == "batch")  # both decode in one forward
+    first.request.cancel()
+    engine.finish()
+    engine.check()  # every answer is right, as far as it goes, and the cache is in order
+
+Nothing here waits: slices come from `advance`, time comes from a made-up clock, and the expected answer comes from
+`oracle_answer`, a plain loop over fresh layers that computes one request alone.
 """
 
 import json
@@ -47,10 +56,10 @@ from tests.lib.driver import _breaking, check_trie, largest
 CONTEXT = 4096
 MOST_SLICES = 20_000
 BATCHABLE = ("llama", "gemma3", "mamba2", "qwen3_next", "falcon_h1", "deepseek_v3", "deepseek_v32")
-"""The kinds whose rows decode in one forward."""
-BY_TURNS = ("quantized", "llama4", "deepseek_v41")
+"""The kinds of model that decode several rows in one forward."""
+UNBATCHABLE = ("quantized", "llama4", "deepseek_v41")
 SLICEABLE = ("llama", "deepseek_v3", "deepseek_v32", "quantized")
-"""The kinds of which any prefix can be used again."""
+"""The kinds of model of which any prefix can be reused."""
 
 
 @cache
@@ -68,21 +77,21 @@ def text_of(tokens: Sequence[int]) -> str:
 
 
 @cache
-def fault_of(name: str) -> str:
-    """Why a kind cannot decode several rows in one forward, as the engine finds out."""
+def batch_fault(name: str) -> str:
+    """Returns why a kind cannot decode several rows in one forward, as the engine's trial finds; empty if it can."""
     kind = tiny(name)
-    return find_fault(kind.make_layers, plain(kind), VOCAB)
+    return find_fault(kind.make_layers, plain_forward(kind), VOCAB)
 
 
-def plain(kind: Tiny) -> Callable[[mx.array, list[object]], mx.array]:
+def plain_forward(kind: Tiny) -> Callable[[mx.array, list[object]], mx.array]:
     return lambda tokens, layers: kind.model(tokens, cache=layers)
 
 
-# --- what must come of a request
+# --- the expected answer
 
 
-class Wish(NamedTuple):
-    """What is asked, and the tokens that end an answer."""
+class RequestSpec(NamedTuple):
+    """A request as its client writes it, and the tokens that end its answer."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -90,21 +99,21 @@ class Wish(NamedTuple):
     stop: str = ""
     eos: frozenset[int] = frozenset()
     grammar: str = ""
-    """In Lark; none where it is empty."""
+    """A grammar in Lark; empty for none."""
 
 
-class Alone(NamedTuple):
-    """What a plain loop without a cache samples, and the logits [VOCAB] that each token was taken from."""
+class OracleAnswer(NamedTuple):
+    """The tokens that a plain loop without a cache samples, and the logits [VOCAB] that each one is taken from."""
 
     tokens: list[int]
     logits: list[mx.array]
 
 
-class End(NamedTuple):
-    """What the client reads of some tokens."""
+class Ending(NamedTuple):
+    """The text and the counters that a client reads."""
 
     text: str
-    reason: DoneReason | None  # None: they do not end the answer
+    reason: DoneReason | None  # None: the answer goes on
     eval_count: int
 
 
@@ -113,17 +122,17 @@ def compiler(eos: frozenset[int]) -> Compiler:
     return Compiler(tokenizer(eos), VOCAB)
 
 
-def compiled(wish: Wish) -> Future[Grammar] | None:
-    """What the request has to follow, known already: nothing here waits."""
-    if not wish.grammar:
+def compiled_grammar(spec: RequestSpec) -> Future[Grammar] | None:
+    """Returns the grammar of a request, already compiled: nothing here waits."""
+    if not spec.grammar:
         return None
     grammar: Future[Grammar] = Future()
-    grammar.set_result(compiler(wish.eos).compile(Lark(wish.grammar)))
+    grammar.set_result(compiler(spec.eos).compile(Lark(spec.grammar)))
     return grammar
 
 
-class Slow:
-    """A grammar whose masks are late: each is there after it was asked for so often as `late` says."""
+class SlowGrammar:
+    """A grammar whose masks are late: each arrives after as many polls as `late` says."""
 
     def __init__(self, grammar: Grammar, late: Callable[[], int]) -> None:
         self._grammar = grammar
@@ -156,18 +165,18 @@ class _SlowSource:
         self._source.close()
 
 
-class Rules:
-    """What llguidance itself says about an answer, from its beginning again for every question."""
+class GrammarRules:
+    """llguidance's own verdict on an answer, from its first token on."""
 
-    def __init__(self, wish: Wish, tokens: Sequence[int]) -> None:
-        vocabulary = make_vocabulary(tokenizer(wish.eos), VOCAB)
-        self._matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(wish.grammar), log_level=0)
+    def __init__(self, spec: RequestSpec, tokens: Sequence[int]) -> None:
+        vocabulary = make_vocabulary(tokenizer(spec.eos), VOCAB)
+        self._matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(spec.grammar), log_level=0)
         self._forced: list[int] = []
         for token in tokens:
             self._take(token)
 
     def _take(self, token: int) -> None:
-        """What is forced is forced all at once, as far as it was seen when the last choice was made."""
+        """Takes a token. A run of forced tokens is fixed when the choice before it is made."""
         self._look()
         if self._forced:
             assert self._forced.pop(0) == token
@@ -186,7 +195,7 @@ class Rules:
 
     @property
     def allowed(self) -> mx.array:
-        """Which tokens may come next, bool [VOCAB]."""
+        """The tokens that may come next, bool [VOCAB]."""
         self._look()
         if self._forced:
             return mx.arange(VOCAB) == self._forced[0]
@@ -194,53 +203,53 @@ class Rules:
         return mx.array([bool(bits[token // 8] >> token % 8 & 1) for token in range(VOCAB)])
 
 
-def end_of(wish: Wish, tokens: Sequence[int]) -> End:
-    """The rules of an answer, token by token."""
-    end = _end_without_grammar(wish, tokens)
-    if wish.grammar and end.reason is not DoneReason.STOP and Rules(wish, tokens).complete:
+def expected_ending(spec: RequestSpec, tokens: Sequence[int]) -> Ending:
+    """Returns what a client must read of an answer of these tokens."""
+    end = _ending_without_grammar(spec, tokens)
+    if spec.grammar and end.reason is not DoneReason.STOP and GrammarRules(spec, tokens).complete:
         return end._replace(reason=DoneReason.STOP)
     return end
 
 
-def _end_without_grammar(wish: Wish, tokens: Sequence[int]) -> End:
+def _ending_without_grammar(spec: RequestSpec, tokens: Sequence[int]) -> Ending:
     text = ""
     for count, token in enumerate(tokens):
-        if token in wish.eos:
-            return End(text, DoneReason.STOP, count)
+        if token in spec.eos:
+            return Ending(text, DoneReason.STOP, count)
         text += text_of([token])
-        if wish.stop and wish.stop in text:
-            return End(text[: text.index(wish.stop)], DoneReason.STOP, count + 1)
-        if count + 1 == wish.max_tokens:
-            return End(text, DoneReason.LENGTH, count + 1)
-    return End(text, None, len(tokens))
+        if spec.stop and spec.stop in text:
+            return Ending(text[: text.index(spec.stop)], DoneReason.STOP, count + 1)
+        if count + 1 == spec.max_tokens:
+            return Ending(text, DoneReason.LENGTH, count + 1)
+    return Ending(text, None, len(tokens))
 
 
 @cache
-def alone(name: str, wish: Wish) -> Alone:
-    """The oracle: the request by itself, its prompt in one forward, no cache, no token ahead."""
+def oracle_answer(name: str, spec: RequestSpec) -> OracleAnswer:
+    """Computes a request by itself: its prompt in one forward, no cache, no token ahead."""
     kind, layers = tiny(name), tiny(name).make_layers()
-    prompt = list(wish.prompt)
+    prompt = list(spec.prompt)
     if prompt[:-1]:
         mx.eval(kind.model(mx.array([prompt[:-1]]), cache=layers))
-    answer, token = Alone([], []), prompt[-1]
-    while end_of(wish, answer.tokens).reason is None:
+    answer, token = OracleAnswer([], []), prompt[-1]
+    while expected_ending(spec, answer.tokens).reason is None:
         logits = kind.model(mx.array([[token]]), cache=layers)[:, -1]
-        token = drawn_token(wish, answer.tokens, logits)
+        token = expected_token(spec, answer.tokens, logits)
         answer.tokens.append(token)
         answer.logits.append(logits[0])
     return answer
 
 
-def drawn_token(wish: Wish, drawn: Sequence[int], logits: mx.array) -> int:
-    """What comes after those that were drawn, given logits [1, VOCAB]: each draw has its number, and so has each token
-    that needed none."""
-    if wish.grammar:
-        logits = mx.where(Rules(wish, drawn).allowed, logits, -mx.inf)
-    return Sampler(wish.options, wish.prompt, VOCAB, CONTEXT, drawn)(logits).read()[0].token
+def expected_token(spec: RequestSpec, drawn: Sequence[int], logits: mx.array) -> int:
+    """Returns the token that follows `drawn`, given logits [1, VOCAB]. Every token has a random number of its own, also
+    one that needs none."""
+    if spec.grammar:
+        logits = mx.where(GrammarRules(spec, drawn).allowed, logits, -mx.inf)
+    return Sampler(spec.options, spec.prompt, VOCAB, CONTEXT, drawn)(logits).read()[0].token
 
 
-def could_be(wish: Wish, drawn: Sequence[int], logits: mx.array, token: int, tolerance: float) -> bool:
-    """Whether logits that are off by no more than the tolerance give this token after those that were drawn."""
+def is_plausible(spec: RequestSpec, drawn: Sequence[int], logits: mx.array, token: int, tolerance: float) -> bool:
+    """Returns True if logits that differ by at most the tolerance give this token after `drawn`."""
     ids, numbers = mx.arange(VOCAB), random.Random(7)
     pushes = [
         mx.where(ids == token, 1.0, mx.where(ids < token, float(below), float(above)))
@@ -248,83 +257,84 @@ def could_be(wish: Wish, drawn: Sequence[int], logits: mx.array, token: int, tol
         for above in (-1, 1)
     ]
     pushes += [mx.array([numbers.choice((-1.0, 1.0)) for _ in range(VOCAB)]) for _ in range(40)]
-    return any(drawn_token(wish, drawn, (logits + tolerance * push)[None]) == token for push in pushes)
+    return any(expected_token(spec, drawn, (logits + tolerance * push)[None]) == token for push in pushes)
 
 
-# --- a request on its way
+# --- a request and its client
 
 
-class Asked(EventStream):
-    """A request, and what it was told."""
+class ClientRequest(EventStream):
+    """A request, and the events that its client receives."""
 
-    def __init__(self, kind: Tiny, wish: Wish, metered: bool = False) -> None:
+    def __init__(self, kind: Tiny, spec: RequestSpec, metered: bool = False) -> None:
         super().__init__()
         self.kind = kind
-        self.wish = wish
+        self.spec = spec
         self.session: LiveSession | None = None
-        """Once the request has one."""
-        stops = StopStrings([wish.stop]) if wish.stop else None
+        """Set once the request has one."""
+        stops = StopStrings([spec.stop]) if spec.stop else None
         self.request = Request(
-            prompt=list(wish.prompt),
-            max_tokens=wish.max_tokens,
-            sampling=wish.options,
+            prompt=list(spec.prompt),
+            max_tokens=spec.max_tokens,
+            sampling=spec.options,
             stops=stops,
             metered=metered,
-            grammar=compiled(wish),
+            grammar=compiled_grammar(spec),
             stream=self,
         )
 
     @property
-    def told(self) -> list[Event]:
+    def received(self) -> list[Event]:
+        """All events so far."""
         return self._events
 
     @property
     def tokens(self) -> list[int]:
-        """What was sampled for it, the end-of-sequence token included."""
+        """The sampled tokens, the end-of-sequence token included."""
         return [] if self.session is None else self.session.recorded[self.session.total :]
 
     @property
     def text(self) -> str:
-        return "".join(event.text for event in self.told if isinstance(event, Text))
+        return "".join(event.text for event in self.received if isinstance(event, Text))
 
     @property
     def entries(self) -> list[Logprob]:
-        return [entry for event in self.told if isinstance(event, Text) for entry in event.logprobs]
+        return [entry for event in self.received if isinstance(event, Text) for entry in event.logprobs]
 
     @property
     def started(self) -> bool:
-        return bool(self.told)
+        return bool(self.received)
 
     @property
     def finished(self) -> Finished | None:
-        end = self.told[-1] if self.told else None
+        end = self.received[-1] if self.received else None
         return end if isinstance(end, Finished) else None
 
     @property
     def failed(self) -> bool:
-        return bool(self.told) and isinstance(self.told[-1], Failed)
+        return bool(self.received) and isinstance(self.received[-1], Failed)
 
     @property
     def cached(self) -> int:
-        """Tokens of the prompt that were not computed for it, as the client reads."""
+        """The tokens of the prompt that came from the cache, as the client reads."""
         assert self.finished is not None
         return self.finished.metrics.prompt_eval_cached_count
 
     def check(self) -> bool:
-        """All that was told is right, as far as it goes. False where noise has tipped a choice by a hair: the rest of
-        the answer says nothing then."""
+        """Checks all events so far. Returns False if rounding tipped the choice between two equally likely tokens: the
+        rest of the answer cannot be compared then."""
         self._check_order()
         sure = self._check_tokens()
-        self._check_told()
+        self._check_events()
         return sure
 
     def check_answer(self) -> None:
-        """It was answered to the end, and rightly."""
-        assert self.finished is not None, f"{self.told[-1:]}"
+        """Checks that the answer is complete and right."""
+        assert self.finished is not None, f"{self.received[-1:]}"
         self.check()
 
     def _check_order(self) -> None:
-        kinds = [type(event) for event in self.told]
+        kinds = [type(event) for event in self.received]
         if kinds:
             assert kinds[0] is Started
             assert set(kinds[1:-1]) <= {Text}, f"{kinds}"
@@ -333,23 +343,23 @@ class Asked(EventStream):
             assert kinds[-1] in (Finished, Failed), "never ended"
 
     def _check_tokens(self) -> bool:
-        """The tokens are those of the oracle, and so is what was told about their probabilities."""
-        oracle, tolerance = alone(self.kind.name, self.wish), self.kind.tolerance
+        """Compares tokens and probabilities with those of the oracle."""
+        oracle, tolerance = oracle_answer(self.kind.name, self.spec), self.kind.tolerance
         sure, known = True, len(self.tokens)
         for step, token in enumerate(self.tokens):
             if sure and step >= len(oracle.tokens):  # the layers have seen what the grammar forced behind a stop string
-                allowed = Rules(self.wish, self.tokens[:step]).allowed if self.wish.grammar else mx.ones(VOCAB)
+                allowed = GrammarRules(self.spec, self.tokens[:step]).allowed if self.spec.grammar else mx.ones(VOCAB)
                 assert allowed.sum().item() == 1, f"goes on after {oracle.tokens}: {self.tokens}"
                 continue
             if token != oracle.tokens[step]:
                 drawn = oracle.tokens[:step]
-                assert could_be(self.wish, drawn, oracle.logits[step], token, tolerance), (
-                    f"step {step}: {self.tokens} instead of {oracle.tokens}, for {self.wish}"
+                assert is_plausible(self.spec, drawn, oracle.logits[step], token, tolerance), (
+                    f"step {step}: {self.tokens} instead of {oracle.tokens}, for {self.spec}"
                 )
                 sure, known = False, step + 1
                 break
         if sure and self.finished:
-            assert len(self.tokens) >= len(oracle.tokens), f"{self.tokens} instead of {oracle.tokens}, for {self.wish}"
+            assert len(self.tokens) >= len(oracle.tokens), f"{self.tokens} instead of {oracle.tokens}, for {self.spec}"
         for entry, token, logits in zip(self.entries, self.tokens[:known], oracle.logits, strict=False):
             assert entry.token == text_of([token])
             self._check_entry(entry, token, logits)
@@ -357,7 +367,7 @@ class Asked(EventStream):
 
     def _check_entry(self, entry: Logprob, token: int, logits: mx.array) -> None:
         right = logits - mx.logsumexp(logits)
-        wanted = self.wish.options.top_logprobs
+        wanted = self.spec.options.top_logprobs
         ranked = mx.sort(right)[::-1][:wanted]
         off = [entry.logprob - right[token].item()]
         assert len(entry.top_logprobs) == wanted
@@ -365,11 +375,11 @@ class Asked(EventStream):
             off += [top.logprob - right[ord(top.token) - 1].item(), top.logprob - ranked[rank].item()]
         assert largest(mx.array(off)) <= 2 * self.kind.tolerance
 
-    def _check_told(self) -> None:
-        """Text, reason and counters follow from the tokens."""
-        end = end_of(self.wish, self.tokens)
+    def _check_events(self) -> None:
+        """Checks that text, reason and counters follow from the tokens."""
+        end = expected_ending(self.spec, self.tokens)
         assert end.text.startswith(self.text)
-        if self.wish.options.logprobs:
+        if self.spec.options.logprobs:
             assert len(self.entries) >= len(self.text)
         else:
             assert not self.entries
@@ -377,16 +387,16 @@ class Asked(EventStream):
             return
         metrics = self.finished.metrics
         assert (self.text, self.finished.reason, metrics.eval_count) == end
-        assert metrics.prompt_eval_count == len(self.wish.prompt)
+        assert metrics.prompt_eval_count == len(self.spec.prompt)
         assert self.session is not None
-        assert metrics.prompt_eval_cached_count == self.session.cached < len(self.wish.prompt)
+        assert metrics.prompt_eval_cached_count == self.session.cached < len(self.spec.prompt)
 
 
-# --- all of them
+# --- the engine
 
 
 class Clock:
-    """Seconds that pass only where a test says so."""
+    """A clock that a test sets forward, in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -395,16 +405,16 @@ class Clock:
         return self.now
 
 
-class Watched:
-    """The forward of a model: notes the shape [B, L] of every call, takes made-up time, and breaks on demand."""
+class CountedForward:
+    """The forward of a model. Notes the shape [B, L] of every call, takes made-up time, and raises on demand."""
 
     def __init__(self, kind: Tiny, clock: Clock) -> None:
         self.calls: list[tuple[int, int]] = []
         self.forward_s, self.token_s = 0.010, 0.001
         self.breaks: Callable[[int, int], bool] = lambda rows, length: False
-        """Given the shape; says whether this call raises in the last layer of the model."""
+        """Returns True, given the shape of a call, if it is to raise in the last layer of the model."""
         self.error: Callable[[str], Exception] = ValueError
-        """What it raises then; for want of memory a request begins again."""
+        """Makes the exception that it raises then. A request restarts after one that says that memory ran out."""
         self._kind = kind
         self._clock = clock
 
@@ -417,23 +427,24 @@ class Watched:
 
     @property
     def tokens(self) -> int:
-        """All that were computed."""
+        """The number of tokens in all calls."""
         return sum(rows * length for rows, length in self.calls)
 
     @property
     def most_rows(self) -> int:
+        """The rows of the largest call."""
         return max(rows for rows, _ in self.calls)
 
 
 class _Loop:
-    """Of an event loop what an outbox needs of it: events arrive when they are sent."""
+    """The part of an event loop that an outbox needs. Events arrive when they are sent."""
 
     def call_soon_threadsafe(self, call: Callable[..., None], *arguments: object) -> None:
         call(*arguments)
 
 
-class NoMeter:
-    """MLX holds nothing but what the cache counts, and computing takes nothing."""
+class ZeroMeter:
+    """A meter by which MLX holds nothing beside the cache, and computing takes no memory."""
 
     def active(self) -> int:
         return 0
@@ -446,8 +457,8 @@ class NoMeter:
     def clear(self) -> None: ...
 
 
-class Company:
-    """`Scheduler` over a tiny model and all who were asked for. `slices` counts what has been advanced."""
+class TinyEngine:
+    """A `Scheduler` over a tiny model, and all requests so far. `slices` counts the slices so far."""
 
     def __init__(
         self,
@@ -463,69 +474,69 @@ class Company:
         trial: BatchTrial | None = None,
     ) -> None:
         self.kind = tiny(name)
-        self.everyone: list[Asked] = []
+        self.requests: list[ClientRequest] = []
         self.clock = Clock()
-        self.forward = Watched(self.kind, self.clock)
+        self.forward = CountedForward(self.kind, self.clock)
         self.schedule = schedule or SlicePolicy(2048, 0.1)
         self.slices = 0
         self.late: Callable[[], int] = lambda: 0
-        """How late the next mask is, as `Slow` counts it."""
+        """Returns how late the next mask is, as `SlowGrammar` counts it."""
         self._eos = eos
-        known = SettledTrial("" if trial else fault_of(name))  # found before a test breaks anything
-        means = EngineContext(
+        known = SettledTrial("" if trial else batch_fault(name))  # found before a test breaks anything
+        context = EngineContext(
             self.forward,
             tokenizer(eos),
             CONTEXT,
             lambda: make_cache(cache, self.kind.make_layers, budget_bytes=budget),
-            memory or MemoryBudget(NoMeter(), room, 2048),
+            memory or MemoryBudget(ZeroMeter(), room, 2048),
             trial=trial or known,
         )
         self._outbox = Outbox(cast("AbstractEventLoop", _Loop()))
-        self.running = Scheduler(means, self.schedule, parallel, self._outbox)
-        self.running.matching.lone_steps = 0  # so that short answers join, too
-        self._place, self.running._place = self.running._place, self._notice  # type: ignore[method-assign]  # to see all
+        self.scheduler = Scheduler(context, self.schedule, parallel, self._outbox)
+        self.scheduler.matcher.lone_steps = 0  # so that short answers join, too
+        self._continue = self.scheduler._continue
+        self.scheduler._continue = self._note_session  # type: ignore[method-assign]  # to see the session of each
 
-    def _notice(self, generation: Generation) -> None:
-        """A request has a session."""
-        cast("Asked", generation.request.stream).session = generation.session
-        self._place(generation)
+    def _note_session(self, generation: Generation) -> None:
+        cast("ClientRequest", generation.request.stream).session = generation.session
+        self._continue(generation)
 
     @property
     def trie(self) -> TrieCache:
-        assert isinstance(self.running.cache, TrieCache)
-        return self.running.cache
+        assert isinstance(self.scheduler.cache, TrieCache)
+        return self.scheduler.cache
 
     def ask(
         self, prompt: Sequence[int], max_tokens: int = 12, stop: str = "", metered: bool = False, **options: float
-    ) -> Asked:
-        """A request joins the queue."""
+    ) -> ClientRequest:
+        """Submits a request. `options` are those of SamplingOptions."""
         wanted = SamplingOptions(**options)  # type: ignore[arg-type]  # names and types are the struct's own
-        return self.admit(Wish(tuple(prompt), max_tokens, wanted, stop, self._eos), metered)
+        return self.submit(RequestSpec(tuple(prompt), max_tokens, wanted, stop, self._eos), metered)
 
-    def admit(self, wish: Wish, metered: bool = False) -> Asked:
-        """The same for what is known already."""
-        asked = Asked(self.kind, wish, metered)
+    def submit(self, spec: RequestSpec, metered: bool = False) -> ClientRequest:
+        """Submits a request."""
+        asked = ClientRequest(self.kind, spec, metered)
         if asked.request.grammar is not None:
             grammar, asked.request.grammar = asked.request.grammar.result(), Future()
-            asked.request.grammar.set_result(Slow(grammar, lambda: self.late()))
-        self.everyone.append(asked)
-        self.running.add(asked.request)
+            asked.request.grammar.set_result(SlowGrammar(grammar, lambda: self.late()))
+        self.requests.append(asked)
+        self.scheduler.add(asked.request)
         return asked
 
     def advance(self, slices: int = 1) -> None:
-        """What the engine does in a slice."""
+        """Computes slices as the engine does."""
         for _ in range(slices):
             with patch.object(runner.engine.scheduler, "perf_counter", self.clock):
-                self.running.advance()
+                self.scheduler.advance()
             self._outbox.send()
             self.slices += 1
 
     def until(self, reached: Callable[[], bool]) -> None:
-        """Advances up to there."""
+        """Advances until `reached` returns True."""
         for _ in range(MOST_SLICES):
             if reached():
                 return
-            assert not self.idle, "all is done, and it was not reached"
+            assert not self.idle, "all is done, and this was not reached"
             self.advance()
         raise AssertionError("never reached")
 
@@ -535,45 +546,45 @@ class Company:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to do, and no mask is late."""
-        return self.running.idle and not self.running.expectant
+        """True if nothing is left to do, and no mask is late."""
+        return self.scheduler.idle and not self.scheduler.awaits_mask
 
     def generations(self) -> list[Generation]:
-        """All that run."""
-        decoding = [generation for group in self.running._groups for generation in group.generations]
-        return [*self.running.prefilling, *self.running._compiling, *decoding]
+        """Returns the running requests."""
+        decoding = [generation for group in self.scheduler.batches.all for generation in group.generations]
+        return [*self.scheduler.prefilling, *self.scheduler._compiling, *decoding]
 
-    def taken(self) -> int:
-        """How many places are in use."""
-        return len(self.generations()) + len(self.running._waiting.behind)
+    def running(self) -> int:
+        """Returns the number of requests that have left the queue, as `--parallel` counts them."""
+        return len(self.generations()) + len(self.scheduler._queue.awaiting_prefix)
 
-    def phase(self, asked: Asked) -> str:
-        """Where a request is: waiting, behind, prefilling, alone, batch or gone."""
-        running, request = self.running, asked.request
-        if request in running._waiting.queue:
-            return "waiting"
-        if request in running._waiting.behind:
-            return "behind"
-        if any(generation.request is request for generation in running.prefilling):
+    def phase(self, asked: ClientRequest) -> str:
+        """Returns where a request is: queued, awaiting prefix, prefilling, compiling, alone, batch or gone."""
+        scheduler, request = self.scheduler, asked.request
+        if request in scheduler._queue.awaiting_prefix:
+            return "awaiting prefix"
+        if request in scheduler._queue.requests:
+            return "queued"
+        if any(generation.request is request for generation in scheduler.prefilling):
             return "prefilling"
-        for group in running._groups:
+        for group in scheduler.batches.all:
             if any(generation.request is request for generation in group.generations):
                 return "batch" if len(group.generations) > 1 else "alone"
-        if any(generation.request is request for generation in running._compiling):
+        if any(generation.request is request for generation in scheduler._compiling):
             return "compiling"
         return "gone"
 
     def check(self) -> None:
-        """Everyone got the right answer, or what there was of it, and the cache is as it must be."""
-        for asked in self.everyone:
-            if not isinstance(asked.told[0] if asked.told else None, Refused):
+        """Checks every answer, as far as it goes, and the cache. Call it when all is done."""
+        for asked in self.requests:
+            if not isinstance(asked.received[0] if asked.received else None, Refused):
                 asked.check()
         self.check_cache()
 
     def check_cache(self) -> None:
-        """Nobody is left behind in the cache."""
+        """Checks that no session is left in the cache, and that the trie is in order."""
         assert self.idle
-        if isinstance(self.running.cache, TrieCache):
+        if isinstance(self.scheduler.cache, TrieCache):
             described = self.trie.describe()
             budget_bytes = described.counts.budget_bytes
             assert (described.sessions, described.reserved_bytes) == (0, 0)
@@ -581,8 +592,8 @@ class Company:
             check_trie(self.trie)
 
 
-class Dice(SlicePolicy):
-    """Any slice that is possible, by chance: what is right under it is right under every schedule."""
+class RandomPolicy(SlicePolicy):
+    """Chooses at random among the possible slices: what holds under it holds under every policy."""
 
     def __init__(self, numbers: random.Random, most_tokens: int = 40) -> None:
         super().__init__(most_tokens, 0.1)
@@ -604,8 +615,8 @@ class Dice(SlicePolicy):
 
 @contextmanager
 def breaking(where: object, name: str, at: int) -> Iterator[list[int]]:
-    """`tests.lib.breaking.breaking`, once it is known which kinds can decode together: the trial must not break."""
+    """Does what `tests.lib.breaking.breaking` does, after the trials of all kinds of model, which must not break."""
     for kind in KINDS:
-        fault_of(kind)
+        batch_fault(kind)
     with break_call(where, name, at) as calls:
         yield calls

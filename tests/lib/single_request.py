@@ -1,4 +1,8 @@
-"""One request without an engine: prefilled and decoded slice by slice, on a cache of the test's."""
+"""One request without an engine: prefilled and decoded slice by slice, on the test's own cache.
+
+alone = SingleRequest(request, forward, cache, tokenizer)
+text, end = alone.answer()
+"""
 
 from collections.abc import Iterator
 from time import perf_counter_ns
@@ -14,8 +18,8 @@ from runner.tokenizer import Tokenizer
 CONTEXT = 4096
 
 
-class Lone:
-    """A generation and, once it decodes, its group."""
+class SingleRequest:
+    """A generation and, once it decodes, its batch."""
 
     def __init__(
         self, request: Request, forward: Forward, cache: Cache, tokenizer: Tokenizer, chunk: int = 2048
@@ -34,7 +38,7 @@ class Lone:
         return self._group is None
 
     def advance(self) -> list[Event]:
-        """One slice. Raises what a forward raises, when it has closed the session as failed."""
+        """Computes one slice. If a forward raises, closes the session as failed, then raises the same."""
         try:
             if self.generation.left:
                 self.generation.prefill(self._chunk, self._forward)
@@ -47,12 +51,12 @@ class Lone:
             raise
 
     def slices(self) -> Iterator[list[Event]]:
-        """The events of each slice up to the end."""
+        """Yields the events of each slice up to the end."""
         while not self.generation.done:
             yield self.advance()
 
     def answer(self) -> tuple[str, Finished]:
-        """All of it."""
+        """Computes all of it; returns its text and the last event."""
         events = [event for events in self.slices() for event in events]
         self.generation.close()
         end = events[-1]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.engine.policy import LEAST_TOKENS, Begin, Decode, Prefill, Slice, SlicePolicy, Try, View
+from runner.engine.policy import LEAST_TOKENS, AdvanceTrial, Begin, Decode, Prefill, Slice, SlicePolicy, View
 
 CHUNK, GAP_S = 512, 0.1
 
@@ -110,7 +110,7 @@ class Simulation:
                 requests, slice_, seconds = self.prefill(self.prefilling[index], slice_, tokens)
             case Decode(index):
                 requests, seconds = self.decode(view.decoding[index])
-            case Try():
+            case AdvanceTrial():
                 raise AssertionError("nobody waits for a trial")
         self.now_s += seconds if not isinstance(slice_, Decode) else 0.0
         self.schedule.took(slice_, view, seconds)
@@ -180,7 +180,7 @@ def test_nothing_to_do_is_none() -> None:
 
 def test_every_slice_is_true() -> None:
     """`while slice := schedule.next(view)` must not end at a beginning."""
-    assert all((Begin(), Prefill(0, 1), Decode(0), Try()))
+    assert all((Begin(), Prefill(0, 1), Decode(0), AdvanceTrial()))
 
 
 @given(
@@ -262,8 +262,8 @@ def test_a_slice_of_the_trial_follows_a_round_of_steps() -> None:
         slice_ = schedule.next(view)
         assert slice_ is not None
         taken.append(slice_)
-        schedule.took(slice_, view, 0.5 if slice_ == Try() else 0.06)
-    assert taken == [Try(), Decode(0), Decode(1)] * 2 + [Try()]
+        schedule.took(slice_, view, 0.5 if slice_ == AdvanceTrial() else 0.06)
+    assert taken == [AdvanceTrial(), Decode(0), Decode(1)] * 2 + [AdvanceTrial()]
 
 
 def test_the_trial_waits_for_beginnings_and_prompts() -> None:
@@ -271,7 +271,7 @@ def test_the_trial_waits_for_beginnings_and_prompts() -> None:
     step(schedule, 1, 2)
     assert schedule.next(View(1, [], [1, 2], trial=True)) == Begin()
     assert isinstance(schedule.next(View(0, [50], [1, 2], trial=True)), Prefill)
-    assert schedule.next(View(0, [], [1, 2], trial=True)) == Try()
+    assert schedule.next(View(0, [], [1, 2], trial=True)) == AdvanceTrial()
     assert schedule.next(View(0, [], [1, 2])) == Decode(0)
 
 

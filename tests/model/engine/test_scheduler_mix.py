@@ -13,17 +13,17 @@ import pytest
 from runner.engine.policy import SlicePolicy
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, VOCAB
-from tests.lib.company import (
+from tests.lib.tiny_engine import (
     SLICEABLE,
-    Asked,
-    Company,
-    Dice,
-    Wish,
-    alone,
+    ClientRequest,
+    RandomPolicy,
+    RequestSpec,
+    TinyEngine,
+    oracle_answer,
     text_of,
 )
 
-PHASES = ("waiting", "behind", "prefilling", "alone", "batch")
+PHASES = ("queued", "awaiting prefix", "prefilling", "alone", "batch")
 EOS = frozenset({5, 23})
 GRAMMARS = (
     'start: "<<=" /[0-9]{1,6}/ ("=>" /[0-9]{2,4}/)* ">>"',  # forced at the beginning, in the middle, at the end
@@ -37,14 +37,14 @@ GRAMMARS = (
 class Part:
     """A request of a mix: when it comes, and where it leaves."""
 
-    wish: Wish
+    spec: RequestSpec
     wait: int  # slices since the one before came
     leaves: str  # the phase in which it is cancelled, or nothing
     patience: int  # how many slices it stays in that phase
 
-    def leave(self, company: Company, asked: Asked) -> None:
+    def leave(self, engine: TinyEngine, asked: ClientRequest) -> None:
         """Once its time has come."""
-        if asked.request.cancelled or company.phase(asked) != self.leaves:
+        if asked.request.cancelled or engine.phase(asked) != self.leaves:
             return
         self.patience -= 1
         if self.patience <= 0:
@@ -65,20 +65,22 @@ class Mix:
         self.parallel = numbers.choice((2, 4, 8, 8, 8))
         self.budget = numbers.choice((None, None, None, 4_000_000, 400_000))
         self.late = numbers.choice(((0,), (0, 0, 0, 1), (0, 2, 9)))
-        self.schedule = Dice(numbers) if numbers.random() < 0.7 else SlicePolicy(numbers.choice((8, 32, 512)), 0.05)
+        self.schedule = (
+            RandomPolicy(numbers) if numbers.random() < 0.7 else SlicePolicy(numbers.choice((8, 32, 512)), 0.05)
+        )
 
     def _part(self, at_once: bool) -> Part:
         numbers = self._numbers
         prompt = self._prompt()
         self._prompts.append(prompt)
         grammar = numbers.choice(GRAMMARS) if numbers.random() < 0.4 else ""
-        wish = Wish(tuple(prompt), numbers.choice((1, 2, 15, 25, 40)), self._options(), "", EOS, grammar)
+        spec = RequestSpec(tuple(prompt), numbers.choice((1, 2, 15, 25, 40)), self._options(), "", EOS, grammar)
         if numbers.random() < 0.25:
-            said = text_of([token for token in alone(self._name, wish).tokens if token not in EOS])
+            said = text_of([token for token in oracle_answer(self._name, spec).tokens if token not in EOS])
             at = numbers.randrange(len(said)) if said else 0
-            wish = wish._replace(stop=said[at : at + numbers.randint(1, 3)])
+            spec = spec._replace(stop=said[at : at + numbers.randint(1, 3)])
         leaves = numbers.choice(PHASES) if numbers.random() < 0.3 else ""
-        return Part(wish, 0 if at_once else numbers.choice((0, 1, 5, 20)), leaves, numbers.randint(1, 12))
+        return Part(spec, 0 if at_once else numbers.choice((0, 1, 5, 20)), leaves, numbers.randint(1, 12))
 
     def _prompt(self) -> list[int]:
         numbers = self._numbers
@@ -106,58 +108,58 @@ class Mix:
             top_logprobs=numbers.choice((0, 1, 5)),
         )
 
-    def company(self) -> Company:
-        company = Company(self._name, self.schedule, parallel=self.parallel, budget=self.budget, eos=EOS)
-        company.late = lambda: self._numbers.choice(self.late)
-        return company
+    def make_engine(self) -> TinyEngine:
+        engine = TinyEngine(self._name, self.schedule, parallel=self.parallel, budget=self.budget, eos=EOS)
+        engine.late = lambda: self._numbers.choice(self.late)
+        return engine
 
 
-def play(mix: Mix) -> Company:
+def play(mix: Mix) -> TinyEngine:
     """Runs a mix to its end, and checks everything that holds for every mix."""
-    company = mix.company()
+    engine = mix.make_engine()
     coming, wait = list(mix.parts), 0
-    here: list[tuple[Part, Asked]] = []
-    while coming or not company.idle:
-        while coming and (wait >= coming[0].wait or company.idle):
-            here.append((coming[0], company.admit(coming.pop(0).wish)))
+    here: list[tuple[Part, ClientRequest]] = []
+    while coming or not engine.idle:
+        while coming and (wait >= coming[0].wait or engine.idle):
+            here.append((coming[0], engine.submit(coming.pop(0).spec)))
             wait = 0
-        company.advance()
+        engine.advance()
         wait += 1
-        assert company.slices < 5000
-        assert company.taken() <= mix.parallel
+        assert engine.slices < 5000
+        assert engine.running() <= mix.parallel
         for part, asked in here:
-            part.leave(company, asked)
-    company.check()
+            part.leave(engine, asked)
+    engine.check()
     for part, asked in here:
         assert asked.finished or asked.request.cancelled
         assert part.leaves or asked.finished
-    return company
+    return engine
 
 
-def ask_again(company: Company, numbers: random.Random) -> None:
+def ask_again(engine: TinyEngine, numbers: random.Random) -> None:
     """One of the prompts once more: it comes from the cache, and the answer is right."""
-    first = numbers.choice(company.everyone)
-    again = company.admit(first.wish)
-    company.finish()
+    first = numbers.choice(engine.requests)
+    again = engine.submit(first.spec)
+    engine.finish()
     again.check_answer()
-    company.check_cache()
+    engine.check_cache()
     # An answer that its grammar forces from beginning to end needs no prompt to be read.
-    read = first.finished and not first.wish.grammar
-    if read and company.trie.describe().counts.budget_bytes is None and company.kind.name in SLICEABLE:
-        assert again.cached == len(again.wish.prompt) - 1
+    read = first.finished and not first.spec.grammar
+    if read and engine.trie.describe().counts.budget_bytes is None and engine.kind.name in SLICEABLE:
+        assert again.cached == len(again.spec.prompt) - 1
 
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", KINDS)
 def test_in_any_mix_everyone_gets_what_he_gets_alone(name: str, seed: int) -> None:
-    company = play(Mix(name, seed))
-    ask_again(company, random.Random(seed))
+    engine = play(Mix(name, seed))
+    ask_again(engine, random.Random(seed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 125))
 @pytest.mark.parametrize("name", KINDS)
 def test_in_many_mixes_everyone_gets_what_he_gets_alone(name: str, seed: int) -> None:
-    company = play(Mix(name, seed))
+    engine = play(Mix(name, seed))
     for _ in range(3):
-        ask_again(company, random.Random(seed))
+        ask_again(engine, random.Random(seed))

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from runner.engine.observe.journal import Journal, bar
-from runner.engine.observe.progress import PrefillProgress, Reading
+from runner.engine.observe.progress import ProgressReporter, PromptProgress
 from runner.engine.policy import SlicePolicy
 from scripts.tools.models.tiny import VOCAB
-from tests.lib.company import Clock, Company
+from tests.lib.tiny_engine import Clock, TinyEngine
 
 PROMPT = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(200)]
 
@@ -19,28 +19,28 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def prefills(clock: Clock) -> PrefillProgress:
-    return PrefillProgress(clock)
+def prefills(clock: Clock) -> ProgressReporter:
+    return ProgressReporter(clock)
 
 
-def passing(clock: Clock, prefills: PrefillProgress) -> Callable[[float, int], Reading | None]:
+def passing(clock: Clock, prefills: ProgressReporter) -> Callable[[float, int], PromptProgress | None]:
     """At this time so many tokens of prompt 1 are there."""
 
-    def passed(at_s: float, done: int) -> Reading | None:
+    def passed(at_s: float, done: int) -> PromptProgress | None:
         clock.now = at_s
-        return prefills.passed(1, done)
+        return prefills.advance(1, done)
 
     return passed
 
 
-def test_a_prompt_that_takes_less_than_a_second_is_not_mentioned(clock: Clock, prefills: PrefillProgress) -> None:
+def test_a_prompt_that_takes_less_than_a_second_is_not_mentioned(clock: Clock, prefills: ProgressReporter) -> None:
     passed = passing(clock, prefills)
     prefills.begin(1, 1000, 0)
     assert [passed(0.3, 400), passed(0.99, 900), passed(1.2, 999)] == [None] * 3
     assert not prefills.end(1)
 
 
-def test_it_is_said_once_a_second(clock: Clock, prefills: PrefillProgress) -> None:
+def test_it_is_said_once_a_second(clock: Clock, prefills: ProgressReporter) -> None:
     passed = passing(clock, prefills)
     prefills.begin(1, 1000, 0)
     said = [passed(0.1 * step, 5 * step) is not None for step in range(1, 45)]
@@ -48,7 +48,7 @@ def test_it_is_said_once_a_second(clock: Clock, prefills: PrefillProgress) -> No
     assert prefills.end(1)
 
 
-def test_a_slice_that_takes_long_is_followed_by_one_reading(clock: Clock, prefills: PrefillProgress) -> None:
+def test_a_slice_that_takes_long_is_followed_by_one_reading(clock: Clock, prefills: ProgressReporter) -> None:
     passed = passing(clock, prefills)
     prefills.begin(1, 1000, 0)
     assert passed(3.7, 100) is not None
@@ -56,22 +56,22 @@ def test_a_slice_that_takes_long_is_followed_by_one_reading(clock: Clock, prefil
     assert passed(4.7, 200) is not None
 
 
-def test_rate_and_time_left_are_of_what_was_computed(clock: Clock, prefills: PrefillProgress) -> None:
+def test_rate_and_time_left_are_of_what_was_computed(clock: Clock, prefills: ProgressReporter) -> None:
     passed = passing(clock, prefills)
     prefills.begin(1, 1000, 400)
     reading = passed(2.0, 600)
-    assert reading == Reading(request=1, done=600, total=1000, tokens_per_s=100.0, seconds_left=4.0)
+    assert reading == PromptProgress(request=1, done=600, total=1000, tokens_per_s=100.0, seconds_left=4.0)
     assert reading.percent == 60
 
 
-def test_a_hundred_percent_are_never_said_of_what_is_not_over(clock: Clock, prefills: PrefillProgress) -> None:
+def test_a_hundred_percent_are_never_said_of_what_is_not_over(clock: Clock, prefills: ProgressReporter) -> None:
     prefills.begin(1, 1000, 0)
     reading = passing(clock, prefills)(2.0, 998)
     assert reading is not None
     assert reading.percent == 99
 
 
-def test_one_that_begins_again_has_no_rate_yet(clock: Clock, prefills: PrefillProgress) -> None:
+def test_one_that_begins_again_has_no_rate_yet(clock: Clock, prefills: ProgressReporter) -> None:
     """Memory had run out, and less was kept of it than before."""
     prefills.begin(1, 1000, 400)
     reading = passing(clock, prefills)(2.0, 200)
@@ -80,23 +80,23 @@ def test_one_that_begins_again_has_no_rate_yet(clock: Clock, prefills: PrefillPr
     assert "0 tokens/s" in bar(reading)
 
 
-def test_nothing_is_said_of_who_is_gone(clock: Clock, prefills: PrefillProgress) -> None:
+def test_nothing_is_said_of_who_is_gone(clock: Clock, prefills: ProgressReporter) -> None:
     prefills.begin(1, 1000, 0)
     assert not prefills.end(1)
     assert passing(clock, prefills)(5.0, 500) is None
     assert not prefills.end(1)
 
 
-def test_two_prompts_have_clocks_of_their_own(clock: Clock, prefills: PrefillProgress) -> None:
+def test_two_prompts_have_clocks_of_their_own(clock: Clock, prefills: ProgressReporter) -> None:
     prefills.begin(1, 1000, 0)
     clock.now = 0.6
     prefills.begin(2, 500, 0)
     clock.now = 1.1
-    assert prefills.passed(1, 300) is not None
-    assert prefills.passed(2, 100) is None
+    assert prefills.advance(1, 300) is not None
+    assert prefills.advance(2, 100) is None
     clock.now = 1.7
-    assert prefills.passed(1, 400) is None
-    second = prefills.passed(2, 110)
+    assert prefills.advance(1, 400) is None
+    second = prefills.advance(2, 110)
     assert second is not None
     assert second.request == 2
     assert second.tokens_per_s == pytest.approx(100.0)
@@ -104,31 +104,31 @@ def test_two_prompts_have_clocks_of_their_own(clock: Clock, prefills: PrefillPro
 
 @pytest.mark.parametrize(("done", "blocks"), [(0, 0), (49, 0), (50, 1), (500, 10), (999, 19)])
 def test_the_bar_is_as_long_as_the_prompt_is_read(done: int, blocks: int) -> None:
-    line = bar(Reading(7, done, 1000, 123.4, 6.6))
+    line = bar(PromptProgress(7, done, 1000, 123.4, 6.6))
     assert line.count("#") == blocks
     assert len(line[line.index("[") : line.index("]")]) == 21
     assert line.startswith("prefill 7 [")
     assert line.endswith(f"{done // 10} %  123 tokens/s  7 s left")
 
 
-def company(shown: list[str], *, terminal: bool) -> Company:
+def make_engine(shown: list[str], *, terminal: bool) -> TinyEngine:
     """A prompt of 200 tokens in slices of 20 takes ten slices of 0.3 s."""
-    company = Company("llama", SlicePolicy(20, 0.1))
-    company.forward.forward_s, company.forward.token_s = 0.0, 0.015
+    engine = TinyEngine("llama", SlicePolicy(20, 0.1))
+    engine.forward.forward_s, engine.forward.token_s = 0.0, 0.015
 
     def show(text: str) -> bool:
         shown.append(text)
         return terminal
 
-    company.running.journal = Journal(company.running._waiting, PrefillProgress(company.clock), show)
-    return company
+    engine.scheduler.journal = Journal(engine.scheduler._queue, ProgressReporter(engine.clock), show)
+    return engine
 
 
 def test_a_long_prompt_gets_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "runner.engine")
-    users = company([], terminal=False)
-    asked = users.ask(PROMPT, 2)
-    users.finish()
+    engine = make_engine([], terminal=False)
+    asked = engine.ask(PROMPT, 2)
+    engine.finish()
     told = [record.__dict__["attributes"] for record in caplog.records if record.message == "prefill"]
     assert [(line["request"], line["done"], line["percent"]) for line in told] == [
         (asked.request.number, 80, 40),
@@ -142,9 +142,9 @@ def test_a_long_prompt_gets_log_lines(caplog: pytest.LogCaptureFixture) -> None:
 def test_on_a_terminal_it_gets_a_bar_that_goes_away(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "runner.engine")
     shown: list[str] = []
-    users = company(shown, terminal=True)
-    users.ask(PROMPT, 2)
-    users.finish()
+    engine = make_engine(shown, terminal=True)
+    engine.ask(PROMPT, 2)
+    engine.finish()
     assert [" 40 % " in text for text in shown] == [True, False, False]
     assert shown[-1] == ""
     assert "prefill" not in [record.message for record in caplog.records]
@@ -152,21 +152,21 @@ def test_on_a_terminal_it_gets_a_bar_that_goes_away(caplog: pytest.LogCaptureFix
 
 def test_the_bar_of_who_leaves_goes_away() -> None:
     shown: list[str] = []
-    users = company(shown, terminal=True)
-    asked = users.ask(PROMPT, 2)
-    users.until(lambda: bool(shown))
+    engine = make_engine(shown, terminal=True)
+    asked = engine.ask(PROMPT, 2)
+    engine.until(lambda: bool(shown))
     asked.request.cancel()
-    users.finish()
+    engine.finish()
     assert shown[-1] == ""
     assert len(shown) == 2
 
 
 def test_one_line_tells_all_of_a_request_that_has_ended(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "runner.engine")
-    users = Company("mamba2")
+    engine = TinyEngine("mamba2")
     for prompt in (PROMPT[:60], [*PROMPT[:30], 1, 2, 3]):
-        users.ask(prompt, 5)
-        users.finish()
+        engine.ask(prompt, 5)
+        engine.finish()
     first, second = (record.__dict__["attributes"] for record in caplog.records if record.message == "completion")
     assert (first["outcome"], first["total"], first["cached"], first["left"], first["miss"]) == (
         *("length", 60, 0, 60),

@@ -8,7 +8,7 @@ import pytest
 from runner.engine.platform.warmup import sketch, warm_up
 from runner.errors import ComputeError
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny
-from tests.lib.company import CONTEXT, plain
+from tests.lib.tiny_engine import CONTEXT, plain_forward
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -19,7 +19,7 @@ def test_every_kind_of_model_reads_a_prompt_and_draws_with_and_without_chance(na
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
         shapes.append(tokens.shape)
         assert mx.max(tokens).item() < VOCAB  # type: ignore[operator]  # it is a number
-        return plain(kind)(tokens, layers)
+        return plain_forward(kind)(tokens, layers)
 
     warm_up(kind.make_layers, forward, VOCAB, CONTEXT)
     assert shapes == [(1, 16), (1, 1), (1, 1)]
@@ -31,7 +31,7 @@ def test_a_context_of_a_few_tokens_is_not_exceeded() -> None:
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
         seen.append(tokens.size)
-        return plain(kind)(tokens, layers)
+        return plain_forward(kind)(tokens, layers)
 
     warm_up(kind.make_layers, forward, VOCAB, 3)
     assert seen[0] == 3
@@ -52,7 +52,7 @@ def test_a_step_that_fails_is_a_fault_of_the_model_too() -> None:
     kind = tiny("llama")
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
-        return plain(kind)(tokens, layers) if tokens.size > 1 else failing(tokens, layers)
+        return plain_forward(kind)(tokens, layers) if tokens.size > 1 else failing(tokens, layers)
 
     for prove in (warm_up, sketch):
         with pytest.raises(ComputeError, match=r"^the model cannot compute: "):
@@ -68,7 +68,7 @@ def test_a_sketch_computes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -
     results: list[mx.array] = []
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
-        results.append(plain(kind)(tokens, layers))
+        results.append(plain_forward(kind)(tokens, layers))
         return results[-1]
 
     before = mx.get_active_memory()

@@ -25,7 +25,7 @@ from runner.sampling.sample import Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
 from runner.tokenizer import Tokenizer
 from scripts.tools.models.tiny import KINDS, words
-from tests.lib.company import BATCHABLE, Company, breaking
+from tests.lib.tiny_engine import BATCHABLE, TinyEngine, breaking
 
 FIRST, SECOND, THIRD = words(41, 1), [*words(33, 1), 9, 9, 9, 9], words(20, 3)
 
@@ -98,27 +98,27 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
 
 
-def story(name: str, breaks_at: int = -1) -> Company:
+def story(name: str, breaks_at: int = -1) -> TinyEngine:
     """The three from their beginnings to their ends: the second shares a prefix with the first, the third comes later.
     `breaks_at` is the number of a forward that breaks, from 0."""
-    company = Company(name, SlicePolicy(16, 0.1))
-    company.forward.breaks = lambda rows, length: len(company.forward.calls) == breaks_at + 1
-    company.ask(FIRST, 14, logprobs=True, top_logprobs=2)
-    company.ask(SECOND, 6, temperature=0.9, seed=3, repeat_penalty=1.2, repeat_last_n=16)
-    company.advance(7)
-    company.ask(THIRD, 9, temperature=0.9, seed=4, top_k=20, metered=True)
-    company.finish()
-    return company
+    engine = TinyEngine(name, SlicePolicy(16, 0.1))
+    engine.forward.breaks = lambda rows, length: len(engine.forward.calls) == breaks_at + 1
+    engine.ask(FIRST, 14, logprobs=True, top_logprobs=2)
+    engine.ask(SECOND, 6, temperature=0.9, seed=3, repeat_penalty=1.2, repeat_last_n=16)
+    engine.advance(7)
+    engine.ask(THIRD, 9, temperature=0.9, seed=4, top_k=20, metered=True)
+    engine.finish()
+    return engine
 
 
-def go_on(company: Company) -> None:
+def go_on(engine: TinyEngine) -> None:
     """The same engine serves those that come later, and nothing is wrong with what it kept."""
-    company.check()
-    later = [company.ask([*FIRST, 7], 5), company.ask(SECOND, 5, temperature=1, seed=1)]
-    company.finish()
+    engine.check()
+    later = [engine.ask([*FIRST, 7], 5), engine.ask(SECOND, 5, temperature=1, seed=1)]
+    engine.finish()
     for each in later:
         each.check_answer()
-    company.check_cache()
+    engine.check_cache()
 
 
 def tell(place: Place, name: str, every: bool = False) -> None:
@@ -126,10 +126,10 @@ def tell(place: Place, name: str, every: bool = False) -> None:
     at, reached = 0, True
     while reached:
         with place.breaking(at) as calls:
-            company = story(name)
-        failed = [each.told[-1] for each in company.everyone if each.failed]
+            engine = story(name)
+        failed = [each.received[-1] for each in engine.requests if each.failed]
         assert len(failed) <= place.most, f"call {at}: {failed}"
-        go_on(company)
+        go_on(engine)
         reached = len(calls) > at
         at += 1 if every else 1 + at // 2
     assert at > 1, "the story never came there"
@@ -157,102 +157,102 @@ def test_every_fault_ends_at_most_the_request_that_it_concerns(name: str, place:
 def test_a_forward_that_breaks_ends_one_request_and_a_batch_of_them_none(name: str) -> None:
     forwards = story(name).forward.calls
     for at, (rows, _) in list(enumerate(forwards))[:: 3 if name == "llama" else 7]:
-        company = story(name, breaks_at=at)
-        assert sum(each.failed for each in company.everyone) == (rows == 1), f"forward {at} of {rows} rows"
-        go_on(company)
+        engine = story(name, breaks_at=at)
+        assert sum(each.failed for each in engine.requests) == (rows == 1), f"forward {at} of {rows} rows"
+        go_on(engine)
 
 
 @pytest.mark.parametrize("name", BATCHABLE)
 @pytest.mark.parametrize("steps", [0, 1, 4])
 def test_a_step_of_several_that_breaks_lets_each_go_on_alone_from_where_it_is(name: str, steps: int) -> None:
-    company = Company(name)
+    engine = TinyEngine(name)
     for number in range(3):
-        company.ask(words(30, number), 15, temperature=0.8 * number, seed=number, repeat_penalty=1.3, repeat_last_n=64)
-    company.until(lambda: all(company.phase(each) == "batch" for each in company.everyone))
-    company.advance(steps)
-    said = [len(each.tokens) for each in company.everyone]
-    company.forward.breaks = lambda rows, length: rows > 1
-    company.forward.calls.clear()
-    company.finish()
-    company.check()
-    assert [rows for rows, _ in company.forward.calls].count(3) == company.forward.most_rows - 2 == 1
+        engine.ask(words(30, number), 15, temperature=0.8 * number, seed=number, repeat_penalty=1.3, repeat_last_n=64)
+    engine.until(lambda: all(engine.phase(each) == "batch" for each in engine.requests))
+    engine.advance(steps)
+    said = [len(each.tokens) for each in engine.requests]
+    engine.forward.breaks = lambda rows, length: rows > 1
+    engine.forward.calls.clear()
+    engine.finish()
+    engine.check()
+    assert [rows for rows, _ in engine.forward.calls].count(3) == engine.forward.most_rows - 2 == 1
     # What the batch had seen is computed again, and no more than that.
-    again = company.forward.tokens - 3 - sum(15 - count for count in said)
+    again = engine.forward.tokens - 3 - sum(15 - count for count in said)
     assert 0 <= again <= 3 * (steps + 2)
-    assert all(each.finished for each in company.everyone)
+    assert all(each.finished for each in engine.requests)
 
 
 @pytest.mark.parametrize("name", BATCHABLE)
 def test_what_was_drawn_before_the_first_step_together_is_not_lost_with_it(name: str) -> None:
-    company = Company(name)
-    company.forward.breaks = lambda rows, length: rows > 1
+    engine = TinyEngine(name)
+    engine.forward.breaks = lambda rows, length: rows > 1
     for number in range(3):
-        company.ask(words(30, number), 10, temperature=0.8 * number, seed=number)
-    company.finish()
-    company.check()
-    assert [rows for rows, _ in company.forward.calls].count(2) == 1
-    assert company.forward.tokens == 3 * (29 + 10) + 2
-    assert all(each.finished for each in company.everyone)
+        engine.ask(words(30, number), 10, temperature=0.8 * number, seed=number)
+    engine.finish()
+    engine.check()
+    assert [rows for rows, _ in engine.forward.calls].count(2) == 1
+    assert engine.forward.tokens == 3 * (29 + 10) + 2
+    assert all(each.finished for each in engine.requests)
 
 
 def test_a_fault_of_one_row_leaves_the_others_together() -> None:
-    company = Company("llama")
-    first, second, third = (company.ask(words(30, number), 20) for number in range(3))
-    company.until(lambda: len(second.tokens) > 5)
-    texts = {generation.request: generation._text for generation in company.generations()}
+    engine = TinyEngine("llama")
+    first, second, third = (engine.ask(words(30, number), 20) for number in range(3))
+    engine.until(lambda: len(second.tokens) > 5)
+    texts = {generation.request: generation._text for generation in engine.generations()}
     with breaking(texts[second.request], "push", 0):
-        company.advance(2)
+        engine.advance(2)
     assert second.failed
-    assert company.phase(first) == company.phase(third) == "batch"
-    company.forward.calls.clear()
-    company.advance(5)
-    assert company.forward.calls == [(2, 1)] * 5
-    company.finish()
-    company.check()
+    assert engine.phase(first) == engine.phase(third) == "batch"
+    engine.forward.calls.clear()
+    engine.advance(5)
+    assert engine.forward.calls == [(2, 1)] * 5
+    engine.finish()
+    engine.check()
 
 
 def test_a_row_that_cannot_take_its_layers_up_again_leaves_the_others_together() -> None:
-    company = Company("llama")
-    first, second, third = (company.ask(words(30, number), 10 * number + 10) for number in range(3))
-    company.until(lambda: company.phase(third) == "batch")
+    engine = TinyEngine("llama")
+    first, second, third = (engine.ask(words(30, number), 10 * number + 10) for number in range(3))
+    engine.until(lambda: engine.phase(third) == "batch")
     with breaking(DecodeRows, "settle", 0) as calls:
-        company.until(lambda: first.finished is not None)
-        company.advance()
+        engine.until(lambda: first.finished is not None)
+        engine.advance()
     assert calls
-    assert company.phase(second) == company.phase(third) == "batch"
-    company.finish()
-    company.check()
+    assert engine.phase(second) == engine.phase(third) == "batch"
+    engine.finish()
+    engine.check()
 
 
 def test_answers_that_could_not_be_joined_are_not_joined_again() -> None:
-    company = Company("llama")
+    engine = TinyEngine("llama")
     for number in range(2):
-        company.ask(words(30, number), 20)
-    company.until(lambda: len(company.generations()) == 2 and not company.running.prefilling)
+        engine.ask(words(30, number), 20)
+    engine.until(lambda: len(engine.generations()) == 2 and not engine.scheduler.prefilling)
     with breaking(BatchedLayers, "__init__", 0) as calls:
-        company.finish()
+        engine.finish()
     assert len(calls) == 1
-    assert company.forward.most_rows == 1
-    company.check()
+    assert engine.forward.most_rows == 1
+    engine.check()
 
 
 def test_a_session_that_does_not_open_fails_its_request_and_costs_the_cache_only() -> None:
-    company = Company("llama")
-    running = company.ask(FIRST, 20)
-    company.until(lambda: len(running.tokens) > 5)
+    engine = TinyEngine("llama")
+    running = engine.ask(FIRST, 20)
+    engine.until(lambda: len(running.tokens) > 5)
     with breaking(TrieCache, "begin", 0):
-        bad, good = company.ask(SECOND, 5), company.ask(THIRD, 5)
-        company.finish()
+        bad, good = engine.ask(SECOND, 5), engine.ask(THIRD, 5)
+        engine.finish()
     assert bad.failed
     assert running.finished
     assert good.finished
-    go_on(company)
+    go_on(engine)
 
 
 def test_a_session_that_does_not_close_has_been_answered_all_the_same() -> None:
-    company = Company("llama")
-    asked = [company.ask(prompt, 6 + 4 * number) for number, prompt in enumerate((FIRST, SECOND, THIRD))]
+    engine = TinyEngine("llama")
+    asked = [engine.ask(prompt, 6 + 4 * number) for number, prompt in enumerate((FIRST, SECOND, THIRD))]
     with breaking(Generation, "close", 0):
-        company.finish()
+        engine.finish()
     assert all(each.finished for each in asked)
-    go_on(company)
+    go_on(engine)

@@ -1,0 +1,147 @@
+"""Builds the parts of an engine: opens the device, loads the weights, and connects all that computes with them.
+
+Importing this module imports MLX, so only the engine thread does, once it runs.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from time import perf_counter
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from runner import __version__
+from runner.cache import Cache, make_cache
+from runner.cache.layers.batch_trial import BatchTrial
+from runner.engine.context import EngineContext, SettledTrial
+from runner.engine.events import Outbox
+from runner.engine.formats import Formats
+from runner.engine.memory.budget import MemoryBudget, MLXMeter, set_limits
+from runner.engine.platform.warmup import sketch, warm_up
+from runner.engine.policy import SlicePolicy
+from runner.engine.report import Identity, Report
+from runner.engine.scheduler import Scheduler
+from runner.logs import Log
+from runner.model import OpenedModel
+from runner.model.device import gpu_usable_bytes, usable_bytes
+from runner.model.weights.dtype import device
+from runner.model.weights.load import LoadedModel, load
+from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, Settings
+from runner.tokenizer import Tokenizer
+
+log = Log(__name__)
+_WARM_BYTES = 256 << 20  # on a CPU, a larger model's own forwards take so long that the extra of the first is nothing
+MakeLayers = Callable[[], list[object]]
+
+
+class Assembly(NamedTuple):
+    """The parts of an engine. All but `tokenizer` and `formats` belong to the engine thread."""
+
+    scheduler: Scheduler
+    report: Report
+    tokenizer: Tokenizer
+    formats: Formats
+    warm_up: Callable[[], None]
+    """Computes what a first request would. Raises ComputeError if the model cannot."""
+    on_gpu: bool
+
+
+class _Device(NamedTuple):
+    on_cpu: bool
+    total_bytes: int
+    budget_bytes: int
+    """The most that MLX may hold (`--memory`)."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """True if the device and ordinary processes use the same memory."""
+        return self.on_cpu or mx.metal.is_available()
+
+
+def assemble(
+    settings: Settings, model: OpenedModel, opening: Future[Tokenizer], outbox: Outbox, started_s: float
+) -> Assembly:
+    """Loads the model and builds an engine around it. Runs on the engine thread.
+
+    `opening` gives the tokenizer; `started_s` is when the engine began to load, for the log. Raises ModelError if the
+    model or its tokenizer cannot be loaded.
+    """
+    opened = _open_device(settings)
+    loaded = load(model, settings.dtype, opened.budget_bytes)
+    tokenizer = opening.result()
+    make_layers, salt = _choose_kv_format(loaded, model.vocab_size, settings.kv_bits)
+    cache_bytes = settings.cache_memory.bytes_of(opened.total_bytes)
+    chunk_tokens = settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if opened.on_cpu else GPU_CHUNK_TOKENS)
+
+    def new_cache() -> Cache:
+        return make_cache(settings.cache, make_layers, budget_bytes=cache_bytes, turn_tokens=tokenizer.special)
+
+    unbatchable = loaded.unbatchable
+    trial = SettledTrial(unbatchable) if unbatchable else BatchTrial(make_layers, loaded.logits, model.vocab_size)
+    reuse_bytes = set_limits(opened.budget_bytes, on_cpu=opened.on_cpu)
+    formats = Formats(model, tokenizer, settings.parallel, opened.budget_bytes - mx.get_active_memory())
+    grammar_bytes = (lambda: formats.nbytes) if opened.shares_memory else (lambda: 0)
+    context = EngineContext(
+        forward=loaded.logits,
+        tokenizer=tokenizer,
+        context_length=model.context_length,
+        make_cache=new_cache,
+        memory=MemoryBudget(MLXMeter(), opened.budget_bytes, chunk_tokens, reuse_bytes, grammar_bytes),
+        salt=salt,
+        trial=trial,
+    )
+    scheduler = Scheduler(context, SlicePolicy(chunk_tokens, settings.max_gap_s), settings.parallel, outbox)
+    identity = Identity(__version__, model.name, model.architecture, device(), model.context_length, settings.cache)
+    report = Report(identity, scheduler, context.memory, tokenizer if settings.inspect_text else None)
+    log.info(
+        "model loaded",
+        model=model.name,
+        architecture=model.architecture,
+        bytes=model.total_bytes,
+        seconds=round(perf_counter() - started_s, 3),
+        device=device(),
+        context=model.context_length,
+        cache=settings.cache,
+        cache_bytes=cache_bytes,
+        memory_bytes=opened.budget_bytes,
+        parallel=scheduler.parallel,
+    )
+    warm = _warm_up_of(model, loaded, make_layers, on_cpu=opened.on_cpu)
+    return Assembly(scheduler, report, tokenizer, formats, warm, not opened.on_cpu)
+
+
+def _open_device(settings: Settings) -> _Device:
+    """Prepares MLX's default device, and finds how much memory it offers."""
+    on_cpu = device() == "cpu"
+    if on_cpu:
+        mx.disable_compile()  # every fused kernel would cost a run of g++, and gains nothing on CPUs
+    budget_bytes = settings.memory.bytes_of(usable_bytes())
+    total_bytes = gpu_usable_bytes(mx.device_info(), mx.get_memory_limit())
+    if not on_cpu and mx.metal.is_available():
+        mx.set_wired_limit(min(total_bytes, budget_bytes))  # lest weights are paged out between two requests
+    return _Device(on_cpu, total_bytes, budget_bytes)
+
+
+def _choose_kv_format(loaded: LoadedModel, vocab_size: int, kv_bits: int | None) -> tuple[MakeLayers, str]:
+    """Returns the function that makes a sequence's layers, and the name of the format that they keep keys and values
+    in: empty if they are not quantized."""
+    if kv_bits is None:
+        return loaded.make_layers, ""
+    from runner.cache.layers.quantized_trial import find_format
+
+    return find_format(loaded.make_layers, loaded.logits, vocab_size, kv_bits)
+
+
+def _warm_up_of(
+    model: OpenedModel, loaded: LoadedModel, make_layers: MakeLayers, *, on_cpu: bool
+) -> Callable[[], None]:
+    """Returns the forwards to run before the first request. A large model on a CPU only builds its graphs."""
+    only_sketch = on_cpu and model.total_bytes > _WARM_BYTES and not loaded.has_16_bit_experts
+    compute = sketch if only_sketch else warm_up
+
+    def warm() -> None:
+        if not on_cpu:
+            log.info("warming up", why="a GPU's kernels are compiled when they are first used, once on a machine")
+        compute(make_layers, loaded.logits, model.vocab_size, model.context_length)
+
+    return warm

@@ -1,0 +1,82 @@
+"""The batches that decode: adds requests to them, joins them, and takes requests out."""
+
+from collections.abc import Sequence
+
+from runner.cache import CacheBudget
+from runner.engine.batch import Batch, Results
+from runner.engine.batch_matching import BatchMatcher
+from runner.engine.generation import Generation
+from runner.engine.recovery import Recovery
+from runner.logs import Log
+
+log = Log(__name__)
+
+
+class Batches:
+    """All batches of an engine. Owner: the engine thread.
+
+    If a change of a batch of several requests raises, the batch is disbanded: each of them goes on alone, from what its
+    own layers have seen. The methods that may do so return these requests, with events for their clients.
+    """
+
+    def __init__(self, matcher: BatchMatcher, recovery: Recovery) -> None:
+        self.all: list[Batch] = []
+        self._matcher = matcher
+        self._recovery = recovery
+
+    @property
+    def generations(self) -> list[Generation]:
+        """The requests that decode."""
+        return [generation for batch in self.all for generation in batch.generations]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that batches hold beside the layers of their requests."""
+        return sum(batch.nbytes for batch in self.all)
+
+    def join(self, batch: Batch, cache: CacheBudget) -> tuple[Batch, Results]:
+        """Joins a batch of one request with the one that suits it best, if any. Returns the batch that the request is
+        in now, and the requests of a batch that was disbanded."""
+        host = self._matcher.host(batch, self.all, cache)
+        if host is None:
+            return batch, []
+        try:
+            host.join(batch)
+        except Exception as error:
+            batch.generations[0].sociable = False
+            if len(host.generations) > 1:
+                return batch, self.end(host, error)
+            log.exception("two answers could not be joined; computing them in turns")
+            return batch, []
+        self.all.remove(batch)
+        return host, []
+
+    def leave(self, batch: Batch, leaving: Sequence[Generation]) -> Results:
+        """Takes requests out of their batch, and ends the batch when none is left. Returns the others if it had to be
+        disbanded."""
+        try:
+            batch.leave(leaving)
+        except Exception as error:
+            self.all.remove(batch)
+            batch.generations = [generation for generation in batch.generations if generation not in leaving]
+            return self._disband(batch, error)
+        if not batch.generations:
+            self.all.remove(batch)
+        return []
+
+    def add_parted(self, batch: Batch) -> None:
+        """Adds the batches that have parted from this one because of slow grammars."""
+        self.all += batch.parted
+        batch.parted = []
+
+    def end(self, batch: Batch, error: Exception) -> Results:
+        """Ends a batch after an error, and returns its requests. One that was alone restarts or has failed."""
+        self.all.remove(batch)
+        if len(batch.generations) > 1:
+            return self._disband(batch, error)
+        return self._recovery.retry_or_fail(batch.generations[0], error)
+
+    def _disband(self, batch: Batch, error: Exception) -> Results:
+        log.exception("a batch failed; computing its answers one by one", answers=len(batch.generations))
+        self._recovery.note(error)
+        return batch.disband(error)

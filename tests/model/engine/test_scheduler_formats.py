@@ -1,0 +1,333 @@
+"""Answers that follow a grammar: what is forced costs no draw, what is compiled late holds nobody up.
+
+`test_scheduler_mix` shows that each answer is the one that the model gives alone under the same grammar.
+"""
+
+from concurrent.futures import Future
+
+import mlx.core as mx
+import pytest
+from msgspec.structs import replace
+
+from protocol import DoneReason
+from runner.engine.events import Failed, Text
+from runner.errors import RequestError
+from runner.grammar import Grammar, Guide
+from runner.sampling import SamplingOptions
+from scripts.tools.models.tiny import KINDS
+from tests.lib.breaking import breaking
+from tests.lib.tiny_engine import ClientRequest, RequestSpec, TinyEngine, compiled_grammar, oracle_answer, text_of
+
+PROMPT = tuple(range(40))
+LITERAL = 'start: /[0-9]/ "<=======>" /[0-9]/ "!"'
+GREEDY = SamplingOptions()
+
+
+def spec(
+    grammar: str, max_tokens: int = 40, prompt: tuple[int, ...] = PROMPT, options: SamplingOptions = GREEDY
+) -> RequestSpec:
+    return RequestSpec(prompt, max_tokens, options, grammar=grammar)
+
+
+class Later(Future[Grammar]):
+    """A grammar that is compiled when a test says so."""
+
+    def arrive(self, wanted: RequestSpec) -> None:
+        grammar = compiled_grammar(wanted)
+        assert grammar is not None
+        self.set_result(grammar.result())
+
+
+def ask_later(engine: TinyEngine, wanted: RequestSpec) -> tuple[ClientRequest, Later]:
+    asked, later = ClientRequest(engine.kind, wanted), Later()
+    asked.request.grammar = later
+    engine.requests.append(asked)
+    engine.scheduler.add(asked.request)
+    return asked, later
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_forced_is_computed_in_one_forward(name: str) -> None:
+    engine = TinyEngine(name)
+    asked = engine.submit(spec(LITERAL))
+    engine.finish()
+    engine.check()
+    assert len(asked.text) == 12
+    *prompt, first, jump, last = engine.forward.calls
+    # The first digit is drawn; it and what follows at once; the second digit, of which nobody knew that it is the end.
+    assert sum(length for _, length in prompt) == len(PROMPT) - 1
+    assert [first, jump, last] == [(1, 1), (1, 10), (1, 1)]
+
+
+def test_what_an_answer_begins_with_is_part_of_the_prefill() -> None:
+    engine = TinyEngine("llama")
+    asked = engine.submit(spec('start: "<<<<<<<<" /[0-9]/ ">"'))
+    engine.advance()
+    assert asked.text == "<<<<<<<<", "told before anything is computed"
+    engine.finish()
+    engine.check()
+    assert engine.forward.calls == [(1, len(PROMPT) + 7), (1, 1)]
+
+
+def test_an_answer_that_is_forced_as_a_whole_needs_no_model() -> None:
+    engine = TinyEngine("llama")
+    asked = engine.submit(spec('start: "<<<<>>>>"'))
+    engine.finish()
+    engine.check()
+    assert (asked.text, engine.forward.calls) == ("<<<<>>>>", [])
+
+
+def test_a_long_jump_is_taken_in_parts() -> None:
+    engine = TinyEngine("llama")
+    asked = engine.submit(spec(f'start: /[0-9]/ "{"=" * 150}" /[0-9]/', 200))
+    engine.finish()
+    engine.check()
+    assert len(asked.text) == 152
+    assert max(length for _, length in engine.forward.calls[1:]) <= 65
+
+
+def test_in_a_batch_forced_tokens_are_drawn() -> None:
+    engine = TinyEngine("llama")
+    first = engine.submit(spec("start: /[0-9]{60}/", 60))
+    engine.until(lambda: len(first.tokens) > 5)
+    asked = engine.submit(spec('start: /[0-9]/ /[0-9]/ /[0-9]/ /[0-9]/ "<=======>" /[0-9]/ "!"'))
+    engine.until(lambda: engine.phase(asked) == "batch")
+    at = len(engine.forward.calls)
+    engine.until(lambda: asked.finished is not None)
+    assert set(engine.forward.calls[at:]) <= {(2, 1), (1, 1)}
+    engine.finish()
+    engine.check()
+    assert engine.forward.most_rows == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SamplingOptions(temperature=1.5, seed=7),
+        SamplingOptions(temperature=1.5, seed=7, top_k=8, repeat_penalty=1.3, repeat_last_n=9),
+    ],
+)
+def test_a_seed_draws_the_same_with_and_without_a_jump(options: SamplingOptions) -> None:
+    grammar = 'start: ("<==>" /[0-9]/){6}'
+    texts = []
+    for logprobs in (False, True):  # whoever asks for the probabilities gets every token drawn
+        engine = TinyEngine("llama")
+        asked = engine.submit(spec(grammar, options=replace(options, logprobs=logprobs)))
+        engine.finish()
+        engine.check()
+        texts.append(asked.text)
+        jumped = any(length > 1 for _, length in engine.forward.calls[1:])
+        assert jumped is not logprobs
+    assert texts[0] == texts[1]
+
+
+def test_the_probabilities_of_what_is_forced_are_those_of_the_model() -> None:
+    engine = TinyEngine("llama")
+    asked = engine.submit(spec(LITERAL, options=SamplingOptions(logprobs=True, top_logprobs=3)))
+    engine.finish()
+    engine.check()  # looks at each entry
+    assert "".join(entry.token for entry in asked.entries) == asked.text
+    assert min(entry.logprob for entry in asked.entries) < -3, "the model would have said something else"
+
+
+@pytest.mark.parametrize("most", [1, 3, 9, 11, 12, 13])
+def test_a_limit_that_cuts_the_answer_is_told_and_one_that_does_not_is_not(most: int) -> None:
+    engine = TinyEngine("llama")
+    asked = engine.submit(spec(LITERAL, most))
+    engine.finish()
+    engine.check()
+    assert asked.finished is not None
+    assert asked.finished.metrics.eval_count == min(most, 12)
+    assert asked.finished.reason is (DoneReason.LENGTH if most < 12 else DoneReason.STOP)
+
+
+def test_a_stop_string_in_what_is_forced_ends_the_answer() -> None:
+    engine = TinyEngine("llama")
+    asked = engine.submit(spec(LITERAL)._replace(stop="==>"))
+    engine.finish()
+    engine.check()
+    assert asked.text == f"{asked.text[0]}<====="
+    again = engine.submit(spec(LITERAL)._replace(stop="==>"))
+    engine.finish()
+    again.check_answer()
+    assert again.cached == len(PROMPT) - 1
+
+
+def test_a_conversation_that_goes_on_behind_a_jump_is_in_the_cache() -> None:
+    engine = TinyEngine("llama")
+    asked = engine.submit(spec(LITERAL))
+    engine.finish()
+    said = oracle_answer("llama", asked.spec).tokens
+    follower = engine.submit(spec("start: /[0-9]/", prompt=(*PROMPT, *said, 1, 2)))
+    engine.finish()
+    engine.check()
+    assert follower.cached == len(PROMPT) + len(said) - 1, "all but the last token, over which nothing was computed"
+
+
+# --- grammars that are late, or never come
+
+
+def test_a_grammar_that_takes_its_time_holds_up_nobody_else() -> None:
+    engine = TinyEngine("llama")
+    asked, later = ask_later(engine, spec(LITERAL))
+    engine.until(lambda: engine.phase(asked) == "compiling")
+    assert engine.scheduler.idle, "nothing to do until it arrives"
+    assert asked.text == ""
+    other = engine.ask(PROMPT, 5)
+    engine.until(lambda: other.finished is not None)
+    assert engine.phase(asked) == "compiling"
+    later.arrive(asked.spec)
+    assert not engine.scheduler.idle
+    engine.finish()
+    engine.check()
+
+
+def test_a_grammar_that_is_there_before_the_prompt_is_read_is_not_waited_for() -> None:
+    engine = TinyEngine("llama", parallel=1)
+    first = engine.ask(PROMPT, 5)
+    asked, later = ask_later(engine, spec(LITERAL))
+    later.arrive(asked.spec)
+    engine.finish()
+    assert first.finished
+    engine.check()
+
+
+def test_a_grammar_that_is_none_ends_its_request_and_keeps_what_was_read() -> None:
+    engine = TinyEngine("llama")
+    asked, later = ask_later(engine, spec(LITERAL))
+    engine.until(lambda: engine.phase(asked) == "compiling")
+    later.set_exception(RequestError("Format: no such thing"))
+    engine.finish()
+    assert not asked.failed, "the client reads it in the refusal"
+    assert asked.text == ""
+    engine.check_cache()
+    again = engine.ask(PROMPT, 5)
+    engine.finish()
+    again.check_answer()
+    assert again.cached == len(PROMPT) - 1
+
+
+def test_a_client_that_leaves_while_its_grammar_is_compiled_takes_its_place_with_it() -> None:
+    engine = TinyEngine("llama", parallel=1)
+    asked, later = ask_later(engine, spec(LITERAL))
+    engine.until(lambda: engine.phase(asked) == "compiling")
+    other = engine.ask(PROMPT, 3)
+    assert engine.scheduler.idle, "the only place is taken"
+    asked.request.cancel()
+    assert later.cancelled(), "nobody else waits for it"
+    engine.finish()
+    assert other.finished
+    assert asked.text == ""
+    engine.check_cache()
+
+
+def test_a_grammar_that_the_vocabulary_cannot_spell_fails_alone() -> None:
+    engine = TinyEngine("llama")
+    other = engine.ask(range(30), 20)
+    asked = engine.submit(spec('start: /[0-9]/ "é"'))
+    engine.finish()
+    (*_, last) = asked.received
+    assert isinstance(last, Failed)
+    assert "vocabulary" in last.text
+    other.check_answer()
+    engine.check_cache()
+
+
+class Breaks:
+    """The forward over so many rows, the one with this number."""
+
+    def __init__(self, rows: int, at: int) -> None:
+        self._rows = rows
+        self._left = at
+
+    def __call__(self, rows: int, length: int) -> bool:
+        self._left -= rows == self._rows
+        return rows == self._rows and self._left == 0
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_a_step_that_raises_loses_nothing_of_a_constrained_answer(at: int) -> None:
+    engine = TinyEngine("llama")
+    for row in range(2):
+        engine.submit(spec("start: /[0-9]{25}/", 25, tuple(range(row, 30))))
+    engine.submit(spec('start: (/[0-9]/ "=>"){9}', 40, tuple(range(5, 30))))
+    engine.forward.breaks = Breaks(3, at)
+    engine.finish()
+    engine.check()
+    assert all(asked.finished for asked in engine.requests)
+    assert engine.forward.most_rows == 3
+
+
+def test_a_mask_that_raises_sets_everyone_back_and_loses_nothing() -> None:
+    wishes = [spec('start: (/[0-9]/ "=>"){9}', 40, tuple(range(row, 30))) for row in range(3)]
+    for at in (5, 17, 18, 30):
+        engine = TinyEngine("llama")
+        for each in wishes:
+            engine.submit(each)
+        with breaking(Guide, "mask", at):
+            engine.finish()
+        finished = [asked for asked in engine.requests if asked.finished]
+        assert len(finished) >= len(wishes) - 1, "at most the one that computes alone may fail by it"
+        for asked in finished:
+            asked.check_answer()
+        engine.check_cache()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_mask_that_is_late_holds_up_its_own_answer_only(name: str) -> None:
+    engine = TinyEngine(name)
+    others = [engine.ask(range(row, 30), 20) for row in range(2)]
+    engine.until(lambda: all(engine.phase(other) == "batch" or engine.running() < 2 for other in others))
+    late = engine.submit(spec('start: (/[0-9]/ "=>"){9}', 40, tuple(range(5, 30))))
+    engine.until(lambda: len(late.tokens) > 1)
+    engine.late = lambda: 10**6
+    engine.until(lambda: all(other.finished for other in others))
+    assert late.finished is None
+    engine.until(lambda: engine.scheduler.idle)
+    assert engine.scheduler.awaits_mask, "there is nothing to do but to wait for the mask"
+    engine.late = lambda: 0
+    late.request.cancel()
+    engine.finish()
+    engine.check()
+
+
+def test_who_is_late_parts_from_a_batch_and_the_batch_goes_on() -> None:
+    engine = TinyEngine("llama")
+    for row in range(2):
+        engine.ask(range(row, 30), 30)
+    late = engine.submit(spec('start: (/[0-9]/ "=>"){9}', 40, tuple(range(5, 30))))
+    engine.until(lambda: engine.phase(late) == "batch" and engine.forward.most_rows == 3)
+    at, engine.late = len(engine.forward.calls), lambda: 2
+    engine.until(lambda: engine.phase(late) == "alone")
+    engine.late = lambda: 0
+    engine.finish()
+    engine.check()
+    assert engine.forward.calls[at:].count((2, 1)) > 10, "the others stay together"
+    assert all(length == 1 for rows, length in engine.forward.calls[at:] if rows > 1)
+    assert sum(rows * length for rows, length in engine.forward.calls[at:]) < 120, "nobody begins again"
+
+
+def test_a_grammar_that_fails_in_a_batch_ends_its_answer_only() -> None:
+    engine = TinyEngine("llama")
+    others = [engine.ask(range(row, 30), 30) for row in range(2)]
+    failing = engine.submit(spec('start: /[0-9]{20}/ "é"', 40, tuple(range(5, 30))))
+    engine.until(lambda: engine.phase(failing) == "batch" and engine.forward.most_rows == 3)
+    at = len(engine.forward.calls)
+    engine.finish()
+    (*_, last) = failing.received
+    assert isinstance(last, Failed)
+    for other in others:
+        other.check_answer()
+    engine.check_cache()
+    assert {length for _, length in engine.forward.calls[at:]} == {1}, "nobody is set back"
+    assert engine.forward.calls[at:].count((2, 1)) > 5, "the others stay together"
+
+
+def test_a_forced_text_comes_in_one_line() -> None:
+    engine = TinyEngine("llama")
+    asked = engine.submit(spec(LITERAL))
+    engine.finish()
+    lines = [event.text for event in asked.received if isinstance(event, Text)]
+    assert lines == [asked.text[:10], asked.text[10:]]
+    assert text_of(asked.tokens) == asked.text
+    mx.clear_cache()

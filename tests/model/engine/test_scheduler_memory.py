@@ -1,0 +1,220 @@
+"""Several requests within a budget: they wait, are refused or take turns; nothing else suffers, and nothing leaks."""
+
+import gc
+
+import mlx.core as mx
+import pytest
+
+from runner.engine.events import Refused
+from runner.engine.policy import SlicePolicy
+from scripts.tools.models.tiny import KINDS, words
+from tests.lib.memory import held_bytes
+from tests.lib.tiny_engine import BATCHABLE, TinyEngine
+
+TOKEN_BYTES = 256
+"""Of the llama: two layers, keys and values, two heads, eight float32 each. A layer grows by 256 tokens at a time."""
+
+
+def budget(tokens: int) -> int:
+    """Enough for the layers of so many tokens."""
+    return tokens * TOKEN_BYTES
+
+
+def most_open(engine: TinyEngine) -> int:
+    """Goes on to the end; how many sessions were open at once."""
+    most = 0
+    while not engine.scheduler.idle:
+        engine.advance()
+        most = max(most, len(engine.trie._sequences.sessions))
+    return most
+
+
+def make_engine(tokens: int | None, room_tokens: int | None = None) -> TinyEngine:
+    room = None if room_tokens is None else budget(room_tokens)
+    return TinyEngine("llama", SlicePolicy(64, 0.1), budget=None if tokens is None else budget(tokens), room=room)
+
+
+def test_a_request_waits_while_there_is_no_room_and_begins_then() -> None:
+    engine = make_engine(1300)  # the second counts as 500 and 256 for its answer
+    first, second = engine.ask(words(600), 100), engine.ask(words(500, 2), 20)
+    engine.until(lambda: len(first.tokens) > 50)
+    assert engine.phase(second) == "queued"
+    assert not second.started
+    engine.until(lambda: first.finished is not None)
+    assert engine.phase(second) == "queued"
+    engine.advance(3)
+    assert second.started
+    engine.finish()
+    engine.check()
+
+
+def test_a_request_that_finds_room_does_not_wait() -> None:
+    engine = make_engine(1400)
+    first, second = engine.ask(words(600), 100), engine.ask(words(500, 2), 20)
+    engine.until(lambda: len(first.tokens) > 50)
+    assert second.started
+    engine.finish()
+    engine.check()
+
+
+def test_the_first_request_in_the_queue_is_not_overtaken_by_a_smaller_one() -> None:
+    engine = make_engine(1400)
+    first = engine.ask(words(600), 100)
+    engine.until(lambda: len(first.tokens) > 10)
+    large, small = engine.ask(words(700, 2), 5), engine.ask(words(10, 3), 5)
+    engine.until(lambda: first.finished is not None)
+    assert not large.started
+    assert not small.started
+    engine.finish()
+    engine.check()
+
+
+def test_what_a_request_takes_is_known_from_its_first_forward_on() -> None:
+    engine = make_engine(800)
+    for number in range(5):
+        engine.ask(words(300, 2 * number), 20)
+    assert most_open(engine) == 1
+    engine.check()
+
+
+@pytest.mark.parametrize("length", [1, 2, 300])
+def test_the_second_request_waits_for_the_first_forward_and_no_longer(length: int) -> None:
+    engine = make_engine(5000)
+    engine.ask(words(length), 200)
+    second = engine.ask(words(300, 2), 5)
+    engine.advance(2)
+    assert not second.started
+    engine.advance(4)
+    assert second.started
+    engine.finish()
+    engine.check()
+
+
+def test_without_a_budget_nobody_waits_for_the_first_forward() -> None:
+    engine = make_engine(None)
+    for number in range(5):
+        engine.ask(words(300, 2 * number), 20)
+    engine.advance(5)
+    assert len(engine.trie._sequences.sessions) == 5
+    engine.finish()
+    engine.check()
+
+
+def test_those_behind_another_one_need_room_as_well() -> None:
+    engine = make_engine(1400)
+    for number in range(5):
+        engine.ask([*words(400), *words(8, number)], 30)
+    assert most_open(engine) == 2
+    engine.check()
+    assert all(each.cached >= 400 for each in engine.requests[1:])
+
+
+@pytest.mark.parametrize("shared", [0, 200])
+def test_one_request_always_runs_however_small_the_budget(shared: int) -> None:
+    engine = make_engine(100)
+    for number in range(3):
+        engine.ask([*words(shared, 50), *words(100, 2 * number)], 10)
+    assert most_open(engine) == 1
+    engine.check()
+    assert engine.trie.admits(10_000)
+
+
+# --- refusal
+
+
+def test_a_prompt_that_the_device_has_no_room_for_is_refused_and_nothing_else_suffers() -> None:
+    engine = make_engine(None, room_tokens=1000)
+    running = engine.ask(words(100), 60)
+    engine.until(lambda: len(running.tokens) > 5)
+    large, small = engine.ask(words(1100, 2), 5), engine.ask(words(50, 3), 5)
+    engine.finish()
+    (event,) = large.received
+    assert isinstance(event, Refused)
+    for part in ("1100 tokens", "281.6 KB", "256.0 KB", "Shorten the prompt"):
+        assert part in event.text
+    assert large.session is None
+    assert small.finished
+    engine.check()
+
+
+@pytest.mark.parametrize("before", [1, 300])
+def test_a_prompt_that_fits_is_not_refused_whatever_came_before(before: int) -> None:
+    engine = make_engine(None, room_tokens=1024)  # layers grow by 256
+    engine.ask(words(before), 1)
+    engine.finish()
+    asked = engine.ask(words(900, 2), 1)
+    engine.finish()
+    asked.check_answer()
+
+
+# --- batches
+
+
+def test_answers_for_whose_batch_there_is_no_room_take_turns() -> None:
+    engine = make_engine(1600)  # for two sessions of 512 tokens, and not for two rows of 310 more
+    first, second = engine.ask(words(300), 60), engine.ask(words(310, 2), 60)
+    engine.until(lambda: len(first.tokens) > 20)
+    steps = len(second.tokens)
+    assert steps
+    engine.finish()
+    engine.check()
+    assert engine.forward.most_rows == 1
+
+
+def test_batches_count_as_long_as_they_last() -> None:
+    engine = make_engine(5000)
+    asked = [engine.ask(words(300, 2 * number), 20 + number) for number in range(3)]
+    seen = set()
+    while not engine.scheduler.idle:
+        engine.advance()
+        held = sum(group.nbytes for group in engine.scheduler.batches.all)
+        assert engine.trie._reserved <= held <= engine.trie._reserved + 3 * budget(256)
+        assert (engine.trie._reserved > 0) == (held > 0)
+        seen.add(max((len(group.generations) for group in engine.scheduler.batches.all), default=0))
+        assert engine.trie.nbytes <= budget(5000)
+    assert seen == {0, 1, 2, 3}
+    assert all(each.finished for each in asked)
+    engine.check()
+
+
+def test_two_short_answers_and_a_long_one_are_not_padded_to_its_length() -> None:
+    engine = make_engine(None)
+    long = engine.ask(words(2000), 60)
+    shorts = [engine.ask(words(20, 2 * number + 3), 60) for number in range(2)]
+    engine.until(lambda: all(len(each.tokens) > 10 for each in engine.requests))
+    rows = sorted(len(group.generations) for group in engine.scheduler.batches.all)
+    assert rows == [1, 2]
+    steps = [len(each.tokens) for each in engine.requests]
+    engine.advance(20)
+    assert [len(each.tokens) - before for each, before in zip(engine.requests, steps, strict=True)] == [10] * 3
+    engine.finish()
+    engine.check()
+    assert long.finished
+    assert all(each.finished for each in shorts)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_afterwards_the_device_holds_what_the_cache_counts(name: str) -> None:
+    def play(engine: TinyEngine) -> None:
+        asked = [engine.ask([*words(70 - number), number], 6 + number, temperature=0.5, seed=1) for number in range(5)]
+        engine.until(lambda: any(each.finished for each in asked))
+        asked[-1].request.cancel()
+        engine.finish()
+
+    play(TinyEngine(name))  # what is made once
+    limit = mx.set_cache_limit(0)
+    try:
+        gc.collect()
+        before = held_bytes()
+        engine = TinyEngine(name, SlicePolicy(32, 0.1))
+        play(engine)
+        engine.check_cache()
+        assert (engine.forward.most_rows > 1) == (name in BATCHABLE)
+        gc.collect()
+        held = held_bytes() - before
+        assert 0 < engine.trie.nbytes <= held <= engine.trie.nbytes + 8192  # and some scalars of mlx-lm's
+        engine.trie.clear()
+        engine.trie._sequences.kept.reset()
+    finally:
+        mx.set_cache_limit(limit)
+    engine.check()

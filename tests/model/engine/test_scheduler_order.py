@@ -1,0 +1,309 @@
+"""Who begins when, who steps when, and what it costs the others that someone leaves.
+
+Times are made up: a forward takes 10 ms and 1 ms for each token, of however many rows, and nothing else takes any.
+"""
+
+import pytest
+
+from runner.engine.events import Started, Text
+from runner.engine.policy import Decode, Prefill, Slice, SlicePolicy, View
+from scripts.tools.models.tiny import KINDS, words
+from tests.lib.tiny_engine import BATCHABLE, UNBATCHABLE, ClientRequest, TinyEngine
+
+PHASES = ("queued", "awaiting prefix", "prefilling", "alone", "batch")
+
+
+def prompts(count: int, length: int = 30) -> list[list[int]]:
+    return [words(length, 2 * number + 1) for number in range(count)]
+
+
+def test_requests_begin_in_the_order_of_their_arrival_and_are_told_so_only_then() -> None:
+    engine = TinyEngine("llama", parallel=2)
+    asked = [engine.ask(prompt, 3 + 5 * (number % 3)) for number, prompt in enumerate(prompts(7))]
+    begun: list[int] = []
+    while not engine.scheduler.idle:
+        engine.advance()
+        assert engine.running() <= 2
+        waiting = [number for number, each in enumerate(asked) if engine.phase(each) == "queued"]
+        assert [number for number, each in enumerate(asked) if not each.started] == waiting
+        begun += [number for number in range(7) if asked[number].started and number not in begun]
+    assert begun == list(range(7))
+    engine.check()
+
+
+@pytest.mark.parametrize("parallel", [1, 3, 8])
+def test_as_many_run_at_once_as_there_are_places(parallel: int) -> None:
+    engine = TinyEngine("llama", parallel=parallel)
+    for prompt in prompts(9):
+        engine.ask(prompt, 30)
+    most = 0
+    while not engine.scheduler.idle:
+        engine.advance()
+        most = max(most, len(engine.trie._sequences.sessions))
+    assert most == parallel
+    engine.check()
+
+
+@pytest.mark.parametrize("cache", ["single", "none"])
+def test_caches_of_one_session_run_one_request_at_a_time(cache: str) -> None:
+    engine = TinyEngine("llama", cache=cache)
+    asked = [engine.ask(prompt, 5) for prompt in prompts(3)]
+    while not engine.scheduler.idle:
+        engine.advance()
+        assert sum(each.started and each.finished is None for each in asked) <= 1
+    engine.check()
+    assert engine.forward.most_rows == 1
+
+
+# --- leaving
+
+
+def brought_to(phase: str) -> tuple[TinyEngine, ClientRequest, list[ClientRequest]]:
+    """Three requests that run, and one more that is where it is wanted."""
+    engine = TinyEngine("llama", SlicePolicy(16, 0.1), parallel=3 if phase == "queued" else 8)
+    others = [engine.ask(prompt, 60) for prompt in prompts(1 if phase == "alone" else 3, 40)]
+    if phase == "alone":  # the one that is there cannot be joined: it reads a prompt of its own
+        others.append(engine.ask(words(600, 8), 2))
+        one = others.pop(0)
+        engine.until(lambda: len(one.tokens) > 5)
+        return engine, one, others
+    if phase != "awaiting prefix":
+        engine.until(lambda: all(len(each.tokens) > 2 for each in others))
+        one = engine.ask(words(200, 50), 30)
+    else:
+        others.append(engine.ask(words(300, 50), 2))
+        one = engine.ask([*words(250, 50), 1], 30)
+    engine.until(lambda: engine.phase(one) == phase)
+    if phase in ("prefilling", "batch"):
+        engine.advance(6)
+    assert engine.phase(one) == phase
+    return engine, one, others
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_cancel_costs_one_slice_at_most(phase: str) -> None:
+    engine, one, others = brought_to(phase)
+    calls, tokens, told = len(engine.forward.calls), list(one.tokens), len(one.received)
+    one.request.cancel()
+    engine.advance()
+    assert engine.phase(one) == "gone"
+    assert len(engine.forward.calls) <= calls + 1
+    assert (one.tokens, len(one.received)) == (tokens, told)
+    assert one.session is None or one.session not in engine.trie._sequences.sessions
+    engine.finish()
+    engine.check()
+    assert all(each.finished for each in others)
+
+
+def test_a_request_that_is_cancelled_in_the_queue_is_never_begun() -> None:
+    engine, one, _ = brought_to("queued")
+    one.request.cancel()
+    engine.finish()
+    assert not one.received
+    assert one.session is None
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [(name, phase) for name in KINDS for phase in ("prefilling", "batch" if name in BATCHABLE else "alone")],
+)
+def test_what_was_computed_is_kept_for_the_retry(name: str, phase: str) -> None:
+    engine = TinyEngine(name, SlicePolicy(16, 0.1))
+    one = engine.ask(words(70), 40)
+    for prompt in prompts(2) if phase == "batch" else ():
+        engine.ask(prompt, 35)
+    engine.until(lambda: engine.phase(one) == phase)
+    engine.advance(3 if phase == "prefilling" else 12)
+    assert one.session is not None
+    said = one.tokens
+    seen = one.session.position if phase == "prefilling" else 70 + len(said)
+    one.request.cancel()
+    engine.advance()
+    again = engine.ask([*words(70), *said, 1, 2], 3)
+    engine.finish()
+    engine.check()
+    assert 0 < seen <= again.cached + 1
+    assert again.cached <= seen
+
+
+class Reluctant(SlicePolicy):
+    """Nothing begins while someone decodes, until it is told so."""
+
+    willing = False
+
+    def next(self, view: View) -> Slice | None:
+        return super().next(view if self.willing else view._replace(startable=0) if view.decoding else view)
+
+
+def test_a_request_that_leaves_when_its_turn_has_come_is_never_begun() -> None:
+    schedule = Reluctant(64, 0.1)
+    engine = TinyEngine("llama", schedule)
+    engine.ask(words(30), 60)
+    engine.until(lambda: len(engine.requests[0].tokens) > 2)
+    late, later = engine.ask(words(30, 2), 5), engine.ask(words(30, 3), 5)
+    engine.advance(2)
+    schedule.willing = True
+    late.request.cancel()
+    engine.until(lambda: later.started)
+    assert not late.received
+    engine.finish()
+    engine.check()
+
+
+@pytest.mark.parametrize("phase", ["prefilling", "batch"])
+def test_the_place_of_one_who_leaves_is_taken_at_once(phase: str) -> None:
+    engine = TinyEngine("llama", SlicePolicy(16, 0.1), parallel=2)
+    engine.ask(words(30), 200)
+    engine.until(lambda: len(engine.requests[0].tokens) > 2)
+    leaves = engine.ask(words(900 if phase == "prefilling" else 40, 2), 100)
+    waits = engine.ask(words(30, 3), 5)
+    engine.until(lambda: engine.phase(leaves) == phase)
+    engine.advance(5)
+    engine.until(lambda: engine.forward.calls[-1][1] == 1)  # a step came last
+    assert not waits.started
+    leaves.request.cancel()
+    engine.advance(2)
+    assert waits.started
+    engine.finish()
+    engine.check()
+
+
+# --- turns and gaps
+
+
+@pytest.mark.parametrize("name", UNBATCHABLE)
+def test_answers_that_cannot_be_computed_together_take_turns(name: str) -> None:
+    engine = TinyEngine(name)
+    asked = [engine.ask(prompt, 25) for prompt in prompts(4)]
+    engine.until(lambda: all(each.tokens for each in asked))
+    ahead = [len(each.tokens) for each in asked]
+    while all(each.finished is None for each in asked):
+        engine.advance()
+        steps = [len(each.tokens) - before for each, before in zip(asked, ahead, strict=True)]
+        assert max(steps) - min(steps) <= 1
+    engine.finish()
+    engine.check()
+    assert engine.forward.most_rows == 1
+
+
+def gaps(engine: TinyEngine, stream: ClientRequest, until: ClientRequest) -> list[float]:
+    """Seconds between one token of a stream and the next, while something else is computed."""
+    found: list[float] = []
+    count, at = len(stream.received), engine.clock.now
+    while until.finished is None and stream.finished is None:
+        engine.advance()
+        if len(stream.received) > count:
+            found.append(engine.clock.now - at)
+            count, at = len(stream.received), engine.clock.now
+    return found
+
+
+@pytest.mark.parametrize("gap_s", [0.05, 0.1, 0.3])
+def test_a_stream_goes_on_while_a_prompt_is_read(gap_s: float) -> None:
+    engine = TinyEngine("llama", SlicePolicy(128, gap_s))
+    stream = engine.ask(words(10), 500)
+    engine.until(lambda: len(stream.tokens) > 5)
+    long = engine.ask(words(500, 3), 1)
+    found = gaps(engine, stream, long)
+    assert long.finished
+    assert len(found) > 1
+    assert max(found) <= gap_s + 0.02  # a first slice, while nobody knows what a token costs
+    stream.request.cancel()
+    engine.finish()
+    engine.check()
+
+
+class Noted(SlicePolicy):
+    """What the schedule is told: the tokens of every slice of a prompt, 0 for anything else, and how long it took; and
+    the group that made the last step."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 0.1)
+        self.received: list[tuple[int, float]] = []
+        self.stepped = -1
+
+    def took(self, slice: Slice, view: View, seconds: float) -> None:  # noqa: A002 - it is the field's word
+        if isinstance(slice, Decode):
+            self.stepped = view.decoding[slice.index]
+        self.received.append((slice.tokens if isinstance(slice, Prefill) else 0, round(seconds, 6)))
+        super().took(slice, view, seconds)
+
+
+def test_the_schedule_is_told_what_was_really_computed_and_how_long_it_took() -> None:
+    notes = Noted()
+    engine = TinyEngine("qwen3_next", notes)
+    engine.ask(words(200), 1)
+    engine.ask([*words(110), *words(20, 5)], 1)  # the first one stops where they part, for this one
+    engine.finish()
+    engine.check()
+    assert engine.requests[1].cached == 110
+    slices = [told for told in notes.received if told[0]]
+    assert slices == [(length, round(0.01 + 0.001 * length, 6)) for _, length in engine.forward.calls if length > 1]
+    assert (46, 0.056) in slices
+    assert sum(seconds for _, seconds in notes.received) == pytest.approx(engine.clock.now)
+
+
+def test_the_schedule_is_told_that_the_group_stepped_which_another_one_joined() -> None:
+    notes = Noted()
+    engine = TinyEngine("llama", notes)
+    asked = [engine.ask(prompt, 30) for prompt in prompts(3)]
+    sizes = []
+    while all(each.finished is None for each in asked):
+        groups = {group.id: len(group.generations) for group in engine.scheduler.batches.all}
+        engine.advance()
+        after = {group.id: len(group.generations) for group in engine.scheduler.batches.all}
+        if len(after) < len(groups):
+            assert after[notes.stepped] > groups[notes.stepped]
+            sizes.append(after[notes.stepped])
+    assert sizes[:2] == [2, 3]
+    engine.finish()
+    engine.check()
+
+
+def test_where_nobody_decodes_prompts_are_read_in_whole_chunks() -> None:
+    engine = TinyEngine("llama", SlicePolicy(128, 0.1))
+    engine.ask(words(400), 1)
+    engine.finish()
+    assert engine.forward.calls == [(1, 128)] * 3 + [(1, 15), (1, 1)]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    engine = TinyEngine("llama", SlicePolicy(64, 0.1))
+    long = engine.ask(words(1500), 5)
+    engine.advance(3)
+    short = engine.ask(words(30, 2), 5)
+    engine.until(lambda: short.finished is not None)
+    assert long.session is not None
+    assert long.session.position < 500
+    engine.finish()
+    engine.check()
+
+
+def test_two_long_prompts_and_a_stream_all_get_on() -> None:
+    engine = TinyEngine("llama", SlicePolicy(64, 0.1))
+    stream = engine.ask(words(10), 400)
+    engine.until(lambda: len(stream.tokens) > 5)
+    one, other = engine.ask(words(700, 3), 3), engine.ask(words(700, 5), 3)
+    found = gaps(engine, stream, one)
+    assert max(found) <= 0.13
+    engine.until(lambda: other.finished is not None)
+    assert stream.finished is None
+    stream.request.cancel()
+    engine.finish()
+    engine.check()
+
+
+def test_what_is_told_arrives_in_the_slice_in_which_it_is_known() -> None:
+    engine = TinyEngine("llama")
+    asked = [engine.ask(prompt, 10, metered=True) for prompt in prompts(3)]
+    while not engine.scheduler.idle:
+        before = [len(each.received) for each in asked]
+        engine.advance()
+        assert not engine._outbox._pending
+        grown = [len(each.received) - count for each, count in zip(asked, before, strict=True)]
+        assert max(grown) <= 2  # a token, or the last one with the end
+    for each in asked:
+        counted = [event.metrics.eval_count for event in each.received if isinstance(event, Text) and event.metrics]
+        assert counted == list(range(1, 11))
+        assert isinstance(each.received[0], Started)
+    engine.check()

@@ -1,0 +1,176 @@
+"""Requests that begin with the same tokens compute them once, also while they run.
+
+The counts are those of the forwards: with one token to say, a request computes its prompt but for what it found, so the
+tokens of all forwards tell whether anything was computed twice.
+"""
+
+import logging
+
+import pytest
+
+from runner.engine.policy import SlicePolicy
+from scripts.tools.models.tiny import KINDS, words
+from tests.lib.tiny_engine import SLICEABLE, ClientRequest, TinyEngine
+
+SHARED = words(200)
+requests = pytest.mark.parametrize("name", KINDS)
+
+
+def make_engine(name: str, chunk: int = 48, parallel: int = 8) -> TinyEngine:
+    return TinyEngine(name, SlicePolicy(chunk, 0.1), parallel=parallel)
+
+
+def together(engine: TinyEngine, suffixes: list[list[int]], max_tokens: int = 1) -> list[ClientRequest]:
+    return [engine.ask([*SHARED, *suffix], max_tokens) for suffix in suffixes]
+
+
+def suffix(number: int, length: int = 8) -> list[int]:
+    """Another first token for every number up to 63. Of a shorter one the cache keeps the place before it, too, which
+    is near enough to where two prompts part for beginning there."""
+    return [number, *words(length - 1, number)]
+
+
+@requests
+def test_requests_that_are_sent_together_compute_their_prefix_once(name: str) -> None:
+    engine = make_engine(name)
+    asked = together(engine, [suffix(number, 8 + number) for number in range(8)])
+    engine.finish()
+    engine.check()
+    assert [each.cached for each in asked] == [0] + [len(SHARED)] * 7
+    assert engine.forward.tokens == len(SHARED) + sum(8 + number for number in range(8))
+
+
+@requests
+def test_the_same_prompt_twice_is_computed_once(name: str) -> None:
+    engine = make_engine(name)
+    first, second = together(engine, [suffix(1)] * 2, max_tokens=4)
+    engine.finish()
+    engine.check()
+    # Elsewhere the place before the last four tokens is kept, and what follows is not worth waiting for.
+    assert (first.cached, second.cached) == (0, len(SHARED) + (7 if name in SLICEABLE else 4))
+    assert first.tokens == second.tokens
+
+
+@requests
+def test_those_who_follow_a_follower_share_with_it_too(name: str) -> None:
+    engine = make_engine(name)
+    branch = words(100, 9)
+    together(engine, [suffix(60), [*branch, *suffix(1)], [*branch, *suffix(3)]])
+    engine.finish()
+    engine.check()
+    assert [each.cached for each in engine.requests] == [0, 200, 300]
+    assert engine.forward.tokens == 208 + 108 + 8
+
+
+@requests
+def test_when_the_one_ahead_is_cancelled_another_goes_on_from_there(name: str) -> None:
+    engine = make_engine(name)
+    first, second, third = together(engine, [suffix(number) for number in range(3)])
+    engine.until(lambda: engine.phase(third) == "awaiting prefix" and engine.forward.tokens >= 96)
+    first.request.cancel()
+    engine.finish()
+    engine.check()
+    assert (second.cached, third.cached) == (96, 200)
+    assert engine.forward.tokens == 200 + 8 + 8
+
+
+@requests
+def test_when_the_one_ahead_fails_another_takes_its_place(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    engine = make_engine(name)
+    first, second, third = together(engine, [suffix(number) for number in range(3)])
+    engine.forward.breaks = lambda rows, length: len(engine.forward.calls) == 3
+    engine.finish()
+    engine.check()
+    assert first.failed
+    assert third.cached == 200
+    assert engine.forward.tokens == 3 * 48 + (208 - second.cached) + 8
+
+
+@requests
+def test_those_who_wait_for_another_do_so_within_the_places(name: str) -> None:
+    engine = make_engine(name, parallel=3)
+    asked = together(engine, [suffix(number) for number in range(5)])
+    engine.advance(4)
+    assert [engine.phase(each) for each in asked] == [
+        "prefilling",
+        "awaiting prefix",
+        "awaiting prefix",
+        "queued",
+        "queued",
+    ]
+    assert [each.started for each in asked] == [True] * 3 + [False] * 2
+    engine.finish()
+    engine.check()
+
+
+@pytest.mark.parametrize("name", SLICEABLE)
+@pytest.mark.parametrize("others", [0, 2])
+def test_who_comes_while_another_decodes_shares_its_prompt(name: str, others: int) -> None:
+    engine = make_engine(name)
+    first = engine.ask([*SHARED, 1], 40)
+    for number in range(others):
+        engine.ask(words(150 + number, 7 + number), 30)
+    engine.until(lambda: len(first.tokens) > 10)
+    late = engine.ask([*SHARED, 2, 3], 4)
+    engine.until(lambda: late.finished is not None)
+    assert first.finished is None
+    assert late.cached == len(SHARED)
+    engine.finish()
+    engine.check()
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_nobody_waits_for_what_another_is_about_to_say(others: int) -> None:
+    engine = make_engine("llama")
+    first = engine.ask(words(60), 200)
+    for _ in range(others):
+        engine.ask(words(60, 2), 200)
+    engine.until(lambda: len(first.tokens) > 60)
+    assert engine.phase(first) == ("batch" if others else "alone")
+    late = engine.ask([*words(60), *first.tokens[:50], 1, 2], 1)
+    since = engine.slices
+    engine.until(lambda: late.finished is not None)
+    assert engine.slices - since < 12
+    assert late.cached >= 59
+    first.request.cancel()
+    engine.finish()
+    engine.check()
+
+
+def test_a_few_tokens_in_common_are_not_worth_waiting_for() -> None:
+    engine = make_engine("llama")
+    asked = [engine.ask([*SHARED[:20], *suffix(number, 50)], 1) for number in range(3)]
+    engine.advance(3)
+    assert [engine.phase(each) for each in asked] == ["prefilling"] * 3
+    engine.finish()
+    engine.check()
+
+
+def test_who_waits_for_another_may_leave() -> None:
+    engine = make_engine("llama")
+    _, second, third = together(engine, [suffix(number) for number in range(3)])
+    engine.advance(4)
+    assert engine.phase(second) == "awaiting prefix"
+    second.request.cancel()
+    engine.advance()
+    assert engine.phase(second) == "gone"
+    engine.finish()
+    engine.check()
+    assert third.cached == 200
+    assert second.session is None
+
+
+def test_who_waits_for_another_that_leaves_finds_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else happens then: nobody would look again."""
+    engine = make_engine("llama")
+    memory = engine.scheduler.memory
+    memory.budget_bytes = 1 << 40
+    first, second = together(engine, [suffix(0), suffix(1)], 5)
+    engine.until(lambda: engine.phase(second) == "awaiting prefix")
+    monkeypatch.setattr(memory, "admits", lambda *_: not memory._running)  # as far as it knows who runs
+    engine.advance()
+    assert engine.phase(first) == "prefilling"
+    first.request.cancel()
+    engine.finish()
+    second.check_answer()
