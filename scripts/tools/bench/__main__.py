@@ -43,7 +43,6 @@ BENCHMARKS = {
     "cache": _here("cache.benchmark", "prefix caches under the requests of several agents, every kind of model"),
     "memory": _here("memory.benchmark", "bytes held for conversations with one prefix, and over many prompts"),
     "nodes": _here("micro.nodes", "match, split and evict in a trie of ten thousand nodes"),
-    "load": _here("micro.load.benchmark", "how fast weights on disk become a model, and how much memory that takes"),
     "wire": _here("micro.wire.benchmark", "lines per second through the server, and what one costs it"),
     "format": _here("format.benchmark", "structured output: what a mask costs, a jump ahead brings, a grammar takes"),
 }
