@@ -5,6 +5,6 @@ programs use the machine nothing is reported.
 
 Read `__main__.py` (the command line, and the two functions that each benchmark has), then `common/`, then the benchmark
 of interest: `start`, `decode`, `ttft`, `parallel/`, `cache/`, `memory/`, `format/`; `micro/` holds those of one part
-(trie nodes, HTTP lines, loading). `llamas.py` makes the models and prompts. What must never grow is counted in tests,
+(trie nodes, HTTP lines). `llamas.py` makes the models and prompts. What must never grow is counted in tests,
 not measured here: see tests/model/engine/test_counts.py.
 """

@@ -43,7 +43,7 @@ BENCHMARKS = {
     "cache": _here("cache.benchmark", "prefix caches under the requests of several agents, every kind of model"),
     "memory": _here("memory.benchmark", "bytes held for conversations with one prefix, and over many prompts"),
     "nodes": _here("micro.nodes", "match, split and evict in a trie of ten thousand nodes"),
-    "wire": _here("micro.wire.benchmark", "lines per second through the server, and what one costs it"),
+    "wire": _here("micro.wire", "lines per second through the server, and what one costs it"),
     "format": _here("format.benchmark", "structured output: what a mask costs, a jump ahead brings, a grammar takes"),
 }
 """By name, in the order of `all`. A module has the two functions of `BenchmarkModule`, and is imported only when it is

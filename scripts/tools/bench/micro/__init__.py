@@ -1,1 +1,1 @@
-"""Benchmarks of one part, without models: `nodes` (the trie), `wire` (lines over HTTP), `load` (weights)."""
+"""Benchmarks of one part, without models: `nodes` (the trie), `wire` (lines over HTTP)."""
