@@ -52,7 +52,7 @@ def test_a_miniature_run() -> None:
     assert said == ["2 loads in 1 turns ..."]
 
 
-@pytest.mark.parametrize("wrong", [{"turns": 0}, {"steps": 0}, {"streams": [1, 0]}, {"lines": 10}])
+@pytest.mark.parametrize("wrong", [{"turns": 0}, {"steps": 1}, {"streams": [1, 0]}, {"lines": 10}])
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        wire.run(Namespace(**{"turns": 1, "steps": 1, "lines": 1000, "streams": [1], **wrong}), print)
+        wire.run(Namespace(**{"turns": 1, "steps": 2, "lines": 1000, "streams": [1], **wrong}), print)

@@ -35,7 +35,7 @@ LINES_PER_S = 200_000
 USED_US = 15
 _PACE_S = 0.01
 _WAIT_S = 60.0
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 14  # less than the shortest flood, so that there is a time between the first line and the last
 _REQUEST = b'POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 15\r\n\r\n{"Prompt":"xy"}'
 _SHOWN = f'"{WORD}"'.encode()
 
@@ -121,8 +121,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> WireReport:
     """The whole benchmark. ValueError when the options make no sense, or the server breaks."""
-    if min(arguments.turns, arguments.steps, *arguments.streams) < 1 or arguments.lines < 1000:
-        raise ValueError("turns, steps and streams are at least 1, and a flood has a thousand lines")
+    if min(arguments.turns, *arguments.streams) < 1 or arguments.steps < 2 or arguments.lines < 1000:
+        raise ValueError("turns and streams are at least 1, a paced load has 2 steps, a flood a thousand lines")
     flooded = {min(arguments.streams), max(arguments.streams)}
     loads = {("paced", streams): Load(streams, arguments.steps, _PACE_S) for streams in arguments.streams}
     loads |= {("flood", streams): Load(streams, arguments.lines // streams, 0.0) for streams in flooded}
