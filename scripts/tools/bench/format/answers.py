@@ -1,6 +1,7 @@
 """Answers over HTTP: with a grammar that forces nothing against none at all, and with one that forces a lot, whether it
 jumps ahead or not."""
 
+import argparse
 import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -71,28 +72,18 @@ class Answered(NamedTuple):
 class Answers(NamedTuple):
     """One vocabulary, turn by turn, by grammar and by whether it jumps."""
 
-    vocabulary: int
     grammars: Mapping[str, Sequence[Answered]]
     jumps: Mapping[str, Sequence[Answered]]
 
 
-class Asked(NamedTuple):
-    """The amounts: vocabulary, tokens of an answer, rounds."""
-
-    vocabulary: int
-    tokens: int
-    turns: int
-    seed: int
-    size: Size
-
-
-def measure_answers(asked: Asked, blas: str, blas_threads: int) -> Answers:
+def measure_answers(vocabulary: int, size: Size, arguments: argparse.Namespace) -> Answers:
     """In turns. ValueError if a server does not start."""
-    ours = this_runner("ours", 1, blas=blas, blas_threads=blas_threads)
+    turns = arguments.turns
+    ours = this_runner("ours", 1, blas=arguments.blas, blas_threads=arguments.blas_threads)
     drawn = ours._replace(command=(sys.executable, "-m", "scripts.tools.bench.format.without_jumps"))
     with asyncio.Runner() as loop, ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="bench-")))
-        write_speaker(directory, asked.vocabulary, asked.seed, asked.size)
+        write_speaker(directory, vocabulary, arguments.seed, size)
 
         def asking(server: Server, wanted: object, tokens: int) -> Callable[[], Answered]:
             return partial(
@@ -100,15 +91,13 @@ def measure_answers(asked: Asked, blas: str, blas_threads: int) -> Answers:
             )
 
         processes = {server.command: server.start(directory, stack) for server in (ours, drawn)}
-        grammars = {name: asking(ours, wanted, asked.tokens) for name, wanted in GRAMMARS.items()}
-        found = interleave(grammars, asked.turns)
-        for name, turns in found.items():
-            if any(one.tokens != asked.tokens for one in turns):
+        grammars = {name: asking(ours, wanted, arguments.tokens) for name, wanted in GRAMMARS.items()}
+        found = interleave(grammars, turns)
+        for name, each in found.items():
+            if any(one.tokens != arguments.tokens for one in each):
                 raise MismeasuredError(f"{name}: an answer ended early")
-        jumps = interleave(
-            {JUMPS: asking(ours, RECORD, 1 << 12), NO_JUMPS: asking(drawn, RECORD, 1 << 12)}, asked.turns
-        )
-    return Answers(asked.vocabulary, found, jumps)
+        jumps = interleave({JUMPS: asking(ours, RECORD, 1 << 12), NO_JUMPS: asking(drawn, RECORD, 1 << 12)}, turns)
+    return Answers(found, jumps)
 
 
 def _ask(loop: asyncio.Runner, process: Process, request: Request) -> Answered:
