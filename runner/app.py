@@ -55,7 +55,7 @@ def start(argv: Sequence[str]) -> NoReturn:
         logs.die(error)
     except Exception as error:
         log.exception("the runner died")
-        logs.fatal(logs.told(error))
+        logs.fatal(logs.error_line(error))
 
 
 def _run(settings: Settings, parent_pid: int) -> NoReturn:

@@ -80,7 +80,7 @@ def lacks_memory(error: BaseException) -> bool:
         return False
 
 
-def told(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Returns the exception as a line for the host. It says `out of memory` if, and only if, that is the reason: a host
     that reads this unloads all its models. Never raises."""
     try:

@@ -47,7 +47,7 @@ class Batch:
         self._drawn_alone: dict[Generation, Sample] = {}  # drawn on own layers, and not taken yet
         self._paused: PausedStep | None = None
         self._unreported: Results = []
-        self.parted: list[Batch] = []
+        self.split_off: list[Batch] = []
         """Batches of one, split off because their grammars took too long for the others; whoever reads the list empties
         it."""
         self.steps = 0
@@ -128,11 +128,11 @@ class Batch:
             raise
         for generation in late:
             if not generation.done:
-                generation.sociable = False
+                generation.may_batch = False
                 alone = Batch(generation, self._forward)
                 alone.steps = self.steps
                 alone._paused = paused.of([everyone.index(generation)])
-                self.parted.append(alone)
+                self.split_off.append(alone)
         return True
 
     def take(self, choices: Sequence[Choice]) -> Results:
@@ -149,7 +149,7 @@ class Batch:
         shorter row would cost more in padding than in forwards of its own."""
         if self._ahead is None or other._ahead is None or len(other.generations) > 1:
             return False
-        if not all(generation.sociable for generation in (*self.generations, *other.generations)):
+        if not all(generation.may_batch for generation in (*self.generations, *other.generations)):
             return False
         lengths = [*self._rows.lengths, *other._rows.lengths]
         return max(lengths) * len(lengths) <= 2 * sum(lengths) + _PADDING_TOKENS * len(lengths)
@@ -182,7 +182,7 @@ class Batch:
 
     def leave(self, leaving: Sequence[Generation]) -> Results:
         """Removes these generations; their own layers take over what the batch has computed. Returns the generations
-        for which that failed. If this raises, the remaining ones can only be disbanded."""
+        for which that failed. If this raises, the remaining ones can only decode one by one, after `break_up`."""
         rows = self.generations
         staying = [row for row, generation in enumerate(rows) if generation not in leaving]
         self.generations = [rows[row] for row in staying]
@@ -201,8 +201,8 @@ class Batch:
         self._rows.keep(staying)  # last: layers that have settled have seen the token that they would go back to
         return failed
 
-    def disband(self, error: Exception) -> Results:
-        """Takes the batch apart after this error: each generation goes back to what its own layers have seen, and takes
+    def break_up(self, error: Exception) -> Results:
+        """Breaks up the batch after this error: each generation goes back to what its own layers have seen, and takes
         the token that it drew on them, if it has not. One whose own layers are lost has failed."""
         results, self._unreported = self._unreported, []
         for generation in self.generations:
@@ -220,9 +220,9 @@ class Batch:
                     if generation.wait_for_grammar(_GRAMMAR_WAIT_S):
                         events += generation.take(generation.with_forced(choice, alone=False))
                     else:
-                        events += generation.turn_away("its grammar takes too long to be followed again")
+                        events += generation.abort("its grammar takes too long to be followed again")
                 if not generation.done:
-                    generation.set_back()
+                    generation.return_to_prefill()
             except Exception as fault:
                 events += generation.fail(fault)
             results.append((generation, events))

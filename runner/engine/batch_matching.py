@@ -1,4 +1,4 @@
-"""Which generations decode in one batch."""
+"""Chooses the batches that decode together."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ class BatchMatcher:
         """The number of steps that a batch takes alone before it may join another one."""
         self.waits = False
         """True if a batch would have joined another one if the trial were over."""
-        self._told = False
+        self._logged = False
 
     @property
     def untried(self) -> bool:
@@ -35,22 +35,22 @@ class BatchMatcher:
         self._trial.advance()
         self.waits &= self.untried
 
-    def host(self, group: Batch, groups: Sequence[Batch], cache: CacheBudget) -> Batch | None:
-        """Returns the largest of `groups` that the one generation of `group` can join and that has room for it."""
-        if len(groups) < 2 or group.steps < self.lone_steps:
+    def find(self, batch: Batch, batches: Sequence[Batch], cache: CacheBudget) -> Batch | None:
+        """Returns the largest of `batches` that the one generation of `batch` can join and that has room for it."""
+        if len(batches) < 2 or batch.steps < self.lone_steps:
             return None
-        hosts = [other for other in groups if other is not group and other.accepts(group)]
-        if not hosts or not self._may_join() or not group.batchable:
+        targets = [other for other in batches if other is not batch and other.accepts(batch)]
+        if not targets or not self._may_join() or not batch.batchable:
             return None
-        host = max(hosts, key=lambda other: len(other.generations))
-        rows = len(host.generations) + 1
-        room = cache.allows(cache.session_bytes(host.padded(group)) * rows - host.nbytes)
-        return host if room else None
+        target = max(targets, key=lambda other: len(other.generations))
+        rows = len(target.generations) + 1
+        room = cache.allows(cache.session_bytes(target.padded(batch)) * rows - target.nbytes)
+        return target if room else None
 
     def _may_join(self) -> bool:
         fault = self._trial.fault
         self.waits = fault is None
-        if fault and not self._told:
-            self._told = True
+        if fault and not self._logged:
+            self._logged = True
             log.info("answers are computed in turns, not together", why=fault)
         return fault == ""

@@ -15,7 +15,7 @@ log = Log(__name__)
 class Batches:
     """All batches of an engine. Owner: the engine thread.
 
-    If a change of a batch of several requests raises, the batch is disbanded: each of them goes on alone, from what its
+    If a change of a batch of several requests raises, the batch is broken up: each of them goes on alone, from what its
     own layers have seen. The methods that may do so return these requests, with events for their clients.
     """
 
@@ -36,47 +36,47 @@ class Batches:
 
     def join(self, batch: Batch, cache: CacheBudget) -> tuple[Batch, Results]:
         """Joins a batch of one request with the one that suits it best, if any. Returns the batch that the request is
-        in now, and the requests of a batch that was disbanded."""
-        host = self._matcher.host(batch, self.all, cache)
-        if host is None:
+        in now, and the requests of a batch that was broken up."""
+        target = self._matcher.find(batch, self.all, cache)
+        if target is None:
             return batch, []
         try:
-            host.join(batch)
+            target.join(batch)
         except Exception as error:
-            batch.generations[0].sociable = False
-            if len(host.generations) > 1:
-                return batch, self.end(host, error)
+            batch.generations[0].may_batch = False
+            if len(target.generations) > 1:
+                return batch, self.end(target, error)
             log.exception("two answers could not be joined; computing them in turns")
             return batch, []
         self.all.remove(batch)
-        return host, []
+        return target, []
 
     def leave(self, batch: Batch, leaving: Sequence[Generation]) -> Results:
         """Takes requests out of their batch, and ends the batch when none is left. Returns the others if it had to be
-        disbanded."""
+        broken up."""
         try:
             batch.leave(leaving)
         except Exception as error:
             self.all.remove(batch)
             batch.generations = [generation for generation in batch.generations if generation not in leaving]
-            return self._disband(batch, error)
+            return self._break_up(batch, error)
         if not batch.generations:
             self.all.remove(batch)
         return []
 
-    def add_parted(self, batch: Batch) -> None:
-        """Adds the batches that have parted from this one because of slow grammars."""
-        self.all += batch.parted
-        batch.parted = []
+    def add_split_off(self, batch: Batch) -> None:
+        """Adds the batches of one that were split off from this one because of slow grammars."""
+        self.all += batch.split_off
+        batch.split_off = []
 
     def end(self, batch: Batch, error: Exception) -> Results:
         """Ends a batch after an error, and returns its requests. One that was alone restarts or has failed."""
         self.all.remove(batch)
         if len(batch.generations) > 1:
-            return self._disband(batch, error)
+            return self._break_up(batch, error)
         return self._recovery.retry_or_fail(batch.generations[0], error)
 
-    def _disband(self, batch: Batch, error: Exception) -> Results:
+    def _break_up(self, batch: Batch, error: Exception) -> Results:
         log.exception("a batch failed; computing its answers one by one", answers=len(batch.generations))
         self._recovery.note(error)
-        return batch.disband(error)
+        return batch.break_up(error)

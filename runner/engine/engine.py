@@ -15,7 +15,7 @@ from runner.engine.platform.wakeup import Wakeup
 from runner.engine.request import Limits, Request
 from runner.engine.trace import TRACE
 from runner.errors import ModelError, RunnerError, no_mlx
-from runner.logs import Log, die, fatal, told
+from runner.logs import Log, die, error_line, fatal
 from runner.model import OpenedModel
 from runner.settings import Settings
 from runner.tokenizer import Tokenizer
@@ -105,7 +105,7 @@ class Engine:
         if isinstance(error, RunnerError):
             die(error)
         if error is not None:
-            fatal(told(error))
+            fatal(error_line(error))
 
     # --- on the engine thread
 
@@ -125,7 +125,7 @@ class Engine:
             die(error)
         except BaseException as error:  # without its engine the process would be a zombie: end it, and say why
             log.exception("the engine died")
-            fatal(f"the engine died: {told(error)}")
+            fatal(f"the engine died: {error_line(error)}")
 
     def _load(self) -> None:
         started = perf_counter()

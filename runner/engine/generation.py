@@ -15,7 +15,7 @@ from runner.engine.logprobs import entry
 from runner.engine.request import Request
 from runner.engine.trace import TRACE
 from runner.errors import RequestError
-from runner.logs import Log, told
+from runner.logs import Log, error_line
 from runner.sampling.mask import Mask
 from runner.sampling.sample import Choice
 from runner.sampling.sampler import Sampler
@@ -48,9 +48,9 @@ class Generation:
         """The number of tokens that may still be generated."""
         self.done = False
         """True if nothing is left to compute."""
-        self.sociable = True
+        self.may_batch = True
         """True if the answer may decode in one batch with others."""
-        self.began_again = False
+        self.restarted = False
         """True if the request was restarted once because memory ran out."""
         self.guide: Guide | None = None
         """The position of the answer in the grammar of the request, if there is one."""
@@ -90,7 +90,7 @@ class Generation:
         """True unless the grammar of the request is still being compiled."""
         return self.request.grammar is None or self.request.grammar.done()
 
-    def constrain(self) -> list[Event]:
+    def start_grammar(self) -> list[Event]:
         """Starts to follow the grammar of the request, which is compiled. The forced beginning of the answer is
         prefilled like the prompt; returns its events."""
         if self.guide is not None or self.request.grammar is None:
@@ -153,9 +153,9 @@ class Generation:
         self.life.decoded_ns = self.life.decoded_ns or perf_counter_ns()
         return self.session.recorded[self.session.position :]
 
-    def set_back(self) -> None:
-        """Goes back to prefill, for the layers are behind the recorded tokens. It decodes alone afterwards."""
-        self.sociable = False
+    def return_to_prefill(self) -> None:
+        """Returns to prefill, as the layers are behind the recorded tokens. The answer decodes alone afterwards."""
+        self.may_batch = False
         self.restart_grammar()
         if self._sampler is not None:
             self._sampling, self._sampler = self._sampler.options, None
@@ -170,7 +170,7 @@ class Generation:
     def take(self, choice: Choice) -> list[Event]:
         """Takes the next token. Returns the events for the client."""
         if self.guide is not None and self.guide.fault:
-            return self.turn_away(self.guide.fault)
+            return self.abort(self.guide.fault)
         try:
             return self._take(choice)
         except Exception as error:  # of this request alone
@@ -179,26 +179,26 @@ class Generation:
     def fail(self, error: Exception) -> list[Event]:
         """Ends the request with this error, which is being handled. Returns the events for the client."""
         if isinstance(error, RequestError):  # nothing is wrong but the request
-            return self.turn_away(str(error))
+            return self.abort(str(error))
         log.exception("a request failed", request=self.request.number)
         self.life.outcome = "failed"
         self._end()
-        return [Failed(told(error))]
+        return [Failed(error_line(error))]
 
-    def turn_away(self, text: str) -> list[Event]:
+    def abort(self, text: str) -> list[Event]:
         """Ends the request with this text. Returns the events for the client."""
         log.warning("a request cannot go on", request=self.request.number, why=text)
         self.life.outcome = "failed"
         self._end()
         return [Failed(text)]
 
-    def begin_again(self, session: LiveSession) -> None:
+    def restart(self, session: LiveSession) -> None:
         """Continues in this new session of its prompt; the former one has failed and is closed. The tokens generated so
         far are prefilled like the prompt."""
         session.recorded += self.session.recorded[self.session.total :]
         self.session = session
-        self.began_again = True
-        self.set_back()
+        self.restarted = True
+        self.return_to_prefill()
 
     def close(self) -> None:
         """Gives the cache what was computed, or, after a fault, nothing. Later calls do nothing.

@@ -35,7 +35,7 @@ class Lifecycle:
     generated: int = 0
     """Tokens of the answer, the end-of-sequence token excluded."""
     forced: int = 0
-    """Those of them that a grammar left no choice about."""
+    """The number of them that the grammar forced."""
     outcome: str = "done"
     """One of OUTCOMES, once it has ended."""
 

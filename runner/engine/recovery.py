@@ -40,7 +40,7 @@ class Recovery:
         """Handles an error in a slice of one request: ends the request or, if memory ran out for the first time, lets
         it restart later."""
         self.note(error)
-        if not lacks_memory(error) or generation.began_again:
+        if not lacks_memory(error) or generation.restarted:
             return [(generation, generation.fail(error))]
         self._retrying.append(generation)
         return []
@@ -65,7 +65,7 @@ class Recovery:
     def _restart(self, cache: Cache, generation: Generation) -> None:
         session = cache.begin(generation.request.prompt, self._salt)
         assert isinstance(session, LiveSession)
-        generation.begin_again(session)
+        generation.restart(session)
 
 
 def _events(generation: Generation, action: Callable[[Generation], None]) -> list[Event]:

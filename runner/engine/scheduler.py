@@ -16,7 +16,7 @@ from runner.engine.queue import RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
 from runner.engine.request import Request
 from runner.engine.trace import TRACE
-from runner.logs import Log, told
+from runner.logs import Log, error_line
 
 log = Log(__name__)
 _RESERVE_SLICES = 64  # between two times that the cache learns the bytes of batches, which grow
@@ -142,7 +142,7 @@ class Scheduler:
             generation = Generation(request, session, self._context.tokenizer, self._context.context_length, started_ns)
         except Exception as error:  # this request ends, the engine goes on
             log.exception("a request failed", request=request.number)
-            self._outbox.put(request.stream, Failed(told(error)))
+            self._outbox.put(request.stream, Failed(error_line(error)))
             self.journal.never_began([request], "failed")
             self._cache_invalid = True
         else:
@@ -152,7 +152,7 @@ class Scheduler:
     def _continue(self, generation: Generation) -> None:
         """Moves a request to where its next slice is computed."""
         if generation.compiled and not generation.done:
-            self._deliver([(generation, generation.constrain())])
+            self._deliver([(generation, generation.start_grammar())])
         if generation.done:
             return
         if generation.left:
@@ -188,7 +188,8 @@ class Scheduler:
             choices = batch.step()
         except Exception as error:
             results = self.batches.end(batch, error)
-            self._reserve()
+            if len(batch.generations) > 1:  # an answer alone holds nothing beside its layers
+                self._reserve()
             self._resume(results)
         else:
             if choices:
@@ -197,25 +198,25 @@ class Scheduler:
                 self.journal.counters.stepped(batch.generations, perf_counter())
                 if done:
                     self._leave(batch, done)
-        if batch.parted:
-            self.batches.add_parted(batch)
+        if batch.split_off:
+            self.batches.add_split_off(batch)
             self._reserve()
         self._queue.changed |= batch.steps <= 1  # the very first forward shows what a request takes
         return batch.id
 
     def _join(self, batch: Batch) -> Batch:
-        joined, disbanded = self.batches.join(batch, self.cache)
-        if joined is not batch or disbanded:
+        joined, broken_up = self.batches.join(batch, self.cache)
+        if joined is not batch or broken_up:
             self._reserve()
-            self._resume(disbanded)
+            self._resume(broken_up)
         return joined
 
     def _leave(self, batch: Batch, leaving: Sequence[Generation]) -> None:
         """Ends requests that decode; the others of their batch go on."""
         self._outbox.send()  # the rest may take a while
-        disbanded = self.batches.leave(batch, leaving)
+        broken_up = self.batches.leave(batch, leaving)
         self._reserve()  # first: what is kept of these requests would find no room beside a batch that is gone
-        self._resume(disbanded)
+        self._resume(broken_up)
         for generation in leaving:
             self._end(generation)
 
@@ -229,7 +230,7 @@ class Scheduler:
         """Evicts unused cache entries as far as necessary; if that is not enough, ends running requests."""
         while misfit := self.memory.fit(self.cache, self._generations):
             generation, reason = misfit
-            tell(self._outbox, [(generation, generation.turn_away(reason))])
+            tell(self._outbox, [(generation, generation.abort(reason))])
             self._remove_dropped()
         self._memory_changed = False
         self._queue.changed = True  # requests that ended have left room

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from runner.engine.generation import Forward
 from runner.errors import ComputeError
-from runner.logs import Log, told
+from runner.logs import Log, error_line
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler
 
@@ -66,4 +66,4 @@ def _computing() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ComputeError(f"the model cannot compute: {told(error)}") from error
+        raise ComputeError(f"the model cannot compute: {error_line(error)}") from error

@@ -123,7 +123,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     "part samples": ("runner.sampling.sample:Sample.take",),
     "absorb": ("runner.cache.session:LiveSession.absorb",),
     "absorb layers": ("runner.cache.sequence:SequenceLayers.absorb",),
-    "set back": ("runner.engine.generation:Generation.set_back",),
+    "return to prefill": ("runner.engine.generation:Generation.return_to_prefill",),
 }
 
 LOADING: dict[str, tuple[str, ...]] = {

@@ -1,6 +1,6 @@
-"""Answers that follow a grammar: what is forced costs no draw, what is compiled late holds nobody up.
+"""Answers that follow a grammar: forced tokens cost no draw, and a slow compilation delays no other request.
 
-`test_scheduler_mix` shows that each answer is the one that the model gives alone under the same grammar.
+`test_scheduler_mix` shows that each answer is that of the model alone under the same grammar.
 """
 
 from concurrent.futures import Future
@@ -30,7 +30,7 @@ def spec(
 
 
 class Later(Future[Grammar]):
-    """A grammar that is compiled when a test says so."""
+    """A grammar whose compilation ends when the test says so."""
 
     def arrive(self, wanted: RequestSpec) -> None:
         grammar = compiled_grammar(wanted)
@@ -47,7 +47,7 @@ def ask_later(engine: TinyEngine, wanted: RequestSpec) -> tuple[ClientRequest, L
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_is_forced_is_computed_in_one_forward(name: str) -> None:
+def test_forced_tokens_are_computed_in_one_forward(name: str) -> None:
     engine = TinyEngine(name)
     asked = engine.submit(spec(LITERAL))
     engine.finish()
@@ -59,7 +59,7 @@ def test_what_is_forced_is_computed_in_one_forward(name: str) -> None:
     assert [first, jump, last] == [(1, 1), (1, 10), (1, 1)]
 
 
-def test_what_an_answer_begins_with_is_part_of_the_prefill() -> None:
+def test_a_forced_beginning_is_part_of_the_prefill() -> None:
     engine = TinyEngine("llama")
     asked = engine.submit(spec('start: "<<<<<<<<" /[0-9]/ ">"'))
     engine.advance()
@@ -121,7 +121,7 @@ def test_a_seed_draws_the_same_with_and_without_a_jump(options: SamplingOptions)
     assert texts[0] == texts[1]
 
 
-def test_the_probabilities_of_what_is_forced_are_those_of_the_model() -> None:
+def test_the_probabilities_of_forced_tokens_are_those_of_the_model() -> None:
     engine = TinyEngine("llama")
     asked = engine.submit(spec(LITERAL, options=SamplingOptions(logprobs=True, top_logprobs=3)))
     engine.finish()
@@ -131,7 +131,7 @@ def test_the_probabilities_of_what_is_forced_are_those_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 3, 9, 11, 12, 13])
-def test_a_limit_that_cuts_the_answer_is_told_and_one_that_does_not_is_not(most: int) -> None:
+def test_only_a_limit_that_cuts_the_answer_is_reported(most: int) -> None:
     engine = TinyEngine("llama")
     asked = engine.submit(spec(LITERAL, most))
     engine.finish()
@@ -141,7 +141,7 @@ def test_a_limit_that_cuts_the_answer_is_told_and_one_that_does_not_is_not(most:
     assert asked.finished.reason is (DoneReason.LENGTH if most < 12 else DoneReason.STOP)
 
 
-def test_a_stop_string_in_what_is_forced_ends_the_answer() -> None:
+def test_a_stop_string_in_forced_text_ends_the_answer() -> None:
     engine = TinyEngine("llama")
     asked = engine.submit(spec(LITERAL)._replace(stop="==>"))
     engine.finish()
@@ -167,7 +167,7 @@ def test_a_conversation_that_goes_on_behind_a_jump_is_in_the_cache() -> None:
 # --- grammars that are late, or never come
 
 
-def test_a_grammar_that_takes_its_time_holds_up_nobody_else() -> None:
+def test_a_slow_grammar_delays_no_other_request() -> None:
     engine = TinyEngine("llama")
     asked, later = ask_later(engine, spec(LITERAL))
     engine.until(lambda: engine.phase(asked) == "compiling")
@@ -182,7 +182,7 @@ def test_a_grammar_that_takes_its_time_holds_up_nobody_else() -> None:
     engine.check()
 
 
-def test_a_grammar_that_is_there_before_the_prompt_is_read_is_not_waited_for() -> None:
+def test_no_request_waits_for_a_grammar_that_is_compiled() -> None:
     engine = TinyEngine("llama", parallel=1)
     first = engine.ask(PROMPT, 5)
     asked, later = ask_later(engine, spec(LITERAL))
@@ -192,7 +192,7 @@ def test_a_grammar_that_is_there_before_the_prompt_is_read_is_not_waited_for() -
     engine.check()
 
 
-def test_a_grammar_that_is_none_ends_its_request_and_keeps_what_was_read() -> None:
+def test_an_invalid_grammar_ends_its_request_and_keeps_the_prefill() -> None:
     engine = TinyEngine("llama")
     asked, later = ask_later(engine, spec(LITERAL))
     engine.until(lambda: engine.phase(asked) == "compiling")
@@ -234,7 +234,7 @@ def test_a_grammar_that_the_vocabulary_cannot_spell_fails_alone() -> None:
 
 
 class Breaks:
-    """The forward over so many rows, the one with this number."""
+    """A forward that raises in its n-th call over so many rows."""
 
     def __init__(self, rows: int, at: int) -> None:
         self._rows = rows
@@ -258,7 +258,7 @@ def test_a_step_that_raises_loses_nothing_of_a_constrained_answer(at: int) -> No
     assert engine.forward.most_rows == 3
 
 
-def test_a_mask_that_raises_sets_everyone_back_and_loses_nothing() -> None:
+def test_a_mask_that_raises_returns_all_to_prefill_and_loses_nothing() -> None:
     wishes = [spec('start: (/[0-9]/ "=>"){9}', 40, tuple(range(row, 30))) for row in range(3)]
     for at in (5, 17, 18, 30):
         engine = TinyEngine("llama")
@@ -274,7 +274,7 @@ def test_a_mask_that_raises_sets_everyone_back_and_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_mask_that_is_late_holds_up_its_own_answer_only(name: str) -> None:
+def test_a_late_mask_delays_only_its_own_answer(name: str) -> None:
     engine = TinyEngine(name)
     others = [engine.ask(range(row, 30), 20) for row in range(2)]
     engine.until(lambda: all(engine.phase(other) == "batch" or engine.running() < 2 for other in others))
@@ -291,7 +291,7 @@ def test_a_mask_that_is_late_holds_up_its_own_answer_only(name: str) -> None:
     engine.check()
 
 
-def test_who_is_late_parts_from_a_batch_and_the_batch_goes_on() -> None:
+def test_an_answer_with_a_late_mask_is_split_off_and_the_batch_goes_on() -> None:
     engine = TinyEngine("llama")
     for row in range(2):
         engine.ask(range(row, 30), 30)
@@ -319,7 +319,7 @@ def test_a_grammar_that_fails_in_a_batch_ends_its_answer_only() -> None:
     for other in others:
         other.check_answer()
     engine.check_cache()
-    assert {length for _, length in engine.forward.calls[at:]} == {1}, "nobody is set back"
+    assert {length for _, length in engine.forward.calls[at:]} == {1}, "no request returns to prefill"
     assert engine.forward.calls[at:].count((2, 1)) > 5, "the others stay together"
 
 

@@ -38,7 +38,7 @@ SETUPS: tuple[Setup, ...] = (ROOMY, TIGHT, SINGLE, NONE)
 FEW_KINDS = ("llama", "gemma3", "qwen3_next")
 STATES_ONLY = ("mamba2", "deepseek_v41")
 """Kinds whose layers are states of one size: a conversation is never too large, and only few things can be rewound."""
-AFTER_A_FAULT = frozenset({"drop", "set back"})
+AFTER_A_FAULT = frozenset({"drop", "return to prefill"})
 """What only a fault leads to."""
 ALONE = frozenset(ALL) - COMPANY_ONLY - AFTER_A_FAULT
 """What one request at a time comes to."""

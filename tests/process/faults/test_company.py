@@ -99,7 +99,9 @@ def test_a_fault_of_one_in_company_ends_no_other_request(kind: str) -> None:
             serve_busy(kind, setup, Injector(any_plan(point, kind, setup, chance)))
 
 
-@pytest.mark.parametrize("point", ["set back", "read", "forward", "release layers", "end session", "part layers"])
+@pytest.mark.parametrize(
+    "point", ["return to prefill", "read", "forward", "release layers", "end session", "part layers"]
+)
 def test_a_fault_while_those_that_ran_together_go_on_alone_ends_one_of_them(point: str) -> None:
     """The first call of the point after a forward of several has failed."""
     serve_busy("gemma3", WIDE, Injector(Plan(SEVERAL, 9), Plan(point, 0)))

@@ -23,7 +23,7 @@ AFTER_THE_ANSWER = (
     "snapshot",
     "merge expired",
 )
-NOT_ALONE = COMPANY_ONLY | {"drop", "set back", "trim", "truncate"}
+NOT_ALONE = COMPANY_ONLY | {"drop", "return to prefill", "trim", "truncate"}
 """What one request after the other does not come to with a model of plain keys and values."""
 
 MEETING = (

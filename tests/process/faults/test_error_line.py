@@ -29,30 +29,30 @@ class UnspeakableError(Exception):
 
 @pytest.mark.parametrize("error", [MemoryError(), MemoryError("a thing"), *map(RuntimeError, METAL)], ids=str)
 def test_want_of_memory_has_a_phrase_that_every_host_knows(error: Exception) -> None:
-    assert logs.told(error).startswith(f"out of memory: {type(error).__name__}")
-    assert logs.told(error).endswith(str(error))
+    assert logs.error_line(error).startswith(f"out of memory: {type(error).__name__}")
+    assert logs.error_line(error).endswith(str(error))
 
 
 @pytest.mark.parametrize("phrase", OUT_OF_MEMORY)
 def test_no_other_fault_has_one(phrase: str) -> None:
     for error in (ValueError(f"said: {phrase.upper()}"), ModelError(phrase), KeyError(phrase), OSError(phrase)):
-        text = logs.told(error)
+        text = logs.error_line(error)
         assert not any(known in text.lower() for known in OUT_OF_MEMORY)
         assert text.startswith(f"{type(error).__name__}: ")
 
 
 @pytest.mark.parametrize("text", OTHER_LIMITS)
 def test_an_array_that_is_too_large_is_no_want_of_memory(text: str) -> None:
-    assert logs.told(RuntimeError(text)) == f"RuntimeError: {text}"
+    assert logs.error_line(RuntimeError(text)) == f"RuntimeError: {text}"
 
 
 def test_the_rest_of_a_text_stays_as_it_is() -> None:
-    assert logs.told(RuntimeError("Error: mlx: it broke")) == "RuntimeError: Error: mlx: it broke"
-    assert logs.told(ValueError()) == "ValueError"
+    assert logs.error_line(RuntimeError("Error: mlx: it broke")) == "RuntimeError: Error: mlx: it broke"
+    assert logs.error_line(ValueError()) == "ValueError"
 
 
 def test_an_exception_without_a_text_of_its_own_is_told_too() -> None:
-    assert logs.told(UnspeakableError()) == "UnspeakableError: (its text cannot be shown)"
+    assert logs.error_line(UnspeakableError()) == "UnspeakableError: (its text cannot be shown)"
 
 
 def test_a_line_that_cannot_be_made_ends_nothing() -> None:
