@@ -1,4 +1,4 @@
-"""Rows of one kind: from logits to tokens as one computation, whatever their options are in detail."""
+"""Rows of one kind, sampled in one computation."""
 
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -14,16 +14,16 @@ from runner.sampling.top_k import top_k
 
 
 class Rows:
-    """What some requests of one kind need to draw their next tokens, and have to remember from step to step.
+    """The options and the state of requests of one kind, from which their next tokens are sampled.
 
-    Everything works on each row by itself and with the same operations for one row and for many, so a row draws what it
-    would have drawn alone. Owned by a `Sampler` or a `SamplerBatch`, used by the engine's thread only.
+    Every operation treats each row by itself, and one row like many, so a row draws what it would have drawn alone.
+    Belongs to a `Sampler` or a `SamplerBatch`. Owner: the engine thread.
     """
 
     def __init__(
         self, options: Sequence[SamplingOptions], draws: Sequence[int], penalties: Penalties | None, vocab_size: int
     ) -> None:
-        """`options` of each row, normalised; `draws`: how many random numbers each has taken."""
+        """`options` are those of each row, normalised; `draws` are the random numbers that each has used so far."""
         self._options = options
         self._vocab_size = vocab_size
         self._penalties = penalties
@@ -48,7 +48,7 @@ class Rows:
     def of_request(
         options: SamplingOptions, prompt: Sequence[int], vocab_size: int, context_length: int, generated: Sequence[int]
     ) -> "Rows":
-        """The row of one request that has drawn `generated` so far; `options` are normalised."""
+        """Returns the row of one request that has `generated` so many tokens; `options` are normalised."""
         penalties = None
         if options.repeat_last_n > 0:
             penalties = Penalties.of_request(options, [*prompt, *generated], vocab_size, context_length)
@@ -56,7 +56,8 @@ class Rows:
 
     @staticmethod
     def joined(parts: "Sequence[Rows]") -> "Rows":
-        """The rows of all `parts`, which are of one kind and not used afterwards, one after the other."""
+        """Returns the rows of all `parts`, one after the other. The parts are of one kind, and must not be used
+        afterwards."""
         if len(parts) == 1:
             return parts[0]
         penalties = [part._penalties for part in parts if part._penalties is not None]
@@ -68,7 +69,7 @@ class Rows:
         )
 
     def apart(self) -> "list[Rows]":
-        """Each row by itself, with arrays of its own (lazy). This object is not used afterwards."""
+        """Returns each row by itself, with arrays of its own (lazy). This object must not be used afterwards."""
         if len(self._options) == 1:
             return [self]
         penalties = self._penalties.apart() if self._penalties is not None else [None] * len(self._options)
@@ -77,18 +78,18 @@ class Rows:
 
     @property
     def kind(self) -> Hashable:
-        """What rows must have in common to be joined."""
+        """The properties that rows must share to be joined."""
         first, *_ = self._options
-        # Where top-p ranks the whole vocabulary it is costly: rows that do not want it are not with those that do.
+        # Without top-k, top-p ranks the whole vocabulary, which is costly: rows without top-p are kept apart from it.
         filtered = None if self._greedy else (first.top_k, first.top_k == 0 and first.top_p < 1)
         return filtered, self._penalties.kind if self._penalties is not None else None
 
     def arrays(self) -> list[mx.array]:
-        """What is remembered from step to step."""
+        """Returns the arrays that hold the state from one step to the next."""
         return self._penalties.arrays() if self._penalties is not None else []
 
     def __call__(self, scores: mx.array) -> mx.array:
-        """The next tokens, uint32 [B], for the logits float32 [B, V]. Lazy: nothing is evaluated here."""
+        """Returns the next tokens, uint32 [B], for the logits, float32 [B, V]. Lazy: evaluates nothing."""
         if self._penalties is None:
             return self._choose(scores)
         token = self._choose(self._penalties.apply(scores))
@@ -96,7 +97,7 @@ class Rows:
         return token
 
     def skip(self, tokens: Sequence[int]) -> None:
-        """These came next in the one row, without a draw. What comes after them is drawn as if each had been drawn."""
+        """Records tokens that came next in the only row without a draw. Later draws are as if each had been drawn."""
         if self._penalties is not None:
             for token in tokens:
                 self._penalties.record(mx.array([token], dtype=mx.uint32))
@@ -107,7 +108,7 @@ class Rows:
             return mx.argmax(scores, axis=-1)
         if self._candidates is None:
             return self._draw(scores)
-        # What top-k leaves is so little that it pays to go on without the rest of the vocabulary.
+        # Top-k leaves so few tokens that it pays to drop the rest of the vocabulary.
         ids = self._candidates(scores)
         index = self._draw(mx.take_along_axis(scores, ids, axis=-1))
         return mx.take_along_axis(ids, index[:, None], axis=-1)[:, 0]

@@ -1,4 +1,4 @@
-"""What was drawn for the rows of one forward, and what was asked about it."""
+"""The tokens drawn for the rows of one forward, and their log-probabilities."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, cast
@@ -7,33 +7,33 @@ import mlx.core as mx
 
 
 class Choice(NamedTuple):
-    """What the host reads of one row."""
+    """The next token of one row, as read from the device."""
 
     token: int
     logprob: float | None = None
-    """Of the token, where it was asked for."""
+    """Of the token; None if the request does not want it."""
     top: Sequence[tuple[int, float]] = ()
     """Ids and log-probabilities, the most probable first."""
     forced: Sequence[int] = ()
-    """The tokens behind it, where its grammar leaves only these."""
+    """The tokens that the grammar forces after it."""
 
 
 class Details(NamedTuple):
-    """Log-probabilities of some rows. Nothing is evaluated."""
+    """Log-probabilities of some rows (lazy)."""
 
     logprob: mx.array
     """Of the tokens, float32 [A]"""
     top_ids: mx.array | None = None
-    """uint32 [A, K], the most probable token first; None if no row asks for alternatives"""
+    """uint32 [A, K], the most probable token first; None if no row wants alternatives"""
     top_logprobs: mx.array | None = None
     """float32 [A, K]"""
 
     def arrays(self) -> list[mx.array]:
-        """All there is to evaluate."""
+        """Returns the arrays to evaluate."""
         return [array for array in self if array is not None]
 
     def read(self) -> list[tuple[float, list[tuple[int, float]]]]:
-        """The log-probability and the alternatives of each row. Waits for the device."""
+        """Returns the log-probability and the alternatives of each row. Waits for the device."""
         logprobs = cast("list[float]", self.logprob.tolist())
         if self.top_ids is None or self.top_logprobs is None:
             return [(logprob, []) for logprob in logprobs]
@@ -43,7 +43,7 @@ class Details(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """Where the details of a row stand, and how many alternatives it asked for."""
+    """The place of a row in the details, and the number of alternatives that it wants."""
 
     details: Details
     row: int
@@ -51,41 +51,41 @@ class Wish(NamedTuple):
 
 
 class Sample:
-    """The next tokens of B rows and what was asked about them. Nothing is evaluated; pass `arrays()` to async_eval."""
+    """The next tokens of B rows, with the log-probabilities that they want. Lazy: pass `arrays()` to async_eval."""
 
     __slots__ = ("_wishes", "token")
 
     def __init__(self, token: mx.array, wishes: "Sequence[Wish | None]" = ()) -> None:
-        """`token`: uint32 [B]. `wishes`: of each row; none at all if no row asks for log-probabilities."""
+        """`token`: uint32 [B]. `wishes`: one of each row; empty if no row wants log-probabilities."""
         self.token = token
         self._wishes = wishes
 
     @staticmethod
     def joined(samples: "Sequence[Sample]") -> "Sample":
-        """All their rows one after the other (lazy)."""
+        """Returns the rows of all samples, one after the other (lazy)."""
         if len(samples) == 1:
             return samples[0]
         wishes = [wish for sample in samples for wish in sample._wishes or (None,) * sample.token.size]
         return Sample(mx.concatenate([sample.token for sample in samples]), wishes)
 
     def take(self, rows: Sequence[int]) -> "Sample":
-        """Those rows, in this order (lazy). The details stay in one piece and are shared."""
+        """Returns these rows, in this order (lazy). The details are shared and not copied."""
         return Sample(
             self.token[mx.array([*rows], dtype=mx.uint32)], [self._wishes[row] for row in rows] if self._wishes else ()
         )
 
     def arrays(self) -> list[mx.array]:
-        """All there is to evaluate.
+        """Returns the arrays to evaluate.
 
-        The state of the samplers is not among it: each token depends on the state before it, so the evaluation of a
-        token brings the state of all rows that were drawn with it up to it, and one step is all that is ever pending.
+        They do not include the state of the samplers. A token depends on the state before it, so evaluating the token
+        also evaluates that state, of all rows drawn with it: never more than one step of it is pending.
         """
         if not self._wishes:
             return [self.token]
         return [self.token, *(array for details in self._details() for array in details.arrays())]
 
     def read(self) -> list[Choice]:
-        """What each row drew, in order. Waits for the device; each array is read once."""
+        """Returns the choice of each row, in order. Waits for the device; reads each array once."""
         tokens = cast("list[int]", self.token.tolist())
         if not self._wishes:
             return [Choice(token) for token in tokens]

@@ -1,4 +1,4 @@
-"""From the logits of one position to the next token, without a look at the result: for one request or for several."""
+"""Samples the next token from the logits of one position, for one request or several. Evaluates nothing."""
 
 from collections.abc import Hashable, Sequence
 
@@ -12,11 +12,11 @@ from runner.sampling.sample import Details, Sample, Wish
 
 
 class Sampler:
-    """The sampler of one request: called once for each token, in order, on the engine's thread.
+    """The sampler of one request: called once for each token, in order. Owner: the engine thread.
 
-    The order is fixed (docs/internals/wire.md, 4): what the grammar forbids; penalties; greedy if the temperature is 0;
-    top-k; softmax of score/temperature; top-p; min-p; draw. Each call takes the token of the call before as part of the
-    history, whether or not anybody has read it yet.
+    The order is fixed (docs/internals/wire.md, 4): the mask of the grammar; penalties; argmax if the temperature is 0;
+    top-k; softmax of score/temperature; top-p; min-p; draw. The token of each call is part of the history of the next
+    one, whether it has been read or not.
     """
 
     def __init__(
@@ -27,14 +27,14 @@ class Sampler:
         context_length: int,
         generated: Sequence[int] = (),
     ) -> None:
-        """`generated`: what was drawn already; it goes on as if it had drawn that itself."""
+        """`generated` are the tokens so far: the sampler continues as if it had drawn them."""
         self.options = options.normalised(vocab_size, context_length)
-        """In one spelling each and with the seed of an unseeded request: they make the same sampler again."""
+        """The normalised options, with the seed that an unseeded request got: they make the same sampler again."""
         self._rows: Rows | None = Rows.of_request(self.options, prompt, vocab_size, context_length, generated)
 
     def __call__(self, logits: mx.array, masks: Sequence[Mask | None] = ()) -> Sample:
-        """The next token for `logits` [1, V] of any float type, one of its mask if there is one. Lazy: nothing is
-        evaluated here."""
+        """Returns the next token for `logits` [1, V] of any float type; it is in the mask, if there is one. Lazy:
+        evaluates nothing."""
         logits = logits.astype(mx.float32)
         token = self._own()(masked(logits, masks) if masks else logits)
         if not self.options.logprobs:
@@ -42,16 +42,16 @@ class Sampler:
         return Sample(token, [Wish(_details(logits, token, self.options.top_logprobs), 0, self.options.top_logprobs)])
 
     def skip(self, tokens: Sequence[int]) -> None:
-        """These came next, and nothing had to be drawn for it."""
+        """Records tokens that came next without a draw."""
         self._own().skip(tokens)
 
     def lend(self) -> Rows:
-        """Its state, for a batch. Until it is back nothing can be drawn here; raises RuntimeError if it is lent."""
+        """Returns the state, for a batch. Until it is taken back, all calls raise RuntimeError."""
         rows, self._rows = self._own(), None
         return rows
 
     def take_back(self, rows: Rows) -> None:
-        """The state that was lent, as the batch has left it."""
+        """Takes back the state that was lent, as the batch has left it."""
         self._rows = rows
 
     def _own(self) -> Rows:
@@ -61,13 +61,13 @@ class Sampler:
 
 
 class SamplerBatch:
-    """The samplers of several requests, for as long as the same ones decode together. Owned by the engine's thread.
+    """The samplers of several requests, for as long as the same ones decode together. Owner: the engine thread.
 
-    Rows of one kind go through one computation; what a step costs beyond that grows with the number of kinds.
+    Rows of one kind share one computation, so the cost of a step grows with the number of kinds.
     """
 
     def __init__(self, samplers: Sequence[Sampler]) -> None:
-        """Takes the states of `samplers` over; their order is the order of the rows."""
+        """Takes over the states of `samplers`, whose order is that of the rows."""
         self._samplers = samplers
         lent = [sampler.lend() for sampler in samplers]
         kinds: dict[Hashable, list[int]] = {}
@@ -84,8 +84,8 @@ class SamplerBatch:
         self._tops = tops
 
     def __call__(self, logits: mx.array, masks: Sequence[Mask | None] = ()) -> Sample:
-        """The next tokens for `logits` [B, V] of any float type, of their masks where rows have one. Lazy: nothing is
-        evaluated here."""
+        """Returns the next tokens for `logits` [B, V] of any float type; the token of a row with a mask is in the
+        mask. Lazy: evaluates nothing."""
         logits = logits.astype(mx.float32)
         scores = masked(logits, masks) if masks else logits
         tokens = [rows(_selected(scores, members)) for members, rows in self._groups]
@@ -100,10 +100,10 @@ class SamplerBatch:
         return Sample(token, wishes)
 
     def release(self) -> None:
-        """Give every sampler its state back, as if it had drawn alone. The batch is not used afterwards.
+        """Gives every sampler its state back, as if it had drawn alone. The batch must not be used afterwards.
 
-        Starts the evaluation of what it copies for them, and waits for nothing: until then the copies keep what all the
-        rows remember alive.
+        Dispatches the copies without waiting for them: until they are evaluated, each keeps the state of all rows
+        alive.
         """
         copies = []
         for members, (_, rows) in zip(self._members, self._groups, strict=True):
@@ -114,7 +114,7 @@ class SamplerBatch:
 
 
 def _selection(rows: Sequence[int], count: int) -> mx.array | None:
-    """The index of some of `count` rows; None stands for all of them in order."""
+    """Returns the index of some of `count` rows; None stands for all of them in order."""
     return None if [*rows] == [*range(count)] else mx.array([*rows], dtype=mx.uint32)
 
 
@@ -123,7 +123,7 @@ def _selected(array: mx.array, rows: mx.array | None) -> mx.array:
 
 
 def _details(logits: mx.array, token: mx.array, top: int) -> Details:
-    """The log-probabilities of `token` [A] and of the `top` most probable ones, of the model's own logits [A, V]."""
+    """Returns the log-probabilities of `token` [A] and of the `top` most probable tokens, of the raw logits [A, V]."""
     log_probs = logprobs.log_probabilities(logits)
     logprob = logprobs.of_token(log_probs, token)
     return Details(logprob, *logprobs.most_probable(log_probs, top)) if top > 0 else Details(logprob)

@@ -1,4 +1,4 @@
-"""The last tokens of some requests, and who leaves when another one comes."""
+"""The last tokens of each request, to which penalties apply."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 _BLOCK = 64
-"""Columns cut at a time: the graph has one node for all of them."""
+"""The columns that are cut at a time: they take one node of the graph."""
 
 
 class Leaving(NamedTuple):
@@ -16,18 +16,19 @@ class Leaving(NamedTuple):
     ids: mx.array
     """uint32 [B, 1], below the size of the vocabulary"""
     change: mx.array | float
-    """Of its count, float32 [B, 1]: -1, or 0 where only a place becomes free; a number where it is -1 in all rows."""
+    """The change of its count, float32 [B, 1]: -1, or 0 if no token was in that place; a number if it is -1 in all
+    rows."""
 
 
 class Window:
     """The last `places` tokens of each of B rows, in the order in which they came.
 
-    The host knows prompts; of the generated tokens it knows only the arrays that will hold them. An entry beyond the
-    vocabulary takes a place and is no token.
+    Prompts are known on the host; a generated token is an array that may not be evaluated yet. An entry beyond the
+    vocabulary takes a place and counts as no token.
     """
 
     def __init__(self, places: int, vocab_size: int, entries: mx.array) -> None:
-        """`entries`, uint32 [B, L]: the last L <= `places` of each row; places of which there are more are free."""
+        """`entries`, uint32 [B, L], are the last L <= `places` tokens of each row; the other places are free."""
         self.places = places
         self._vocab_size = vocab_size
         self._free = places - entries.shape[1]
@@ -38,13 +39,13 @@ class Window:
 
     @staticmethod
     def of_request(tokens: Sequence[int], places: int, vocab_size: int) -> "Window":
-        """The window of one request whose history is `tokens`."""
+        """Returns the window of one request whose history is `tokens`."""
         entries = [token if token >= 0 else vocab_size for token in tokens[-places:]]
         return Window(places, vocab_size, mx.array([entries], dtype=mx.uint32))
 
     @staticmethod
     def joined(windows: "Sequence[Window]") -> "Window":
-        """All their rows one after the other. They have equally many places."""
+        """Returns the rows of all windows, one after the other. All windows have the same number of places."""
         first, *_ = windows
         entries = [window.entries() for window in windows]
         length = max(rows.shape[1] for rows in entries)
@@ -55,16 +56,17 @@ class Window:
         return Window(first.places, first._vocab_size, mx.concatenate(padded))
 
     def apart(self) -> "list[Window]":
-        """Each row by itself, with an array of its own (lazy). This one is not used afterwards."""
+        """Returns each row by itself, with an array of its own (lazy). This window must not be used afterwards."""
         return [Window(self.places, self._vocab_size, row) for row in own_rows(self.entries())]
 
     def entries(self) -> mx.array:
-        """What stands in it, uint32 [B, L], the oldest first (lazy)."""
+        """Returns the entries, uint32 [B, L], the oldest first (lazy)."""
         rest = self._entries[:, self._next - len(self._cut) :]
         return mx.concatenate([rest, *self._recent], axis=1)
 
     def add(self, token: mx.array) -> Leaving | None:
-        """Append `token` (uint32 [B, 1], not evaluated) and return what leaves for it; None: nothing in any row."""
+        """Appends `token`, uint32 [B, 1], lazily. Returns the tokens that leave in exchange; None if none does in any
+        row."""
         self._recent.append(token)
         if self._free > 0:
             self._free -= 1
@@ -82,9 +84,9 @@ class Window:
 
 
 def own_rows(array: mx.array) -> list[mx.array]:
-    """Each row [1, N] of `array` [B, N] as a copy that keeps no other buffer alive (lazy).
+    """Returns each row [1, N] of `array` [B, N] as a copy that keeps no other buffer alive (lazy).
 
-    A slice shares the buffer it came from, and so does `mx.contiguous` of something already contiguous; `mx.array` of
-    an array copies.
+    A slice shares the buffer of its array, and so does `mx.contiguous` of a contiguous array; `mx.array` of an array
+    copies.
     """
     return [mx.array(mx.contiguous(array[row : row + 1])) for row in range(array.shape[0])]
