@@ -1,7 +1,7 @@
-"""What a token costs, in counts: forwards, evaluations, reads of the host, bytes copied. No time is measured here.
+"""The cost of a token in counts: forwards, evaluations, reads from the device, bytes copied.
 
-`scripts/bench` measures what these take; this is what must not grow unseen. One *round trip* is a read that waits for
-the device.
+These tests keep the counts from growing unnoticed; `scripts/bench` measures times. One *round trip* is a read that
+waits for the device.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ ANSWER = 12
 
 
 class Counts(NamedTuple):
-    """Since the beginning."""
+    """The counts since the beginning."""
 
     forwards: int
     started: int
@@ -45,7 +45,7 @@ class Counts(NamedTuple):
 
 
 class Tally:
-    """Counts on behalf of an engine."""
+    """The counter of an engine."""
 
     def __init__(self) -> None:
         self.started = self.computed = self.round_trips = self.copied = 0
@@ -95,7 +95,7 @@ def make_engine(name: str) -> TinyEngine:
 
 
 def counted(tally: Tally, engine: TinyEngine, ask: Callable[[], object]) -> Counts:
-    """Of what was asked, from its arrival to the end of all."""
+    """Returns the counts of these requests, from the first arrival to the last end."""
     before = tally.counts(engine)
     ask()
     engine.finish()

@@ -1,4 +1,4 @@
-"""With one place the engine runs requests in order, one slice at a time, and none of them disturbs the next."""
+"""An engine with one place: it runs requests in order, slice by slice, and no request affects the next."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ END = ord("z")
 
 
 class Watched:
-    """Stands before the model's forward: counts calls, and can hold or break the next ones."""
+    """Wraps the model's forward: counts the calls, and can hold or break the next ones."""
 
     def __init__(self, forward: Callable[[mx.array, list[object]], mx.array]) -> None:
         self.lengths: list[int] = []
@@ -44,7 +44,7 @@ class Watched:
 
 @pytest.fixture
 async def engine(tmp_path: Path) -> Engine:
-    """A loaded engine whose model answers with the bytes that follow the prompt's last one, up to `z`."""
+    """Returns a loaded engine whose model answers with the bytes that follow the prompt's last one, up to `z`."""
     return await loaded(tmp_path)
 
 
@@ -96,7 +96,7 @@ def request(prompt: bytes = b"a", max_tokens: int = 100) -> Request:
 
 
 async def events(request: Request) -> list[Event]:
-    """Everything up to the end of a request."""
+    """Returns all events up to the end of a request."""
     told: list[Event] = []
     while not told or not isinstance(told[-1], Finished | Failed):
         told += await asyncio.wait_for(request.stream.batch(), 30)
@@ -258,7 +258,7 @@ async def test_memory_is_published_after_loading_and_holds_at_least_the_weights(
 async def test_an_idle_engine_tries_batches_and_leaves_off_for_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One slice at a time: a request that comes amid one is answered before the next."""
+    """A request that arrives in a slice of the trial is answered before the next slice."""
     begun, may_go_on = asyncio.Event(), threading.Event()
     ended: list[int] = []
     """Before each slice: how many requests have been answered."""

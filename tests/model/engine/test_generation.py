@@ -1,4 +1,4 @@
-"""A generation computes what a plain loop computes, one slice at a time, whatever its cache kept."""
+"""A generation computes the same as a plain loop, slice by slice, whatever is in the cache."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ PROMPT = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(50)]
 
 
 def tokenizer(eos: Sequence[int] = ()) -> Tokenizer:
-    """Token i is byte i + 1, so that every generated token is one ASCII character."""
+    """Returns a tokenizer whose token i is byte i + 1, so that every generated token is one ASCII character."""
     files = {
         "tokenizer.json": json.dumps(byte_level(ALL_BYTES[1 : VOCAB + 1])).encode(),
         "generation_config.json": json.dumps({"eos_token_id": list(eos)}).encode(),
@@ -48,7 +48,7 @@ async def request_of() -> Callable[..., Request]:
 
 
 def greedy(kind: Tiny, prompt: Sequence[int], count: int) -> list[int]:
-    """The oracle: no cache reuse, no chunks, no look-ahead."""
+    """Computes the expected answer: no cache reuse, no chunks, no look-ahead."""
     layers = kind.make_layers()
     logits = kind.model(mx.array([list(prompt)]), cache=layers)
     tokens: list[int] = []
@@ -59,7 +59,7 @@ def greedy(kind: Tiny, prompt: Sequence[int], count: int) -> list[int]:
 
 
 class Watched:
-    """A forward that notes the length of each call, and fails at the one it is told to."""
+    """A forward that records the length of each call, and fails at a given one."""
 
     def __init__(self, model: Forward, fail_at: int | None = None) -> None:
         self.lengths: list[int] = []
@@ -74,7 +74,7 @@ class Watched:
 
 
 class Counted:
-    """An evaluation of MLX that notes how many arrays each call is given."""
+    """An evaluation of MLX that records the number of arrays in each call."""
 
     def __init__(self, evaluate: Callable[[list[mx.array]], None]) -> None:
         self.sizes: list[int] = []
@@ -186,7 +186,7 @@ async def test_a_slice_is_one_chunk_or_one_token(request_of: Callable[..., Reque
     assert phases == [(True, 0)] * 3 + [(False, 1)] * 3 + [(False, 2)]
 
 
-async def test_the_end_of_sequence_token_is_neither_told_nor_counted(request_of: Callable[..., Request]) -> None:
+async def test_the_end_of_sequence_token_is_neither_sent_nor_counted(request_of: Callable[..., Request]) -> None:
     kind = tiny("llama")
     expected = greedy(kind, PROMPT, 12)
     end_at = next(i for i in range(4, 12) if expected[i] not in expected[:i])

@@ -1,4 +1,4 @@
-"""What a budget allows, from numbers alone, and what happens where MLX finds no memory."""
+"""The decisions of a memory budget, from numbers alone, and the recovery when MLX finds no memory."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ TOKEN_BYTES = 256  # of the llama
 
 
 class Dial:
-    """A meter that says what it is set to."""
+    """A meter that shows a number set by the test."""
 
     def __init__(self, active: int = 0) -> None:
         self.now = active
@@ -52,7 +52,7 @@ def test_a_token_costs_no_less_with_a_longer_context_and_grows_along_a_line() ->
     assert workspace.certain_bytes(100, 200) == 100_000
 
 
-def test_of_one_kind_of_slice_the_most_counts_and_without_a_line_it_is_in_proportion() -> None:
+def test_the_most_bytes_of_a_kind_of_slice_count_and_one_kind_scales_in_proportion() -> None:
     workspace = WorkspaceEstimate()
     for nbytes in (3200, 6400, 1600):
         workspace.add(16, 40, nbytes)
@@ -67,7 +67,7 @@ def test_a_few_tokens_cost_as_much_as_the_fewest_that_are_worth_a_slice() -> Non
     assert workspace.likely_bytes(1, 10) == workspace.likely_bytes(LEAST_TOKENS, 10) == 1600
 
 
-def test_so_many_tokens_are_taken_as_fit_and_never_fewer_than_the_least() -> None:
+def test_a_slice_takes_the_tokens_that_fit_and_never_fewer_than_the_least() -> None:
     workspace = WorkspaceEstimate()
     assert workspace.tokens_in(10 << 20, 100) == LEAST_TOKENS, "nothing is known yet"
     assert workspace.tokens_in(50 << 20, 100) == 50
@@ -123,7 +123,7 @@ def test_the_cache_gets_no_more_than_it_was_made_for() -> None:
     engine.check()
 
 
-def test_what_others_hold_is_not_the_caches() -> None:
+def test_memory_of_other_users_is_not_the_caches() -> None:
     dial = Dial()
     engine = make_engine(3000 * TOKEN_BYTES, dial)
     engine.ask(words(300), 4)
@@ -133,7 +133,7 @@ def test_what_others_hold_is_not_the_caches() -> None:
     assert engine.trie.describe().counts.budget_bytes == 3000 * TOKEN_BYTES - 1000
 
 
-def test_conversations_go_when_contexts_need_their_room() -> None:
+def test_conversations_are_evicted_when_contexts_need_their_room() -> None:
     engine = make_engine(1600 * TOKEN_BYTES, Dial())
     for number in range(3):
         engine.ask(words(300, number + 2), 4)
@@ -160,7 +160,7 @@ def test_slices_are_cut_to_the_room_that_is_left() -> None:
     engine.check()
 
 
-def test_the_first_slice_is_short_where_there_is_little_room_and_shows_what_they_take() -> None:
+def test_the_first_slice_is_short_if_there_is_little_room_and_shows_the_cost() -> None:
     engine = make_engine(4 << 20, Dial(), chunk=128)
     engine.ask(words(300), 1)
     engine.finish()
@@ -168,7 +168,7 @@ def test_the_first_slice_is_short_where_there_is_little_room_and_shows_what_they
     assert engine.forward.calls[1] == (1, 128)
 
 
-def test_without_a_budget_nothing_is_cut_and_nobody_turned_away() -> None:
+def test_without_a_budget_no_slice_is_cut_and_no_request_refused() -> None:
     engine = make_engine(None, Dial(10**15), chunk=128)
     engine.ask(words(300), 1)
     engine.finish()
@@ -191,7 +191,7 @@ def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers_and_the_next_on
     engine.check()
 
 
-def test_what_is_only_guessed_refuses_nobody() -> None:
+def test_an_estimate_by_proportion_refuses_no_request() -> None:
     engine = make_engine(2000 * TOKEN_BYTES, Dial())
     engine.ask(words(100), 2)
     engine.finish()
@@ -229,8 +229,8 @@ def test_an_answer_that_outgrows_the_room_ends_alone_with_the_numbers() -> None:
     engine.check()
 
 
-def test_a_message_about_the_budget_names_no_want_of_memory_for_hosts() -> None:
-    """A host that reads of one unloads all its models, by which nothing is won here."""
+def test_a_message_about_the_budget_does_not_say_out_of_memory() -> None:
+    """A host that reads `out of memory` unloads all its models, which would not help here."""
     engine = make_engine(1000 * TOKEN_BYTES, Dial())
     asked = [engine.ask(words(1100), 5), engine.ask(words(1100, 2), 5)]
     engine.finish()
@@ -240,7 +240,7 @@ def test_a_message_about_the_budget_names_no_want_of_memory_for_hosts() -> None:
         assert "memory" not in event.text.replace("--memory", "")
 
 
-def test_the_peak_is_that_of_all_looks() -> None:
+def test_the_peak_is_that_of_all_readings() -> None:
     dial = Dial(100)
     memory = MemoryBudget(dial, None, 64)
     dial.most = 700
@@ -252,7 +252,7 @@ def test_the_peak_is_that_of_all_looks() -> None:
     assert memory.peak() == 900
 
 
-def test_what_one_step_took_is_forgotten_slowly() -> None:
+def test_the_cost_of_a_step_is_forgotten_slowly() -> None:
     dial = Dial()
     memory = MemoryBudget(dial, 10**9, 64)
     forward = memory.measured(lambda tokens, layers: tokens)
@@ -280,7 +280,7 @@ def test_what_one_step_took_is_forgotten_slowly() -> None:
         (KeyboardInterrupt(), False),
     ],
 )
-def test_want_of_memory_is_known(error: BaseException, lacks: bool) -> None:
+def test_errors_for_lack_of_memory_are_recognized(error: BaseException, lacks: bool) -> None:
     assert lacks_memory(error) is lacks
 
 
@@ -289,8 +289,8 @@ ERRORS: dict[str, Callable[[str], Exception]] = {"python": MemoryError, "mlx": l
 
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("name", KINDS)
-def test_a_request_that_finds_no_memory_begins_again_and_its_answer_is_right(name: str, error: str) -> None:
-    """Whichever of its forwards it is."""
+def test_a_request_that_finds_no_memory_restarts_and_its_answer_is_right(name: str, error: str) -> None:
+    """Any of its forwards may be the one that fails."""
     at = 0
     while True:
         engine = TinyEngine(name, SlicePolicy(16, 0.1))
@@ -333,7 +333,7 @@ def test_another_fault_is_not_tried_again() -> None:
     assert len(engine.forward.calls) == 2
 
 
-def test_what_nobody_uses_is_freed_before_it_is_tried_again() -> None:
+def test_unused_memory_is_freed_before_a_restart() -> None:
     dial = Dial()
     engine = make_engine(10**9, dial)
     for number in range(3):

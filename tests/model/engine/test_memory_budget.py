@@ -1,7 +1,7 @@
-"""Many random clients within a small budget, as MLX's own counters see it.
+"""Many random clients within a small budget, measured by MLX's own counters.
 
-The budget is that of the weights and 64 MiB; the keys and values of one request take up to half of that. Sampled are
-what MLX holds between two slices, with what it keeps for reuse, and its peak within them.
+The budget is the weights and 64 MiB; the keys and values of one request take up to half of that. The samples are the
+bytes that MLX holds between two slices, those kept for reuse included, and its peak within them.
 """
 
 import gc
@@ -43,7 +43,7 @@ _TICK_S = 0.002  # of the schedule's clock for each look at it: who is computed 
 
 
 def _llama() -> Module:
-    """48 KiB of keys and values a token."""
+    """Returns a model of which each token takes 48 KiB of keys and values."""
     args = llama.ModelArgs(
         model_type="llama",
         hidden_size=64,
@@ -59,7 +59,7 @@ def _llama() -> Module:
 
 
 def _gemma3() -> Module:
-    """Two of three layers with a window."""
+    """Returns a model of which two of three layers have a window."""
     args = gemma3_text.ModelArgs(
         model_type="gemma3_text",
         hidden_size=64,
@@ -88,7 +88,7 @@ class _Loop:
 
 
 class Seen(NamedTuple):
-    """Of one run: bytes, and how requests ended."""
+    """The samples of one run, in bytes, and the ends of its requests."""
 
     budget: int
     held: int
@@ -109,7 +109,7 @@ def limits_restored() -> Iterator[None]:
 
 
 def run(name: str, cache: str, seed: int, clients: int, room_bytes: int = ROOM_BYTES, chunk: int = CHUNK) -> Seen:
-    """Clients come at random, share prompts or not, say little or much; a few leave."""
+    """Runs clients that come at random, share prompts or not, and get short or long answers; a few leave."""
     chance = random.Random(f"{name} {seed}")
     model = MODELS[name]()
     mx.eval(model.parameters())
@@ -184,14 +184,14 @@ def test_a_slice_that_there_is_no_room_for_is_cut() -> None:
     assert set(seen.ends) == {Finished.__name__}, f"{seen.texts}"
 
 
-def test_nobody_ends_for_the_sake_of_what_is_kept() -> None:
-    """Windows that are kept where prompts may part are locked while a request goes along them."""
+def test_no_request_ends_to_make_room_for_cache_entries() -> None:
+    """Windows kept where prompts may diverge are locked while a request uses them."""
     seen = run("gemma3", "trie", seed=2, clients=12, room_bytes=ROOM_BYTES // 2)
     assert seen.peak <= 1.05 * seen.budget
     assert set(seen.ends) == {Finished.__name__}, f"{seen.texts}"
 
 
-def test_in_a_room_for_next_to_nobody_all_get_an_answer_or_the_numbers() -> None:
+def test_with_hardly_any_room_each_request_gets_an_answer_or_the_numbers() -> None:
     seen = run("llama", "trie", seed=3, clients=12, room_bytes=16 * MIB)
     assert seen.ends.total() >= 10
     assert seen.ends[Finished.__name__]
@@ -204,7 +204,7 @@ def test_in_a_room_for_next_to_nobody_all_get_an_answer_or_the_numbers() -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", MODELS)
-def test_the_budget_holds_whoever_comes(name: str, seed: int) -> None:
+def test_the_budget_holds_for_random_clients(name: str, seed: int) -> None:
     seen = run(name, "trie", seed=10 + seed, clients=40)
     assert max(seen.peak, seen.held) <= 1.05 * seen.budget
     assert set(seen.ends) <= {Finished.__name__, Failed.__name__}

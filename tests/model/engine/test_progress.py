@@ -1,4 +1,4 @@
-"""When it is said how far a prompt is, and what: a made-up clock."""
+"""The progress of prompts in the log and on a terminal, on a made-up clock."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def prefills(clock: Clock) -> ProgressReporter:
 
 
 def passing(clock: Clock, prefills: ProgressReporter) -> Callable[[float, int], PromptProgress | None]:
-    """At this time so many tokens of prompt 1 are there."""
+    """Sets the clock, and the number of tokens of prompt 1 that are computed by then."""
 
     def passed(at_s: float, done: int) -> PromptProgress | None:
         clock.now = at_s
@@ -40,7 +40,7 @@ def test_a_prompt_that_takes_less_than_a_second_is_not_mentioned(clock: Clock, p
     assert not prefills.end(1)
 
 
-def test_it_is_said_once_a_second(clock: Clock, prefills: ProgressReporter) -> None:
+def test_progress_is_reported_once_a_second(clock: Clock, prefills: ProgressReporter) -> None:
     passed = passing(clock, prefills)
     prefills.begin(1, 1000, 0)
     said = [passed(0.1 * step, 5 * step) is not None for step in range(1, 45)]
@@ -64,15 +64,15 @@ def test_rate_and_time_left_are_of_what_was_computed(clock: Clock, prefills: Pro
     assert reading.percent == 60
 
 
-def test_a_hundred_percent_are_never_said_of_what_is_not_over(clock: Clock, prefills: ProgressReporter) -> None:
+def test_a_prompt_that_has_not_ended_never_shows_a_hundred_percent(clock: Clock, prefills: ProgressReporter) -> None:
     prefills.begin(1, 1000, 0)
     reading = passing(clock, prefills)(2.0, 998)
     assert reading is not None
     assert reading.percent == 99
 
 
-def test_one_that_begins_again_has_no_rate_yet(clock: Clock, prefills: ProgressReporter) -> None:
-    """Memory had run out, and less was kept of it than before."""
+def test_a_prompt_that_restarts_has_no_rate_yet(clock: Clock, prefills: ProgressReporter) -> None:
+    """Memory ran out, and the cache holds less of the prompt than was computed before."""
     prefills.begin(1, 1000, 400)
     reading = passing(clock, prefills)(2.0, 200)
     assert reading is not None
@@ -80,7 +80,7 @@ def test_one_that_begins_again_has_no_rate_yet(clock: Clock, prefills: ProgressR
     assert "0 tokens/s" in bar(reading)
 
 
-def test_nothing_is_said_of_who_is_gone(clock: Clock, prefills: ProgressReporter) -> None:
+def test_nothing_is_reported_of_a_request_that_left(clock: Clock, prefills: ProgressReporter) -> None:
     prefills.begin(1, 1000, 0)
     assert not prefills.end(1)
     assert passing(clock, prefills)(5.0, 500) is None
@@ -112,7 +112,7 @@ def test_the_bar_is_as_long_as_the_prompt_is_read(done: int, blocks: int) -> Non
 
 
 def make_engine(shown: list[str], *, terminal: bool) -> TinyEngine:
-    """A prompt of 200 tokens in slices of 20 takes ten slices of 0.3 s."""
+    """Returns an engine in which a prompt of 200 tokens takes ten slices of 0.3 s."""
     engine = TinyEngine("llama", SlicePolicy(20, 0.1))
     engine.forward.forward_s, engine.forward.token_s = 0.0, 0.015
 
@@ -139,7 +139,7 @@ def test_a_long_prompt_gets_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     assert told[0]["seconds_left"] == pytest.approx(1.8)
 
 
-def test_on_a_terminal_it_gets_a_bar_that_goes_away(caplog: pytest.LogCaptureFixture) -> None:
+def test_on_a_terminal_a_prompt_gets_a_bar_that_disappears(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "runner.engine")
     shown: list[str] = []
     engine = make_engine(shown, terminal=True)
@@ -150,7 +150,7 @@ def test_on_a_terminal_it_gets_a_bar_that_goes_away(caplog: pytest.LogCaptureFix
     assert "prefill" not in [record.message for record in caplog.records]
 
 
-def test_the_bar_of_who_leaves_goes_away() -> None:
+def test_the_bar_of_a_request_that_leaves_disappears() -> None:
     shown: list[str] = []
     engine = make_engine(shown, terminal=True)
     asked = engine.ask(PROMPT, 2)

@@ -1,4 +1,4 @@
-"""Answers that are computed in one forward, and those that are not: rows join and leave, and nobody sees it."""
+"""Answers that decode in one batch or alone: rows join and leave, and no answer changes."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -74,7 +74,7 @@ def test_rows_come_and_go_while_others_stay(name: str) -> None:
 
 
 @batchable
-def test_a_row_that_is_alone_again_joins_the_next_one(name: str) -> None:
+def test_an_answer_left_alone_joins_the_next_one(name: str) -> None:
     engine = TinyEngine(name)
     stays = engine.ask(words(35), 50)
     for number in range(3):
@@ -89,7 +89,7 @@ def test_a_row_that_is_alone_again_joins_the_next_one(name: str) -> None:
 
 
 @batchable
-def test_what_was_said_together_is_continued_by_the_next_turn(name: str) -> None:
+def test_the_next_turn_reuses_an_answer_of_a_batch(name: str) -> None:
     engine = TinyEngine(name)
     asked = [engine.ask(words(30 + number, number), 12 + 3 * number) for number in range(3)]
     engine.finish()
@@ -102,7 +102,7 @@ def test_what_was_said_together_is_continued_by_the_next_turn(name: str) -> None
 
 
 def test_an_answer_joins_others_after_a_few_steps_alone() -> None:
-    """What a row holds is copied when it joins: very short answers are over before that pays."""
+    """Joining copies the layers of a row, which does not pay for very short answers."""
     engine = TinyEngine("llama")
     engine.scheduler.matcher.lone_steps = BatchMatcher(SettledTrial()).lone_steps
     for tokens, rows in ((4, 1), (30, 3)):
@@ -137,7 +137,7 @@ class Wrong:
 
 
 class Counted:
-    """A trial of which the slices are counted, and the steps of answers before each."""
+    """A trial that counts its slices, and the steps of answers before each of them."""
 
     def __init__(self, name: str, forward: Callable[[mx.array, list[object]], mx.array]) -> None:
         self._trial = BatchTrial(tiny(name).make_layers, forward, VOCAB)
@@ -174,7 +174,7 @@ def test_a_model_whose_rows_disturb_each_other_takes_turns(name: str) -> None:
     assert wrong.batches
 
 
-def test_a_model_that_is_found_to_be_right_is_tried_once() -> None:
+def test_a_model_that_passes_the_trial_is_tried_once() -> None:
     trial = Counted("llama", plain_forward(tiny("llama")))
     engine = TinyEngine("llama", trial=trial)
     slices = []
@@ -189,7 +189,7 @@ def test_a_model_that_is_found_to_be_right_is_tried_once() -> None:
 
 
 def test_answers_go_on_while_batches_are_tried() -> None:
-    """Where there is no room between two tokens, one slice of the trial follows every round of steps."""
+    """If the gap leaves no room, one slice of the trial follows every round of steps."""
     trial = Counted("llama", plain_forward(tiny("llama")))
     engine = TinyEngine("llama", SlicePolicy(2048, 0.0), trial=trial)
     trial.engine = engine

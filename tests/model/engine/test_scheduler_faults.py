@@ -1,8 +1,8 @@
-"""What goes wrong while several requests run: it ends the one that it concerns, if any, and the others do not notice.
+"""Faults while several requests run: each ends the request that it concerns, if any, and leaves the others as they are.
 
-One story for every fault: three answers of different lengths are begun, read in slices, joined, decoded together, taken
-apart again and closed, and then two of the prompts are asked once more. The fault is an exception in the k-th call of
-something, for k = 0, 1, 2, 4, 7, ... until the story does not get there any more; in slow tests for every k.
+One story for every fault: three requests begin, are prefilled in slices, join, decode in one batch, leave it and close;
+then two of the prompts are sent again. The fault is an exception in the k-th call of a function, for k = 0, 1, 2, 4, 7,
+... until the story has no k-th call; in slow tests for every k.
 """
 
 import logging
@@ -31,7 +31,7 @@ FIRST, SECOND, THIRD = words(41, 1), [*words(33, 1), 9, 9, 9, 9], words(20, 3)
 
 
 class Place(NamedTuple):
-    """Where something breaks, and how many requests that may end."""
+    """A function that raises, and the number of requests that this may end."""
 
     where: object
     name: str
@@ -59,7 +59,7 @@ ANSWERS = [
     Place(SequenceLayers, "advance", 1),
     Place(Generation, "close", 0),
 ]
-"""What concerns one request."""
+"""Functions that concern one request."""
 
 BATCHES = [
     Place(DecodeRows, "join", 0),
@@ -75,7 +75,7 @@ BATCHES = [
     Place(SamplerBatch, "__call__", 0),
     Place(SamplerBatch, "release", 0),
 ]
-"""What concerns those that decode together: each can go on alone, but for one that cannot take up its own layers."""
+"""Functions that concern a batch: each request can go on alone, except one that cannot take up its own layers."""
 
 CACHES = [
     Place(TrieCache, "_follows", 0),
@@ -89,17 +89,17 @@ CACHES = [
     Place(SequenceLayers, "evaluate", 1),
     Place(SequenceLayers, "rewind", 0),
 ]
-"""What the cache keeps of them, which nobody needs for his answer."""
+"""Functions of the cache on which no running answer depends."""
 
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Faults are logged with their tracebacks, which take longer than the rest."""
+    """Silences the log: the tracebacks of faults would take longer than the rest."""
     caplog.set_level(logging.CRITICAL)
 
 
 def story(name: str, breaks_at: int = -1) -> TinyEngine:
-    """The three from their beginnings to their ends: the second shares a prefix with the first, the third comes later.
+    """Runs the three to their ends: the second shares a prefix with the first, the third comes later.
     `breaks_at` is the number of a forward that breaks, from 0."""
     engine = TinyEngine(name, SlicePolicy(16, 0.1))
     engine.forward.breaks = lambda rows, length: len(engine.forward.calls) == breaks_at + 1
@@ -112,7 +112,7 @@ def story(name: str, breaks_at: int = -1) -> TinyEngine:
 
 
 def go_on(engine: TinyEngine) -> None:
-    """The same engine serves those that come later, and nothing is wrong with what it kept."""
+    """Checks that the engine serves later requests, and that its cache gives right answers."""
     engine.check()
     later = [engine.ask([*FIRST, 7], 5), engine.ask(SECOND, 5, temperature=1, seed=1)]
     engine.finish()
@@ -122,7 +122,7 @@ def go_on(engine: TinyEngine) -> None:
 
 
 def tell(place: Place, name: str, every: bool = False) -> None:
-    """The story with a fault in every call, or in some of them."""
+    """Runs the story with a fault in every call, or in some calls."""
     at, reached = 0, True
     while reached:
         with place.breaking(at) as calls:

@@ -1,4 +1,4 @@
-"""Several requests within a budget: they wait, are refused or take turns; nothing else suffers, and nothing leaks."""
+"""Several requests within a budget: they wait, are refused or take turns. Nothing else is affected, nothing leaks."""
 
 import gc
 
@@ -16,12 +16,12 @@ TOKEN_BYTES = 256
 
 
 def budget(tokens: int) -> int:
-    """Enough for the layers of so many tokens."""
+    """Returns a budget for the layers of so many tokens."""
     return tokens * TOKEN_BYTES
 
 
 def most_open(engine: TinyEngine) -> int:
-    """Goes on to the end; how many sessions were open at once."""
+    """Runs to the end; returns the most sessions that were open at once."""
     most = 0
     while not engine.scheduler.idle:
         engine.advance()
@@ -90,7 +90,7 @@ def test_the_second_request_waits_for_the_first_forward_and_no_longer(length: in
     engine.check()
 
 
-def test_without_a_budget_nobody_waits_for_the_first_forward() -> None:
+def test_without_a_budget_no_request_waits_for_the_first_forward() -> None:
     engine = make_engine(None)
     for number in range(5):
         engine.ask(words(300, 2 * number), 20)
@@ -100,7 +100,7 @@ def test_without_a_budget_nobody_waits_for_the_first_forward() -> None:
     engine.check()
 
 
-def test_those_behind_another_one_need_room_as_well() -> None:
+def test_requests_that_wait_for_a_prefix_need_room_as_well() -> None:
     engine = make_engine(1400)
     for number in range(5):
         engine.ask([*words(400), *words(8, number)], 30)

@@ -1,7 +1,7 @@
-"""Random mixes of requests: whatever runs beside it, each gets what it gets alone.
+"""Random mixes of requests: each gets the answer that it gets alone.
 
 A mix is up to eight requests that share prefixes or do not, with options of every sort, that come and go at any slice;
-the slices are thrown with dice, or chosen by the real schedule on a made-up clock. The number in the name of a test is
+the slices are chosen at random, or by the real policy on a made-up clock. The number in the name of a test is
 the seed of its mix.
 """
 
@@ -35,7 +35,7 @@ GRAMMARS = (
 
 @dataclass
 class Part:
-    """A request of a mix: when it comes, and where it leaves."""
+    """A request of a mix, with the slices at which it comes and leaves."""
 
     spec: RequestSpec
     wait: int  # slices since the one before came
@@ -43,7 +43,7 @@ class Part:
     patience: int  # how many slices it stays in that phase
 
     def leave(self, engine: TinyEngine, asked: ClientRequest) -> None:
-        """Once its time has come."""
+        """Cancels the request when it is time."""
         if asked.request.cancelled or engine.phase(asked) != self.leaves:
             return
         self.patience -= 1
@@ -52,7 +52,7 @@ class Part:
 
 
 class Mix:
-    """All of it, from one seed."""
+    """A mix, made from one seed."""
 
     def __init__(self, name: str, seed: int) -> None:
         numbers = self._numbers = random.Random(f"{name} {seed}")
@@ -137,7 +137,7 @@ def play(mix: Mix) -> TinyEngine:
 
 
 def ask_again(engine: TinyEngine, numbers: random.Random) -> None:
-    """One of the prompts once more: it comes from the cache, and the answer is right."""
+    """Sends one of the prompts again: it is taken from the cache, and the answer is right."""
     first = numbers.choice(engine.requests)
     again = engine.submit(first.spec)
     engine.finish()
@@ -151,7 +151,7 @@ def ask_again(engine: TinyEngine, numbers: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", KINDS)
-def test_in_any_mix_everyone_gets_what_he_gets_alone(name: str, seed: int) -> None:
+def test_in_any_mix_each_request_gets_the_answer_it_gets_alone(name: str, seed: int) -> None:
     engine = play(Mix(name, seed))
     ask_again(engine, random.Random(seed))
 
@@ -159,7 +159,7 @@ def test_in_any_mix_everyone_gets_what_he_gets_alone(name: str, seed: int) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 125))
 @pytest.mark.parametrize("name", KINDS)
-def test_in_many_mixes_everyone_gets_what_he_gets_alone(name: str, seed: int) -> None:
+def test_in_many_mixes_each_request_gets_the_answer_it_gets_alone(name: str, seed: int) -> None:
     engine = play(Mix(name, seed))
     for _ in range(3):
         ask_again(engine, random.Random(seed))

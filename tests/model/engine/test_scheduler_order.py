@@ -1,6 +1,6 @@
-"""Who begins when, who steps when, and what it costs the others that someone leaves.
+"""The order in which requests begin and step, and the cost of a cancelled request to the others.
 
-Times are made up: a forward takes 10 ms and 1 ms for each token, of however many rows, and nothing else takes any.
+Times are made up: a forward takes 10 ms and 1 ms for each token, whatever the number of rows; all else takes none.
 """
 
 import pytest
@@ -17,7 +17,7 @@ def prompts(count: int, length: int = 30) -> list[list[int]]:
     return [words(length, 2 * number + 1) for number in range(count)]
 
 
-def test_requests_begin_in_the_order_of_their_arrival_and_are_told_so_only_then() -> None:
+def test_requests_begin_in_the_order_of_arrival_and_are_notified_then() -> None:
     engine = TinyEngine("llama", parallel=2)
     asked = [engine.ask(prompt, 3 + 5 * (number % 3)) for number, prompt in enumerate(prompts(7))]
     begun: list[int] = []
@@ -59,7 +59,7 @@ def test_caches_of_one_session_run_one_request_at_a_time(cache: str) -> None:
 
 
 def brought_to(phase: str) -> tuple[TinyEngine, ClientRequest, list[ClientRequest]]:
-    """Three requests that run, and one more that is where it is wanted."""
+    """Runs three requests, and brings one more into the wanted phase."""
     engine = TinyEngine("llama", SlicePolicy(16, 0.1), parallel=3 if phase == "queued" else 8)
     others = [engine.ask(prompt, 60) for prompt in prompts(1 if phase == "alone" else 3, 40)]
     if phase == "alone":  # the one that is there cannot be joined: it reads a prompt of its own
@@ -127,7 +127,7 @@ def test_what_was_computed_is_kept_for_the_retry(name: str, phase: str) -> None:
 
 
 class Reluctant(SlicePolicy):
-    """Nothing begins while someone decodes, until it is told so."""
+    """A policy that begins no request while another one decodes, until the test allows it."""
 
     willing = False
 
@@ -151,7 +151,7 @@ def test_a_request_that_leaves_when_its_turn_has_come_is_never_begun() -> None:
 
 
 @pytest.mark.parametrize("phase", ["prefilling", "batch"])
-def test_the_place_of_one_who_leaves_is_taken_at_once(phase: str) -> None:
+def test_the_place_of_a_request_that_leaves_is_taken_at_once(phase: str) -> None:
     engine = TinyEngine("llama", SlicePolicy(16, 0.1), parallel=2)
     engine.ask(words(30), 200)
     engine.until(lambda: len(engine.requests[0].tokens) > 2)
@@ -187,7 +187,7 @@ def test_answers_that_cannot_be_computed_together_take_turns(name: str) -> None:
 
 
 def gaps(engine: TinyEngine, stream: ClientRequest, until: ClientRequest) -> list[float]:
-    """Seconds between one token of a stream and the next, while something else is computed."""
+    """Returns the seconds between tokens of a stream while other work is computed."""
     found: list[float] = []
     count, at = len(stream.received), engine.clock.now
     while until.finished is None and stream.finished is None:
@@ -214,8 +214,8 @@ def test_a_stream_goes_on_while_a_prompt_is_read(gap_s: float) -> None:
 
 
 class Noted(SlicePolicy):
-    """What the schedule is told: the tokens of every slice of a prompt, 0 for anything else, and how long it took; and
-    the group that made the last step."""
+    """The slices reported to the policy: the tokens of a prompt slice, 0 for any other, and the duration of each; and
+    the batch that made the last step."""
 
     def __init__(self) -> None:
         super().__init__(64, 0.1)
@@ -229,7 +229,7 @@ class Noted(SlicePolicy):
         super().took(slice, view, seconds)
 
 
-def test_the_schedule_is_told_what_was_really_computed_and_how_long_it_took() -> None:
+def test_the_policy_learns_what_was_really_computed_and_how_long_it_took() -> None:
     notes = Noted()
     engine = TinyEngine("qwen3_next", notes)
     engine.ask(words(200), 1)
@@ -243,7 +243,7 @@ def test_the_schedule_is_told_what_was_really_computed_and_how_long_it_took() ->
     assert sum(seconds for _, seconds in notes.received) == pytest.approx(engine.clock.now)
 
 
-def test_the_schedule_is_told_that_the_group_stepped_which_another_one_joined() -> None:
+def test_the_policy_learns_that_the_batch_stepped_which_another_one_joined() -> None:
     notes = Noted()
     engine = TinyEngine("llama", notes)
     asked = [engine.ask(prompt, 30) for prompt in prompts(3)]
@@ -260,7 +260,7 @@ def test_the_schedule_is_told_that_the_group_stepped_which_another_one_joined() 
     engine.check()
 
 
-def test_where_nobody_decodes_prompts_are_read_in_whole_chunks() -> None:
+def test_while_no_request_decodes_prompts_are_computed_in_whole_chunks() -> None:
     engine = TinyEngine("llama", SlicePolicy(128, 0.1))
     engine.ask(words(400), 1)
     engine.finish()
@@ -279,7 +279,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     engine.check()
 
 
-def test_two_long_prompts_and_a_stream_all_get_on() -> None:
+def test_two_long_prompts_and_a_stream_all_advance() -> None:
     engine = TinyEngine("llama", SlicePolicy(64, 0.1))
     stream = engine.ask(words(10), 400)
     engine.until(lambda: len(stream.tokens) > 5)
@@ -293,7 +293,7 @@ def test_two_long_prompts_and_a_stream_all_get_on() -> None:
     engine.check()
 
 
-def test_what_is_told_arrives_in_the_slice_in_which_it_is_known() -> None:
+def test_events_arrive_in_the_slice_that_makes_them() -> None:
     engine = TinyEngine("llama")
     asked = [engine.ask(prompt, 10, metered=True) for prompt in prompts(3)]
     while not engine.scheduler.idle:

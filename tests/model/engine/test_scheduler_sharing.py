@@ -1,7 +1,7 @@
-"""Requests that begin with the same tokens compute them once, also while they run.
+"""Requests with a common prefix compute it once, also while they run.
 
-The counts are those of the forwards: with one token to say, a request computes its prompt but for what it found, so the
-tokens of all forwards tell whether anything was computed twice.
+The tokens of all forwards are counted. An answer of one token computes only the part of its prompt that is not cached,
+so the counts show whether any token was computed twice.
 """
 
 import logging
@@ -25,8 +25,8 @@ def together(engine: TinyEngine, suffixes: list[list[int]], max_tokens: int = 1)
 
 
 def suffix(number: int, length: int = 8) -> list[int]:
-    """Another first token for every number up to 63. Of a shorter one the cache keeps the place before it, too, which
-    is near enough to where two prompts part for beginning there."""
+    """Returns a suffix with another first token for every number up to 63. Before a shorter one the cache keeps a
+    checkpoint, too, which is close enough to the point where two prompts diverge to begin there."""
     return [number, *words(length - 1, number)]
 
 
@@ -52,7 +52,7 @@ def test_the_same_prompt_twice_is_computed_once(name: str) -> None:
 
 
 @requests
-def test_those_who_follow_a_follower_share_with_it_too(name: str) -> None:
+def test_requests_that_follow_a_follower_share_with_it_too(name: str) -> None:
     engine = make_engine(name)
     branch = words(100, 9)
     together(engine, [suffix(60), [*branch, *suffix(1)], [*branch, *suffix(3)]])
@@ -63,7 +63,7 @@ def test_those_who_follow_a_follower_share_with_it_too(name: str) -> None:
 
 
 @requests
-def test_when_the_one_ahead_is_cancelled_another_goes_on_from_there(name: str) -> None:
+def test_when_the_leader_is_cancelled_a_follower_continues_its_prefix(name: str) -> None:
     engine = make_engine(name)
     first, second, third = together(engine, [suffix(number) for number in range(3)])
     engine.until(lambda: engine.phase(third) == "awaiting prefix" and engine.forward.tokens >= 96)
@@ -75,7 +75,7 @@ def test_when_the_one_ahead_is_cancelled_another_goes_on_from_there(name: str) -
 
 
 @requests
-def test_when_the_one_ahead_fails_another_takes_its_place(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_when_the_leader_fails_a_follower_takes_its_place(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     engine = make_engine(name)
     first, second, third = together(engine, [suffix(number) for number in range(3)])
@@ -88,7 +88,7 @@ def test_when_the_one_ahead_fails_another_takes_its_place(name: str, caplog: pyt
 
 
 @requests
-def test_those_who_wait_for_another_do_so_within_the_places(name: str) -> None:
+def test_requests_that_wait_for_a_prefix_hold_a_place(name: str) -> None:
     engine = make_engine(name, parallel=3)
     asked = together(engine, [suffix(number) for number in range(5)])
     engine.advance(4)
@@ -106,7 +106,7 @@ def test_those_who_wait_for_another_do_so_within_the_places(name: str) -> None:
 
 @pytest.mark.parametrize("name", SLICEABLE)
 @pytest.mark.parametrize("others", [0, 2])
-def test_who_comes_while_another_decodes_shares_its_prompt(name: str, others: int) -> None:
+def test_a_request_shares_the_prompt_of_one_that_decodes(name: str, others: int) -> None:
     engine = make_engine(name)
     first = engine.ask([*SHARED, 1], 40)
     for number in range(others):
@@ -121,7 +121,7 @@ def test_who_comes_while_another_decodes_shares_its_prompt(name: str, others: in
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_nobody_waits_for_what_another_is_about_to_say(others: int) -> None:
+def test_no_request_waits_for_the_answer_of_another(others: int) -> None:
     engine = make_engine("llama")
     first = engine.ask(words(60), 200)
     for _ in range(others):
@@ -147,7 +147,7 @@ def test_a_few_tokens_in_common_are_not_worth_waiting_for() -> None:
     engine.check()
 
 
-def test_who_waits_for_another_may_leave() -> None:
+def test_a_request_that_waits_for_a_prefix_may_leave() -> None:
     engine = make_engine("llama")
     _, second, third = together(engine, [suffix(number) for number in range(3)])
     engine.advance(4)
@@ -161,8 +161,8 @@ def test_who_waits_for_another_may_leave() -> None:
     assert second.session is None
 
 
-def test_who_waits_for_another_that_leaves_finds_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing else happens then: nobody would look again."""
+def test_a_request_finds_the_room_of_a_leader_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other event would make the scheduler look again."""
     engine = make_engine("llama")
     memory = engine.scheduler.memory
     memory.budget_bytes = 1 << 40

@@ -1,4 +1,4 @@
-"""What the engine counts is what happened, and counting costs it next to nothing."""
+"""The engine's counters are right, and cost next to nothing."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -47,7 +47,7 @@ def test_a_value_counts_below_the_first_bound_that_it_does_not_exceed() -> None:
     assert distribution.total == 115.5
 
 
-def test_what_was_frozen_stays_as_it_was() -> None:
+def test_a_frozen_histogram_does_not_change() -> None:
     histogram = Histogram((1,))
     before = histogram.frozen()
     histogram.add(0)
@@ -99,7 +99,7 @@ def test_tokens_of_an_answer_count_while_it_is_written() -> None:
         ("start: /[0-9]{5}/", 5, 0),
     ],
 )
-def test_what_a_grammar_leaves_no_choice_about_is_forced(grammar: str, generated: int, forced: int) -> None:
+def test_tokens_without_an_alternative_count_as_forced(grammar: str, generated: int, forced: int) -> None:
     engine = TinyEngine("llama")
     engine.submit(RequestSpec(tuple(PROMPT), 40, SamplingOptions(), grammar=grammar))
     engine.finish()
@@ -164,8 +164,8 @@ def test_a_request_that_is_too_large_is_refused() -> None:
 
 
 @pytest.mark.parametrize("moment", ["waiting", "prefilled"])
-def test_who_asked_for_a_grammar_that_is_none_was_refused_and_has_not_left(moment: str) -> None:
-    """The client reads why, and its connection ends the request."""
+def test_a_request_with_an_invalid_grammar_counts_as_refused_not_cancelled(moment: str) -> None:
+    """The client reads the reason, and its connection ends the request."""
     engine = TinyEngine("llama")
     asked = engine.ask(PROMPT, 4)
     grammar: Future[Grammar] = Future()
@@ -179,7 +179,7 @@ def test_who_asked_for_a_grammar_that_is_none_was_refused_and_has_not_left(momen
     assert (requests.refused, requests.cancelled, requests.failed) == (1, 0, 0)
 
 
-def test_who_runs_and_who_waits_is_told_with_how_far_they_are() -> None:
+def test_running_and_waiting_requests_are_listed_with_their_progress() -> None:
     engine = TinyEngine("llama", SlicePolicy(32, 0.1), parallel=1)
     first, second = engine.ask(PROMPT, 5), engine.ask(OTHER, 7)
     seen = []
@@ -238,7 +238,7 @@ def test_misses_are_counted_by_their_reason() -> None:
     assert stats(engine).cache.misses == {"empty": 1, "no_common_prefix": 1, "non_trimmable_divergence": 1}
 
 
-def test_who_finds_all_that_is_there_misses_nothing() -> None:
+def test_a_request_that_finds_all_cached_tokens_counts_no_miss() -> None:
     engine = TinyEngine("llama")
     for _ in range(2):
         engine.ask(PROMPT, 3)
@@ -298,7 +298,7 @@ def test_the_time_between_two_tokens_is_that_between_two_steps_of_one_answer() -
     assert gaps.total == pytest.approx(8 * 0.02)
 
 
-def test_every_request_has_one_queue_time_and_whoever_got_a_token_one_ttft() -> None:
+def test_every_request_has_one_queue_time_and_one_ttft_if_it_got_a_token() -> None:
     engine = TinyEngine("llama")
     engine.ask(PROMPT, 1)
     gone = engine.ask(OTHER, 5)
@@ -330,7 +330,7 @@ def test_the_ttft_of_the_last_answer_is_that_of_the_request_that_has_it() -> Non
 
 
 @pytest.mark.parametrize("outcome", ["finished", "cancelled"])
-def test_nothing_is_remembered_of_who_is_gone(outcome: str) -> None:
+def test_nothing_is_remembered_of_a_request_that_left(outcome: str) -> None:
     engine = TinyEngine("llama")
     asked = engine.ask(PROMPT, 9)
     engine.until(lambda: engine.phase(asked) == "alone")
@@ -347,7 +347,7 @@ def test_nothing_is_remembered_of_who_is_gone(outcome: str) -> None:
 
 
 class _Stepped:
-    """Stands in for a generation: that it is one is all that counts."""
+    """A stand-in for a generation, of which only the identity counts."""
 
 
 def rows(count: int) -> Iterator[_Stepped]:
@@ -355,7 +355,7 @@ def rows(count: int) -> Iterator[_Stepped]:
 
 
 def test_a_token_makes_the_counters_no_larger() -> None:
-    """Only the counts of a fixed number of buckets, and one time for each answer that runs."""
+    """They hold a fixed number of buckets, and one time for each running answer."""
     counters = Counters()
     stepped: Callable[..., None] = counters.stepped
     answers = list(rows(4))
@@ -368,7 +368,7 @@ def test_a_token_makes_the_counters_no_larger() -> None:
     assert counters.slices().decode_rows == 400
 
 
-def test_nobody_looks_while_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_report_is_made_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TinyEngine("llama")
 
     def looked(*_: object) -> None:
@@ -401,7 +401,7 @@ def test_the_cache_of_an_engine_is_its_trie() -> None:
     assert cache.held_bytes == cache.live_bytes == engine.trie.nbytes > 0
 
 
-def test_text_is_shown_only_where_it_was_asked_for() -> None:
+def test_text_is_shown_only_if_asked_for() -> None:
     engine = TinyEngine("llama")
     engine.ask(PROMPT, 5)
     engine.finish()

@@ -1,7 +1,7 @@
 """The path of a token through the engine's Python, counted: calls, files, and crossings from one file to another.
 
 A model of a few million parameters computes a token in a millisecond or two, and a reader has to follow what is
-called. Neither may grow unseen.
+called. Neither may grow unnoticed.
 """
 
 import asyncio
@@ -46,19 +46,19 @@ class Call(NamedTuple):
 
 
 def crossings(calls: Sequence[Call]) -> int:
-    """How many calls lead from one file into another."""
+    """Returns the number of calls that lead from one file into another."""
     return sum(call.caller not in ("", call.file) for call in calls)
 
 
 def returns(calls: Sequence[Call]) -> int:
-    """How many calls lead into a file that was called before, with calls of other files in between."""
+    """Returns the number of calls into a file that was called before, with calls of other files in between."""
     visits = [file for file, _ in groupby(call.file for call in calls)]
     return len(visits) - len(set(visits))
 
 
 @contextmanager
 def noting(calls: list[Call]) -> Iterator[None]:
-    """Notes the calls that this thread makes."""
+    """Records the calls of this thread."""
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         file = frame.f_code.co_filename
@@ -91,7 +91,7 @@ class Transport:
 
 
 class Protocol:
-    """What of a connection a response needs."""
+    """The part of a connection that a response needs."""
 
     def __init__(self) -> None:
         self.transport = Transport()
@@ -107,7 +107,7 @@ class Counted(NamedTuple):
 
 @pytest.fixture
 async def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
-    """Of an answer of one greedy request, alone, without a grammar, log-probabilities, stop strings and metrics."""
+    """Returns the calls of a greedy answer, alone, without a grammar, log-probabilities, stop strings and metrics."""
     path = Counted([], [], [])
 
     def watch(owner: type, name: str, into: list[list[Call]]) -> None:
@@ -155,14 +155,14 @@ async def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
 
 
 def usual(steps: Sequence[list[Call]]) -> list[Call]:
-    """The calls of a token in the middle of the answer: those that most tokens take. Now and then the engine publishes
-    its numbers and the cache looks at its budget, too."""
+    """Returns the calls of most tokens in the middle of the answer. At some tokens the engine also publishes its stats,
+    and the cache checks its budget."""
     middle = steps[WARM:-2]
     most, _ = Counter(len(calls) for calls in middle).most_common(1)[0]
     return next(calls for calls in middle if len(calls) == most)
 
 
-def told(calls: Sequence[Call]) -> str:
+def listed(calls: Sequence[Call]) -> str:
     return "\n".join(f"{Path(call.file).name}: {call.function}" for call in calls)
 
 
@@ -174,20 +174,20 @@ async def test_a_token_takes_few_calls_in_few_files(path: Counted) -> None:
     packages between the two are left out.
     """
     calls = usual(path.steps)
-    assert len(calls) <= 80, told(calls)
-    assert len({call.file for call in calls}) <= 20, told(calls)
-    assert crossings(calls) <= 40, told(calls)
+    assert len(calls) <= 80, listed(calls)
+    assert len({call.file for call in calls}) <= 20, listed(calls)
+    assert crossings(calls) <= 40, listed(calls)
 
 
 async def test_a_decode_step_does_not_go_to_and_fro(path: Counted) -> None:
     """A return is a call into a file that was called before in the same `Scheduler._decode`, with calls into other
     files in between."""
     calls = usual(path.decodes)
-    assert returns(calls) <= 10, told(calls)
+    assert returns(calls) <= 10, listed(calls)
 
 
 async def test_a_line_takes_few_calls_on_the_event_loop(path: Counted) -> None:
     """From the wake-up to the transport's `write`."""
     calls = usual(path.deliveries)
-    assert len(calls) <= 8, told(calls)
-    assert crossings(calls) <= 3, told(calls)
+    assert len(calls) <= 8, listed(calls)
+    assert crossings(calls) <= 3, listed(calls)

@@ -1,4 +1,4 @@
-"""Tokens to delivered text: stop strings, held-back ends, entries. The oracle sees the whole text at once."""
+"""The detokenizer: stop strings, text that is held back, entries. The oracle sees the whole text at once."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ class Words:
 
 
 class Run(NamedTuple):
-    """What one generation delivered: a piece or None per token, and at the end."""
+    """The output of one generation: a piece or None for each token, and for the end."""
 
     pushed: list[Piece[int] | None]
     last: Piece[int] | None
@@ -45,7 +45,7 @@ class Run(NamedTuple):
 
 
 def run(chunks: list[bytes], stop: list[str]) -> Run:
-    """Push tokens until the text stops, as the engine does."""
+    """Pushes tokens until the text stops, as the engine does."""
     stream: Detokenizer[int] = Detokenizer(Words(chunks), StopStrings(stop))
     pushed = []
     for token_id in range(len(chunks)):
@@ -60,12 +60,12 @@ def texts(*chunks: str) -> list[bytes]:
 
 
 def cut(text: str, stop: list[str]) -> int | None:
-    """Where the earliest stop string begins."""
+    """Returns the place at which the earliest stop string begins."""
     return min((place for word in stop if word and (place := text.find(word)) >= 0), default=None)
 
 
 def places_of(chunks: list[bytes]) -> tuple[str, list[tuple[int, int] | None]]:
-    """The text that the chunks complete, and where each token's characters stand in it; None for one that completes
+    """Returns the text that the chunks complete, and the place of each token's characters in it; None if it completes
     nothing up to the end."""
     stream, text, spans = Utf8Stream(), "", [(0, 0)] * len(chunks)
     waiting: list[int] = []
@@ -85,7 +85,7 @@ stop_lists = st.lists(words, max_size=4)
 
 @st.composite
 def chunk_lists(draw: st.DrawFn, broken: bool = False) -> list[bytes]:
-    """A random text cut at random bytes, empty tokens included; `broken` ones may contain anything."""
+    """Generates a random text cut at random bytes, with empty tokens; `broken` texts may hold any bytes."""
     data = draw(st.text(alphabet, max_size=24)).encode()
     if broken:
         place = draw(st.integers(0, len(data)))
@@ -181,7 +181,7 @@ def test_an_earlier_match_that_is_still_possible_is_waited_for() -> None:
     assert stream.stopped
 
 
-def test_a_match_that_waited_in_vain_counts_at_the_end() -> None:
+def test_a_match_that_waited_for_an_earlier_one_counts_at_the_end() -> None:
     stream: Detokenizer[int] = Detokenizer(Words(texts("xabc")), StopStrings(["abcd", "bc"]))
     stream.push(0, 0)
     assert not stream.stopped
@@ -248,7 +248,7 @@ def test_special_tokens_are_text_like_any_other() -> None:
 
 
 class Counted(list[int]):
-    """A table that counts how often it is asked."""
+    """A table that counts its look-ups."""
 
     reads = 0
 

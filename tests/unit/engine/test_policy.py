@@ -1,4 +1,4 @@
-"""Which slice comes next, over simulated time: what a slice costs is made up, thousands of them take milliseconds."""
+"""The choice of the next slice, over simulated time: costs are made up, and thousands of slices take milliseconds."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -16,10 +16,10 @@ CHUNK, GAP_S = 512, 0.1
 
 @dataclass(frozen=True)
 class Costs:
-    """What slices take, in seconds."""
+    """The costs of slices, in seconds."""
 
     step_s: float = 0.01
-    row_s: float = 0.0  # and for every row of the group
+    row_s: float = 0.0  # and for every row of the batch
     token_s: float = 0.001
     context_s: float = 0.0  # and for every token, for every token before it
     forward_s: float = 0.0  # and for every forward over a part of a prompt
@@ -35,7 +35,7 @@ class Costs:
 
 @dataclass(eq=False)
 class Request:
-    """`points`: where a forward over its prompt ends, whatever was asked for."""
+    """`points` are the positions at which a forward over its prompt always ends."""
 
     prompt: int
     answer: int
@@ -62,44 +62,44 @@ class Ran(NamedTuple):
     view: View
     seconds: float
     requests: tuple[Request, ...]
-    """That it advanced."""
+    """The requests that it advanced."""
 
 
 class Simulation:
-    """Runs requests as the engine does, each a group of its own, or all that have stepped once as one batch."""
+    """Runs requests as the engine does: each in a batch of its own or, after its first step, all in one batch."""
 
     def __init__(
-        self, schedule: SlicePolicy, costs: Costs, requests: list[Request], places: int = 64, batch: bool = False
+        self, policy: SlicePolicy, costs: Costs, requests: list[Request], places: int = 64, batch: bool = False
     ) -> None:
-        self.schedule, self.costs, self.places, self.batch = schedule, costs, places, batch
+        self.policy, self.costs, self.places, self.batch = policy, costs, places, batch
         self.requests = sorted(requests, key=lambda request: request.at_s)
         self.coming = list(self.requests)
         self.prefilling: list[Request] = []
-        self.groups: dict[int, list[Request]] = {}
+        self.batches: dict[int, list[Request]] = {}
         self.ids = iter(range(1 << 30))
         self.batch_id: int | None = None
         self.now_s = 0.0
         self.ran: list[Ran] = []
 
     def view(self) -> View:
-        free = self.places - len(self.prefilling) - sum(map(len, self.groups.values()))
+        free = self.places - len(self.prefilling) - sum(map(len, self.batches.values()))
         waiting = sum(request.at_s <= self.now_s for request in self.coming)
-        return View(min(free, waiting), [request.left for request in self.prefilling], list(self.groups))
+        return View(min(free, waiting), [request.left for request in self.prefilling], list(self.batches))
 
     def run(self, *until: Request) -> "Simulation":
-        """To the end of these requests, or of all."""
+        """Runs slices until these requests, or all, have ended."""
         while not all(request.ended for request in until or self.requests):
-            assert len(self.ran) < 100_000, "something starves"
+            assert len(self.ran) < 100_000, "a request is never computed"
             self.one()
         return self
 
     def one(self) -> None:
-        if not (self.prefilling or self.groups):
+        if not (self.prefilling or self.batches):
             self.now_s = max(self.now_s, self.coming[0].at_s)
         view = self.view()
-        slice_ = self.schedule.next(view)
+        slice_ = self.policy.next(view)
         assert slice_ is not None
-        assert self.schedule.next(view) == slice_, "to ask changes nothing"
+        assert self.policy.next(view) == slice_, "`next` changes nothing"
         match slice_:
             case Begin():
                 assert view.startable
@@ -111,9 +111,9 @@ class Simulation:
             case Decode(index):
                 requests, seconds = self.decode(view.decoding[index])
             case AdvanceTrial():
-                raise AssertionError("nobody waits for a trial")
+                raise AssertionError("no batch waits for a trial")
         self.now_s += seconds if not isinstance(slice_, Decode) else 0.0
-        self.schedule.took(slice_, view, seconds)
+        self.policy.took(slice_, view, seconds)
         self.ran.append(Ran(slice_, view, seconds, requests))
 
     def prefill(self, request: Request, asked: Prefill, tokens: int) -> tuple[tuple[Request, ...], Slice, float]:
@@ -123,22 +123,22 @@ class Simulation:
         request.done += count
         if not request.left:
             self.prefilling.remove(request)
-            self.groups[next(self.ids)] = [request]
+            self.batches[next(self.ids)] = [request]
         return (request,), asked._replace(tokens=count), seconds
 
-    def decode(self, group: int) -> tuple[tuple[Request, ...], float]:
-        rows = self.groups[group]
+    def decode(self, number: int) -> tuple[tuple[Request, ...], float]:
+        rows = self.batches[number]
         seconds = self.costs.step(len(rows))
         self.now_s += seconds
         for request in rows:
             request.tokens_s.append(self.now_s)
-        self.groups[group] = left = [request for request in rows if not request.ended]
+        self.batches[number] = left = [request for request in rows if not request.ended]
         if not left:
-            del self.groups[group]
-        elif self.batch and self.batch_id not in self.groups:
-            self.batch_id = group
-        elif self.batch and group != self.batch_id and self.batch_id is not None:
-            self.groups[self.batch_id] += self.groups.pop(group)
+            del self.batches[number]
+        elif self.batch and self.batch_id not in self.batches:
+            self.batch_id = number
+        elif self.batch and number != self.batch_id and self.batch_id is not None:
+            self.batches[self.batch_id] += self.batches.pop(number)
         return tuple(rows), seconds
 
     def seconds(self, kind: type[Slice], *of: Request) -> float:
@@ -147,7 +147,7 @@ class Simulation:
         )
 
     def prefills(self, *of: Request) -> list[int]:
-        """The tokens of each slice of a prompt."""
+        """Returns the tokens of each slice of a prompt."""
         return [
             ran.slice.tokens
             for ran in self.ran
@@ -156,19 +156,19 @@ class Simulation:
 
 
 def learned(costs: Costs, chunk_tokens: int = CHUNK, max_gap_s: float = GAP_S) -> SlicePolicy:
-    """A schedule that knows what beginnings and tokens cost."""
-    schedule = SlicePolicy(chunk_tokens, max_gap_s)
+    """Returns a policy that knows the costs of a begin and of a token."""
+    policy = SlicePolicy(chunk_tokens, max_gap_s)
     for _ in range(40):
-        schedule.took(Begin(), View(1), costs.begin_s)
-    schedule.took(Prefill(0, chunk_tokens), View(0, [chunk_tokens]), costs.prefill(0, chunk_tokens))
-    return schedule
+        policy.took(Begin(), View(1), costs.begin_s)
+    policy.took(Prefill(0, chunk_tokens), View(0, [chunk_tokens]), costs.prefill(0, chunk_tokens))
+    return policy
 
 
-def step(schedule: SlicePolicy, *groups: int, seconds: float = 0.01, view: View | None = None) -> None:
-    """Let each of these groups step once."""
-    view = view or View(decoding=groups)
-    for group in groups:
-        schedule.took(Decode(list(view.decoding).index(group)), view, seconds)
+def step(policy: SlicePolicy, *batches: int, seconds: float = 0.01, view: View | None = None) -> None:
+    """Lets each of these batches step once."""
+    view = view or View(decoding=batches)
+    for number in batches:
+        policy.took(Decode(list(view.decoding).index(number)), view, seconds)
 
 
 # Rule 1
@@ -179,7 +179,7 @@ def test_nothing_to_do_is_none() -> None:
 
 
 def test_every_slice_is_true() -> None:
-    """`while slice := schedule.next(view)` must not end at a beginning."""
+    """`while slice := policy.next(view)` must not end at a `Begin`."""
     assert all((Begin(), Prefill(0, 1), Decode(0), AdvanceTrial()))
 
 
@@ -191,10 +191,10 @@ def test_every_slice_is_true() -> None:
 )
 def test_a_lone_request_computes_the_same_forwards_whatever_the_clock_says(costs: Costs, earlier: list[int]) -> None:
     lone = Request(1300, 5)
-    schedule = SlicePolicy(CHUNK, GAP_S)
+    policy = SlicePolicy(CHUNK, GAP_S)
     for prompt in earlier:
-        Simulation(schedule, costs, [Request(prompt, 2)]).run()
-    assert Simulation(schedule, costs, [lone]).run().prefills() == [512, 512, 276]
+        Simulation(policy, costs, [Request(prompt, 2)]).run()
+    assert Simulation(policy, costs, [lone]).run().prefills() == [512, 512, 276]
 
 
 def test_full_chunks_while_nothing_decodes_also_for_several_prompts() -> None:
@@ -206,79 +206,79 @@ def test_full_chunks_while_nothing_decodes_also_for_several_prompts() -> None:
 
 
 def test_a_request_that_can_begin_begins_at_once() -> None:
-    schedule = SlicePolicy(CHUNK, GAP_S)
-    assert schedule.next(View(1)) == Begin()
-    assert schedule.next(View(1, [4096])) == Begin()
-    step(schedule, 7)
-    assert schedule.next(View(1, [4096], [7])) == Begin()
+    policy = SlicePolicy(CHUNK, GAP_S)
+    assert policy.next(View(1)) == Begin()
+    assert policy.next(View(1, [4096])) == Begin()
+    step(policy, 7)
+    assert policy.next(View(1, [4096], [7])) == Begin()
 
 
 def test_a_request_does_not_begin_where_a_stream_would_wait_beyond_its_gap() -> None:
-    schedule = learned(Costs(begin_s=0.03))
-    step(schedule, 7)
+    policy = learned(Costs(begin_s=0.03))
+    step(policy, 7)
     view = View(1, [4096], [7])
-    schedule.took(Prefill(0, 55), view, 0.055)  # 0.1 - 0.01 - 0.055 are left
-    assert schedule.next(view) == Begin()
-    schedule.took(Prefill(0, 6), view, 0.006)
-    assert schedule.next(view) == Decode(0)
+    policy.took(Prefill(0, 55), view, 0.055)  # 0.1 - 0.01 - 0.055 are left
+    assert policy.next(view) == Begin()
+    policy.took(Prefill(0, 6), view, 0.006)
+    assert policy.next(view) == Decode(0)
 
 
-def test_what_waits_to_begin_is_not_kept_waiting_by_prompts() -> None:
-    """A prompt would take what room there is, and leave none for what wants a little more."""
-    schedule = learned(Costs(begin_s=0.08))
+def test_prompts_do_not_delay_a_request_that_can_begin() -> None:
+    """A prompt would use up the room, and leave too little for a begin that needs a little more."""
+    policy = learned(Costs(begin_s=0.08))
     view = View(0, [4096], [1, 2])
-    step(schedule, 1)
-    schedule.took(Prefill(0, 20), view, 0.02)
-    step(schedule, 2, view=view)
-    assert isinstance(schedule.next(view), Prefill)
+    step(policy, 1)
+    policy.took(Prefill(0, 20), view, 0.02)
+    step(policy, 2, view=view)
+    assert isinstance(policy.next(view), Prefill)
     taken: list[Slice | None] = []
     view = View(1, [4096], [1, 2])
     for _ in range(3):
-        taken.append(schedule.next(view))
-        step(schedule, *(view.decoding[slice_.index] for slice_ in taken[-1:] if isinstance(slice_, Decode)), view=view)
+        taken.append(policy.next(view))
+        step(policy, *(view.decoding[slice_.index] for slice_ in taken[-1:] if isinstance(slice_, Decode)), view=view)
     assert taken[:2] == [Decode(0), Begin()]
 
 
-def test_a_beginning_that_never_fits_follows_a_round_of_steps() -> None:
+def test_a_begin_that_never_fits_follows_a_round_of_steps() -> None:
     costs = Costs(begin_s=0.5, step_s=0.01)
-    schedule = learned(costs)
-    step(schedule, 1, 2)
+    policy = learned(costs)
+    step(policy, 1, 2)
     view = View(3, [], [1, 2])
     taken = []
     for _ in range(7):
-        slice_ = schedule.next(view)
+        slice_ = policy.next(view)
         assert slice_ is not None
         taken.append(slice_)
-        schedule.took(slice_, view, costs.begin_s if slice_ == Begin() else costs.step_s)
+        policy.took(slice_, view, costs.begin_s if slice_ == Begin() else costs.step_s)
     assert taken == [Begin(), Decode(0), Decode(1)] * 2 + [Begin()]
 
 
 def test_a_slice_of_the_trial_follows_a_round_of_steps() -> None:
-    schedule = learned(Costs())
-    step(schedule, 1, 2, seconds=0.06)
+    policy = learned(Costs())
+    step(policy, 1, 2, seconds=0.06)
     view = View(decoding=[1, 2], trial=True)
     taken = []
     for _ in range(7):
-        slice_ = schedule.next(view)
+        slice_ = policy.next(view)
         assert slice_ is not None
         taken.append(slice_)
-        schedule.took(slice_, view, 0.5 if slice_ == AdvanceTrial() else 0.06)
+        policy.took(slice_, view, 0.5 if slice_ == AdvanceTrial() else 0.06)
     assert taken == [AdvanceTrial(), Decode(0), Decode(1)] * 2 + [AdvanceTrial()]
 
 
 def test_the_trial_waits_for_beginnings_and_prompts() -> None:
-    schedule = learned(Costs())
-    step(schedule, 1, 2)
-    assert schedule.next(View(1, [], [1, 2], trial=True)) == Begin()
-    assert isinstance(schedule.next(View(0, [50], [1, 2], trial=True)), Prefill)
-    assert schedule.next(View(0, [], [1, 2], trial=True)) == AdvanceTrial()
-    assert schedule.next(View(0, [], [1, 2])) == Decode(0)
+    policy = learned(Costs())
+    step(policy, 1, 2)
+    assert policy.next(View(1, [], [1, 2], trial=True)) == Begin()
+    assert isinstance(policy.next(View(0, [50], [1, 2], trial=True)), Prefill)
+    assert policy.next(View(0, [], [1, 2], trial=True)) == AdvanceTrial()
+    assert policy.next(View(0, [], [1, 2])) == Decode(0)
 
 
 # Rule 3
 
 
-def test_groups_take_turns_equally() -> None:
+def test_batches_take_turns_equally() -> None:
     requests = [Request(1, 40) for _ in range(5)]
     simulation = Simulation(SlicePolicy(CHUNK, GAP_S), Costs(), requests).run()
     turns = [ran.requests for ran in simulation.ran if isinstance(ran.slice, Decode) and len(ran.view.decoding) == 5]
@@ -286,41 +286,41 @@ def test_groups_take_turns_equally() -> None:
     assert all(len(set(turns[start : start + 5])) == 5 for start in range(len(turns) - 4))
 
 
-def test_the_group_that_has_waited_longest_steps() -> None:
-    schedule = SlicePolicy(CHUNK, GAP_S)
-    step(schedule, 3, 1, 2)
-    assert schedule.next(View(decoding=[1, 2, 3])) == Decode(2)
-    assert schedule.next(View(decoding=[1, 2])) == Decode(0)
+def test_the_batch_that_has_waited_longest_steps() -> None:
+    policy = SlicePolicy(CHUNK, GAP_S)
+    step(policy, 3, 1, 2)
+    assert policy.next(View(decoding=[1, 2, 3])) == Decode(2)
+    assert policy.next(View(decoding=[1, 2])) == Decode(0)
 
 
-def test_a_group_that_never_stepped_steps_first() -> None:
-    """It is the first token of an answer, or it is made of rows that have waited in other groups."""
-    schedule = SlicePolicy(CHUNK, GAP_S)
-    step(schedule, 1, 2)
-    assert schedule.next(View(1, [100], [1, 2, 9])) == Decode(2)
+def test_a_batch_that_never_stepped_steps_first() -> None:
+    """It is the first token of an answer, or its rows have waited in other batches."""
+    policy = SlicePolicy(CHUNK, GAP_S)
+    step(policy, 1, 2)
+    assert policy.next(View(1, [100], [1, 2, 9])) == Decode(2)
 
 
 # Rule 4
 
 
 def test_a_prompt_gets_what_the_gap_leaves() -> None:
-    schedule = learned(Costs())
+    policy = learned(Costs())
     view = View(0, [4096], [1])
-    step(schedule, 1, view=view)
-    assert schedule.next(view) == Prefill(0, 88)  # 0.1 - 0.01, in eights
-    schedule.took(Prefill(0, 32), view, 0.032)  # a restore point ended it
-    assert schedule.next(view) == Prefill(0, 56)
-    schedule.took(Prefill(0, 56), view, 0.056)
-    assert schedule.next(view) == Decode(0)
+    step(policy, 1, view=view)
+    assert policy.next(view) == Prefill(0, 88)  # 0.1 - 0.01, in eights
+    policy.took(Prefill(0, 32), view, 0.032)  # a checkpoint ended it
+    assert policy.next(view) == Prefill(0, 56)
+    policy.took(Prefill(0, 56), view, 0.056)
+    assert policy.next(view) == Decode(0)
 
 
 def test_less_than_half_a_gap_is_not_worth_a_second_forward() -> None:
-    schedule = learned(Costs())
+    policy = learned(Costs())
     view = View(0, [4096], [1])
-    step(schedule, 1, view=view)
-    schedule.took(Prefill(0, 48), view, 0.048)
-    assert schedule.next(view) == Decode(0)
-    assert schedule.next(View(0, [40], [1])) == Prefill(0, 40), "but the end of a prompt is"
+    step(policy, 1, view=view)
+    policy.took(Prefill(0, 48), view, 0.048)
+    assert policy.next(view) == Decode(0)
+    assert policy.next(View(0, [40], [1])) == Prefill(0, 40), "but the end of a prompt is worth it"
 
 
 def test_slices_settle_at_what_fills_the_gap_though_each_forward_costs_something() -> None:
@@ -332,41 +332,41 @@ def test_slices_settle_at_what_fills_the_gap_though_each_forward_costs_something
     assert stream.gap_s <= GAP_S
 
 
-def test_every_group_must_step_within_the_gap_in_its_turn() -> None:
-    schedule = learned(Costs())
+def test_every_batch_must_step_within_the_gap_in_its_turn() -> None:
+    policy = learned(Costs())
     view = View(0, [4096], [1, 2, 3])
-    step(schedule, 1, 2, 3, seconds=0.01, view=view)
-    # Group 1 has waited for 0.02 and steps first, group 3 has not and steps third: each has 0.07.
-    assert schedule.next(view) == Prefill(0, 64)
-    step(schedule, 1, seconds=0.03, view=view)  # takes 0.02, it seems now
-    # Group 2 has waited for 0.04; all three steps take 0.04 after it.
-    assert schedule.next(view) == Prefill(0, 48)
+    step(policy, 1, 2, 3, seconds=0.01, view=view)
+    # Batch 1 has waited for 0.02 and steps first, batch 3 has not and steps third: each has 0.07.
+    assert policy.next(view) == Prefill(0, 64)
+    step(policy, 1, seconds=0.03, view=view)  # the average is now 0.02
+    # Batch 2 has waited for 0.04; all three steps take 0.04 after it.
+    assert policy.next(view) == Prefill(0, 48)
 
 
-def test_a_group_whose_last_step_was_quick_is_left_the_time_that_its_steps_take() -> None:
-    schedule = learned(Costs())
+def test_the_average_step_counts_and_not_a_last_quick_one() -> None:
+    policy = learned(Costs())
     view = View(0, [4096], [1, 2])
-    step(schedule, 2, seconds=0.08, view=view)
-    step(schedule, 1, seconds=0.01, view=view)
-    step(schedule, 2, seconds=0.0, view=view)
-    assert schedule.next(view) == Prefill(0, 48)  # 0.01 of the first and 0.04 of the second are to come
+    step(policy, 2, seconds=0.08, view=view)
+    step(policy, 1, seconds=0.01, view=view)
+    step(policy, 2, seconds=0.0, view=view)
+    assert policy.next(view) == Prefill(0, 48)  # 0.01 of the first and 0.04 of the second are to come
 
 
 def test_the_last_part_of_a_prompt_is_given_whole() -> None:
-    schedule = learned(Costs())
+    policy = learned(Costs())
     view = View(0, [5], [1])
-    step(schedule, 1, view=view)
-    schedule.took(Prefill(0, 84), view, 0.084)
-    assert schedule.next(view) == Prefill(0, 5)
-    assert schedule.next(View(0, [6], [1])) == Prefill(0, 6)
-    assert schedule.next(View(0, [7], [1])) == Decode(0)
+    step(policy, 1, view=view)
+    policy.took(Prefill(0, 84), view, 0.084)
+    assert policy.next(view) == Prefill(0, 5)
+    assert policy.next(View(0, [6], [1])) == Prefill(0, 6)
+    assert policy.next(View(0, [7], [1])) == Decode(0)
 
 
 def test_no_slice_is_larger_than_a_chunk() -> None:
-    schedule = learned(Costs(token_s=1e-6), chunk_tokens=100)
+    policy = learned(Costs(token_s=1e-6), chunk_tokens=100)
     view = View(0, [4096], [1])
-    step(schedule, 1, view=view)
-    assert schedule.next(view) == Prefill(0, 96)
+    step(policy, 1, view=view)
+    assert policy.next(view) == Prefill(0, 96)
     tiny = learned(Costs(token_s=9.0), chunk_tokens=7)
     step(tiny, 1, view=view)
     assert tiny.next(view) == Prefill(0, 7)
@@ -406,7 +406,7 @@ def test_steps_slower_than_the_gap_leave_a_prompt_its_least_and_get_a_round_betw
     assert all(request.ended for request in requests)
 
 
-def test_dear_tokens_are_computed_though_they_do_not_fit() -> None:
+def test_expensive_tokens_are_computed_though_they_do_not_fit() -> None:
     costs = Costs(token_s=0.05)
     stream, long = Request(1, 10_000), Request(3200, 1, at_s=1.0)
     running = Simulation(SlicePolicy(CHUNK, GAP_S), costs, [stream, long])
@@ -417,18 +417,18 @@ def test_dear_tokens_are_computed_though_they_do_not_fit() -> None:
 # Rule 6
 
 
-def test_prompts_begin_small_and_double_while_nobody_knows_what_a_token_costs() -> None:
+def test_slices_begin_small_and_double_while_the_cost_of_a_token_is_unknown() -> None:
     costs = Costs(token_s=1e-9, step_s=0.001)
     stream, long = Request(1, 10_000), Request(4096, 1, at_s=0.01)
-    schedule = SlicePolicy(CHUNK, GAP_S)
-    step(schedule, 0, seconds=0.001)
+    policy = SlicePolicy(CHUNK, GAP_S)
+    step(policy, 0, seconds=0.001)
     view = View(0, [4096], [0])
     sizes = []
     for _ in range(6):
-        slice_ = schedule.next(view)
+        slice_ = policy.next(view)
         assert isinstance(slice_, Prefill)
         sizes.append(slice_.tokens)
-        schedule.took(slice_, view, slice_.tokens * 1e-9)
+        policy.took(slice_, view, slice_.tokens * 1e-9)
     assert sizes == [32, 64, 128, 256, 512, 512]
     running = Simulation(SlicePolicy(CHUNK, GAP_S), costs, [stream, long])
     running.run(long)
@@ -437,33 +437,33 @@ def test_prompts_begin_small_and_double_while_nobody_knows_what_a_token_costs() 
 
 @pytest.mark.parametrize("slow", ["prefill", "step", "begin"])
 def test_a_first_measurement_of_minutes_is_forgotten(slow: str) -> None:
-    """What compiles or reads cold pages starves nobody, and soon counts no more."""
-    schedule = SlicePolicy(CHUNK, GAP_S)
+    """A slice that compiles or reads cold pages stops no other work, and its time soon counts no more."""
+    policy = SlicePolicy(CHUNK, GAP_S)
     view = View(0, [100_000], [1])
-    schedule.took(Prefill(0, 32), view, 200.0 if slow == "prefill" else 0.032)
-    schedule.took(Begin(), View(1, [], [1]), 200.0 if slow == "begin" else 0.0)
-    step(schedule, 1, seconds=200.0 if slow == "step" else 0.01)
+    policy.took(Prefill(0, 32), view, 200.0 if slow == "prefill" else 0.032)
+    policy.took(Begin(), View(1, [], [1]), 200.0 if slow == "begin" else 0.0)
+    step(policy, 1, seconds=200.0 if slow == "step" else 0.01)
     sizes = []
     for _ in range(120):
-        slice_ = schedule.next(view)
+        slice_ = policy.next(view)
         if isinstance(slice_, Prefill):
             sizes.append(slice_.tokens)
-            schedule.took(slice_, view, slice_.tokens * 0.001)
+            policy.took(slice_, view, slice_.tokens * 0.001)
         else:
             assert slice_ == Decode(0)
-            step(schedule, 1)
+            step(policy, 1)
     assert min(sizes) == LEAST_TOKENS or slow == "begin"
     assert sizes[-20:] == [88 if slow == "begin" else sizes[-1]] * 20
     assert sizes[-1] >= 80
     assert sizes[0] <= 64
     begun = View(1, [100_000], [1])
     for _ in range(60):
-        slice_ = schedule.next(begun)
+        slice_ = policy.next(begun)
         assert slice_ in (Begin(), Decode(0))
-        schedule.took(slice_, begun, 0.01)
-    step(schedule, 1)
-    schedule.took(Prefill(0, 72), begun, 0.072)
-    assert schedule.next(begun) == Begin(), "0.01 of 0.018"
+        policy.took(slice_, begun, 0.01)
+    step(policy, 1)
+    policy.took(Prefill(0, 72), begun, 0.072)
+    assert policy.next(begun) == Begin(), "0.01 of 0.018"
 
 
 def test_a_cost_that_grows_with_the_context_keeps_the_gap() -> None:
@@ -476,29 +476,29 @@ def test_a_cost_that_grows_with_the_context_keeps_the_gap() -> None:
 
 
 def test_a_cost_that_rises_counts_at_once_and_one_that_falls_by_half() -> None:
-    schedule = learned(Costs())
+    policy = learned(Costs())
     view = View(0, [4096], [1])
     for cost_s, tokens in ((0.002, 40), (0.001, 56)):  # 0.09 of 0.002, and of 0.0015
-        schedule.took(Prefill(0, 80), view, 80 * cost_s)
-        step(schedule, 1, view=view)
-        assert schedule.next(view) == Prefill(0, tokens)
+        policy.took(Prefill(0, 80), view, 80 * cost_s)
+        step(policy, 1, view=view)
+        assert policy.next(view) == Prefill(0, tokens)
 
 
-def test_a_few_tokens_of_a_forward_say_little() -> None:
-    """A restore point ends a forward after two tokens: the next one is not taken for as dear as those."""
+def test_a_forward_of_few_tokens_hardly_changes_the_cost() -> None:
+    """A checkpoint ends a forward after two tokens: the next forward is not expected to cost as much a token."""
     costs = Costs(forward_s=0.04)
-    schedule = learned(costs)
+    policy = learned(costs)
     view = View(0, [4096], [1])
-    step(schedule, 1, view=view)
+    step(policy, 1, view=view)
     for _ in range(9):
-        slice_ = schedule.next(view)
+        slice_ = policy.next(view)
         assert isinstance(slice_, Prefill)
-        schedule.took(slice_, view, costs.prefill(0, slice_.tokens))
-        step(schedule, 1, view=view)
-    usual = schedule.next(view)
-    schedule.took(Prefill(0, 2), view, costs.prefill(0, 2))
-    step(schedule, 1, view=view)
-    after = schedule.next(view)
+        policy.took(slice_, view, costs.prefill(0, slice_.tokens))
+        step(policy, 1, view=view)
+    usual = policy.next(view)
+    policy.took(Prefill(0, 2), view, costs.prefill(0, 2))
+    step(policy, 1, view=view)
+    after = policy.next(view)
     assert isinstance(usual, Prefill)
     assert isinstance(after, Prefill)
     assert LEAST_TOKENS < after.tokens < usual.tokens
@@ -516,7 +516,7 @@ def test_a_short_prompt_gets_through_behind_a_long_one() -> None:
 
 @pytest.mark.parametrize("streams", [0, 1])
 def test_the_oldest_prompt_keeps_half_of_the_time(streams: int) -> None:
-    """However many short ones arrive, and though one of them is often done in less than its slice."""
+    """Many short prompts arrive, and some of them end before their slice does."""
     long, short = Request(30_000, 1), [Request(60 + 7 * (n % 5), 1, at_s=0.05 * n) for n in range(5000)]
     costs = Costs()
     running = Simulation(learned(costs), costs, [*(Request(1, 1 << 20) for _ in range(streams)), long, *short], 16)
@@ -530,27 +530,27 @@ def test_a_prompt_that_is_neither_oldest_nor_shortest_gets_its_turn() -> None:
     requests = [Request(9000, 1), Request(4000, 1), *(Request(100, 1, at_s=0.2 * n) for n in range(400))]
     running = Simulation(SlicePolicy(CHUNK, GAP_S), Costs(), requests, 8)
     running.run(requests[0], requests[1])
-    assert running.coming, "there were short ones to the end"
+    assert running.coming, "short prompts arrive to the end"
 
 
 # Rule 8
 
 
-def test_a_group_that_is_gone_is_forgotten() -> None:
-    schedule = SlicePolicy(CHUNK, GAP_S)
-    step(schedule, 2, 1)
-    schedule.took(Prefill(0, 8), View(0, [8], [2]), 0.01)
-    assert schedule.next(View(decoding=[2, 1])) == Decode(1), "as one that never stepped"
+def test_a_batch_that_has_ended_is_forgotten() -> None:
+    policy = SlicePolicy(CHUNK, GAP_S)
+    step(policy, 2, 1)
+    policy.took(Prefill(0, 8), View(0, [8], [2]), 0.01)
+    assert policy.next(View(decoding=[2, 1])) == Decode(1), "like one that has never stepped"
 
 
-def test_a_slice_that_is_not_told_of_harms_nothing() -> None:
-    """The engine need not tell of one that failed, nor of one that computed nothing."""
-    schedule = SlicePolicy(CHUNK, GAP_S)
+def test_a_slice_that_is_not_reported_does_no_harm() -> None:
+    """The engine need not report a slice that failed or computed nothing."""
+    policy = SlicePolicy(CHUNK, GAP_S)
     view = View(0, [100], [1])
-    step(schedule, 1, view=view)
-    assert schedule.next(view) == Prefill(0, 32)
-    schedule.took(Prefill(0, 0), view, 0.001)
-    assert schedule.next(view) == Prefill(0, 32)
+    step(policy, 1, view=view)
+    assert policy.next(view) == Prefill(0, 32)
+    policy.took(Prefill(0, 0), view, 0.001)
+    assert policy.next(view) == Prefill(0, 32)
 
 
 # All together
@@ -577,7 +577,7 @@ arrivals = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(costs=costs_of_a_model, requests=arrivals, places=st.integers(1, 8), chunk=st.sampled_from([16, 128, 2048]))
 def test_the_gap_of_a_stream_is_bounded(costs: Costs, requests: list[Request], places: int, chunk: int) -> None:
-    """Where costs do not change, only the first step of another answer comes on top of the promised gap."""
+    """With constant costs, only the first step of another answer comes on top of the promised gap."""
     simulation = Simulation(learned(costs, chunk), costs, requests, places).run()
     round_s = costs.step_s * max(len(ran.view.decoding) for ran in simulation.ran)
     promised_s = max(GAP_S, round_s + max(costs.begin_s, LEAST_TOKENS * costs.token_s))
@@ -609,7 +609,7 @@ def test_the_gap_of_a_row_of_a_batch_is_bounded(
 
 
 def waits(ran: list[Ran]) -> Iterator[list[Ran]]:
-    """The runs of steps that something else had to wait for."""
+    """Yields the runs of steps for which other work had to wait."""
     steps: list[Ran] = []
     for one in [*ran, None]:
         if one and isinstance(one.slice, Decode) and (one.view.startable or one.view.prefilling):
@@ -627,14 +627,14 @@ def waits(ran: list[Ran]) -> Iterator[list[Ran]]:
     seed=st.integers(0, 1 << 30),
     max_gap_s=st.sampled_from([0.001, 0.1, 1.0]),
 )
-def test_nothing_starves_whatever_the_clock_says(
+def test_all_work_advances_whatever_the_clock_says(
     costs: Costs, requests: list[Request], batch: bool, seed: int, max_gap_s: float
 ) -> None:
-    """While something else waits, no request steps twice; and every request ends."""
+    """While other work waits, no batch steps twice; and every request ends."""
     noise = random.Random(seed)
     costs = replace(costs, noise=lambda: noise.choice([0.0, 0.3, 1.0, 1.0, 1.0, 2.0, 100.0]))
     simulation = Simulation(SlicePolicy(CHUNK, max_gap_s), costs, requests, 6, batch).run()
     assert all(request.ended for request in requests)
     for steps in waits(simulation.ran):
-        groups = [ran.view.decoding[ran.slice.index] for ran in steps if isinstance(ran.slice, Decode)]
-        assert len(groups) == len(set(groups))
+        batches = [ran.view.decoding[ran.slice.index] for ran in steps if isinstance(ran.slice, Decode)]
+        assert len(batches) == len(set(batches))

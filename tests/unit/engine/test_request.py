@@ -1,4 +1,4 @@
-"""Prompts that cannot fit are refused before all of them is tokenized."""
+"""Refusal of prompts that cannot fit, before they are tokenized to the end."""
 
 import json
 
@@ -14,7 +14,7 @@ CONTEXT = 300_000
 
 @pytest.fixture
 def tokenizer() -> Tokenizer:
-    """A token for each byte."""
+    """Returns a tokenizer with one token for each byte."""
     return open_tokenizer({"tokenizer.json": json.dumps(byte_level()).encode(), "config.json": b"{}"}.get)
 
 
@@ -26,7 +26,7 @@ def test_a_prompt_that_is_probably_too_long_is_counted_until_it_is(tokenizer: To
 
 
 @pytest.mark.parametrize("size", [0, PART_CHARACTERS, PART_CHARACTERS * 8])
-def test_one_of_a_length_that_may_fit_is_not_looked_at(size: int, tokenizer: Tokenizer) -> None:
+def test_a_prompt_whose_length_may_fit_is_not_counted(size: int, tokenizer: Tokenizer) -> None:
     assert next(check_length_in_parts("x" * size, tokenizer, size // 8), "the end") == "the end"
 
 

@@ -1,4 +1,4 @@
-"""The trace of slices: what it writes, and that it says where the time of a whole process goes."""
+"""The trace of slices: the events it writes, which account for the time of a whole process."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from runner.errors import UsageError
 
 
 def events(path: Path) -> list[dict[str, object]]:
-    """As the viewers read them, the end that is missing added."""
+    """Returns the events as viewers read them: the missing end is added."""
     found = json.loads(path.read_text().rstrip().rstrip(",") + "]")
     assert isinstance(found, list)
     return found
@@ -64,7 +64,7 @@ def test_a_slice_without_a_name_leaves_nothing(tmp_path: Path, clock: list[int])
     assert [event["name"] for event in events(file)] == ["schedule", "decode"] * 2
 
 
-def test_what_is_full_is_written_though_the_engine_never_rests(
+def test_a_full_buffer_is_written_even_if_the_engine_is_never_idle(
     tmp_path: Path, clock: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace, "_FLUSH_EVENTS", 4)
@@ -79,7 +79,7 @@ def test_what_is_full_is_written_though_the_engine_never_rests(
     assert [event["name"] for event in events(file)] == ["schedule", "decode"] * 2
 
 
-def test_one_that_was_not_started_does_nothing() -> None:
+def test_a_trace_that_was_not_started_does_nothing() -> None:
     one = Trace()
     one.begin()
     one.name("decode")
@@ -99,7 +99,7 @@ def write_slice(trace: Trace) -> None:
 
 @contextmanager
 def room_for(size_bytes: int) -> Iterator[None]:
-    """No file of this process grows beyond it, as on a disk that is full: what fits is written, then an OSError."""
+    """Limits the files of this process, as a full disk does: writes what fits, then raises OSError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
@@ -134,8 +134,8 @@ def test_on_a_full_disk_tracing_stops_once_and_leaves_whole_events(
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_could_make_the_engine_wait_is_refused(kind: str, tmp_path: Path) -> None:
-    """A pipe that nobody reads, or a device such as a terminal."""
+def test_a_file_that_could_block_the_engine_is_refused(kind: str, tmp_path: Path) -> None:
+    """It would wait on a pipe without a reader, or on a device such as a terminal."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -152,7 +152,7 @@ def test_a_pipe_without_a_reader_is_refused_at_once(tmp_path: Path) -> None:
         Trace().start(tmp_path / "pipe")
 
 
-def test_a_trace_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
+def test_a_trace_replaces_an_older_one(tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     file.write_text("x" * 10_000)
     one = Trace()
@@ -161,6 +161,6 @@ def test_a_trace_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
     assert [event["name"] for event in events(file)] == ["schedule", "decode"]
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--trace .*missing/trace\.json: no such file or directory"):
         Trace().start(tmp_path / "missing" / "trace.json")

@@ -1,4 +1,4 @@
-"""The bell: it is heard on the event loop, once for each time that it is rung, and it is never lost."""
+"""The wake-up of the event loop: one call for each ring, and none is lost."""
 
 import asyncio
 import ctypes
@@ -11,7 +11,7 @@ from runner.engine.platform.wakeup import Wakeup
 
 
 async def heard(one: Wakeup, times: int) -> list[int]:
-    """The threads on which it was answered, rung so often, each time after the last answer."""
+    """Rings so many times, each after the last call. Returns the threads of the calls."""
     threads: list[int] = []
     answered = asyncio.Event()
 
@@ -27,11 +27,11 @@ async def heard(one: Wakeup, times: int) -> list[int]:
     return threads
 
 
-async def test_it_is_answered_on_the_event_loop_each_time() -> None:
+async def test_every_ring_calls_back_on_the_event_loop() -> None:
     assert await heard(Wakeup(asyncio.get_running_loop()), 20) == [threading.get_ident()] * 20
 
 
-async def test_one_that_cannot_ring_calls_in_the_ordinary_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_write_falls_back_to_an_ordinary_call(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Wakeup(asyncio.get_running_loop())
     monkeypatch.setattr(wakeup, "_write", lambda end, data, size: -1)
     assert await heard(one, 3) == [threading.get_ident()] * 3

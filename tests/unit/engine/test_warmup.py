@@ -1,4 +1,4 @@
-"""The first forwards before the first request: they leave nothing behind, and nothing depends on them."""
+"""The forwards before the first request: they leave nothing behind, and nothing depends on them."""
 
 from collections.abc import Callable
 
@@ -48,7 +48,7 @@ def test_a_model_that_cannot_compute_is_refused(prove: Callable[..., None]) -> N
 
 
 def test_a_step_that_fails_is_a_fault_of_the_model_too() -> None:
-    """A prompt of one slice may compute where a step after it does not."""
+    """A prompt of one slice may work, and the step after it fail."""
     kind = tiny("llama")
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
@@ -61,7 +61,7 @@ def test_a_step_that_fails_is_a_fault_of_the_model_too() -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_sketch_computes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large model would take seconds, and memory, for a token that nobody wants."""
+    """With a large model the forwards would take seconds and memory for a token that is not needed."""
     kind = tiny(name)
     monkeypatch.setattr(mx, "eval", lambda *_: pytest.fail("evaluated"))
     monkeypatch.setattr(mx, "async_eval", lambda *_: pytest.fail("evaluated"))

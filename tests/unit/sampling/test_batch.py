@@ -132,7 +132,7 @@ class Journey:
         self.drawn: dict[Asking, list[Choice]] = {}
 
     def leg(self) -> None:
-        """Some come, some go, some pause; the others decode together for a while."""
+        """Lets some requests come, leave or pause; the others decode in one batch for a while."""
         rng = self._rng
         for one in rng.sample([*self._running], rng.randint(0, len(self._running))):
             if rng.random() < 0.3:
@@ -191,7 +191,7 @@ def journey(seed: int, legs: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_who_comes_and_goes_changes_nothing_for_the_others(seed: int) -> None:
+def test_rows_that_come_and_go_change_nothing_for_the_others(seed: int) -> None:
     journey(seed, legs=12)
 
 
@@ -343,7 +343,7 @@ def test_memory_stays_flat_over_a_long_stay() -> None:
     assert used[-1] - used[0] < 4096
 
 
-def test_log_probabilities_are_computed_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_probabilities_are_computed_only_for_rows_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
     computed = []
     compute = logprobs.log_probabilities
 
@@ -361,7 +361,7 @@ def test_log_probabilities_are_computed_for_those_who_ask(monkeypatch: pytest.Mo
     assert computed == [2, 2]
 
 
-def test_the_whole_vocabulary_is_ranked_for_those_who_want_top_p(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_vocabulary_is_ranked_only_for_rows_with_top_p(monkeypatch: pytest.MonkeyPatch) -> None:
     ranked = []
     rank = filters.TopP.__call__
 

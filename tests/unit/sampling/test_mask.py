@@ -43,7 +43,7 @@ def test_bit_by_bit() -> None:
         assert mx.isfinite(masked(scores, [bits([token])])).tolist() == [[each == token for each in range(VOCAB)]]
 
 
-def test_what_is_allowed_keeps_its_score() -> None:
+def test_allowed_tokens_keep_their_scores() -> None:
     allowed = [0, 7, 8, 63, 64, 76]
     scores = logits_of(2)
     assert masked(scores, [bits(allowed)])[0, mx.array(allowed)].tolist() == scores[0, mx.array(allowed)].tolist()
@@ -57,7 +57,7 @@ def test_a_row_without_a_mask_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("missing", [b"", b"\xff", b"\xff\xff"])
-def test_tokens_beyond_the_mask_may_not_come(missing: bytes) -> None:
+def test_tokens_beyond_the_mask_are_never_drawn(missing: bytes) -> None:
     result = masked(logits_of(4), [missing])
     assert mx.isfinite(result).tolist() == [[token < 8 * len(missing) for token in range(VOCAB)]]
 
@@ -68,7 +68,7 @@ def test_a_mask_may_be_longer_than_the_vocabulary() -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_only_what_is_allowed_is_drawn(options: SamplingOptions) -> None:
+def test_only_allowed_tokens_are_drawn(options: SamplingOptions) -> None:
     numbers, row = random.Random(1), sampler(options)
     for step in range(60):
         allowed = numbers.sample(range(VOCAB), numbers.choice((1, 2, 3, 30)))
@@ -109,7 +109,7 @@ def test_rows_of_a_batch_draw_what_they_draw_alone() -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 63, 64, 65, 200])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_what_is_skipped_counts_as_drawn(options: SamplingOptions, count: int) -> None:
+def test_skipped_tokens_count_as_drawn(options: SamplingOptions, count: int) -> None:
     numbers = random.Random(count)
     skipped = [numbers.randrange(VOCAB) for _ in range(count)]
     jumping = sampler(options)

@@ -65,7 +65,7 @@ def test_ids_beyond_the_vocabulary_take_a_place_in_the_window_and_nothing_else()
     assert sampler(mx.array([[9.0, 5, 1]])).token.item() == 2
 
 
-def test_a_penalty_without_bounds_rules_out_what_was_seen_and_nothing_else() -> None:
+def test_an_infinite_penalty_rules_out_seen_tokens_and_no_others() -> None:
     assert greedy([0, 5, 9, 4], [2], presence_penalty=1e39, repeat_last_n=4) == 1
     assert greedy([0, 5, 9, 4], [2], frequency_penalty=1e39, repeat_last_n=4) == 1
     assert greedy([0, 0, 9, -4], [3], repeat_penalty=1e39, repeat_last_n=4) == 2

@@ -5,7 +5,7 @@ from runner.sampling.sample import Choice, Details, Sample, Wish
 
 
 def sample(first: int, tops: list[int | None], widest: int = 3) -> Sample:
-    """Rows that drew `first` and the following ids; of each row how many alternatives it asked for."""
+    """Returns rows that drew `first` and the following ids, each with so many alternatives."""
     rows = range(first, first + len(tops))
     asking = [row for row, top in zip(rows, tops, strict=True) if top is not None]
     details = Details(mx.array([-float(row) for row in asking]))

@@ -10,8 +10,8 @@ SIZES = [3, 63, 64, 65, 127, 640, 1000, 4096, 5003, 5120, 32768]
 
 
 def scored(vocabulary: int, values: int) -> mx.array:
-    """[4, V] of so many values, so that few of them make ties: also with extremes at the ends, with most of the
-    vocabulary ruled out, and with nothing but ties."""
+    """Returns scores [4, V] with so many different values: few make ties. Also with extremes at the ends, with most of
+    the vocabulary ruled out, and with nothing but ties."""
     generator = np.random.default_rng(vocabulary)
     scores = generator.integers(0, values, (4, vocabulary)).astype(np.float32)
     scores[0, [-1, vocabulary // 2]] = 1 << 31

@@ -42,7 +42,7 @@ histories = st.lists(st.integers(-1, VOCABULARY), max_size=150)
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 140), st.lists(histories, min_size=1, max_size=4), st.data())
-def test_who_leaves_does_not_depend_on_who_shares_the_window(
+def test_the_leaving_token_does_not_depend_on_other_rows(
     places: int, rows: list[list[int]], data: st.DataObject
 ) -> None:
     windows = [Window.of_request(row, places, VOCABULARY) for row in rows]
