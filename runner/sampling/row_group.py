@@ -23,7 +23,7 @@ class Rows:
     def __init__(
         self, options: Sequence[SamplingOptions], draws: Sequence[int], penalties: Penalties | None, vocab_size: int
     ) -> None:
-        """`options` are those of each row, normalised; `draws` are the random numbers that each has used so far."""
+        """`options` of each row, normalised; `draws`, the number of random numbers that each row has used."""
         self._options = options
         self._vocab_size = vocab_size
         self._penalties = penalties
@@ -48,7 +48,7 @@ class Rows:
     def of_request(
         options: SamplingOptions, prompt: Sequence[int], vocab_size: int, context_length: int, generated: Sequence[int]
     ) -> "Rows":
-        """Returns the row of one request that has `generated` so many tokens; `options` are normalised."""
+        """Returns the row of one request whose answer so far is `generated`; `options` are normalised."""
         penalties = None
         if options.repeat_last_n > 0:
             penalties = Penalties.of_request(options, [*prompt, *generated], vocab_size, context_length)

@@ -51,7 +51,7 @@ class Wish(NamedTuple):
 
 
 class Sample:
-    """The next tokens of B rows, with the log-probabilities that they want. Lazy: pass `arrays()` to async_eval."""
+    """The next tokens of B rows, with the log-probabilities that the rows want. Lazy: pass `arrays()` to async_eval."""
 
     __slots__ = ("_wishes", "token")
 

@@ -46,7 +46,7 @@ class Sampler:
         self._own().skip(tokens)
 
     def lend(self) -> Rows:
-        """Returns the state, for a batch. Until it is taken back, all calls raise RuntimeError."""
+        """Returns the state, for a batch. Until it is taken back, the sampler raises RuntimeError when it is used."""
         rows, self._rows = self._own(), None
         return rows
 

@@ -65,8 +65,7 @@ class Window:
         return mx.concatenate([rest, *self._recent], axis=1)
 
     def add(self, token: mx.array) -> Leaving | None:
-        """Appends `token`, uint32 [B, 1], lazily. Returns the tokens that leave in exchange; None if none does in any
-        row."""
+        """Appends `token`, uint32 [B, 1] (lazy). Returns the tokens that leave; None if none leaves any row."""
         self._recent.append(token)
         if self._free > 0:
             self._free -= 1
