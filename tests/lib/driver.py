@@ -19,7 +19,7 @@ class BrokenError(Exception):
 
 
 class Accident(NamedTuple):
-    """What cuts a request short. `at` counts forwards from 0, prefill and decode alike.
+    """An event that cuts a request short. `at` counts forwards from 0, prefill and decode alike.
 
     kind: "cancel" leaves before a forward, "skip" after the forward of a sampled token and before it is recorded,
     "break" raises in the last layer of a forward, "poison" stands for an evaluation that failed after it.

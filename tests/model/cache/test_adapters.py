@@ -1,4 +1,4 @@
-"""Which adapter a layer cache gets, lists of them, and whole models taken back to a snapshot.
+"""The choice of the adapter of a layer cache, lists of adapters, and models that are restored from snapshots.
 
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
@@ -48,7 +48,7 @@ def test_the_table_goes_by_the_exact_class() -> None:
 @pytest.mark.parametrize("said", [0, 3])
 @pytest.mark.parametrize("count", [5, 8, 20])
 def test_a_window_that_keeps_its_first_tokens_is_kept_whole(count: int, said: int) -> None:
-    """What it holds is no range of tokens: only the generic adapter is right."""
+    """Its content is no range of tokens, so only the generic adapter is right."""
     state = adapted(RotatingKVCache(8, 2))
     assert isinstance(state, GenericState)
     assert isinstance(adapted(RotatingKVCache(8, 0)), WindowState)
@@ -70,7 +70,7 @@ def test_a_layer_that_speaks_the_interface_is_its_own_adapter() -> None:
 
 
 @pytest.mark.parametrize("kind", leaves.KINDS)
-def test_a_distrusted_layer_keeps_its_object_and_forgets_to_the_first_day(kind: str) -> None:
+def test_an_untrusted_layer_keeps_its_object_and_resets_to_its_fresh_state(kind: str) -> None:
     state = layer(kind)
     fresh = vars(adapted(leaves.KINDS[kind]()))["fresh"]
     write(state, 10)
@@ -89,7 +89,7 @@ def test_a_distrusted_layer_keeps_its_object_and_forgets_to_the_first_day(kind: 
 # --- lists of layers
 
 
-def test_leaves_come_in_the_order_of_the_model_once_and_without_holes() -> None:  # scenario 47
+def test_layer_caches_come_in_the_order_of_the_model_once_without_gaps() -> None:  # scenario 47
     a, b, c, d = KVCache(), ArraysCache(1), RotatingKVCache(4), KVCache()
     assert list(flatten([CacheList(a, b), None, c, CacheList(CacheList(d), a)])) == [a, b, c, d]
 
@@ -122,7 +122,7 @@ def test_a_reset_copies_out_every_kind_of_layer() -> None:  # scenario 31
     assert [held(state) for state in sequence.states] == [list(range(6))] * len(leaves.KINDS)
 
 
-def test_levelling_copies_out_the_states_and_leaves_the_slices() -> None:
+def test_a_rewind_copies_out_the_states_and_leaves_the_slices() -> None:
     sequence = SequenceLayers([leaves.KINDS["window"](), leaves.KINDS["plain"]()])
     _write(sequence, 6)
     window, slices = (taken(state) for state in sequence.states)

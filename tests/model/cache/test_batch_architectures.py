@@ -1,4 +1,4 @@
-"""Which architectures of the installed mlx-lm can be batched, and that those give every row what it gets alone."""
+"""The architectures of the installed mlx-lm that can be batched give every row the logits that it gets alone."""
 
 from random import Random
 

@@ -29,7 +29,7 @@ class Row:
         self.sequence = SequenceLayers(tiny.make_layers())
         self.oracle = SequenceLayers(tiny.make_layers())
         self.waiting = 0
-        """How many tokens only a batch has seen."""
+        """The number of tokens that only a batch has seen."""
         for at in range(0, len(prompt), chunk):
             part = mx.array([prompt[at : at + chunk]])
             self.expected = self._forward(self.oracle, part)
@@ -117,7 +117,7 @@ def _sequence(row: Row) -> SequenceLayers:
 
 
 def contents(sequence: SequenceLayers) -> list[mx.array]:
-    """What the layers hold, as the trie would keep it."""
+    """Returns the content of the layers, as the trie would store it."""
     arrays: list[mx.array] = []
     for _, state in sequence.used:
         snapshot: Snapshot | None = state.snapshot(0, sequence.offset)

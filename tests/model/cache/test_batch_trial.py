@@ -1,4 +1,4 @@
-"""Whether a model can be batched, found by trying: models that can, models that cannot, and models made wrong."""
+"""The trial that finds out if a model can be batched: models that can, models that cannot, and faulty ones."""
 
 from collections.abc import Callable
 

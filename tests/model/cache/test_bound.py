@@ -53,7 +53,7 @@ def test_a_larger_bound_lets_it_keep_more_again() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_nobody_uses_is_all_gone_when_nothing_runs(name: str) -> None:
+def test_all_unused_entries_are_evicted_when_nothing_runs(name: str) -> None:
     engine = filled(name)
     engine.trie.evict()
     assert engine.trie.nbytes == 0

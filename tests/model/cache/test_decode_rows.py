@@ -41,7 +41,7 @@ PROMPTS = ([*words(41), 5], words(20, seed=2), [*words(50, seed=3), 9, 8, 7], [*
 
 
 def token(place: int, step: int) -> int:
-    """What somebody says at a step."""
+    """Returns the token that a session samples at a step."""
     return (11 * step + 5 * place + step * step) % VOCAB
 
 
@@ -100,7 +100,7 @@ class Sessions:
             self.sessions[place].close()
 
     def cached(self, prompt: list[int]) -> int:
-        """How much of a prompt comes from the cache."""
+        """Returns the number of tokens of a prompt that the cache holds."""
         session = self.cache.begin(prompt)
         session.close()
         return session.cached
@@ -143,7 +143,7 @@ def forward(model: Tiny, session: TrieSession, count: int) -> mx.array:
 
 
 class Held(NamedTuple):
-    """What a snapshot is, and what is in it."""
+    """The span, size and content of a snapshot."""
 
     span: tuple[int, int]
     live: bool
@@ -245,7 +245,8 @@ def pairs(users: Sessions) -> None:
 @every_kind
 @pytest.mark.parametrize("story", [come_and_go, pairs])
 def test_a_stay_in_a_batch_is_like_decoding_alone(kind: str, story: Story) -> None:
-    """Who is in it, with whom, and for how long; afterwards each goes on alone, or closes, and others go on from it."""
+    """Stories vary the rows of the batch and the time that they stay. Afterwards each session goes on alone, or closes
+    and is resumed by others."""
     joined, alone = Sessions(tiny(kind)), Sessions(tiny(kind), together=False)
     for users in (joined, alone):
         story(users)
@@ -265,7 +266,7 @@ def test_a_stay_in_a_batch_is_like_decoding_alone(kind: str, story: Story) -> No
 
 @every_kind
 def test_a_batch_writes_over_nothing_that_is_kept(kind: str) -> None:
-    """What was live in the layers of a row has been copied out when it comes home, or still is where it was."""
+    """When a row leaves the batch, the snapshots that were live in its layers are copied out or still live there."""
     joined, alone = (Sessions(tiny(kind), PROMPTS[:2], together=together) for together in (True, False))
     ends = [[*session.recorded] for session in joined.sessions]
     for users in (joined, alone):
@@ -362,7 +363,7 @@ def test_an_evaluation_that_fails_on_the_way_is_a_failed_forward(kind: str) -> N
 
 
 @every_kind
-def test_a_forward_that_breaks_moves_nobody(kind: str) -> None:
+def test_a_forward_that_breaks_advances_no_session(kind: str) -> None:
     """Their own layers are only behind: each reads what it has said again, and goes on alone."""
     model = tiny(kind)
     users, alone = Sessions(model, PROMPTS[:3]), Sessions(model, PROMPTS[:3], together=False)
@@ -428,7 +429,7 @@ def active() -> int:
 
 @every_kind
 def test_a_batch_leaves_no_memory_behind(kind: str) -> None:  # scenario 84
-    """What is counted is what is held, in the batch and after it: nothing keeps the batch alive but its rows."""
+    """The bytes counted are the bytes held, in the batch and after it: only its rows keep the batch alive."""
     model = tiny(kind)
     warm = Sessions(model, PROMPTS[:3])
     warm.join(0, 1, 2)

@@ -1,4 +1,4 @@
-"""What the trie cache holds, by MLX's own counters.
+"""The memory of the trie cache, by MLX's own counters.
 
 MLX hands a freed buffer on to an array that is smaller, by up to two pages; these tests switch that off, and then
 every byte that is active is a byte of some array.
@@ -61,7 +61,7 @@ def active() -> int:
 
 
 class Users:
-    """Those who talk to one model through one cache, and the bytes above those of the model."""
+    """The users of one model and one cache, and the bytes held beside the model."""
 
     def __init__(self, model: Tiny, first_distance: int = 16, budget: int | None = None) -> None:
         ask(model, NullCache(model.make_layers), [1] * 20, say=2)  # what a model makes at its first use stays
@@ -90,7 +90,7 @@ class Users:
 
     @property
     def distinct(self) -> int:
-        """How many different tokens, by what came before them, were recorded so far."""
+        """The number of distinct prefixes recorded so far: of tokens that differ, or that follow different ones."""
         count, waiting = 0, [self._known]
         while waiting:
             node = waiting.pop()
@@ -105,7 +105,7 @@ class Users:
 
     @property
     def token_bytes(self) -> int:
-        """What a token takes in these layers."""
+        """Returns the bytes that a token takes in the sliceable layers."""
         states = self.cache._sequences.kept.states
         return sum(x.nbytes // x.shape[-2] for slot in self.sliceable for x in states[slot].arrays())
 
@@ -183,8 +183,8 @@ def test_one_head_with_little_room_to_spare_shares_nothing(kind: str) -> None:  
 
 @pytest.mark.parametrize("kind", ["llama", "deepseek_v3", pytest.param("quantized", marks=pytest.mark.slow)])
 def test_every_token_is_held_once(kind: str) -> None:
-    """What the cache holds is at most 1.10 times the bytes of all different tokens: after a turn, after going to and
-    fro between conversations with a common beginning, after an edit in the middle, after an answer that was dropped."""
+    """The cache holds at most 1.10 times the bytes of all distinct tokens: after a turn, after switching between
+    conversations with a common prefix, after an edit in the middle, after an answer that was dropped."""
     users = Users(tiny(kind))
     token = 0
 
@@ -282,7 +282,7 @@ def test_the_first_token_after_a_restore_moves_no_buffer() -> None:  # scenario 
 
 @pytest.mark.parametrize("common", [1500, 2500, 2900, 3000])
 def test_the_first_token_after_a_rewind_moves_no_buffer(common: int) -> None:  # scenario 74
-    """What is copied out lets go of the buffers at once, and where they were cut some room was left."""
+    """Snapshots that are copied out release the buffers at once, and a cut buffer keeps some room to grow."""
     users, (_, b, _) = _two_long_and_a_short()
     users.ask(b + users.tokens(1), say=0)
     _, forward = _peaks(users, b[:common] + users.tokens(1))

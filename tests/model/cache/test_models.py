@@ -166,7 +166,7 @@ def test_after_an_accident_in_any_forward_the_next_answer_is_right(kind: str, ac
 
 
 @every_kind
-def test_a_layer_ahead_at_close_is_levelled_or_all_is_freed(kind: str) -> None:  # scenario 12
+def test_a_layer_ahead_at_close_is_rewound_or_all_is_freed(kind: str) -> None:  # scenario 12
     model = tiny(kind)
     cache = SingleEntryCache(model.make_layers)
     prompt = words(20)

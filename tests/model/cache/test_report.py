@@ -145,7 +145,7 @@ def test_looking_changes_nothing(family: str) -> None:
 
 
 @everyone
-def test_the_mark_changes_with_the_picture_and_not_without(family: str) -> None:
+def test_the_mark_changes_only_with_the_cache(family: str) -> None:
     users = Conversation(family, "trie", budget=60)
     seen: dict[tuple[int, ...], list[CacheNode]] = {}
     for turn in range(30):
@@ -224,7 +224,7 @@ def test_a_single_entry_is_one_node() -> None:
     assert node.bytes == node.live_bytes == users.cache.nbytes == users.cache.describe().counts.held_bytes
 
 
-def test_the_text_of_a_single_entry_is_nobodys_while_it_is_written() -> None:
+def test_the_text_of_a_single_entry_is_hidden_while_it_is_written() -> None:
     kind = tiny("llama")
     cache = make_cache("single", kind.make_layers)
     assert ask(kind, cache, PROMPT).tokens

@@ -1,4 +1,4 @@
-"""What the trie cache does for one request, counted: none of it grows with the nodes of other conversations."""
+"""Counts the work of the trie cache for one request: none of it grows with the nodes of other conversations."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -147,7 +147,7 @@ def two_conversations(cache: TrieCache) -> None:
 
 @contextmanager
 def evaluations() -> Iterator[list[int]]:
-    """How many arrays each of them was given."""
+    """Yields a list that grows by the number of arrays of each evaluation."""
     counts: list[int] = []
     original = mx.eval
 

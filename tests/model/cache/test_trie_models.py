@@ -78,7 +78,7 @@ def test_a_conversation_comes_back_at_every_length_of_its_window() -> None:  # s
 
 
 def test_a_window_is_whole_where_the_way_above_has_a_gap() -> None:
-    """What a node's window needs of the nodes above is copied with it when one of them does not hold it any more."""
+    """A node's window is copied whole if an ancestor no longer holds the tokens that it needs."""
     model = tiny("gemma3")
     cache = TrieCache(model.make_layers, policy=NoPoints())
     prompt = words(3 * WINDOW)

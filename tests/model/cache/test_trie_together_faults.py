@@ -1,7 +1,8 @@
-"""What goes wrong in the trie cache while several sessions are open.
+"""Faults in the trie cache while several sessions are open.
 
-A fault is an exception in the k-th call of something that allocates. Whoever it meets ends; what the trie kept is given
-up if it may be half done; the others go on with their own layers, adrift, and the next request is right.
+A fault is an exception in the k-th call of something that allocates. The session that meets it ends. The trie is given
+up if a change may be half done; then the other sessions are detached: they go on with their own layers. The next
+request is right.
 """
 
 import gc
@@ -128,7 +129,7 @@ def test_sharing_and_evicting_raise_nothing(family: str) -> None:
 
 
 @everyone
-def test_whoever_is_adrift_keeps_nothing(family: str) -> None:
+def test_a_detached_session_keeps_nothing(family: str) -> None:
     """It reads on, stops where it was to stop, speaks, and is gone."""
     users = Together(family, policy=Every(8))
     end = users.turn(PREFIX).recorded
@@ -147,7 +148,7 @@ def test_whoever_is_adrift_keeps_nothing(family: str) -> None:
 
 
 @everyone
-def test_a_resumption_that_fails_twice_leaves_nobody(family: str) -> None:
+def test_a_resume_that_fails_twice_opens_no_session(family: str) -> None:
     users = Together(family)
     end = users.turn(PREFIX).recorded
     running = users.begin([*end, 1])
@@ -161,7 +162,7 @@ def test_a_resumption_that_fails_twice_leaves_nobody(family: str) -> None:
 
 
 @everyone
-def test_an_eviction_that_fails_at_a_resumption_leaves_nobody(family: str) -> None:
+def test_an_eviction_that_fails_at_a_resume_opens_no_session(family: str) -> None:
     users = Together(family)
     end = users.turn(PREFIX).recorded
     running = users.begin([*end, 1])
@@ -173,7 +174,7 @@ def test_an_eviction_that_fails_at_a_resumption_leaves_nobody(family: str) -> No
 
 
 @everyone
-def test_a_resumption_that_fails_once_is_made_without_the_trie(family: str) -> None:
+def test_a_resume_that_fails_once_is_retried_without_the_trie(family: str) -> None:
     users = Together(family)
     end = users.turn(PREFIX).recorded
     running = users.begin([*end, 1]).say(7)
@@ -228,7 +229,7 @@ def test_what_a_cut_left_half_done_is_free_at_once() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next", "mamba2"])
 def test_memory_returns_after_a_trie_was_given_up(kind: str) -> None:
-    """Those adrift hold their own layers, which count, and go with them."""
+    """Detached sessions hold their own layers, which are counted, and freed when they close."""
     model = tiny(kind)
     ask_uncached(model, words(90))
     with exact():

@@ -48,7 +48,7 @@ class Row:
 
     @property
     def decodes(self) -> bool:
-        """Whether it has read its prompt, all of it."""
+        """True if the whole prompt is read."""
         return self.session.position >= self.session.total
 
     def read(self, most: int) -> bool:
@@ -187,7 +187,7 @@ def test_what_a_removed_request_has_read_is_kept(kind: str) -> None:  # scenario
 
 
 @pytest.mark.parametrize("kind", BATCHABLE)
-def test_those_who_start_together_compute_what_they_share_once(kind: str) -> None:
+def test_simultaneous_requests_compute_a_shared_prefix_once(kind: str) -> None:
     model = tiny(kind)
     cache = TrieCache(model.make_layers)
     prompts = [[*PREFIX, *tail, 6, 6] for tail in TAILS]
@@ -219,7 +219,7 @@ shares = st.one_of(st.just(1.0), st.floats(0, 1))
 chunks = st.sampled_from([1, 5, 16, 33, 64])
 pick = st.integers(0, 7)
 _ROUNDS = 10
-"""How often the machines may try for stories in which rows join."""
+"""The number of attempts that the machines have to find stories in which rows join."""
 anybody = precondition(lambda self: self.open)
 room = precondition(lambda self: len(self.open) < 3)
 

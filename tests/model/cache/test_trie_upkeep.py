@@ -1,4 +1,4 @@
-"""What a trie cache must not pile up in the long run, and what it lets go of at once."""
+"""Checks that a trie cache piles nothing up in the long run, and frees at once what it must."""
 
 import gc
 import logging
@@ -92,7 +92,7 @@ class Clocks:
         self._in_step = in_step
 
     def ask(self, prompt: Sequence[int]) -> int:
-        """How much of the prompt came from the cache."""
+        """Serves a prompt; returns the number of its tokens that came from the cache."""
         session = self.cache.begin(prompt)
         at = session.cached
         while at < len(prompt):
@@ -171,7 +171,7 @@ def test_a_prompt_that_is_left_at_once_cuts_nothing(kind: str) -> None:
     check_equal(model, ask(model, cache, prompt), ask_uncached(model, prompt))
 
 
-def test_room_for_tokens_to_come_costs_no_tokens() -> None:
+def test_spare_room_costs_no_tokens() -> None:
     """Buffers have room for up to 256 tokens more; a conversation that exceeds the bound only with it is kept."""
     model = tiny("llama")
     bytes_per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, width, float32
@@ -193,7 +193,7 @@ def test_windows_and_chunks_do_not_count_as_states(kind: str, prompt: int, limit
     assert (cache._sequences.facts.most_checkpoints(100_000) is not None) == limited
 
 
-def test_what_a_failure_took_is_told_as_lost() -> None:
+def test_tokens_freed_by_a_failure_count_as_lost() -> None:
     """Keys and values can go back; that they are not there is another reason than that of a state."""
     model = tiny("llama")
     cache = TrieCache(model.make_layers)

@@ -1,4 +1,4 @@
-"""What the tests of layers share."""
+"""Fixtures that the tests of layers share."""
 
 import gc
 from collections.abc import Iterator

@@ -56,7 +56,7 @@ class Row:
         for at in range(0, count, chunk):
             self.write(min(chunk, count - at))
         self.waiting = 0
-        """How many tokens only a batch has seen."""
+        """The number of tokens that only a batch has seen."""
 
     def write(self, count: int, at_once: bool = True) -> None:
         """Forwards of the row alone, each of which sees what it should."""
@@ -202,7 +202,7 @@ def _write_to(batch: BatchedLayers, first: int) -> None:
 @pytest.mark.usefixtures("exact_bytes")
 @pytest.mark.parametrize("kind", ["plain", "window", "arrays"])
 def test_a_batch_holds_nothing_but_itself(kind: str) -> None:
-    """What it says it takes is what it takes; the rows' own buffers are free for the rows to write to."""
+    """Its `nbytes` are the bytes that it holds; the rows may write to their own buffers."""
     fresh = held_bytes()
     states = [_filled(4000, kind), _filled(4000, kind)]
     rows = held_bytes() - fresh

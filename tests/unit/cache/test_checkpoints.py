@@ -1,5 +1,5 @@
-"""Where a prompt is left resumable: the plan for one prompt, what a long conversation keeps, and what both are worth on
-the agents of scripts/tools/bench/cache/agent_trace.py, over the real trie cache with layers of one number a token.
+"""Checkpoints: the plan for one prompt, those that a long conversation keeps, and the tokens that both save the agents
+of scripts/tools/bench/cache/agent_trace.py, over the real trie cache with layers of one number a token.
 """
 
 import random
@@ -72,13 +72,13 @@ def test_a_branch_where_a_message_begins_is_kept() -> None:
         assert first == Checkpoint(min(near, stops[0]), True)
 
 
-def test_of_close_points_the_earliest_serves() -> None:
+def test_of_close_checkpoints_the_earliest_stays() -> None:
     tokens, stops = chat(100, 1, 100)
     assert stops[1] - stops[0] < GAP
     assert offsets(tokens) == [stops[0], stops[2]]
 
 
-def test_points_ahead_of_what_is_cached_only() -> None:
+def test_checkpoints_lie_beyond_the_cached_prefix() -> None:
     tokens, stops = chat(500, *[60] * 10)
     assert offsets(tokens, cached=stops[-3]) == stops[-3:]
     assert offsets(tokens, cached=stops[-3] + 20, branch=stops[-5]) == [stops[-3] + 20, *stops[-2:]]
@@ -93,7 +93,7 @@ def test_where_the_last_answer_ended_is_kept_for_nothing() -> None:
     assert Checkpoint(150, True) not in POINTS.plan(tokens, 150, 150, None)
 
 
-def test_points_are_in_order_ahead_and_before_the_last_token() -> None:
+def test_checkpoints_ascend_and_lie_before_the_last_token() -> None:
     choice = random.Random(5)
     for _ in range(300):
         end = choice.choice([1, 2, 5, 40, 700, 5000])
@@ -164,7 +164,7 @@ def test_a_long_first_message_is_left_at_doubling_distances() -> None:
     assert offsets(tokens) == [*(len(tokens) - distance for distance in (3072, 1536, 768, 384)), *stops]
 
 
-def test_a_prompt_of_special_tokens_has_points_all_along() -> None:
+def test_a_prompt_of_special_tokens_has_checkpoints_throughout() -> None:
     end = 20_000
     at = [0, *offsets([START] * end), end]
     assert all(after - before <= max(NEAREST, end - after) for before, after in pairwise(at))
@@ -215,7 +215,7 @@ def grown(step: int, end: int, policy: CheckpointPolicy = POINTS) -> list[int]:
 
 
 @pytest.mark.parametrize("step", [40, 300, 2500])
-def test_a_long_conversation_keeps_few_points(step: int) -> None:
+def test_a_long_conversation_keeps_few_checkpoints(step: int) -> None:
     """The last 16, two for each doubling of 256 tokens before them, and the first."""
     for end in (10_000, 100_000, 300_000):
         assert len(grown(step, end)) <= 16 + 2 * ((end // NEAREST).bit_length() + 1) + 1

@@ -1,6 +1,6 @@
-"""Who goes first when memory is short, what keeps a node, and what the order costs.
+"""The order of eviction, the reasons to keep a node, and the cost of the order.
 
-Trees are written as `tree("12*", "3", ...)`: see there. Nodes are known by the text of their way.
+Trees are written as `tree("12*", "3", ...)`: see there. A node is named by the text of its path.
 """
 
 import random
@@ -93,7 +93,7 @@ def test_nothing_goes_from_an_empty_trie(order: EvictionOrder) -> None:
 
 
 @every_order
-def test_what_is_used_never_goes(order: EvictionOrder) -> None:
+def test_a_node_in_use_is_never_evicted(order: EvictionOrder) -> None:
     """Neither it nor the way to it, however old and large."""
     tree = Tree("a", "ab", "abc", "d", "abcd", state=1000)
     tree.trie.lock(tree.at["abc"])
@@ -103,7 +103,7 @@ def test_what_is_used_never_goes(order: EvictionOrder) -> None:
 
 
 @every_order
-def test_who_is_spared_never_goes(order: EvictionOrder) -> None:
+def test_a_spared_node_is_never_evicted(order: EvictionOrder) -> None:
     """The end of the live conversation: it stays when its children are gone, too. Another time it may go."""
     tree = Tree("a", "ab")
     tree.trie.touch([tree.at["a"]])
@@ -120,7 +120,7 @@ def test_slices_are_given_up_from_the_leaves() -> None:
     assert tree.going(LEAF) == ["abc", "ab", "a", "d"]
 
 
-def test_points_go_by_their_own_age() -> None:
+def test_checkpoints_are_evicted_by_their_own_age() -> None:
     """Inner ones too: they are merged into their child."""
     tree = Tree("a", "ab", "abc", "d")
     assert tree.going(WORTH) == ["a", "ab", "abc", "d"]
@@ -145,7 +145,7 @@ def test_ties_go_to_the_deepest(order: EvictionOrder) -> None:
     assert tree.going(order) == ["bcd", "ef", "a"]
 
 
-def test_a_use_keeps_the_way_alive_or_only_the_point() -> None:
+def test_a_use_refreshes_the_path_or_only_the_checkpoint() -> None:
     """67: all are aged, then one branch goes on. Where leaves go first the way to it is refreshed with it; where points
     age by themselves only the point that was used."""
     orders: list[tuple[EvictionOrder, list[str]]] = [(LEAF, ["a", "ab", "abc"]), (WORTH, ["abc"])]
@@ -305,8 +305,8 @@ def test_a_node_that_is_made_goes_before_the_one_above() -> None:
 
 
 @every_order
-def test_nobody_stands_in_line_who_is_gone(order: EvictionOrder) -> None:
-    """Nor does the trie remember those of whom it told: turn after turn nothing is left over."""
+def test_removed_nodes_are_not_in_the_order(order: EvictionOrder) -> None:
+    """The trie forgets the changes that it reported, too: nothing piles up turn after turn."""
     trie = PrefixTrie()
     eviction = Eviction(trie, order)
     node = trie.root()

@@ -1,7 +1,7 @@
-"""Where on a path of the trie all layers can stand, told before anything moves; and how they get there.
+"""The deepest offset on a path of the trie that all layers can be restored to, and the way there.
 
-The paths are made by hand, over fake layers that note what is asked of them. Nodes are written as the offsets where
-they end; each layer's pieces as the ends of the nodes that have one.
+The paths are made by hand, over fake layers that note the calls they get. Nodes are written as the offsets where they
+end; the snapshots of a layer as the ends of the nodes that have one.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from runner.cache.trie import Node, keys
 
 
 class Held(Snapshot):
-    """What a layer holds of the tokens [start, stop)."""
+    """A snapshot of the tokens [start, stop) of a layer."""
 
     def __init__(self, start: int, stop: int) -> None:
         self.start, self.stop = start, stop
@@ -360,7 +360,7 @@ def test_what_is_live_is_left_before_anything_moves() -> None:
     assert scene.go(20, common=10) == ["left", "back to 10", "in 20", "in 20"]
 
 
-def test_find_and_go_agree_on_every_scene() -> None:
+def test_deepest_offset_and_restore_to_agree_on_every_scene() -> None:
     """Wherever `find` says that layers can stand, `go` takes them."""
     for kind in (State, Window):
         for held in range(8):

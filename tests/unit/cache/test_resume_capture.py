@@ -1,4 +1,4 @@
-"""What stays at the nodes of a trie, and what these lend to layers; over real layers whose entries name themselves."""
+"""Snapshots that stay at nodes or move into layers, over real layers whose entries carry their positions."""
 
 import pytest
 
@@ -59,7 +59,7 @@ class Way:
 
 
 def extents(node: Node) -> list[tuple[int, int] | None]:
-    """What the pieces of a node say that they hold."""
+    """Returns the spans of the snapshots of a node; None for an empty slot."""
     return [(piece.start, piece.stop) if piece else None for piece in node.slots]
 
 
@@ -175,8 +175,8 @@ def test_live_slices_take_the_place_of_stored_ones() -> None:
         slices.close()
 
 
-def test_what_is_lent_is_held_by_the_layers_alone() -> None:
-    """And by the node again when they go elsewhere, whole."""
+def test_a_snapshot_moved_into_a_layer_is_held_there_alone() -> None:
+    """The node holds it again, whole, when the layers go elsewhere."""
     way = Way()
     first, second, third = way.along(5, 9, 12)
     for piece in (way.sequence.states[1].page_out, way.sequence.states[2].page_out):
@@ -197,7 +197,7 @@ def test_what_is_lent_is_held_by_the_layers_alone() -> None:
     way.back(third)
 
 
-def test_a_state_that_moved_in_is_lent_already_a_window_is_not() -> None:
+def test_a_restored_state_is_live_already_a_window_is_not() -> None:
     way = Way()
     (first,) = way.along(12)
     way.back(first)

@@ -1,6 +1,6 @@
-"""Who has which layers: a stack for each open session, and one that is kept between them. Over fake layers.
+"""The owners of layers: a sequence for each open session, and one that is kept between them. Over fake layers.
 
-The life of stacks within requests is told in `test_trie_together`; here each verb is looked at by itself.
+`test_trie_together` tests sequences within requests; here each method is tested by itself.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def see(sequence: SequenceLayers, tokens: Sequence[int]) -> None:
 
 
 @everyone
-def test_the_kept_stack_is_taken_once(family: str) -> None:
+def test_the_kept_sequence_is_acquired_once(family: str) -> None:
     world = World(family)
     kept = world.sequences.kept
     assert world.sequences.idle
@@ -76,7 +76,7 @@ def test_the_kept_stack_is_taken_once(family: str) -> None:
 
 
 @everyone
-def test_who_is_kept_takes_the_place_of_the_former(family: str) -> None:
+def test_a_kept_sequence_replaces_the_previous_one(family: str) -> None:
     world = World(family)
     first, second = world.open(TOKENS), world.open([90, 91, 92])
     world.close(first)
@@ -89,7 +89,7 @@ def test_who_is_kept_takes_the_place_of_the_former(family: str) -> None:
 
 
 @everyone
-def test_the_same_stack_is_kept_again(family: str) -> None:
+def test_the_same_sequence_is_kept_again(family: str) -> None:
     world = World(family)
     first = world.open(TOKENS)
     world.close(first)
@@ -137,7 +137,7 @@ def test_the_kept_one_takes_over_too(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["K", "S", "R"])
-def test_whoever_is_adrift_takes_over_nothing(family: str) -> None:
+def test_a_detached_session_takes_over_nothing(family: str) -> None:
     world = World(family)
     first, second = world.open(TOKENS), world.open([*TOKENS, 7])
     second.detached = True
@@ -147,7 +147,7 @@ def test_whoever_is_adrift_takes_over_nothing(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["K", "S", "R"])
-def test_a_hole_is_filled_by_who_has_it(family: str) -> None:
+def test_a_gap_is_filled_by_a_session_that_holds_it(family: str) -> None:
     world = World(family)
     first, second = world.open(TOKENS), world.open([*TOKENS, 7])
     held = first.node.slots[0]
@@ -159,7 +159,7 @@ def test_a_hole_is_filled_by_who_has_it(family: str) -> None:
 
 
 @everyone
-def test_bytes_are_those_of_every_stack_once(family: str) -> None:
+def test_bytes_count_every_sequence_once(family: str) -> None:
     world = World(family)
     first, second = world.open(TOKENS), world.open([90, 91, 92])
     each = first.sequence.nbytes, second.sequence.nbytes
@@ -172,7 +172,7 @@ def test_bytes_are_those_of_every_stack_once(family: str) -> None:
 
 
 @everyone
-def test_giving_up_the_kept_one_leaves_it_empty(family: str) -> None:
+def test_evicting_the_kept_sequence_empties_it(family: str) -> None:
     world = World(family)
     first = world.open(TOKENS)
     world.close(first)
@@ -183,7 +183,7 @@ def test_giving_up_the_kept_one_leaves_it_empty(family: str) -> None:
 
 @everyone
 @pytest.mark.parametrize("idle", [True, False])
-def test_renewing_lets_go_of_all_but_who_runs(family: str, idle: bool) -> None:
+def test_a_reset_frees_all_but_open_sessions(family: str, idle: bool) -> None:
     world = World(family)
     first, second = world.open(TOKENS), world.open([90, 91, 92])
     if idle:

@@ -1,4 +1,4 @@
-"""What every cache promises its caller: the registry, the plan of a prefill, one session at a time."""
+"""The contract of every cache: the registry, the plan of a prefill, one session at a time."""
 
 import random
 import subprocess

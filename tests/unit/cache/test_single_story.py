@@ -182,7 +182,7 @@ def test_a_token_that_was_never_recorded_is_not_claimed(family: str, stop: int) 
     assert conversation.turn([*PROMPT, *answer, 9]).cached == kept
 
 
-def test_a_layer_ahead_at_close_is_levelled() -> None:  # scenario 12
+def test_a_layer_ahead_at_close_is_rewound() -> None:  # scenario 12
     conversation = Conversation("K")
 
     def ahead(sequence: SequenceLayers) -> None:

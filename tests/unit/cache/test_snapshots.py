@@ -211,7 +211,7 @@ def test_the_next_write_copies_out_what_it_destroys(kind: str) -> None:
 @pytest.mark.usefixtures("exact_bytes")
 @pytest.mark.parametrize("kind", MOVED)
 def test_a_restore_moves_the_bytes(kind: str) -> None:
-    """What it held before a foreign conversation, bit by bit; afterwards the bytes are in the layer only."""
+    """The layer is restored bit by bit after another conversation; then only the layer holds the bytes."""
     state = layer(kind)
     write(state, 6)
     snapshot = paged_out(state)

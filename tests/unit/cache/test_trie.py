@@ -22,7 +22,7 @@ from runner.cache.trie import Found, Node, PrefixTrie, Tokens, keys, spelled
 
 
 class Pieces:
-    """How many pieces are open."""
+    """Counts the snapshots that are open."""
 
     def __init__(self) -> None:
         self.open = 0
@@ -118,7 +118,7 @@ class Grove:
         return self.trie.match(self.trie.root(salt), keys(tokens))
 
     def check(self) -> None:
-        """What holds at any time."""
+        """Checks the invariants of the trie."""
         pieces = 0
         for node in self.trie.nodes():
             whole = list(spelled(node.path()))
@@ -138,12 +138,12 @@ class Grove:
 
 
 def ends(found: Found) -> list[int]:
-    """Where the nodes of a path end, the root left out."""
+    """Returns the ends of the nodes of a path, without the root."""
     return [node.end for node in found.path[1:]]
 
 
 def contents(node: Node) -> list[list[int] | None]:
-    """What its snapshots stand for."""
+    """Returns the tokens of each snapshot of a node."""
     return [held.content if isinstance(held, Piece) else None for held in node.slots]
 
 
@@ -317,7 +317,7 @@ def test_split_halves_merge_to_what_they_were() -> None:
 
 @pytest.mark.parametrize("parent", [False, True])
 @pytest.mark.parametrize("child", [False, True])
-def test_a_merged_node_is_a_restore_point_only_if_the_child_was(parent: bool, child: bool) -> None:
+def test_a_merged_node_is_a_checkpoint_only_if_the_child_was(parent: bool, child: bool) -> None:
     """Scenario 21."""
     grove = Grove()
     above = grove.put(1, 2)
@@ -587,7 +587,7 @@ class Work(RuleBasedStateMachine):
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences share, the slow way."""
+    """Returns the number of tokens that two sequences share at their beginning, by a plain loop."""
     count = 0
     while count < min(len(one), len(other)) and one[count] == other[count]:
         count += 1

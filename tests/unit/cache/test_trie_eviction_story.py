@@ -18,7 +18,7 @@ everyone = pytest.mark.parametrize("family", FAMILIES)
 
 
 def own(user: int) -> list[int]:
-    """What only this user says: ten tokens."""
+    """Returns ten tokens that only this user says."""
     return [user * 100 + word for word in range(10)]
 
 
@@ -39,7 +39,7 @@ def test_a_shared_prefix_outlives_those_who_share_it(family: str, budget: int) -
 
 
 @everyone
-def test_a_restore_point_stays_without_those_who_parted_there(family: str) -> None:  # scenario 69
+def test_a_checkpoint_stays_without_the_branches_below_it(family: str) -> None:  # scenario 69
     users = Conversation(family, "trie", policy=At(5))
     users.turn([*PREFIX, *own(1)])
     users.turn([*PREFIX, *own(2)])
@@ -65,7 +65,7 @@ def test_an_inner_node_that_goes_gives_back_its_state_only(family: str, gone: in
     assert users.turn([*PREFIX, *own(1), 20, 21, 22]).cached == 17
 
 
-def test_where_there_are_states_the_oldest_point_goes_first() -> None:
+def test_with_states_the_oldest_checkpoint_is_evicted_first() -> None:
     users = Conversation("R", "trie", policy=At(4, 8))
     users.turn([*PREFIX, *own(1)])
     held = users.cache.nbytes
@@ -75,7 +75,7 @@ def test_where_there_are_states_the_oldest_point_goes_first() -> None:
     assert users.cache.nbytes == held - STATE_BYTES
 
 
-def test_where_all_can_be_cut_the_oldest_leaf_goes_first() -> None:
+def test_with_sliceable_layers_the_oldest_leaf_is_evicted_first() -> None:
     users = Conversation("K", "trie")
     for user in (1, 2, 3):
         users.turn([*PREFIX, *own(user)])
@@ -104,7 +104,7 @@ def test_the_conversation_in_the_layers_goes_last(family: str) -> None:
 
 @everyone
 def test_nothing_that_runs_is_evicted(family: str) -> None:
-    """What it was resumed from, and the point that it leaves on its way: so small a budget allows for one."""
+    """A running request keeps the node that it resumed from and its checkpoint: so small a budget allows for one."""
     users = Conversation(family, "trie", policy=Every(8))
     users.turn(list(range(10)), [10, 11])
     users.trie._budget = users.budget = 1
@@ -151,7 +151,7 @@ def test_a_conversation_larger_than_the_budget_keeps_its_beginning(family: str, 
 
 
 @everyone
-def test_what_does_not_fit_is_said_once(family: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_beyond_the_budget_is_logged_once(family: str, caplog: pytest.LogCaptureFixture) -> None:
     users = Conversation(family, "trie", budget=30)
     for user in range(3):
         users.turn([*own(user), *range(40)])
@@ -161,7 +161,7 @@ def test_what_does_not_fit_is_said_once(family: str, caplog: pytest.LogCaptureFi
     ]
 
 
-def test_a_roomy_budget_is_never_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_roomy_budget_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     users = Conversation("R", "trie", budget=10_000)
     for user in range(5):
         users.turn([*PREFIX, *own(user)])
@@ -182,7 +182,7 @@ class Thinning(Every):
 
 
 @pytest.mark.parametrize("family", ["S", "R", "P"])
-def test_surplus_points_are_joined_with_what_follows(family: str) -> None:
+def test_expired_checkpoints_are_merged_with_what_follows(family: str) -> None:
     points = Thinning(4, 12)
     users = Conversation(family, "trie", policy=points)
     prompt = list(range(20))
@@ -197,7 +197,7 @@ def test_surplus_points_are_joined_with_what_follows(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["S", "R", "P"])
-def test_a_surplus_point_where_others_part_keeps_its_state(family: str) -> None:
+def test_an_expired_checkpoint_at_a_branch_keeps_its_state(family: str) -> None:
     users = Conversation(family, "trie", policy=Thinning(4))
     prompt = list(range(8))
     users.trie._policy = Every(4, 3)
@@ -209,7 +209,7 @@ def test_a_surplus_point_where_others_part_keeps_its_state(family: str) -> None:
     assert users.turn([*prompt[:4], 95]).cached == 4
 
 
-def test_points_of_one_prompt_take_a_quarter_of_the_budget() -> None:
+def test_checkpoints_of_one_prompt_take_a_quarter_of_the_budget() -> None:
     users = Conversation("R", "trie", budget=8 * STATE_BYTES, policy=At(3, 6, 9, 12))
     users.turn([7])  # how large a state is, is known after the first forward
     session = users.trie._resume(prompt := list(range(100, 120)), "")

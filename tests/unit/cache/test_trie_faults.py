@@ -1,4 +1,4 @@
-"""What goes wrong in the trie cache, over fake layers: the next request is right, whatever broke, and when.
+"""Faults in the trie cache, over fake layers: the next request is right, whatever broke, and when.
 
 A fault is an exception in the k-th call of something that allocates: a copy out, a restore, a cut or a join, the
 evaluation at the end. For each the same story is told with the fault in the first call, the second, and then in larger
@@ -31,7 +31,7 @@ STORY = [A, [*A, 20, 21, 30], B, C, [*A, 20, 21, 30, 20, 21, 31], [200, 201, 202
 
 
 class Place(NamedTuple):
-    """Where something breaks."""
+    """The method that breaks."""
 
     where: type
     name: str
@@ -130,8 +130,8 @@ def _with_a_hole() -> Conversation:
     return users
 
 
-def test_tokens_behind_a_hole_are_not_joined_with_it() -> None:
-    """What would be joined is not the edge: a later request would go on with the wrong tokens."""
+def test_tokens_behind_a_gap_are_not_merged_with_it() -> None:
+    """Joined, they would not be the edge: a later request would resume with the wrong tokens."""
     users = _with_a_hole()
     users.trie._trie.merge(users.nodes[0])
     users.check_trie(None)
@@ -139,7 +139,7 @@ def test_tokens_behind_a_hole_are_not_joined_with_it() -> None:
     assert users.turn([*A, 20, 21, 30]).cached == 0
 
 
-def test_tokens_before_a_hole_are_not_joined_with_it() -> None:
+def test_tokens_before_a_gap_are_not_merged_with_it() -> None:
     users = Conversation("R", "trie")
     for prompt in (A, B, [200]):
         users.turn(prompt)
@@ -154,7 +154,7 @@ def test_tokens_before_a_hole_are_not_joined_with_it() -> None:
     assert users.turn([*A, 20, 21, 30]).cached == 0
 
 
-def test_a_hole_is_filled_by_whoever_passes() -> None:
+def test_a_gap_is_filled_by_the_next_request_through_it() -> None:
     users = _with_a_hole()
     assert users.turn([*A, 20, 21, 30]).cached == 0
     assert all(slot is not None for node in users.nodes for slot in node.slots)

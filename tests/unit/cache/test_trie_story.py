@@ -68,7 +68,7 @@ def test_a_plain_conversation_is_one_node(family: str) -> None:  # scenario 51
 
 
 @everyone
-def test_a_restore_point_stays_when_nothing_else_needs_it(family: str) -> None:  # scenario 52
+def test_a_checkpoint_stays_when_nothing_else_needs_it(family: str) -> None:  # scenario 52
     users = Conversation(family, "trie", policy=At(4))
     longer = [*A[:5], 20, 21, 8, 9]
     assert users.told(A[:5], [20, 21]) == (0, 5)
@@ -117,7 +117,7 @@ def test_a_cancel_before_the_first_chunk_leaves_nothing(family: str) -> None:  #
 
 
 @everyone
-def test_the_last_token_of_a_prompt_is_never_in_a_restore_point(family: str) -> None:  # scenario 56
+def test_the_last_token_of_a_prompt_is_never_in_a_checkpoint(family: str) -> None:  # scenario 56
     """It belongs to the first decode step, so nothing can stop behind it; the policy refuses to ask for that."""
     with pytest.raises(ValueError, match="positive"):
         TurnCheckpoints(before_end=0)
@@ -127,7 +127,7 @@ def test_the_last_token_of_a_prompt_is_never_in_a_restore_point(family: str) -> 
 
 
 @everyone
-def test_points_that_were_not_reached_leave_no_node(family: str) -> None:  # scenario 57
+def test_checkpoints_that_were_not_reached_make_no_node(family: str) -> None:  # scenario 57
     users = Conversation(family, "trie", chunk=9, policy=Every(8))
     users.cancelled_prefill(LONG, until=10)
     assert users.shape == ("0-18" if family == "K" else "0-8* [8-16*]")
@@ -207,7 +207,7 @@ def test_a_client_with_a_timeout_gets_there_in_the_end(family: str) -> None:  # 
 
 @pytest.mark.parametrize(("family", "fresh"), [("K", {3, 7}), ("S", {5, 7}), ("R", {5, 7}), ("P", {5, 7})])
 def test_only_what_was_used_becomes_recent(family: str, fresh: set[int]) -> None:  # scenario 67
-    """Where every layer can be cut a use counts for the whole way; elsewhere for where the layers landed and ended."""
+    """If all layers are sliceable, a use refreshes the whole path; otherwise the node resumed from and the last one."""
     users = Conversation(family, "trie", policy=At(3, 5))
     users.told([*A[:5], 6])
     users.told([1, 2, 3, 14, 15, 16])
@@ -218,7 +218,7 @@ def test_only_what_was_used_becomes_recent(family: str, fresh: set[int]) -> None
 
 
 @everyone
-def test_why_nothing_was_found_is_told(family: str) -> None:
+def test_the_reason_for_no_match_is_reported(family: str) -> None:
     users = Conversation(family, "trie")
     assert users.turn(A).miss == Miss.EMPTY
     assert users.turn([70, 71]).miss == Miss.NO_COMMON_PREFIX
@@ -229,7 +229,7 @@ def test_why_nothing_was_found_is_told(family: str) -> None:
     ("family", "miss"),
     [("K", Miss.NONE), ("S", Miss.WINDOW_PASSED), ("R", Miss.NON_TRIMMABLE), ("P", Miss.NON_TRIMMABLE)],
 )
-def test_why_less_than_the_match_was_resumed_is_told(family: str, miss: Miss) -> None:
+def test_the_reason_for_resuming_before_the_match_is_reported(family: str, miss: Miss) -> None:
     users = Conversation(family, "trie")
     users.turn(A)
     session = users.turn([*A[:5], 9])
@@ -237,7 +237,7 @@ def test_why_less_than_the_match_was_resumed_is_told(family: str, miss: Miss) ->
 
 
 @everyone
-def test_tokens_that_nobody_read_are_not_claimed(family: str) -> None:  # scenario 11
+def test_tokens_that_were_not_read_are_not_claimed(family: str) -> None:  # scenario 11
     """The forward of a token ran, and something broke before it was recorded. Layers that cannot go back land on the
     last restore point before it, where a single entry would lose everything."""
     users = Conversation(family, "trie", policy=Every(8))
@@ -290,7 +290,7 @@ def test_a_window_that_goes_back_by_itself_can_come_back_to_that_place() -> None
 
 
 @pytest.mark.parametrize("family", ["S", "R", "P"])
-def test_where_a_prompt_is_resumed_can_be_made_a_restore_point(family: str) -> None:
+def test_the_node_resumed_from_can_become_a_checkpoint(family: str) -> None:
     users = Conversation(family, "trie", policy=At(9))
     users.turn(A, [20])
     assert users.turn([*A, 20, 30, 31]).cached == 9
@@ -299,7 +299,7 @@ def test_where_a_prompt_is_resumed_can_be_made_a_restore_point(family: str) -> N
 
 
 @pytest.mark.parametrize("family", ["S", "R", "P"])
-def test_a_point_that_was_not_stopped_at_leaves_no_node(family: str) -> None:
+def test_a_checkpoint_that_was_not_stopped_at_makes_no_node(family: str) -> None:
     """A state is that of the offset at which it was taken, whoever planned what."""
     users = Conversation(family, "trie", policy=At(4))
     session = users.cache.begin(A)

@@ -20,17 +20,17 @@ everyone = pytest.mark.parametrize("family", FAMILIES)
 
 
 def own(user: int, count: int = 6) -> list[int]:
-    """What only this user says."""
+    """Returns tokens that only this user says."""
     return [user * 100 + word for word in range(count)]
 
 
 def distinct(conversations: Sequence[Sequence[int]]) -> int:
-    """How many different tokens there are, by what comes before them."""
+    """Returns the number of distinct prefixes of some conversations."""
     return len({tuple(tokens[: end + 1]) for tokens in conversations for end in range(len(tokens))})
 
 
 def entries(users: Together) -> int:
-    """How many tokens all that is kept holds, in a layer of tokens; room left out."""
+    """Returns the number of tokens that nodes and kept layers hold in a layer of tokens, without spare room."""
     slots = [slot for slot, kind in enumerate(users.kinds) if kind is FakeKV]
     kept = users.cache._sequences.kept
     owned = sum(held.nbytes for node in users.nodes for slot in slots if (held := node.slots[slot]) is not None)
@@ -113,7 +113,7 @@ def test_other_salts_share_nothing_at_the_same_time(family: str) -> None:
 
 
 @everyone
-def test_a_stack_made_before_the_first_forward_knows_what_the_model_uses(family: str) -> None:
+def test_a_sequence_made_before_the_first_forward_knows_the_used_layers(family: str) -> None:
     """It is kept when its request leaves before it ran at all, and finds what another one has stored meanwhile."""
     users = Together(family, policy=Every(8))
     early = users.begin(own(1))
@@ -175,7 +175,7 @@ def test_each_token_is_held_once_when_all_are_closed(family: str, seed: int) -> 
 
 
 @pytest.mark.parametrize("family", ["K", "S", "R"])
-def test_whoever_goes_on_takes_over_what_it_has_too(family: str) -> None:
+def test_an_open_session_takes_over_what_it_shares(family: str) -> None:
     """The stack that was kept is given up: what the next one holds as well is live there, and nothing of it copied."""
     users = Together(family)
     end = users.turn(PREFIX).recorded
@@ -190,7 +190,7 @@ def test_whoever_goes_on_takes_over_what_it_has_too(family: str) -> None:
     assert tokens.nbytes == owned
 
 
-def test_pieces_of_several_stacks_are_kept_once() -> None:
+def test_tokens_of_several_sequences_are_kept_once() -> None:
     """The first 40 tokens are live in one stack and the next in another when a third request makes them one node."""
     users = Together("K", chunk=40)
     prefix = list(range(100))
@@ -228,7 +228,7 @@ def three(users: Together, phase: int) -> list[Talk]:
 
 
 @everyone
-def test_an_end_of_one_leaves_the_others_alone(family: str) -> None:
+def test_the_end_of_one_session_leaves_the_others_alone(family: str) -> None:
     """Every end in every order. `check` sees to layers, locks and snapshots; what is kept of others stays kept."""
     for phase, (order, ends) in enumerate(product(permutations(range(3)), permutations(ENDS, 2))):
         users = Together(family, policy=BranchOnly() if phase % 2 else Every(8))
@@ -243,7 +243,7 @@ def test_an_end_of_one_leaves_the_others_alone(family: str) -> None:
 
 @everyone
 def test_what_others_hold_survives_a_failure(family: str) -> None:
-    """What only the one that failed held is lost; what the others have as well is live in one of theirs."""
+    """Tokens that only the failed session held are lost; those that others hold too are live in the layers of one."""
     users = Together(family)
     talks = three(users, 2)  # the first one says something, the second has read nothing, the third a chunk
     before = users.held
@@ -259,7 +259,7 @@ def test_what_others_hold_survives_a_failure(family: str) -> None:
 
 
 @everyone
-def test_a_trie_that_is_given_up_leaves_the_others_their_layers(family: str) -> None:
+def test_sessions_keep_their_layers_when_the_trie_is_given_up(family: str) -> None:
     for place in range(3):
         for phase in range(3):
             users = Together(family)
@@ -290,7 +290,7 @@ def test_the_last_one_to_close_is_kept(family: str) -> None:
 
 
 @everyone
-def test_the_kept_stack_goes_to_whoever_comes_first(family: str) -> None:
+def test_the_next_session_gets_the_kept_sequence(family: str) -> None:
     users = Together(family)
     end = users.turn(PREFIX).recorded
     kept = users.cache._sequences.kept
@@ -304,8 +304,8 @@ def test_the_kept_stack_goes_to_whoever_comes_first(family: str) -> None:
     assert users.cache._sequences.kept is third.session.sequence
 
 
-def test_points_of_a_request_stay_where_another_is_on_its_way() -> None:
-    """A node that is thinned out or compacted is one that nobody stands on."""
+def test_expired_checkpoints_stay_while_another_request_uses_them() -> None:
+    """Only nodes without a lock are merged."""
     users = Together("R", policy=At(8))
     long = list(range(30))
     leader = users.begin(long).read()

@@ -17,9 +17,9 @@ from tests.lib.together import Talk, Together
 PREFIX = list(range(1, 13))
 everyone = pytest.mark.parametrize("family", FAMILIES)
 TOKEN = {"K": 2, "S": 1, "R": 1, "P": 0}
-"""What a token takes, in bytes."""
+"""Bytes of a token, by family."""
 STATE = {"K": 0, "S": 4, "R": STATE_BYTES, "P": 2 * STATE_BYTES}
-"""What an end takes beside."""
+"""Bytes of the state at the end of a node, by family."""
 MUCH = 10_000
 
 
@@ -72,7 +72,7 @@ def test_what_is_locked_and_what_can_be_evicted_are_all_there_is(family: str) ->
 
 
 @pytest.mark.parametrize("family", ["K", "S", "R"])
-def test_the_kept_stack_goes_first(family: str) -> None:
+def test_the_kept_sequence_is_evicted_first(family: str) -> None:
     """Much of what it holds another one has too."""
     users = Together(family)
     end = users.turn(PREFIX).recorded
@@ -161,7 +161,7 @@ def test_more_goes_than_has_to_lest_it_is_asked_again_soon() -> None:
     running.say(1)
 
 
-def test_what_cannot_be_had_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_had_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     users, talks = crowd("R", budget=MUCH)
     for nbytes in (MUCH, 0, 2 * MUCH):
         users.reserve(nbytes)
@@ -186,8 +186,8 @@ def test_the_first_one_is_always_admitted(family: str) -> None:
 
 
 @everyone
-def test_whoever_would_not_fit_is_not_admitted(family: str) -> None:
-    """Those who run count with all of their prompts, read or not; the new one with its own, and an answer."""
+def test_a_request_that_would_not_fit_is_not_admitted(family: str) -> None:
+    """Running requests count with their whole prompts, read or not; the new one with its prompt and an answer."""
     each = TOKEN[family] * 100 + STATE[family]
     answer = TOKEN[family] * 256
     users = Together(family, budget=3 * each + answer + 10)
@@ -206,7 +206,7 @@ def test_whoever_would_not_fit_is_not_admitted(family: str) -> None:
 
 
 @everyone
-def test_what_is_kept_keeps_nobody_out(family: str) -> None:
+def test_unused_entries_refuse_no_request(family: str) -> None:
     users = Together(family, budget=MUCH)
     for user in range(5):
         users.turn(own(user, 60))
@@ -262,7 +262,7 @@ def test_when_all_are_closed_the_budget_holds(family: str, budget: int) -> None:
 
 
 @everyone
-def test_a_budget_of_nothing_keeps_nothing_of_anybody(family: str) -> None:
+def test_a_budget_of_zero_keeps_no_tokens(family: str) -> None:
     users = Together(family, budget=0)
     talks = [users.begin([*PREFIX, *own(user)]) for user in (1, 2, 3)]
     assert not users.follows([*PREFIX, 1])

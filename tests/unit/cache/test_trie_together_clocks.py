@@ -75,7 +75,7 @@ PROMPT = list(range(1, 16))
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_every_stack_knows_at_once(who: int) -> None:
+def test_every_sequence_knows_at_once(who: int) -> None:
     """Two are on their way and one is kept; they had a common beginning in step."""
     clocks = Clocks()
     first = clocks.begin([*PROMPT, *range(100, 120)])
@@ -118,7 +118,7 @@ def test_what_was_kept_of_it_is_not_used() -> None:
     assert clocks.begin([*PROMPT, *range(300, 320)]).cached == 25
 
 
-def test_what_one_adrift_finds_is_heeded_by_the_next() -> None:
+def test_an_untrusted_layer_found_while_detached_stays_untrusted() -> None:
     clocks = Clocks()
     first = clocks.begin([*PROMPT, *range(100, 120)])
     clocks.read(first, 10)

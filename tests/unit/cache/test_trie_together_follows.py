@@ -96,7 +96,7 @@ def test_the_leader_stops_for_each_of_its_followers(family: str) -> None:
 
 
 @everyone
-def test_a_stop_that_is_a_restore_point_stays_one(family: str) -> None:
+def test_a_stop_that_is_a_checkpoint_stays_one(family: str) -> None:
     users = Together(family, policy=Every(40), chunk=100)
     first = leader(users)
     assert users.follows([*PREFIX[:40], 7])
@@ -166,7 +166,7 @@ def test_another_salt_is_never_waited_for(family: str) -> None:
 @pytest.mark.parametrize(
     ("end", "cached"), [(Talk.close, 20), (Talk.fail, 0), (Talk.tear_layers, 0), (Talk.tear_trie, 0)]
 )
-def test_who_is_gone_is_not_waited_for(family: str, end: Callable[[Talk], None], cached: int) -> None:
+def test_a_closed_session_is_not_waited_for(family: str, end: Callable[[Talk], None], cached: int) -> None:
     users = Together(family)
     first = leader(users)
     assert users.follows([*PREFIX, 7])
@@ -177,7 +177,7 @@ def test_who_is_gone_is_not_waited_for(family: str, end: Callable[[Talk], None],
 
 
 @everyone
-def test_whoever_is_adrift_is_not_followed(family: str) -> None:
+def test_a_detached_session_is_not_followed(family: str) -> None:
     users = Together(family)
     first, second = leader(users), users.begin([*PREFIX, *LATER, 1])
     second.tear_trie()
@@ -208,7 +208,7 @@ def test_any_of_several_may_be_the_leader(family: str) -> None:
 
 
 @everyone
-def test_nobody_is_nobodys_leader(family: str) -> None:
+def test_without_a_session_there_is_no_leader(family: str) -> None:
     users = Together(family)
     assert not users.follows(PREFIX)
     users.turn(PREFIX)

@@ -45,8 +45,8 @@ def bring_back(state: LayerState, *snapshots: Snapshot) -> None:
 
 
 def pieces(state: LayerState, *stops: int, whole: bool = False) -> list[Snapshot]:
-    """What each of several forwards, up to these offsets, leaves behind: its own edge, or all that is needed there. The
-    layer is fresh afterwards."""
+    """Returns the snapshots of several forwards, up to these offsets: each of its own edge, or `whole`: of all that is
+    needed there. The layer is fresh afterwards."""
     found: list[Snapshot] = []
     for stop in stops:
         start = state.offset
@@ -120,7 +120,7 @@ def test_a_window_comes_back_as_it_was(count: int, at_once: bool) -> None:  # sc
 @pytest.mark.parametrize("before", [0, 28, 31, 60])
 @pytest.mark.parametrize("length", [1, 2])
 def test_every_stop_of_a_prefill_is_a_window_of_its_own(before: int, length: int) -> None:
-    """Where Ollama captures inside one forward, the prefill stops: four states, in any order, as the window fills, is
+    """The prefill stops where Ollama captures inside one forward: four states, in any order, as the window fills, is
     exactly full, and wraps. Their tokens are held once."""  # scenarios 34 and 42
     state = window(32)
     chain = []
