@@ -66,7 +66,7 @@ class DecodeRows:
         """Lets the session's own layers take over what its row has seen."""
         count, self._seen[row] = self._seen[row], 0
         if self._batch is not None and count:
-            self.sessions[row].absorb(self._batch.leaves(), row, count)
+            self.sessions[row].absorb(self._batch.batch_caches(), row, count)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, which are ascending. A session that is left alone takes over its row."""

@@ -130,8 +130,8 @@ class LayerState(ABC):
         Raises ValueError if the snapshots do not fit.
         """
 
-    def absorb(self, layer: object, row: int, count: int) -> None:  # noqa: ARG002
-        """Takes over what the last `count` tokens left in a row of a batch layer, in place of a forward of its own.
+    def absorb(self, batch_cache: object, row: int, count: int) -> None:  # noqa: ARG002
+        """Takes over what the last `count` tokens left in a row of a batch cache, in place of a forward of its own.
         Snapshots that are live beyond its offset, or in a layer that is not sliceable, must have been paged out."""
         raise TypeError(f"{type(self).__name__} takes nothing from a batch")
 

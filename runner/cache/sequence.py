@@ -28,7 +28,7 @@ class SequenceLayers:
         self.facts = facts or LayerFacts()
         found = enumerate(flatten(layers))
         untrusted = self.facts.untrusted
-        self.states = [adapt(leaf, self.ledger, trusted=index not in untrusted) for index, leaf in found]
+        self.states = [adapt(layer, self.ledger, trusted=index not in untrusted) for index, layer in found]
         self._used: list[tuple[int, LayerState]] = []
         self.position = 0
         """The number of tokens that the layers have seen."""
@@ -161,11 +161,11 @@ class SequenceLayers:
     def _other_bytes(self) -> int:
         return sum(state.nbytes for _, state in self.used if not state.sliceable)
 
-    def absorb(self, leaves: Sequence[object], row: int, count: int) -> None:
+    def absorb(self, batch_caches: Sequence[object], row: int, count: int) -> None:
         """Takes over what the last `count` tokens left in a row of a batch, given its layers, in place of a forward:
         between `page_out` and `advance`."""
-        for leaf, state in zip(leaves, self.states, strict=True):
-            state.absorb(leaf, row, count)
+        for batch_cache, state in zip(batch_caches, self.states, strict=True):
+            state.absorb(batch_cache, row, count)
 
     def live(self) -> set[Snapshot]:
         """Returns the snapshots whose bytes are in these layers."""

@@ -72,10 +72,10 @@ class LiveSession(Session):
             self._passed(count)
         self._failed = self.cache_invalid = False
 
-    def absorb(self, leaves: Sequence[object], row: int, count: int) -> None:
+    def absorb(self, batch_caches: Sequence[object], row: int, count: int) -> None:
         """Takes over what the last `count` tokens left in a row of a batch, given its layers."""
         with self.forward(count):
-            self.sequence.absorb(leaves, row, count)
+            self.sequence.absorb(batch_caches, row, count)
             self.sequence.evaluate()  # an unevaluated slice would keep the whole batch alive
 
     def _passed(self, count: int) -> None:

@@ -181,26 +181,26 @@ class FakeState(StateSnapshot[Content]):
 class Sized(LayerAdapter[Content]):
     """The base of the adapters: no arrays, and the bytes that their layer says it has."""
 
-    leaf: FakeLayer
+    layer: FakeLayer
 
     def copy(self, start: int, stop: int) -> Owned[Content]:
-        return Owned(self.leaf.held(start, stop), [])
+        return Owned(self.layer.held(start, stop), [])
 
     def arrays(self) -> list[mx.array]:
         return []
 
     @property
     def empty(self) -> bool:
-        return self.leaf.nbytes == 0
+        return self.layer.nbytes == 0
 
     @property
     def nbytes(self) -> int:
-        return self.leaf.nbytes
+        return self.layer.nbytes
 
 
 class FakeKVState(Sized):
     sliceable = True
-    leaf: FakeKV
+    layer: FakeKV
 
     def arrays(self) -> list[mx.array]:
         return [] if self.empty else [ENTRY]
@@ -210,7 +210,7 @@ class FakeKVState(Sized):
 
     @property
     def offset(self) -> int:
-        return self.leaf.offset
+        return self.layer.offset
 
     def can_rewind(self, to: int) -> bool:
         return 0 <= to <= self.offset
@@ -224,19 +224,19 @@ class FakeKVState(Sized):
             if snapshot.start != self.offset:
                 raise ValueError(f"a layer at {self.offset} cannot go on with {snapshot.start}..{snapshot.stop}")
             if snapshot in self.live:
-                self.leaf.offset = snapshot.stop
+                self.layer.offset = snapshot.stop
             else:
                 complete(self.page_out())
-                self.leaf.see(content_of(snapshot))
+                self.layer.see(content_of(snapshot))
                 if not snapshot.live:  # in another layer, where it stays
                     snapshot.page_in(self)
 
     def trim(self, room: int) -> None:
-        if len(self.leaf.buffer) - self.offset > room:
-            del self.leaf.buffer[self.offset :]
+        if len(self.layer.buffer) - self.offset > room:
+            del self.layer.buffer[self.offset :]
 
     def _rewind(self, to: int) -> None:
-        self.leaf.offset = to
+        self.layer.offset = to
 
     def _endangered(self, snapshot: Snapshot) -> bool:
         return snapshot.stop > self.offset
@@ -244,11 +244,11 @@ class FakeKVState(Sized):
 
 class FakeWindowState(Sized, MovedState[Content]):
     refusal = Miss.WINDOW_PASSED
-    leaf: FakeWindow
+    layer: FakeWindow
 
     @property
     def offset(self) -> int:
-        return self.leaf.offset
+        return self.layer.offset
 
     def needs(self, at: int) -> int:
         return max(0, at - WINDOW)
@@ -272,20 +272,20 @@ class FakeWindowState(Sized, MovedState[Content]):
                 at = start
         if at != self.needs(stop):
             raise ValueError(f"tokens {self.needs(stop)}..{at} are missing to stand at {stop}")
-        self.leaf.buffer, self.leaf.offset = list(window), stop
+        self.layer.buffer, self.layer.offset = list(window), stop
 
     def _go_back(self, to: int) -> None:
-        self.leaf.buffer, self.leaf.offset = self.leaf.buffer[:to], to
+        self.layer.buffer, self.layer.offset = self.layer.buffer[:to], to
 
 
 class FakeRecurrentState(Sized, CountedState[Content]):
-    leaf: FakeRecurrent
+    layer: FakeRecurrent
 
     def snapshot(self, start: int, stop: int) -> Snapshot | None:
         return FakeState(stop - 1, stop, self, self.ledger) if start < stop == self.offset else None
 
     def _set(self, content: Content) -> None:
-        self.leaf.state = content
+        self.layer.state = content
 
 
 _ADAPTERS.update({FakeKV: FakeKVState, FakeWindow: FakeWindowState, FakeRecurrent: FakeRecurrentState})
@@ -309,7 +309,7 @@ def content_of(snapshot: Snapshot) -> Content:
     assert isinstance(home, Sized)
     # A part of a live window ends before the layer does.
     assert home.offset == snapshot.stop or not home.whole, "live in a layer that stands elsewhere"
-    return home.leaf.held(snapshot.start, snapshot.stop)
+    return home.layer.held(snapshot.start, snapshot.stop)
 
 
 def shown(kind: type[FakeLayer], tokens: Sequence[int]) -> Content:

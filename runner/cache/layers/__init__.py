@@ -35,10 +35,10 @@ from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.window import WindowState
 
 
-def _window(leaf: RotatingKVCache, ledger: Ledger) -> LayerState:
+def _window(layer: RotatingKVCache, ledger: Ledger) -> LayerState:
     """Adapts a window. No model keeps the first tokens of a window for good (`keep`): positions could not tell what it
     holds."""
-    return GenericState(leaf, ledger) if leaf.keep else WindowState(leaf, ledger)
+    return GenericState(layer, ledger) if layer.keep else WindowState(layer, ledger)
 
 
 _ADAPTERS: dict[type, Callable[..., LayerState]] = {
@@ -55,36 +55,36 @@ def flatten(layers: Iterable[object]) -> Iterator[object]:
     """Yields the layer caches of a model's cache list in order: opens CacheLists, skips None, and names every object
     once."""
     seen: set[int] = set()
-    for layer in layers:
-        for leaf in _leaves(layer):
-            if id(leaf) not in seen:
-                seen.add(id(leaf))
-                yield leaf
+    for entry in layers:
+        for layer in _opened(entry):
+            if id(layer) not in seen:
+                seen.add(id(layer))
+                yield layer
 
 
-def adapt(leaf: object, ledger: Ledger, trusted: bool = True) -> LayerState:
+def adapt(layer: object, ledger: Ledger, trusted: bool = True) -> LayerState:
     """Returns the adapter for a fresh layer, whose snapshots `ledger` counts. A layer that implements LayerState is its
     own.
 
     An untrusted layer gets the generic adapter, whatever its class.
     """
-    if isinstance(leaf, LayerState):
-        return leaf
+    if isinstance(layer, LayerState):
+        return layer
     if not trusted:
-        return GenericState(leaf, ledger)
-    return _ADAPTERS.get(type(leaf), GenericState)(leaf, ledger)
+        return GenericState(layer, ledger)
+    return _ADAPTERS.get(type(layer), GenericState)(layer, ledger)
 
 
 def distrust(state: LayerState, offset: int) -> LayerState:
     """Returns the generic adapter for a layer that has seen `offset` tokens and whose own adapter has misjudged it."""
     if not isinstance(state, LayerAdapter):
         return state
-    return GenericState.taking_over(state.leaf, state.ledger, state.fresh, offset)
+    return GenericState.taking_over(state.layer, state.ledger, state.fresh, offset)
 
 
-def _leaves(layer: object) -> Iterator[object]:
-    if type(layer) is CacheList:
-        for child in layer.caches:
-            yield from _leaves(child)
-    elif layer is not None:
-        yield layer
+def _opened(entry: object) -> Iterator[object]:
+    if type(entry) is CacheList:
+        for child in entry.caches:
+            yield from _opened(child)
+    elif entry is not None:
+        yield entry

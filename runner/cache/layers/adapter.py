@@ -26,12 +26,12 @@ class LayerAdapter(LayerState, Generic[Content]):
 
     counted = False
 
-    def __init__(self, leaf: object, ledger: Ledger) -> None:
+    def __init__(self, layer: object, ledger: Ledger) -> None:
         """`ledger` counts its snapshots."""
-        self.leaf = leaf
+        self.layer = layer
         self.ledger = ledger
         self.live: list[LayerSnapshot[Content]] = []
-        self.fresh = copy.deepcopy(vars(leaf))
+        self.fresh = copy.deepcopy(vars(layer))
 
     @abstractmethod
     def copy(self, start: int, stop: int) -> Owned[Content]:
@@ -67,7 +67,7 @@ class LayerAdapter(LayerState, Generic[Content]):
         return Copy(owned.arrays, lambda: snapshot.page_out(owned))
 
     def _transplant(self, attributes: dict[str, object]) -> None:
-        own = vars(self.leaf)
+        own = vars(self.layer)
         own.clear()
         own.update(attributes)
 
@@ -92,9 +92,9 @@ class MovedState(LayerAdapter[Content]):
 class TailState(MovedState[Buffers]):
     """A layer with keys and values of the last tokens, as far back as it may look."""
 
-    def __init__(self, leaf: object, ledger: Ledger, needs: Callable[[int], int]) -> None:
+    def __init__(self, layer: object, ledger: Ledger, needs: Callable[[int], int]) -> None:
         """Every snapshot holds `needs`, which must not refer to the layer."""
-        super().__init__(leaf, ledger)
+        super().__init__(layer, ledger)
         self._needs = needs
 
     def needs(self, at: int) -> int:
@@ -137,8 +137,8 @@ class CountedState(MovedState[Content]):
     whole = True
     counted = True
 
-    def __init__(self, leaf: object, ledger: Ledger) -> None:
-        super().__init__(leaf, ledger)
+    def __init__(self, layer: object, ledger: Ledger) -> None:
+        super().__init__(layer, ledger)
         self._offset = 0
 
     @property

@@ -58,7 +58,7 @@ class BatchedLayers:
     def extend(self, rows: Sequence[list[object]]) -> None:
         """Appends further rows. Raises as the constructor does."""
         others = BatchedLayers(rows)
-        for mine, theirs in zip(self._leaves(), others._leaves(), strict=True):
+        for mine, theirs in zip(self.batch_caches(), others.batch_caches(), strict=True):
             _check_alike([mine, theirs])
             mine.extend(theirs)
             mx.eval(_arrays(mine))
@@ -68,31 +68,28 @@ class BatchedLayers:
         """Keeps only these rows. Raises ValueError unless they are at least one, present, and ascending."""
         if not rows or list(rows) != sorted(set(rows) & set(range(self._count))):
             raise ValueError(f"cannot keep the rows {list(rows)} of {self._count}")
-        for leaf in self._leaves():
-            before = vars(leaf).get("_idx")
-            leaf.filter(list(rows))
-            if isinstance(leaf, BatchKVCache) and leaf.keys is not None and leaf._idx != before:
+        for cache in self.batch_caches():
+            before = vars(cache).get("_idx")
+            cache.filter(list(rows))
+            if isinstance(cache, BatchKVCache) and cache.keys is not None and cache._idx != before:
                 # Needless padding was cut off, and would stay in memory until the next write.
-                leaf.keys, leaf.values = own(leaf.keys), own(leaf.values)
-            mx.eval(_arrays(leaf))
+                cache.keys, cache.values = own(cache.keys), own(cache.values)
+            mx.eval(_arrays(cache))
         self._count = len(rows)
 
-    def leaves(self) -> list[object]:
+    def batch_caches(self) -> list[BatchCache]:
         """Returns one batch cache for each layer that `flatten` finds in a row, in the same order."""
-        return list(flatten(self.layers))
+        return cast("list[BatchCache]", list(flatten(self.layers)))
 
     def arrays(self) -> list[mx.array]:
         """Returns all arrays to evaluate after a forward. Positions and padding count on lazily, and would become an
         ever longer graph if no layer of the model used them."""
-        return [array for leaf in self._leaves() for array in _arrays(leaf)]
+        return [array for cache in self.batch_caches() for array in _arrays(cache)]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers, including padding and room for tokens to come."""
         return sum(array.nbytes for array in self.arrays())
-
-    def _leaves(self) -> list[BatchCache]:
-        return cast("list[BatchCache]", self.leaves())
 
 
 def _merged(rows: Sequence[list[object]]) -> list[object]:
@@ -110,30 +107,30 @@ def _joined(same: Sequence[object]) -> object:
     if type(first) is CacheList:
         children = zip(*(cast("CacheList", each).caches for each in same), strict=True)
         return CacheList(*(_joined(child) for child in children))
-    leaves = cast("Sequence[BatchCache]", same)
-    batch = _stacked(leaves) if type(first) is ArraysCache else leaves[0].merge(leaves)
+    caches = cast("Sequence[BatchCache]", same)
+    batch = _stacked(caches) if type(first) is ArraysCache else caches[0].merge(caches)
     mx.eval(_arrays(batch))
     return batch
 
 
-def _stacked(leaves: Sequence[BatchCache]) -> BatchCache:
+def _stacked(caches: Sequence[BatchCache]) -> BatchCache:
     """Joins states in place of `ArraysCache.merge`, which takes a layer without its first state for an empty one,
     raises if no row has a state, and gives zeros to a row that lacks one, which a model may take for something else."""
-    _check_alike(leaves)
-    states = list(zip(*(cast("ArraysCache", leaf).cache for leaf in leaves), strict=True))
+    _check_alike(caches)
+    states = list(zip(*(cast("ArraysCache", cache).cache for cache in caches), strict=True))
     batch = ArraysCache(len(states))
     for index, same in enumerate(states):
         batch[index] = None if same[0] is None else mx.concatenate(list(same))
     return cast("BatchCache", batch)
 
 
-def _check_alike(leaves: Sequence[BatchCache]) -> None:
+def _check_alike(caches: Sequence[BatchCache]) -> None:
     """Raises ValueError if an ArraysCache has a state that another lacks."""
-    held = {tuple(state is None for state in vars(leaf).get("cache", ())) for leaf in leaves}
+    held = {tuple(state is None for state in vars(cache).get("cache", ())) for cache in caches}
     if len(held) > 1:
         raise ValueError("a row lacks a state that another one has")
 
 
-def _arrays(leaf: BatchCache) -> list[mx.array]:
-    values = [value if isinstance(value, list) else (value,) for value in vars(leaf).values()]
+def _arrays(cache: BatchCache) -> list[mx.array]:
+    values = [value if isinstance(value, list) else (value,) for value in vars(cache).values()]
     return [x for value in values for x in value if isinstance(x, mx.array)]

@@ -96,7 +96,7 @@ class _Row:
 
 def _slices(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> Generator[None, None, str]:
     """Yields between slices; returns the fault."""
-    unknown = {type(leaf).__name__ for leaf in flatten(make_layers()) if not batchable([adapt(leaf, Ledger())])}
+    unknown = {type(layer).__name__ for layer in flatten(make_layers()) if not batchable([adapt(layer, Ledger())])}
     if unknown:
         return f"mlx-lm has no batch of {', '.join(sorted(unknown))}"
     lengths = (_SHORT, _LONG, _LATE)

@@ -27,33 +27,33 @@ class Chunked(Protocol):
 class ChunkState(TailState):
     """A chunk. It can go back as long as it still holds the tokens from the start of the target's chunk on."""
 
-    leaf: Chunked
+    layer: Chunked
     refusal = Miss.WINDOW_PASSED
 
-    def __init__(self, leaf: Chunked, ledger: Ledger) -> None:
-        super().__init__(leaf, ledger, partial(_needs, leaf.chunk_size))
+    def __init__(self, layer: Chunked, ledger: Ledger) -> None:
+        super().__init__(layer, ledger, partial(_needs, layer.chunk_size))
 
     @property
     def offset(self) -> int:
-        return self.leaf.offset
+        return self.layer.offset
 
     def can_rewind(self, to: int) -> bool:
-        return to == self.offset or (0 <= to < self.offset and max(0, self.needs(to)) >= self.leaf.start_position)
+        return to == self.offset or (0 <= to < self.offset and max(0, self.needs(to)) >= self.layer.start_position)
 
     def copy(self, start: int, stop: int) -> Owned[Buffers]:
-        low, high = start - self.leaf.start_position, stop - self.leaf.start_position
+        low, high = start - self.layer.start_position, stop - self.layer.start_position
         entries = [own(x[..., low:high, :]) for x in self.arrays()]
         return Owned(entries, entries)
 
     def arrays(self) -> list[mx.array]:
-        return [x for x in (self.leaf.keys, self.leaf.values) if x is not None]
+        return [x for x in (self.layer.keys, self.layer.values) if x is not None]
 
     def _go_back(self, to: int) -> None:
-        self.leaf.offset = to
+        self.layer.offset = to
 
     def _put(self, buffers: Buffers, offset: int) -> None:
-        self.leaf.keys, self.leaf.values = buffers
-        self.leaf.offset, self.leaf.start_position = offset, offset - buffers[0].shape[-2]
+        self.layer.keys, self.layer.values = buffers
+        self.layer.offset, self.layer.start_position = offset, offset - buffers[0].shape[-2]
 
 
 def _needs(chunk_size: int, at: int) -> int:

@@ -18,20 +18,20 @@ class GenericState(CountedState[Attributes]):
     """The attributes of an object, with all arrays in them."""
 
     @classmethod
-    def taking_over(cls, leaf: object, ledger: Ledger, fresh: Attributes, offset: int) -> "GenericState":
+    def taking_over(cls, layer: object, ledger: Ledger, fresh: Attributes, offset: int) -> "GenericState":
         """Returns an adapter for an object in use; `fresh` are its attributes when it was made, `offset` the tokens it
         has seen."""
-        state = cls(leaf, ledger)
+        state = cls(layer, ledger)
         state.fresh = fresh
         state._offset = offset
         return state
 
     def arrays(self) -> list[mx.array]:
-        return list(gather(vars(self.leaf), set()))
+        return list(gather(vars(self.layer), set()))
 
     def copy(self, start: int, stop: int) -> Owned[Attributes]:  # noqa: ARG002  there is only the one state
         """Returns a deep copy whose arrays own their bytes: `copy.deepcopy` alone shares the buffers."""
-        attributes = vars(self.leaf)
+        attributes = vars(self.layer)
         owned = {id(array): own(array) for array in gather(attributes, set())}
         arrays = list(owned.values())
         return Owned(copy.deepcopy(attributes, {**owned}), arrays)

@@ -35,12 +35,12 @@ class KVState(LayerAdapter[Buffers]):
 
     sliceable = True
     refusal = Miss.LOST
-    leaf: Appended
+    layer: Appended
     _step = _STEP
 
     @property
     def offset(self) -> int:
-        return self.leaf.offset
+        return self.layer.offset
 
     def needs(self, at: int) -> int:  # noqa: ARG002
         return 0
@@ -63,10 +63,10 @@ class KVState(LayerAdapter[Buffers]):
             if missing or snapshot not in self.live:
                 missing.append(snapshot)
             else:
-                self.leaf.offset = at  # still in the buffers, behind the offset
+                self.layer.offset = at  # still in the buffers, behind the offset
         if missing:
             self._write(missing)
-            self.leaf.offset = at
+            self.layer.offset = at
 
     def copy(self, start: int, stop: int) -> Owned[Buffers]:
         buffers = [own(x[..., start:stop, :]) for x in self.arrays()]
@@ -80,10 +80,10 @@ class KVState(LayerAdapter[Buffers]):
             self._put([own(x[..., :stop, :]) for x in buffers])
 
     def arrays(self) -> list[mx.array]:
-        return [*_flat(self.leaf.keys), *_flat(self.leaf.values)]
+        return [*_flat(self.layer.keys), *_flat(self.layer.values)]
 
     def _rewind(self, to: int) -> None:
-        self.leaf.offset = to
+        self.layer.offset = to
 
     def _endangered(self, snapshot: Snapshot) -> bool:
         return snapshot.stop > self.offset
@@ -118,7 +118,7 @@ class KVState(LayerAdapter[Buffers]):
     def _put(self, buffers: Buffers) -> None:
         half = len(buffers) // 2
         keys, values = buffers[:half], buffers[half:]
-        self.leaf.keys, self.leaf.values = (keys[0], values[0]) if half == 1 else (keys, values)
+        self.layer.keys, self.layer.values = (keys[0], values[0]) if half == 1 else (keys, values)
 
 
 class Growing(Appended, Protocol):
@@ -139,15 +139,15 @@ class PlainKVState(KVState):
     """KVCache."""
 
     batchable = True
-    leaf: Growing
+    layer: Growing
 
-    def absorb(self, leaf: object, row: int, count: int) -> None:
-        batch = cast("Padded", leaf)
+    def absorb(self, batch_cache: object, row: int, count: int) -> None:
+        batch = cast("Padded", batch_cache)
         if batch.keys is None or batch.values is None:
             return  # the model does not use this layer
         latest = slice(batch._idx - count, batch._idx)
         keys, values = (own(x[row : row + 1, :, latest]) for x in (batch.keys, batch.values))
-        self.leaf.update_and_fetch(keys, values)
+        self.layer.update_and_fetch(keys, values)
 
 
 class ExactKVState(KVState):
@@ -159,7 +159,7 @@ class ExactKVState(KVState):
     def _rewind(self, to: int) -> None:
         if to == self.offset:
             return
-        self.leaf.offset = to
+        self.layer.offset = to
         complete(self.page_out())
         self._put([own(x[..., :to, :]) for x in self.arrays()])
 

@@ -84,8 +84,8 @@ def quantized(layers: list[object], groups: Groups, bits: int) -> list[object]:
 
 def _replaced(layers: list[object], make: Callable[[int], object | None]) -> list[object]:
     """Replaces each KVCache by `make(index)`; None leaves it in place."""
-    leaves = _caches(layers)
-    new = {id(leaf): replacement for place, leaf in enumerate(leaves) if (replacement := make(place)) is not None}
+    caches = _caches(layers)
+    new = {id(cache): replacement for place, cache in enumerate(caches) if (replacement := make(place)) is not None}
     return [_put(layer, new) for layer in layers]
 
 
@@ -99,7 +99,7 @@ def _put(layer: object, new: dict[int, object]) -> object:
 def _caches(layers: list[object]) -> list[KVCache]:
     """Returns the layers that can be quantized at all. Subclasses of KVCache are left out: they do something of their
     own."""
-    return [leaf for leaf in flatten(layers) if type(leaf) is KVCache]
+    return [cache for cache in flatten(layers) if type(cache) is KVCache]
 
 
 class _Watched(QuantizedKVCache):
@@ -129,10 +129,10 @@ class _Trial:
         layers = make_layers()
         self._plain = self._logits(layers)
         mx.eval(self._plain)
-        self.kept = Counter(type(leaf).__name__ for leaf in flatten(layers) if type(leaf) is not KVCache)
+        self.kept = Counter(type(cache).__name__ for cache in flatten(layers) if type(cache) is not KVCache)
         self.groups = {}
-        for place, leaf in enumerate(_caches(layers)):
-            widths = [x.shape[-1] for x in (leaf.keys, leaf.values) if x is not None]
+        for place, cache in enumerate(_caches(layers)):
+            widths = [x.shape[-1] for x in (cache.keys, cache.values) if x is not None]
             size = next((size for size in _GROUP_SIZES if not any(width % size for width in widths)), None)
             if widths and size:
                 self.groups[place] = size

@@ -26,25 +26,25 @@ class RecurrentState(CountedState[States]):
     """A recurrent layer. `left_padding` and `lengths` belong to batches and are None here."""
 
     batchable = True
-    leaf: Recurrent
+    layer: Recurrent
 
     def advance(self, count: int) -> None:
         super().advance(count)
         if count > 1:
             # A convolution state is often a slice, which would keep all arrays of the forward alive.
-            self.leaf.cache = [None if x is None else own(x) for x in self.leaf.cache]
+            self.layer.cache = [None if x is None else own(x) for x in self.layer.cache]
 
     def arrays(self) -> list[mx.array]:
-        return [x for x in (*self.leaf.cache, self.leaf.left_padding, self.leaf.lengths) if x is not None]
+        return [x for x in (*self.layer.cache, self.layer.left_padding, self.layer.lengths) if x is not None]
 
     def copy(self, start: int, stop: int) -> Owned[States]:  # noqa: ARG002  there is only the one state
-        states = [None if x is None else own(x) for x in self.leaf.cache]
+        states = [None if x is None else own(x) for x in self.layer.cache]
         return Owned(states, [x for x in states if x is not None])
 
-    def absorb(self, leaf: object, row: int, count: int) -> None:  # noqa: ARG002  the forward around it counts
+    def absorb(self, batch_cache: object, row: int, count: int) -> None:  # noqa: ARG002  the forward around it counts
         self._check_none_live()
-        self.leaf.cache = [None if x is None else own(x[row : row + 1]) for x in cast("Recurrent", leaf).cache]
+        self.layer.cache = [None if x is None else own(x[row : row + 1]) for x in cast("Recurrent", batch_cache).cache]
 
     def _set(self, content: States) -> None:
-        self.leaf.cache = content
-        self.leaf.left_padding = self.leaf.lengths = None
+        self.layer.cache = content
+        self.layer.left_padding = self.layer.lengths = None

@@ -41,27 +41,27 @@ class Ring(Protocol):
 class WindowState(TailState):
     """A window that keeps none of its first tokens for good (`keep` is 0)."""
 
-    leaf: Rotating
+    layer: Rotating
     refusal = Miss.WINDOW_PASSED
     batchable = True
 
-    def __init__(self, leaf: Rotating, ledger: Ledger) -> None:
-        super().__init__(leaf, ledger, partial(_needs, leaf.max_size))
+    def __init__(self, layer: Rotating, ledger: Ledger) -> None:
+        super().__init__(layer, ledger, partial(_needs, layer.max_size))
 
     @property
     def offset(self) -> int:
-        return self.leaf.offset
+        return self.layer.offset
 
     def can_rewind(self, to: int) -> bool:
-        return to == self.offset or 0 <= to < self.offset <= self.leaf.max_size
+        return to == self.offset or 0 <= to < self.offset <= self.layer.max_size
 
-    def absorb(self, leaf: object, row: int, count: int) -> None:
-        batch = cast("Ring", leaf)
+    def absorb(self, batch_cache: object, row: int, count: int) -> None:
+        batch = cast("Ring", batch_cache)
         if batch.keys is None or batch.values is None:
             return  # the model does not use this layer
         self._check_none_live()
         offset = self.offset + count
-        latest = min(offset, self.leaf.max_size)
+        latest = min(offset, self.layer.max_size)
         self._put([own(_latest(x[row : row + 1], batch._idx, latest)) for x in (batch.keys, batch.values)], offset)
 
     def copy(self, start: int, stop: int) -> Owned[Buffers]:
@@ -69,19 +69,19 @@ class WindowState(TailState):
         return Owned(entries, entries)
 
     def arrays(self) -> list[mx.array]:
-        return [x for x in (self.leaf.keys, self.leaf.values) if x is not None]
+        return [x for x in (self.layer.keys, self.layer.values) if x is not None]
 
     def _go_back(self, to: int) -> None:
         self._put([x[..., :to, :] for x in self.arrays()], to)
 
     def _put(self, buffers: Buffers, offset: int) -> None:
-        self.leaf.keys, self.leaf.values = buffers if offset else (None, None)
-        self.leaf.offset = offset
-        self.leaf._idx = buffers[0].shape[-2] if offset else 0
+        self.layer.keys, self.layer.values = buffers if offset else (None, None)
+        self.layer.offset = offset
+        self.layer._idx = buffers[0].shape[-2] if offset else 0
 
     def _between(self, x: mx.array, start: int, stop: int) -> mx.array:
         """Returns the entries of the tokens [start, stop), oldest first."""
-        idx, offset = self.leaf._idx, self.leaf.offset
+        idx, offset = self.layer._idx, self.layer.offset
         turn = offset - idx  # the token at the start of the buffer; older ones lie behind `_idx`
         newer = x[..., max(start, turn) - turn : max(stop, turn) - turn, :]
         if start >= turn:

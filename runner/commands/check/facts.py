@@ -166,17 +166,17 @@ def plain(text: str) -> str:
 
 
 def _kinds(layers: list[object]) -> list[LayerKind]:
-    counts = Counter((_kind(leaf), type(leaf).__name__) for leaf in flatten(layers))
+    counts = Counter((_kind(layer), type(layer).__name__) for layer in flatten(layers))
     return [LayerKind(name, cache, count) for (name, cache), count in counts.items()]
 
 
-def _kind(leaf: object) -> str:
+def _kind(layer: object) -> str:
     """Returns the kind of a layer, by the adapter of its fresh cache."""
-    state = adapt(leaf, Ledger())
+    state = adapt(layer, Ledger())
     if isinstance(state, WindowState):
-        return f"sliding window {state.leaf.max_size}"
+        return f"sliding window {state.layer.max_size}"
     if isinstance(state, ChunkState):
-        return f"chunked attention {state.leaf.chunk_size}"
+        return f"chunked attention {state.layer.chunk_size}"
     if isinstance(state, RecurrentState):
         return "recurrent state"
     return "full attention" if isinstance(state, KVState) else "state of its own"

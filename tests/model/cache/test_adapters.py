@@ -20,9 +20,9 @@ from runner.cache.sequence import SequenceLayers
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache  # isort: skip
 
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
-from tests.lib import leaves
+from tests.lib import layer_caches
 from tests.lib.driver import forwards_at_once, largest
-from tests.lib.leaves import Unknown, adapted, held, kept, layer, taken, write
+from tests.lib.layer_caches import Unknown, adapted, held, kept, layer, taken, write
 
 PROMPT = [(i * i + 3 * i) % VOCAB for i in range(60)]
 FOREIGN = [(7 * i) % VOCAB for i in range(30)]
@@ -32,7 +32,7 @@ FOREIGN = [(7 * i) % VOCAB for i in range(30)]
 
 
 def test_the_table_goes_by_the_exact_class() -> None:
-    found = {kind: type(adapted(make())) for kind, make in leaves.KINDS.items()}
+    found = {kind: type(adapted(make())) for kind, make in layer_caches.KINDS.items()}
     assert found == {
         "plain": PlainKVState,
         "quantized": KVState,
@@ -69,19 +69,19 @@ def test_a_layer_that_speaks_the_interface_is_its_own_adapter() -> None:
     assert adapt(state, Ledger()) is state
 
 
-@pytest.mark.parametrize("kind", leaves.KINDS)
+@pytest.mark.parametrize("kind", layer_caches.KINDS)
 def test_an_untrusted_layer_keeps_its_object_and_resets_to_its_fresh_state(kind: str) -> None:
     state = layer(kind)
-    fresh = vars(adapted(leaves.KINDS[kind]()))["fresh"]
+    fresh = vars(adapted(layer_caches.KINDS[kind]()))["fresh"]
     write(state, 10)
     generic = distrust(state, 20)
     assert isinstance(generic, GenericState)
-    assert (generic.leaf, generic.offset) == (vars(state)["leaf"], 20)
+    assert (generic.layer, generic.offset) == (vars(state)["layer"], 20)
     assert not generic.can_rewind(10)
     snapshot = taken(generic)
     complete(generic.page_out())
     generic.reset()
-    assert vars(vars(state)["leaf"]) == fresh
+    assert vars(vars(state)["layer"]) == fresh
     generic.restore([snapshot])
     assert generic.offset == 20
 
@@ -107,23 +107,23 @@ def test_a_reset_keeps_every_object() -> None:  # scenario 47
 
 
 def test_a_reset_copies_out_every_kind_of_layer() -> None:  # scenario 31
-    sequence = SequenceLayers([make() for make in leaves.KINDS.values()])
+    sequence = SequenceLayers([make() for make in layer_caches.KINDS.values()])
     _write(sequence, 6)
     snapshots = [taken(state) for state in sequence.states]
     sequence.reset()
     assert sequence.nbytes == 0
-    assert [kept(snapshot) for snapshot in snapshots] == [list(range(6))] * len(leaves.KINDS)
-    assert sequence.ledger.count == len(leaves.KINDS)
+    assert [kept(snapshot) for snapshot in snapshots] == [list(range(6))] * len(layer_caches.KINDS)
+    assert sequence.ledger.count == len(layer_caches.KINDS)
     assert sequence.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots) > 0
     for state, snapshot in zip(sequence.states, snapshots, strict=True):
         state.restore([snapshot])
     assert sequence.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots)
-    assert [snapshot.live for snapshot in snapshots] == [kind not in leaves.TAILS for kind in leaves.KINDS]
-    assert [held(state) for state in sequence.states] == [list(range(6))] * len(leaves.KINDS)
+    assert [snapshot.live for snapshot in snapshots] == [kind not in layer_caches.TAILS for kind in layer_caches.KINDS]
+    assert [held(state) for state in sequence.states] == [list(range(6))] * len(layer_caches.KINDS)
 
 
 def test_a_rewind_copies_out_the_states_and_leaves_the_slices() -> None:
-    sequence = SequenceLayers([leaves.KINDS["window"](), leaves.KINDS["plain"]()])
+    sequence = SequenceLayers([layer_caches.KINDS["window"](), layer_caches.KINDS["plain"]()])
     _write(sequence, 6)
     window, slices = (taken(state) for state in sequence.states)
     assert not sequence.rewind(6)
@@ -144,7 +144,9 @@ class Run:
         self.model = model
         self.sequence = SequenceLayers(model.make_layers())
         if generic:
-            self.sequence.states = [GenericState(leaf, self.sequence.ledger) for leaf in flatten(self.sequence.layers)]
+            self.sequence.states = [
+                GenericState(layer_cache, self.sequence.ledger) for layer_cache in flatten(self.sequence.layers)
+            ]
 
     def forward(self, tokens: list[int]) -> mx.array:
         self.sequence.page_out()
@@ -221,4 +223,4 @@ def _write(sequence: SequenceLayers, count: int) -> None:
 
 
 def _append(state: LayerState, count: int) -> None:
-    leaves.append(vars(state)["leaf"], leaves.positions(state.offset, count))
+    layer_caches.append(vars(state)["layer"], layer_caches.positions(state.offset, count))

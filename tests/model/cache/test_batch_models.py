@@ -53,7 +53,7 @@ class Row:
     def absorb(self, batch: BatchedLayers, index: int) -> None:
         if self.waiting:
             self.sequence.page_out()
-            self.sequence.absorb(batch.leaves(), index, self.waiting)
+            self.sequence.absorb(batch.batch_caches(), index, self.waiting)
             self.sequence.advance(self.waiting)
             self.sequence.evaluate()
         self.waiting = 0

@@ -137,9 +137,9 @@ def test_rounding_is_no_fault_and_more_is_one(dtype: mx.Dtype, near: float, far:
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
         logits = right(tokens, layers)
-        for leaf in layers:
-            keys, values = (vars(leaf)[name].astype(dtype) for name in ("keys", "values"))
-            vars(leaf).update(keys=keys, values=values)
+        for layer_cache in layers:
+            keys, values = (vars(layer_cache)[name].astype(dtype) for name in ("keys", "values"))
+            vars(layer_cache).update(keys=keys, values=values)
         noise = mx.random.normal(logits.shape, key=mx.random.key(3)) if tokens.shape[0] > 1 else mx.zeros(logits.shape)
         centred = logits - mx.mean(logits, -1, keepdims=True)
         spread = mx.linalg.norm(centred, axis=-1, keepdims=True)

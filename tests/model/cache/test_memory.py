@@ -44,9 +44,9 @@ class Writer:
 
     def __call__(self, inputs: mx.array, cache: list[object]) -> mx.array:
         entries = mx.broadcast_to(inputs[:, None, :, None], (1, 2, inputs.shape[1], 32)).astype(mx.float32)
-        for leaf in cache:
-            assert isinstance(leaf, KVCache)
-            leaf.update_and_fetch(entries, entries)
+        for layer_cache in cache:
+            assert isinstance(layer_cache, KVCache)
+            layer_cache.update_and_fetch(entries, entries)
         return mx.broadcast_to(mx.arange(VOCAB) == inputs[..., None], (1, inputs.shape[1], VOCAB)).astype(mx.float32)
 
 

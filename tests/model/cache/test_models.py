@@ -177,9 +177,9 @@ def test_a_layer_ahead_at_close_is_rewound_or_all_is_freed(kind: str) -> None:  
     sequence = cache._sequence
     assert sequence is not None
     ahead = sequence.states[-1]
-    if isinstance(leaf := getattr(ahead, "leaf", None), KVCache):
+    if isinstance(layer_cache := getattr(ahead, "layer", None), KVCache):
         keys, values = (x[..., :1, :] for x in ahead.arrays())
-        leaf.update_and_fetch(keys, values)
+        layer_cache.update_and_fetch(keys, values)
     else:
         ahead.advance(1)
     session.close()

@@ -117,7 +117,7 @@ def test_only_plain_key_value_caches_are_quantized() -> None:
     inner, deeper = KVCache(), KVCache()
     list_in_list = CacheList(others[1], CacheList(deeper, inner))
     layers = quantized([KVCache(), None, others[0], list_in_list, others[2], KVCache()], {0: 64, 1: 32, 3: 64}, 4)
-    assert [type(leaf).__name__ for leaf in flatten(layers)] == [
+    assert [type(layer_cache).__name__ for layer_cache in flatten(layers)] == [
         "QuantizedKVCache", "RotatingKVCache", "ArraysCache", "QuantizedKVCache", "KVCache", "Special",
         "QuantizedKVCache",
     ]  # fmt: skip

@@ -402,9 +402,9 @@ def test_the_machine_notices_a_wrong_row(kind: str) -> None:
 def _first_row_for_all(absorb: Callable[[SequenceLayers, Sequence[object], int, int], None]) -> Iterator[None]:
     """Whoever leaves a batch takes home what the first row has seen."""
 
-    def wrong(self: SequenceLayers, leaves: Sequence[object], row: int, count: int) -> None:
+    def wrong(self: SequenceLayers, batch_caches: Sequence[object], row: int, count: int) -> None:
         del row
-        absorb(self, leaves, 0, count)
+        absorb(self, batch_caches, 0, count)
 
     with patch.object(SequenceLayers, "absorb", wrong):
         yield

@@ -19,7 +19,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache  # isort: skip
 
 from scripts.tools.models.tiny import VOCAB, tiny, words
 from tests.lib.driver import Accident, ask, ask_uncached, check_equal, check_trie
-from tests.lib.leaves import Appending
+from tests.lib.layer_caches import Appending
 from tests.lib.memory import held_bytes
 from tests.lib.story import check_order
 

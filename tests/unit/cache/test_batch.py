@@ -22,8 +22,8 @@ from mlx_lm.models.cache import (  # isort: skip
     RotatingKVCache,
 )
 
-from tests.lib import leaves
-from tests.lib.leaves import HEADS, WIDTH, adapted, held, layer, positions, taken, write
+from tests.lib import layer_caches
+from tests.lib.layer_caches import HEADS, WIDTH, adapted, held, layer, positions, taken, write
 from tests.lib.memory import held_bytes
 
 SLACK = 16384  # what an array may be larger than its bytes
@@ -52,7 +52,7 @@ class Row:
             RotatingKVCache(WINDOW),
             CacheList(KVCache(), RotatingKVCache(WIDE)),
         ]
-        self.states = [adapt(leaf, Ledger()) for leaf in flatten(self.layers)]
+        self.states = [adapt(layer_cache, Ledger()) for layer_cache in flatten(self.layers)]
         for at in range(0, count, chunk):
             self.write(min(chunk, count - at))
         self.waiting = 0
@@ -71,18 +71,18 @@ class Row:
         return self.states[0].offset + self.waiting
 
     def absorb(self, batch: BatchedLayers, row: int) -> None:
-        for leaf, state in zip(batch.leaves(), self.states, strict=True):
+        for batch_cache, state in zip(batch.batch_caches(), self.states, strict=True):
             complete(state.page_out())
-            state.absorb(leaf, row, self.waiting)
+            state.absorb(batch_cache, row, self.waiting)
             state.advance(self.waiting)
             mx.eval(state.arrays())
         self.waiting = 0
         for state in self.states:
             assert held(state) == seen(state, state.offset)
-            leaf = vars(state)["leaf"]
-            if isinstance(leaf, RotatingKVCache):  # or it would take the rest for another turn of the ring
-                assert leaf.keys is not None
-                assert leaf._idx == leaf.keys.shape[2] == min(leaf.offset, leaf.max_size)
+            layer_cache = vars(state)["layer"]
+            if isinstance(layer_cache, RotatingKVCache):  # or it would take the rest for another turn of the ring
+                assert layer_cache.keys is not None
+                assert layer_cache._idx == layer_cache.keys.shape[2] == min(layer_cache.offset, layer_cache.max_size)
 
     def check(self, count: int) -> None:
         """All layers stand at `count` tokens, and hold what they should."""
@@ -92,25 +92,25 @@ class Row:
 
 def seen(state: LayerState, count: int) -> list[int]:
     """The positions that the last of `count` tokens attends to."""
-    window = getattr(vars(state)["leaf"], "max_size", count)
+    window = getattr(vars(state)["layer"], "max_size", count)
     return list(range(max(0, count - window), count))
 
 
 def step(batch: BatchedLayers, rows: Sequence[Row]) -> None:
     """A forward over one token of each row, each of which sees what it should."""
-    for leaf, states in zip(batch.leaves(), zip(*(row.states for row in rows), strict=True), strict=True):
+    for batch_cache, states in zip(batch.batch_caches(), zip(*(row.states for row in rows), strict=True), strict=True):
         entries = mx.concatenate([positions(row.position, 1) for row in rows])
         stops = [row.position + 1 for row in rows]
-        for index, read in enumerate(_append(leaf, entries, [stop - 1 for stop in stops])):
+        for index, read in enumerate(_append(batch_cache, entries, [stop - 1 for stop in stops])):
             assert sorted(read) == seen(states[index], stops[index])
     mx.eval(batch.arrays())
     for row in rows:
         row.waiting += 1
 
 
-def _append(leaf: object, entries: mx.array, offsets: list[int]) -> list[list[int]]:
+def _append(batch_cache: object, entries: mx.array, offsets: list[int]) -> list[list[int]]:
     """The write of a forward to all rows; returns the positions that each of them could attend to."""
-    cache = cast("Attending", leaf)
+    cache = cast("Attending", batch_cache)
     assert cache.offset.tolist() == offsets
     mask = cache.make_mask(1)
     keys, values = cache.update_and_fetch(entries, -entries)
@@ -185,17 +185,20 @@ def _filled(count: int, kind: str = "plain") -> LayerState:
 
 
 def _list(state: LayerState) -> list[object]:
-    return [vars(state)["leaf"]]
+    return [vars(state)["layer"]]
 
 
 def _write_to(batch: BatchedLayers, first: int) -> None:
     """A token for every row, that says it has this position."""
     entries = mx.concatenate([positions(first, 1)] * len(batch))
-    for leaf in batch.leaves():
-        if isinstance(leaf, ArraysCache):
-            leaf[0], leaf[1] = mx.concatenate([leaf[0][:, :, 1:], entries], axis=-2), -leaf[0]
+    for batch_cache in batch.batch_caches():
+        if isinstance(batch_cache, ArraysCache):
+            batch_cache[0], batch_cache[1] = (
+                mx.concatenate([batch_cache[0][:, :, 1:], entries], axis=-2),
+                -batch_cache[0],
+            )
         else:
-            cast("Attending", leaf).update_and_fetch(entries, -entries)
+            cast("Attending", batch_cache).update_and_fetch(entries, -entries)
     mx.eval(batch.arrays())
 
 
@@ -226,9 +229,9 @@ def test_a_batch_holds_nothing_but_itself(kind: str) -> None:
 def test_padding_is_given_back_with_the_row_that_needed_it() -> None:
     fresh = held_bytes()
     batch = BatchedLayers([_list(_filled(count)) for count in (20, 4000, 10)])
-    assert batch.nbytes >= 3 * 4000 * leaves.ENTRY
+    assert batch.nbytes >= 3 * 4000 * layer_caches.ENTRY
     batch.keep([0, 2])
-    assert batch.nbytes <= 2 * 20 * leaves.ENTRY + SLACK
+    assert batch.nbytes <= 2 * 20 * layer_caches.ENTRY + SLACK
     assert held_bytes() - fresh <= batch.nbytes + SLACK
 
 
@@ -240,7 +243,7 @@ def test_what_is_absorbed_keeps_no_batch_alive(kind: str, count: int) -> None:
     batch = BatchedLayers([_list(state) for state in states])
     for index in range(count):
         _write_to(batch, 4000 + index)
-    states[1].absorb(batch.leaves()[0], 1, count)
+    states[1].absorb(batch.batch_caches()[0], 1, count)
     states[1].advance(count)
     mx.eval(states[1].arrays())
     assert states[1].offset == 4000 + count
@@ -261,7 +264,7 @@ def test_what_fills_a_fresh_buffer_keeps_no_batch_alive() -> None:
     batch = BatchedLayers([_list(state), _list(layer("plain"))])
     for index in range(256):
         _write_to(batch, index)
-    state.absorb(batch.leaves()[0], 1, 256)
+    state.absorb(batch.batch_caches()[0], 1, 256)
     mx.eval(state.arrays())
     size, before = batch.nbytes, held_bytes()
     del batch
@@ -277,10 +280,10 @@ def test_appending_copies_what_is_new_and_nothing_else() -> None:
         _write_to(batch, 4000 + index)
 
     def work() -> None:
-        state.absorb(batch.leaves()[0], 0, 5)
+        state.absorb(batch.batch_caches()[0], 0, 5)
         mx.eval(state.arrays())
 
-    _, peak = leaves.allocated(work)
+    _, peak = layer_caches.allocated(work)
     assert peak <= state.nbytes // 10
     assert (state.offset, held(state)) == (4005, list(range(4005)))
     assert state.arrays()[0].shape == (1, HEADS, 4096, WIDTH)
@@ -297,12 +300,12 @@ def test_a_layer_that_the_model_does_not_use_stays_empty() -> None:
     batch.extend([[KVCache(), None, RotatingKVCache(WINDOW), ArraysCache(2), adapted_leaf(7)]])
     batch.keep([0, 2])
     assert batch.layers[1] is None
-    assert len(batch.leaves()) == 4
-    states = [adapt(leaf, Ledger()) for leaf in flatten(rows[0])]
+    assert len(batch.batch_caches()) == 4
+    states = [adapt(layer_cache, Ledger()) for layer_cache in flatten(rows[0])]
     entries = mx.concatenate([positions(3, 1), positions(7, 1)])
-    cast("Attending", batch.leaves()[3]).update_and_fetch(entries, -entries)
-    for leaf, state in zip(batch.leaves(), states, strict=True):
-        state.absorb(leaf, 0, 1)
+    cast("Attending", batch.batch_caches()[3]).update_and_fetch(entries, -entries)
+    for batch_cache, state in zip(batch.batch_caches(), states, strict=True):
+        state.absorb(batch_cache, 0, 1)
     assert [state.empty for state in states] == [True, True, True, False]
     assert held(states[3]) == [0, 1, 2, 3]
 
@@ -318,10 +321,10 @@ def test_what_is_live_is_not_absorbed_over(kind: str) -> None:
     _write_to(batch, 6)
     snapshot = taken(state)
     with pytest.raises(RuntimeError, match="1 snapshots that are live"):
-        state.absorb(batch.leaves()[0], 0, 1)
+        state.absorb(batch.batch_caches()[0], 0, 1)
     assert (snapshot.live, state.offset, held(state)) == (True, 6, list(range(6)))
     complete(state.page_out())
-    state.absorb(batch.leaves()[0], 0, 1)
+    state.absorb(batch.batch_caches()[0], 0, 1)
     assert not snapshot.live
 
 
@@ -330,7 +333,7 @@ def test_the_states_of_a_row_are_its_own_and_counted_by_the_forward() -> None:
     write(states[1], 3, first=100)
     batch = BatchedLayers([_list(state) for state in states])
     batch.keep([1])
-    states[1].absorb(batch.leaves()[0], 0, 4)
+    states[1].absorb(batch.batch_caches()[0], 0, 4)
     assert (states[1].offset, held(states[1])) == (3, [100, 101, 102])
     states[1].advance(4)
     assert states[1].offset == 7
@@ -340,7 +343,7 @@ def test_the_states_of_a_row_are_its_own_and_counted_by_the_forward() -> None:
 
 
 def test_which_layers_can_be_batched() -> None:
-    for kind in leaves.KINDS:
+    for kind in layer_caches.KINDS:
         state = layer(kind)
         assert state.batchable == (kind in ("plain", "window", "arrays"))
         assert batchable([layer("plain"), state]) == state.batchable
@@ -352,10 +355,10 @@ def test_which_layers_can_be_batched() -> None:
 
 
 def test_a_cache_that_occurs_twice_is_refused() -> None:
-    leaf = KVCache()
-    write(adapted(leaf), 3)
+    layer_cache = KVCache()
+    write(adapted(layer_cache), 3)
     with pytest.raises(ValueError, match="twice"):
-        BatchedLayers([[leaf, CacheList(leaf)], [leaf, CacheList(leaf)]])
+        BatchedLayers([[layer_cache, CacheList(layer_cache)], [layer_cache, CacheList(layer_cache)]])
 
 
 def test_a_state_that_only_some_rows_have_is_refused() -> None:
@@ -372,16 +375,16 @@ def test_a_state_that_only_some_rows_have_is_refused() -> None:
 def test_states_may_be_missing_in_all_rows(place: int) -> None:
     rows: list[list[object]] = []
     for value in (1, 2, 3):
-        leaf = ArraysCache(2)
-        leaf[place] = mx.full((1, 3), value)
-        rows.append([leaf])
+        layer_cache = ArraysCache(2)
+        layer_cache[place] = mx.full((1, 3), value)
+        rows.append([layer_cache])
     batch = BatchedLayers(rows[:2])
     batch.extend(rows[2:])
     batch.keep([0, 2])
     state = adapted(ArraysCache(2))
-    state.absorb(batch.leaves()[0], 1, 1)
-    assert vars(state)["leaf"][1 - place] is None
-    assert vars(state)["leaf"][place].tolist() == [[3, 3, 3]]
+    state.absorb(batch.batch_caches()[0], 1, 1)
+    assert vars(state)["layer"][1 - place] is None
+    assert vars(state)["layer"][place].tolist() == [[3, 3, 3]]
 
 
 @pytest.mark.parametrize("rows", [[], [0, 2], [-1], [1, 0], [1, 1]])
@@ -400,7 +403,12 @@ def test_positions_and_padding_are_to_be_evaluated() -> None:
     batch = BatchedLayers([row.layers for row in rows])
     step(batch, rows)
     there = {id(array) for array in batch.arrays()}
-    for leaf in batch.leaves():
-        assert isinstance(leaf, BatchKVCache | BatchRotatingKVCache)
-        assert {id(leaf.keys), id(leaf.values), id(leaf.offset), id(leaf.left_padding)} <= there
+    for batch_cache in batch.batch_caches():
+        assert isinstance(batch_cache, BatchKVCache | BatchRotatingKVCache)
+        assert {
+            id(batch_cache.keys),
+            id(batch_cache.values),
+            id(batch_cache.offset),
+            id(batch_cache.left_padding),
+        } <= there
     assert batch.nbytes == sum(array.nbytes for array in batch.arrays()) > 0

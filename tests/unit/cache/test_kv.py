@@ -12,7 +12,7 @@ from runner.cache.layer_interface import LayerState, Snapshot
 from runner.cache.layers import flatten
 from runner.cache.layers.kv import KVState
 from runner.cache.sequence import SequenceLayers
-from tests.lib.leaves import (
+from tests.lib.layer_caches import (
     SLICEABLE,
     Appending,
     allocated,
@@ -450,7 +450,7 @@ def _forward(state: LayerState) -> None:
 def _update(state: LayerState, count: int) -> None:
     """A write without a look at what is there."""
     entries = positions(state.offset, count)
-    cast("Appending", cast("KVState", state).leaf).update_and_fetch(entries, -entries)
+    cast("Appending", cast("KVState", state).layer).update_and_fetch(entries, -entries)
 
 
 def _capacity(state: LayerState) -> int:

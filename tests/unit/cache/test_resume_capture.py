@@ -11,7 +11,7 @@ from runner.cache.trie import Node, PrefixTrie, keys
 
 from mlx_lm.models.cache import KVCache  # isort: skip
 
-from tests.lib.leaves import KINDS, append, held, positions
+from tests.lib.layer_caches import KINDS, append, held, positions
 
 
 class Way:
@@ -25,7 +25,7 @@ class Way:
         """A forward over tokens that carry their positions."""
         self.sequence.page_out()
         for state in self.sequence.states:
-            append(vars(state)["leaf"], positions(self.sequence.offset, count))
+            append(vars(state)["layer"], positions(self.sequence.offset, count))
         self.sequence.advance(count)
         self.sequence.evaluate()
 

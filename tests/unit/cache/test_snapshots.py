@@ -20,7 +20,7 @@ from runner.cache.layers.snapshot import Ledger, complete, own
 
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, KVCache, RotatingKVCache  # isort: skip
 
-from tests.lib.leaves import (
+from tests.lib.layer_caches import (
     ENTRY,
     KINDS,
     MOVED,
@@ -56,7 +56,7 @@ def exact_buffers() -> Iterator[None]:
 def forward(state: LayerState, first: int) -> None:
     """A write of one token, without a look at what is there."""
     assert isinstance(state, LayerAdapter)
-    cast("Appending", state.leaf).update_and_fetch(positions(first, 1), -positions(first, 1))
+    cast("Appending", state.layer).update_and_fetch(positions(first, 1), -positions(first, 1))
     mx.eval(state.arrays())
 
 
@@ -104,15 +104,15 @@ def test_a_copy_of_a_whole_buffer_is_another_buffer() -> (
 @pytest.mark.parametrize("kind", ["plain", "window", "generic", "chunk", "arrays"])
 def test_what_is_copied_out_keeps_no_buffer_alive(kind: str, heads: int) -> None:  # scenarios 45 and 73
     """Two heads or one, much to spare or a little: the bytes counted are the bytes held."""
-    leaves = {"window": RotatingKVCache(4096), "chunk": ChunkedKVCache(4096), "generic": Unknown(), "plain": KVCache()}
-    leaf = leaves.get(kind) or ArraysCache(2)
-    state = adapted(leaf)
+    fresh = {"window": RotatingKVCache(4096), "chunk": ChunkedKVCache(4096), "generic": Unknown(), "plain": KVCache()}
+    layer_cache = fresh.get(kind) or ArraysCache(2)
+    state = adapted(layer_cache)
     entries = mx.zeros((1, heads, 4090, 64)) + 1
     mx.eval(entries)
-    if isinstance(leaf, ArraysCache):
-        leaf[0], leaf[1] = entries[:, :, -3:], entries[:, :, :4080]  # as convolutions leave them
+    if isinstance(layer_cache, ArraysCache):
+        layer_cache[0], layer_cache[1] = entries[:, :, -3:], entries[:, :, :4080]  # as convolutions leave them
     else:
-        cast("Appending", leaf).update_and_fetch(entries, -entries)
+        cast("Appending", layer_cache).update_and_fetch(entries, -entries)
     state.advance(4090)
     mx.eval(state.arrays())
     del entries
@@ -242,8 +242,8 @@ def test_a_restore_moves_the_bytes(kind: str) -> None:
 def test_a_restore_of_a_tail_copies_it(kind: str) -> None:
     """Others on the way down need it too. The copy shares nothing, even where the snapshot has all that is needed: else
     the first write would have to copy it again."""
-    leaves = {"window": RotatingKVCache(4096), "chunk": ChunkedKVCache(4096)}
-    state = adapted(leaves[kind])
+    fresh = {"window": RotatingKVCache(4096), "chunk": ChunkedKVCache(4096)}
+    state = adapted(fresh[kind])
     write(state, 4095)
     snapshot = paged_out(state)
     size = snapshot.nbytes

@@ -17,7 +17,7 @@ from runner.cache.layers.snapshot import Ledger, complete
 
 from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
 
-from tests.lib.leaves import adapted, held, kept, layer, ledger, paged_out, taken, write
+from tests.lib.layer_caches import adapted, held, kept, layer, ledger, paged_out, taken, write
 from tests.lib.memory import held_bytes
 
 
@@ -119,48 +119,48 @@ def test_every_stop_of_a_prefill_is_a_state_of_its_own(state: LayerState) -> Non
 
 def test_in_place_writes_do_not_reach_what_was_copied_out() -> None:
     """An in-place write changes the array *object*."""
-    leaf = ArraysCache(1)
-    leaf[0] = mx.zeros((1, 8))
-    state = adapted(leaf)
+    layer_cache = ArraysCache(1)
+    layer_cache[0] = mx.zeros((1, 8))
+    state = adapted(layer_cache)
     state.advance(8)
     snapshot = taken(state)
     for _ in range(2):
         complete(state.page_out())
-        leaf[0][:, 2:5] = 99
+        layer_cache[0][:, 2:5] = 99
         state.restore([snapshot])
-        assert mx.array_equal(leaf[0], mx.zeros((1, 8)))
+        assert mx.array_equal(layer_cache[0], mx.zeros((1, 8)))
 
 
 # --- ArraysCache
 
 
 def test_a_restored_state_belongs_to_no_batch() -> None:
-    leaf = ArraysCache(2)
-    state = adapted(leaf)
+    layer_cache = ArraysCache(2)
+    state = adapted(layer_cache)
     assert isinstance(state, RecurrentState)
-    leaf[0] = mx.full((1, 3, 4), 7.0)
+    layer_cache[0] = mx.full((1, 3, 4), 7.0)
     state.advance(7)
     snapshot = taken(state)
     assert len(state.arrays()) == 1
     complete(state.page_out())
-    leaf[0], leaf[1] = mx.zeros((1, 3, 4)), mx.zeros((1,))
-    vars(leaf).update(left_padding=mx.array([1]), lengths=mx.array([2]))
+    layer_cache[0], layer_cache[1] = mx.zeros((1, 3, 4)), mx.zeros((1,))
+    vars(layer_cache).update(left_padding=mx.array([1]), lengths=mx.array([2]))
     assert len(state.arrays()) == 4
     state.restore([snapshot])
-    assert all(x is None for x in (leaf[1], leaf.left_padding, leaf.lengths))
-    assert leaf[0] is not None
-    assert mx.array_equal(leaf[0], mx.full((1, 3, 4), 7.0))
+    assert all(x is None for x in (layer_cache[1], layer_cache.left_padding, layer_cache.lengths))
+    assert layer_cache[0] is not None
+    assert mx.array_equal(layer_cache[0], mx.full((1, 3, 4), 7.0))
 
 
 @pytest.mark.usefixtures("exact_bytes")
-@pytest.mark.parametrize("adapter", [adapted, lambda leaf: GenericState(leaf, Ledger())])
+@pytest.mark.parametrize("adapter", [adapted, lambda layer_cache: GenericState(layer_cache, Ledger())])
 def test_a_convolution_state_keeps_no_forward_alive(adapter: Callable[[object], LayerState]) -> None:
     """mamba2's is a slice of what the forward made."""  # scenario 72
-    leaf = ArraysCache(1)
-    state = adapter(leaf)
+    layer_cache = ArraysCache(1)
+    state = adapter(layer_cache)
     forward = mx.zeros((1, 4000, 64)) + 1
-    leaf[0] = forward[:, -3:]
-    mx.eval(leaf[0])
+    layer_cache[0] = forward[:, -3:]
+    mx.eval(layer_cache[0])
     del forward
     before = held_bytes()
     state.advance(4000)
@@ -191,44 +191,44 @@ class Strange(KVCache):
 
 
 def test_a_subclass_gets_the_generic_adapter() -> None:  # scenario 46
-    leaf = Strange(8)
-    state = adapted(leaf)
+    layer_cache = Strange(8)
+    state = adapted(layer_cache)
     assert isinstance(state, GenericState)
     write(state, 10)
-    listed = leaf.listed
+    listed = layer_cache.listed
     snapshot = taken(state)
     assert len(state.arrays()) == 4
     complete(state.page_out())
     assert snapshot.nbytes == sum(x.nbytes for x in state.arrays())
     write(state, 3)
     listed[0] = mx.full((8,), 5.0)
-    leaf.nested["tuple"] = ()
+    layer_cache.nested["tuple"] = ()
     state.restore([snapshot])
     assert (state.offset, held(state)) == (10, list(range(10)))
-    assert leaf.listed[0] is not None
-    assert mx.array_equal(leaf.listed[0], mx.zeros((8,)))
-    assert len(leaf.nested["tuple"]) == 2
+    assert layer_cache.listed[0] is not None
+    assert mx.array_equal(layer_cache.listed[0], mx.zeros((8,)))
+    assert len(layer_cache.nested["tuple"]) == 2
     complete(state.page_out())
     state.reset()
-    assert (state.offset, leaf.offset, leaf.keys) == (0, 0, None)
+    assert (state.offset, layer_cache.offset, layer_cache.keys) == (0, 0, None)
     assert len(state.arrays()) == 2
-    leaf.listed.append(mx.ones((3,)))  # what it does with its own things does not reach the first day
+    layer_cache.listed.append(mx.ones((3,)))  # what it does with its own things does not reach the first day
     state.reset()
     assert len(state.arrays()) == 2
 
 
 def test_an_array_held_twice_and_a_circle_are_copied_once() -> None:
-    leaf = Strange(4)
-    leaf.listed[1] = leaf.listed[0]
-    circle: list[object] = [leaf.listed[0]]
+    layer_cache = Strange(4)
+    layer_cache.listed[1] = layer_cache.listed[0]
+    circle: list[object] = [layer_cache.listed[0]]
     circle.append(circle)
-    leaf.nested["circle"] = tuple(circle)
-    state = adapted(leaf)
+    layer_cache.nested["circle"] = tuple(circle)
+    state = adapted(layer_cache)
     state.advance(1)
     assert len(state.arrays()) == 2
     snapshot = taken(state)
     complete(state.page_out())
     assert snapshot.nbytes == 4 * 4 + 2 * 4
     state.restore([snapshot])
-    assert leaf.listed[0] is leaf.listed[1]
+    assert layer_cache.listed[0] is layer_cache.listed[1]
     assert len(state.arrays()) == 2

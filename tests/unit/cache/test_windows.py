@@ -17,7 +17,19 @@ from runner.cache.layers.window import WindowState
 
 from mlx_lm.models.cache import ChunkedKVCache, RotatingKVCache  # isort: skip
 
-from tests.lib.leaves import ENTRY, adapted, allocated, entries, held, kept, layer, ledger, paged_out, taken, write
+from tests.lib.layer_caches import (
+    ENTRY,
+    adapted,
+    allocated,
+    entries,
+    held,
+    kept,
+    layer,
+    ledger,
+    paged_out,
+    taken,
+    write,
+)
 
 SLACK = 16384  # what an array may be larger than its bytes
 
@@ -222,7 +234,7 @@ def test_any_tokens_of_a_window_are_read_in_the_order_of_time(before: int, at_on
         write(state, before)
         write(state, count, at_once)
         offset, buffer = state.offset, state.arrays()[0].shape[-2]
-        turns.add((buffer, state.leaf._idx))
+        turns.add((buffer, state.layer._idx))
         oldest = state.needs(offset)
         for start in range(oldest, offset):
             for stop in range(start + 1, offset + 1):
@@ -562,7 +574,7 @@ def test_a_chunk_comes_back_as_it_was(count: int) -> None:
     for _ in range(2):
         bring_back(state, snapshot)
         assert held(state) == expected
-        assert state.leaf.start_position == expected[0]
+        assert state.layer.start_position == expected[0]
         assert write(state, 1)[-1] == count
         assert write(state, 20)[-21:] == list(range(count, count + 21))
     assert kept(snapshot) == expected
@@ -573,7 +585,7 @@ def test_any_tokens_of_a_chunk_are_read_where_they_lie(at_once: bool) -> None:
     state = chunk(5)
     for _ in range(9):
         write(state, 3, at_once)
-        for start in range(state.leaf.start_position, state.offset):
+        for start in range(state.layer.start_position, state.offset):
             for stop in range(start + 1, state.offset + 1):
                 assert entries(state, start, stop) == list(range(start, stop))
 
@@ -582,7 +594,7 @@ def test_a_chunk_goes_back_while_its_start_is_there() -> None:  # scenario 14
     state = chunk(16)
     write(state, 40)
     write(state, 4)
-    assert state.leaf.start_position == 24
+    assert state.layer.start_position == 24
     for to in (31, 24, 16, 0, -1, 45):
         assert not state.can_rewind(to)
         with pytest.raises(ValueError, match="cannot go back"):
@@ -616,7 +628,7 @@ def test_a_chunk_that_came_back_goes_back_no_further_than_its_start() -> None:
     assert first is not None
     assert edges([first, second]) == [[32, 35], [35, 44]]
     bring_back(state, first)
-    assert (held(state), state.leaf.start_position) == (list(range(32, 35)), 32)
+    assert (held(state), state.layer.start_position) == (list(range(32, 35)), 32)
     assert write(state, 1) == list(range(32, 36))
     bring_back(state, first, second)
     assert held(state) == list(range(32, 44))

@@ -70,9 +70,9 @@ MOVED = {**SLICEABLE, **STATES}  # whose restore moves the bytes; that of a tail
 KINDS = {**SLICEABLE, **TAILS, **STATES}
 
 
-def adapted(leaf: object) -> LayerState:
+def adapted(layer_cache: object) -> LayerState:
     """Returns its adapter, with a ledger of its own."""
-    return adapt(leaf, Ledger())
+    return adapt(layer_cache, Ledger())
 
 
 def layer(kind: str) -> LayerState:
@@ -101,35 +101,37 @@ def write(state: LayerState, count: int, at_once: bool = True, first: int | None
     begin = state.offset if first is None else first
     for length in [count] if at_once else [1] * count:
         complete(state.page_out())
-        read = append(state.leaf, positions(begin, length))
+        read = append(state.layer, positions(begin, length))
         mx.eval(state.arrays())
         state.advance(length)
         begin += length
     return read
 
 
-def append(leaf: object, entries: mx.array) -> list[int]:
+def append(layer_cache: object, entries: mx.array) -> list[int]:
     """Writes the entries of a forward; returns the positions that it could attend to."""
-    if isinstance(leaf, ArraysCache):
+    if isinstance(layer_cache, ArraysCache):
         # A state that is all it has seen.
-        old = [entries[:, :, :0] if state is None else state for state in (leaf[0], leaf[1])]
-        leaf[0], leaf[1] = (mx.concatenate(pair, axis=-2) for pair in ([old[0], entries], [old[1], -entries]))
-        return _pairs((leaf[0], leaf[1]))
-    if isinstance(leaf, ChunkedKVCache):
-        leaf.maybe_trim_front()
-    return _pairs(cast("Appending", leaf).update_and_fetch(entries, -entries))
+        old = [entries[:, :, :0] if state is None else state for state in (layer_cache[0], layer_cache[1])]
+        layer_cache[0], layer_cache[1] = (
+            mx.concatenate(pair, axis=-2) for pair in ([old[0], entries], [old[1], -entries])
+        )
+        return _pairs((layer_cache[0], layer_cache[1]))
+    if isinstance(layer_cache, ChunkedKVCache):
+        layer_cache.maybe_trim_front()
+    return _pairs(cast("Appending", layer_cache).update_and_fetch(entries, -entries))
 
 
 def held(state: LayerState) -> list[int]:
     """Returns the positions that the next forward over several tokens finds, oldest first."""
     assert isinstance(state, LayerAdapter)
-    if isinstance(state.leaf, RotatingKVCache):
-        ring = cast("Ring", state.leaf)
+    if isinstance(state.layer, RotatingKVCache):
+        ring = cast("Ring", state.layer)
         both = ring._temporal_order(ring.keys), ring._temporal_order(ring.values)
         return _pairs(both)[-min(ring.offset, ring.max_size) :]
-    if isinstance(state.leaf, ArraysCache):
-        return _pairs((state.leaf[0], state.leaf[1]))
-    return _pairs(cast("Appending", state.leaf).keys_and_values())
+    if isinstance(state.layer, ArraysCache):
+        return _pairs((state.layer[0], state.layer[1]))
+    return _pairs(cast("Appending", state.layer).keys_and_values())
 
 
 def taken(state: LayerState, start: int = 0, stop: int | None = None) -> Snapshot:
