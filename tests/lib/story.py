@@ -8,7 +8,7 @@ Several users are several prompts of one `Conversation`, one after the other; `t
     users.turn([1, 2, 3, 4, 5], [20, 21])          # a request, and the answer that the model gives
     users.turn([1, 2, 3, 9], [30])                 # another one, which diverges after three tokens
     assert users.shape == "0-3 [3-5 3-7]"          # the trie: edges, children in brackets, checkpoints with a star
-    assert users.told([1, 2, 3, 9, 30]) == (4, 1)  # tokens that were cached, and tokens that remain
+    assert users.serve([1, 2, 3, 9, 30]) == (4, 1)  # tokens cached, and tokens remaining
 
 It compares
 
@@ -20,7 +20,7 @@ It compares
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from runner.cache.checkpoints import Checkpoint, CheckpointPolicy
 from runner.cache.interface import Session
@@ -43,6 +43,13 @@ class Hook(Protocol):
     """A function called between two steps of a request; the error that it raises is the fault."""
 
     def __call__(self, sequence: SequenceLayers) -> None: ...
+
+
+class Served(NamedTuple):
+    """The tokens of a prompt that were cached, and those that were left to compute."""
+
+    cached: int
+    remaining: int
 
 
 class Conversation:
@@ -140,10 +147,9 @@ class Conversation:
             self.check_closed()
         return session
 
-    def told(self, prompt: Sequence[int], answer: Sequence[int] = (), *, salt: str = "") -> tuple[int, int]:
+    def serve(self, prompt: Sequence[int], answer: Sequence[int] = (), *, salt: str = "") -> Served:
         """Serves a request as the tables of the scenarios count: the last token of the answer is recorded but not seen
-        by the layers, and without an answer neither is the last token of the prompt. Returns cached and remaining
-        tokens."""
+        by the layers, and without an answer neither is the last token of the prompt."""
         session = self._begin(prompt, salt)
         self.prefill(session, prompt)
         for k, token in enumerate(answer):
@@ -152,7 +158,7 @@ class Conversation:
             session.record(token)
         session.close()
         self.check_closed()
-        return session.cached, len(session.remaining)
+        return Served(session.cached, len(session.remaining))
 
     def cancelled_prefill(
         self, prompt: Sequence[int], after_chunks: int | None = None, *, until: int | None = None, salt: str = ""

@@ -1,8 +1,7 @@
 """Several users of one trie cache at the same time, over fake layers.
 
-A `Talk` is an open session, driven step by step in the order of the engine. After every step of any of them everything
-is checked: what each sequence of layers shows, each snapshot in the trie, locks, bytes, and which layers belong to
-whom.
+A `Client` drives an open session step by step, in the order of the engine. Each step of any client checks everything:
+the content of every sequence of layers and of every snapshot in the trie, locks, bytes, and the owners of layers.
 
     users = Together("K")
     first = users.begin([1, 2, 3, 4, 5, 6])        # opens a session
@@ -43,28 +42,28 @@ class Together:
         self.chunk = chunk
         self.budget = budget
         self.cache = TrieCache(lambda: [kind() for kind in self.kinds], budget, policy or BranchOnly())
-        self.talks: list[Talk] = []
+        self.clients: list[Client] = []
 
-    def begin(self, prompt: Sequence[int], salt: str = "") -> "Talk":
+    def begin(self, prompt: Sequence[int], salt: str = "") -> "Client":
         session = self.cache.begin(prompt, salt)
         assert isinstance(session, TrieSession)
-        talk = Talk(self, session, prompt)
-        self.talks.append(talk)
+        client = Client(self, session, prompt)
+        self.clients.append(client)
         self.check()
-        return talk
+        return client
 
     def turn(self, prompt: Sequence[int], answer: Sequence[int] = (20, 21), salt: str = "") -> TrieSession:
         """Serves a request to its end, whichever sessions are open."""
-        talk = self.begin(prompt, salt)
-        talk.say(*answer)
-        talk.close()
-        return talk.session
+        client = self.begin(prompt, salt)
+        client.say(*answer)
+        client.close()
+        return client.session
 
     def cached(self, prompt: Sequence[int], salt: str = "") -> int:
-        """Returns how many tokens of a prompt are cached, for a client that begins and leaves at once."""
-        talk = self.begin(prompt, salt)
-        talk.close()
-        return talk.session.cached
+        """Returns the number of cached tokens of a prompt, for a client that begins and leaves at once."""
+        client = self.begin(prompt, salt)
+        client.close()
+        return client.session.cached
 
     def follows(self, prompt: Sequence[int], salt: str = "") -> bool:
         follows = self.cache.follows(prompt, salt)
@@ -78,12 +77,12 @@ class Together:
     def check(self) -> None:
         """Checks that every session's layers are right, and its own."""
         check_trie(self.cache, self.kinds)
-        assert [talk.session for talk in self.talks] == self.cache._sequences.sessions
-        sequences = [talk.session.sequence for talk in self.talks]
+        assert [client.session for client in self.clients] == self.cache._sequences.sessions
+        sequences = [client.session.sequence for client in self.clients]
         assert len(set(sequences)) == len(sequences), "two sessions over the same layers"
-        for talk in self.talks:
-            talk.check()
-        if not self.talks and not self.cache.describe().reserved_bytes and self.budget is not None:
+        for client in self.clients:
+            client.check()
+        if not self.clients and not self.cache.describe().reserved_bytes and self.budget is not None:
             assert self.cache.nbytes <= self.budget
 
     @property
@@ -105,8 +104,8 @@ class Together:
         }
 
 
-class Talk:
-    """An open session."""
+class Client:
+    """Drives an open session."""
 
     def __init__(self, users: Together, session: TrieSession, prompt: Sequence[int]) -> None:
         self.session = session
@@ -118,7 +117,7 @@ class Talk:
         assert session.cached < session.total
         assert session.remaining == self._prompt[session.cached :]
 
-    def read(self, chunks: int | None = None, until: int | None = None) -> "Talk":
+    def read(self, chunks: int | None = None, until: int | None = None) -> "Client":
         """Prefills `chunks` chunks, or until `until` tokens are reached, or all tokens but the last."""
         done = 0
         most = self._users.chunk
@@ -133,7 +132,7 @@ class Talk:
             done += 1
         return self
 
-    def say(self, *answer: int) -> "Talk":
+    def say(self, *answer: int) -> "Client":
         """Decodes: the forward of every token is dispatched before the token is read."""
         self.start()
         for token in answer:
@@ -141,14 +140,14 @@ class Talk:
             self.record(token)
         return self
 
-    def start(self) -> "Talk":
+    def start(self) -> "Client":
         """Computes the rest of the prompt, including its last token."""
         self.read()
         if self.session.position < len(self.session.recorded):
             self._forward(self.session.recorded[-1:])
         return self
 
-    def ahead(self, token: int) -> "Talk":
+    def forward_unread(self, token: int) -> "Client":
         """Dispatches the forward of a token that is never read."""
         self.start()
         self._forward([token])
@@ -166,7 +165,7 @@ class Talk:
         """Ends the session after an evaluation that raised."""
         self._close(failed=True)
 
-    def tear_layers(self) -> None:
+    def fail_in_layers(self) -> None:
         """Fails the next forward between two layers."""
         with suppress(BrokenError), self.session.forward(1):
             layer = self.session.layers[0]
@@ -175,7 +174,7 @@ class Talk:
             _break()
         self._close(failed=False)
 
-    def tear_trie(self) -> None:
+    def fail_in_cache(self) -> None:
         """Fails the cache's own part of the next forward."""
         with suppress(BrokenError), breaking(SequenceLayers, "advance"), self.session.forward(1):
             for layer in self.session.layers:
@@ -197,7 +196,7 @@ class Talk:
         self._users.check()
 
     def _close(self, failed: bool) -> None:
-        self._users.talks.remove(self)
+        self._users.clients.remove(self)
         self.session.close(failed)
         self._users.check()
 

@@ -37,8 +37,8 @@ def shape(picture: Sequence[CacheNode]) -> list[tuple[int, int, int | None]]:
 def branched(family: str = "K") -> Conversation:
     """Two conversations that part after five tokens; the layers stand at the end of the second."""
     users = Conversation(family, "trie")
-    users.told(A, [20, 21])
-    users.told(B, [30, 31])
+    users.serve(A, [20, 21])
+    users.serve(B, [30, 31])
     return users
 
 
@@ -50,7 +50,7 @@ def test_edges_hang_from_each_other_as_in_the_trie() -> None:
 
 def test_parents_come_before_their_children() -> None:
     users = branched()
-    users.told([*B, 40], [41])
+    users.serve([*B, 40], [41])
     seen: set[int] = set()
     for node in drawn(users):
         assert node.parent is None or node.parent in seen
@@ -103,7 +103,7 @@ def test_a_use_is_younger_than_what_was_not_used_since() -> None:
 def test_of_a_very_large_trie_the_latest_nodes_are_drawn_and_the_way_to_them() -> None:
     users = branched()
     for first in range(40, 60):
-        users.told([*A, 20, first], [1])
+        users.serve([*A, 20, first], [1])
     texts = [node.text for node in users.trie.nodes(spell)]
     latest = users.trie.nodes(spell, most=3)
     assert 3 <= len(latest) < len(texts) == users.trie.describe().counts.nodes
@@ -117,11 +117,11 @@ def test_of_a_very_large_trie_the_latest_nodes_are_drawn_and_the_way_to_them() -
 def test_an_open_session_shows_in_the_locks_of_its_path() -> None:
     users = Together("K")
     users.turn(A)
-    talk = users.begin([*A[:4], 30, 31])
+    client = users.begin([*A[:4], 30, 31])
     locks = {(node.start, node.end): node.locks for node in drawn(users)}
     assert locks[0, 4] == 1
     assert sum(locks.values()) == 1
-    talk.close()
+    client.close()
     assert not any(node.locks for node in drawn(users))
 
 
@@ -149,7 +149,7 @@ def test_the_mark_changes_only_with_the_cache(family: str) -> None:
     users = Conversation(family, "trie", budget=60)
     seen: dict[tuple[int, ...], list[CacheNode]] = {}
     for turn in range(30):
-        users.told([*A[: 1 + turn % 7], 10 + turn % 5, 40 + turn % 3, 9], [20 + turn])
+        users.serve([*A[: 1 + turn % 7], 10 + turn % 5, 40 + turn % 3, 9], [20 + turn])
         for _ in range(2):
             assert seen.setdefault(users.trie.describe().mark, drawn(users)) == drawn(users)
     assert len(seen) > 20
@@ -157,14 +157,14 @@ def test_the_mark_changes_only_with_the_cache(family: str) -> None:
 
 def test_what_goes_for_want_of_room_is_counted_and_so_is_what_comes_back() -> None:
     users = Conversation("K", "trie", budget=40)
-    users.told(A, [20, 21])
-    users.told([30, 31, 32, 33, 34], [35])
+    users.serve(A, [20, 21])
+    users.serve([30, 31, 32, 33, 34], [35])
     before = users.trie.describe().counts
     assert (before.evictions, before.evicted_bytes, before.restored_bytes) == (0, 0, 0)
-    users.told([*A, 20, 9], [9])
+    users.serve([*A, 20, 9], [9])
     restored = users.trie.describe().counts.restored_bytes
     assert restored == 2 * len([*A, 20]), "nine tokens in two layers, which were paged out"
-    users.told([50 + i for i in range(12)], [62])
+    users.serve([50 + i for i in range(12)], [62])
     after = users.trie.describe().counts
     assert after.evictions > 0
     assert after.evicted_bytes >= 2 * 5, "the five tokens that nobody came back to"
@@ -197,13 +197,13 @@ def test_what_goes_when_memory_runs_out_counts_as_evicted(running: bool) -> None
     users = Together("K")
     users.turn(A)
     users.turn([40 + i for i in range(8)])
-    talk = users.begin([60, 61, 62]) if running else None
+    client = users.begin([60, 61, 62]) if running else None
     before = users.cache.nbytes
     users.cache.evict()
     evicted = users.cache.describe().counts.evicted_bytes
     assert evicted == before - users.cache.nbytes > 0
-    if talk is not None:
-        talk.close()
+    if client is not None:
+        client.close()
 
 
 def test_a_conversation_that_outgrows_the_budget_counts_as_evicted_in_part() -> None:
@@ -217,7 +217,7 @@ def test_a_conversation_that_outgrows_the_budget_counts_as_evicted_in_part() -> 
 def test_a_single_entry_is_one_node() -> None:
     users = Conversation("K", "single")
     assert (drawn(users), users.cache.describe().counts.nodes) == ([], 0)
-    users.told(A, [20, 21])
+    users.serve(A, [20, 21])
     (node,) = users.cache.nodes(spell)
     assert (node.start, node.end, node.parent, node.locks, node.text) == (0, 9, None, 0, spell([*A, 20]))
     assert (node.layers, node.live_layers, node.missing_layers) == (2, 2, 0)

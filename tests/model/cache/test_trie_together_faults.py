@@ -26,7 +26,7 @@ from tests.lib.driver import ask, ask_uncached, check_equal
 from tests.lib.fakes import FAMILIES, FakeWindowState
 from tests.lib.memory import held_bytes
 from tests.lib.story import Every
-from tests.lib.together import BrokenError, Talk, Together
+from tests.lib.together import BrokenError, Client, Together
 from tests.unit.cache.test_trie_faults import PLACES as ALONE
 from tests.unit.cache.test_trie_faults import Place, cases
 
@@ -49,56 +49,56 @@ PLACES = [
 
 
 class Crowd:
-    """A story of four who come and go; whoever meets a fault ends there."""
+    """A story of five clients; one that meets a fault ends there."""
 
     def __init__(self, family: str) -> None:
         self.users = Together(family, policy=Every(8), budget=420, chunk=9)
-        self.talks: dict[str, Talk] = {}
+        self.clients: dict[str, Client] = {}
 
-    def tell(self) -> None:
-        """Resumptions, cuts, joins, copies out, sharing with who runs, evictions, ends of every kind."""
-        self._begins("a", PREFIX)
-        self._goes("a", lambda talk: talk.say(7, 8).close())
-        self._begins("b", [*PREFIX, 7, 8, *range(100, 120)])
-        self._begins("c", [*PREFIX[:37], *range(200, 230)])
-        self._goes("b", lambda talk: talk.read(chunks=1))
-        self._goes("c", lambda talk: talk.read(chunks=1))
+    def run(self) -> None:
+        """Resumes, splits, merges, pages out, shares with open sessions, evicts, and ends sessions in every way."""
+        self._begin("a", PREFIX)
+        self._step("a", lambda client: client.say(7, 8).close())
+        self._begin("b", [*PREFIX, 7, 8, *range(100, 120)])
+        self._begin("c", [*PREFIX[:37], *range(200, 230)])
+        self._step("b", lambda client: client.read(chunks=1))
+        self._step("c", lambda client: client.read(chunks=1))
         self.users.follows([*PREFIX[:37], *range(200, 240)])
         self.users.follows([*PREFIX, 7, 8, *range(100, 119), 1])
-        self._goes("c", lambda talk: talk.say(5, 6))
-        self._begins("d", [*PREFIX[:37], *range(200, 205), 3, 3, 3])
+        self._step("c", lambda client: client.say(5, 6))
+        self._begin("d", [*PREFIX[:37], *range(200, 205), 3, 3, 3])
         self.users.reserve(200)
-        self._goes("b", lambda talk: talk.say(5))
-        self._goes("c", lambda talk: talk.ahead(4).close())
+        self._step("b", lambda client: client.say(5))
+        self._step("c", lambda client: client.forward_unread(4).close())
         self.users.reserve(0)
-        self._goes("d", lambda talk: talk.read(chunks=1).fail())
-        self._begins("e", [*PREFIX[:20], *range(300, 380)])
-        self._goes("e", lambda talk: talk.say(1).close())
-        self._goes("b", lambda talk: talk.say(6, 7).close())
+        self._step("d", lambda client: client.read(chunks=1).fail())
+        self._begin("e", [*PREFIX[:20], *range(300, 380)])
+        self._step("e", lambda client: client.say(1).close())
+        self._step("b", lambda client: client.say(6, 7).close())
 
-    def _begins(self, name: str, prompt: list[int]) -> None:
-        self.talks[name] = self.users.begin(prompt)
+    def _begin(self, name: str, prompt: list[int]) -> None:
+        self.clients[name] = self.users.begin(prompt)
 
-    def _goes(self, name: str, do: Callable[[Talk], object]) -> None:
-        talk = self.talks[name]
-        if talk not in self.users.talks:
+    def _step(self, name: str, do: Callable[[Client], object]) -> None:
+        client = self.clients[name]
+        if client not in self.users.clients:
             return
         try:
-            do(talk)
+            do(client)
         except MemoryError:
-            talk.close()
+            client.close()
 
 
 @pytest.mark.parametrize(("family", "place"), cases(PLACES))
 def test_whatever_breaks_the_others_go_on(family: str, place: Place) -> None:
-    """`Together` checks every step of everybody, before and after."""
+    """`Together` checks every step of every client, before and after."""
     at, reached = 0, True
     while reached:
         crowd = Crowd(family)
         with breaking(place.where, place.name, at) as calls:
-            crowd.tell()
+            crowd.run()
         users = crowd.users
-        assert users.talks == []
+        assert users.clients == []
         for prompt in ([*PREFIX, 7, 8, 1], [*PREFIX[:37], *range(200, 220)], PREFIX):
             users.turn(prompt)
         assert users.cached([*PREFIX, 20, 21, 5]) == len(PREFIX) + 2
@@ -115,17 +115,17 @@ def test_sharing_and_evicting_raise_nothing(family: str) -> None:
     for ask_for in ("follows", "reserve"):
         users = Together(family, budget=10_000)
         users.turn(PREFIX)
-        talks = [users.begin([*PREFIX, 20, 21, *range(100 * user, 100 * user + 9)]) for user in (1, 2)]
+        clients = [users.begin([*PREFIX, 20, 21, *range(100 * user, 100 * user + 9)]) for user in (1, 2)]
         with together.breaking(PrefixTrie, "match"), together.breaking(TrieCache, "_enforce"):
             if ask_for == "follows":
                 assert not users.follows([*PREFIX, 1])
             else:
                 users.reserve(10_000)
-        assert all(talk.session.detached for talk in talks)
+        assert all(client.session.detached for client in clients)
         assert users.shape == ""
         users.reserve(0)
-        for talk in talks:
-            talk.say(5, 6).close()
+        for client in clients:
+            client.say(5, 6).close()
 
 
 @everyone
@@ -133,15 +133,15 @@ def test_a_detached_session_keeps_nothing(family: str) -> None:
     """It reads on, stops where it was to stop, speaks, and is gone."""
     users = Together(family, policy=Every(8))
     end = users.turn(PREFIX).recorded
-    talks = [users.begin([*end, *range(100 * user, 100 * user + 40)]).read(chunks=1) for user in (1, 2, 3)]
-    talks[0].tear_trie()
+    clients = [users.begin([*end, *range(100 * user, 100 * user + 40)]).read(chunks=1) for user in (1, 2, 3)]
+    clients[0].fail_in_cache()
     kept = users.turn([*PREFIX[:10], 5])
     shape, kept_end = users.shape, users.cache._sequences.end
-    assert all(talk.session.checkpoints for talk in talks[1:]) == (family != "K")
-    talks[1].say(6, 7)
-    assert talks[1].session.sequence.live() == set()
-    talks[1].close()
-    talks[2].read(chunks=1).tear_layers()
+    assert all(client.session.checkpoints for client in clients[1:]) == (family != "K")
+    clients[1].say(6, 7)
+    assert clients[1].session.sequence.live() == set()
+    clients[1].close()
+    clients[2].read(chunks=1).fail_in_layers()
     assert users.shape == shape
     assert users.cache._sequences.end is kept_end
     assert users.cache._sequences.kept is kept.sequence

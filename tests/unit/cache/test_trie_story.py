@@ -37,16 +37,16 @@ def by_family(
 @by_family([(0, 8), (5, 3), (8, 2)], [(0, 8), (0, 8), (5, 5)], windows=[(0, 8), (0, 8), (8, 2)])
 def test_a_branch_shares_what_it_has_in_common(family: str, expected: list[Pair]) -> None:  # scenario 49
     users = Conversation(family, "trie")
-    told = [
-        users.told(A, [20, 21]),
-        users.told([*A[:5], 10, 11, 12], [30, 31]),
-        users.told([*A, 40, 41]),
+    served = [
+        users.serve(A, [20, 21]),
+        users.serve([*A[:5], 10, 11, 12], [30, 31]),
+        users.serve([*A, 40, 41]),
     ]
-    assert told == expected
+    assert served == expected
     assert users.shape == "0-5 [5-8 [8-9 8-9] 5-9]"
     # What the second left at 5 and the third at 8 serves whoever parts there next.
-    assert users.told([*A[:5], 50]) == (5, 1)
-    assert users.told([*A, 60, 61]) == (8, 2)
+    assert users.serve([*A[:5], 50]) == (5, 1)
+    assert users.serve([*A, 60, 61]) == (8, 2)
 
 
 @by_family([(0, 8), (7, 1), (7, 1)], [(0, 8), (4, 4), (4, 4)], windows=[(0, 8), (7, 1), (7, 1)])
@@ -54,16 +54,16 @@ def test_the_same_prompt_again_computes_its_end(family: str, expected: list[Pair
     """Ollama would have 7/1 the third time. Nothing branches off one token before the end of the same prompt, so
     compaction takes the state there back; that the point before the end is kept serves this case."""
     users = Conversation(family, "trie", policy=Every(8))
-    assert [users.told(A, [20]) for _ in range(3)] == expected
+    assert [users.serve(A, [20]) for _ in range(3)] == expected
 
 
 @everyone
 def test_a_plain_conversation_is_one_node(family: str) -> None:  # scenario 51
     users = Conversation(family, "trie")
     first, second = [*A[:5], 20, 21, 22, 6, 7], [*A[:5], 20, 21, 22, 6, 7, 23, 8, 9]
-    assert users.told(A[:5], [20, 21, 22]) == (0, 5)
-    assert users.told(first, [23]) == (7, 3)
-    assert users.told(second) == (10, 3)
+    assert users.serve(A[:5], [20, 21, 22]) == (0, 5)
+    assert users.serve(first, [23]) == (7, 3)
+    assert users.serve(second) == (10, 3)
     assert users.shape == "0-12"
 
 
@@ -71,12 +71,12 @@ def test_a_plain_conversation_is_one_node(family: str) -> None:  # scenario 51
 def test_a_checkpoint_stays_when_nothing_else_needs_it(family: str) -> None:  # scenario 52
     users = Conversation(family, "trie", policy=At(4))
     longer = [*A[:5], 20, 21, 8, 9]
-    assert users.told(A[:5], [20, 21]) == (0, 5)
-    assert users.told(longer) == (6, 3)
+    assert users.serve(A[:5], [20, 21]) == (0, 5)
+    assert users.serve(longer) == (6, 3)
     # Layers that can be cut anywhere are not stopped for restore points.
     assert users.shape == ("0-8" if family == "K" else "0-4* [4-8]")
-    assert users.told([*A[:4], 15, 16], [31]) == (4, 2)
-    assert users.told([*longer, 10]) == (8, 2)
+    assert users.serve([*A[:4], 15, 16], [31]) == (4, 2)
+    assert users.serve([*longer, 10]) == (8, 2)
     assert users.shape == ("0-4 [4-6 4-9]" if family == "K" else "0-4* [4-6 4-9]")
 
 
@@ -84,14 +84,14 @@ def test_a_checkpoint_stays_when_nothing_else_needs_it(family: str) -> None:  # 
 def test_two_branches_take_turns(family: str, expected: list[Pair]) -> None:  # scenario 53
     users = Conversation(family, "trie")
     b = [1, 2, 3, 14, 15]
-    told = [
-        users.told(A[:5], [20, 21]),
-        users.told(b, [30, 31]),
-        users.told([*A[:5], 20, 21, 9]),
-        users.told([*b, 30, 31, 9]),
+    served = [
+        users.serve(A[:5], [20, 21]),
+        users.serve(b, [30, 31]),
+        users.serve([*A[:5], 20, 21, 9]),
+        users.serve([*b, 30, 31, 9]),
     ]
-    assert told == expected
-    assert users.told([1, 2, 3, 99]) == (3, 1)
+    assert served == expected
+    assert users.serve([1, 2, 3, 99]) == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_a_cancelled_prefill_is_continued(family: str, retries: list[Pair], prob
     sessions = [users.cancelled_prefill(LONG, until=at) for at in (18, 36)]
     sessions.append(users.cancelled_prefill(LONG))
     assert [(session.cached, len(session.remaining)) for session in sessions] == [(0, 47), *retries]
-    assert users.told([*LONG[:17], *range(100, 110)]) == (probe, 27 - probe)
-    assert users.told([*LONG[:17], *range(200, 210)]) == (17, 10)
+    assert users.serve([*LONG[:17], *range(100, 110)]) == (probe, 27 - probe)
+    assert users.serve([*LONG[:17], *range(200, 210)]) == (17, 10)
 
 
 @everyone
@@ -113,7 +113,7 @@ def test_a_cancel_before_the_first_chunk_leaves_nothing(family: str) -> None:  #
     users = Conversation(family, "trie", policy=Every(8))
     users.cancelled_prefill(LONG, after_chunks=0)
     assert (users.shape, users.cache.nbytes) == ("", 0)
-    assert users.told(LONG) == (0, 47)
+    assert users.serve(LONG) == (0, 47)
 
 
 @everyone
@@ -122,7 +122,7 @@ def test_the_last_token_of_a_prompt_is_never_in_a_checkpoint(family: str) -> Non
     with pytest.raises(ValueError, match="positive"):
         TurnCheckpoints(before_end=0)
     users = Conversation(family, "trie", policy=TurnCheckpoints(before_end=1, gap=1))
-    users.told(A, [20, 21])
+    users.serve(A, [20, 21])
     assert users.shape == ("0-9" if family == "K" else "0-7* [7-9]")
 
 
@@ -138,26 +138,26 @@ def test_another_prompt_after_a_cancelled_one_inherits_nothing_of_it(family: str
     users = Conversation(family, "trie", chunk=9, policy=Every(8))
     users.cancelled_prefill(LONG, until=24)
     other = [70 + token for token in range(11)]
-    assert users.told(other) == (0, 11)
+    assert users.serve(other) == (0, 11)
     assert users.shape == ("0-10 0-27" if family == "K" else "0-7* [7-8* [8-10]] 0-8* [8-16* [16-24*]]")
-    assert users.told([*LONG[:17], 99])[0] == (17 if family == "K" else 16)
+    assert users.serve([*LONG[:17], 99])[0] == (17 if family == "K" else 16)
 
 
 @by_family([(19, 1), (19, 1)], [(16, 4), (16, 4)], windows=[(16, 4), (19, 1)])
 def test_a_shorter_prompt_is_resumed_before_its_end(family: str, expected: list[Pair]) -> None:  # scenario 58
     """Ollama's second time is 19/1: see 50."""
     users = Conversation(family, "trie", policy=Every(8))
-    users.told(LONG[:30], [60, 61])
-    assert [users.told(LONG[:20], [62]) for _ in range(2)] == expected
+    users.serve(LONG[:30], [60, 61])
+    assert [users.serve(LONG[:20], [62]) for _ in range(2)] == expected
 
 
 @everyone
 def test_two_unrelated_conversations_alternate(family: str) -> None:  # scenario 59
     users = Conversation(family, "trie")
     a, b = LONG[:20], [100 + token for token in LONG[:20]]
-    assert (users.told(a, [60, 61]), users.told(b, [62, 63])) == ((0, 20), (0, 20))
+    assert (users.serve(a, [60, 61]), users.serve(b, [62, 63])) == ((0, 20), (0, 20))
     for prompt in ([*a, 60, 61, 64], [*b, 62, 63, 64]):
-        assert users.told(prompt) == (21, 2)
+        assert users.serve(prompt) == (21, 2)
         assert sum(layer.nbytes for layer in users.layers) <= 2 * len(prompt) + STATE_BYTES
     if family == "K":
         assert users.cache.nbytes == 2 * (22 + 22)  # every token once, in two layers
@@ -168,33 +168,33 @@ def test_an_edit_computes_what_follows_it(family: str, expected: list[Pair]) -> 
     users = Conversation(family, "trie", policy=Every(8))
     prompt = LONG[:40]
     edited = [*prompt[:13], 99, *prompt[14:]]
-    told = [users.told(prompt, [60, 61]), users.told(edited, [62]), users.told([*prompt, 60, 61, 63])]
-    assert told == expected
-    assert users.told([*prompt[:13], 98]) == (13, 1)
+    served = [users.serve(prompt, [60, 61]), users.serve(edited, [62]), users.serve([*prompt, 60, 61, 63])]
+    assert served == expected
+    assert users.serve([*prompt[:13], 98]) == (13, 1)
 
 
 @by_family([(39, 1)], [(36, 4)])
 def test_an_answer_is_made_anew(family: str, expected: list[Pair]) -> None:  # scenario 61
     users = Conversation(family, "trie", policy=Every(8))
-    users.told(LONG[:40], [60, 61, 62])
-    assert [users.told(LONG[:40], [63, 64])] == expected
+    users.serve(LONG[:40], [60, 61, 62])
+    assert [users.serve(LONG[:40], [63, 64])] == expected
 
 
 @by_family([(44, 3), (44, 2)], [(36, 11), (44, 2)])
 def test_an_answer_is_partly_left_out(family: str, expected: list[Pair]) -> None:  # scenario 62
     users = Conversation(family, "trie", policy=Every(8))
     answer = list(range(60, 70))
-    users.told(LONG[:40], answer)
+    users.serve(LONG[:40], answer)
     kept = [*LONG[:40], *answer[:4]]
-    assert [users.told([*kept, 80, 81, 82]), users.told([*kept, 90, 91])] == expected
+    assert [users.serve([*kept, 80, 81, 82]), users.serve([*kept, 90, 91])] == expected
 
 
 @by_family([(20, 20), (20, 20)], [(16, 24), (20, 20)])
 def test_the_third_to_part_at_a_place_starts_there(family: str, expected: list[Pair]) -> None:  # scenario 63
     users = Conversation(family, "trie", policy=Every(8))
-    users.told(LONG[:30])
-    told = [users.told([*LONG[:20], *range(base, base + 20)]) for base in (100, 200)]
-    assert told == expected
+    users.serve(LONG[:30])
+    served = [users.serve([*LONG[:20], *range(base, base + 20)]) for base in (100, 200)]
+    assert served == expected
 
 
 @everyone
@@ -209,11 +209,11 @@ def test_a_client_with_a_timeout_gets_there_in_the_end(family: str) -> None:  # 
 def test_only_what_was_used_becomes_recent(family: str, fresh: set[int]) -> None:  # scenario 67
     """If all layers are sliceable, a use refreshes the whole path; otherwise the node resumed from and the last one."""
     users = Conversation(family, "trie", policy=At(3, 5))
-    users.told([*A[:5], 6])
-    users.told([1, 2, 3, 14, 15, 16])
+    users.serve([*A[:5], 6])
+    users.serve([1, 2, 3, 14, 15, 16])
     for node in users.nodes:
         node.used = -1
-    users.told([*A[:5], 7, 8, 9])
+    users.serve([*A[:5], 7, 8, 9])
     assert {node.end for node in users.nodes if node.used >= 0} == fresh
 
 
@@ -266,27 +266,27 @@ def test_ten_turns_compute_every_token_once(family: str) -> None:
 def test_what_is_computed_again_is_stored_once(family: str) -> None:
     """Both branches need the state where they part, and both had to compute the tokens before it."""
     users = Conversation(family, "trie")
-    users.told(A, [20])
-    users.told([*A[:5], 50, 51], [52])
+    users.serve(A, [20])
+    users.serve([*A[:5], 50, 51], [52])
     # The second is in the layers, all of it; of the first only what follows the place has bytes of its own.
     assert sorted(slot.nbytes for node in users.nodes if (slot := node.slots[0])) == [0, 0, 3]
-    users.told([200], [201])
+    users.serve([200], [201])
     assert sum(slot.nbytes for node in users.nodes if (slot := node.slots[0])) == 5 + 3 + 2
 
 
 def test_a_conversation_that_runs_is_stored_once() -> None:
     users = Conversation("K", "trie")
     for tokens in (10, 20, 30):
-        users.told(LONG[:tokens], [60])
+        users.serve(LONG[:tokens], [60])
         assert (users.sequence.ledger.nbytes, users.cache.nbytes) == (0, 2 * tokens)
 
 
 def test_a_window_that_goes_back_by_itself_can_come_back_to_that_place() -> None:
     """Before it is full it needs no restore point to go back; others will, once it is."""
     users = Conversation("S", "trie")
-    users.told([1, 2, 3, 4])
-    assert users.told([1, 2, 50, 51, 52, 53, 54]) == (2, 5)
-    assert users.told([1, 2, 60, 61]) == (2, 2)
+    users.serve([1, 2, 3, 4])
+    assert users.serve([1, 2, 50, 51, 52, 53, 54]) == (2, 5)
+    assert users.serve([1, 2, 60, 61]) == (2, 2)
 
 
 @pytest.mark.parametrize("family", ["S", "R", "P"])

@@ -13,7 +13,7 @@ import pytest
 from runner.cache.interface import Miss
 from tests.lib.fakes import FAMILIES, FakeKV
 from tests.lib.story import At, BranchOnly, Every
-from tests.lib.together import Talk, Together
+from tests.lib.together import Client, Together
 
 PREFIX = list(range(1, 41))
 everyone = pytest.mark.parametrize("family", FAMILIES)
@@ -37,26 +37,26 @@ def entries(users: Together) -> int:
     return (owned + len(slots) * kept.position) // max(1, len(slots))
 
 
-def weave(users: Together, prompts: Sequence[list[int]], answers: Sequence[list[int]], seed: int) -> list[Talk]:
+def weave(users: Together, prompts: Sequence[list[int]], answers: Sequence[list[int]], seed: int) -> list[Client]:
     """All conversations, at the same time, in some order of their steps."""
     draw = random.Random(seed)
     waiting = list(zip(prompts, answers, strict=True))
-    running: list[tuple[Talk, list[int]]] = []
+    running: list[tuple[Client, list[int]]] = []
     done = []
     while waiting or running:
         if waiting and (not running or draw.random() < 0.4) and not users.follows(waiting[0][0]):
             prompt, answer = waiting.pop(0)
             running.append((users.begin(prompt), [*answer]))
             continue
-        talk, answer = one = draw.choice(running)
-        if talk.session.next_forward(users.chunk):
-            talk.read(chunks=1)
+        client, answer = one = draw.choice(running)
+        if client.session.next_forward(users.chunk):
+            client.read(chunks=1)
         elif answer:
-            talk.say(answer.pop(0))
+            client.say(answer.pop(0))
         else:
-            talk.close()
+            client.close()
             running.remove(one)
-            done.append(talk)
+            done.append(client)
     return done
 
 
@@ -74,10 +74,10 @@ def test_conversations_that_overlap_are_never_mixed(family: str, seed: int) -> N
     prompts = [[*PREFIX[:at], *own(user, draw.randint(1, 9))] for user, at in enumerate(shared, 1)]
     answers = [own(user + 50, draw.randint(0, 4)) for user in range(count)]
     for _ in range(2):
-        talks = weave(users, prompts, answers, draw.randrange(1000))
-        for talk in talks:
-            assert users.cached([*talk.seen, 999]) == len(talk.seen)
-        recorded = [talk.session.recorded for talk in talks]
+        clients = weave(users, prompts, answers, draw.randrange(1000))
+        for client in clients:
+            assert users.cached([*client.seen, 999]) == len(client.seen)
+        recorded = [client.session.recorded for client in clients]
         prompts = [[*draw.choice(recorded), *own(user + 60, draw.randint(1, 5))] for user in range(count)]
 
 
@@ -86,16 +86,16 @@ def test_what_another_uses_is_copied(family: str) -> None:
     """Both go on from one end, one after the other or at once; the first one there moves it, the second copies it."""
     users = Together(family)
     end = users.turn(PREFIX).recorded
-    talks = [users.begin([*end, *own(1)])]
-    live = talks[0].session.sequence.live()
+    clients = [users.begin([*end, *own(1)])]
+    live = clients[0].session.sequence.live()
     assert live
-    talks += [users.begin([*end, *own(user)]) for user in (2, 3)]
-    assert [talk.session.cached for talk in talks] == [len(end)] * 3
-    assert talks[0].session.sequence.live() == live
-    for talk in reversed(talks):
-        talk.say(7, 8)
-    for talk in talks:
-        talk.close()
+    clients += [users.begin([*end, *own(user)]) for user in (2, 3)]
+    assert [client.session.cached for client in clients] == [len(end)] * 3
+    assert clients[0].session.sequence.live() == live
+    for client in reversed(clients):
+        client.say(7, 8)
+    for client in clients:
+        client.close()
     assert all(users.cached([*end, *own(user), 7, 8, 9]) == len(end) + 8 for user in (1, 2, 3))
 
 
@@ -163,12 +163,12 @@ def test_each_token_is_held_once_when_all_are_closed(family: str, seed: int) -> 
     prompts = [[*PREFIX[: draw.choice([40, 40, 36])], *own(user, draw.randint(1, 9))] for user in range(1, 5)]
     answers = [own(user + 50, draw.randint(1, 4)) for user in range(4)]
     users = Together(family, policy=draw.choice([BranchOnly(), Every(8)]))
-    talks = weave(users, prompts, answers, seed)
+    clients = weave(users, prompts, answers, seed)
     after = Together(family, policy=BranchOnly())
     for prompt, answer in zip(prompts, answers, strict=True):
         after.turn(prompt, answer)
     if family != "P":
-        assert entries(users) == entries(after) == distinct([talk.seen for talk in talks])
+        assert entries(users) == entries(after) == distinct([client.seen for client in clients])
     if family == "K":
         room = users.cache._sequences.kept.nbytes - 2 * users.cache._sequences.kept.position
         assert users.cache.nbytes - room == 2 * entries(users)
@@ -206,25 +206,25 @@ def test_tokens_of_several_sequences_are_kept_once() -> None:
 
 # --- ends
 
-ENDS: dict[str, Callable[[Talk], None]] = {
-    "close": Talk.close,
-    "ahead": lambda talk: talk.ahead(77).close(),
-    "cancel": lambda talk: talk.read(chunks=1).close(),
-    "fail": Talk.fail,
-    "layers": Talk.tear_layers,
+ENDS: dict[str, Callable[[Client], None]] = {
+    "close": Client.close,
+    "ahead": lambda client: client.forward_unread(77).close(),
+    "cancel": lambda client: client.read(chunks=1).close(),
+    "fail": Client.fail,
+    "layers": Client.fail_in_layers,
 }
 
 
-def three(users: Together, phase: int) -> list[Talk]:
+def three(users: Together, phase: int) -> list[Client]:
     """Three who share a prefix that is kept, in the middle of their prompts or answers."""
     end = users.turn(PREFIX).recorded
-    talks = [users.begin([*end, *own(user, 12)]) for user in (1, 2, 3)]
-    for place, talk in enumerate(talks):
+    clients = [users.begin([*end, *own(user, 12)]) for user in (1, 2, 3)]
+    for place, client in enumerate(clients):
         if (place + phase) % 3 == 1:
-            talk.read(chunks=1)
+            client.read(chunks=1)
         elif (place + phase) % 3 == 2:
-            talk.say(7, 8)
-    return talks
+            client.say(7, 8)
+    return clients
 
 
 @everyone
@@ -232,10 +232,10 @@ def test_the_end_of_one_session_leaves_the_others_alone(family: str) -> None:
     """Every end in every order. `check` sees to layers, locks and snapshots; what is kept of others stays kept."""
     for phase, (order, ends) in enumerate(product(permutations(range(3)), permutations(ENDS, 2))):
         users = Together(family, policy=BranchOnly() if phase % 2 else Every(8))
-        talks = three(users, phase)
+        clients = three(users, phase)
         for place, name in zip(order, [*ends, "close"], strict=True):
-            ENDS[name](talks[place])
-        last = talks[order[2]]
+            ENDS[name](clients[place])
+        last = clients[order[2]]
         assert not last.session.detached
         assert users.cached([*last.seen, 999]) == len(last.seen)
         assert all(not node.locks for node in users.nodes)
@@ -245,15 +245,15 @@ def test_the_end_of_one_session_leaves_the_others_alone(family: str) -> None:
 def test_what_others_hold_survives_a_failure(family: str) -> None:
     """Tokens that only the failed session held are lost; those that others hold too are live in the layers of one."""
     users = Together(family)
-    talks = three(users, 2)  # the first one says something, the second has read nothing, the third a chunk
+    clients = three(users, 2)  # the first one says something, the second has read nothing, the third a chunk
     before = users.held
-    talks[0].fail()
+    clients[0].fail()
     after = users.held
     assert after == {key: content for key, content in before.items() if len(key[0]) <= 42}
     assert all(key[0] == (*PREFIX, 20, 21) for key in after)
-    talks[2].fail()
+    clients[2].fail()
     assert users.held == after
-    talks[1].fail()
+    clients[1].fail()
     kept = {key: content for key, content in after.items() if users.kinds[key[1]] is not FakeKV}
     assert users.held == kept, "windows and states had been copied out, keys and values nobody has"
 
@@ -263,14 +263,14 @@ def test_sessions_keep_their_layers_when_the_trie_is_given_up(family: str) -> No
     for place in range(3):
         for phase in range(3):
             users = Together(family)
-            talks = three(users, phase)
-            talks[place].tear_trie()
-            others = [talk for talk in talks if talk is not talks[place]]
+            clients = three(users, phase)
+            clients[place].fail_in_cache()
+            others = [client for client in clients if client is not clients[place]]
             assert users.nodes == []
-            assert all(talk.session.detached for talk in others)
+            assert all(client.session.detached for client in others)
             end = users.turn([*PREFIX, 7]).recorded
-            for talk in others:
-                talk.say(5, 6)
+            for client in others:
+                client.say(5, 6)
             others[0].fail()
             others[1].close()
             assert users.cached([*end, 999]) == len(end), "whoever is adrift keeps nothing, and frees nothing"
@@ -281,12 +281,12 @@ def test_sessions_keep_their_layers_when_the_trie_is_given_up(family: str) -> No
 def test_the_last_one_to_close_is_kept(family: str) -> None:
     for order in permutations(range(3)):
         users = Together(family)
-        talks = three(users, 0)
+        clients = three(users, 0)
         for place in order:
-            talks[place].say(7).close()
-            assert users.cache._sequences.kept is talks[place].session.sequence
+            clients[place].say(7).close()
+            assert users.cache._sequences.kept is clients[place].session.sequence
             assert users.cache._sequences.end is not None
-        assert users.cache._sequences.kept.position == len(talks[order[2]].seen)
+        assert users.cache._sequences.kept.position == len(clients[order[2]].seen)
 
 
 @everyone

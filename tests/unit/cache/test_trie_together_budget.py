@@ -12,7 +12,7 @@ import pytest
 
 from tests.lib.fakes import FAMILIES, STATE_BYTES
 from tests.lib.story import Every
-from tests.lib.together import Talk, Together
+from tests.lib.together import Client, Together
 
 PREFIX = list(range(1, 13))
 everyone = pytest.mark.parametrize("family", FAMILIES)
@@ -27,20 +27,20 @@ def own(user: int, count: int = 10) -> list[int]:
     return [user * 100 + word for word in range(count)]
 
 
-def crowd(family: str, budget: int | None = None) -> tuple[Together, list[Talk]]:
+def crowd(family: str, budget: int | None = None) -> tuple[Together, list[Client]]:
     """Four conversations are kept, of which two go on; a fifth has just been read, and its stack kept."""
     users = Together(family, budget=budget, policy=Every(8))
     ends = [users.turn([*PREFIX, *own(user)]).recorded for user in (1, 2, 3, 4)]
-    talks = [users.begin([*ends[place], *own(place + 7)]).read(chunks=1) for place in (0, 2)]
+    clients = [users.begin([*ends[place], *own(place + 7)]).read(chunks=1) for place in (0, 2)]
     users.turn(own(5, 20))
     assert users.cache._sequences.end is not None
-    return users, talks
+    return users, clients
 
 
 @everyone
 def test_all_goes_but_what_is_in_use(family: str) -> None:
-    users, talks = crowd(family)
-    in_use = {node for talk in talks for node in talk.session.node.path()}
+    users, clients = crowd(family)
+    in_use = {node for client in clients for node in client.session.node.path()}
     locked = {node: [slot is not None for slot in node.slots] for node in users.nodes if node.locks}
     assert set(locked) == {node for node in in_use if node.parent}
     before = users.cache.nbytes
@@ -48,16 +48,16 @@ def test_all_goes_but_what_is_in_use(family: str) -> None:
     users.reserve(0)
     assert {node: [slot is not None for slot in node.slots] for node in users.nodes} == locked
     assert users.cache._sequences.end is None
-    layers = sum(talk.session.sequence.nbytes for talk in talks)
+    layers = sum(client.session.sequence.nbytes for client in clients)
     assert users.cache.nbytes == layers + sum(node.nbytes for node in locked) < before
-    for talk in talks:
-        talk.say(7).close()
+    for client in clients:
+        client.say(7).close()
 
 
 @everyone
 def test_what_is_locked_and_what_can_be_evicted_are_all_there_is(family: str) -> None:
-    users, talks = crowd(family)
-    while talks:
+    users, clients = crowd(family)
+    while clients:
         users.cache._sequences.evict_kept()
         total = users.cache.describe().counts.paged_bytes
         locked = sum(node.nbytes for node in users.nodes if node.locks)
@@ -68,7 +68,7 @@ def test_what_is_locked_and_what_can_be_evicted_are_all_there_is(family: str) ->
         assert users.cache.describe().counts.paged_bytes == locked
         assert all(node.locks for node in users.nodes)
         users.cache._budget = None
-        talks.pop().say(7).close()
+        clients.pop().say(7).close()
 
 
 @pytest.mark.parametrize("family", ["K", "S", "R"])
@@ -117,13 +117,13 @@ def test_others_go_in_the_order_in_which_they_were_used(family: str) -> None:
 
 @everyone
 def test_a_prompt_drives_out_what_is_kept_and_nothing_that_others_use(family: str) -> None:
-    users, talks = crowd(family)
+    users, clients = crowd(family)
     locked = {node for node in users.nodes if node.locks}
     users.cache._budget = 1
     users.begin(own(30, 20)).read()
     assert {node for node in users.nodes if node.path()[1].tokens[0] != 3000} == locked
-    for talk in talks:
-        talk.say(7).close()
+    for client in clients:
+        client.say(7).close()
 
 
 # --- batches
@@ -131,7 +131,7 @@ def test_a_prompt_drives_out_what_is_kept_and_nothing_that_others_use(family: st
 
 @everyone
 def test_batches_take_the_room_of_what_is_kept(family: str) -> None:
-    users, talks = crowd(family)
+    users, clients = crowd(family)
     budget = users.cache._budget = users.cache.nbytes + 64
     users.reserve(64)
     assert users.cache.nbytes == budget
@@ -139,11 +139,11 @@ def test_batches_take_the_room_of_what_is_kept(family: str) -> None:
     assert users.cache.nbytes <= budget
     users.reserve(MUCH)
     assert all(node.locks for node in users.nodes)
-    for talk in talks:
-        talk.say(7)
+    for client in clients:
+        client.say(7)
     users.reserve(0)
-    for talk in talks:
-        talk.close()
+    for client in clients:
+        client.close()
     assert users.cache.nbytes <= budget
 
 
@@ -162,12 +162,12 @@ def test_more_goes_than_has_to_lest_it_is_asked_again_soon() -> None:
 
 
 def test_what_cannot_be_had_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    users, talks = crowd("R", budget=MUCH)
+    users, clients = crowd("R", budget=MUCH)
     for nbytes in (MUCH, 0, 2 * MUCH):
         users.reserve(nbytes)
-    told = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert told == ["what runs needs more than the cache may hold"]
-    assert len(talks) == 2
+    warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warnings == ["what runs needs more than the cache may hold"]
+    assert len(clients) == 2
 
 
 # --- who may come in
@@ -179,9 +179,9 @@ def test_the_first_one_is_always_admitted(family: str) -> None:
     assert users.cache.admits(10**9)
     users.turn(PREFIX)
     assert users.cache.admits(10**9)
-    talk = users.begin(PREFIX)
+    client = users.begin(PREFIX)
     assert not users.cache.admits(10**9)
-    talk.close()
+    client.close()
     assert users.cache.admits(10**9)
 
 
@@ -250,12 +250,12 @@ def test_when_all_are_closed_the_budget_holds(family: str, budget: int) -> None:
     """In every order, some of them cut short; `check` looks at the bytes when nobody is left."""
     for place, order in enumerate(permutations(range(3))):
         users = Together(family, budget=budget, policy=Every(8))
-        talks = [users.begin([*PREFIX, *own(user, 20)]) for user in range(3)]
-        for talk in talks:
-            talk.say(7, 8)
-        ends: list[Callable[[Talk], None]] = [Talk.close, Talk.fail, Talk.close]
+        clients = [users.begin([*PREFIX, *own(user, 20)]) for user in range(3)]
+        for client in clients:
+            client.say(7, 8)
+        ends: list[Callable[[Client], None]] = [Client.close, Client.fail, Client.close]
         for user in order:
-            ends[(user + place) % 3](talks[user])
+            ends[(user + place) % 3](clients[user])
         assert users.cache.nbytes <= budget
         users.turn([*PREFIX, 5])
         assert budget or (users.cache.nbytes, users.shape) == (0, "")
@@ -264,12 +264,12 @@ def test_when_all_are_closed_the_budget_holds(family: str, budget: int) -> None:
 @everyone
 def test_a_budget_of_zero_keeps_no_tokens(family: str) -> None:
     users = Together(family, budget=0)
-    talks = [users.begin([*PREFIX, *own(user)]) for user in (1, 2, 3)]
+    clients = [users.begin([*PREFIX, *own(user)]) for user in (1, 2, 3)]
     assert not users.follows([*PREFIX, 1])
-    for talk in talks:
-        talk.say(5, 6)
-    talks[1].close()
+    for client in clients:
+        client.say(5, 6)
+    clients[1].close()
     assert users.cached([*PREFIX, 1]) == 0
-    for talk in (talks[2], talks[0]):
-        talk.close()
+    for client in (clients[2], clients[0]):
+        client.close()
     assert (users.cache.nbytes, users.shape) == (0, "")

@@ -11,7 +11,7 @@ import pytest
 from runner.cache.trie_cache import _WORTH_WAITING as WORTH
 from tests.lib.fakes import FAMILIES
 from tests.lib.story import Every
-from tests.lib.together import Talk, Together
+from tests.lib.together import Client, Together
 
 PREFIX = list(range(1, 61))
 LATER = list(range(300, 320))
@@ -19,7 +19,7 @@ everyone = pytest.mark.parametrize("family", FAMILIES)
 others = pytest.mark.parametrize("family", ["S", "R", "P"])
 
 
-def leader(users: Together) -> Talk:
+def leader(users: Together) -> Client:
     return users.begin([*PREFIX, *LATER])
 
 
@@ -164,9 +164,9 @@ def test_another_salt_is_never_waited_for(family: str) -> None:
 
 @everyone
 @pytest.mark.parametrize(
-    ("end", "cached"), [(Talk.close, 20), (Talk.fail, 0), (Talk.tear_layers, 0), (Talk.tear_trie, 0)]
+    ("end", "cached"), [(Client.close, 20), (Client.fail, 0), (Client.fail_in_layers, 0), (Client.fail_in_cache, 0)]
 )
-def test_a_closed_session_is_not_waited_for(family: str, end: Callable[[Talk], None], cached: int) -> None:
+def test_a_closed_session_is_not_waited_for(family: str, end: Callable[[Client], None], cached: int) -> None:
     users = Together(family)
     first = leader(users)
     assert users.follows([*PREFIX, 7])
@@ -180,7 +180,7 @@ def test_a_closed_session_is_not_waited_for(family: str, end: Callable[[Talk], N
 def test_a_detached_session_is_not_followed(family: str) -> None:
     users = Together(family)
     first, second = leader(users), users.begin([*PREFIX, *LATER, 1])
-    second.tear_trie()
+    second.fail_in_cache()
     assert first.session.detached
     assert not users.follows([*PREFIX, 7])
     assert first.session.checkpoints == []
@@ -222,18 +222,18 @@ def test_a_chain_of_followers_computes_every_token_once(family: str) -> None:
     users = Together(family, chunk=16)
     prompts = [[*PREFIX, *[500 + user] * (user % 3), *range(600 + user, 610 + user)] for user in range(8)]
     waiting = list(prompts)
-    talks: list[Talk] = []
+    clients: list[Client] = []
     computed = 0
-    while waiting or any(talk.session.next_forward(16) for talk in talks):
+    while waiting or any(client.session.next_forward(16) for client in clients):
         while waiting and not users.follows(waiting[0]):
-            talks.append(users.begin(waiting.pop(0)))
-            computed -= talks[-1].session.position
-        for talk in talks:
-            talk.read(chunks=1)
-    for talk in talks:
-        talk.start()
-    computed += sum(talk.session.position for talk in talks)
+            clients.append(users.begin(waiting.pop(0)))
+            computed -= clients[-1].session.position
+        for client in clients:
+            client.read(chunks=1)
+    for client in clients:
+        client.start()
+    computed += sum(client.session.position for client in clients)
     assert computed == 60 + sum(len(prompt) - 60 for prompt in prompts)
-    for talk in talks:
-        talk.close()
+    for client in clients:
+        client.close()
     assert [users.cached([*prompt, 1]) for prompt in prompts] == [len(prompt) for prompt in prompts]

@@ -18,7 +18,7 @@ from runner.cache.checkpoints import CheckpointPolicy
 from tests.lib.fakes import FAMILIES, FakeKVState, FakeRecurrentState, FakeWindowState
 from tests.lib.machines import limits
 from tests.lib.story import BranchOnly, Every
-from tests.lib.together import Talk, Together
+from tests.lib.together import Client, Together
 
 PREFIX = [token % 3 for token in range(7, 127, 2)]
 OPEN = 4
@@ -26,8 +26,8 @@ OPEN = 4
 shares = st.one_of(st.just(1.0), st.floats(0, 1))
 words = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 pick = st.integers(0, 7)
-anybody = precondition(lambda self: self.users.talks)
-room = precondition(lambda self: len(self.users.talks) < OPEN)
+anybody = precondition(lambda self: self.users.clients)
+room = precondition(lambda self: len(self.users.clients) < OPEN)
 
 
 class Users(RuleBasedStateMachine):
@@ -66,8 +66,8 @@ class Users(RuleBasedStateMachine):
         for _ in range(200):
             if not self.users.follows(prompt):
                 break
-            for talk in self.users.talks:
-                talk.read(chunks=1)
+            for client in self.users.clients:
+                client.read(chunks=1)
         else:
             raise AssertionError("nobody gets there")
         self.users.begin(prompt)
@@ -80,27 +80,29 @@ class Users(RuleBasedStateMachine):
     @anybody
     @rule(who=pick, answer=st.lists(st.integers(0, 2), max_size=4))
     def say(self, who: int, answer: list[int]) -> None:
-        talk = self._talk(who).say(*answer)
-        self.said = [*self.said, [*talk.session.recorded]][-6:]
+        client = self._talk(who).say(*answer)
+        self.said = [*self.said, [*client.session.recorded]][-6:]
 
     @anybody
     @rule(who=pick, ahead=st.booleans())
     def close(self, who: int, ahead: bool) -> None:
-        talk = self._talk(who)
+        client = self._talk(who)
         if ahead:
-            talk.ahead(1)
-        talk.close()
+            client.forward_unread(1)
+        client.close()
 
     @anybody
-    @rule(who=pick, how=st.sampled_from([Talk.fail, Talk.tear_layers, Talk.tear_layers, Talk.tear_trie]))
-    def break_off(self, who: int, how: Callable[[Talk], None]) -> None:
+    @rule(
+        who=pick, how=st.sampled_from([Client.fail, Client.fail_in_layers, Client.fail_in_layers, Client.fail_in_cache])
+    )
+    def break_off(self, who: int, how: Callable[[Client], None]) -> None:
         how(self._talk(who))
 
     @rule(nbytes=st.sampled_from([0, 0, 40, 10_000]))
     def reserve(self, nbytes: int) -> None:
         self.users.reserve(nbytes)
 
-    @precondition(lambda self: not self.users.talks)
+    @precondition(lambda self: not self.users.clients)
     @rule()
     def clear(self) -> None:
         self.users.reserve(0)
@@ -110,11 +112,11 @@ class Users(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.users.reserve(0)
-        while self.users.talks:
-            self.users.talks[0].close()
+        while self.users.clients:
+            self.users.clients[0].close()
 
-    def _talk(self, who: int) -> Talk:
-        return self.users.talks[who % len(self.users.talks)]
+    def _talk(self, who: int) -> Client:
+        return self.users.clients[who % len(self.users.clients)]
 
     def _prompt(self, which: int, share: float, new: list[int]) -> list[int]:
         said = self.said[which % len(self.said)]
