@@ -45,14 +45,14 @@ def test_a_stream_that_misses_a_line_is_no_measurement() -> None:
 
 def test_a_miniature_run() -> None:
     said: list[str] = []
-    report = wire.run(Namespace(turns=1, steps=5, lines=1000, streams=[2]), said.append)
+    report = wire.run(Namespace(turns=1, steps=5, lines=10_000, streams=[2]), said.append)
     assert {streams: len(flows) for streams, flows in report.paced.items()} == {2: 1}
     assert {streams: len(flows) for streams, flows in report.flood.items()} == {2: 1}
     assert min(*report.paced[2][0], *report.flood[2][0]) > 0
     assert said == ["2 loads in 1 turns ..."]
 
 
-@pytest.mark.parametrize("wrong", [{"turns": 0}, {"steps": 1}, {"streams": [1, 0]}, {"lines": 10}])
+@pytest.mark.parametrize("wrong", [{"turns": 0}, {"steps": 1}, {"streams": [1, 0]}, {"lines": 9_999}])
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        wire.run(Namespace(**{"turns": 1, "steps": 2, "lines": 1000, "streams": [1], **wrong}), print)
+        wire.run(Namespace(**{"turns": 1, "steps": 2, "lines": 10_000, "streams": [1], **wrong}), print)

@@ -8,9 +8,9 @@ tip a draw over when chunk boundaries differ.
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
-from math import ceil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
@@ -18,54 +18,161 @@ import mlx.core as mx
 from runner.cache import CACHE_KINDS
 from runner.model.weights.dtype import device
 from scripts.tools.bench.cache.agent_trace import AgentTrace, Ask, Workload
-from scripts.tools.bench.cache.contender import Contender, LayerBytes, Served
-from scripts.tools.bench.cache.figures import Costs, Losses
-from scripts.tools.bench.cache.models import KINDS, Size, Subject, make_subject
-from scripts.tools.bench.cache.prefixes import Anywhere, FixedPoints, Reuse, Shown
-from scripts.tools.bench.cache.report import CacheReport
-from scripts.tools.bench.cache.rows import BEST, ModelReport, Row
+from scripts.tools.bench.cache.contender import Contender, Served
+from scripts.tools.bench.cache.models import KINDS, Size, make_subject
+from scripts.tools.bench.common.figure import Bars, Chart
 from scripts.tools.bench.common.options import names_of, size_bytes
+from scripts.tools.bench.common.report import Report, Table, Target, percentile
 
+HIDDEN, LAYERS = 256, 2
+CHUNK_TOKENS = 512
+"""A quarter of the runner's, as the prompts are."""
 _CACHES = ("none", "single", "trie")
-_PEERS: dict[str, Callable[[], Anywhere | FixedPoints]] = {
-    BEST: Anywhere,
-    "grid 8192": FixedPoints,
-    "+ branches": lambda: FixedPoints(branches=True),
-}
-"""What the same requests would have cost where nothing is evicted, by arithmetic: `Losses` without `Costs`."""
+_MB = 1e6
+_COLUMNS = (
+    "hit %",
+    "matched",
+    "computed",
+    "lost",
+    "lost p95",
+    "TTFT ms",
+    "TTFT p95",
+    "total s",
+    "held MB",
+    "peak",
+    "differ",
+)
+_NOTE = """hit %     tokens of prompts that came from the cache
+matched   tokens of prompts that the cache had seen in their place; computed: that went through the model
+lost      matched tokens that had to be computed again, over all requests; p95: of one
+TTFT      time to the first token, median and 95th percentile; total: of all requests, closing the sessions included
+held      bytes in the cache at the end, and their peak
+differ    answers that are not equal to the first contender's"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The settings. `chunk_tokens` is the length of prefill forwards, a quarter of the runner's as the prompts are."""
+class Server(Protocol):
+    """A contender, or what stands for one."""
 
-    workload: Workload = field(default_factory=Workload)
-    models: Sequence[str] = tuple(KINDS)
-    caches: Sequence[str] = _CACHES
-    hidden: int = 256
-    layers: int = 2
-    chunk_tokens: int = 512
-    budget_bytes: int | None = None
+    def serve(self, ask: Ask) -> Served:
+        """Computes the answer to one request."""
+        ...
 
 
-class Exchange(NamedTuple):
-    """One request and how each contender served it."""
+class Row(NamedTuple):
+    """One cache under all requests of a trace. `mismatches` counts answers that differ from the first contender's."""
 
-    ask: Ask
-    served: list[Served]
+    cache: str
+    served: Sequence[Served]
+    mismatches: int
+
+    def figures(self) -> dict[str, float]:
+        """Returns the sums over all requests, cancelled ones included; times until the first token only where one was.
+
+        `hit_rate` is cached / prompt. `lost` tokens stand before the point of divergence, yet had to be computed again:
+        matched - cached, one of them at least where the whole prompt is known.
+        """
+        first = [one.ttft_ms for one in self.served if one.ttft_ms is not None]
+        return {
+            "hit_rate": sum(one.cached for one in self.served) / sum(one.total for one in self.served),
+            "matched": sum(one.matched for one in self.served),
+            "computed": sum(one.computed for one in self.served),
+            "lost": sum(one.lost for one in self.served),
+            "lost_p95": percentile([one.lost for one in self.served], 95),
+            "ttft_ms": median(first) if first else 0.0,
+            "ttft_ms_p95": percentile(first, 95),
+            "seconds": sum(one.ms for one in self.served) / 1e3,
+            "held_bytes": self.served[-1].held_bytes,
+            "peak_bytes": max(one.peak_bytes for one in self.served),
+            "mismatches": self.mismatches,
+        }
+
+    def cells(self) -> Sequence[str]:
+        """Returns the figures as a row of the table."""
+        hit, matched, computed, lost, lost_p95, ttft, ttft_p95, seconds, held, peak, differ = self.figures().values()
+        return (
+            f"{100 * hit:.1f}",
+            *(f"{tokens:,.0f}" for tokens in (matched, computed, lost, lost_p95)),
+            *(f"{ttft:.1f}", f"{ttft_p95:.0f}", f"{seconds:.1f}"),
+            *(f"{held / _MB:.1f}", f"{peak / _MB:.1f}", f"{differ:.0f}"),
+        )
+
+
+@dataclass(frozen=True)
+class CacheReport(Report):
+    """By kind of model. `counts` says how often everything happened; `budget_bytes` bounded each cache."""
+
+    workload: Workload
+    budget_bytes: int | None
+    counts: Mapping[str, int]
+    models: Mapping[str, Sequence[Row]]
+
+    @property
+    def targets(self) -> list[Target]:
+        """Of the trie."""
+        return [
+            Target(f"{kind}: answers that differ", row.mismatches, 0)
+            for kind, rows in self.models.items()
+            for row in rows
+            if row.cache == "trie"
+        ]
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """One table for all models."""
+        work = self.workload
+        bound = "unbounded" if self.budget_bytes is None else f"{self.budget_bytes:,} bytes each"
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
+        title = (
+            f"{work.requests} requests of {work.agents} agents over {work.systems} system prompts, seed {work.seed}, "
+            f"scale {work.scale:g}; caches {bound}\n{counts}"
+        )
+        rows = [(f"{kind}, {row.cache}", *row.cells()) for kind, rows in self.models.items() for row in rows]
+        return [Table(title, ("", *_COLUMNS), rows)]
+
+    @property
+    def note(self) -> str:
+        """The meaning of the columns, and of the kinds of models."""
+        return "\n".join([_NOTE, *(f"{kind:10}{KINDS[kind]}" for kind in self.models)])
+
+    def data(self) -> Mapping[str, object]:
+        """For JSON: the figures of each cache, and one value for each request."""
+        names = ("total", "matched", "cached", "computed", "ttft_ms", "ms", "held_bytes")
+        return {
+            "workload": asdict(self.workload),
+            "budget_bytes": self.budget_bytes,
+            "counts": self.counts,
+            "models": {
+                kind: {
+                    row.cache: {
+                        **row.figures(),
+                        "requests": {name: [getattr(one, name) for one in row.served] for name in names},
+                    }
+                    for row in rows
+                }
+                for kind, rows in self.models.items()
+            },
+        }
+
+    @property
+    def charts(self) -> Sequence[Chart]:
+        """Hits, and first tokens."""
+        figures = [[row.figures() for row in rows] for rows in self.models.values()]
+        caches = [row.cache for row in next(iter(self.models.values()))]
+
+        def of(name: str, scale: float = 1.0) -> dict[str, list[float]]:
+            return {cache: [scale * rows[at][name] for rows in figures] for at, cache in enumerate(caches)}
+
+        return [
+            Bars("prompt tokens from the cache, %", list(self.models), of("hit_rate", 100)),
+            Bars("time to the first token, ms, median", list(self.models), of("ttft_ms"), log=True),
+        ]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark beside those of all."""
-    usual = Options()
-    parser.epilog = _JSON
+    kinds = "; ".join(f"{kind}: {meaning}" for kind, meaning in KINDS.items())
     parser.add_argument(
-        "--model",
-        action="append",
-        choices=KINDS,
-        metavar="KIND",
-        help="run this one only, may be repeated: "
-        + "; ".join(f"{kind}: {meaning}" for kind, meaning in KINDS.items()),
+        "--model", action="append", choices=KINDS, metavar="KIND", help=f"this one only, may be repeated: {kinds}"
     )
     parser.add_argument(
         "--caches",
@@ -80,149 +187,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BYTES|N%",
         help="bound of each cache: 8MiB, 1G, or a share of MLX's memory limit (default: none)",
     )
+    usual = Workload()
     parser.add_argument(
-        "--hidden", type=int, default=usual.hidden, metavar="N", help="width of the models (default: %(default)s)"
+        "--requests", type=int, default=usual.requests, metavar="N", help="requests in all (default: %(default)s)"
     )
+    parser.add_argument("--agents", type=int, default=usual.agents, metavar="N", help="agents (default: %(default)s)")
     parser.add_argument(
-        "--layers", type=int, default=usual.layers, metavar="N", help="their layers (default: %(default)s)"
+        "--scale", type=float, default=usual.scale, metavar="X", help="factor of all lengths (default: %(default)s)"
     )
-    parser.add_argument(
-        "--prefill-chunk",
-        type=int,
-        default=usual.chunk_tokens,
-        metavar="TOKENS",
-        help="prompt tokens per forward (default: %(default)s)",
-    )
-    group = parser.add_argument_group("workload", "lengths in tokens; messages vary around the median given")
-    for option in fields(Workload):
-        if option.name != "seed":
-            group.add_argument(
-                f"--{option.name.replace('_', '-')}",
-                type=type(option.default),
-                default=option.default,
-                metavar="N",
-                help=f"{_MEANINGS[option.name]} (default: %(default)s)",
-            )
-
-
-_JSON = """
-JSON: benchmark, machine (what it ran on), workload, chunk_tokens, budget_bytes, models. For each model: model,
-parameters, bytes_per_token, bytes_per_state, counts, operations (what led to each request), caches, arithmetic. For
-each cache the figures that cache/figures.py explains (Losses, Costs) and requests, with one value for each request
-in total, matched, cached, computed, ttft_ms, ms and held_bytes; for each line of arithmetic those of Losses."""
-_MEANINGS = {
-    "requests": "requests in all",
-    "agents": "agents",
-    "systems": "system prompts that they share",
-    "system_tokens": "length of a system prompt",
-    "user_tokens": "of a message of the user",
-    "tool_tokens": "of a tool result",
-    "answer_tokens": "of an answer; where the agent reasons, of the reasoning too",
-    "context_tokens": "length at which an agent starts a new conversation",
-    "scale": "factor of all these lengths",
-    "skew": "how much more the first agents ask: weights 1/rank^skew",
-    "vocabulary": "tokens in the vocabulary",
-}
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> CacheReport:
     """The whole benchmark. `say` is told how far it is. ValueError when the options make no sense."""
-    workload = Workload(**{option.name: getattr(arguments, option.name) for option in fields(Workload)})
-    options = Options(
-        workload=workload,
-        models=arguments.model or tuple(KINDS),
-        caches=arguments.caches,
-        hidden=arguments.hidden,
-        layers=arguments.layers,
-        chunk_tokens=arguments.prefill_chunk,
-        budget_bytes=arguments.cache_memory,
+    workload = Workload(
+        seed=arguments.seed, requests=arguments.requests, agents=arguments.agents, scale=arguments.scale
     )
-    return measure(options, say)
-
-
-def measure(options: Options, say: Callable[[str], None] = lambda _: None) -> CacheReport:
-    """Serve the same workload to every model over every cache."""
     if device() == "cpu":
         mx.disable_compile()  # as the runner does
-    size = Size(options.hidden, options.layers, options.workload.vocabulary)
-    reports = []
-    for kind in options.models:
+    models, counts = {}, Counter[str]()
+    for kind in arguments.model or KINDS:
         say(f"{kind} ...")
-        subject = make_subject(kind, size, options.workload.seed)
-        reports.append(_measure_model(subject, options))
+        models[kind], counts = measure(kind, workload, arguments.caches, arguments.cache_memory)
         mx.clear_cache()
-    return CacheReport(options.workload, options.chunk_tokens, options.budget_bytes, reports)
+    return CacheReport(workload, arguments.cache_memory, dict(counts), models)
 
 
-def _measure_model(subject: Subject, options: Options) -> ModelReport:
-    layer_bytes = LayerBytes.of(subject)
+def measure(
+    kind: str, workload: Workload, caches: Sequence[str], budget_bytes: int | None
+) -> tuple[list[Row], Counter[str]]:
+    """Serves the workload to one model over every cache; also returns the counts of the trace."""
+    subject = make_subject(kind, Size(HIDDEN, LAYERS, workload.vocabulary), workload.seed)
     contenders = [
-        Contender(
-            subject,
-            kind,
-            chunk=options.chunk_tokens,
-            vocabulary=options.workload.vocabulary,
-            budget_bytes=options.budget_bytes,
-        )
-        for kind in options.caches
+        Contender(subject, cache, chunk=CHUNK_TOKENS, vocabulary=workload.vocabulary, budget_bytes=budget_bytes)
+        for cache in caches
     ]
-    exchanges, counts = serve_all(AgentTrace(options.workload), contenders)
-    prompts = [len(exchange.ask.prompt) for exchange in exchanges]
-    rows = []
-    for index, contender in enumerate(contenders):
-        served = [exchange.served[index] for exchange in exchanges]
-        mismatches = sum(
-            one.answer != exchange.served[0].answer for one, exchange in zip(served, exchanges, strict=True)
-        )
-        losses = Losses.of(prompts, [Reuse(one.matched, one.cached) for one in served])
-        rows.append(Row(contender.kind, losses, Costs.of(served, layer_bytes, mismatches), served))
-    for name, make in _PEERS.items():
-        if name != BEST and not layer_bytes.per_state:
-            continue  # its layers resume anywhere
-        peer = make()
-        reuses = [peer.serve(one.ask.prompt, _shown(one, options.chunk_tokens)) for one in exchanges]
-        rows.append(Row(name, Losses.of(prompts, reuses)))
-    return ModelReport(
-        kind=subject.kind,
-        meaning=KINDS[subject.kind],
-        parameters=subject.parameters,
-        layer_bytes=layer_bytes,
-        operations=[exchange.ask.operation for exchange in exchanges],
-        counts=dict(counts),
-        rows=rows,
-    )
+    served, counts = serve_all(AgentTrace(workload), contenders)
+    first = [one.answer for one in served[0]]
+    return [
+        Row(cache, found, sum(one.answer != answer for one, answer in zip(found, first, strict=True)))
+        for cache, found in zip(caches, served, strict=True)
+    ], counts
 
 
-class Server(Protocol):
-    """A contender, or what stands for one."""
-
-    def serve(self, ask: Ask) -> Served:
-        """Compute the answer to one request."""
-        ...
-
-
-def serve_all(trace: AgentTrace, contenders: Sequence[Server]) -> tuple[list[Exchange], Counter[str]]:
-    """Serve every request of a trace on every contender, in rotating order; also returns the counts of the trace."""
-    exchanges = []
+def serve_all(trace: AgentTrace, contenders: Sequence[Server]) -> tuple[list[list[Served]], Counter[str]]:
+    """Serves every request of a trace on every contender, in rotating order; also returns the counts of the trace."""
+    served: list[list[Served]] = [[] for _ in contenders]
     while (ask := trace.next()) is not None:
-        served: dict[int, Served] = {}
         for turn in range(len(contenders)):
             index = (ask.number + turn) % len(contenders)
-            served[index] = contenders[index].serve(ask)
-        trace.answer(None if ask.cancel is not None else served[0].answer)
-        exchanges.append(Exchange(ask, [served[index] for index in range(len(contenders))]))
-    return exchanges, trace.counts
-
-
-def _shown(exchange: Exchange, chunk: int) -> Shown:
-    """Returns a function that tells what layers would have seen of a request, served as by `Contender`."""
-    prompt, cancel = exchange.ask.prompt, exchange.ask.cancel
-
-    def shown(cached: int) -> Sequence[int]:
-        if cancel is None:
-            return [*prompt, *exchange.served[0].answer[:-1]]
-        prefill = len(prompt) - cached - 1
-        chunks = ceil(cancel * prefill / chunk)
-        return prompt[: cached + min(prefill, chunks * chunk)]
-
-    return shown
+            served[index].append(contenders[index].serve(ask))
+        trace.answer(None if ask.cancel is not None else served[0][-1].answer)
+    return served, trace.counts

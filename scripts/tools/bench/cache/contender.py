@@ -19,7 +19,6 @@ from scripts.tools.bench.cache.models import Subject
 _CONTEXT = 1 << 20
 _TEMPERATURE, _TOP_K = 0.8, 4  # answers vary with the seed, and rounding noise seldom changes a draw among four
 _NEVER = -1e9
-_STEP = 256  # tokens by which the layers of mlx-lm grow
 
 
 class Served(NamedTuple):
@@ -27,7 +26,7 @@ class Served(NamedTuple):
 
     `matched` and `cached` are what the session said, `computed` is how many tokens of the prompt went through the
     model. `ttft_ms` lasts from the beginning of the session until the first token was read, None without one;
-    `ms` until the session was closed. `shown` is what the layers have seen.
+    `ms` until the session was closed.
     """
 
     total: int
@@ -39,26 +38,11 @@ class Served(NamedTuple):
     held_bytes: int
     peak_bytes: int
     answer: list[int]
-    shown: list[int]
 
     @property
     def lost(self) -> int:
         """Tokens before the point of divergence that had to be computed again."""
         return self.matched - self.cached
-
-
-class LayerBytes(NamedTuple):
-    """The bytes of a model's layers: for each token, and once for each state (windows, recurrences)."""
-
-    per_token: int
-    per_state: int
-
-    @classmethod
-    def of(cls, subject: Subject) -> "LayerBytes":
-        """Measured on fresh layers, at two lengths beyond every window of the model and in the middle of a chunk."""
-        short, long = (_bytes_after(subject, tokens) for tokens in (2560, 4608))
-        per_token = (long - short) // 2048
-        return cls(per_token, short - (2560 + _STEP) * per_token)
 
 
 class Contender:
@@ -103,7 +87,6 @@ class Contender:
         finally:
             generation.close()
         ms, held = (perf_counter_ns() - started) / 1e6, self.cache.nbytes
-        answer = [int(word) for word in text.split()]
         return Served(
             total=session.total,
             matched=session.matched,
@@ -113,8 +96,7 @@ class Contender:
             ms=ms,
             held_bytes=held,
             peak_bytes=max(peak, held),
-            answer=answer,
-            shown=[*ask.prompt, *answer][: session.cached + forwarded],
+            answer=[int(word) for word in text.split()],
         )
 
 
@@ -138,18 +120,3 @@ def _is_gone(ask: Ask, generation: Generation, forwarded: int) -> bool:
     if ask.cancel is None:
         return False
     return forwarded >= ask.cancel * (len(generation.session.remaining) - 1)
-
-
-def _bytes_after(subject: Subject, tokens: int) -> int:
-    """Bytes in fresh layers after that many tokens and one of decode, which is when windows have their final size and
-    other layers room for _STEP - 1 more."""
-    session = make_cache("none", subject.make_layers).begin([FIRST_WORD] * (tokens + 1))
-    try:
-        while session.position < session.total:
-            count = session.next_forward(_STEP) or 1
-            with session.forward(count):
-                subject.model(mx.full((1, count), FIRST_WORD), cache=session.layers)
-            mx.eval(session.state())
-        return sum(array.nbytes for array in session.state())
-    finally:
-        session.close()

@@ -121,8 +121,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> WireReport:
     """The whole benchmark. ValueError when the options make no sense, or the server breaks."""
-    if min(arguments.turns, *arguments.streams) < 1 or arguments.steps < 2 or arguments.lines < 1000:
-        raise ValueError("turns and streams are at least 1, a paced load has 2 steps, a flood a thousand lines")
+    if min(arguments.turns, *arguments.streams) < 1 or arguments.steps < 2 or arguments.lines < 10_000:
+        raise ValueError("turns and streams are at least 1, a paced load has 2 steps, a flood 10,000 lines")
     flooded = {min(arguments.streams), max(arguments.streams)}
     loads = {("paced", streams): Load(streams, arguments.steps, _PACE_S) for streams in arguments.streams}
     loads |= {("flood", streams): Load(streams, arguments.lines // streams, 0.0) for streams in flooded}
