@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,9 @@ import pytest
 from scripts.tools.bench.common.contenders import MLX_LM, OURS
 from scripts.tools.bench.llamas import Prompts, Size
 from scripts.tools.bench.memory import benchmark
-from scripts.tools.bench.memory.growth import Sample, Slope, rss
-from scripts.tools.bench.memory.report import Growth, MemoryReport
-from scripts.tools.bench.memory.sharing import Shape, hold, requests
+from scripts.tools.bench.memory.benchmark import MemoryReport
+from scripts.tools.bench.memory.growth import Growth, Sample, Slope, rss
+from scripts.tools.bench.memory.sharing import Shape, requests
 
 SHAPE = Shape(prefix=100, conversations=3, turns=2, message=10, answer=5)
 TINY = Size(64, 1)
@@ -23,46 +22,40 @@ DISTINCT = 100 + 6 * 15 - 3
 REPORT = MemoryReport(
     SHAPE,
     "4MiB",
-    token_bytes=1000,
-    held={OURS: [0] * 5 + [1050 * DISTINCT], "mlx-lm, all": [0] * 5 + [3000 * DISTINCT]},
-    processes={OURS: Growth(Sample(0, 10**6, 0), Sample(0, 2 * 10**6, 1000 * DISTINCT))},
-    samples={
+    1000,
+    {
+        OURS: Growth(Sample(0, 10**6, 0), Sample(0, 2 * 10**6, 1050 * DISTINCT)),
+        MLX_LM: Growth(Sample(0, 10**6, None), Sample(0, 4 * 10**6, None)),
+    },
+    {
         OURS: [Sample(at, 10**7 + 10**5 * at, 10**6) for at in range(1, 9)],
         MLX_LM: [Sample(at, 2 * 10**7, None) for at in range(1, 9)],
     },
 )
 
 
-class Recorder:
-    """Keeps whole conversations, as many bytes as tokens."""
-
-    def __init__(self) -> None:
-        self.shown: list[list[int]] = []
-
-    @property
-    def nbytes(self) -> int:
-        return sum(map(len, self.shown))
-
-    def serve(self, prompt: list[int], answer: Sequence[int]) -> None:
-        self.shown.append([*prompt, *answer[:-1]])
+def answered() -> list[list[int]]:
+    """What the model has seen after each request of all conversations."""
+    prompts, shown, said = Prompts(1), [], list[int]()
+    for prompt in requests(SHAPE, prompts.ids):
+        asked, said = prompt(said), prompts.ids(SHAPE.answer)
+        shown.append([*asked, *said[:-1]])
+    return shown
 
 
 def test_conversations_take_turns_and_go_on_with_what_was_answered() -> None:
-    recorder = Recorder()
-    held = hold(recorder, SHAPE, Prompts(1).ids)
-    first, second = recorder.shown[:3], recorder.shown[3:]
+    shown = answered()
+    first, second = shown[:3], shown[3:]
     assert [len(tokens) for tokens in first] == [114] * 3
     assert [len(tokens) for tokens in second] == [129] * 3
     for before, after in zip(first, second, strict=True):
         assert after[:114] == before
         assert after[:100] == first[0][:100]
-    assert held == [114, 228, 342, 471, 600, 729]
 
 
 def test_distinct_tokens_are_those_of_a_tree() -> None:
-    recorder, tree = Recorder(), set[tuple[int, ...]]()
-    hold(recorder, SHAPE, Prompts(1).ids)
-    for count, shown in enumerate(recorder.shown, 1):
+    tree = set[tuple[int, ...]]()
+    for count, shown in enumerate(answered(), 1):
         tree |= {tuple(shown[:end]) for end in range(1, len(shown) + 1)}
         assert len(tree) == SHAPE.distinct(count)
     assert SHAPE.distinct(0) == 0
@@ -94,27 +87,23 @@ def test_targets_hold_for_ours() -> None:
     held, growth = REPORT.targets
     assert [held.value, growth.value] == pytest.approx([1.05, 100 * 3e5 / 10.5e6])
     assert [held.met, growth.met] == [True, False]
-    assert MemoryReport(SHAPE, "4MiB").targets == []
+    assert replace(REPORT, processes={}, samples={}).targets == []
 
 
 def test_the_table_and_the_json_hold_all_of_it() -> None:
     lines = REPORT.table().splitlines()
     assert all(len(line) <= 132 for line in lines)
-    ours, others = ([line.split() for line in lines if line.startswith(name)] for name in (OURS, "mlx"))
-    assert ours == [
-        ["ours", "0.2", "1.05"],
-        ["ours", "0.2", "1.00", "1.0", "5.35"],
-        ["ours", "8", "10.5", "2.86", "100.00", "1.0", "0.00"],
-    ]
-    assert others[1] == [MLX_LM, "8", "20.0", "0.00", "0.00", "-", "-"]
+    ours, others = ([line.split() for line in lines if line.startswith(name)] for name in (OURS, MLX_LM))
+    assert ours == [["ours", "0.2", "1.05", "1.0", "5.35"], ["ours", "8", "10.5", "2.86", "100.00"]]
+    assert others == [[MLX_LM, "-", "-", "3.0", "16.04"], [MLX_LM, "8", "20.0", "0.00", "0.00"]]
     data = json.loads(json.dumps(REPORT.data()))
-    assert data["held_bytes"][OURS][-1] == 1050 * DISTINCT
+    assert data["processes"][OURS]["after"]["rss"] == 2 * 10**6
     assert data["samples"][MLX_LM][0] == {"prompts": 1, "rss": 2 * 10**7, "told": None}
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="not installed; scripts/bench --plot installs it")
-    for report in (REPORT, MemoryReport(SHAPE, "4MiB", samples=REPORT.samples), replace(REPORT, samples={})):
+    for report in (REPORT, replace(REPORT, processes={}), replace(REPORT, samples={})):
         report.plot(tmp_path / "memory.png")
         assert (tmp_path / "memory.png").stat().st_size > 1000
 
@@ -131,10 +120,6 @@ def test_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     report = benchmark.run(arguments(), said.append, benchmark.Sizes(TINY, TINY))
     assert report.token_bytes == 2 * 64 * 4
-    assert {name: len(held) for name, held in report.held.items()} == {OURS: 6, "mlx-lm, all": 6, "mlx-lm, 10": 6}
-    distinct = [report.token_bytes * SHAPE.distinct(count) for count in range(1, 7)]
-    assert all(held >= least for held, least in zip(report.held[OURS], distinct, strict=True))
-    assert report.held[OURS][-1] < report.held["mlx-lm, all"][-1]
     assert set(report.processes) == set(report.samples) == {OURS}
     assert report.processes[OURS].after.told is not None
     assert [one.prompts for one in report.samples[OURS]] == [*range(1, 9)]

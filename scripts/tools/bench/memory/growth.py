@@ -21,6 +21,23 @@ class Sample(NamedTuple):
     told: int | None
 
 
+class Growth(NamedTuple):
+    """A process before and after the conversations."""
+
+    before: Sample
+    after: Sample
+
+    @property
+    def resident(self) -> int:
+        """Bytes more."""
+        return self.after.rss - self.before.rss
+
+    @property
+    def told(self) -> int | None:
+        """Bytes more; None if the server does not tell."""
+        return None if self.before.told is None or self.after.told is None else self.after.told - self.before.told
+
+
 class Slope(NamedTuple):
     """A straight line through the second half of some figures: its height in the middle of all, and what it rises until
     the end."""
