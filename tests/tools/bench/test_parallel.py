@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-import struct
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,12 +20,10 @@ from scripts.tools.bench.common.bare_loop import decode_bare
 from scripts.tools.bench.common.requests import FEW_TOKENS, MismeasuredError, ask
 from scripts.tools.bench.common.servers import Lines, Server, mlx_lm_server, other_runner, this_runner
 from scripts.tools.bench.llamas import VOCABULARY, Prompts, Size, count_parameters, make_model, write_model
-from scripts.tools.bench.parallel import clients
-from scripts.tools.bench.parallel.benchmark import Options, measure
+from scripts.tools.bench.parallel import benchmark, clients
 from scripts.tools.bench.parallel.clients import SUFFIXES, Dropped, Gaps, Rate, Shared, decode, drop, gaps, share
-from scripts.tools.bench.parallel.contenders import Cell, Served, take_turns
-from scripts.tools.bench.parallel.report import BARE, OURS, ParallelReport, Row, Shape
-from scripts.tools.host.lib import Process, StatusError
+from scripts.tools.bench.parallel.report import BARE, OURS, Cell, Figure, ParallelReport
+from scripts.tools.host.lib import StatusError
 
 TINY = Size(hidden=64, layers=1)
 
@@ -115,11 +112,6 @@ def test_the_bound_of_sharing_is_one_cold_prompt_and_the_others_suffixes() -> No
     assert Shared(cold_s=0.5, warm_s=0.3, together_s=1.0).ratio == 1.25
     assert (len(SUFFIXES), SUFFIXES[0], SUFFIXES[-1]) == (8, 16, 32)
     assert list(SUFFIXES) == sorted(set(SUFFIXES))
-
-
-def test_a_ratio_is_that_of_each_turn() -> None:
-    row = Row(OURS, {1: [Rate(100, True), Rate(50, True)], 8: [Rate(200, True), Rate(200, True)]})
-    assert row.ratios(1, 8) == [2.0, 4.0]
 
 
 # --- what clients do ---
@@ -323,181 +315,121 @@ def test_what_the_servers_are_told() -> None:
     ]
 
 
-# --- turns ---
-
-
-async def test_contenders_take_turns_and_the_first_turn_does_not_count() -> None:
-    order: list[str] = []
-
-    class Counting:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        async def measure(self, cell: Cell, prompts: Prompts, row: Row) -> None:
-            order.append(f"{self.name}{cell[1]}")
-            row.decode.setdefault(cell[1], []).append(Rate(len(order), True))
-
-    rows = await take_turns([Counting("a"), Counting("b")], [("decode", 1), ("decode", 8)], 2, Prompts(1), print)
-    assert order == ["a1", "b1", "a8", "b8", "b1", "a1", "b8", "a8", "a1", "b1", "a8", "b8"]
-    assert [row.name for row in rows] == ["a", "b"]
-    assert [[rate.tokens_per_s for rate in row.decode[8]] for row in rows] == [[8, 11], [7, 12]]
+# --- one figure ---
 
 
 @pytest.mark.parametrize(
-    ("cell", "lengths", "prefills_s"),
+    ("cell", "lengths", "prefills_s", "kind"),
     [
-        (("decode", 3), [16, 16, 16], []),
-        (("gap", 40), [16, 40], []),
-        (("drop", 40), [40, 16, 40, 16], [0.05, 0.0, 60.0, 0.0]),
-        (("shared", 40), [40 + suffix for suffix in SUFFIXES] * 2, []),
+        (("decode", 3), [16, 16, 16], [], Rate),
+        (("gap", 40), [16, 40], [], Gaps),
+        (("drop", 40), [40, 16, 40, 16], [0.05, 0.0, 60.0, 0.0], Dropped),
+        (("shared", 40), [40 + suffix for suffix in SUFFIXES] * 2, [], Shared),
     ],
 )
 async def test_a_server_ends_what_it_has_before_it_is_measured(
-    cell: Cell, lengths: list[int], prefills_s: list[float]
+    cell: Cell, lengths: list[int], prefills_s: list[float], kind: type[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(benchmark, "STREAM_TOKENS", 8)
     stage = Stage(0.0, *prefills_s)
-    row = Row("ours")
-    await Served("ours", stage, Shape(tokens=8)).measure(cell, Prompts(1), row)
+    assert type(await benchmark.measure(stage, cell, Prompts(1))) is kind
     assert stage.log[:3] == ["0 asks for 1", "0 begins", "0 leaves"]
     assert stage.lengths == [16, *lengths]
-    found = {"decode": [*row.decode], "gap": [*row.gap], "drop": [*row.drop], "shared": [cell[1]] * len(row.shared)}
-    assert {what: numbers for what, numbers in found.items() if numbers} == {cell[0]: [cell[1]]}
 
 
 # --- the report ---
 
 
-def a_row(name: str, speeds: Sequence[float], gap_s: float, after_s: float, together_s: float) -> Row:
-    return Row(
-        name,
-        {number: [Rate(speed, True)] * 2 for number, speed in zip((1, 2, 4, 8), speeds, strict=True)},
-        {length: [Gaps(gap_s / 2, 0.01, 1.5), Gaps(gap_s, 0.01, 2.5)] for length in (500, 2000)},
-        {length: [Dropped(0.5, 0.03, after_s)] * 2 for length in (500, 2000)},
-        [Shared(0.5, 0.3, together_s)] * 2,
-    )
+def figures(speeds: Sequence[float], gap_s: float, after_s: float, together_s: float) -> dict[Cell, Sequence[Figure]]:
+    return {
+        **{("decode", number): [Rate(speed, True)] * 2 for number, speed in zip((1, 8), speeds, strict=True)},
+        ("gap", 500): [Gaps(gap_s / 2, 0.01, 1.5), Gaps(gap_s, 0.01, None)],
+        ("drop", 500): [Dropped(0.5, 0.03, after_s)] * 2,
+        ("shared", 500): [Shared(0.5, 0.3, together_s)] * 2,
+    }
 
 
-def a_report(*rows: Row) -> ParallelReport:
-    return ParallelReport(7, 2, 11_000_000, Shape(), rows)
+REPORT = ParallelReport(
+    2,
+    {
+        OURS: figures((100, 250), 0.3, 0.149, 1.04),
+        BARE: {("decode", 1): [Rate(1, True)], ("decode", 8): [Rate(8, False)]},
+    },
+)
 
 
-def lines_of(report: ParallelReport, name: str) -> list[list[str]]:
-    return [line.split() for line in report.table().splitlines() if line.startswith(f"{name} ")]
-
-
-def test_a_table_has_a_line_for_each_figure_and_says_what_was_met() -> None:
-    report = a_report(
-        a_row("ours", (100, 150, 200, 250), 0.3, 0.149, 1.04), a_row("b", (100, 1, 2, 249), 0.301, 0.15, 1.05)
-    )
-    assert lines_of(report, "ours") == [
-        ["ours", "100.0", "150.0", "200.0", "250.0", "2.50", "2.50", "2.50", "met"],
-        ["ours", "500", "225", "300", "10", "2,000", "met"],
-        ["ours", "2000", "225", "300", "10", "2,000", "met"],
-        ["ours", "500", "500", "30", "149", "149", "met"],
-        ["ours", "2000", "500", "30", "149", "149", "met"],
-        ["ours", "500", "300", "800", "1,040", "1.30", "1.30", "1.30", "met"],
+def test_the_tables_have_a_line_for_each_figure() -> None:
+    lines = REPORT.table().splitlines()
+    assert [line.split() for line in lines if line.startswith("ours ")] == [
+        ["ours", "1", "100.0"],
+        ["ours", "8", "250.0"],
+        ["ours", "500", "225", "300", "10", "1,500"],
+        ["ours", "500", "500", "30", "149", "149"],
+        ["ours", "500", "500", "300", "1,040", "1.30", "1.30"],
     ]
-    assert [line[-1] for line in lines_of(report, "b")] == ["missed"] * 6
-    assert max(map(len, report.table().splitlines())) <= 132
+    assert [line.split() for line in lines if line.startswith(BARE)] == [[BARE, "1", "1.0"], [BARE, "8", "8.0*"]]
+    assert max(map(len, lines)) <= 132
 
 
-def test_a_gap_is_no_gap_well_kept_when_the_newcomer_had_to_give_up() -> None:
-    row = a_row("ours", (1, 1, 1, 1), 0.1, 0.1, 1)
-    row.gap[500][1] = Gaps(0.1, 0.01, None)
-    row.gap[2000] = [Gaps(0.1, 0.01, None)] * 2
-    assert [line[-2:] for line in lines_of(a_report(row), "ours")[1:3]] == [["1,500", "missed"], ["-", "missed"]]
+def test_targets_are_met_at_their_bounds() -> None:
+    assert [target.met for target in REPORT.targets] == [True] * 4
+    missed = ParallelReport(2, {OURS: figures((100, 249), 0.301, 0.151, 1.05)})
+    assert [target.met for target in missed.targets] == [False] * 4
+    assert ParallelReport(2, {OURS: {("decode", 2): [Rate(1, True)]}}).targets == []
+
+
+def test_a_ratio_is_that_of_each_turn() -> None:
+    rates = {("decode", 1): [Rate(100, True), Rate(50, True)], ("decode", 8): [Rate(200, True), Rate(200, True)]}
+    (target,) = ParallelReport(2, {OURS: rates}).targets
+    assert target.value == 3.0
 
 
 def test_what_was_not_measured_is_not_shown() -> None:
-    table = a_report(Row("bare", {number: [Rate(number, number < 8)] for number in (1, 2, 4, 8)})).table()
-    assert "1.0         2.0         4.0        8.0*" in table
-    assert "gap:" not in table
-    assert "drop:" not in table
-    assert "shared:" not in table
-
-
-def test_other_numbers_of_streams_have_no_target() -> None:
-    row = Row("ours", {2: [Rate(10, True)], 4: [Rate(50, True)]})
-    report = ParallelReport(1, 1, 1, Shape(streams=(2, 4)), [row])
-    assert "target at" not in report.table()
-    assert lines_of(report, "ours") == [["ours", "10.0", "50.0", "5.00", "5.00", "5.00"]]
+    table = ParallelReport(2, {BARE: REPORT.found[BARE]}).table()
+    assert "decode" in table
+    assert not any(title in table for title in ("gap:", "drop:", "shared:"))
 
 
 def test_the_picture_is_a_png(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="not installed; scripts/bench --plot installs it")
-    file = tmp_path / "found.png"
-    bare = Row(BARE, {number: [Rate(number, True)] for number in (1, 2, 4, 8)})
-    a_report(bare).plot(file)
-    a_report(a_row("ours", (1, 2, 3, 4), 0.3, 0.1, 1), bare).plot(file)
-    head = file.read_bytes()[:24]
-    assert head[:8] == b"\x89PNG\r\n\x1a\n"
-    assert min(struct.unpack(">II", head[16:])) > 500
+    for report in (REPORT, ParallelReport(2, {BARE: REPORT.found[BARE]})):
+        report.plot(tmp_path / "found.png")
+        assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
 
 
 # --- the command ---
 
 
-def test_a_miniature_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_miniature_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("SIZE", TINY), ("STREAM_TOKENS", 6), ("PREFIX_TOKENS", 60)):
+        monkeypatch.setattr(benchmark, name, value)
     monkeypatch.setattr(clients, "PATIENCE_S", 0.5)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    kept: list[Process] = []
-    start = Server.start
-
-    def start_and_keep(server: Server, model: Path, stack: ExitStack) -> Process:
-        kept.append(start(server, model, stack))
-        return kept[-1]
-
-    monkeypatch.setattr(Server, "start", start_and_keep)
     file = tmp_path / "found.json"
-    sizes = ["--hidden=64", "--layers=1", "--streams=1,2", "--tokens=6", "--prompts=100", "--prefix=60"]
-    assert (
-        bench.main(["parallel", "--contenders=ours,bare-loop", "--turns=1", *sizes, f"--json={file}"]) in exits.MEASURED
-    )
-    data = json.loads(file.read_text())
+    words = ["--contenders=ours,bare-loop", "--turns=1", "--streams=1,2", "--prompts=100"]
+    assert bench.main(["parallel", *words, f"--json={file}"]) in exits.MEASURED
     assert list(tmp_path.iterdir()) == [file]
-    assert [process.exit_status is None for process in kept] == [False]
-    assert set(data) == {
-        *(
-            "benchmark",
-            "machine",
-            "seed",
-            "turns",
-            "parameters",
-            "streams",
-            "tokens",
-            "prompts",
-            "prefix",
-            "max_gap_ms",
-        ),
-        *("targets", "limits", "contenders"),
+    data = json.loads(file.read_text())
+    assert set(data) == {"benchmark", "machine", "targets", "turns", "contenders"}
+    ours, bare = data["contenders"][OURS], data["contenders"][BARE]
+    assert {what: list(numbers) for what, numbers in ours.items()} == {
+        "decode": ["1", "2"],
+        "gap": ["100"],
+        "drop": ["100"],
+        "shared": ["60"],
     }
-    assert (data["streams"], data["tokens"], data["prompts"], data["prefix"]) == ([1, 2], 6, [100], 60)
-    ours, bare = data["contenders"]["ours"], data["contenders"]["bare-loop"]
-    assert set(ours["decode"]) == {"1", "2", "ratio"}
-    assert set(ours["decode"]["2"]) == set(Rate._fields)
-    assert set(ours["gap"]["100"]) == set(Gaps._fields)
-    assert set(ours["drop"]["100"]) == set(Dropped._fields)
-    assert set(ours["shared"]) == {*Shared._fields, "ratio"}
-    assert {len(values) for values in (*ours["shared"].values(), *ours["drop"]["100"].values())} == {1}
-    assert all(value > 0 for found in (ours["decode"]["1"], bare["decode"]["2"]) for value in found["tokens_per_s"])
-    assert (bare["gap"], bare["drop"], bare["shared"]["ratio"]) == ({}, {}, [])
-    table = capsys.readouterr().out
-    assert "tokens/s of all streams, 6 tokens each" in table
-    assert max(map(len, table.splitlines()[1:])) <= 132
+    assert {what: list(numbers) for what, numbers in bare.items()} == {"decode": ["1", "2"]}
+    fields = {"decode": Rate._fields, "gap": Gaps._fields, "drop": Dropped._fields, "shared": Shared._fields}
+    for what, names in fields.items():
+        (columns, *_) = ours[what].values()
+        assert list(columns) == list(names)
+        assert {len(values) for values in columns.values()} == {1}
 
 
-def test_a_contender_that_does_not_start_ends_the_benchmark() -> None:
-    options = Options(contenders=[], peers=[("other", ["false"])], size=TINY)
-    with pytest.raises(ValueError, match="other did not start"):
-        measure(options)
-
-
-def test_a_server_without_its_packages_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    options = Options(contenders=["mlx_lm.server"], size=TINY, turns=1, measured=["decode"])
-    assert measure(options, said.append).rows == []
-    assert said[0] == "mlx_lm.server is left out: it needs transformers"
+def test_a_contender_that_does_not_start_ends_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["parallel", "--contenders=bare-loop", "--peer=other=false"])
+    assert "other did not start" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -506,15 +438,10 @@ def test_a_server_without_its_packages_is_left_out(monkeypatch: pytest.MonkeyPat
         (["--contenders=ours,vllm"], "'vllm' is none of ours, in-turn, mlx_lm.server, bare-loop"),
         (["--measure=speed"], "'speed' is none of decode, gap, drop, shared"),
         (["--streams=1,many"], "'1,many' is no list of whole numbers"),
-        (["--peer=other"], "NAME=COMMAND is wanted"),
-        (["--peer=other="], "NAME=COMMAND is wanted"),
-        (["--peer=other='"], "No closing quotation"),
         (["--peer=ours=true"], "the name is taken"),
         (["--turns=0"], "turns, streams and lengths are at least 1"),
         (["--parallel=0"], "turns, streams and lengths are at least 1"),
         (["--streams=0"], "turns, streams and lengths are at least 1"),
-        (["--tokens=1"], "a stream has at least 2 tokens"),
-        (["--hidden=100"], "the width of the model is a multiple of 64"),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_one_line(

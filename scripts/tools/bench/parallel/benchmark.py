@@ -1,6 +1,6 @@
 """`scripts/bench parallel`: several users of one runner at once, over real processes and real HTTP.
 
-A Llama of random weights (11 M parameters) is written into a temporary folder. The contenders are servers that all run
+The model is a Llama of random weights (11 M parameters). The contenders are servers that all run
 from the beginning to the end, and rest while another one is measured; they take turns, after one round that does not
 count. `ours` runs several requests at once, `in-turn` is the same runner with --parallel 1, `bare-loop` is mlx-lm's
 model and caches without a server, which only decodes.
@@ -19,155 +19,108 @@ shared  eight prompts with one prefix and suffixes of 16 to 32 tokens come at on
 import argparse
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from contextlib import ExitStack
+from functools import partial
 
 from scripts.tools.bench.common.bare_loop import BareLoop
-from scripts.tools.bench.common.contenders import known_mlx_lm
+from scripts.tools.bench.common.contenders import known_mlx_lm, serve
+from scripts.tools.bench.common.interleave import interleave
 from scripts.tools.bench.common.options import names_of, numbers
-from scripts.tools.bench.common.servers import Server, other_runner, this_runner
-from scripts.tools.bench.llamas import HEAD, Prompts, Size, count_parameters, make_model, write_model
-from scripts.tools.bench.parallel.contenders import Bare, Contender, Served, take_turns
-from scripts.tools.bench.parallel.report import BARE, IN_TURN, MLX_LM, OURS, ParallelReport, Row, Shape
+from scripts.tools.bench.common.requests import SHORT_TOKENS, ask
+from scripts.tools.bench.common.servers import Endpoint, Server, other_runner, this_runner
+from scripts.tools.bench.llamas import M10, Prompts
+from scripts.tools.bench.parallel.clients import Rate, decode, drop, gaps, share
+from scripts.tools.bench.parallel.report import BARE, IN_TURN, MLX_LM, OURS, Cell, Figure, ParallelReport
 
 CONTENDERS = (OURS, IN_TURN, MLX_LM, BARE)
 MEASURED = ("decode", "gap", "drop", "shared")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The settings."""
-
-    contenders: Sequence[str] = CONTENDERS
-    peers: Sequence[tuple[str, Sequence[str]]] = ()
-    measured: Sequence[str] = MEASURED
-    shape: Shape = field(default_factory=Shape)
-    size: Size = field(default_factory=Size)
-    turns: int = 3
-    seed: int = 1
-    parallel: int = 8
-    blas: str = "auto"
-    blas_threads: int = 1
+SIZE = M10
+STREAM_TOKENS = 128
+"""Of each decoding stream."""
+PREFIX_TOKENS = 500
+_CELL_S = 300.0
+"""The most that one contender may take for one figure."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark beside those of all."""
-    usual = Options()
-    parser.epilog = _JSON
-    parser.add_argument(
-        "--contenders",
-        type=names_of(CONTENDERS),
-        default=usual.contenders,
-        metavar="NAME,...",
-        help=f"of {', '.join(CONTENDERS)} (default: all; {MLX_LM} where its packages are installed)",
-    )
-    parser.add_argument(
-        "--measure",
-        type=names_of(MEASURED),
-        default=usual.measured,
-        metavar="WHAT,...",
-        help=f"of {', '.join(MEASURED)} (default: all)",
-    )
-    parser.add_argument(
-        "--turns", type=int, default=usual.turns, metavar="N", help="of each contender (default: %(default)s)"
-    )
-    for name, meaning in _COUNTS.items():
-        default = getattr(usual, name, None) or getattr(usual.shape, name, None) or getattr(usual.size, name)
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=int,
-            default=default,
-            metavar="N",
-            help=f"{meaning} (default: {default})",
-        )
-    for name, default, meaning in (
-        ("--streams", usual.shape.streams, "how many decode at once; the first is what the last is held against"),
-        ("--prompts", usual.shape.prompts, "lengths of the long prompts, in tokens"),
+    for name, known, meaning in (
+        ("--contenders", CONTENDERS, f"the contenders; {MLX_LM} where its packages are installed"),
+        ("--measure", MEASURED, "what is measured"),
     ):
-        shown = ",".join(map(str, default))
-        parser.add_argument(name, type=numbers, default=default, metavar="N,...", help=f"{meaning} (default: {shown})")
-
-
-_COUNTS = {
-    "parallel": "how many requests the contenders may run at once",
-    "max_gap_ms": "what the runner is told, and a third of the largest gap that is aimed at",
-    "tokens": "of each decoding stream",
-    "prefix": "length of the shared prefix, in tokens",
-    "hidden": f"width of the model, a multiple of {HEAD}",
-    "layers": "of the model",
-}
-
-_JSON = """
-JSON: benchmark, machine (what it ran on), seed, turns, parameters, streams, tokens, prompts, prefix, max_gap_ms,
-limits, contenders. For each contender decode (by the number of streams), gap and drop (by the length of the prompt)
-and shared, each with one value for each turn in the figures that parallel/clients.py explains (Rate, Gaps, Dropped,
-Shared), and ratio in decode and shared. Times are in seconds."""
+        parser.add_argument(
+            name,
+            type=names_of(known),
+            default=known,
+            metavar="NAME,...",
+            help=f"{meaning}: of {', '.join(known)} (default: all)",
+        )
+    parser.add_argument("--turns", type=int, default=3, metavar="N", help="of each contender (default: %(default)s)")
+    parser.add_argument(
+        "--parallel", type=int, default=8, metavar="N", help="requests at once in a server (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--streams", type=numbers, default=(1, 2, 4, 8), metavar="N,...", help="that decode at once (default: 1,2,4,8)"
+    )
+    parser.add_argument(
+        "--prompts",
+        type=numbers,
+        default=(500, 2000),
+        metavar="N,...",
+        help="tokens of long prompts (default: 500,2000)",
+    )
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> ParallelReport:
     """The whole benchmark. `say` is told how far it is. ValueError when the options make no sense."""
-    options = Options(
-        contenders=arguments.contenders,
-        peers=arguments.peer,
-        measured=arguments.measure,
-        shape=Shape(arguments.streams, arguments.tokens, arguments.prompts, arguments.prefix, arguments.max_gap_ms),
-        size=Size(arguments.hidden, arguments.layers),
-        turns=arguments.turns,
-        seed=arguments.seed,
-        parallel=arguments.parallel,
-        blas=arguments.blas,
-        blas_threads=arguments.blas_threads,
-    )
-    return measure(options, say)
-
-
-def measure(options: Options, say: Callable[[str], None] = lambda _: None) -> ParallelReport:
-    """Start the contenders and let them take turns. Raises what clients raise when a contender breaks."""
-    if min(options.turns, options.parallel, *options.shape.streams, *options.shape.prompts, options.shape.prefix) < 1:
+    if min(arguments.turns, arguments.parallel, *arguments.streams, *arguments.prompts) < 1:
         raise ValueError("turns, streams and lengths are at least 1")
-    if taken := {name for name, _ in options.peers} & set(CONTENDERS):
+    if taken := {name for name, _ in arguments.peer} & set(CONTENDERS):
         raise ValueError(f"--peer {', '.join(taken)}: the name is taken")
-    if options.shape.tokens < 2:
-        raise ValueError("a stream has at least 2 tokens")
-    numbers = {
-        "decode": options.shape.streams,
-        "gap": options.shape.prompts,
-        "drop": options.shape.prompts,
-        "shared": (options.shape.prefix,),
-    }
-    cells = [(what, number) for what in options.measured for number in numbers[what]]
-    servers = _servers(options, say)
-    model = make_model(options.size, options.seed)
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(TemporaryDirectory(prefix="bench-parallel-")))
-        write_model(directory, model, options.size)
-        started = [(server, server.start(directory, stack)) for server in servers]
+    lengths = {"decode": arguments.streams, "shared": (PREFIX_TOKENS,)}
+    cells = [(what, number) for what in arguments.measure for number in lengths.get(what, arguments.prompts)]
+    blas, threads, prompts = arguments.blas, arguments.blas_threads, Prompts(arguments.seed)
+    found: dict[str, dict[Cell, Sequence[Figure]]] = {}
+    with asyncio.Runner() as loop, ExitStack() as stack:
+        started = serve(SIZE, arguments.seed, _servers(arguments, say), stack, loop)
+        bare = BareLoop(SIZE, arguments.seed, stack, blas=blas, blas_threads=threads)
 
-        async def all_turns() -> list[Row]:
-            async with AsyncExitStack() as open_endpoints:
-                contenders: list[Contender] = []
-                for server, process in started:
-                    endpoint = server.endpoint(process, directory)
-                    open_endpoints.push_async_callback(endpoint.close)
-                    contenders.append(Served(server.name, endpoint, options.shape))
-                if BARE in options.contenders:
-                    blas, threads = options.blas, options.blas_threads
-                    one = BareLoop(options.size, options.seed, stack, blas=blas, blas_threads=threads)
-                    contenders.append(Bare(BARE, one, options.shape))
-                return await take_turns(contenders, cells, options.turns, Prompts(options.seed), say)
+        def served(endpoint: Endpoint, cell: Cell) -> Figure:
+            return loop.run(measure(endpoint, cell, prompts))
 
-        rows = asyncio.run(all_turns())
-    return ParallelReport(options.seed, options.turns, count_parameters(model), options.shape, rows)
+        def looped(streams: int) -> Figure:
+            return Rate(bare.decode([prompts.ids(SHORT_TOKENS) for _ in range(streams)], STREAM_TOKENS), True)
+
+        for cell in cells:
+            say(f"{cell[0]} {cell[1]} ...")
+            contenders: dict[str, Callable[[], Figure]] = {
+                name: partial(served, one.endpoint, cell) for name, one in started.items()
+            }
+            if BARE in arguments.contenders and cell[0] == "decode":
+                contenders[BARE] = partial(looped, cell[1])
+            for name, figures in interleave(contenders, arguments.turns).items():
+                found.setdefault(name, {})[cell] = figures
+    return ParallelReport(arguments.turns, found)
 
 
-def _servers(options: Options, say: Callable[[str], None]) -> list[Server]:
-    gap, blas, threads = options.shape.max_gap_ms, options.blas, options.blas_threads
+async def measure(endpoint: Endpoint, cell: Cell, prompts: Prompts) -> Figure:
+    """Returns one figure of a server. Raises what clients raise, `MismeasuredError` and TimeoutError."""
+    what, number = cell
+    async with asyncio.timeout(_CELL_S):
+        await ask(endpoint, prompts.text(SHORT_TOKENS), 1)  # what the last turn left behind is over
+        if what == "decode":
+            return await decode(endpoint, prompts, number, STREAM_TOKENS)
+        if what == "gap":
+            return await gaps(endpoint, prompts, number)
+        return await (drop if what == "drop" else share)(endpoint, prompts, number)
+
+
+def _servers(arguments: argparse.Namespace, say: Callable[[str], None]) -> list[Server]:
+    blas, threads = arguments.blas, arguments.blas_threads
     servers = [
-        this_runner(name, parallel, gap, blas=blas, blas_threads=threads)
-        for name, parallel in ((OURS, options.parallel), (IN_TURN, 1))
-        if name in options.contenders
+        this_runner(name, parallel, blas=blas, blas_threads=threads)
+        for name, parallel in ((OURS, arguments.parallel), (IN_TURN, 1))
+        if name in arguments.contenders
     ]
-    servers += known_mlx_lm(blas, threads, say) if MLX_LM in options.contenders else []
-    return servers + [other_runner(name, command, options.parallel) for name, command in options.peers]
+    servers += known_mlx_lm(blas, threads, say) if MLX_LM in arguments.contenders else []
+    return servers + [other_runner(name, command, arguments.parallel) for name, command in arguments.peer]
