@@ -1,4 +1,4 @@
-"""What holds for every test: MLX without its run-time compiler, a bound on waiting, and the tier that it belongs to."""
+"""Set-up of every test: MLX without its run-time compiler, a bound on waiting, and the test's tier."""
 
 import asyncio
 import functools

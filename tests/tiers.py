@@ -1,4 +1,4 @@
-"""Which tests run only with `scripts/test --full`: products, of which the fast tier keeps one of each kind.
+"""The tests that run only with `scripts/test --full`: products, of which the fast tier keeps one of each kind.
 
 A key of `FULL` is a test, a file or a folder; its value the parameters that stay in the fast tier, as patterns for the
 text in brackets. The longest key counts. Single tests have the marks `full` and `slow` instead.
@@ -84,12 +84,12 @@ FULL: Mapping[str, tuple[str, ...]] = {
     # Processes: a fault of each sort at one point, a hostile client of each sort, each way to start and to end once.
     "tests/process/faults/test_any_call.py": NONE,
     "tests/process/faults/test_any_line.py": NONE,
-    "tests/process/faults/test_company.py": NONE,
+    "tests/process/faults/test_any_call_concurrent.py": NONE,
     "tests/process/faults/test_clients.py": NONE,
     "tests/process/faults/test_disk.py": NONE,
     "tests/process/faults/test_outputs.py": NONE,
     "tests/process/faults/test_restart.py": NONE,
-    "tests/process/faults/test_restart.py::test_killed_it_starts_again_on_the_same_port": ALL,
+    "tests/process/faults/test_restart.py::test_it_restarts_on_the_same_port_after_a_kill": ALL,
     "tests/process/hostile/test_bodies.py": NONE,
     "tests/process/hostile/test_bodies.py::test_a_body_that_cannot_fit_is_refused_before_it_comes": ALL,
     "tests/process/hostile/test_connections.py": NONE,
@@ -103,8 +103,8 @@ FULL: Mapping[str, tuple[str, ...]] = {
         "blob missing",
         "tensor missing",
     ),
-    "tests/process/test_surroundings.py": NONE,
-    "tests/process/test_together.py::test_with_one_place_they_are_served_one_by_one": ("flag",),
+    "tests/process/test_environment.py": NONE,
+    "tests/process/test_concurrent_answers.py::test_with_one_place_requests_are_served_one_by_one": ("flag",),
     # Tools: the conformance suite as the newest generation of hosts, benchmarks and soaks by their parts.
     "tests/tools/bench/test_decode.py::test_a_miniature_run": NONE,
     "tests/tools/bench/test_format.py::test_a_miniature_run": NONE,

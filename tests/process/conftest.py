@@ -29,11 +29,11 @@ __all__ = [
 
 RANDOM = "random:latest"
 MARKER = "mlx:latest"
-"""A model whose log lines would contain a marker, were they written as they are."""
+"""A model whose name would put a marker into log lines if they were written unescaped."""
 
 SpawnModel = Callable[..., Process]
 REQUEST_S = 120.0
-"""For a whole request of these tests, where a host would wait for ever."""
+"""The deadline of one request in these tests; a host would wait for ever."""
 HOST = replace(F, request_timeout_s=REQUEST_S)
 
 

@@ -56,7 +56,7 @@ def test_json_is_one_object_and_the_variables_hold(models_dir: Path) -> None:
     assert found["context"] == {"tokens": 64, "source": "--context"}
 
 
-def test_verifying_is_told_in_the_log_and_not_in_the_result(models_dir: Path) -> None:
+def test_verification_is_reported_in_the_log_and_not_in_the_result(models_dir: Path) -> None:
     done = check(MAIN, "--json", "--verify", OLLAMA_MODELS=str(models_dir))
     assert json.loads(done.stdout)["loads"] is True
     assert "msg=verified" in done.stderr
@@ -78,7 +78,7 @@ def test_neither_the_server_nor_transformers_is_imported(models_dir: Path) -> No
     assert not imported & {"aiohttp", "transformers", "numpy", "huggingface_hub"}
 
 
-def test_a_terminal_that_knows_no_unicode_gets_escapes(models_dir: Path, tmp_path: Path) -> None:
+def test_a_terminal_without_unicode_gets_escapes(models_dir: Path, tmp_path: Path) -> None:
     store = Store(models_dir, manifest_path(models_dir, f"{tmp_path.name}:unicode"))
     store.manifest = Store(models_dir, manifest_path(models_dir, MAIN)).manifest
     store.put_json("config.json", {"architectures": ["Ünbekannt"]})
@@ -87,7 +87,7 @@ def test_a_terminal_that_knows_no_unicode_gets_escapes(models_dir: Path, tmp_pat
     assert r"unsupported architecture: \xdcnbekannt" in done.stdout
 
 
-def test_whoever_reads_a_part_of_it_only_hears_no_complaint(models_dir: Path) -> None:
+def test_a_reader_that_closes_the_pipe_early_causes_no_error(models_dir: Path) -> None:
     environment = {**os.environ, "OLLAMA_MODELS": str(models_dir)}
     command = f"{' '.join(RUNNER)} check {MAIN} | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(
@@ -96,7 +96,7 @@ def test_whoever_reads_a_part_of_it_only_hears_no_complaint(models_dir: Path) ->
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
-def test_without_mlx_it_ends_as_serving_does(models_dir: Path, tmp_path: Path) -> None:
+def test_without_mlx_it_ends_like_serving(models_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()  # stands before the real one, and has no core
     (tmp_path / "mlx" / "__init__.py").touch()
     environment = {**os.environ, "OLLAMA_MODELS": str(models_dir), "PYTHONPATH": str(tmp_path)}
@@ -116,7 +116,7 @@ def test_without_mlx_it_ends_as_serving_does(models_dir: Path, tmp_path: Path) -
     assert said[0].stderr.startswith(b"Error: MLX not available: ")
 
 
-def test_it_says_when_what_it_found_cannot_be_written(models_dir: Path) -> None:
+def test_a_result_that_cannot_be_written_is_an_error(models_dir: Path) -> None:
     environment = {**os.environ, "OLLAMA_MODELS": str(models_dir)}
     with Path(os.devnull).open() as unwritable:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Several requests at once and clients that go away, beyond the conformance cases 75-80."""
+"""Concurrent requests and clients that disconnect, beyond the conformance cases 75-80."""
 
 import asyncio
 import json
@@ -13,11 +13,11 @@ from tests.process.conftest import SpawnModel
 
 
 def long_prompt(first: str) -> str:
-    """A prompt whose prefill takes seconds in small chunks, and shares nothing with another first letter's."""
+    """Returns a prompt whose prefill takes seconds in small chunks. Other first letters share no prefix with it."""
     return first + "q" * (CONTEXT - 100)
 
 
-async def test_twenty_at_once_are_each_answered_for_themselves(client: Client) -> None:
+async def test_twenty_concurrent_requests_get_their_own_answers(client: Client) -> None:
     prompts = [f"{number:02d} {letter}" for number, letter in enumerate("abcdefghijklmnopqrst")]
     completions = await asyncio.gather(*(client.complete(Request(prompt, {"num_predict": 4})) for prompt in prompts))
     for prompt, completion in zip(prompts, completions, strict=True):
@@ -40,8 +40,8 @@ async def test_headers_are_withheld_until_the_request_starts(places: int, start:
         assert (await response.read()).count(b"\n") == len(ALPHABET) + 1
 
 
-async def test_clients_that_leave_while_tokens_are_written_leave_no_trace(client: Client, shared: Process) -> None:
-    """A write to a connection that has just been closed is no error of ours: nothing but a quiet line tells of it."""
+async def test_clients_that_disconnect_during_decode_cause_no_errors(client: Client, shared: Process) -> None:
+    """A write to a connection that has just been closed is not an error; one line below ERROR reports it."""
     before = len(shared.output.lines)
     for number in range(60):
         assert (await client.complete(Request("leaving 0"), cancel_after=1 + number % 5)).cancelled
@@ -50,8 +50,8 @@ async def test_clients_that_leave_while_tokens_are_written_leave_no_trace(client
     assert [line for line in shared.output.lines[before:] if "level=ERROR" in line] == []
 
 
-async def test_a_cancelled_prefill_is_kept_for_the_retry(client: Client) -> None:
-    """A host that timed out tries again: the second try starts where the first one was stopped."""
+async def test_a_retry_reuses_the_cancelled_prefill(client: Client) -> None:
+    """A host that timed out tries again; the second prefill starts where the first one stopped."""
     prefill = asyncio.create_task(client.complete(Request(long_prompt("C"), {"num_predict": 1})))
     await asyncio.sleep(0.4)
     await gone(prefill)

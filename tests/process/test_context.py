@@ -1,4 +1,4 @@
-"""`--context`: what hosts are told and what requests may have."""
+"""`--context`: the length reported to hosts and enforced for requests."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,8 @@ from tests.process.conftest import MAIN, SpawnModel
 
 
 async def assert_context(process: Process, tokens: int) -> None:
-    """The status tells it, a prompt that fills it is refused, one a token shorter gets one token."""
+    """Checks that the status reports this length, a prompt that fills it is refused, and one a token shorter gets one
+    token."""
     async with Client.of(process) as client:
         assert (await client.status()).context_length == tokens
         with pytest.raises(StatusError, match=rf"\({tokens} tokens\) exceeds .* context length \({tokens} tokens\)"):
@@ -23,7 +24,7 @@ async def assert_context(process: Process, tokens: int) -> None:
         assert completion.text == "1"
 
 
-async def test_a_shorter_context_is_told_and_holds(start: SpawnModel) -> None:
+async def test_a_shorter_context_is_reported_and_enforced(start: SpawnModel) -> None:
     process = start(arguments=["--context", "100"])
     assert "level=WARN" not in process.output.text
     await assert_context(process, 100)
@@ -43,7 +44,7 @@ async def test_the_models_own_length_is_not_exceeded_and_the_log_says_so_once(st
 
 @pytest.fixture
 def silent(models_dir: Path, tmp_path: Path) -> Store:
-    """The main model, whose config does not tell its length. Blobs are shared with the others."""
+    """The main model with a config that gives no context length. It shares blobs with the others."""
     store = Store(models_dir, manifest_path(models_dir, f"{tmp_path.name}:silent"))
     store.manifest = Store(models_dir, manifest_path(models_dir, MAIN)).manifest
     config = json.loads(store.blob_of("config.json").read_text())
@@ -55,7 +56,7 @@ def silent(models_dir: Path, tmp_path: Path) -> Store:
     ("arguments", "tokens"),
     [([], DEFAULT_CONTEXT_TOKENS), (["--context", "64"], 64), (["--context", "131072"], 131072)],
 )
-async def test_a_model_without_a_length_takes_the_documented_or_any_other(
+async def test_a_model_without_a_length_uses_the_documented_default_or_the_flag(
     arguments: list[str], tokens: int, silent: Store, start: SpawnModel
 ) -> None:
     process = start(f"{silent.manifest_path.parent.name}:silent", arguments)

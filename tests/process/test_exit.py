@@ -1,4 +1,4 @@
-"""How and when the process goes away, beyond the conformance cases 9-11: every phase, SIGTERM, a host that is gone."""
+"""The exit of the process, beyond the conformance cases 9-11: in every phase, on SIGTERM, after the host's death."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ LONG_PROMPT = "y" * (CONTEXT - 10)
 
 @asynccontextmanager
 async def busy(process: Process, phase: Phase) -> AsyncIterator[None]:
-    """Inside the block the process is in that phase; its end may break the requests that hold it there."""
+    """Keeps the process in that phase inside the block; its exit may break the requests that keep it there."""
     async with Client.of(process) as client:
         tasks: list[asyncio.Task[object]] = []
         if phase == "prefill":
@@ -51,7 +51,7 @@ async def busy(process: Process, phase: Phase) -> AsyncIterator[None]:
 
 
 def pids_with_port(port: int) -> list[int]:
-    """The processes that were started with this port."""
+    """Returns the ids of processes that were started with this port."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
@@ -64,7 +64,7 @@ def pids_with_port(port: int) -> list[int]:
     ("phase", "number"),
     [*((phase, signal.SIGTERM) for phase in PHASES), ("prefill", signal.SIGINT), ("queued", signal.SIGINT)],
 )
-async def test_a_signal_ends_it_within_a_second_and_quietly(
+async def test_a_signal_ends_it_quietly_within_a_second(
     phase: Phase, number: signal.Signals, start: SpawnModel
 ) -> None:
     process = start(arguments=[*CHUNKED, "--parallel", "1"])
@@ -89,7 +89,7 @@ def test_a_signal_while_starting_ends_it_within_a_second(
 
 
 def await_our_code(process: Process) -> None:
-    """Python's own first 20 ms handle SIGINT: it may be told of, or lost. Ours begin where that handler is gone."""
+    """Waits until Python's own start is over: in its first 20 ms SIGINT may print a traceback or be lost."""
     if not Path("/proc/self").exists():
         time.sleep(0.1)
         return
@@ -110,7 +110,7 @@ def await_our_code(process: Process) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_while_loading_ends_it_within_a_second_and_quietly(number: signal.Signals, start: SpawnModel) -> None:
+def test_a_signal_while_loading_ends_it_quietly_within_a_second(number: signal.Signals, start: SpawnModel) -> None:
     process = start(executable=FAULTY, environment={"FAULT": "slow-load"}, ready=False)
     time.sleep(2)
     assert not process.poll_ready(1), "it still loads"
@@ -131,11 +131,11 @@ while chunk := os.read(runner.stdout.fileno(), 65536):
     os.write(1, chunk)
 """
 """Reads the runner's output as a host does and passes it on. The runner also holds a copy of the stand-in's own output,
-which therefore ends when both have gone."""
+which therefore ends when both have exited."""
 
 
 def await_output(process: Process, text: str) -> None:
-    """Raises an `AssertionError` where the process has not written it within a minute, or has ended."""
+    """Raises `AssertionError` if the process ends, or a minute passes, before it has written this text."""
     limit = time.monotonic() + 60
     while text not in process.output.text:
         assert process.exit_status is None, process.output.text
@@ -145,7 +145,7 @@ def await_output(process: Process, text: str) -> None:
 
 @contextmanager
 def stand_in_host(models_dir: Path, executable: Sequence[str], words: Sequence[str], **env: str) -> Iterator[Process]:
-    """A host that can be killed. The yielded process is the host; it counts as exited when its runner has gone too."""
+    """Yields a host that can be killed. It counts as exited when its runner has exited too."""
     port = free_port()
     argv = [*executable, *words, "--model", MAIN, "--port", str(port), *CHUNKED]
     variables = {**os.environ, "OLLAMA_MODELS": str(models_dir), **env}
@@ -161,7 +161,7 @@ def stand_in_host(models_dir: Path, executable: Sequence[str], words: Sequence[s
 
 @linux_only
 @pytest.mark.parametrize("phase", PHASES)
-async def test_the_runner_goes_within_two_seconds_of_its_host(phase: Phase, models_dir: Path) -> None:
+async def test_the_runner_exits_within_two_seconds_of_its_host(phase: Phase, models_dir: Path) -> None:
     with stand_in_host(models_dir, RUNNER, ["runner", "--mlx-engine"], OLLAMA_NUM_PARALLEL="1") as host:
         await asyncio.to_thread(host.wait_ready, 60)
         async with busy(host, phase):
@@ -172,8 +172,8 @@ async def test_the_runner_goes_within_two_seconds_of_its_host(phase: Phase, mode
 
 @linux_only
 @pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.3, 1.5])
-def test_the_runner_goes_within_two_seconds_of_its_host_while_it_starts(delay_s: float, models_dir: Path) -> None:
-    """However early: at first the only sign is that nobody reads the pipe."""
+def test_the_starting_runner_exits_within_two_seconds_of_its_host(delay_s: float, models_dir: Path) -> None:
+    """Early in the start the only sign is that nobody reads the pipe."""
     with stand_in_host(models_dir, FAULTY, ["runner"], FAULT="slow-load") as host:
         time.sleep(delay_s)
         host.send_signal(signal.SIGKILL)
@@ -182,8 +182,8 @@ def test_the_runner_goes_within_two_seconds_of_its_host_while_it_starts(delay_s:
 
 
 @linux_only
-def test_the_runner_goes_within_two_seconds_of_its_host_while_it_verifies(tmp_path: Path) -> None:
-    """An embedding of 32 GiB, none of which is on the disk: to hash it takes much longer than that."""
+def test_the_verifying_runner_exits_within_two_seconds_of_its_host(tmp_path: Path) -> None:
+    """Hashing a sparse embedding of 32 GiB takes much longer than two seconds."""
     store = write_store(tmp_path / "models", MAIN, write_checkpoint(tmp_path / "source", "llama"))
     store.drop("lm_head.weight")
     with_config(vocab_size=1 << 27, tie_word_embeddings=True)(store)

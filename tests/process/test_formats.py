@@ -1,4 +1,4 @@
-"""Structured output of the running process, as a host asks for it and as a person does.
+"""Structured output of the running process, as hosts and as people request it.
 
 See docs/internals/wire.md, 8.4 and 11.
 """
@@ -38,7 +38,7 @@ _SPECIAL = ("<|end|>", "<think>", "<|done|>", "<|other|>")
 
 
 def structural_tag(schema: object, closing: tuple[str, ...] = ()) -> dict[str, object]:
-    """What a host sends for `schema`, with the tags that end a model's thinking."""
+    """Returns the format that a host sends for `schema`, with the tags that end a model's thinking."""
     json_schema = {"type": "json_schema", "json_schema": schema}
     if not closing:
         return {"type": "structural_tag", "format": json_schema}
@@ -50,7 +50,7 @@ def structural_tag(schema: object, closing: tuple[str, ...] = ()) -> dict[str, o
 
 
 def _scores(characters: str) -> dict[int, float]:
-    """The first of them where it may be, else the second, and so on."""
+    """Returns scores that prefer the first allowed byte of these."""
     return {ord(character): -float(place) for place, character in enumerate(characters)}
 
 
@@ -66,7 +66,7 @@ def write_thinker(directory: Path) -> Path:
 
 
 def write_spaces(directory: Path) -> Path:
-    """A model that says spaces and line breaks for ever wherever it may."""
+    """Writes a model that prefers endless spaces and line breaks."""
     return write_scripted(
         directory,
         BYTES,
@@ -109,12 +109,12 @@ async def thinker(thinking: Process) -> AsyncIterator[Client]:
 
 @pytest.fixture
 async def anything(random: Process) -> AsyncIterator[Client]:
-    """A client of the model with random weights."""
+    """Yields a client of the model with random weights."""
     async with Client.of(random) as client:
         yield client
 
 
-async def test_an_answer_is_what_the_schema_says(anything: Client) -> None:
+async def test_an_answer_follows_its_schema(anything: Client) -> None:
     drawn = [{"temperature": 1.5, "seed": seed, "num_predict": 400} for seed in range(1, 9)]
     requests = [Request("A person:", options, format=structural_tag(PERSON)) for options in drawn]
     answers = await asyncio.gather(*map(anything.complete, requests))
@@ -156,7 +156,9 @@ async def test_constrained_and_free_requests_run_together(anything: Client) -> N
         ),
     ],
 )
-async def test_a_person_writes_what_he_likes(thinker: Client, wanted: object, text: str | None) -> None:
+async def test_a_format_may_be_sent_in_the_forms_that_people_write(
+    thinker: Client, wanted: object, text: str | None
+) -> None:
     answer = await thinker.complete(Request("x", {"num_predict": 50}, format=wanted))
     assert answer.final.done_reason == DoneReason.STOP
     if text is not None:
@@ -167,7 +169,7 @@ async def test_a_person_writes_what_he_likes(thinker: Client, wanted: object, te
 
 
 @pytest.mark.parametrize("wanted", ["json", COUNT, {"type": "array", "minItems": 3, "maxItems": 3, "items": COUNT}])
-async def test_a_model_that_would_write_spaces_for_ever_ends(store: Path, wanted: object) -> None:
+async def test_a_model_that_prefers_endless_spaces_still_ends(store: Path, wanted: object) -> None:
     with spawn(RUNNER, SPACES, models_dir=store, generation=HOST) as process:
         process.wait_ready(60)
         async with Client.of(process) as client:
@@ -178,7 +180,7 @@ async def test_a_model_that_would_write_spaces_for_ever_ends(store: Path, wanted
     assert answer.final.done_reason == DoneReason.STOP
 
 
-async def test_a_limit_that_cuts_an_answer_short_is_told(thinker: Client) -> None:
+async def test_a_limit_that_cuts_an_answer_short_is_reported(thinker: Client) -> None:
     answer = await thinker.complete(Request("x", {"num_predict": 3}, format=structural_tag(COUNT)))
     assert answer.text == '{"n'
     assert (answer.final.done_reason, answer.final.eval_count) == (DoneReason.LENGTH, 3)
@@ -190,7 +192,7 @@ async def test_a_limit_that_cuts_an_answer_short_is_told(thinker: Client) -> Non
 @pytest.mark.parametrize("tags", [CLOSING[:1], CLOSING[:2], CLOSING])
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 async def test_the_schema_begins_behind_the_closing_tag(thinker: Client, tags: tuple[str, ...], number: int) -> None:
-    """`4` leads to a closing tag in five tokens, the others to one token; what is no closing tag here is thinking."""
+    """`4` leads to a closing tag of five tokens, the others to tags of one. Any other tag is part of the thinking."""
     tag = {1: CLOSING[0], 2: CLOSING[1], 3: CLOSING[2], 4: CLOSING[0]}[number]
     answer = await thinker.complete(
         Request(f"{THOUGHT}{number}", {"num_predict": 40}, format=structural_tag(COUNT, tags))
@@ -218,7 +220,7 @@ async def test_other_special_tokens_may_stand_in_the_thinking_and_not_in_the_ans
     assert "<|" not in answer.text
 
 
-async def test_counters_ride_on_every_line_and_add_up(thinker: Client) -> None:
+async def test_every_line_carries_counters_that_add_up(thinker: Client) -> None:
     request = Request("x1", {"num_predict": 40}, format=structural_tag(COUNT, CLOSING), intermediate_metrics=True)
     answer = await thinker.complete(request)
     counts = [line.eval_count for line in answer.answers]
@@ -227,8 +229,8 @@ async def test_counters_ride_on_every_line_and_add_up(thinker: Client) -> None:
     assert counts[-1] == len(answer.text) - len("</think>") + 1
 
 
-async def test_the_second_pass_of_structured_output_reuses_all_that_was_read(thinker: Client) -> None:
-    """A host cancels the free answer once the thinking is over, and asks again behind it."""
+async def test_the_second_pass_of_structured_output_reuses_the_first_prefill(thinker: Client) -> None:
+    """A host cancels the unconstrained answer when the thinking ends and sends a second request that continues it."""
     prompt = "system: be brief. user: how many?" * 8 + THOUGHT
     said = ""
     async with thinker.stream(Request(f"{prompt}1", {"num_predict": 2000}, intermediate_metrics=True)) as stream:
@@ -240,7 +242,7 @@ async def test_the_second_pass_of_structured_output_reuses_all_that_was_read(thi
     second = Request(f"{prompt}1{thought}", {"num_predict": 60}, format=structural_tag(COUNT))
     completion = await thinker.complete(second)
     assert [*json.loads(completion.text)] == ["n"]
-    # The closing tag is one token of the answer and eight of the prompt: up to there everything was read before.
+    # The closing tag is one token in the answer but eight in the prompt; everything before it is cached.
     assert completion.final.prompt_eval_cached_count == len(thinker_tokens(f"{prompt}1"))
     third = await thinker.complete(second)
     assert third.text == completion.text
@@ -248,11 +250,11 @@ async def test_the_second_pass_of_structured_output_reuses_all_that_was_read(thi
 
 
 def thinker_tokens(text: str) -> list[str]:
-    """The marker is one token, everything else bytes."""
+    """Returns the tokens of a text: one for each marker, one for every other byte."""
     return [*"".join(text.split("<think>")), *["<think>"] * text.count("<think>")]
 
 
-# --- what is none
+# --- invalid formats
 
 
 BAD = [
@@ -274,7 +276,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("wanted", "text"), BAD)
-async def test_what_means_nothing_is_refused_and_the_next_request_is_right(
+async def test_an_invalid_format_is_refused_and_the_next_request_is_right(
     thinker: Client, wanted: object, text: str
 ) -> None:
     with pytest.raises(StatusError) as refusal:

@@ -14,7 +14,7 @@ STOP, LENGTH = 0, 1
 
 
 async def test_greedy_answers_of_a_random_model_repeat(start: SpawnModel) -> None:
-    """A model whose layers matter, with each cache."""
+    """Random weights make every layer matter. Runs with each cache."""
     prompts = ["the cat and the ring", "the cat and the", "the cat and the ring, then", "another one", "the cat and"]
     texts = []
     for kind in ("trie", "single", "none"):
@@ -26,7 +26,7 @@ async def test_greedy_answers_of_a_random_model_repeat(start: SpawnModel) -> Non
 
 
 async def test_many_logprobs_are_split_into_lines_that_a_host_can_read(client: Client) -> None:
-    """A stop string that almost comes holds 1000 tokens back, then lets them go at once."""
+    """A stop string that almost matches holds 1000 tokens back, then releases them at once."""
     stop = "1234567890" * 100 + "x"
     completion = await client.complete(
         Request("0", {"stop": [stop], "num_predict": 1200}, logprobs=True, top_logprobs=20)
@@ -56,7 +56,7 @@ async def test_stop_strings_end_the_text_before_them(stop: list[str], text: str,
     assert text.startswith("".join(completion.pieces))
 
 
-async def test_what_a_stop_string_held_back_is_delivered_at_the_limit(client: Client) -> None:
+async def test_text_held_back_for_a_stop_string_is_delivered_at_the_limit(client: Client) -> None:
     completion = await client.complete(Request("Hi", {"stop": ["lmnop"], "num_predict": 5}))
     assert completion.text == "jklmn"
     assert (completion.final.done_reason, completion.final.eval_count) == (LENGTH, 5)
@@ -71,14 +71,14 @@ async def test_the_last_line_has_these_keys_and_no_others(client: Client) -> Non
     }
 
 
-async def test_the_last_line_counts_what_the_cache_held(client: Client) -> None:
+async def test_the_last_line_counts_cached_tokens(client: Client) -> None:
     for wanted in (0, 17):
         body = json.loads((await client.complete(Request("~ counted twice ~y"))).lines[-1])
         assert (body["PromptEvalCount"], body["PromptEvalCachedCount"]) == (18, wanted)
 
 
-async def test_names_and_prompts_full_of_markers_leave_none_in_the_log(start: SpawnModel) -> None:
-    """The hosts are of two generations, and the log tells all it can."""
+async def test_markers_in_names_and_prompts_do_not_reach_the_log(start: SpawnModel) -> None:
+    """Runs with hosts of two generations, at the most verbose log level."""
     process = start(MARKER, environment={"OLLAMA_DEBUG": "2"})
     async with Client.of(process) as client:
         for prompt in ("Hi", "Error: mlx: out of memory x", "panic: x"):

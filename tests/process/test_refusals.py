@@ -1,4 +1,4 @@
-"""A model that cannot be served ends the process at once and with one line, to a host as to a person who checks it."""
+"""A model that cannot be served ends the process at once with one line, for a host as for `mlx-runner check`."""
 
 import re
 import resource
@@ -26,13 +26,13 @@ CHOSEN = (
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """A random llama, to be broken."""
+    """A random llama that the test may damage."""
     return write_store(tmp_path / "models", "tiny", write_checkpoint(tmp_path / "source", "llama"))
 
 
 @pytest.fixture
 def cheap() -> Iterator[None]:
-    """What the test started and waited for took little time to compute."""
+    """Checks that the processes which the test started used little processor time."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     yield
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -40,7 +40,7 @@ def cheap() -> Iterator[None]:
 
 
 def refusal(store: Store, start: SpawnModel, *arguments: str) -> str:
-    """The one line with which the process ends, without `Error: `."""
+    """Returns the line with which the process ends, without `Error: `."""
     process = start("tiny", arguments, models_dir=store.models_dir, ready=False)
     assert process.wait(60) == 1
     assert "Traceback" not in process.output.text
@@ -58,7 +58,7 @@ def check(store: Store, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("name", CHOSEN)
 @pytest.mark.usefixtures("cheap")
 def test_a_broken_store_is_one_line_and_exit_status_1(name: str, store: Store, start: SpawnModel) -> None:
-    """In tests/model the same stores, and many more, are opened in process, where the whole line is compared."""
+    """tests/model opens these stores, and many more, in process and compares the whole line."""
     CASES[name].spoil(store)
     line = refusal(store, start)
     assert CASES[name].matches(line), line
@@ -82,10 +82,10 @@ def test_check_prints_the_line_that_serving_ends_with(name: str, store: Store, s
     ],
 )
 @pytest.mark.usefixtures("cheap")
-def test_a_model_that_cannot_compute_never_gets_ready(
+def test_a_model_that_cannot_compute_never_becomes_ready(
     dtype: Dtype, spoil: Break, arguments: tuple[str, ...], line: str, tmp_path: Path, start: SpawnModel
 ) -> None:
-    """It would answer that all is well, and fail every request."""
+    """It would report that it is ready, and then fail every request."""
     store = write_store(tmp_path / "models", "tiny", write_checkpoint(tmp_path / "source", "deepseek_v3", dtype=dtype))
     spoil(store)
     process = start("tiny", arguments, models_dir=store.models_dir, ready=False)

@@ -1,4 +1,4 @@
-"""What a completion request may look like beyond the conformance cases 21-35, and the exact form of a refusal."""
+"""Forms of a completion request beyond the conformance cases 21-35, and the exact form of a refusal."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ async def test_null_is_an_empty_prompt(client: Client) -> None:
 
 
 async def test_invalid_unicode_becomes_replacement_characters(client: Client) -> None:
-    """Go reads half a surrogate pair, and a byte that is no UTF-8, as one U+FFFD each: three bytes here."""
+    """Go decodes half a surrogate pair, or a byte that is not UTF-8, as one U+FFFD: three bytes here."""
     for broken in (b'{"Prompt":"\\ud83dx"}', b'{"Prompt":"\xffx"}'):
         reply = await post(client, broken)
         assert text_of(reply) == "yz"

@@ -1,4 +1,4 @@
-"""What a command line and an environment may do to a spawned runner, beyond the conformance cases 1-14."""
+"""Command lines and environments of a spawned runner, beyond the conformance cases 1-14."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ async def answer(process: Process) -> str:
         pytest.param(["--port", "{p}", "--model", "{m}", "--cache", "none"], id="bare"),
     ],
 )
-async def test_a_person_may_leave_out_what_hosts_say(words: list[str], models_dir: Path) -> None:
+async def test_flags_that_hosts_pass_are_optional_for_people(words: list[str], models_dir: Path) -> None:
     port = free_port()
     argv = [*RUNNER, *(word.format(m=MAIN, p=port) for word in words)]
     with Process(argv, port, HOST, {**os.environ, "OLLAMA_MODELS": str(models_dir)}) as process:
@@ -106,14 +106,14 @@ def test_every_line_of_a_session_is_a_slog_line(shared: Process) -> None:
         assert slog.fullmatch(line), line
 
 
-async def test_a_hosts_own_libraries_do_not_get_in_front_of_ours(tmp_path: Path, start: SpawnModel) -> None:
+async def test_a_hosts_libraries_do_not_shadow_ours(tmp_path: Path, start: SpawnModel) -> None:
     libraries = write_decoys(tmp_path / "lib" / "ollama")
     process = start(libraries=libraries)
     assert await answer(process) == ALPHABET
 
 
 def test_the_decoy_libraries_would_break_an_import_of_mlx(tmp_path: Path) -> None:
-    """Else the test above proves nothing."""
+    """Guards `test_a_hosts_libraries_do_not_shadow_ours`."""
     libraries = write_decoys(tmp_path / "lib" / "ollama")
     poisoned = {**os.environ, "LD_LIBRARY_PATH": str(libraries / "mlx_cuda_v13")}
     words = [sys.executable, "-c", "import mlx.core"]
@@ -137,7 +137,7 @@ async def test_a_directory_serves_like_a_store(tmp_path: Path, start: SpawnModel
 async def test_a_directory_also_ends_at_the_token_that_its_tokenizer_calls_the_end(
     tmp_path: Path, start: SpawnModel
 ) -> None:
-    """As mlx-lm has it. From a store that token would be text, as Ollama has it."""
+    """As in mlx-lm. From a store that token would be text, as in Ollama."""
     directory = scripted_model.write_main(tmp_path / "model")
     for name in ("config.json", "generation_config.json"):
         config = json.loads((directory / name).read_text())
@@ -147,7 +147,7 @@ async def test_a_directory_also_ends_at_the_token_that_its_tokenizer_calls_the_e
     assert await answer(start(str(directory))) == ALPHABET
 
 
-def test_a_broken_tokenizer_is_told_before_the_weights_are_read(broken: Store, start: SpawnModel) -> None:
+def test_a_broken_tokenizer_is_reported_before_the_weights_are_read(broken: Store, start: SpawnModel) -> None:
     broken.put_json("tokenizer.json", {"model": {"type": "BPE"}})
     process = start(name_of(broken), executable=FAULTY, environment={"FAULT": "slow-load"}, ready=False)
     assert process.wait(8) == 1, "reading takes ten seconds"

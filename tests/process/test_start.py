@@ -1,4 +1,4 @@
-"""The costs of a start, counted: modules, interpreters, rounds of the garbage collector."""
+"""The costs of a start, in counts: modules, interpreters, runs of the garbage collector."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.process.conftest import RANDOM
 
 WATCHED = (sys.executable, str(Path(__file__).parent / "watched.py"))
 MOST_MODULES = 540
-"""All of Python's, ours, MLX's and aiohttp's that a start takes (492), and a tenth more for other Pythons."""
+"""The 492 modules of Python, the runner, MLX and aiohttp that a start imports, and a tenth more for other Pythons."""
 NEVER = (
     *("aiohttp.client", "aiohttp.connector", "aiohttp.cookiejar", "aiohttp.tracing", "aiohappyeyeballs"),
     *("transformers", "huggingface_hub", "jinja2", "numpy", "safetensors", "sentencepiece", "yaml"),
@@ -26,11 +26,11 @@ NEVER = (
     *("importlib.metadata", "multiprocessing", "unittest", "matplotlib", "pytest"),
     *("prometheus_client", "rich", "runner.server.metrics"),
 )
-"""Each takes a good part of a start, or all of it, and is of no use here."""
+"""Modules that the server never uses. Importing one takes a large part of the time of a start."""
 
 
 class Watched(NamedTuple):
-    """See watched.py."""
+    """The report of `watched.py`."""
 
     before: list[str]
     ready: list[str]
@@ -48,12 +48,12 @@ def watched(models_dir: Path) -> Watched:
     return Watched(**json.loads(done.stdout))
 
 
-def test_what_a_server_never_uses_is_not_imported(watched: Watched) -> None:
+def test_modules_that_a_server_never_uses_are_not_imported(watched: Watched) -> None:
     assert {"aiohttp.web", "mlx.core", "runner.engine.scheduler"} <= set(watched.ready)
     assert not {name for name in NEVER if name in watched.first}
 
 
-def test_a_start_imports_no_more_than_it_did(watched: Watched) -> None:
+def test_a_start_imports_a_bounded_number_of_modules(watched: Watched) -> None:
     assert len(watched.ready) <= MOST_MODULES
 
 
@@ -61,13 +61,13 @@ def test_the_first_requests_import_nothing(watched: Watched) -> None:
     assert set(watched.first) - set(watched.ready) == set()
 
 
-def test_what_the_start_made_is_looked_through_neither_then_nor_later(watched: Watched) -> None:
+def test_objects_made_at_the_start_are_never_garbage_collected(watched: Watched) -> None:
     assert watched.collections <= 5, "some before the runner's first line"
     assert watched.frozen > 10_000
     assert watched.collecting, "what comes later is collected"
 
 
-def test_behind_a_hosts_libraries_the_process_starts_anew_once_and_before_it_has_imported_much(tmp_path: Path) -> None:
+def test_with_a_hosts_libraries_on_the_path_the_process_restarts_once_and_early(tmp_path: Path) -> None:
     libraries = write_decoys(tmp_path / "lib" / "ollama")
     words = [RUNNER[0], "-X", "importtime", *RUNNER[1:], "--model", str(tmp_path / "nothing")]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
@@ -79,7 +79,7 @@ def test_behind_a_hosts_libraries_the_process_starts_anew_once_and_before_it_has
 
 
 def python(code: str) -> list[str]:
-    """The words that this program prints."""
+    """Runs a Python program and returns the words that it prints."""
     words = [sys.executable, "-c", f"import sys\nfrom runner.process import lean_aiohttp as lean\n{code}"]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout.split()
 
@@ -87,20 +87,20 @@ def python(code: str) -> list[str]:
 IS_CLIENT_THERE = "print('aiohttp.client' in sys.modules)"
 
 
-def test_the_server_comes_without_the_client() -> None:
+def test_the_server_is_imported_without_the_client() -> None:
     code = f"lean.leave_out_client()\nfrom aiohttp import web\n{IS_CLIENT_THERE}\nimport aiohttp\n"
     code += "print(aiohttp.__version__, web.Application.__module__, hasattr(aiohttp, '__wrapped__'))\n"
     assert python(code + IS_CLIENT_THERE) == ["False", version("aiohttp"), "aiohttp.web_app", "False", "False"]
 
 
-def test_the_client_is_there_once_it_is_wanted_after_all() -> None:
+def test_the_client_can_still_be_imported_later() -> None:
     code = "lean.leave_out_client()\nfrom aiohttp import web\nimport aiohttp\n"
     code += f"print(aiohttp.ClientSession.__module__)\n{IS_CLIENT_THERE}\n"
     code += "print(aiohttp.web is web, hasattr(aiohttp, 'nonsense'))"
     assert python(code) == ["aiohttp.client", "True", "True", "False"]
 
 
-def test_an_aiohttp_that_is_imported_already_stays_as_it_is() -> None:
+def test_an_aiohttp_that_is_already_imported_is_unchanged() -> None:
     code = "import aiohttp\nlean.leave_out_client()\nprint(sys.modules['aiohttp'] is aiohttp)\n"
     assert python(f"{code}import aiohttp.web\n{IS_CLIENT_THERE}") == ["True", "True"]
 

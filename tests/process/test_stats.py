@@ -1,4 +1,4 @@
-"""What a real process tells of itself: numbers that are what happened, and no text of anybody's prompt."""
+"""Statistics of a real process: the numbers match the requests, and no prompt text is shown."""
 
 import os
 import re
@@ -28,7 +28,7 @@ LOOKS = ("/v1/stats", "/v1/cache", "/metrics")
 
 
 async def stats(client: Client) -> Stats:
-    """Fresh ones: those of a moment ago may be given twice."""
+    """Returns fresh statistics; those of a moment ago may be served again."""
     before = None
     while True:
         found = msgspec.json.decode((await client.send("GET", "/v1/stats")).body, type=Stats)
@@ -37,7 +37,7 @@ async def stats(client: Client) -> Stats:
         before = before or found
 
 
-async def picture(client: Client) -> CachePicture:
+async def cache_report(client: Client) -> CachePicture:
     return msgspec.json.decode((await client.send("GET", "/v1/cache")).body, type=CachePicture)
 
 
@@ -50,7 +50,7 @@ async def metrics(client: Client) -> dict[tuple[str, ...], float]:
     }
 
 
-async def test_numbers_are_what_happened(start: SpawnModel) -> None:
+async def test_the_numbers_match_the_requests(start: SpawnModel) -> None:
     process = start(RANDOM, generation=F_SECOND)
     async with Client.of(process) as client:
         first = (await client.complete(Request(PROMPT, {"num_predict": 5}))).final
@@ -73,7 +73,7 @@ async def test_numbers_are_what_happened(start: SpawnModel) -> None:
         assert told.slices.prefill_tokens == told.tokens.recomputed - 3, "the last of each belongs to its first step"
         assert told.memory.weights_bytes > 0
         assert told.memory.peak_bytes >= told.memory.used_bytes >= told.memory.weights_bytes
-        drawn = await picture(client)
+        drawn = await cache_report(client)
         assert len(drawn.nodes) == told.cache.nodes >= 3
         assert sum(node.paged_bytes for node in drawn.nodes) == told.cache.paged_bytes
         found = await metrics(client)
@@ -108,7 +108,7 @@ async def test_events_flow_while_an_answer_is_written(start: SpawnModel) -> None
 
 
 async def watch(page: Client, enough: Callable[[int, bool], bool]) -> tuple[dict[str, int], list[int]]:
-    """The kinds of events, and how many tokens were generated at each."""
+    """Returns the kinds of events and the number of tokens generated at each."""
     kinds: dict[str, int] = {}
     generated: list[int] = []
     async with page._session.get("/v1/events") as response:
@@ -124,8 +124,8 @@ async def watch(page: Client, enough: Callable[[int, bool], bool]) -> tuple[dict
 
 
 @pytest.mark.parametrize("inspected", [False, True])
-async def test_prompts_are_shown_only_to_who_asked_for_it(start: SpawnModel, inspected: bool) -> None:
-    """Neither in an endpoint nor in the log, at any level."""
+async def test_prompts_are_shown_only_on_request(start: SpawnModel, inspected: bool) -> None:
+    """Otherwise they appear neither in an endpoint nor in the log, at any level."""
     arguments = ["--log-level", "trace", *(["--inspect-text"] if inspected else [])]
     process = start(RANDOM, arguments, generation=F_SECOND)
     async with Client.of(process) as client:
@@ -135,7 +135,7 @@ async def test_prompts_are_shown_only_to_who_asked_for_it(start: SpawnModel, ins
             with pytest.raises(StatusError):
                 await client.complete(refused)
         bodies = [(await client.send("GET", path)).text for path in LOOKS]
-        texts = [node.text for node in (await picture(client)).nodes]
+        texts = [node.text for node in (await cache_report(client)).nodes]
     shown = [secret for secret in SECRETS if any(secret in body for body in bodies)]
     assert bool(shown) == inspected
     assert (texts[0] is not None) == inspected
@@ -145,14 +145,14 @@ async def test_prompts_are_shown_only_to_who_asked_for_it(start: SpawnModel, ins
 
 
 @pytest.mark.parametrize("path", [*LOOKS, "/v1/events"])
-async def test_no_web_page_of_elsewhere_reads_them(client: Client, path: str) -> None:
+async def test_no_foreign_web_page_reads_them(client: Client, path: str) -> None:
     for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
         reply = await client.send("GET", path, headers=headers)
         assert reply.status == 403
         assert "mlx_runner" not in reply.text
 
 
-# --- a person who starts it
+# --- started from a terminal
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ prefills._EVERY_S = 0.0
 import runpy
 runpy.run_module('runner', run_name='__main__')
 """
-"""Prompts are worth a line after every slice."""
+"""Starts a runner that reports the progress of a prompt after every slice."""
 
 
 class ByHand:
@@ -202,7 +202,7 @@ def is_log(line: str) -> bool:
 
 
 @pytest.mark.parametrize("hosted", [False, True])
-async def test_on_a_terminal_a_long_prompt_has_a_bar_unless_a_host_reads_it(
+async def test_a_long_prompt_shows_a_progress_bar_only_on_a_terminal(
     hosted: bool, screen: Screen, models_dir: Path
 ) -> None:
     process = ByHand(screen, models_dir, *(["runner", "--mlx-engine", "--watch-parent=off"] if hosted else []))
@@ -218,7 +218,7 @@ async def test_on_a_terminal_a_long_prompt_has_a_bar_unless_a_host_reads_it(
         process.close()
 
 
-async def test_the_line_of_a_request_says_why_it_was_slow(start: SpawnModel) -> None:
+async def test_the_log_line_of_a_request_explains_its_duration(start: SpawnModel) -> None:
     process = start(RANDOM)
     async with Client.of(process) as client:
         await client.complete(Request(PROMPT, {"num_predict": 4}))

@@ -1,4 +1,4 @@
-"""Tokenize beyond the conformance cases 71-74: any bytes, any length."""
+"""Tokenizing beyond the conformance cases 71-74: any bytes, any length."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`mlx-runner top` before the real process: the rest of it is tested before a stand-in, in tests/unit/top."""
+"""`mlx-runner top` with a real process. The other tests, with a stand-in, are in tests/unit/top."""
 
 import asyncio
 import subprocess

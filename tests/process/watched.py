@@ -1,8 +1,8 @@
-"""The runner that watches itself, as a script: at the end it writes, as JSON, what was loaded when.
+"""A script that runs the runner and finally writes a JSON object about its start.
 
-`before` it began, when it was `ready` (the first 200 on /v1/status), and after the `first` requests, sorted names of
-modules; `collections`: how often the garbage collector has run until it was ready; `frozen`: how many objects it leaves
-alone since; `collecting`: whether it goes on.
+`before`, `ready` and `first` list the modules imported before the runner began, when it was ready (the first 200 on
+/v1/status) and after the first requests. `collections` counts runs of the garbage collector until the runner was ready,
+`frozen` counts the objects that it skips since, and `collecting` is true if it is enabled.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Who may import whom, and who alone may know what (docs/architecture.md)."""
+"""The import rules and the exclusive knowledge of modules (docs/architecture.md)."""
 
 import ast
 from collections.abc import Collection, Iterator

@@ -10,7 +10,7 @@ from tests.mutants import Mutant, mutants
 
 @pytest.mark.parametrize("mutant", mutants(), ids=lambda each: f"{each.file}: {each.breaks}")
 def test_a_mutant_fits_the_code(mutant: Mutant) -> None:
-    """Where it does not: change `old` to what the code says now, or drop the row if the code is gone."""
+    """If this fails, change `old` to the present code, or drop the row if that code is gone."""
     assert not mutant.misfit
     assert mutant.new != mutant.old
     ast.parse((ROOT / mutant.file).read_text().replace(mutant.old, mutant.new))

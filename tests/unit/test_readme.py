@@ -24,7 +24,7 @@ def test_the_generated_parts_are_todays(path: Path) -> None:
 
 
 def options_of(module: str, *words: str) -> set[str]:
-    """What its --help lists, behind these words."""
+    """Returns the options that `--help` lists after these words."""
     command = [sys.executable, "-m", module, *words, "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return set(re.findall(r"^ +(?:-h, )?--([a-z-]+)", shown, re.MULTILINE))

@@ -57,7 +57,7 @@ def lock_of(name: str) -> dict[str, Locked]:
 
 
 def _environment(python: str, sys_platform: str, system: str, machine: str) -> dict[str, str]:
-    """What markers ask about."""
+    """Returns the variables that markers refer to."""
     return {
         "implementation_name": "cpython",
         "implementation_version": f"{python}.0",
@@ -85,7 +85,7 @@ def holds(marker: Marker | None, environment: str, extra: str = "") -> bool:
 
 
 def missing(lock: Lock, wanted: list[str], environment: str) -> Iterator[str]:
-    """What these requirements need there, directly or not, and the lock does not have."""
+    """Yields direct and indirect dependencies of these requirements that the lock lacks in this environment."""
     todo = [Need(Requirement(words), "pyproject.toml") for words in wanted]
     seen = set()
     while todo:
@@ -108,7 +108,7 @@ def missing(lock: Lock, wanted: list[str], environment: str) -> Iterator[str]:
 
 @cache
 def needs_of(name: str, extra: str, environment: str) -> list[Need]:
-    """What an installed package says that it needs there, for this extra."""
+    """Returns the requirements that an installed package declares for this extra and environment."""
     return [
         Need(Requirement(str(requirement).split(";")[0]), name)
         for requirement in metadata_of(name)
@@ -128,7 +128,7 @@ def metadata_of(name: str) -> list[Requirement]:
 
 
 def wanted_of(name: str) -> list[str]:
-    """What pyproject.toml wants in requirements/NAME.lock."""
+    """Returns the requirements in pyproject.toml that belong into requirements/NAME.lock."""
     project: dict[str, list[str]] = PROJECT["project"]
     wanted = [*PROJECT["build-system"]["requires"], *project["dependencies"], *EXTRAS.get(name, [])]
     return [*wanted, *EXTRAS["cpu"]] if name == "dev" else wanted

@@ -31,9 +31,9 @@ def test_what_stays_whole_would_not_without_its_row(key: str) -> None:
 
 
 def test_the_longest_key_and_the_patterns_count() -> None:
-    name = "tests/process/faults/test_restart.py::test_killed"
-    assert is_full(f"{name}_twenty_times_in_all_phases_it_starts_again")
-    assert not is_full(f"{name}_it_starts_again_on_the_same_port")
+    name = "tests/process/faults/test_restart.py::test_it_restarts"
+    assert is_full(f"{name}_after_twenty_kills_in_all_phases")
+    assert not is_full(f"{name}_on_the_same_port_after_a_kill")
     assert is_full("tests/tools/conformance/test_conformance.py::test_case[1-chat-F]")
     assert not is_full("tests/tools/conformance/test_conformance.py::test_case[1-chat-G]")
     assert is_full("tests/model/engine/test_counts.py::test_anything[0-mamba2]")

@@ -138,7 +138,7 @@ LOADING: dict[str, tuple[str, ...]] = {
 FATAL = ("hand over", "report", "admit", "reserve")
 """A fault at these is one of the engine itself, and ends the process."""
 
-COMPANY_ONLY = frozenset(
+CONCURRENT_ONLY = frozenset(
     {
         "add checkpoint",
         "evict layers",
@@ -155,7 +155,7 @@ COMPANY_ONLY = frozenset(
 )
 """What only happens where several requests run."""
 
-NOBODYS = COMPANY_ONLY - {"absorb", "absorb layers"}
+HARMLESS = CONCURRENT_ONLY - {"absorb", "absorb layers"}
 """A fault at these ends no request."""
 
 TRIE_ONLY = frozenset(

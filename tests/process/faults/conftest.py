@@ -1,4 +1,4 @@
-"""What the tests of faults share."""
+"""Fixtures for the tests of faults."""
 
 import gc
 import logging
@@ -9,14 +9,14 @@ import pytest
 
 from scripts.tools.host.lib import Client, Process, spawn
 from tests.process.conftest import CHUNK_TOKENS, FAULTY, MAIN, models_dir, start
-from tests.process.faults.demand import Demand
+from tests.process.faults.fault_control import FaultControl
 
 __all__ = ["models_dir", "start"]
 
 
 @pytest.fixture
 def quiet(frozen: None) -> Iterator[None]:
-    """No log: thousands of tracebacks say nothing, and what keeps them keeps the arrays in their frames."""
+    """Disables the log: thousands of tracebacks help nobody, and keeping them keeps the arrays of their frames."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -24,7 +24,7 @@ def quiet(frozen: None) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def frozen() -> Iterator[None]:
-    """Python's collector looks at what is made from here on, and not each time at all modules and tests."""
+    """Makes Python's garbage collector skip the modules and tests that exist already."""
     gc.collect()
     gc.freeze()
     yield
@@ -32,25 +32,25 @@ def frozen() -> Iterator[None]:
 
 
 @pytest.fixture
-def demand(tmp_path: Path) -> Demand:
-    """What goes wrong in a process that is spawned with `demand.environment`."""
-    return Demand(tmp_path)
+def faults(tmp_path: Path) -> FaultControl:
+    """Arms faults in a process that is spawned with `faults.environment`."""
+    return FaultControl(tmp_path)
 
 
 @pytest.fixture(scope="module")
-def breakable(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process, Demand]]:
-    """One process for every fault that it survives."""
-    demand = Demand(tmp_path_factory.mktemp("faults"))
+def breakable(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process, FaultControl]]:
+    """One process for all faults that it must survive."""
+    faults = FaultControl(tmp_path_factory.mktemp("faults"))
     arguments = ["--prefill-chunk", str(CHUNK_TOKENS), "--cache-memory", "800KiB"]
-    with spawn(FAULTY, MAIN, models_dir=models_dir, arguments=arguments, environment=demand.environment) as process:
+    with spawn(FAULTY, MAIN, models_dir=models_dir, arguments=arguments, environment=faults.environment) as process:
         process.wait_ready(60)
-        yield process, demand
+        yield process, faults
         assert process.exit_status is None
-    assert not process.output.captured, "no fault of a request is told where a host takes it for one of the process"
+    assert not process.output.captured, "no fault of a request looks like a fault of the process to a host"
 
 
 @pytest.fixture
-async def client(breakable: tuple[Process, Demand]) -> AsyncIterator[Client]:
+async def client(breakable: tuple[Process, FaultControl]) -> AsyncIterator[Client]:
     """A host's client of that process."""
     async with Client.of(breakable[0]) as client:
         yield client

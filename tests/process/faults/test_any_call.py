@@ -1,8 +1,8 @@
-"""Whatever call breaks below the engine, in whatever request: that one ends with one error, and the next are right.
+"""A fault in any call below the engine ends its request with one error; all later answers are right.
 
-A day of ten requests is served again and again, each time with a fault: at a point, in its k-th call, before or after
-the call does its work, once or as long as the request lasts. What a day without a fault comes to is counted first: a
-point that it never comes to fails, so nothing here passes for not having been there.
+A sequence of ten requests is served again and again, each time with a fault: in the k-th call at a point, before or
+after the call does its work, once or for the rest of the request. A run without faults counts the calls first. A point
+that is never reached fails the test, so no test passes because its fault was never raised.
 """
 
 import gc
@@ -19,29 +19,29 @@ import pytest
 
 from runner.cache.session import LiveSession
 from runner.engine.events import Failed
-from scripts.tools.conformance.fault_points import COMPANY_ONLY, FATAL, FAULTS, NOBODYS, POINTS, TRIE_ONLY, watching
+from scripts.tools.conformance.fault_points import CONCURRENT_ONLY, FATAL, FAULTS, HARMLESS, POINTS, TRIE_ONLY, watching
 from scripts.tools.host.lib import OUT_OF_MEMORY
 from scripts.tools.models.tiny import KINDS
 from tests.lib.memory import held_bytes
-from tests.process.faults.bench import Bench, active_bytes, close_restore_points, last_layer
-from tests.process.faults.days import Wave, day, expected
+from tests.process.faults.driven_engine import DrivenEngine, active_bytes, close_checkpoints, last_layer
+from tests.process.faults.workloads import Wave, expected, sequence
 
 pytestmark = pytest.mark.usefixtures("quiet")
 LAYER, SEVERAL = "last layer", "last layer of several"
 ALL = (*POINTS, LAYER)
-"""What breaks."""
+"""Points at which a fault may be raised."""
 Setup = tuple[str, float]
-"""A cache and, for the trie, its budget as a share of what it would hold without one."""
+"""A cache and, for the trie, its budget as a share of the bytes that it would hold without a budget."""
 ROOMY, TIGHT, SINGLE, NONE = ("trie", 0.5), ("trie", 0.15), ("single", 0.0), ("none", 0.0)
-"""With half of the bytes conversations go; with little, a conversation alone is too large."""
+"""With half of the bytes, conversations are evicted; with 15 %, one conversation alone is too large."""
 SETUPS: tuple[Setup, ...] = (ROOMY, TIGHT, SINGLE, NONE)
 FEW_KINDS = ("llama", "gemma3", "qwen3_next")
 STATES_ONLY = ("mamba2", "deepseek_v41")
-"""Kinds whose layers are states of one size: a conversation is never too large, and only few things can be rewound."""
+"""Kinds whose layers are states of constant size: no conversation is too large, and few positions can be rewound to."""
 AFTER_A_FAULT = frozenset({"drop", "return to prefill"})
-"""What only a fault leads to."""
-ALONE = frozenset(ALL) - COMPANY_ONLY - AFTER_A_FAULT
-"""What one request at a time comes to."""
+"""Points that are reached only after a fault."""
+ALONE = frozenset(ALL) - CONCURRENT_ONLY - AFTER_A_FAULT
+"""Points that one request at a time reaches."""
 NEVER: dict[Setup, frozenset[str]] = {
     SINGLE: TRIE_ONLY - {"page out layers"},
     NONE: TRIE_ONLY - {"page out layers"} | {"rewind layers", "evaluate layers"},
@@ -49,8 +49,8 @@ NEVER: dict[Setup, frozenset[str]] = {
 
 
 class Plan(NamedTuple):
-    """What goes wrong: the call number `at` of `point`, from 0 on, and with `lasting` all that follow it in the same
-    request; before the call or, with `late`, after it."""
+    """A fault in call number `at` of `point`, counted from 0, and with `lasting` in all later ones of the same request.
+    It is raised before the call or, with `late`, after it."""
 
     point: str
     at: int
@@ -60,17 +60,17 @@ class Plan(NamedTuple):
 
 
 class Injector:
-    """Counts the calls, and breaks those that are planned."""
+    """Counts calls and raises the planned faults."""
 
     def __init__(self, *plans: Plan) -> None:
-        """Of several plans each counts from where the one before has struck."""
+        """Takes plans in order; each counts calls from where the one before was raised."""
         self.calls: Counter[str] = Counter()
-        self.struck = 0
+        self.raised = 0
         self.request = 0
         self.watched: Collection[str] = {plan.point for plan in plans} & POINTS.keys() if plans else POINTS.keys()
         self.faults = {plan.fault for plan in plans}
-        self.concerns_one = not plans or any(plan.point not in NOBODYS for plan in plans)
-        """Whether a request may end by it."""
+        self.concerns_one = not plans or any(plan.point not in HARMLESS for plan in plans)
+        """True if a fault may end a request."""
         self.waiting = list(plans)
         self._lasting: tuple[Plan, int] | None = None
 
@@ -80,7 +80,7 @@ class Injector:
         plan = self._due(name, at)
         if plan is None:
             return None
-        self.struck += 1
+        self.raised += 1
         fault = FAULTS[plan.fault]()
         if plan.late:
             return fault
@@ -97,74 +97,74 @@ class Injector:
         return plan
 
     def around(self) -> AbstractContextManager[None]:
-        """For each request."""
+        """Returns a context that is entered around each wave."""
         return nullcontext()
 
     def layer(self, rows: int) -> None:
-        """The last layer is reached, which nothing has done its work before."""
+        """Raises a planned fault where a forward reaches its last layer."""
         for name in (LAYER, SEVERAL)[:rows]:
             late = self(name)
             if late is not None:
                 raise late
 
 
-def serve(kind: str, setup: Setup, injector: Injector, waves: Sequence[Wave] = ()) -> Bench:
-    """A day with whatever the injector does in it: these waves, or requests one by one, two of them again at last.
+def serve(kind: str, setup: Setup, injector: Injector, waves: Sequence[Wave] = ()) -> DrivenEngine:
+    """Serves a workload with the injector's faults: these waves, or the sequence with two of its requests repeated.
 
-    Every fault ends one request at most, and those that it does not concern are answered rightly.
+    Checks that every fault ends at most one request and that all other answers are right.
     """
-    waves = waves or [[ask] for ask in (*day(kind), *day(kind)[1:3])]
-    for ask in (ask for wave in waves for ask in wave):
-        expected(kind, tuple(ask.prompt), ask.say)  # before anything breaks
+    waves = waves or [[planned] for planned in (*sequence(kind), *sequence(kind)[1:3])]
+    for planned in (planned for wave in waves for planned in wave):
+        expected(kind, tuple(planned.prompt), planned.say)  # before anything breaks
     cache, share = setup
-    budget = round(most_bytes(kind) * share) if share else None
+    budget = round(unbounded_bytes(kind) * share) if share else None
     before = active_bytes()
-    with close_restore_points(), watching(injector, *injector.watched), last_layer(kind, injector.layer):
-        bench = Bench(kind, cache, budget)
+    with close_checkpoints(), watching(injector, *injector.watched), last_layer(kind, injector.layer):
+        driven = DrivenEngine(kind, cache, budget)
         for injector.request, wave in enumerate(waves):
-            struck = injector.struck
+            raised = injector.raised
             with injector.around():
-                outcomes = bench.serve(wave)
+                outcomes = driven.serve(wave)
             failed = [outcome.end for outcome in outcomes if isinstance(outcome.end, Failed)]
-            assert len(failed) <= (injector.struck - struck if injector.concerns_one else 0)
+            assert len(failed) <= (injector.raised - raised if injector.concerns_one else 0)
             for end in failed:
                 check_text(end.text, injector.faults)
-            for ask, outcome in zip(wave, outcomes, strict=True):
-                assert outcome.end is not None or ask.leave_after is not None
-                bench.check(ask, outcome)
-    bench.clear()
+            for planned, outcome in zip(wave, outcomes, strict=True):
+                assert outcome.end is not None or planned.leave_after is not None
+                driven.check(planned, outcome)
+    driven.clear()
     assert active_bytes() - before == 0
-    assert not injector.waiting, "a fault was never come to"
-    return bench
+    assert not injector.waiting, "a planned fault was never raised"
+    return driven
 
 
 def check_text(text: str, faults: Set[str]) -> None:
-    """Memory is named if and only if it ran out."""
+    """Checks that the text speaks of memory if and only if memory ran out."""
     assert faults != {"fault"} or not any(phrase in text.lower() for phrase in OUT_OF_MEMORY)
     assert "fault" in faults or text.startswith("out of memory: ")
 
 
 @cache
-def most_bytes(kind: str) -> int:
-    """What the trie holds at the end of a day without a budget."""
-    with close_restore_points():
-        bench = Bench(kind, "trie")
-        for ask in day(kind):
-            bench.ask(ask)
-    return bench.cache.nbytes
+def unbounded_bytes(kind: str) -> int:
+    """Returns the bytes that the trie holds after the sequence without a budget."""
+    with close_checkpoints():
+        driven = DrivenEngine(kind, "trie")
+        for planned in sequence(kind):
+            driven.serve_one(planned)
+    return driven.cache.nbytes
 
 
 @cache
 def calls(kind: str, setup: Setup) -> Counter[str]:
-    """How often a day without a fault comes to each point."""
+    """Returns how often the sequence without a fault reaches each point."""
     injector = Injector()
-    bench = serve(kind, setup, injector)
-    assert bench.compared >= 30
+    driven = serve(kind, setup, injector)
+    assert driven.compared >= 30
     return injector.calls
 
 
 def any_plan(point: str, kind: str, setup: Setup, chance: random.Random) -> Plan:
-    """A call of that point in such a day."""
+    """Plans a fault in a random call at this point of the sequence."""
     return Plan(
         point,
         chance.randrange(calls(kind, setup)[point]),
@@ -175,7 +175,7 @@ def any_plan(point: str, kind: str, setup: Setup, chance: random.Random) -> Plan
 
 
 def check_reached(kind: str) -> None:
-    """A day comes to every point that there is for such layers."""
+    """Checks that the sequence reaches every point that exists for such layers."""
     never = {"trim", "truncate"} if kind in STATES_ONLY else set()
     assert calls(kind, ROOMY).keys() | calls(kind, TIGHT).keys() == ALONE - never
     rewound = {"rewind"} if kind in STATES_ONLY else set()
@@ -184,7 +184,7 @@ def check_reached(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FEW_KINDS)
-def test_a_day_comes_to_every_point(kind: str) -> None:
+def test_the_sequence_reaches_every_point(kind: str) -> None:
     check_reached(kind)
 
 
@@ -215,8 +215,8 @@ def test_a_fault_anywhere_with_any_layers_ends_one_request(kind: str, setup: Set
 
 
 @pytest.mark.slow
-def test_every_fourth_call_in_a_day_may_fail() -> None:
-    """Another fourth for each point."""
+def test_every_fourth_call_of_the_sequence_may_fail() -> None:
+    """The offset differs from point to point."""
     for point, count in calls("qwen3_next", TIGHT).items():
         first = random.Random(point).randrange(4)
         for at in range(first, count if point not in FATAL else 0, 4):
@@ -230,27 +230,27 @@ def test_every_fourth_call_in_a_day_may_fail() -> None:
         *(("drop", True), ("reset", True), ("evict", True), ("close snapshot", True)),
     ],
 )
-def test_a_fault_while_one_is_dealt_with_ends_no_other_request(point: str, lasting: bool) -> None:
-    """The first call of the point after a sample has failed, or all of them until the request is over."""
+def test_a_fault_during_recovery_ends_no_other_request(point: str, lasting: bool) -> None:
+    """After a sample has failed, the first call at the point fails too, or all of them until the request ends."""
     serve("gemma3", ROOMY, Injector(Plan("sample", 9), Plan(point, 0, lasting=lasting)))
 
 
-@pytest.mark.parametrize("point", sorted(set(FATAL) - COMPANY_ONLY))
+@pytest.mark.parametrize("point", sorted(set(FATAL) - CONCURRENT_ONLY))
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_breaks_the_engine_comes_out_of_it(point: str, fault: str) -> None:
-    """And ends the process, with its text: `tests/process/faults/test_end.py`."""
+def test_a_fault_of_the_engine_is_raised_out_of_it(point: str, fault: str) -> None:
+    """It ends the process with its text, as `tests/process/faults/test_fatal.py` shows."""
     with pytest.raises(type(FAULTS[fault]())):
         serve("llama", ROOMY, Injector(Plan(point, 3, fault)))
 
 
 @pytest.mark.parametrize("point", ["sample", "begin", "keep", "evaluate"])
-def test_what_is_no_error_of_a_request_comes_out_of_the_engine(point: str) -> None:
+def test_system_exit_is_raised_out_of_the_engine(point: str) -> None:
     with pytest.raises(SystemExit):
         serve("llama", ROOMY, Injector(Plan(point, 3, "exit")))
 
 
 class InForward(Injector):
-    """Counts only the calls in which the cache itself makes ready for a forward, or follows it."""
+    """Counts only calls that the cache itself makes around a forward."""
 
     def __call__(self, name: str) -> BaseException | None:
         frame = sys._getframe()
@@ -262,30 +262,30 @@ class InForward(Injector):
 
 
 @pytest.mark.parametrize("at", range(20))
-def test_what_is_half_copied_when_a_forward_begins_is_not_met_again(at: int) -> None:
-    """A snapshot has left the layer's buffers, and has no bytes of its own yet. These are all such calls of the day."""
+def test_a_half_copied_snapshot_is_discarded(at: int) -> None:
+    """The snapshot has left the layer's buffers and has no bytes of its own yet. Covers all such calls."""
     serve("llama", ROOMY, InForward(Plan("release bytes", at, late=True)))
 
 
-def test_a_session_that_was_opened_for_nobody_is_not_left_open() -> None:
+def test_a_session_whose_request_failed_to_start_is_closed() -> None:
     for late in (False, True):
         serve("llama", ROOMY, Injector(Plan("plan", 2, late=late)))
 
 
 @pytest.mark.parametrize("point", ["begin", "keep"])
-def test_what_a_dropped_cache_held_is_free_at_once(point: str) -> None:
-    asks = day("gemma3")[:4]
-    expected("gemma3", tuple(asks[3].prompt))  # before anything is counted
-    with close_restore_points():
-        bench = Bench("gemma3", "trie")
+def test_a_dropped_cache_is_freed_at_once(point: str) -> None:
+    requests = sequence("gemma3")[:4]
+    expected("gemma3", tuple(requests[3].prompt))  # before anything is counted
+    with close_checkpoints():
+        driven = DrivenEngine("gemma3", "trie")
         before = active_bytes()
         gc.disable()
         try:
             with watching(Injector(Plan(point, 3, late=True)), point):
-                for ask in asks:
-                    outcome = bench.ask(ask)
-            bench.check(asks[3], outcome)
-            assert bench.cache.nbytes == 0
+                for planned in requests:
+                    outcome = driven.serve_one(planned)
+            driven.check(requests[3], outcome)
+            assert driven.cache.nbytes == 0
             assert held_bytes() == before
         finally:
             gc.enable()

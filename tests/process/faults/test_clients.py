@@ -1,4 +1,4 @@
-"""Clients that go away, at every moment of a request and in every way: the next one is served, and nothing is left."""
+"""Clients that disconnect at every moment of a request and in every way: the next is served, and nothing leaks."""
 
 import asyncio
 import operator
@@ -19,7 +19,7 @@ ALPHABET = "jklmnopqrstuvwxyz"
 ENDLESS = b'{"Prompt":"0"}'
 SHORT = b'{"Prompt":"w"}'
 LONG = b'{"Prompt":"%s"}' % (b"q" * (CONTEXT - 100))
-TOO_LONG = b'{"Prompt":"%s"}' % (b"word " * 100_000)  # half a megabyte, looked at in full and refused
+TOO_LONG = b'{"Prompt":"%s"}' % (b"word " * 100_000)  # half a megabyte, tokenized whole and refused
 _WAIT_S = 10.0
 _GROWTH_BYTES = 2 << 20
 
@@ -44,7 +44,7 @@ def head(body: bytes) -> bytes:
 
 
 def read_until(client: socket.socket, wanted: bytes, times: int = 1) -> None:
-    """Reads until this has come so often."""
+    """Reads until `wanted` has arrived `times` times."""
     seen = b""
     while seen.count(wanted) < times:
         chunk = client.recv(65536)
@@ -63,12 +63,12 @@ def tokenizing(client: socket.socket) -> None:
 
 def prefill(client: socket.socket) -> None:
     client.sendall(head(LONG) + LONG)
-    read_until(client, b"\r\n\r\n")  # the head of the answer: it has left the queue
+    read_until(client, b"\r\n\r\n")  # the head of the answer: the request has left the queue
     time.sleep(0.1)
 
 
 def queued(client: socket.socket) -> None:
-    """Behind one of its own, which goes with it: the second request of a pipeline waits in the server."""
+    """Pipelines a second request, which waits in the server behind the first."""
     client.sendall(head(ENDLESS) + ENDLESS + head(SHORT) + SHORT)
     read_until(client, b"Content")
 
@@ -94,7 +94,7 @@ def between_requests(client: socket.socket) -> None:
 
 
 def not_reading(client: socket.socket) -> None:
-    """Its own buffers are full, and the runner's too."""
+    """Fills the client's buffers and the runner's."""
     client.sendall(head(ENDLESS) + ENDLESS)
     time.sleep(0.3)
 
@@ -115,7 +115,7 @@ def reset(client: socket.socket) -> None:
 
 
 def half_close(client: socket.socket) -> None:
-    """Nothing more will be sent; the runner takes that for the end, as Go's server does."""
+    """Closes the sending side; the runner treats that as a disconnect, as Go's server does."""
     client.shutdown(socket.SHUT_WR)
     try:
         while client.recv(65536):
@@ -126,12 +126,12 @@ def half_close(client: socket.socket) -> None:
 
 
 async def next_answer(client: Client) -> str:
-    """Of a short prompt, which waits for nobody but who is served already."""
+    """Returns the answer to a short prompt."""
     return (await asyncio.wait_for(client.complete(Request("Hi")), _WAIT_S)).text
 
 
 @pytest.mark.parametrize("leave", [close, reset, half_close], ids=lambda leave: leave.__name__)
-async def test_a_client_may_go_at_any_moment(leave: Callable[[socket.socket], None], process: Process) -> None:
+async def test_a_client_may_disconnect_at_any_moment(leave: Callable[[socket.socket], None], process: Process) -> None:
     held = []
     async with Client.of(process) as client:
         for _ in range(2):
@@ -144,7 +144,7 @@ async def test_a_client_may_go_at_any_moment(leave: Callable[[socket.socket], No
     assert held[-1] - held[0] < _GROWTH_BYTES
 
 
-async def test_a_client_that_goes_from_the_queue_is_not_served(process: Process) -> None:
+async def test_a_client_that_disconnects_in_the_queue_is_not_served(process: Process) -> None:
     def greeted() -> int:
         return sum(" total=2 " in line for line in process.output.lines)
 
@@ -166,7 +166,7 @@ async def test_a_client_that_goes_from_the_queue_is_not_served(process: Process)
     assert all("outcome=cancelled" in line for line in served)
 
 
-async def test_clients_that_go_leave_no_descriptor_and_no_thread_behind(process: Process) -> None:
+async def test_disconnected_clients_leave_no_descriptor_and_no_thread(process: Process) -> None:
     def left() -> tuple[int, int]:
         return descriptors(process.pid) or 0, len(list(Path(f"/proc/{process.pid}/task").iterdir()))
 

@@ -1,4 +1,4 @@
-"""The wall clock may jump: nothing but the time in a log line is taken from it."""
+"""The wall clock may jump: only the time of log lines is taken from it."""
 
 import ast
 import re
@@ -22,7 +22,7 @@ WALL = {
 
 
 def clocks(path: Path) -> Iterator[str]:
-    """The words by which a file asks for the wall clock."""
+    """Yields the names by which a file reads the wall clock."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module == "time":
             yield from (f"time.{alias.name}" for alias in node.names if f"time.{alias.name}" in WALL)
@@ -30,7 +30,7 @@ def clocks(path: Path) -> Iterator[str]:
             yield node.attr
 
 
-def test_only_log_lines_know_what_time_it_is() -> None:
+def test_only_log_lines_use_the_wall_clock() -> None:
     users = {
         str(path.relative_to(_ROOT)): list(clocks(path))
         for folder in (_ROOT, _ROOT.parent / "protocol")
@@ -40,7 +40,7 @@ def test_only_log_lines_know_what_time_it_is() -> None:
     assert users == {"logs.py": ["fromtimestamp"]}
 
 
-async def test_a_clock_that_jumps_by_decades_changes_nothing_but_the_log(start: SpawnModel) -> None:
+async def test_a_clock_that_jumps_by_decades_affects_only_the_log(start: SpawnModel) -> None:
     process = start(executable=FAULTY, environment={"FAULT": "clock", "OLLAMA_DEBUG": "2"})
     async with Client.of(process) as client:
         for prompt in ("Hi", "another one 0", "q" * 5000):
@@ -51,7 +51,7 @@ async def test_a_clock_that_jumps_by_decades_changes_nothing_but_the_log(start: 
             await client.status()
         assert (await client.complete(Request("Hi"))).text == "jklmnopqrstuvwxyz"
     years = {int(year) for year in re.findall(r"^time=(\d+)-", process.output.text, re.MULTILINE)}
-    assert max(years) - min(years) > 150, "it did jump"
+    assert max(years) - min(years) > 150, "the clock did jump"
     assert not process.output.captured
     assert "Traceback" not in process.output.text
     assert process.close() < 4

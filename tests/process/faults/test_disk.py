@@ -1,4 +1,4 @@
-"""The disk: a store that changes while it is loaded, reads that fail, and nowhere to write."""
+"""The disk: a store that changes during loading, reads that fail, and no writable place."""
 
 import os
 import resource
@@ -20,8 +20,8 @@ from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.store import Store, write_store
 from tests import ROOT
 from tests.process.conftest import FAULTY, SpawnModel
-from tests.process.faults.bare import bare
-from tests.process.faults.demand import Demand
+from tests.process.faults.fault_control import FaultControl
+from tests.process.faults.raw_process import raw_process
 
 WEIGHT = "lm_head.weight"
 NAME = "changing:latest"
@@ -29,7 +29,7 @@ NAME = "changing:latest"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """A llama of its own, to be spoiled."""
+    """A llama that the test may damage."""
     return write_store(tmp_path / "models", NAME, write_checkpoint(tmp_path / "source", "llama"))
 
 
@@ -42,12 +42,12 @@ def emptied(path: Path) -> None:
 
 
 def overwritten(path: Path) -> None:
-    """Another content of the same size, in the same file."""
+    """Overwrites the file in place with other bytes of the same size."""
     path.write_bytes(b"\x7f" * path.stat().st_size)
 
 
 def exchanged(path: Path) -> None:
-    """Another file under the same name, as `pull` leaves one."""
+    """Replaces the file by another of the same name, as `pull` does."""
     other = path.with_name("partial")
     other.write_bytes(path.read_bytes())
     other.rename(path)
@@ -63,7 +63,7 @@ CHANGES: list[tuple[Callable[[Path], None], str | None]] = [
 
 
 def weight(opened: OpenedModel) -> mx.array:
-    """As a runner reads it."""
+    """Returns the weight as the runner loads it."""
     return cast("mx.array", load.load(opened).module.parameters()["lm_head"]["weight"])
 
 
@@ -85,8 +85,8 @@ def test_a_blob_that_changes_before_it_is_read_is_named(
 def test_a_blob_that_changes_while_it_is_open_is_named_or_harmless(
     change: Callable[[Path], None], told: str | None, store: Store
 ) -> None:
-    """MLX has read its header and has it open, and reads the numbers after the change. It maps no files: there is no
-    SIGBUS to fear."""
+    """MLX has opened the file and read its header, and reads the numbers after the change. It maps no files, so there
+    can be no SIGBUS."""
     wanted = weight(open_model(NAME, store.models_dir))
     evaluate = mx.eval
     opened = open_model(NAME, store.models_dir)
@@ -125,15 +125,15 @@ def test_a_store_that_changes_while_a_process_loads_it(
     told: str | None,
     store: Store,
     tmp_path: Path,
-    demand: Demand,
+    faults: FaultControl,
     start: SpawnModel,
 ) -> None:
-    """What was opened once is served, or one line names what is missing."""
-    demand.hold(point)
-    process = start(NAME, executable=FAULTY, environment=demand.environment, models_dir=store.models_dir, ready=False)
-    demand.await_held(point)
+    """Files that are open already are served; otherwise one line names the missing one."""
+    faults.hold(point)
+    process = start(NAME, executable=FAULTY, environment=faults.environment, models_dir=store.models_dir, ready=False)
+    faults.await_held(point)
     change(store)
-    demand.release(point)
+    faults.release(point)
     if told is None:
         process.wait_ready(60)
         assert not process.output.captured
@@ -147,15 +147,15 @@ def test_a_store_that_changes_while_a_process_loads_it(
         assert "sha256-" in process.output.captured
 
 
-def test_an_error_of_the_disk_is_told_with_the_file(demand: Demand, store: Store, start: SpawnModel) -> None:
-    demand.ask("open tokenizer", "disk")
-    process = start(NAME, executable=FAULTY, environment=demand.environment, models_dir=store.models_dir, ready=False)
+def test_a_disk_error_names_the_file(faults: FaultControl, store: Store, start: SpawnModel) -> None:
+    faults.arm("open tokenizer", "disk")
+    process = start(NAME, executable=FAULTY, environment=faults.environment, models_dir=store.models_dir, ready=False)
     assert process.wait(30) == 1
     assert process.output.captured == "Error: OSError: [Errno 5] Input/output error: '/models/blobs/sha256-7f'"
 
 
-def test_it_needs_nowhere_to_write(models_dir: Path, tmp_path: Path) -> None:
-    """No file of any kind may grow, no directory of the environment exists, and the one it was started in is gone."""
+def test_it_runs_without_a_writable_place(models_dir: Path, tmp_path: Path) -> None:
+    """No file may grow, no directory named in the environment exists, and the working directory has been removed."""
     gone = tmp_path / "gone"
     gone.mkdir()
 
@@ -171,7 +171,7 @@ def test_it_needs_nowhere_to_write(models_dir: Path, tmp_path: Path) -> None:
         **dict.fromkeys(("HOME", "TMPDIR", "TMP", "TEMP", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME"), nowhere),
     }
     read, write = os.pipe()
-    with bare(models_dir, stdout=write, stderr=write, environment=environment, before=without_a_disk) as runner:
+    with raw_process(models_dir, stdout=write, stderr=write, environment=environment, before=without_a_disk) as runner:
         os.close(write)
         runner.wait_ready()
         assert runner.answer("Hi") == "jklmnopqrstuvwxyz"
@@ -180,7 +180,7 @@ def test_it_needs_nowhere_to_write(models_dir: Path, tmp_path: Path) -> None:
     assert not [line for line in lines if "level=INFO" not in line]
 
 
-def test_a_trace_on_a_full_disk_is_given_up_and_requests_go_on(models_dir: Path, tmp_path: Path) -> None:
+def test_tracing_stops_on_a_full_disk_and_requests_continue(models_dir: Path, tmp_path: Path) -> None:
     trace, log = tmp_path / "trace.json", tmp_path / "log"
 
     def with_little_room() -> None:
@@ -189,7 +189,7 @@ def test_a_trace_on_a_full_disk_is_given_up_and_requests_go_on(models_dir: Path,
     arguments = ["--trace", str(trace), "--log-level", "warn"]
     with (
         log.open("wb") as output,
-        bare(
+        raw_process(
             models_dir, stdout=output.fileno(), stderr=output.fileno(), arguments=arguments, before=with_little_room
         ) as runner,
     ):
@@ -202,8 +202,8 @@ def test_a_trace_on_a_full_disk_is_given_up_and_requests_go_on(models_dir: Path,
     assert trace.read_text().endswith("},\n")
 
 
-def test_a_file_of_its_own_would_be_noticed(tmp_path: Path) -> None:
-    """The limit of the test above holds for everybody, root included."""
+def test_the_file_size_limit_applies_even_to_root(tmp_path: Path) -> None:
+    """Guards `test_it_runs_without_a_writable_place`: writing a file would fail there."""
     code = "import os, resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); os.write(os.open('f', 65), b'x')"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False, timeout=30)
     assert b"File too large" in done.stderr

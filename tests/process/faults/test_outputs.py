@@ -1,4 +1,4 @@
-"""What the runner writes its lines to may be full, closed, gone or no pipe at all: requests go on, lines stay whole."""
+"""The runner's output may be full, closed, gone or not a pipe: requests continue, and lines stay whole."""
 
 import fcntl
 import os
@@ -16,8 +16,8 @@ import pytest
 
 from scripts.tools.host.lib.usage import rss_bytes
 from tests.process.conftest import FAULTY
-from tests.process.faults.bare import Bare, bare
-from tests.process.faults.demand import Demand
+from tests.process.faults.fault_control import FaultControl
+from tests.process.faults.raw_process import RawProcess, raw_process
 
 ALPHABET = "jklmnopqrstuvwxyz"
 LINE = re.compile(r"time=\S+ level=[A-Z]+ source=\S+:\d+ msg=.*")
@@ -26,14 +26,14 @@ F_SETPIPE_SZ = 1031
 _PIPE_BYTES = 8192
 
 
-def check_serving(runner: Bare) -> None:
+def check_serving(runner: RawProcess) -> None:
     assert runner.answer("Hi") == ALPHABET
     assert runner.get("/v1/status") == 200
 
 
 @contextmanager
 def small_pipe() -> Iterator[tuple[int, int]]:
-    """The ends of a pipe that is soon full."""
+    """Yields the two ends of a pipe of 8 KiB."""
     read, write = os.pipe()
     fcntl.fcntl(write, F_SETPIPE_SZ, _PIPE_BYTES)
     try:
@@ -45,7 +45,7 @@ def small_pipe() -> Iterator[tuple[int, int]]:
 
 
 def drain(read: int) -> bytes:
-    """Everything that is in the pipe."""
+    """Returns everything that is in the pipe."""
     os.set_blocking(read, False)
     found = b""
     while True:
@@ -59,7 +59,7 @@ def drain(read: int) -> bytes:
 
 
 def fill(write: int) -> None:
-    """Leaves no room in the pipe."""
+    """Fills the pipe."""
     os.set_blocking(write, False)
     with suppress(BlockingIOError):
         while True:
@@ -68,11 +68,13 @@ def fill(write: int) -> None:
 
 
 @linux_only
-def test_a_host_that_stops_reading_holds_up_nothing_and_finds_whole_lines(models_dir: Path, demand: Demand) -> None:
-    environment = {**os.environ, **demand.environment, "OLLAMA_DEBUG": "2"}
+def test_a_host_that_stops_reading_delays_nothing_and_later_reads_whole_lines(
+    models_dir: Path, faults: FaultControl
+) -> None:
+    environment = {**os.environ, **faults.environment, "OLLAMA_DEBUG": "2"}
     with (
         small_pipe() as (read, write),
-        bare(models_dir, stdout=write, stderr=write, executable=FAULTY, environment=environment) as runner,
+        raw_process(models_dir, stdout=write, stderr=write, executable=FAULTY, environment=environment) as runner,
     ):
         os.close(write)
         runner.wait_ready()
@@ -84,11 +86,11 @@ def test_a_host_that_stops_reading_holds_up_nothing_and_finds_whole_lines(models
             client.join(30)
         assert not any(client.is_alive() for client in clients)
         for _ in range(10):
-            demand.ask("decode text", "fault")  # a line with a whole traceback in it
+            faults.arm("decode text", "fault")  # logs a line with a whole traceback
             assert runner.answer("Hi") != ALPHABET
         assert rss_bytes(runner.process.pid) - resting < 64 << 20
         first = drain(read)
-        assert len(first) > _PIPE_BYTES - 4096, "it was full"
+        assert len(first) > _PIPE_BYTES - 4096, "the pipe was full"
         check_serving(runner)
         second = b""
         deadline = time.monotonic() + 10
@@ -97,31 +99,33 @@ def test_a_host_that_stops_reading_holds_up_nothing_and_finds_whole_lines(models
             second = drain(read)
         lines = [*first.decode().split("\n")[:-1], *second.decode().split("\n")[:-1]]
         assert first.endswith(b"\n")
-        assert second.endswith(b"\n"), "lines come again as soon as there is room"
+        assert second.endswith(b"\n"), "lines are written again as soon as there is room"
         assert all(LINE.fullmatch(line) for line in lines)
-        demand.ask("sample", "exit")
+        faults.arm("sample", "exit")
         runner.answer_nothing("Hi")
         assert runner.process.wait(10) == 1
         assert drain(read).endswith(b"\nError: the engine died: SystemExit: Error: mlx: enough\n")
 
 
 @linux_only
-def test_a_host_that_stops_reading_does_not_keep_a_dying_runner(models_dir: Path, demand: Demand) -> None:
-    environment = {**os.environ, **demand.environment, "OLLAMA_DEBUG": "2"}
+def test_a_host_that_stops_reading_does_not_keep_the_runner_from_exiting(
+    models_dir: Path, faults: FaultControl
+) -> None:
+    environment = {**os.environ, **faults.environment, "OLLAMA_DEBUG": "2"}
     with (
         small_pipe() as (_, write),
-        bare(models_dir, stdout=write, stderr=write, executable=FAULTY, environment=environment) as runner,
+        raw_process(models_dir, stdout=write, stderr=write, executable=FAULTY, environment=environment) as runner,
     ):
         runner.wait_ready()
         fill(write)
-        demand.ask("sample", "exit")
+        faults.arm("sample", "exit")
         runner.answer_nothing("Hi")
         assert runner.process.wait(10) == 1
 
 
 @linux_only
 def test_a_crash_does_not_wait_for_a_host_that_stops_reading(models_dir: Path) -> None:
-    with small_pipe() as (_, write), bare(models_dir, stdout=write, stderr=write) as runner:
+    with small_pipe() as (_, write), raw_process(models_dir, stdout=write, stderr=write) as runner:
         runner.wait_ready()
         fill(write)
         runner.process.send_signal(signal.SIGSEGV)
@@ -139,19 +143,19 @@ def _opened(path: str) -> Iterator[int]:
 
 def _serves_with(models_dir: Path, output: int) -> None:
     environment = {**os.environ, "OLLAMA_DEBUG": "2"}
-    with bare(models_dir, stdout=output, stderr=output, words=["runner"], environment=environment) as runner:
+    with raw_process(models_dir, stdout=output, stderr=output, words=["runner"], environment=environment) as runner:
         runner.wait_ready()
         check_serving(runner)
         assert runner.status is None
 
 
 @linux_only
-def test_a_full_disk_behind_its_lines_is_no_reason_to_stop(models_dir: Path) -> None:
+def test_a_full_disk_for_the_log_does_not_stop_it(models_dir: Path) -> None:
     with _opened("/dev/full") as output:
         _serves_with(models_dir, output)
 
 
-def test_lines_go_to_a_file_one_after_the_other(models_dir: Path, tmp_path: Path) -> None:
+def test_lines_in_a_log_file_are_whole(models_dir: Path, tmp_path: Path) -> None:
     with _opened(str(tmp_path / "log")) as output:
         _serves_with(models_dir, output)
     lines = (tmp_path / "log").read_text().splitlines()
@@ -159,9 +163,9 @@ def test_lines_go_to_a_file_one_after_the_other(models_dir: Path, tmp_path: Path
     assert all(LINE.fullmatch(line) for line in lines)
 
 
-def test_lines_go_to_a_terminal_and_its_end_is_the_end_of_a_hosts_runner(models_dir: Path) -> None:
+def test_a_runner_started_by_a_host_ends_with_its_terminal(models_dir: Path) -> None:
     ours, theirs = pty.openpty()
-    with bare(models_dir, stdout=theirs, stderr=theirs, words=["runner"]) as runner:
+    with raw_process(models_dir, stdout=theirs, stderr=theirs, words=["runner"]) as runner:
         os.close(theirs)
         runner.wait_ready()
         check_serving(runner)
@@ -170,19 +174,19 @@ def test_lines_go_to_a_terminal_and_its_end_is_the_end_of_a_hosts_runner(models_
         assert runner.process.wait(5) == 1
 
 
-def test_without_outputs_it_serves_all_the_same(models_dir: Path) -> None:
+def test_it_serves_without_stdout_and_stderr(models_dir: Path) -> None:
     def close() -> None:
         for stream in (0, 1, 2):
             os.close(stream)
 
-    with bare(models_dir, stdout=None, stderr=None, words=["runner"], before=close) as runner:
+    with raw_process(models_dir, stdout=None, stderr=None, words=["runner"], before=close) as runner:
         runner.wait_ready()
         check_serving(runner)
 
 
-def test_started_by_hand_it_outlives_whoever_read_its_lines(models_dir: Path) -> None:
+def test_started_by_hand_it_outlives_the_reader_of_its_output(models_dir: Path) -> None:
     read, write = os.pipe()
-    with bare(models_dir, stdout=write, stderr=write) as runner:
+    with raw_process(models_dir, stdout=write, stderr=write) as runner:
         os.close(write)
         runner.wait_ready()
         os.close(read)

@@ -1,4 +1,4 @@
-"""One process for all of the hostile tests: what one of them leaves behind, the next ones meet."""
+"""One process for all hostile tests, so that what one test leaves behind affects the next ones."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Bodies that are large, deep, compressed or beside the point, several at once."""
+"""Bodies that are large, deeply nested, compressed or invalid, several at once."""
 
 import asyncio
 import gzip
@@ -13,8 +13,8 @@ from tests.process.hostile.victim import CONTEXT, PLAIN_HEAD, Victim, completion
 MEGABYTE = 1 << 20
 BIG = 64 * MEGABYTE
 SLACK_BYTES = 160 * MEGABYTE
-"""What malloc may keep after the storms: each of the two helper threads has its arena, which stays as large as the
-tokenizing of one part (some ten megabytes for each quarter) has made it, and there are pieces of one body."""
+"""Memory that malloc may keep after the storms. Each of the two helper threads has an arena, which stays as large as
+tokenizing one part (some ten megabytes for each quarter) has made it, and pieces of one body remain."""
 
 
 def prompt(piece: str, size: int = BIG) -> bytes:
@@ -88,7 +88,7 @@ async def test_a_body_that_cannot_fit_is_refused_before_it_comes(path: str, vict
 
 
 async def test_a_prompt_that_cannot_fit_is_refused_while_it_comes(victim: Victim) -> None:
-    """Eight megabytes of the hundred are sent; the longest prompt of this model has four."""
+    """Eight of a hundred megabytes are sent; the longest prompt of this model has four."""
     reader, writer = await victim.open()
     writer.write(f"POST /completion HTTP/1.1\r\nContent-Length: {100 * MEGABYTE}\r\n".encode() + PLAIN_HEAD + b"\r\n")
     writer.write(b'{"Prompt":"' + b"x" * (8 * MEGABYTE))
@@ -98,7 +98,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_while_it_comes(victim: Victim
 
 
 async def test_while_long_texts_are_tokenized_short_ones_are_too(victim: Victim) -> None:
-    """Four of some megabytes at once, which leave in the middle: they end with their clients."""
+    """Four concurrent requests of some megabytes end when their clients disconnect."""
     text = b"the quick brown fox\n" * (16 * MEGABYTE // 20)
     async with victim.storm(SLACK_BYTES):
         long = [asyncio.create_task(victim.exchange(post("/v1/tokenize", text), timeout_s=120)) for _ in range(4)]
@@ -140,7 +140,7 @@ def _unchunked(chunks: bytes) -> bytes:
 
 @cache
 def bomb(wbits: int) -> bytes:
-    """Some megabytes that stand for a gigabyte."""
+    """Returns some megabytes that decompress to a gigabyte."""
     squeeze = zlib.compressobj(1, wbits=wbits)
     return b"".join(squeeze.compress(bytes(MEGABYTE)) for _ in range(1024)) + squeeze.flush()
 

@@ -1,4 +1,4 @@
-"""Many connections at once, more than there are descriptors for, and clients that never read."""
+"""Many concurrent connections, more connections than descriptors, and clients that never read."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ CROWD = 1000
 STATUS = b"GET /v1/status HTTP/1.1\r\nConnection: close\r\n" + PLAIN_HEAD + b"\r\n"
 ENDLESS = completion('{"Prompt":"0","Options":{"num_predict":-1}}')
 CONNECTION_BYTES = 32 << 10
-"""What one of a crowd may leave behind: asyncio and malloc keep pools of what a connection needs."""
+"""Memory that one connection of many may leave behind: asyncio and malloc keep pools for connections."""
 
 
 async def crowd(victim: Victim, sent: bytes) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
@@ -46,7 +46,7 @@ async def test_a_thousand_ask_for_the_status(victim: Victim) -> None:
 
 
 async def test_a_thousand_completions_that_nobody_waits_for(victim: Victim) -> None:
-    """The first storm warms up what stays; after the second one nothing is added."""
+    """The first storm fills pools that stay; the second adds nothing."""
     for slack_bytes in (CROWD * CONNECTION_BYTES, CROWD * CONNECTION_BYTES // 4):
         async with victim.storm(slack_bytes):
             for _, writer in await crowd(victim, ENDLESS):
@@ -55,7 +55,7 @@ async def test_a_thousand_completions_that_nobody_waits_for(victim: Victim) -> N
 
 @pytest.mark.parametrize("count", [2000, pytest.param(8000, marks=pytest.mark.slow)])
 async def test_a_client_that_never_reads_holds_up_nobody_and_loses_nothing(count: int, victim: Victim) -> None:
-    """Its answer, of a kilobyte a token and more than sockets hold, waits for it in memory."""
+    """Its answer, a kilobyte a token and more than sockets hold, waits in memory."""
     body = f'{{"Prompt":"0","Options":{{"num_predict":{count}}},"Logprobs":true,"TopLogprobs":20}}'
     async with victim.storm(64 << 20):
         reader, writer = await victim.open()
@@ -73,7 +73,7 @@ async def test_a_client_that_never_reads_holds_up_nobody_and_loses_nothing(count
 
 
 def test_a_runner_takes_all_the_descriptors_that_it_may_have(victim_store: Path) -> None:
-    """A shell gives 256 or 1024 of them; the limit that a process may give itself is a hundred times as high."""
+    """A shell grants 256 or 1024 descriptors; a process may raise its own limit to a hundred times as many."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
     try:
@@ -92,7 +92,7 @@ def _limit_line(pid: int) -> str:
 
 @pytest.fixture
 def poor(victim_store: Path) -> Iterator[Victim]:
-    """A process that can never have more than 64 descriptors."""
+    """Yields a process that can never have more than 64 descriptors."""
     limited = ["sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", *RUNNER]
     with spawn(limited, MODEL, models_dir=victim_store, generation=HOST) as process:
         process.wait_ready(60)
@@ -124,7 +124,7 @@ async def _is_closed(reader: asyncio.StreamReader) -> bool:
 
 
 async def test_while_all_connections_are_busy_a_status_is_answered_and_others_are_told(poor: Victim) -> None:
-    """Bodies that do not come keep connections busy; whoever finds no room is told so."""
+    """Bodies that never arrive keep all connections busy; further clients get an error."""
     waiting = b"POST /completion HTTP/1.1\r\nContent-Length: 100\r\n" + PLAIN_HEAD + b"\r\n{"
     connections = []
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""Whatever is sent as `Format`: it is answered or refused within its limits, and nobody else notices."""
+"""Any value of `Format` is answered or refused within its limits, and other requests are not affected."""
 
 import asyncio
 import json
@@ -16,9 +16,9 @@ from tests.lib.patience import stretched
 from tests.process.hostile.victim import PATIENCE_S, Victim, completion, post, status_of
 
 MOST_GAP_S = 2.0
-"""Of a stream that is being written meanwhile: much more than it should be, much less than what any of these takes."""
+"""The longest gap allowed in a concurrent stream: much longer than usual, much shorter than these formats take."""
 KEPT = 10
-"""Descriptors: those of eight workers that wait for the same format again, and of the process that forks them."""
+"""Descriptors of eight workers that wait for the same format again, and of the process that forks them."""
 SLOW = "the answer cannot follow its grammar: it takes more than 50 ms for each token; make it simpler"
 MODEST = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 
@@ -28,7 +28,7 @@ def asking(wanted: object, prompt: str = "7", num_predict: int = 12) -> bytes:
 
 
 def told(answer: bytes) -> str:
-    """Why it was refused or ended, or nothing; fails for anything else than an answer."""
+    """Returns the reason why a format was refused or ended early, if it was. Fails if the response is no answer."""
     status, body = status_of(answer), answer.partition(b"\r\n\r\n")[2].decode()
     assert status in (200, 400), answer[:300]
     if status == 400:
@@ -39,7 +39,7 @@ def told(answer: bytes) -> str:
 
 
 def workers(victim: Victim) -> int:
-    """Processes that follow or compile a format now, or wait for another answer."""
+    """Counts the worker processes, whether they compile or follow a format or wait for the next answer."""
     count = 0
     for path in Path(f"/proc/{victim.process.pid}/task/{victim.process.pid}/children").read_text().split():
         with suppress(OSError):
@@ -50,7 +50,7 @@ def workers(victim: Victim) -> int:
 
 @asynccontextmanager
 async def flowing(victim: Victim) -> AsyncIterator[None]:
-    """An answer without a format, and tokenizing, go on all the while."""
+    """Keeps an answer without a format and tokenize requests running inside the block."""
     gaps: list[float] = []
     over = asyncio.Event()
     reader, writer = await victim.open()
@@ -122,7 +122,7 @@ async def test_masks_that_take_long_hold_up_nobody_else(victim: Victim) -> None:
     assert modest == [""] * 5
 
 
-# --- by chance
+# --- random formats
 
 LETTERS = st.sampled_from("ab01 ")
 ATOMS = LETTERS | st.sampled_from([".", "[ab]", "[^a]", r"\d", r"\w", "(a|b)*", "(ab?)+", "é", r"\p{L}"])

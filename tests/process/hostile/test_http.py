@@ -1,4 +1,4 @@
-"""HTTP that nobody should send: each gets an answer or a closed connection, and nobody else notices."""
+"""Malformed and unusual HTTP gets an answer or a closed connection, and other clients are not affected."""
 
 import asyncio
 import re
@@ -167,7 +167,7 @@ async def test_noise_was_not_even_logged_as_a_fault(victim: Victim) -> None:
 
 
 async def test_slow_clients_hold_up_nobody(victim: Victim) -> None:
-    """Heads and bodies that come a byte at a time, and bodies that never end, two hundred of them."""
+    """Two hundred clients send heads and bodies a byte at a time, or bodies that never end."""
     heads = [
         GET + b"X: ",
         POST + b"Content-Length: 1000000\r\n\r\n{",
@@ -203,7 +203,7 @@ async def test_a_body_that_comes_a_byte_at_a_time_is_a_body(victim: Victim) -> N
 )
 @pytest.mark.parametrize("how", ["half", "abort"])
 async def test_a_connection_may_end_in_any_phase(sent: bytes, how: str, victim: Victim) -> None:
-    """Half closed is closed, as for a Go server: the request is cancelled."""
+    """A half-closed connection counts as closed, as for a Go server: the request is cancelled."""
     async with victim.storm():
         for pause in (0.0, 0.05):
             reader, writer = await victim.open()

@@ -1,4 +1,4 @@
-"""What strangers send reaches the log as one short harmless line for each request, or not at all."""
+"""Input from strangers reaches the log as one short harmless line for each request, or not at all."""
 
 import asyncio
 import re
@@ -18,7 +18,7 @@ def _get(target: bytes, method: bytes = b"GET", head: bytes = b"") -> bytes:
 
 
 async def written(victim: Victim, requests: list[bytes]) -> list[str]:
-    """The lines that these requests cause."""
+    """Returns the log lines that these requests cause."""
     before = len(victim.process.output.text)
     async with victim.storm():
         for request in requests:
@@ -27,7 +27,7 @@ async def written(victim: Victim, requests: list[bytes]) -> list[str]:
 
 
 async def test_a_path_that_is_a_marker_is_written_harmlessly(victim: Victim) -> None:
-    """In a path, escaped or not, as often as one likes, in other cases and in look-alikes of Go's lower case."""
+    """Markers in paths: escaped or not, repeated, in other cases and in look-alikes of Go's lower case."""
     lookalikes = ["INSUFFICIENT MEMORY", "v\u212a_error_out_of_device_memory", "fa\u0130led to allocate"]
     targets = [quote(f"/{text}" * times).encode() for text in (*PHRASES, *lookalikes) for times in (1, 3)]
     lines = await written(victim, [_get(target) for target in targets])
@@ -48,7 +48,7 @@ async def test_a_path_with_a_control_character_is_one_printable_line(character: 
 
 
 async def test_long_requests_are_short_lines(victim: Victim) -> None:
-    """Targets up to what the server takes, in characters that grow when they are escaped, and beyond it."""
+    """Targets as long as the server accepts, in characters that grow when they are escaped, and longer ones."""
     targets = [b"/" + piece * (size // len(piece)) for piece in (b"a", b"%0a", b"%ff") for size in (8000, 100_000)]
     lines = await written(victim, [_get(target) for target in targets])
     assert len([line for line in lines if "ServeHTTP" in line]) == 3, "what is no HTTP is not told"
@@ -82,7 +82,7 @@ async def test_a_prompt_and_an_answer_are_never_written(victim: Victim) -> None:
 
 
 async def test_a_storm_of_bad_requests_writes_a_line_for_each_and_no_more(victim: Victim) -> None:
-    """As many as Ollama's own runner writes; what is not even HTTP writes none."""
+    """As Ollama's own runner does; input that is not HTTP writes none."""
     before = len(victim.process.output.text)
     async with victim.storm():
         await asyncio.gather(*[victim.exchange(_get(b"/nope")) for _ in range(200)])

@@ -28,7 +28,7 @@ OPTIONS = st.fixed_dictionaries(
 
 
 async def read_whole(victim: Victim, body: dict[str, object]) -> list[dict[str, object]]:
-    """The lines of one completion; a number that is no JSON, or a line that a host would drop, fails."""
+    """Returns the lines of one completion. Fails for a number that is not JSON or a line that a host would drop."""
     async with Client(victim.process.port, G) as client:
         reply = await asyncio.wait_for(client.send("POST", "/completion", json.dumps(body).encode()), 60)
     assert reply.status == 200, reply.text

@@ -1,4 +1,4 @@
-"""What the other hostile tests rely on: a storm notices what it says it notices, and is patient with slow machines."""
+"""Tests of `Victim` itself: a storm notices what it promises to notice and is patient with slow machines."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A running process to be mistreated, and what must hold of it afterwards."""
+"""A running process to be attacked, and the checks that it must pass afterwards."""
 
 import asyncio
 import math
@@ -20,14 +20,14 @@ MODEL = "victim:latest"
 CONTEXT = 65536
 GREETING = Request("Hi")
 ANSWER = string.ascii_lowercase[9:]
-"""What the model answers to it."""
+"""The model's answer to it."""
 LINE_LIMIT_BYTES = 4096
-"""Of one log line: early hosts stop reading at 64 KiB, and a pipe takes this much whole."""
+"""The limit of a log line: early hosts stop reading at 64 KiB, and a pipe takes this much in one piece."""
 PATIENCE_S = 30.0
 RETURN_S = 30.0
-"""Memory may come back a little later."""
+"""The time within which memory must be given back."""
 HOST = replace(F, request_timeout_s=300.0)
-"""For a whole request, where a host would wait for ever."""
+"""A host with a deadline for requests; real ones wait for ever."""
 HOST_DEADLINE_S = 10.0
 """A host that waits longer for a status kills the runner."""
 PLAIN_HEAD = b"Host: 127.0.0.1\r\n"
@@ -35,7 +35,8 @@ _END = len(BYTES)
 
 
 def write_victim(directory: Path) -> Path:
-    """After a letter the model says the next one, up to `z`; after a digit the next one without end; W to Z draw."""
+    """Writes a model that continues letters up to `z` and digits without end, and samples from W to Z after each of
+    these."""
     chains = [*pairwise(string.ascii_lowercase), *zip(string.digits, string.digits[1:] + "0", strict=True)]
     rows: dict[int, Transition] = {ord(before): ord(after) for before, after in chains}
     rows |= dict.fromkeys(map(ord, "WXYZ"), dict.fromkeys(map(ord, "WXYZ"), 0.0))
@@ -44,7 +45,7 @@ def write_victim(directory: Path) -> Path:
 
 
 def post(path: str, body: bytes, head: bytes = b"") -> bytes:
-    """A request that closes its connection, as bytes."""
+    """Returns the bytes of a request that closes its connection."""
     start = f"POST {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
     return start.encode() + PLAIN_HEAD + head + b"\r\n" + body
 
@@ -63,7 +64,7 @@ class Victim:
         return rss_bytes(self.process.pid)
 
     def cpu_s(self) -> float:
-        """Seconds of processor time so far, of all its threads."""
+        """Returns the processor time of all its threads so far, in seconds."""
         user, system = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
@@ -76,7 +77,7 @@ class Victim:
         return await asyncio.wait_for(asyncio.open_connection("127.0.0.1", self.process.port), PATIENCE_S)
 
     async def exchange(self, data: bytes, *, half_close: bool = False, timeout_s: float = PATIENCE_S) -> bytes:
-        """Send bytes, and read until the process closes; what came so far where it does not."""
+        """Sends bytes and reads until the process closes the connection or the time is over; returns what came."""
         reader, writer = await self.open()
         received = bytearray()
         try:
@@ -93,7 +94,7 @@ class Victim:
         return bytes(received)
 
     async def send_large(self, path: str, head: bytes, piece: bytes, tail: bytes, size: int) -> bytes:
-        """The answer to a body of this size, made and sent piece by piece; asyncio's own buffer would be slow."""
+        """Returns the answer to a body of this size, sent piece by piece; asyncio's own buffer would be slow."""
         count = size // len(piece)
         reader, writer = await self.open()
         length = len(head) + len(piece) * count + len(tail)
@@ -111,9 +112,9 @@ class Victim:
 
     @contextmanager
     def watched(self) -> Iterator[list[float]]:
-        """Ask for the status all the time, from a thread; yields the seconds that each took, infinite without answer.
+        """Polls the status from a thread and yields the seconds that each poll took, infinity without an answer.
 
-        On a machine that is busy with something else only what the process computed meanwhile counts.
+        Counts at most the process's own processor time, because the machine may be busy with something else.
         """
         took: list[float] = []
         over = threading.Event()
@@ -133,13 +134,13 @@ class Victim:
         finally:
             over.set()
             thread.join(2 * PATIENCE_S)
-        assert not thread.is_alive(), "a status call goes on and on"
+        assert not thread.is_alive(), "a status call never ended"
 
     @asynccontextmanager
     async def storm(self, slack_bytes: int | None = None, *, kept: int = 2) -> AsyncIterator[None]:
-        """Whatever happens in here: statuses come all the while, and afterwards the process is as it was before.
+        """Checks that statuses are answered during the block and that the process is as before after it.
 
-        With `slack_bytes` it has also given its memory back, but for so much. It may have so many descriptors more.
+        With `slack_bytes` it must also have given back all memory but this; it may have `kept` more descriptors.
         """
         async with Client.of(self.process) as client:
             await client.complete(GREETING)
@@ -162,7 +163,7 @@ class Victim:
             await asyncio.sleep(0.1)
 
     def check_output(self, text: str) -> None:
-        """Nothing that a host would take for an error, nothing unprintable, no line too long, no traceback."""
+        """Checks that no line is an error to a host, unprintable, too long or part of a traceback."""
         assert self.process.output.captured == ""
         assert "Traceback" not in text
         for line in text.splitlines():
@@ -172,6 +173,6 @@ class Victim:
 
 
 def status_of(answer: bytes) -> int:
-    """Of the first answer in what a connection received; 0 where there is none."""
+    """Returns the HTTP status of the first answer in received bytes; 0 if there is none."""
     head = answer.split(b"\r\n", 1)[0].split()
     return int(head[1]) if len(head) > 1 and head[0].startswith(b"HTTP/1.") else 0

@@ -23,12 +23,12 @@ SCRIPT: Launcher = (str(ROOT / "scripts" / "ollama-serve"),)
 COMMAND: Launcher = (str(ROOT / os.environ.get("RUNNER_VENV", ".venv") / "bin" / "mlx-runner"), "ollama", "serve")
 """The installed program, in the virtual environment that the script has set up."""
 ODD = 'it\'s a "Café" $HOME `x` \\'
-"""A directory's name: everything that a shell could stumble over."""
+"""A directory name with all characters that a shell could misread."""
 WAIT_S = 60.0
 
 
 def reason_to_skip() -> str | None:
-    """Why the stand-in cannot be built here."""
+    """Returns the reason why the stand-in cannot be built here, if there is one."""
     if sys.platform != "linux":
         return "the stand-in looks itself up in /proc, as hosts do on Linux"
     if shutil.which("cc") is None:
@@ -94,7 +94,7 @@ class Spawned:
 
     @property
     def report(self) -> Report:
-        """The only one."""
+        """The only report."""
         (report,) = self.reports
         return report
 

@@ -175,7 +175,7 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refusal(installation: Installation, tmp_path: Path) -> str:
-    """Why the place is refused; "" if it is taken."""
+    """Returns the reason why the place is refused; "" if it is accepted."""
     try:
         directory = make_directory(plan(installation), environment(tmp_path))
     except LaunchError as error:

@@ -18,7 +18,7 @@ Body = dict[str, Any]
 
 _LONG_PROMPT = 1000
 _CLOSE_S = 30.0
-"""What goes on for nobody may take so long."""
+"""The time that a request whose client has disconnected may take to end."""
 
 
 def _replied(path: str, status: int, body: bytes) -> tuple[int, bytes]:
@@ -32,7 +32,7 @@ class Breakage:
     request: Callable[[Body], Body | None] = lambda body: body
     """Edits a request; None refuses it with `400 Bad Request`."""
     raw: Callable[[bytes], bool] = lambda body: True
-    """Whether a raw body is let through; else it is refused with 413."""
+    """Returns True to let a raw body through; otherwise it is refused with 413."""
     line: Callable[[Body], Iterable[Body]] = lambda answer: [answer]
     """Edits a line of a stream: none, one or more."""
     reply: Callable[[str, int, bytes], tuple[int, bytes]] = _replied

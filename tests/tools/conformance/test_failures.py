@@ -41,7 +41,7 @@ MANNERS = {
     "stubborn": {"9-sigint-idle": "it did not exit"},
     "parent": {"11-pipe-let-go": "somebody held its output", "11.7-sigkill": "somebody held its output"},
 }
-"""What tests/tools/conformance/spoiled.py does, the cases that fail with it, and a part of the reason."""
+"""The faults of tests/tools/conformance/spoiled.py, the cases that fail with each, and part of the reason."""
 
 SLOW = {
     "answers one connection at a time": {"18-status-during-decode", "34-refused-while-busy", "73-while-generating"},

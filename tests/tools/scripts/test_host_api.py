@@ -38,7 +38,7 @@ class Opened:
 
     @property
     def wire(self) -> list[dict[str, object]]:
-        """What the runner was asked, its keys in lower case."""
+        """The requests that the runner received, with their keys in lower case."""
         lines = self.host.loaded[0].process.output.lines
         return [json.loads(line.removeprefix("POST ")) for line in lines if line.startswith("POST ")]
 

@@ -1,6 +1,6 @@
-"""What Go's encoding/json makes of a request body: read character by character, apart from any JSON library.
+"""A model of Go's encoding/json: it decodes a request body character by character, without a JSON library.
 
-Only what a completion request needs: the first value of a body is read as a struct whose fields are those of `FIELDS`.
+It covers only completion requests: the first value of a body is read as a struct with the fields of `FIELDS`.
 """
 
 import re

@@ -24,7 +24,7 @@ DEEP = 200
 
 
 def seen(body: bytes, piece_bytes: int = PIECE_BYTES) -> dict[str, object] | None:
-    """What the decoder found, less what is zero, by Go's names; None for a refusal."""
+    """Returns the non-zero fields that the decoder found, by Go's names; None if it refused the body."""
     try:
         request = decode_completion(body, piece_bytes)
     except (BadRequestError, TooLargeError):
@@ -109,7 +109,7 @@ BODIES = objects(VALUES).map(lambda text: text.encode())
 
 @st.composite
 def host_bodies(draw: st.DrawFn) -> bytes:
-    """What a host of any generation sends."""
+    """Generates bodies that hosts of all generations send."""
     generation: Generation = draw(st.sampled_from(GENERATIONS))
     options = draw(
         st.sampled_from([None, {}, generation.default_options, {"stop": ["a", "b"], "seed": 5, "temperature": 0.7}])

@@ -1,4 +1,4 @@
-"""A runner spawned as a test likes; `scripts.tools.host.lib.spawn` always gives it a pipe, and reads that."""
+"""A runner whose outputs the test chooses. (`scripts.tools.host.lib.spawn` always gives it a pipe, and reads it.)"""
 
 import http.client
 import json
@@ -17,8 +17,8 @@ _MOST_S = 60.0
 Output = int | None
 
 
-class Bare:
-    """The process, and short questions to it."""
+class RawProcess:
+    """The process, with short requests to it."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
         self.process = process
@@ -54,12 +54,12 @@ class Bare:
             connection.close()
 
     def answer_nothing(self, prompt: str) -> None:
-        """Asks for a completion that is broken off."""
+        """Asks for a completion and expects its stream to break off."""
         try:
             self.answer(prompt)
         except (OSError, http.client.HTTPException):
             return
-        raise AssertionError("there was an answer")
+        raise AssertionError("the answer was complete")
 
     def answer(self, prompt: str, num_predict: int = 0) -> str:
         """The text of a completion."""
@@ -73,7 +73,7 @@ class Bare:
 
 
 @contextmanager
-def bare(
+def raw_process(
     models_dir: Path,
     *,
     stdout: Output,
@@ -84,9 +84,9 @@ def bare(
     environment: Mapping[str, str] | None = None,
     before: Callable[[], None] | None = None,
     port: int | None = None,
-) -> Iterator[Bare]:
-    """Spawns it; `words` such as `runner` come before its flags, `before` runs in the child before it is the runner.
-    `environment` is all of it."""
+) -> Iterator[RawProcess]:
+    """Spawns the runner. `words`, such as `runner`, come before its flags; `before` runs in the child before it becomes
+    the runner; `environment` replaces the whole environment."""
     port = port or free_port()
     variables = dict(os.environ) if environment is None else dict(environment)
     process = subprocess.Popen(
@@ -98,7 +98,7 @@ def bare(
         preexec_fn=before,
     )
     try:
-        yield Bare(process, port)
+        yield RawProcess(process, port)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(10)

@@ -1,8 +1,7 @@
-"""An engine over a tiny model, driven by hand on the thread of the test, through the days of `days.py`.
+"""An engine over a tiny model, driven step by step on the test's thread through the workloads of `workloads.py`.
 
-Nothing is left out but the thread, the event loop, the clock and the reading of weights: `Engine._step` runs as it
-stands. Every answer is compared with what the model says without any cache; whenever nothing runs what is held is
-checked.
+Only the thread, the event loop, the clock and the loading of weights are replaced; `Engine._step` runs unchanged.
+Every answer is compared with that of the model without a cache, and the cache is checked whenever no request runs.
 """
 
 import asyncio
@@ -43,7 +42,7 @@ from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tiny import VOCAB, tiny
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.lib.driver import check_level, check_trie
-from tests.process.faults.days import Ask, Wave, expected
+from tests.process.faults.workloads import PlannedRequest, Wave, expected
 
 CHUNK = 24
 CONTEXT = 4096
@@ -51,12 +50,12 @@ PLACES = 3
 _TURNS = frozenset({1, 2})
 _MOST_SLICES = 500
 _SLICE_S, _GAP_S = 0.001, 0.003
-"""How long every slice takes, and how long an answer may be held up."""
-_APART = 1  # slices between two requests that come together
+"""The simulated duration of every slice, and the longest gap allowed between two tokens."""
+_APART = 1  # slices between the arrivals of two requests of a wave
 
 
 class Outcome(NamedTuple):
-    """What the client of one request was told."""
+    """The text and the end that the client of one request received."""
 
     text: str
     end: Finished | Failed | None
@@ -71,8 +70,8 @@ def _tokenizer() -> Tokenizer:
     return open_tokenizer(files.get)
 
 
-class Bench:
-    """One engine. Owner: the test, which is its thread and its event loop in one."""
+class DrivenEngine:
+    """One engine. Owner: the test, which acts as its thread and its event loop."""
 
     def __init__(self, kind: str, cache: str, budget_bytes: int | None = None) -> None:
         self.kind = kind
@@ -99,37 +98,36 @@ class Bench:
         with patch("runner.engine.assemble.load", lambda *_: loaded):
             self.engine._load()
         self.running = self.engine._parts.scheduler
-        self.running.matcher.lone_steps = 0  # so that short answers join, too
+        self.running.matcher.lone_steps = 0  # so that short answers join batches, too
         self.compared = 0
         self.most_together = 0
-        """Rows of the largest forward."""
+        """The number of rows of the largest forward."""
         self._clock = count()
 
     @property
     def cache(self) -> Cache:
         return self.running.cache
 
-    def ask(self, ask: Ask) -> Outcome:
-        """Serves one request. What ends the engine comes out of here."""
-        return self.serve([ask])[0]
+    def serve_one(self, planned: PlannedRequest) -> Outcome:
+        """Serves one request. Raises the fault that ends the engine, if any."""
+        return self.serve([planned])[0]
 
     def serve(self, wave: Wave) -> list[Outcome]:
-        """Serves these, which come one shortly after the other. What ends the engine comes out of here."""
+        """Serves requests that arrive shortly after each other. Raises the fault that ends the engine, if any."""
         if len(wave) > 1:
-            while (
-                self.engine._parts.scheduler.matcher.untried
-            ):  # else a day would be over before it is known who may be joined
+            # Otherwise the workload would be over before the trial has shown that the model can be batched.
+            while self.engine._parts.scheduler.matcher.untried:
                 self.engine._parts.scheduler.matcher.advance()
-        waiting, asked = list(wave), list[tuple[Ask, Request, int]]()
+        waiting, asked = list(wave), list[tuple[PlannedRequest, Request, int]]()
         with patch("runner.engine.scheduler.perf_counter", self._now), reported() as lines:
             for slices in range(_MOST_SLICES):
                 if waiting and (slices % _APART == 0 or self.running.idle):
-                    ask = waiting.pop(0)
-                    asked.append((ask, _request(ask), slices))
+                    planned = waiting.pop(0)
+                    asked.append((planned, _request(planned), slices))
                     self.engine.submit(asked[-1][1])
                 self.engine._step()
-                for ask, request, since in asked:
-                    if ask.leave_after is not None and slices - since >= ask.leave_after:
+                for planned, request, since in asked:
+                    if planned.leave_after is not None and slices - since >= planned.leave_after:
                         request.cancel()
                 self.most_together = max([self.most_together, *(len(group.generations) for group in self._groups)])
                 if self.running.idle and not waiting:
@@ -138,7 +136,7 @@ class Bench:
                 raise AssertionError("a request never ended")
         outcomes = [_outcome(request.stream._events) for _, request, _ in asked]
         for (_, request, _), outcome in zip(asked, outcomes, strict=True):
-            assert lines[request] <= 1, "a request is told of twice in the log"
+            assert lines[request] <= 1, "a request was logged twice"
             assert lines[request] or not isinstance(outcome.end, Finished)
         return outcomes
 
@@ -149,21 +147,21 @@ class Bench:
     def _groups(self) -> list[Batch]:
         return self.running.batches.all
 
-    def check(self, ask: Ask, outcome: Outcome) -> None:
-        """What a client was told is a right answer as far as it goes, and one end; what is held is as it must be."""
-        wanted = expected(self.kind, tuple(ask.prompt), ask.say)
+    def check(self, planned: PlannedRequest, outcome: Outcome) -> None:
+        """Checks that the client received one end and a right answer up to it, then checks the cache."""
+        wanted = expected(self.kind, tuple(planned.prompt), planned.say)
         length = min(len(outcome.text), wanted.sure)
         assert outcome.text[:length] == wanted.text[:length]
         self.compared += length
         if isinstance(outcome.end, Finished):
-            assert len(outcome.text) == ask.say
-            assert outcome.end.metrics.prompt_eval_count == len(ask.prompt)
+            assert len(outcome.text) == planned.say
+            assert outcome.end.metrics.prompt_eval_count == len(planned.prompt)
         else:
-            assert isinstance(outcome.end, Failed) or ask.leave_after is not None
+            assert isinstance(outcome.end, Failed) or planned.leave_after is not None
         self.check_cache()
 
     def check_cache(self) -> None:
-        """The invariants of docs/internals/cache.md, 1, while nothing runs."""
+        """Checks the invariants of docs/internals/cache.md, 1, which hold while no request runs."""
         assert self.running.idle
         assert not self.running._cache_invalid
         cache = self.cache
@@ -185,21 +183,21 @@ class Bench:
             assert cache._sequence is None
 
     def clear(self) -> None:
-        """Forgets everything; nothing is held then."""
+        """Clears the cache and checks that it holds nothing."""
         self.cache.clear()
         assert self.cache.nbytes == 0
 
 
 def active_bytes() -> int:
-    """What MLX holds: weights, what caches keep, and what was lost sight of."""
-    mx.synchronize()  # what is still being computed is held until it is
+    """Returns the bytes that MLX holds: weights, caches, and leaks."""
+    mx.synchronize()  # pending computations hold their inputs
     gc.collect()
     return int(mx.get_active_memory())
 
 
-def _request(ask: Ask) -> Request:
-    sampling = SamplingOptions(logprobs=ask.logprobs, top_logprobs=2 if ask.logprobs else 0)
-    return Request(prompt=list(ask.prompt), max_tokens=ask.say, sampling=sampling, stops=None, metered=False)
+def _request(planned: PlannedRequest) -> Request:
+    sampling = SamplingOptions(logprobs=planned.logprobs, top_logprobs=2 if planned.logprobs else 0)
+    return Request(prompt=list(planned.prompt), max_tokens=planned.say, sampling=sampling, stops=None, metered=False)
 
 
 def _outcome(events: Sequence[Event]) -> Outcome:
@@ -213,7 +211,7 @@ def _outcome(events: Sequence[Event]) -> Outcome:
 
 
 class _Loop:
-    """Calls at once."""
+    """Calls immediately."""
 
     def call_soon_threadsafe(self, call: Callable[..., None], *arguments: object) -> None:
         call(*arguments)
@@ -221,9 +219,9 @@ class _Loop:
 
 @contextmanager
 def reported() -> Iterator[Counter[Request]]:
-    """Counts for each request the lines that tell of its end in the log."""
+    """Yields the number of log lines about the end of each request."""
     lines = Counter[Request]()
-    original = lifecycle.report  # which a test may have broken
+    original = lifecycle.report  # possibly with a fault injected by the test
 
     def counted(request: Request, session: LiveSession, ended: Lifecycle) -> None:
         lines[request] += 1
@@ -235,8 +233,7 @@ def reported() -> Iterator[Counter[Request]]:
 
 @contextmanager
 def last_layer(kind: str, hook: Callable[[int], None]) -> Iterator[None]:
-    """Inside the block `hook` is called where a forward reaches the last layer, when the others are done, with the
-    number of its rows."""
+    """Calls `hook` inside the block whenever a forward reaches its last layer, with the number of its rows."""
     last = tiny(kind).model.layers[-1]
     original: Callable[..., object] = type(last).__call__
 
@@ -250,8 +247,8 @@ def last_layer(kind: str, hook: Callable[[int], None]) -> Iterator[None]:
 
 
 @contextmanager
-def close_restore_points() -> Iterator[None]:
-    """Restore points for prompts of a hundred tokens in place of thousands."""
-    points = partial(TurnCheckpoints, gap=3, first_distance=16, recent=3)
-    with patch("runner.cache.checkpoints.TurnCheckpoints", lambda _: points(_TURNS)):
+def close_checkpoints() -> Iterator[None]:
+    """Spaces checkpoints for prompts of a hundred tokens instead of thousands."""
+    checkpoints = partial(TurnCheckpoints, gap=3, first_distance=16, recent=3)
+    with patch("runner.cache.checkpoints.TurnCheckpoints", lambda _: checkpoints(_TURNS)):
         yield

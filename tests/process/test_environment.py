@@ -1,4 +1,4 @@
-"""What a process finds around it: a C locale, names that are no text, no home, hardly any threads."""
+"""Unusual environments: a C locale, names that are not UTF-8, few threads."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def check(model: str, **environment: str) -> subprocess.CompletedProcess[str]:
 async def test_a_directory_may_have_any_name(
     name: str, environment: dict[str, str], shown: str, tmp_path: Path, start: SpawnModel
 ) -> None:
-    """Experts apart are read by us, the rest by MLX, which takes names in UTF-8 alone."""
+    """The runner reads unstacked experts itself and leaves the rest to MLX, which accepts names in UTF-8 only."""
     directory = write_source(tmp_path / "plain", "deepseek-v3").rename(tmp_path / name)
     process = start(str(directory), environment=environment)
     async with Client.of(process) as client:
@@ -50,7 +50,7 @@ async def test_a_directory_may_have_any_name(
 
 @pytest.fixture
 def few_threads(tmp_path: Path) -> Path:
-    """A library that allows a process MOST_THREADS of them."""
+    """A library that limits a process to MOST_THREADS threads."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None or sys.platform != "linux":
         pytest.skip("there is no C compiler, or no LD_PRELOAD")
@@ -62,10 +62,10 @@ def few_threads(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3, 4, 5, 6, 7, 12, 16])
-def test_too_few_threads_are_an_error_and_no_silence(
+def test_too_few_threads_are_reported_as_an_error(
     most: int, few_threads: Path, tmp_path: Path, start: SpawnModel
 ) -> None:
-    """MLX aborts where it gets four or five, and waits for ever where it gets six."""
+    """MLX aborts with four or five threads and waits for ever with six."""
     directory = write_checkpoint(tmp_path / "d", "llama")
     environment = {"LD_PRELOAD": str(few_threads), "MOST_THREADS": str(most)}
     process = start(str(directory), environment=environment, ready=False)
@@ -79,7 +79,7 @@ def test_too_few_threads_are_an_error_and_no_silence(
     assert (found.returncode, found.stderr.splitlines()[-1:]) == (1, [line])
 
 
-def test_enough_threads_are_enough(few_threads: Path, tmp_path: Path, start: SpawnModel) -> None:
-    """Guards the test above: it is not the library that ends the process."""
+def test_the_thread_limit_alone_does_not_end_the_process(few_threads: Path, tmp_path: Path, start: SpawnModel) -> None:
+    """Guards `test_too_few_threads_are_reported_as_an_error`: the preloaded library alone does not end the process."""
     environment = {"LD_PRELOAD": str(few_threads), "MOST_THREADS": "1000"}
     start(str(write_checkpoint(tmp_path / "d", "llama")), environment=environment)

@@ -1,5 +1,5 @@
-"""What a host sees of several requests at once: each is answered for itself, and none is held up by what befalls
-another. When they start is in `test_concurrency`."""
+"""Concurrent requests as a host sees them: each gets its own answer, and none is delayed by another's failure or
+disconnect. `test_concurrency` tests when they start."""
 
 import asyncio
 import json
@@ -20,21 +20,21 @@ from tests.process.conftest import SpawnModel
 DIGITS = "1234567890" * 60
 WAIT_S = 60.0
 TEXTS = {"0": DIGITS[:300], "5": DIGITS[5:205], "one more 9": DIGITS[9:120], "a": "bcdefghijk"}
-"""Prompts and what follows them."""
+"""Prompts and their answers."""
 
 
 def ask(client: Client, prompt: str, **options: object) -> asyncio.Task[Completion]:
-    """The request for as many tokens as its text has."""
+    """Requests as many tokens as the prompt's answer has."""
     request = Request(prompt, {"num_predict": len(TEXTS[prompt]), **options})
     return asyncio.create_task(client.complete(request))
 
 
 def overlapping(completions: list[Completion]) -> bool:
-    """Whether all of them had begun before any was done."""
+    """Returns True if all of them had started before any ended."""
     return max(each.arrivals[0] for each in completions) < min(each.arrivals[-1] for each in completions)
 
 
-async def test_streams_that_run_at_once_are_each_their_own(client: Client) -> None:
+async def test_concurrent_streams_do_not_mix(client: Client) -> None:
     longest = [prompt for prompt in TEXTS if len(TEXTS[prompt]) > 100]
     tasks = {prompt: ask(client, prompt) for prompt in TEXTS}
     completions = {prompt: await asyncio.wait_for(task, WAIT_S) for prompt, task in tasks.items()}
@@ -44,8 +44,8 @@ async def test_streams_that_run_at_once_are_each_their_own(client: Client) -> No
     assert overlapping([completions[prompt] for prompt in longest])
 
 
-async def test_an_answer_is_the_same_whoever_runs_beside_it(client: Client) -> None:
-    """One that is drawn, with log-probabilities, penalties, a stop string: alone, then among others."""
+async def test_an_answer_does_not_depend_on_concurrent_requests(client: Client) -> None:
+    """Sampled answers with log-probabilities, penalties and a stop string: alone, then among others."""
     drawn: dict[str, object] = {"temperature": 1.0, "seed": 7, "num_predict": 60}
     requests = [
         Request("W", drawn, logprobs=True, top_logprobs=2),
@@ -74,13 +74,15 @@ async def test_status_and_tokenize_answer_at_once_while_several_run(client: Clie
         assert body["Memory"] > 2 * 512 * len(VOCABULARY) * 4, "at least the two float32 tables of the model"
         for text in ("Hi", "another text", "z" * 5000):
             expect("tokens", await asyncio.wait_for(client.tokenize(text), WAIT_S), [*text.encode()])
-        assert not any(other.done() for other in others), "they have been running meanwhile"
+        assert not any(other.done() for other in others), "they were running meanwhile"
         for other in others:
             await gone(other)
 
 
 @pytest.mark.parametrize("leaving", [0, 1, 2])
-async def test_one_that_leaves_changes_nothing_for_the_others(leaving: int, client: Client, shared: Process) -> None:
+async def test_a_disconnect_during_decode_does_not_affect_the_others(
+    leaving: int, client: Client, shared: Process
+) -> None:
     before = len(shared.output.lines)
     prompts = [prompt for prompt in TEXTS if len(TEXTS[prompt]) > 100]
     staying = {prompt: ask(client, prompt) for number, prompt in enumerate(prompts) if number != leaving}
@@ -94,7 +96,7 @@ async def test_one_that_leaves_changes_nothing_for_the_others(leaving: int, clie
     assert not [line for line in lines if "level=ERROR" in line or "level=WARN" in line]
 
 
-async def test_one_that_leaves_while_its_prompt_is_read_changes_nothing_for_the_others(client: Client) -> None:
+async def test_a_disconnect_during_prefill_does_not_affect_the_others(client: Client) -> None:
     answer = ask(client, "0")
     prompt = asyncio.create_task(client.complete(Request("L" + "q" * (CONTEXT - 100), {"num_predict": 1})))
     await asyncio.sleep(0.2)
@@ -102,8 +104,8 @@ async def test_one_that_leaves_while_its_prompt_is_read_changes_nothing_for_the_
     expect("text", (await asyncio.wait_for(answer, WAIT_S)).text, TEXTS["0"])
 
 
-async def test_an_answer_goes_on_while_a_long_prompt_is_read(client: Client) -> None:
-    """And is not held up until it has been."""
+async def test_an_answer_continues_during_a_long_prefill(client: Client) -> None:
+    """Its tokens keep arriving before the prefill ends."""
     told = 0
 
     async def count(stream: Stream) -> None:
@@ -123,7 +125,7 @@ async def test_an_answer_goes_on_while_a_long_prompt_is_read(client: Client) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-async def test_a_signal_amid_several_ends_it_quietly(number: signal.Signals, start: SpawnModel) -> None:
+async def test_a_signal_during_several_requests_ends_it_quietly(number: signal.Signals, start: SpawnModel) -> None:
     process = start(arguments=["--parallel", "3"])
     async with Client.of(process) as client, AsyncExitStack() as running:
         streams = [await running.enter_async_context(generating(client)) for _ in range(3)]
@@ -147,7 +149,7 @@ async def test_a_signal_amid_several_ends_it_quietly(number: signal.Signals, sta
     ],
     ids=["flag", "variable", "no-cache"],
 )
-async def test_with_one_place_they_are_served_one_by_one(
+async def test_with_one_place_requests_are_served_one_by_one(
     arguments: list[str], environment: dict[str, str], start: SpawnModel
 ) -> None:
     async with Client.of(start(arguments=arguments, environment=environment)) as client:
@@ -157,12 +159,13 @@ async def test_with_one_place_they_are_served_one_by_one(
             await asyncio.sleep(0.02)
         completions = [await asyncio.wait_for(task, WAIT_S) for task in tasks]
     assert [each.text for each in completions] == [*TEXTS.values()]
-    # Of two streams the client may see the end of one and the beginning of the other in any order.
+    # The client may see the end of one stream and the beginning of the next in either order.
     assert all(one.arrivals[-1] < other.arrivals[len(other.arrivals) // 2] for one, other in pairwise(completions))
 
 
-async def test_what_can_never_fit_is_refused_before_its_stream_and_nobody_else(start: SpawnModel) -> None:
-    """What a prompt takes is known after the first one; it is refused when it would start, in the words of a 400."""
+async def test_only_a_request_that_can_never_fit_is_refused(start: SpawnModel) -> None:
+    """After a first request the memory of a prompt can be estimated. One that is too long is refused with a 400 when it
+    would start."""
     process = start(arguments=["--memory", "4MiB"])
     async with Client.of(process) as client:
         assert (await client.complete(Request("w"))).text == "xyz"

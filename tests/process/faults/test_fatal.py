@@ -1,4 +1,4 @@
-"""What ends the process: one line for the host, an exit status, and streams that are broken off, not ended."""
+"""Faults that end the process: one line for the host, an exit status, and streams that break off without an end."""
 
 import asyncio
 import resource
@@ -12,19 +12,19 @@ import pytest
 from scripts.tools.conformance.scripted_model import CONTEXT
 from scripts.tools.host.lib import Client, Request, StreamError
 from tests.process.conftest import CHUNK_TOKENS, FAULTY, SpawnModel
-from tests.process.faults.demand import Demand
+from tests.process.faults.fault_control import FaultControl
 
 CHUNKED = ["--prefill-chunk", str(CHUNK_TOKENS)]
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="prlimit, /proc")
 
 
 def address_bytes(pid: int) -> int:
-    """What it has mapped, used or not."""
+    """Returns the size of the process's address space, used or not."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 async def text_of_end(client: Client, request: Request) -> str:
-    """What the host tells the user of a request that is broken off."""
+    """Returns the host's message about a request whose stream breaks off."""
     with pytest.raises(StreamError) as broken:
         await client.complete(request)
     return str(broken.value)
@@ -43,16 +43,16 @@ async def text_of_end(client: Client, request: Request) -> str:
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else value,
 )
-async def test_when_the_engine_dies_so_does_the_process_with_one_line(
-    point: str, fault: str, told: str, demand: Demand, start: SpawnModel
+async def test_the_process_ends_with_one_line_when_the_engine_dies(
+    point: str, fault: str, told: str, faults: FaultControl, start: SpawnModel
 ) -> None:
-    process = start(executable=FAULTY, environment=demand.environment, arguments=CHUNKED)
+    process = start(executable=FAULTY, environment=faults.environment, arguments=CHUNKED)
     line = f"Error: the engine died: {told}"
     async with Client.of(process) as client:
         first = await client.post_completion(Request("0"))
-        ends = asyncio.gather(*(text_of_end(client, Request("0")) for _ in range(2)))  # these wait for the first
+        ends = asyncio.gather(*(text_of_end(client, Request("0")) for _ in range(2)))  # queued behind the first
         await first.content.readline()
-        demand.ask(point, fault)
+        faults.arm(point, fault)
         if point == "report":
             first.close()
         assert await asyncio.to_thread(process.wait, 10) == 1
@@ -65,11 +65,11 @@ async def test_when_the_engine_dies_so_does_the_process_with_one_line(
 
 
 @linux_only
-async def test_a_crash_within_mlx_leaves_a_line_that_hosts_take_for_an_error(start: SpawnModel) -> None:
-    """On a CPU MLX does not look whether it was given the memory it asked for."""
+async def test_a_crash_within_mlx_leaves_a_line_that_hosts_recognize_as_an_error(start: SpawnModel) -> None:
+    """MLX on a CPU does not check whether an allocation has succeeded."""
     process = start(arguments=["--prefill-chunk", "40000"])
     async with Client.of(process) as client:
-        await client.complete(Request("q", {"num_predict": 1}))  # the threads are there
+        await client.complete(Request("q", {"num_predict": 1}))  # starts the threads
         resource.prlimit(process.pid, resource.RLIMIT_AS, (address_bytes(process.pid) + (8 << 20),) * 2)
         await text_of_end(client, Request("q" * (CONTEXT - 100)))
     assert await asyncio.to_thread(process.wait, 10) == -signal.SIGSEGV

@@ -1,4 +1,4 @@
-"""What is said of an exception, to a host and in the log, whatever kind of exception it is."""
+"""The text of an exception of any kind, for the host and in the log."""
 
 import subprocess
 import sys
@@ -14,12 +14,12 @@ METAL = (
     "[METAL] Command buffer execution failed: Insufficient Memory (8:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
     "cudaMallocAsync(&data, size, stream) failed: out of memory",
 )
-"""How MLX says that there is no memory, on Metal and on CUDA."""
+"""MLX's messages when memory runs out, on Metal and on CUDA."""
 OTHER_LIMITS = (
     "[metal::malloc] Attempting to allocate 103 bytes which is greater than the maximum allowed buffer size of 17.",
     "[metal::malloc] Resource limit (499000) exceeded.",
 )
-"""What unloading other models does not mend."""
+"""Limits that unloading other models would not lift."""
 
 
 class UnspeakableError(Exception):
@@ -28,13 +28,13 @@ class UnspeakableError(Exception):
 
 
 @pytest.mark.parametrize("error", [MemoryError(), MemoryError("a thing"), *map(RuntimeError, METAL)], ids=str)
-def test_want_of_memory_has_a_phrase_that_every_host_knows(error: Exception) -> None:
+def test_running_out_of_memory_is_named_by_a_phrase_that_every_host_knows(error: Exception) -> None:
     assert logs.error_line(error).startswith(f"out of memory: {type(error).__name__}")
     assert logs.error_line(error).endswith(str(error))
 
 
 @pytest.mark.parametrize("phrase", OUT_OF_MEMORY)
-def test_no_other_fault_has_one(phrase: str) -> None:
+def test_no_other_fault_contains_such_a_phrase(phrase: str) -> None:
     for error in (ValueError(f"said: {phrase.upper()}"), ModelError(phrase), KeyError(phrase), OSError(phrase)):
         text = logs.error_line(error)
         assert not any(known in text.lower() for known in OUT_OF_MEMORY)
@@ -42,20 +42,20 @@ def test_no_other_fault_has_one(phrase: str) -> None:
 
 
 @pytest.mark.parametrize("text", OTHER_LIMITS)
-def test_an_array_that_is_too_large_is_no_want_of_memory(text: str) -> None:
+def test_an_array_that_is_too_large_is_not_reported_as_out_of_memory(text: str) -> None:
     assert logs.error_line(RuntimeError(text)) == f"RuntimeError: {text}"
 
 
-def test_the_rest_of_a_text_stays_as_it_is() -> None:
+def test_other_texts_are_unchanged() -> None:
     assert logs.error_line(RuntimeError("Error: mlx: it broke")) == "RuntimeError: Error: mlx: it broke"
     assert logs.error_line(ValueError()) == "ValueError"
 
 
-def test_an_exception_without_a_text_of_its_own_is_told_too() -> None:
+def test_an_exception_whose_text_cannot_be_shown_is_still_named() -> None:
     assert logs.error_line(UnspeakableError()) == "UnspeakableError: (its text cannot be shown)"
 
 
-def test_a_line_that_cannot_be_made_ends_nothing() -> None:
+def test_a_log_line_that_cannot_be_formatted_ends_nothing() -> None:
     code = (
         "from runner import logs; import logging; logs.start(10)\n"
         "class Bad:\n"
@@ -83,8 +83,8 @@ def test_a_crash_is_a_line_that_hosts_capture() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_an_abort_leaves_the_last_word_to_who_aborted(rule: Rule) -> None:
-    """MLX on Metal says why, and aborts; early hosts keep the last line only."""
+def test_an_abort_adds_no_line_after_the_reason(rule: Rule) -> None:
+    """MLX on Metal prints the reason and aborts; early hosts keep only the last line."""
     code = (
         "from runner import logs; logs.start(10); import os\n"
         "os.write(2, b'libc++abi: mlx: Insufficient Memory\\n'); os.abort()"

@@ -1,4 +1,4 @@
-"""Faults in a spawned process, asked for while it runs: the test's side of `scripts/tools/conformance/faulty.py`."""
+"""Faults armed in a process while it runs: the test's side of `scripts/tools/conformance/faulty.py`."""
 
 import time
 from pathlib import Path
@@ -6,36 +6,36 @@ from pathlib import Path
 _MOST_S = 20.0
 
 
-class Demand:
-    """Asks the process that was spawned with `environment` for one fault at a time. Owner: the test."""
+class FaultControl:
+    """Arms one fault at a time in the process that was spawned with `environment`. Owner: the test."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.environment = {"FAULT": "on-demand", "FAULT_DIR": str(directory)}
 
-    def ask(self, point: str, fault: str) -> None:
-        """From now on the next call at `point` ends in this fault."""
+    def arm(self, point: str, fault: str) -> None:
+        """Makes the next call at `point` raise this fault."""
         unseen = self._directory.with_name(f"{self._directory.name} draft")
         unseen.write_text(fault)
         unseen.rename(self._directory / point)  # whole, or not there
 
-    def struck(self, point: str) -> bool:
-        """Whether it did."""
+    def raised(self, point: str) -> bool:
+        """Returns True once the armed fault has been raised."""
         return not (self._directory / point).exists()
 
     def hold(self, point: str) -> None:
-        """The process is to wait at `point`, until `release`."""
-        self.ask(point, "wait")
+        """Makes the process wait at `point` until `release`."""
+        self.arm(point, "wait")
 
     def await_held(self, point: str) -> None:
-        """Returns when it waits there."""
+        """Waits until the process has arrived at `point`."""
         reached = self._directory / f"{point} reached"
         deadline = time.monotonic() + _MOST_S
         while not reached.exists():
-            assert time.monotonic() < deadline, f"the process never got to {point}"
+            assert time.monotonic() < deadline, f"the process never reached {point}"
             time.sleep(0.01)
         reached.unlink()
 
     def release(self, point: str) -> None:
-        """It goes on."""
+        """Lets the process continue."""
         (self._directory / point).unlink()
