@@ -14,7 +14,6 @@ The large trie and the small one take turns.
 """
 
 import argparse
-import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -168,12 +167,10 @@ def _ms(do: Callable[[], object]) -> float:
 
 @dataclass(frozen=True)
 class NodesReport(Report):
-    """By order and number of nodes: the times of every turn, and of a full collection of Python's garbage with so much
-    to look at."""
+    """By order and number of nodes: the times of every turn."""
 
     layers: int
     times: Mapping[str, Mapping[int, Sequence[Times]]]
-    collect_ms: Mapping[str, Mapping[int, float]]
 
     @property
     def targets(self) -> Sequence[Target]:
@@ -199,16 +196,8 @@ class NodesReport(Report):
             for step in STEPS
             for nodes, found in by_nodes.items()
         ]
-        collected = [
-            (f"{order}, {nodes:,} nodes", f"{ms:.0f}")
-            for order, by_nodes in self.collect_ms.items()
-            for nodes, ms in by_nodes.items()
-        ]
         title = f"ms, {self.layers} layers, {len(next(iter(next(iter(self.times.values())).values())))} turns"
-        return [
-            Table(title, ("", "", "median", "95 of 100", "worst"), rows),
-            Table("a full collection by Python, which comes once in a while", ("", "ms"), collected),
-        ]
+        return [Table(title, ("", "", "median", "95 of 100", "worst"), rows)]
 
     def data(self) -> Mapping[str, object]:
         """For JSON: by order, number of nodes and step, a value for each turn."""
@@ -217,9 +206,6 @@ class NodesReport(Report):
             "times_ms": {
                 order: {str(nodes): {step: _of(found, step) for step in STEPS} for nodes, found in by_nodes.items()}
                 for order, by_nodes in self.times.items()
-            },
-            "collect_ms": {
-                order: {str(nodes): ms for nodes, ms in by.items()} for order, by in self.collect_ms.items()
             },
         }
 
@@ -262,17 +248,13 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> NodesRepor
     if min(*arguments.nodes, arguments.turns) < 1 or arguments.layers < 2:
         raise ValueError("there is at least one node and one turn, and two layers")
     times: dict[str, dict[int, list[Times]]] = {}
-    collect_ms: dict[str, dict[int, float]] = {}
     for order, stateful in ORDERS.items():
         forests: dict[str, Forest] = {}
-        collect_ms[order] = {}
         for nodes in arguments.nodes:
             say(f"{order}: planting {nodes} nodes ...")
             forests[str(nodes)] = Forest(nodes, arguments.layers, stateful, arguments.seed)
-            gc.collect()
-            collect_ms[order][nodes] = _ms(gc.collect)
         found = interleave({name: forest.turn for name, forest in forests.items()}, arguments.turns)
         times[order] = {int(name): turns for name, turns in found.items()}
         for forest in forests.values():
             forest.cache.detach()  # nodes hold each other, and a gigabyte
-    return NodesReport(arguments.layers, times, collect_ms)
+    return NodesReport(arguments.layers, times)
