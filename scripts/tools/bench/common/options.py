@@ -27,14 +27,9 @@ def names_of(known: Sequence[str]) -> Callable[[str], list[str]]:
     return parse
 
 
-def size_bytes(text: str, whole: int | None = None) -> int:
-    """Parses "256MiB" or "4G", and "10%" where there is a `whole`."""
+def size_bytes(text: str, whole: int) -> int:
+    """Parses "256MiB", "4G", or "10%" of the `whole`."""
     try:
-        bound = parse_bound(text)
+        return parse_bound(text).bytes_of(whole)
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from error
-    if whole is not None:
-        return bound.bytes_of(whole)
-    if bound.bytes is None:
-        raise ArgumentTypeError(f"{text!r} is a share, not an amount of memory")
-    return bound.bytes
