@@ -140,7 +140,8 @@ def check_trie(cache: TrieCache) -> None:
                 assert snapshot.stop == node.end
                 assert snapshot.start == node.start or not sequence.states[slot].sliceable
                 assert not snapshot.live or snapshot.nbytes == 0
-    assert (count, nbytes) == (sequence.ledger.count, sequence.ledger.nbytes)
+    described = cache.describe()
+    assert (count, nbytes) == (described.snapshots, described.counts.paged_bytes)
 
 
 def check_level(cache: SingleEntryCache) -> None:

@@ -251,13 +251,14 @@ def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
         _check_below(root, kinds, {kind: kind() for kind in kinds if kind is not FakeKV}, locks, held)
     assert not locks, "used nodes that are not in the trie, or roots"
     owned = sum(snapshot.nbytes for snapshot in held)
-    assert (len(held), owned) == (sequences.facts.ledger.count, sequences.facts.ledger.nbytes)
+    described = cache.describe()
+    assert (len(held), owned) == (described.snapshots, described.counts.paged_bytes)
     among = {sequences.kept, *(session.sequence for session in sequences.sharing)}
     live = Counter(snapshot for sequence in among for state in sequence.states for snapshot in state.live)
     assert live == Counter(snapshot for snapshot in held if snapshot.live), "live elsewhere, or twice"
     everyone = among | {session.sequence for session in sequences.sessions}
     layers = [layer for sequence in everyone for layer in sequence.layers if isinstance(layer, FakeLayer)]
-    assert cache.nbytes == owned + cache.describe().reserved_bytes + sum(layer.nbytes for layer in layers)
+    assert cache.nbytes == owned + described.reserved_bytes + sum(layer.nbytes for layer in layers)
     for sequence in everyone:
         assert {state.offset for _, state in sequence.used} <= {sequence.position}
     if sequences.idle:

@@ -74,6 +74,10 @@ class Together:
         self.cache.reserve(nbytes)
         self.check()
 
+    def bound(self, nbytes: int) -> None:
+        self.cache.bound(nbytes)
+        self.check()
+
     def check(self) -> None:
         """Checks that every session's layers are right, and its own."""
         check_trie(self.cache, self.kinds)

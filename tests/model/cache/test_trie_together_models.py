@@ -139,15 +139,15 @@ def test_three_in_a_batch_answer_as_each_alone(kind: str) -> None:  # scenario 8
     assert [row.session.cached for row in rows] == [45, 45, 45] or kind == "gemma3"
     for row in rows:
         row.read_all()
-    ledger, nbytes = cache._sequences.facts.ledger, cache.nbytes
-    before = ledger.count, ledger.nbytes
+    nbytes, before = cache.nbytes, cache.describe()
     answers = [[row.best()] for row in rows]
     joined(rows)
     for _ in range(5):
         step(rows, [answer[-1] for answer in answers])
         for row, answer in zip(rows, answers, strict=True):
             answer.append(row.best())
-    assert (ledger.count, ledger.nbytes) == before
+    after = cache.describe()
+    assert (after.snapshots, after.counts.paged_bytes) == (before.snapshots, before.counts.paged_bytes)
     assert cache.nbytes == nbytes
     for row, prompt, answer in zip(rows, prompts, answers, strict=True):
         assert answer == ask_uncached(model, prompt, say=6).tokens
@@ -325,14 +325,12 @@ class Users(RuleBasedStateMachine):
             return
         cache = self.cache
         sequences = {cache._sequences.kept, *(row.session.sequence for row in self.open)}
-        ledger = cache._sequences.facts.ledger
+        described = cache.describe()
+        paged_bytes = described.counts.paged_bytes
         nodes = list(cache._trie.nodes())
         held = [slot for node in nodes for slot in node.slots if slot is not None]
-        assert (ledger.count, ledger.nbytes) == (len(held), sum(slot.nbytes for slot in held))
-        assert (
-            cache.nbytes
-            == sum(sequence.nbytes for sequence in sequences) + ledger.nbytes + cache.describe().reserved_bytes
-        )
+        assert (described.snapshots, paged_bytes) == (len(held), sum(slot.nbytes for slot in held))
+        assert cache.nbytes == sum(sequence.nbytes for sequence in sequences) + paged_bytes + described.reserved_bytes
         live = [snapshot for sequence in sequences for state in sequence.states for snapshot in state.live]
         assert len(live) == len(set(live))
         assert set(live) == {slot for slot in held if slot.live}

@@ -181,13 +181,12 @@ def test_an_open_session_takes_over_what_it_shares(family: str) -> None:
     end = users.turn(PREFIX).recorded
     first, second = users.begin([*end, 1]).say(), users.begin([*end, 2]).say()
     first.close()
-    tokens = users.cache._sequences.facts.ledger
     second.close()
     shared = users.nodes[0]
     assert shared.slots[0] is not None
     assert shared.slots[0].live
     owned = {"K": 2, "S": 1 + 4 + 1, "R": 1 + 16 + 16}[family]  # the first one's own token, states of the two ends
-    assert tokens.nbytes == owned
+    assert users.cache.describe().counts.paged_bytes == owned
 
 
 def test_tokens_of_several_sequences_are_kept_once() -> None:

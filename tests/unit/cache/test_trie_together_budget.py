@@ -44,8 +44,7 @@ def test_all_goes_but_what_is_in_use(family: str) -> None:
     locked = {node: [slot is not None for slot in node.slots] for node in users.nodes if node.locks}
     assert set(locked) == {node for node in in_use if node.parent}
     before = users.cache.nbytes
-    users.cache._budget = 1
-    users.reserve(0)
+    users.bound(1)
     assert {node: [slot is not None for slot in node.slots] for node in users.nodes} == locked
     assert users.cache._sequences.end is None
     layers = sum(client.session.sequence.nbytes for client in clients)
@@ -63,11 +62,10 @@ def test_what_is_locked_and_what_can_be_evicted_are_all_there_is(family: str) ->
         locked = sum(node.nbytes for node in users.nodes if node.locks)
         evictable = sum(node.nbytes for node in users.nodes if not node.locks)
         assert locked + evictable == total
-        users.cache._budget = 0
-        users.reserve(0)
+        users.bound(0)
         assert users.cache.describe().counts.paged_bytes == locked
         assert all(node.locks for node in users.nodes)
-        users.cache._budget = None
+        users.bound(MUCH)
         clients.pop().say(7).close()
 
 
@@ -80,8 +78,7 @@ def test_the_kept_sequence_is_evicted_first(family: str) -> None:
     second = users.begin([*end, *own(2)]).say(*own(3))
     second.close()
     before, held = users.cache.nbytes, users.held
-    users.cache._budget = before - 1
-    users.reserve(0)
+    users.bound(before - 1)
     assert users.held == held, "no node had to go"
     assert users.cache._sequences.kept.nbytes == 0
     assert users.cache.nbytes == before - len(end) * TOKEN[family]
@@ -109,8 +106,7 @@ def test_others_go_in_the_order_in_which_they_were_used(family: str) -> None:
     assert users.cached([*ends[0], 1]) == len(ends[0])
     users.cache._sequences.evict_kept()
     for left in ({0, 2}, {0}, set()):
-        users.cache._budget = users.cache.nbytes - 1
-        users.reserve(0)
+        users.bound(users.cache.nbytes - 1)
         assert {node.tokens[0] for node in users.nodes} == {ends[user][0] for user in left}
     running.say(1)
 
@@ -132,7 +128,8 @@ def test_a_prompt_drives_out_what_is_kept_and_nothing_that_others_use(family: st
 @everyone
 def test_batches_take_the_room_of_what_is_kept(family: str) -> None:
     users, clients = crowd(family)
-    budget = users.cache._budget = users.cache.nbytes + 64
+    budget = users.cache.nbytes + 64
+    users.bound(budget)
     users.reserve(64)
     assert users.cache.nbytes == budget
     users.reserve(65)
@@ -154,7 +151,8 @@ def test_more_goes_than_has_to_lest_it_is_asked_again_soon() -> None:
     for user in range(40):
         users.turn(own(user))
     users.cache._sequences.evict_kept()
-    budget = users.cache._budget = users.cache.nbytes
+    budget = users.cache.nbytes
+    users.bound(budget)
     users.reserve(1)
     spare = budget // 32
     assert budget - 2 * spare < users.cache.nbytes <= budget - spare < budget - 24, "more than one of 12 tokens"
@@ -212,7 +210,8 @@ def test_unused_entries_refuse_no_request(family: str) -> None:
         users.turn(own(user, 60))
     users.begin(own(7, 20))
     users.turn(own(8, 20))
-    budget = users.cache._budget = users.cache.nbytes + 1
+    budget = users.cache.nbytes + 1
+    users.bound(budget)
     assert users.cache.allows(budget - users.cache.session_bytes(20))
     assert not users.cache.allows(budget - users.cache.session_bytes(20) + 1)
 

@@ -59,7 +59,7 @@ class Clocks:
     def check_kept(self) -> None:
         cache = self.cache
         held = [slot for node in cache._trie.nodes() for slot in node.slots if slot is not None]
-        assert len(held) == cache._sequences.facts.ledger.count
+        assert len(held) == cache.describe().snapshots
         sequences = {cache._sequences.kept, *(session.sequence for session in cache._sequences.sharing)}
         assert {slot for slot in held if slot.live} == {each for sequence in sequences for each in sequence.live()}
 
