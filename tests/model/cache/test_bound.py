@@ -1,4 +1,4 @@
-"""A budget that changes as time goes on, and a cache that gives up what nobody uses."""
+"""A budget that changes over time, and a cache that evicts unused entries."""
 
 import logging
 from unittest.mock import patch

@@ -1,4 +1,4 @@
-"""Sessions of real tiny models that decode in a batch for a while: afterwards nobody can tell.
+"""Sessions of real tiny models that decode in a batch for a while, and are the same afterwards as without it.
 
 The tokens are given, not sampled. Every story is told twice, once with all forwards alone; layers, records, trie and
 what follows are compared. The two differ by rounding at most.
@@ -76,7 +76,7 @@ class Sessions:
                 self.rows[place] = self.rows[places[0]]
 
     def leave(self, place: int, settle: bool = True) -> None:
-        """As `Batch.leave` does it: whoever leaves takes its own along, and the last one too."""
+        """Removes a row as `Batch.leave` does: the session takes its row home, and so does the last one left."""
         rows = self.rows[place]
         if len(rows.sessions) == 1:
             return
@@ -106,7 +106,7 @@ class Sessions:
         return session.cached
 
     def check_answer(self, prompt: list[int]) -> int:
-        """Somebody asks, and gets what no cache gives; returns how much came from the cache."""
+        """Serves a prompt and compares the answer with one without a cache. Returns the number of cached tokens."""
         answer = ask(self.model, self.cache, prompt, say=3)
         check_equal(self.model, answer, ask_uncached(self.model, prompt, say=3))
         return answer.session.cached
@@ -163,7 +163,7 @@ Trie = dict[tuple[int, ...], tuple[bool, list[Held | None]]]
 
 
 def trie_of(cache: TrieCache) -> Trie:
-    """By the tokens to their ends: whether nodes are restore points, and what they hold."""
+    """Returns for each node, by the tokens to its end, if it is a checkpoint, and its snapshots."""
     return {
         tuple(spelled(node.path())): (
             node.checkpoint,

@@ -159,7 +159,7 @@ def test_a_long_prefill_leaves_states_behind_and_no_forward(kind: str) -> None: 
 
 @pytest.mark.parametrize("kind", ["llama", "mamba2", "falcon_h1", "qwen3_next", "gemma3", "llama4"])
 def test_a_cancelled_prefill_leaves_no_forward_behind(kind: str) -> None:  # scenario 72
-    """Nor where no other forward follows. (What the generic adapter serves may: nobody knows what it is a slice of.)"""
+    """Nor where no other forward follows. (Layers of the generic adapter may: their arrays can be slices of others.)"""
     users = Users(tiny(kind), first_distance=4096)
     users.ask(users.tokens(2052), chunk=2048, accident=Accident("cancel", 1))
     assert users.cache.nbytes > 0

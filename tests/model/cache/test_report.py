@@ -167,7 +167,7 @@ def test_what_goes_for_want_of_room_is_counted_and_so_is_what_comes_back() -> No
     users.serve([50 + i for i in range(12)], [62])
     after = users.trie.describe().counts
     assert after.evictions > 0
-    assert after.evicted_bytes >= 2 * 5, "the five tokens that nobody came back to"
+    assert after.evicted_bytes >= 2 * 5, "the five tokens that were not used again"
     assert after.restored_bytes == restored
     assert after.held_bytes <= 40
 

@@ -218,7 +218,7 @@ def putting_off() -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next"])
 def test_nothing_is_put_off_for_longer_than_a_step(kind: str) -> None:
-    """A resumption within an edge, a conversation that another one leaves, points that become surplus, evictions."""
+    """Resumes within an edge, diverging conversations, expired checkpoints, and evictions."""
     model = tiny(kind)
     cache = TrieCache(model.make_layers, policy=Thinning(8))
     ledger = cache._sequences.facts.ledger
@@ -257,8 +257,8 @@ def test_nothing_is_put_off_while_others_ask_for_what_one_computes() -> None:
 
 
 def test_what_is_cut_apart_shares_no_buffer() -> None:
-    """MLX hands on a buffer that nobody else holds, if all of it but 16 KiB is wanted, and all of it stays then: it did
-    so where the first part was done with before the second one began."""
+    """MLX hands on a buffer that no other array holds if all of it but 16 KiB is wanted, and then all of it stays in
+    memory: it did so where the first part was finished before the second one began."""
     limit = mx.set_cache_limit(0)
     try:
         ledger, halves = Ledger(), []

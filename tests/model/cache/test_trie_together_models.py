@@ -166,7 +166,7 @@ def test_three_in_a_batch_answer_as_each_alone(kind: str) -> None:  # scenario 8
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_removed_request_has_read_is_kept(kind: str) -> None:  # scenario 84
-    """While others, who go on, hold the same prefix; at once by a retry, and by somebody who leaves it earlier."""
+    """While others, who go on, hold the same prefix; at once by a retry, and by a prompt that diverges earlier."""
     model = tiny(kind)
     cache = TrieCache(model.make_layers, policy=TurnCheckpoints(gap=3, first_distance=16))
     other = begin(model, cache, [*PREFIX, 1, 2, 3])
@@ -398,7 +398,7 @@ def test_the_machine_notices_a_wrong_row(kind: str) -> None:
 
 @contextmanager
 def _first_row_for_all(absorb: Callable[[SequenceLayers, Sequence[object], int, int], None]) -> Iterator[None]:
-    """Whoever leaves a batch takes home what the first row has seen."""
+    """A session that leaves a batch takes home the first row instead of its own."""
 
     def wrong(self: SequenceLayers, batch_caches: Sequence[object], row: int, count: int) -> None:
         del row

@@ -187,7 +187,7 @@ def test_spare_room_costs_no_tokens() -> None:
     ("kind", "prompt", "limited"), [("llama4", 32, False), ("gemma3", 1, False), ("mamba2", 32, True)]
 )
 def test_windows_and_chunks_do_not_count_as_states(kind: str, prompt: int, limited: bool) -> None:
-    """A point costs them the tokens it adds, wherever it is; only states limit how many points a prompt may have."""
+    """A checkpoint costs them the tokens that it adds, anywhere; only states limit the checkpoints of a prompt."""
     model = tiny(kind)
     cache = TrieCache(model.make_layers, 100_000)
     ask(model, cache, words(prompt), say=0)

@@ -109,7 +109,7 @@ def test_checkpoints_ascend_and_lie_before_the_last_token() -> None:
 
 
 def test_at_most_so_many_the_most_valuable_first() -> None:
-    """The end and the last message are one point and count once; then the branch, the last starts, the first."""
+    """The end and the last message coincide and count once; then the branch, the last message starts, the first."""
     tokens, stops = chat(2000, *[100] * 6)
     branch = stops[2] + 50
     ranked = [stops[-1], branch, *stops[-2:-5:-1], stops[0]]
@@ -152,7 +152,7 @@ def test_the_rest_of_a_long_message_is_left_within() -> None:
 
 
 def test_a_system_prompt_is_shared_as_a_whole() -> None:
-    """No point within it, wherever the prompt begins to be computed; the one behind it is the first."""
+    """The first checkpoint follows it, none lies within, whatever part of the prompt is cached."""
     tokens, stops = chat(5000, 60, 60)
     assert offsets(tokens) == stops
     assert offsets(tokens, cached=1000) == stops
@@ -205,7 +205,7 @@ def test_a_plan_reads_each_token_twice_at_most() -> None:
 
 
 def grown(step: int, end: int, policy: CheckpointPolicy = POINTS) -> list[int]:
-    """The points of a conversation that left one every `step` tokens, thinned after each."""
+    """Returns the checkpoints of a conversation that makes one every `step` tokens, thinned after each."""
     points: list[int] = []
     for at in range(step, end + 1, step):
         points.append(at)
@@ -234,7 +234,7 @@ def test_a_short_conversation_keeps_all() -> None:
 
 @pytest.mark.parametrize("step", [40, 300])
 def test_what_is_kept_is_close_in_proportion(step: int) -> None:
-    """Wherever a conversation is changed, the nearest point before is at most as far as its end, but for one step."""
+    """The nearest checkpoint before an edit is at most as far from it as the end, but for one step."""
     end = 100_000
     points = grown(step, end)
     for at, following in pairwise(points):
@@ -257,7 +257,7 @@ class Numbers(Protocol):
 
 
 class Lost(NamedTuple):
-    """One request: tokens known of its prompt, those computed again all the same, and restore points left ahead."""
+    """One request: the known tokens of its prompt, those computed again all the same, and its new checkpoints."""
 
     total: int
     matched: int

@@ -291,7 +291,7 @@ class Story:
 
 
 def test_a_node_that_is_made_goes_before_the_one_above() -> None:
-    """Even if nobody has locked either since, or touched the one above."""
+    """Even if neither was locked since, and the one above was not touched."""
     tree = Tree("a", "b")
     eviction = Eviction(tree.trie, LEAF)
     eviction.refresh()

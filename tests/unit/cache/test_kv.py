@@ -433,7 +433,7 @@ def test_room_is_given_back(kind: str) -> None:
 
 
 def _sequence(kind: str, count: int) -> tuple[SequenceLayers, list[LayerState]]:
-    """A stack over one layer that has seen so many tokens."""
+    """Returns a sequence over one layer that has seen so many tokens."""
     sequence = SequenceLayers(list(flatten([SLICEABLE[kind]()])))
     sequence.page_out()
     _update(sequence.states[0], count)

@@ -124,7 +124,7 @@ def test_no_cache_keeps_nothing() -> None:
             assert not layer.nbytes
             layer.see([1, 2])
         session.close()
-        # Freed now, although somebody may hold the session for longer.
+        # Freed now, although its user may hold the session for longer.
         assert not any(layer.nbytes for layer in session.layers if isinstance(layer, FakeLayer))
     assert cache.nbytes == 0
 

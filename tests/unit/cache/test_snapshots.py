@@ -341,7 +341,7 @@ def test_what_is_live_is_not_overwritten(kind: str) -> None:
 
 @pytest.mark.usefixtures("exact_bytes")
 def test_a_cut_lets_go_of_the_whole() -> None:
-    """Each half owns its bytes, whoever closes the other."""
+    """Each half owns its bytes, even if the other is closed."""
     state = adapted(KVCache())
     write(state, 4096)
     whole = paged_out(state)

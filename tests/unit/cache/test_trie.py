@@ -360,7 +360,7 @@ def test_a_node_that_is_used_itself_is_not_merged_away() -> None:
         grove.trie.merge(above)
     grove.trie.lock(below)
     grove.trie.unlock(above)
-    assert grove.trie.merge(above) is below  # whoever uses what follows keeps it
+    assert grove.trie.merge(above) is below  # its users keep the node below
     assert (below.locks, grove.trie.root().locks) == (1, 1)
 
 
@@ -399,7 +399,7 @@ def test_compaction_merges_what_nothing_branches_off() -> None:
 
 
 def test_compaction_spares_what_has_a_reason() -> None:
-    """Restore points, branches, and what somebody uses."""
+    """Checkpoints, branches, and nodes in use."""
     grove = Grove()
     point = grove.put(1)
     point.checkpoint = True

@@ -177,7 +177,7 @@ def test_salts_never_share(family: str, what: str) -> None:  # scenarios 78 and 
 
 @everyone
 def test_an_answer_up_to_the_limit_of_the_context_is_kept_whole(family: str) -> None:  # scenario 81
-    """The last token that fits is recorded, and nobody can go on from it; but the prompt can be asked again."""
+    """The last token that fits is recorded, and no answer can continue it; but the prompt can be asked again."""
     users = Conversation(family, "trie", policy=Every(8))
     context = 32
     prompt = list(range(context - 1))

@@ -36,7 +36,7 @@ class Writer:
 @everyone
 @seeds
 def test_ten_turns_are_resumed_near_where_they_part(family: str, seed: int) -> None:  # scenario 64
-    """Clients keep an answer, or drop its end, or its beginning; somebody else asks in between."""
+    """Clients keep an answer, or drop its end, or its beginning; another client asks in between."""
     users, writer = Conversation(family, "trie", policy=Every(INTERVAL, BEFORE_END)), Writer(seed)
     trie = users.trie._trie
     history: list[int] = []
@@ -61,7 +61,7 @@ def test_ten_turns_are_resumed_near_where_they_part(family: str, seed: int) -> N
 @everyone
 @seeds
 def test_cancelled_branches_cost_the_conversation_nothing(family: str, seed: int) -> None:  # scenario 65
-    """Prefills that part from a conversation above and below its restore points, and are cancelled anywhere."""
+    """Prefills diverge from a conversation above and below its checkpoints, and are cancelled anywhere."""
     users, writer = Conversation(family, "trie", policy=Every(INTERVAL, BEFORE_END)), Writer(seed)
     history: list[int] = []
     answer: list[int] = []

@@ -44,7 +44,7 @@ def test_a_branch_shares_what_it_has_in_common(family: str, expected: list[Pair]
     ]
     assert served == expected
     assert users.shape == "0-5 [5-8 [8-9 8-9] 5-9]"
-    # What the second left at 5 and the third at 8 serves whoever parts there next.
+    # The nodes that the second left at 5 and the third at 8 serve the next prompts that diverge there.
     assert users.serve([*A[:5], 50]) == (5, 1)
     assert users.serve([*A, 60, 61]) == (8, 2)
 
@@ -282,7 +282,7 @@ def test_a_conversation_that_runs_is_stored_once() -> None:
 
 
 def test_a_window_that_goes_back_by_itself_can_come_back_to_that_place() -> None:
-    """Before it is full it needs no restore point to go back; others will, once it is."""
+    """A window that is not full needs no checkpoint to be rewound; a full one does."""
     users = Conversation("S", "trie")
     users.serve([1, 2, 3, 4])
     assert users.serve([1, 2, 50, 51, 52, 53, 54]) == (2, 5)
@@ -300,7 +300,7 @@ def test_the_node_resumed_from_can_become_a_checkpoint(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["S", "R", "P"])
 def test_a_checkpoint_that_was_not_stopped_at_makes_no_node(family: str) -> None:
-    """A state is that of the offset at which it was taken, whoever planned what."""
+    """A state belongs to the offset at which it was taken, whatever was planned."""
     users = Conversation(family, "trie", policy=At(4))
     session = users.cache.begin(A)
     users.forward(session, A[:7], A[:7])

@@ -124,7 +124,7 @@ def test_a_sequence_made_before_the_first_forward_knows_the_used_layers(family: 
 
 @everyone
 def test_nothing_is_read_from_a_session_that_has_not_kept_it_yet(family: str) -> None:
-    """Without `follows`, whoever begins meanwhile computes it again, and the first one's is not stored twice."""
+    """Without `follows`, a session that begins meanwhile computes it again, but it is stored once."""
     users = Together(family)
     first = users.begin([*PREFIX, *own(1)]).read()
     second = users.begin([*PREFIX, *own(2)])
@@ -176,7 +176,7 @@ def test_each_token_is_held_once_when_all_are_closed(family: str, seed: int) -> 
 
 @pytest.mark.parametrize("family", ["K", "S", "R"])
 def test_an_open_session_takes_over_what_it_shares(family: str) -> None:
-    """The stack that was kept is given up: what the next one holds as well is live there, and nothing of it copied."""
+    """The kept sequence is evicted: tokens that the next one holds too become live there, without a copy."""
     users = Together(family)
     end = users.turn(PREFIX).recorded
     first, second = users.begin([*end, 1]).say(), users.begin([*end, 2]).say()
@@ -190,7 +190,7 @@ def test_an_open_session_takes_over_what_it_shares(family: str) -> None:
 
 
 def test_tokens_of_several_sequences_are_kept_once() -> None:
-    """The first 40 tokens are live in one stack and the next in another when a third request makes them one node."""
+    """The first 40 tokens are live in one sequence and the next in another when a third request merges their nodes."""
     users = Together("K", chunk=40)
     prefix = list(range(100))
     first = users.begin([*prefix, *own(1)]).read(until=40)
@@ -272,7 +272,7 @@ def test_sessions_keep_their_layers_when_the_trie_is_given_up(family: str) -> No
                 client.say(5, 6)
             others[0].fail()
             others[1].close()
-            assert users.cached([*end, 999]) == len(end), "whoever is adrift keeps nothing, and frees nothing"
+            assert users.cached([*end, 999]) == len(end), "a detached session keeps nothing, and frees nothing"
             assert users.cached([*others[1].seen, 1]) == (0 if family in "SRP" else 40)
 
 

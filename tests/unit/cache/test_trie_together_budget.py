@@ -28,7 +28,7 @@ def own(user: int, count: int = 10) -> list[int]:
 
 
 def crowd(family: str, budget: int | None = None) -> tuple[Together, list[Client]]:
-    """Four conversations are kept, of which two go on; a fifth has just been read, and its stack kept."""
+    """Returns users with four cached conversations, two of them open again; the sequence of a fifth was kept last."""
     users = Together(family, budget=budget, policy=Every(8))
     ends = [users.turn([*PREFIX, *own(user)]).recorded for user in (1, 2, 3, 4)]
     clients = [users.begin([*ends[place], *own(place + 7)]).read(chunks=1) for place in (0, 2)]
@@ -246,7 +246,7 @@ def test_before_the_first_forward_only_one_comes_in() -> None:
 @everyone
 @pytest.mark.parametrize("budget", [0, 30, 60, 100])
 def test_when_all_are_closed_the_budget_holds(family: str, budget: int) -> None:
-    """In every order, some of them cut short; `check` looks at the bytes when nobody is left."""
+    """In every order, some of them cut short; `check` compares the bytes when all are closed."""
     for place, order in enumerate(permutations(range(3))):
         users = Together(family, budget=budget, policy=Every(8))
         clients = [users.begin([*PREFIX, *own(user, 20)]) for user in range(3)]

@@ -65,7 +65,7 @@ class Clocks:
 
     @property
     def known(self) -> list[bool]:
-        """Of each stack, whether it takes the second layer as a whole."""
+        """Tells of each sequence if its second layer has the generic adapter."""
         sequences = self.cache._sequences
         among = [sequences.kept, *(session.sequence for session in sequences.sessions)]
         return [type(sequence.states[1]) is GenericState for sequence in among]

@@ -138,7 +138,7 @@ def test_an_answer_is_shared_as_far_as_the_layers_have_seen_it() -> None:
 
 @everyone
 def test_an_answer_is_not_waited_for(family: str) -> None:
-    """In a batch the layers of a session stand still while it speaks: how long, nobody knows."""
+    """In a batch the layers of a session stand still while it decodes, for an unknown time."""
     users = Together(family)
     first = users.begin(PREFIX).start()
     for token in [*LATER, *range(400, 440)]:
@@ -191,7 +191,7 @@ def test_a_detached_session_is_not_followed(family: str) -> None:
 
 @everyone
 def test_any_of_several_may_be_the_leader(family: str) -> None:
-    """One shares too little, one is past the point, one is on its way."""
+    """One shares too little, one is past the end of the shared prefix, one is on its way."""
     users = Together(family)
     users.begin([*PREFIX[:20], *LATER])
     past = leader(users).read(until=70)

@@ -60,7 +60,7 @@ class Users(RuleBasedStateMachine):
     @room
     @rule(which=pick, share=shares, new=words)
     def wait_and_begin(self, which: int, share: float, new: list[int]) -> None:
-        """After whoever computes a part of the prompt, if anybody does."""
+        """Begins after the session that computes a part of the prompt, if there is one."""
         type(self).steps += 1
         prompt = self._prompt(which, share, new)
         for _ in range(200):
@@ -69,7 +69,7 @@ class Users(RuleBasedStateMachine):
             for client in self.users.clients:
                 client.read(chunks=1)
         else:
-            raise AssertionError("nobody gets there")
+            raise AssertionError("no session makes progress")
         self.users.begin(prompt)
 
     @anybody

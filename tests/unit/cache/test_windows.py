@@ -181,7 +181,7 @@ def test_a_ring_in_mid_rotation_keeps_what_the_next_tokens_see(restored: bool) -
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_chunk_after_growth_in_decode_finds_no_padding(at_once: bool) -> None:  # scenario 38
-    """A window of 512 grows by 256 entries at a time: the rest of them is nobody's."""
+    """A window of 512 grows by 256 entries at a time: the rest of them is unused."""
     state = window(512)
     write(state, 5, at_once)
     write(state, 2, at_once=False)
