@@ -234,7 +234,7 @@ CHECK_FLAGS = (
 
 TOP_FLAGS = (
     Flag(
-        group="where",
+        group="on this machine",
         name="port",
         metavar="N",
         short="the runner's port on 127.0.0.1, instead of URL",

@@ -100,7 +100,7 @@ def top_parser() -> Parser:
         " terminal it prints them once. The page at the runner's address shows more.",
         epilog="The flags are environment variables too: --port is MLX_RUNNER_PORT.",
     )
-    parser.add_argument_group("where").add_argument(
+    parser.add_argument_group("what to watch").add_argument(
         "url", nargs="?", metavar="URL", help="the runner's address, such as http://127.0.0.1:11500, or its port"
     )
     parser.add_flags(TOP_FLAGS)

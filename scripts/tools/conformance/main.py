@@ -1,7 +1,7 @@
-"""The conformance suite against any executable that stands for Ollama's MLX runner: a table of cases and generations.
+"""The conformance suite for any executable in the role of Ollama's MLX runner: a table of cases and generations.
 
-Every case runs on real processes with small models made on the spot, spawned, asked and read as each generation of
-Ollama hosts does it. Exit status 1 if a case failed, 2 if the executable does not start.
+Checks a runner as each generation of Ollama hosts would use it: real processes with small generated models. Exit status
+0: all cases passed; 1: a case failed; 2: the executable does not start.
 """
 
 import argparse
@@ -40,8 +40,8 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
         "command",
         nargs=argparse.REMAINDER,
         metavar="EXECUTABLE",
-        help="what a host would start as `EXECUTABLE runner --mlx-engine --model M --port P`, and words to put in "
-        "front of these (default: this repository's runner)",
+        help="the runner, which is started as `EXECUTABLE [WORD ...] runner --mlx-engine --model M --port P` "
+        "(default: this repository's runner)",
     )
     parser.add_argument("--case", action="append", metavar="N", help="only this case: 36, 36-greedy, 11.3 (repeatable)")
     letters = [generation.letter for generation in GENERATIONS]
@@ -57,8 +57,8 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--faulty",
         type=shlex.split,
         metavar="COMMAND",
-        help="the same runner with a fault in it, for case 51: with FAULT=forward in its environment every forward "
-        "over the token FAULT_TOKEN must fail",
+        help="a command that starts the same runner with an injected fault, for case 51: with FAULT=forward in its "
+        "environment, every forward over the token FAULT_TOKEN must fail",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")

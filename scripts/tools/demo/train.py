@@ -1,4 +1,4 @@
-"""Train the demo model from text that is made here, and save it as a Hugging Face style directory.
+"""Trains the demo model on generated text and saves it as a Hugging Face style directory.
 
 A Llama of 1.8 million parameters that looks facts up in its own prompt (scripts/tools/demo/questions.py lists them)
 and knows a few answers by heart. Everything follows from one seed: the same kind of machine and the same BLAS give the

@@ -61,9 +61,7 @@ def parse(argv: Sequence[str]) -> Wanted:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a name in the store, or a directory")
-    parser.add_argument(
-        "--port", type=int, help=f"the port on 127.0.0.1 (default: {PORT}, or the next one that is free)"
-    )
+    parser.add_argument("--port", type=int, help=f"the port on 127.0.0.1 (default: {PORT}, or the next free one)")
     parser.add_argument(
         "--generation",
         choices=_LETTERS,
