@@ -13,7 +13,7 @@ from scripts.tools.host.lib import Client, Process, Reply, Request, Stream
 T = TypeVar("T")
 
 ALPHABET = "jklmnopqrstuvwxyz"
-"""What the scripted model answers to "Hi"."""
+"""The scripted model's answer to "Hi"."""
 ENDLESS = Request("0")
 """Digits until the context is full: thousands of tokens."""
 GONE_S = 30.0

@@ -77,7 +77,7 @@ class Case:
     per: Per
     needs: tuple[Need, ...] = ()
     instead: str = ""
-    """Why the case cannot be tried as it is written, and what is asserted in its place; empty for all others."""
+    """The reason why the case cannot be run as written, and the assertion in its place; empty for all others."""
     slow: bool = False
     beyond: bool = False
     """True if it asks for more than Ollama's own runner does; a runner that does no more has not failed."""
@@ -87,7 +87,7 @@ class Case:
         return f"{self.number}-{self.name}"
 
     def excuse(self, generation: Generation) -> str:
-        """Why the case does not apply to this generation; empty where it does."""
+        """Returns the reason why the case does not apply to this generation; "" if it applies."""
         return next((need.otherwise for need in self.needs if not need.met(generation)), "")
 
     def parts(self, generations: Sequence[Generation]) -> dict[Generation, Generation | str]:

@@ -108,7 +108,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     "part rows": ("runner.cache.decode_rows:DecodeRows.keep",),
     "settle row": ("runner.cache.decode_rows:DecodeRows.settle",),
     "reserve": ("runner.cache.trie_cache:TrieCache.reserve",),
-    # What there is only where several requests run.
+    # Reached only by concurrent requests.
     "add checkpoint": ("runner.cache.trie_session:TrieSession.add_checkpoint",),
     "evict layers": ("runner.cache.sequences:LiveSequences._evict",),
     "try batches": ("runner.cache.layers.batch_trial:_Row.compare",),
@@ -133,10 +133,10 @@ LOADING: dict[str, tuple[str, ...]] = {
     "read tensors": ("runner.model.weights.load:_read_group",),
     "evaluate": POINTS["evaluate"],
 }
-"""Those before the first request; the last one comes when a file is open and its arrays are not read yet."""
+"""Points before the first request. The last one is reached with a file open and its arrays not read yet."""
 
 FATAL = ("hand over", "report", "admit", "reserve")
-"""A fault at these is one of the engine itself, and ends the process."""
+"""A fault at these points is one of the engine itself and ends the process."""
 
 CONCURRENT_ONLY = frozenset(
     {
@@ -153,10 +153,10 @@ CONCURRENT_ONLY = frozenset(
     | {"sample together", "release samplers", "part layers", "part samples", "absorb", "absorb layers"}
     | {"admit"}
 )
-"""What only happens where several requests run."""
+"""Points that only concurrent requests reach."""
 
 HARMLESS = CONCURRENT_ONLY - {"absorb", "absorb layers"}
-"""A fault at these ends no request."""
+"""Points at which a fault ends no request."""
 
 TRIE_ONLY = frozenset(
     {
@@ -187,7 +187,7 @@ TRIE_ONLY = frozenset(
     }
     | {"release layers", "claim live"}
 )
-"""What only the trie does, or can need."""
+"""Points that only the trie reaches."""
 
 
 @contextmanager
@@ -224,7 +224,7 @@ def _watch(place: str, name: str, hook: Hook) -> Callable[[], None]:
 
 
 NO_MEMORY = "[malloc] Unable to allocate 123456789 bytes."
-"""How MLX says it, on Metal."""
+"""MLX's message on Metal when memory runs out."""
 
 FAULTS: dict[str, Callable[[], BaseException]] = {
     "fault": lambda: RuntimeError("Error: mlx: panic: CUDA error, allocation failed in a place that has no memory"),
@@ -233,5 +233,5 @@ FAULTS: dict[str, Callable[[], BaseException]] = {
     "disk": lambda: OSError(errno.EIO, os.strerror(errno.EIO), "/models/blobs/sha256-7f"),
     "exit": lambda: SystemExit("Error: mlx: enough"),
 }
-"""What is raised, by name. The first has the markers of a host's scanner in it, and a phrase about memory that is not
-true; the last one nobody may hold up."""
+"""Faults by name. The first contains markers of a host's scanner and a misleading phrase about memory; the last one
+must not be caught."""

@@ -2,8 +2,8 @@
 
 * `slow-load`  reading a tensor file takes ten seconds
 * `forward`    a forward over the id in `FAULT_TOKEN` raises
-* `clock`      the wall clock jumps by decades, forward and backward, whenever somebody looks at it
-* `on-demand`  whatever a test asks for while the process runs, by files in the directory `FAULT_DIR`: see `OnDemand`
+* `clock`      the wall clock jumps by decades, forward and backward, each time it is read
+* `on-demand`  a test arms faults while the process runs, by files in the directory `FAULT_DIR`: see `OnDemand`
 """
 
 import contextlib
@@ -26,9 +26,8 @@ for_good = contextlib.ExitStack()
 class OnDemand:
     """A fault at one of the points of `scripts.tools.conformance.fault_points`.
 
-    A file with the name of the point asks for it, and is gone when that has come true, once: the name of a fault in it
-    is raised there. With `wait` in it the process stops there until the file is gone; its other name `NAME reached`
-    tells that it has got there.
+    A file named after the point contains the name of a fault. The next call at the point removes the file and raises
+    the fault. If the file contains `wait`, the process creates `NAME reached` and waits until the file is removed.
     """
 
     def __init__(self, directory: Path) -> None:

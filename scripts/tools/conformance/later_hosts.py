@@ -1,4 +1,4 @@
-"""What hosts after August 2026 add (docs/internals/wire.md, 11)."""
+"""Additions of hosts after August 2026 (docs/internals/wire.md, 11)."""
 
 import json
 import signal
@@ -60,7 +60,7 @@ async def the_last_line_counts_cached_tokens(target: Target) -> None:
 
 @LATER_HOSTS.case("11.4", "intermediate-metrics", wire, METRICS)
 async def the_counters_are_on_every_line_when_asked_for(target: Target) -> None:
-    """When asked for, every line has the counters so far; else only the last one."""
+    """Every line has the counters so far if the request asks for them; otherwise only the last one has."""
     client = await target.client()
     request = Request("metrics: a", {"num_predict": 5})
     for line in (await client.complete(request)).lines[:-1]:

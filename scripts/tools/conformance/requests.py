@@ -93,7 +93,7 @@ async def what_is_no_request_is_a_bad_request(target: Target) -> None:
 
 @REQUESTS.case(26, "trailing-text", once)
 async def only_the_first_json_value_is_read(target: Target) -> None:
-    """What follows the first JSON value is not read."""
+    """Text after the first JSON value is ignored."""
     for rest in (b" trailing", b"\n{", b"]", b"\x00"):
         expect(f"text before {rest!r}", text_of(await target.post(b' {"Prompt":"x"}' + rest)), "yz")
 

@@ -37,14 +37,14 @@ async def a_seed_fixes_the_draws(target: Target) -> None:
 
 @SAMPLING.case(54, "absent-seed-is-zero", wire, SEED)
 async def an_absent_seed_is_seed_zero(target: Target) -> None:
-    """Where hosts send seeds an absent one is seed 0: reproducible."""
+    """With hosts that send seeds, an absent seed means seed 0, so answers repeat."""
     texts = {await drawn(target, "W", temperature=1.0, num_predict=40) for _ in range(3)}
     expect("different texts", len(texts), 1)
 
 
 @SAMPLING.case(55, "absent-seed-is-random", wire, NO_SEED)
 async def an_absent_seed_is_random(target: Target) -> None:
-    """Where hosts send no seeds every draw is new."""
+    """With hosts that send no seeds, every answer is sampled anew."""
     texts = {await drawn(target, "W", temperature=1.0, num_predict=40) for _ in range(3)}
     expect("different texts", len(texts), 3)
 

@@ -220,7 +220,7 @@ LEVELS: tuple[tuple[str, set[str], set[str]], ...] = (
     ("1", {"INFO", "DEBUG"}, {"TRACE"}),
     ("2", {"INFO", "DEBUG", "TRACE"}, set()),
 )
-"""What OLLAMA_DEBUG says, which levels then appear, and which do not."""
+"""Values of OLLAMA_DEBUG, the levels that then appear, and those that do not."""
 
 
 @SPAWN.case(14, "log-level", once)

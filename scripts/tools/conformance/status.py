@@ -31,7 +31,7 @@ async def status_has_the_four_integers(target: Target) -> None:
 
 @STATUS.case(16, "ready-path", ready)
 async def the_hosts_readiness_path_is_answered(target: Target) -> None:
-    """What the host polls (`/health` or `/v1/status`) says that a loaded runner is ready."""
+    """The path that the host polls (`/health` or `/v1/status`) reports that a loaded runner is ready."""
     process = await target.process()
     client = Client(await target.port(), target.generation, process.output)
     async with client:

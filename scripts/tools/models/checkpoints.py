@@ -47,7 +47,7 @@ COMMON: dict[str, object] = {
     "max_position_embeddings": 4096,
     "rope_theta": 10000.0,
 }
-"""What the config of a small decoder says."""
+"""The config of a small decoder."""
 
 _GEMMA3: dict[str, object] = {
     **COMMON,

@@ -30,7 +30,7 @@ class Rules(NamedTuple):
     routers: tuple[str, ...] = _ROUTERS
     promotes_few_bits: bool = True
     families: bool = True
-    """Whether the rules of a family are those of the releases since July 2026."""
+    """True if the rules of a family are those of releases since July 2026."""
 
 
 class Question(NamedTuple):
@@ -190,7 +190,7 @@ _FAMILIES: dict[str, tuple[Policy, Policy]] = {
     "NemotronH": (_nemotron, generic),
     "MuseGlimmer": (_glimmer, _glimmer),
 }
-"""How an architecture begins -> its rules, and those of before July 2026."""
+"""Prefixes of architectures -> their rules since July 2026, and those before."""
 
 
 def type_of(question: Question) -> Quantization | None:

@@ -23,7 +23,7 @@ SOURCES: dict[str, Source] = {
 """Every source by a short name of ours."""
 
 _FLOAT32 = ("A_log", "e_score_correction_bias")
-"""What publishers keep in float32 whatever the rest is in."""
+"""Tensors that publishers keep in float32, whatever the type of the others."""
 
 
 def undone(source: Source, weights: Weights) -> tuple[Config, Weights]:

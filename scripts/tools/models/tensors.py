@@ -32,7 +32,7 @@ PACKINGS: dict[str, Packing] = {
     "mxfp8": Packing(32, 8, "mxfp8"),
 }
 COMPANIONS = ("", ".scale", ".bias")
-"""How the parts of a packed tensor are named after it, in the order in which `mx.quantize` returns them."""
+"""Suffixes of the parts of a packed tensor, in the order in which `mx.quantize` returns them."""
 
 
 class Tensor(NamedTuple):

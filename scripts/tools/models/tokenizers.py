@@ -13,7 +13,7 @@ from typing import Literal
 Document = dict[str, object]
 
 GPT2_SPLIT = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""How byte-level models cut text into words before merging (GPT-2's rule)."""
+"""GPT-2's rule, by which byte-level models cut text into words before merging."""
 
 ALL_BYTES: tuple[bytes, ...] = tuple(bytes([value]) for value in range(256))
 """The vocabulary that can spell everything; a sensible beginning of any other."""
@@ -189,7 +189,7 @@ CORPUS: tuple[str, ...] = tuple(
     )
     for index in range(200)
 )
-"""What tiny sentencepiece models are trained on: words, runs of spaces, accents, Japanese, digits."""
+"""The training text of tiny sentencepiece models: words, runs of spaces, accents, Japanese, digits."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""An engine without a model behind the real endpoints: a test says what it tells."""
+"""An engine without a model behind the real endpoints; the test decides its answers."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ Client = TestClient[HttpRequest, Application]
 
 
 class Script:
-    """Stands in for the engine: keeps what is submitted, and a test tells its streams what it likes."""
+    """Stands in for the engine: keeps submitted requests, whose streams the test feeds."""
 
     def __init__(self) -> None:
         files = {"tokenizer.json": json.dumps(byte_level()).encode(), "config.json": b"{}"}

@@ -1,4 +1,4 @@
-"""The endpoints over an engine without a model: what is refused, what is withheld, what a leaving client causes."""
+"""The endpoints over an engine without a model: refusals, delayed headers, clients that disconnect."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ async def test_status_is_answered_from_the_last_published_numbers(client: Client
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/models"), ("POST", "/v1/models"), ("POST", "/load")])
-async def test_a_load_request_is_answered_that_it_is_done(client: Client, method: str, path: str) -> None:
+async def test_a_load_request_is_answered_as_done(client: Client, method: str, path: str) -> None:
     response = await client.request(method, path)
     assert await response.json() == {"Success": True}
 
@@ -51,7 +51,7 @@ async def test_a_wrong_path_or_method_is_refused_as_go_does(
     ],
 )
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/status"), ("POST", "/completion"), ("POST", "/v1/tokenize")])
-async def test_no_endpoint_answers_a_web_page(
+async def test_no_endpoint_answers_a_foreign_web_page(
     client: Client, engine: Script, headers: dict[str, str], method: str, path: str
 ) -> None:
     response = await client.request(method, path, headers=headers, data=b'{"Prompt":"x"}')
@@ -75,7 +75,7 @@ async def test_no_endpoint_answers_a_web_page(
         ({"Prompt": "x", "Format": {"type": "sequence"}}, "Format: Object missing required field `elements`"),
     ],
 )
-async def test_a_request_that_cannot_be_served_gets_its_reason_and_never_reaches_the_engine(
+async def test_an_invalid_request_gets_a_reason_and_never_reaches_the_engine(
     client: Client, engine: Script, body: dict[str, object], text: str
 ) -> None:
     response = await client.post("/completion", data=json.dumps(body))
@@ -94,7 +94,7 @@ async def test_a_request_that_cannot_be_served_gets_its_reason_and_never_reaches
         ),
     ],
 )
-async def test_a_format_that_does_not_compile_is_refused_and_its_request_given_up(
+async def test_a_format_that_does_not_compile_is_refused_and_its_request_dropped(
     client: Client, engine: Script, wanted: object, text: str
 ) -> None:
     response = await client.post("/completion", data=json.dumps({"Prompt": "x", "Format": wanted}))
@@ -118,21 +118,21 @@ async def test_a_hopeless_prompt_is_refused_without_reading_all_of_it(client: Cl
     assert not engine.submitted
 
 
-async def test_stop_strings_have_a_limit_that_nobody_meets_by_accident(client: Client, engine: Script) -> None:
+async def test_the_total_length_of_stop_strings_is_limited(client: Client, engine: Script) -> None:
     body = json.dumps({"Prompt": "xy", "Options": {"stop": ["s" * 1000] * 1000}})
     response = await client.post("/completion", data=body)
     assert (response.status, engine.submitted) == (400, [])
     assert "1000000 characters, at most 65536" in await response.text()
 
 
-async def test_more_logprobs_than_a_host_asks_for_are_not_made(client: Client, engine: Script) -> None:
+async def test_no_more_logprobs_are_computed_than_hosts_request(client: Client, engine: Script) -> None:
     body = json.dumps({"Prompt": "xy", "Logprobs": True, "TopLogprobs": 1000})
     posted = asyncio.create_task(client.post("/completion", data=body))
     assert (await engine.next()).sampling.top_logprobs == 20
     posted.cancel()
 
 
-async def test_a_compressed_body_is_a_bad_request_and_nobody_tries_to_unpack_it(client: Client) -> None:
+async def test_a_compressed_body_is_refused_without_being_unpacked(client: Client) -> None:
     """It is not even in the encoding that it claims to be in, and the connection goes on."""
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
     head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\n"
@@ -143,7 +143,7 @@ async def test_a_compressed_body_is_a_bad_request_and_nobody_tries_to_unpack_it(
 
 
 @pytest.mark.parametrize(("wanted", "limit"), [(0, 98), (-1, 98), (5, 5), (98, 98), (1000, 98)])
-async def test_the_limit_is_what_is_wanted_within_the_context(
+async def test_the_token_limit_is_the_requested_one_within_the_context(
     client: Client, engine: Script, wanted: int, limit: int
 ) -> None:
     body = json.dumps({"Prompt": "xy", "Options": {"num_predict": wanted}})
@@ -218,7 +218,7 @@ async def test_tokenize_takes_plain_text_and_answers_while_a_stream_is_open(clie
     response.close()
 
 
-async def test_behind_a_long_text_nobody_waits_longer_than_for_a_part(
+async def test_a_long_text_delays_a_short_one_by_one_part_at_most(
     client: Client, engine: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is one helper thread here, and the text has 2000 parts."""
@@ -250,7 +250,7 @@ async def test_the_end_of_an_array_of_ids_comes_with_the_end_of_the_answer(
     writer.close()
 
 
-async def test_bytes_that_are_no_text_are_tokenized_as_one_replacement_each(client: Client) -> None:
+async def test_invalid_bytes_are_tokenized_as_one_replacement_each(client: Client) -> None:
     replacement = list("\ufffd".encode())
     response = await client.post("/v1/tokenize", data=b"a\xe2\x82b\xff")
     assert await response.json() == [97, *replacement * 2, 98, *replacement]

@@ -51,7 +51,7 @@ async def test_a_body_is_read_whole(client: Client) -> None:
     assert await (await client.post("/")).read() == b""
 
 
-async def test_a_body_that_says_how_large_it_is_is_refused_before_it_comes(client: Client) -> None:
+async def test_a_body_with_a_length_too_large_is_refused_before_it_arrives(client: Client) -> None:
     assert (await client.post("/", data=bytes(MOST))).status == 200
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
     writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1001\r\n\r\n")
@@ -60,7 +60,7 @@ async def test_a_body_that_says_how_large_it_is_is_refused_before_it_comes(clien
     assert answer.split()[1] == b"413"
 
 
-async def test_a_body_without_end_is_refused_while_it_goes_on(client: Client) -> None:
+async def test_a_body_without_end_is_refused_while_it_arrives(client: Client) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
     writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + b"64\r\n" + bytes(100))
     for _ in range(10):
@@ -70,7 +70,7 @@ async def test_a_body_without_end_is_refused_while_it_goes_on(client: Client) ->
     assert head.split()[1] == b"413"
 
 
-async def test_a_body_that_stops_coming_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stalled_body_is_dropped(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_body, "_STALLED_S", 0.01)
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
     writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
@@ -79,7 +79,7 @@ async def test_a_body_that_stops_coming_is_given_up(client: Client, monkeypatch:
     assert head.split()[1] == b"408"
 
 
-async def test_a_body_may_take_what_all_leave_free(client: Client) -> None:
+async def test_a_body_may_use_the_bytes_that_others_leave_free(client: Client) -> None:
     """Of 1000 bytes, of which each may take as many as are left then."""
     server = client.app
     assert server is not None
@@ -101,9 +101,7 @@ async def test_a_body_may_take_what_all_leave_free(client: Client) -> None:
     assert server[HELD].held_bytes == 0
 
 
-async def test_between_two_turns_of_a_body_everything_else_has_its_own(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reading_a_body_yields_to_other_tasks(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that jumps makes each piece a turn; another task counts the turns of the event loop meanwhile."""
     clock: Iterator[float] = iter(range(1_000_000))
     monkeypatch.setattr(request_body, "perf_counter", lambda: next(clock))

@@ -1,4 +1,4 @@
-"""Connections that keep one waiting, and which of them go."""
+"""Connections that stall, and the order in which they are closed."""
 
 import asyncio
 import socket
@@ -63,7 +63,7 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
         return False
 
 
-async def test_beyond_the_bound_the_longest_idle_goes(served: Served, engine: Script) -> None:
+async def test_beyond_the_bound_the_longest_idle_connection_is_closed(served: Served, engine: Script) -> None:
     served.connections.most = 4
     first = await served.open(HEAD + b"\r\n")
     assert (await first[0].readline()).split()[1] == b"200"
@@ -78,7 +78,7 @@ async def test_beyond_the_bound_the_longest_idle_goes(served: Served, engine: Sc
         writer.close()
 
 
-async def test_a_head_that_does_not_end_is_not_waited_for(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_head_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_S", 0.05)
     slow, silent, done = await served.open(HEAD), await served.open(), await served.open(HEAD + b"\r\n")
     again = await served.open(HEAD + b"\r\n")
@@ -90,7 +90,7 @@ async def test_a_head_that_does_not_end_is_not_waited_for(served: Served, monkey
         assert b"200 OK" in await asyncio.wait_for(reader.read(), 5), "these had not begun one"
 
 
-async def test_an_answer_that_nobody_reads_is_given_up(
+async def test_an_answer_that_nobody_reads_is_dropped(
     served: Served, engine: Script, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connections, "UNREAD_S", 0.2)
@@ -106,10 +106,10 @@ async def test_an_answer_that_nobody_reads_is_given_up(
     writer.transport.abort()
 
 
-async def test_an_answer_that_is_read_slowly_is_not(
+async def test_an_answer_that_is_read_slowly_is_kept(
     served: Served, engine: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More is written than read all the while, for three times as long as nothing may be read."""
+    """The runner always writes more than the client reads, for three times as long as a client may read nothing."""
     monkeypatch.setattr(connections, "UNREAD_S", 1.0)
     reader, writer = await served.open(POST + BODY)
     request = await engine.next()

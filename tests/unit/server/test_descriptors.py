@@ -13,7 +13,7 @@ from runner.process.limits import DescriptorShortage, raise_limit
 
 @pytest.fixture
 def limits() -> Iterator[tuple[int, int]]:
-    """The limits of this process, which it has again afterwards."""
+    """Restores the limits of this process afterwards."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield before
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -43,7 +43,7 @@ def test_a_limit_of_infinity_is_asked_for_as_ten_thousand(
     assert asked == wanted
 
 
-async def test_a_shortage_is_told_once_and_everything_else_as_ever(caplog: pytest.LogCaptureFixture) -> None:
+async def test_running_out_of_descriptors_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     loop, shortage = asyncio.get_running_loop(), DescriptorShortage()
     for _ in range(128):

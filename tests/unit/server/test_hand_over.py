@@ -133,7 +133,7 @@ async def test_the_last_lines_and_the_end_of_the_body_are_sent_together(
         assert [json.loads(part)["Done"] for part in rest.splitlines() if part.startswith(b"{")] == [False, True]
 
 
-async def test_what_the_loop_has_not_come_for_goes_with_one_wake_up_and_one_send(
+async def test_events_that_wait_for_the_loop_take_one_wake_up_and_one_send(
     client: Client, engine: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with streams_of(client, engine, 2) as opened:
@@ -210,7 +210,7 @@ async def test_nothing_is_written_to_a_connection_that_closes() -> None:
         await written.rest
 
 
-async def test_an_answer_that_nobody_waits_for_any_more_is_not_written() -> None:
+async def test_an_abandoned_answer_is_not_written() -> None:
     connection = Connection()
     written = ResponseBody(cast("web.RequestHandler", connection), chunked=True)
     written.rest.cancel()
@@ -234,7 +234,7 @@ class Loop:
         self.calls.append(call)
 
 
-def test_what_is_sent_while_the_loop_delivers_is_delivered_next_without_another_wake_up() -> None:
+def test_events_sent_during_a_delivery_need_no_further_wake_up() -> None:
     loop, stream, told = Loop(), EventStream(), list[Event]()
     outbox = Outbox(cast("asyncio.AbstractEventLoop", loop))
 
@@ -258,7 +258,7 @@ def test_what_is_sent_while_the_loop_delivers_is_delivered_next_without_another_
     assert (told[-1], loop.wakes, loop.calls) == (END, 2, [])
 
 
-def test_who_begins_to_follow_a_stream_gets_first_what_has_arrived() -> None:
+def test_a_new_follower_first_gets_the_events_that_have_arrived() -> None:
     stream, told = EventStream(), list[list[Event]]()
     stream.put(Started())
     stream.flush()

@@ -1,4 +1,4 @@
-"""The page's files: who gets which, and what they may never contain. What they do is seen in tests/process/page."""
+"""The page's files: who may read them, and what they must never contain. tests/process/page runs them in a browser."""
 
 import re
 import tomllib
@@ -14,7 +14,7 @@ FILES = sorted(FOLDER.iterdir())
 MARKUP = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|\beval\(|Function\("
 )
-"""Calls that would take text for markup, or for a program."""
+"""Calls that would interpret text as markup or as a program."""
 SVG = "http://www.w3.org/2000/svg"
 """A name, not an address."""
 
@@ -42,13 +42,13 @@ async def test_every_file_is_served_with_its_type(client: Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["page.py", "..%2Fpage.py", "%2e%2e%2fapp.py", "nothing.js", "page", "%00", "%2F"])
-async def test_no_other_file_is_given_out(name: str, client: Client) -> None:
+async def test_no_other_file_is_served(name: str, client: Client) -> None:
     reply = await client.get(f"/page/{name}")
     assert reply.status == 404
     assert await reply.text() == "404 page not found\n"
 
 
-async def test_strangers_do_not_get_the_page(client: Client) -> None:
+async def test_foreign_hosts_do_not_get_the_page(client: Client) -> None:
     for path in ("/", "/page/main.js"):
         assert (await client.get(path, headers={"Host": "evil.example"})).status == 403
         assert (await client.get(path, headers={"Origin": "https://evil.example"})).status == 403

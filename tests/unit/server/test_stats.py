@@ -75,7 +75,7 @@ def cache_of(engine: Script, clock: Clock, *, patience_s: float = 60.0) -> Stats
     return StatsCache(cast("Engine", engine), patience_s=patience_s, fresh_s=0.2, clock=clock)
 
 
-async def test_who_asks_at_once_shares_one_answer(engine: Script, clock: Clock) -> None:
+async def test_concurrent_queries_share_one_answer(engine: Script, clock: Clock) -> None:
     cache = cache_of(engine, clock)
     await asyncio.gather(*(cache.published() for _ in range(5)))
     await cache.published()
@@ -85,7 +85,7 @@ async def test_who_asks_at_once_shares_one_answer(engine: Script, clock: Clock) 
     assert engine.asked == ["stats"] * 2
 
 
-async def test_behind_a_long_slice_the_last_numbers_are_given_again(clock: Clock) -> None:
+async def test_during_a_long_slice_the_last_numbers_are_repeated(clock: Clock) -> None:
     engine = Slow()
     cache = cache_of(engine, clock, patience_s=0.0)
     asking = asyncio.create_task(cache.published())
@@ -102,7 +102,7 @@ async def test_behind_a_long_slice_the_last_numbers_are_given_again(clock: Clock
     assert engine.asked == ["stats"] * 2, "the question that was on its way was not asked again"
 
 
-async def test_who_stops_waiting_does_not_stop_the_others(clock: Clock) -> None:
+async def test_a_cancelled_query_does_not_cancel_the_others(clock: Clock) -> None:
     engine = Slow()
     cache = cache_of(engine, clock)
     impatient, patient = asyncio.create_task(cache.published()), asyncio.create_task(cache.published())
@@ -114,7 +114,7 @@ async def test_who_stops_waiting_does_not_stop_the_others(clock: Clock) -> None:
     assert engine.asked == ["stats"]
 
 
-async def test_what_never_reached_the_engine_counts_as_refused(engine: Script, clock: Clock) -> None:
+async def test_requests_that_never_reached_the_engine_count_as_refused(engine: Script, clock: Clock) -> None:
     cache = cache_of(engine, clock)
     engine.stats = with_requests(STATS, refused=2, done=5)
     cache.refused += 3
@@ -123,7 +123,7 @@ async def test_what_never_reached_the_engine_counts_as_refused(engine: Script, c
     assert (await cache.published()).stats.requests.refused == 6, "known at once, the engine need not be asked"
 
 
-async def test_a_picture_has_another_number_where_it_is_another_one(engine: Script, clock: Clock) -> None:
+async def test_a_changed_cache_report_has_a_new_number(engine: Script, clock: Clock) -> None:
     cache = cache_of(engine, clock)
     assert (await cache.cache_picture()).generation == 1
     assert (await cache.cache_picture()).generation == 1
@@ -156,11 +156,11 @@ def page(engine: Script, clock: Clock) -> Page:
     return Page(engine, clock)
 
 
-async def test_a_new_page_is_told_everything(page: Page) -> None:
+async def test_a_new_page_receives_everything(page: Page) -> None:
     assert await page.at(0.0) == ["stats", "cache"]
 
 
-async def test_what_has_not_changed_is_not_told_again(page: Page, engine: Script) -> None:
+async def test_unchanged_numbers_are_not_sent_again(page: Page, engine: Script) -> None:
     await page.at(0.0)
     engine.stats = msgspec.structs.replace(STATS, uptime_s=0.5)
     assert await page.at(0.5) == []
@@ -168,7 +168,7 @@ async def test_what_has_not_changed_is_not_told_again(page: Page, engine: Script
     assert await page.at(1.0) == ["stats"]
 
 
-async def test_a_picture_comes_once_a_second_at_most_and_not_unless_it_changed(page: Page, engine: Script) -> None:
+async def test_a_changed_cache_report_is_sent_at_most_once_a_second(page: Page, engine: Script) -> None:
     await page.at(0.0)
     told = []
     for step in range(1, 9):
@@ -201,21 +201,21 @@ async def test_two_hundred_pages_cost_the_engine_what_one_costs(
     assert len(made) == 5 + 3
 
 
-async def test_a_page_that_comes_later_is_told_everything_as_it_is(page: Page, engine: Script) -> None:
+async def test_a_later_page_receives_the_present_state(page: Page, engine: Script) -> None:
     await page.at(0.0)
     engine.mark += 1
     assert await page.at(0.25, Seen()) == ["stats", "cache"]
     assert engine.asked.count("cache") == 1
 
 
-async def test_pages_that_ask_at_once_are_told_the_same(engine: Script, clock: Clock) -> None:
+async def test_concurrent_pages_receive_the_same_events(engine: Script, clock: Clock) -> None:
     feed = EventFeed(cache_of(engine, clock), clock)
     frames = await asyncio.gather(*(feed.new_events(Seen()) for _ in range(5)))
     assert len(set(frames)) == 1
     assert engine.asked == ["stats", "cache"]
 
 
-async def test_a_page_that_is_told_nothing_hears_the_heart_beat(page: Page) -> None:
+async def test_a_page_without_news_receives_heartbeats(page: Page) -> None:
     await page.at(0.0)
     assert [await page.at(at) for at in (HEARTBEAT_S - 0.1, HEARTBEAT_S, HEARTBEAT_S + 1.0)] == [[], [""], []]
     assert await page.at(2 * HEARTBEAT_S) == [""]
@@ -235,7 +235,7 @@ async def test_news_are_events_of_one_line_of_json(engine: Script, clock: Clock)
 # --- the endpoints
 
 
-async def test_stats_are_what_the_engine_said(client: Client, engine: Script) -> None:
+async def test_stats_are_the_numbers_of_the_engine(client: Client, engine: Script) -> None:
     engine.stats = BUSY
     response = await client.get("/v1/stats")
     assert (response.status, response.content_type) == (200, "application/json")
@@ -243,7 +243,7 @@ async def test_stats_are_what_the_engine_said(client: Client, engine: Script) ->
     assert msgspec.json.decode(await response.read(), type=Stats) == BUSY
 
 
-async def test_the_cache_is_what_the_engine_drew(client: Client, engine: Script) -> None:
+async def test_the_cache_report_is_that_of_the_engine(client: Client, engine: Script) -> None:
     engine.nodes = [NODE]
     response = await client.get("/v1/cache")
     picture = await response.json()
@@ -252,7 +252,7 @@ async def test_the_cache_is_what_the_engine_drew(client: Client, engine: Script)
     assert picture["nodes"][0]["text"] is None
 
 
-async def test_while_nobody_looks_nothing_is_asked(client: Client, engine: Script) -> None:
+async def test_the_engine_is_not_queried_without_listeners(client: Client, engine: Script) -> None:
     await client.get("/v1/status")
     await client.post("/v1/tokenize", data=b"xy")
     assert not engine.asked
@@ -260,7 +260,7 @@ async def test_while_nobody_looks_nothing_is_asked(client: Client, engine: Scrip
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}])
 @pytest.mark.parametrize("path", PATHS)
-async def test_no_number_is_told_to_a_web_page(
+async def test_no_foreign_web_page_gets_the_numbers(
     client: Client, engine: Script, path: str, headers: dict[str, str]
 ) -> None:
     response = await client.get(path, headers=headers)
@@ -269,7 +269,7 @@ async def test_no_number_is_told_to_a_web_page(
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_they_are_only_read(client: Client, path: str) -> None:
+async def test_the_endpoints_are_read_only(client: Client, path: str) -> None:
     assert (await client.post(path)).status == 405
 
 
@@ -284,14 +284,14 @@ async def test_a_wrong_body_is_a_refused_request(client: Client, engine: Script,
     assert (await (await client.get("/v1/stats")).json())["requests"]["refused"] == 1
 
 
-async def test_what_the_engine_refuses_it_counts_itself(client: Client, engine: Script) -> None:
+async def test_refusals_of_the_engine_are_counted_by_it(client: Client, engine: Script) -> None:
     posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
     engine.tell(await engine.next(), Refused("too large"))
     assert (await posted).status == 400
     assert (await (await client.get("/v1/stats")).json())["requests"]["refused"] == 0
 
 
-async def test_what_is_no_request_for_a_completion_is_not_refused_as_one(client: Client) -> None:
+async def test_only_completion_requests_count_as_refused(client: Client) -> None:
     await client.post("/v1/tokenize", data=b"x", headers={"Content-Encoding": "gzip"})
     await client.get("/completion")
     await client.post("/completion", data=b"{}", headers={"Host": "evil.example"})
@@ -344,7 +344,7 @@ async def read_event(response: ClientResponse) -> str:
     return frame.decode().split("\n")[0]
 
 
-async def test_a_page_is_told_what_changes_and_then_the_heart_beat(watched: Client, engine: Script, beat: Beat) -> None:
+async def test_a_page_receives_changes_and_then_heartbeats(watched: Client, engine: Script, beat: Beat) -> None:
     response = await watched.get("/v1/events")
     assert (response.status, response.content_type) == (200, "text/event-stream")
     assert response.headers["Cache-Control"] == "no-store"
@@ -359,7 +359,7 @@ async def test_a_page_is_told_what_changes_and_then_the_heart_beat(watched: Clie
     response.close()
 
 
-async def test_when_the_page_is_closed_the_engine_is_left_alone(watched: Client, engine: Script, beat: Beat) -> None:
+async def test_the_engine_is_not_queried_after_the_page_closes(watched: Client, engine: Script, beat: Beat) -> None:
     response = await watched.get("/v1/events")
     await read_event(response)
     await beat.resting.wait()
@@ -388,7 +388,7 @@ async def scrape(client: Client) -> dict[str, dict[tuple[str, ...], float]]:
     return families(await response.text())
 
 
-async def test_metrics_tell_what_the_stats_tell(client: Client, engine: Script) -> None:
+async def test_metrics_match_the_stats(client: Client, engine: Script) -> None:
     engine.stats = msgspec.structs.replace(
         STATS,
         requests=RequestCounts(running=2, queued=3, done=4, length=5, cancelled=6, failed=7, refused=8),
@@ -410,12 +410,12 @@ async def test_metrics_tell_what_the_stats_tell(client: Client, engine: Script) 
     assert list(found["mlx_runner_info"].values()) == [1]
 
 
-async def test_what_has_no_bound_has_no_gauge_for_it(client: Client, engine: Script) -> None:
+async def test_a_missing_bound_has_no_gauge(client: Client, engine: Script) -> None:
     found = await scrape(client)
     assert not {"mlx_runner_cache_budget_bytes", "mlx_runner_memory_budget_bytes"} & set(found)
 
 
-async def test_a_scrape_is_of_now(watched: Client, engine: Script, clock: Clock) -> None:
+async def test_a_scrape_is_fresh(watched: Client, engine: Script, clock: Clock) -> None:
     assert (await scrape(watched))["mlx_runner_requests_total"][("done",)] == 0
     engine.stats, clock.now = with_requests(STATS, done=3), 1.0
     assert (await scrape(watched))["mlx_runner_requests_total"][("done",)] == 3
@@ -442,7 +442,7 @@ def test_buckets_are_cumulative_and_end_with_all() -> None:
     assert found["mlx_runner_inter_token_latency_seconds_sum"][()] == pytest.approx(99.0381)
 
 
-def test_names_are_as_prometheus_wants_them() -> None:
+def test_names_follow_the_rules_of_prometheus() -> None:
     """Base units in the name, `_total` for counters and for nothing else, help for each, no name twice."""
     stats = msgspec.structs.replace(STATS, cache=CacheCounts(budget_bytes=1))
     listed = list(text_string_to_metric_families(text_of(published(Counters(), stats))))

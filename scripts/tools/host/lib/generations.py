@@ -60,30 +60,30 @@ class Generation:
     """The host's field names, which match a line's keys whatever their case, and ours."""
     ready_path: str = "/v1/status"
     ready_decodes: bool = True
-    """Whether the body must decode as a status; else the HTTP status alone counts."""
+    """True if the body must decode as a status; otherwise only the HTTP status counts."""
     engine_flag: bool = True
     close_grace_s: float = 5.0
     """Seconds between SIGINT and SIGKILL; 0 sends SIGKILL at once."""
     repeat_penalty: float = 1.1
     """The default that the host puts into every request."""
     rules: tuple[Rule, ...] = (EVERY_LINE,)
-    """How its releases read the runner's output, the oldest first."""
+    """The rules by which its releases read the runner's output, the oldest first."""
     load_timeout_s: float = 300.0
     """Seconds from the start until the runner must be ready."""
     request_timeout_s: float | None = None
     """Seconds for a whole request, its stream included; None is for ever."""
     waits_with_request: bool = True
-    """Whether a load ends when the request that triggered it is cancelled."""
+    """True if a load ends when the request that triggered it is cancelled."""
     cuda_headers: bool = True
-    """Whether CUDA_PATH and CUDA_HOME name the host's own headers."""
+    """True if CUDA_PATH and CUDA_HOME name the host's own headers."""
     keeps_status: bool = True
-    """Whether a refusal before the stream reaches the user with its status; else its text comes with a 500."""
+    """True if a refusal before the stream reaches the user with its status; otherwise its text comes with a 500."""
     expires_on_oom: bool = True
-    """Whether an error text that speaks of memory unloads every model."""
+    """True if an error text that speaks of memory unloads every model."""
     format: Literal["none", "raw", "tag"] = "none"
-    """How `format` travels: not at all, as the user gave it, or wrapped into a structural tag."""
+    """The form in which `format` is sent: not at all, as the user gave it, or wrapped in a structural tag."""
     two_passes: bool = True
-    """Whether a thinking model's structured output takes a second request (docs/internals/wire.md, 8.4)."""
+    """True if a thinking model's structured output takes a second request (docs/internals/wire.md, 8.4)."""
 
     @property
     def rule(self) -> Rule:

@@ -152,7 +152,7 @@ class Rule:
     scans_stdout: bool = False
     """Stdout is read by lines too, so that a line that is too long stops that pipe as well."""
     in_requests: bool = True
-    """Whether the text replaces the errors of requests too, and not only those of loading."""
+    """True if the text replaces errors of requests as well as those of loading."""
 
 
 SCANNED_BOTH = Rule(

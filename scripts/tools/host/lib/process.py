@@ -100,7 +100,7 @@ class Process:
         self.output = OutputScanner(rule or generation.rule)
         self.started = time.monotonic()
         self.status: Status | None = None
-        """What the last poll that decoded one said."""
+        """The status from the last poll that could be decoded."""
         self._sent: set[int] = set()
         """The signals by which we ended it while it lived."""
         self._copy = copy_to or (lambda _: None)

@@ -23,7 +23,7 @@ from scripts.tools.host.lib.requests import Request
 
 KEEP_ALIVE_S = 300.0
 MAX_LOADED = 3
-"""What a host with one GPU takes."""
+"""The limit of a host with one GPU."""
 PING_S = 10.0
 _MEMORY_S = 1.0
 _UNKNOWN = Status(0, 0, 0, 0)

@@ -33,7 +33,7 @@ class Thinking:
     opening: str = "<think>"
     closing: str = "</think>"
     opened: bool = False
-    """Whether the prompt ends with the opening tag."""
+    """True if the prompt ends with the opening tag."""
 
     def parser(self) -> ThinkingParser:
         return ThinkingParser(self.opening, self.closing, opened=self.opened)
