@@ -91,7 +91,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/process/faults/test_restart.py": NONE,
     "tests/process/faults/test_restart.py::test_it_restarts_on_the_same_port_after_a_kill": ALL,
     "tests/process/hostile/test_bodies.py": NONE,
-    "tests/process/hostile/test_bodies.py::test_a_body_that_cannot_fit_is_refused_before_it_comes": ALL,
+    "tests/process/hostile/test_bodies.py::test_a_body_that_cannot_fit_is_refused_before_it_arrives": ALL,
     "tests/process/hostile/test_connections.py": NONE,
     "tests/process/hostile/test_connections.py::test_a_thousand_ask_for_the_status": ALL,
     "tests/process/hostile/test_formats.py": NONE,

@@ -31,7 +31,7 @@ class Mutant(NamedTuple):
 
     @property
     def misfit(self) -> str:
-        """Why the row cannot be applied to the tree; empty if it can."""
+        """The reason why the row cannot be applied to the tree; empty if it can."""
         path = ROOT / self.file
         count = path.read_text().count(self.old) if path.is_file() else 0
         if count != 1:

@@ -1,4 +1,4 @@
-"""What README and the pages for users say is what the program does."""
+"""README and the pages for users match the program."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""What is installed: everything that is needed, on every platform, locked with hashes, and nothing with known holes."""
+"""The locked requirements: complete on every platform, with hashes, and without known vulnerabilities."""
 
 import re
 import tomllib

@@ -51,7 +51,7 @@ async def test_64_mib_are_tokenized(victim: Victim) -> None:
 
 
 HELD_BYTES = 32 * MEGABYTE
-"""What a body may take that has nothing in it that anybody wants."""
+"""The memory that a body without any used parts may take."""
 UNUSED = {
     "brackets in a string": (b'{"Prompt":"Hi","x":"', b"[,:{", b'"}', 200),
     "escapes in a string": (b'{"Prompt":"Hi","x":"', b'\\"\\n', b'"}', 50),
@@ -60,7 +60,7 @@ UNUSED = {
 
 
 @pytest.mark.parametrize("name", UNUSED)
-async def test_what_nobody_reads_is_not_kept(name: str, victim: Victim) -> None:
+async def test_unused_parts_of_a_body_are_not_kept(name: str, victim: Victim) -> None:
     head, piece, tail, megabytes = UNUSED[name]
     rss, most = victim.rss_bytes(), 0
     async with victim.storm(HELD_BYTES):
@@ -80,14 +80,14 @@ async def test_pictures_are_refused_without_being_kept(victim: Victim) -> None:
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/tokenize"])
-async def test_a_body_that_cannot_fit_is_refused_before_it_comes(path: str, victim: Victim) -> None:
+async def test_a_body_that_cannot_fit_is_refused_before_it_arrives(path: str, victim: Victim) -> None:
     reader, writer = await victim.open()
     writer.write(f"POST {path} HTTP/1.1\r\nContent-Length: {400 * MEGABYTE}\r\n".encode() + PLAIN_HEAD + b"\r\n")
     assert (await asyncio.wait_for(reader.readline(), 30)).split()[1] == b"413"
     writer.close()
 
 
-async def test_a_prompt_that_cannot_fit_is_refused_while_it_comes(victim: Victim) -> None:
+async def test_a_prompt_that_cannot_fit_is_refused_while_it_arrives(victim: Victim) -> None:
     """Eight of a hundred megabytes are sent; the longest prompt of this model has four."""
     reader, writer = await victim.open()
     writer.write(f"POST /completion HTTP/1.1\r\nContent-Length: {100 * MEGABYTE}\r\n".encode() + PLAIN_HEAD + b"\r\n")
@@ -97,7 +97,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_while_it_comes(victim: Victim
     assert TOO_LONG in answer
 
 
-async def test_while_long_texts_are_tokenized_short_ones_are_too(victim: Victim) -> None:
+async def test_short_texts_are_tokenized_while_long_ones_are(victim: Victim) -> None:
     """Four concurrent requests of some megabytes end when their clients disconnect."""
     text = b"the quick brown fox\n" * (16 * MEGABYTE // 20)
     async with victim.storm(SLACK_BYTES):
@@ -187,7 +187,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-async def test_what_is_no_request_is_a_400_in_good_time(name: str, victim: Victim) -> None:
+async def test_an_invalid_request_is_refused_quickly_with_a_400(name: str, victim: Victim) -> None:
     async with victim.storm(SLACK_BYTES):
         answers = await asyncio.gather(*[victim.exchange(post("/completion", MALFORMED[name])) for _ in range(3)])
     assert [status_of(answer) for answer in answers] == [400] * 3

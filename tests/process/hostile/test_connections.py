@@ -45,7 +45,7 @@ async def test_a_thousand_ask_for_the_status(victim: Victim) -> None:
     assert {status_of(answer) for answer in answers} == {200}
 
 
-async def test_a_thousand_completions_that_nobody_waits_for(victim: Victim) -> None:
+async def test_a_thousand_abandoned_completions(victim: Victim) -> None:
     """The first storm fills pools that stay; the second adds nothing."""
     for slack_bytes in (CROWD * CONNECTION_BYTES, CROWD * CONNECTION_BYTES // 4):
         async with victim.storm(slack_bytes):
@@ -54,7 +54,7 @@ async def test_a_thousand_completions_that_nobody_waits_for(victim: Victim) -> N
 
 
 @pytest.mark.parametrize("count", [2000, pytest.param(8000, marks=pytest.mark.slow)])
-async def test_a_client_that_never_reads_holds_up_nobody_and_loses_nothing(count: int, victim: Victim) -> None:
+async def test_a_client_that_never_reads_delays_nobody_and_loses_nothing(count: int, victim: Victim) -> None:
     """Its answer, a kilobyte a token and more than sockets hold, waits in memory."""
     body = f'{{"Prompt":"0","Options":{{"num_predict":{count}}},"Logprobs":true,"TopLogprobs":20}}'
     async with victim.storm(64 << 20):
@@ -99,7 +99,7 @@ def poor(victim_store: Path) -> Iterator[Victim]:
         yield Victim(process)
 
 
-async def test_with_few_descriptors_the_longest_idle_connections_go_and_everybody_is_served(poor: Victim) -> None:
+async def test_with_few_descriptors_the_longest_idle_connections_are_closed(poor: Victim) -> None:
     async with poor.storm():
         connections = [await poor.open() for _ in range(200)]
         assert await poor.exchange(STATUS)
@@ -123,7 +123,7 @@ async def _is_closed(reader: asyncio.StreamReader) -> bool:
         return False
 
 
-async def test_while_all_connections_are_busy_a_status_is_answered_and_others_are_told(poor: Victim) -> None:
+async def test_while_all_connections_are_busy_a_status_is_answered_and_others_refused(poor: Victim) -> None:
     """Bodies that never arrive keep all connections busy; further clients get an error."""
     waiting = b"POST /completion HTTP/1.1\r\nContent-Length: 100\r\n" + PLAIN_HEAD + b"\r\n{"
     connections = []

@@ -80,7 +80,7 @@ async def flowing(victim: Victim) -> AsyncIterator[None]:
     assert max(gaps) < stretched(MOST_GAP_S)
 
 
-async def test_all_of_them_at_once_hold_up_nobody(victim: Victim) -> None:
+async def test_all_of_them_at_once_do_not_delay_other_requests(victim: Victim) -> None:
     async with victim.storm(kept=KEPT), flowing(victim):
         answers = await asyncio.gather(
             *[victim.exchange(asking(wanted), timeout_s=120.0) for wanted in FORMATS.values()]
@@ -91,7 +91,7 @@ async def test_all_of_them_at_once_hold_up_nobody(victim: Victim) -> None:
 
 
 @pytest.mark.parametrize("name", ["a large divisor", "free texts that branch"])
-async def test_who_leaves_takes_the_compiling_along(name: str, victim: Victim) -> None:
+async def test_a_disconnect_ends_the_compilation(name: str, victim: Victim) -> None:
     assert told(await victim.exchange(asking(MODEST))) == ""
     await asyncio.sleep(0.5)  # its worker comes to the others that are kept, and one of these may go
     kept = workers(victim)
@@ -109,7 +109,7 @@ async def test_who_leaves_takes_the_compiling_along(name: str, victim: Victim) -
                 await asyncio.sleep(0.01)
 
 
-async def test_masks_that_take_long_hold_up_nobody_else(victim: Victim) -> None:
+async def test_slow_masks_do_not_delay_other_requests(victim: Victim) -> None:
     async with victim.storm(kept=KEPT), flowing(victim):
         slow = [
             asyncio.create_task(victim.exchange(asking(FORMATS["an ambiguous grammar"], num_predict=8), timeout_s=120))

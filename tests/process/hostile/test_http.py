@@ -71,13 +71,13 @@ ANSWERED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_what_is_no_request_is_refused_or_cut_off(name: str, victim: Victim) -> None:
+async def test_invalid_requests_are_refused_or_cut_off(name: str, victim: Victim) -> None:
     answer = await victim.exchange(REFUSED[name], half_close=True)
     assert status_of(answer) in {0, *range(400, 500)}, answer[:200]
 
 
 @pytest.mark.parametrize("name", ANSWERED)
-async def test_what_is_odd_but_allowed_is_answered(name: str, victim: Victim) -> None:
+async def test_unusual_but_valid_requests_are_answered(name: str, victim: Victim) -> None:
     answer = await victim.exchange(ANSWERED[name])
     assert status_of(answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")) == 200, answer[:200]
 
@@ -166,7 +166,7 @@ async def test_noise_was_not_even_logged_as_a_fault(victim: Victim) -> None:
         await asyncio.gather(*[victim.exchange(data, half_close=True) for data in REFUSED.values()])
 
 
-async def test_slow_clients_hold_up_nobody(victim: Victim) -> None:
+async def test_slow_clients_do_not_delay_others(victim: Victim) -> None:
     """Two hundred clients send heads and bodies a byte at a time, or bodies that never end."""
     heads = [
         GET + b"X: ",

@@ -145,7 +145,7 @@ def test_a_file_system_that_keeps_removed_files_is_refused(
     assert eventually_gone(directory.path)
 
 
-def test_a_directory_of_somebody_else_is_not_used(
+def test_a_directory_of_another_user_is_not_used(
     installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -214,7 +214,7 @@ def test_a_parent_that_its_group_may_write_to_is_refused_but_for_a_group_of_ones
     assert refusal(installation, tmp_path) == "", "sticky: they may add to it, not rename what is there"
 
 
-def test_a_group_that_nobody_knows_is_not_ones_own(
+def test_an_unknown_group_is_not_ones_own(
     installation: Installation, tmp_path: Path, parent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(number: int) -> None:
@@ -235,7 +235,7 @@ def test_a_parent_of_another_user_is_refused(
     assert refusal(installation, tmp_path) == f"lies in {parent}, which belongs to another user"
 
 
-def test_where_no_place_will_do_each_is_told(
+def test_if_no_place_is_usable_each_is_reported(
     installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = [Path("/proc/none/below"), Path("~/.cache/x"), tmp_path / "open"]

@@ -121,7 +121,7 @@ def served_here(host: Host) -> list[str]:
 
 
 @pytest.mark.parametrize("fault", [unknown, lacking, without_tokenizer])
-def test_what_ours_refuses_is_taken_over(
+def test_models_that_ours_refuses_are_taken_over(
     installation: Installation, tmp_path: Path, store: Store, library: Path, fault: type
 ) -> None:
     text_only(store)
@@ -166,7 +166,7 @@ def test_where_ollamas_runner_cannot_compute_ours_tells_its_own_error(
     assert spawned.output.splitlines()[-1] == b"Error: unsupported architecture: OddForCausalLM"
 
 
-def test_damage_that_only_reading_shows_is_told(
+def test_damage_found_only_by_reading_is_reported(
     installation: Installation, tmp_path: Path, store: Store, library: Path
 ) -> None:
     """With --verify, a blob that differs must not be served by another runner."""
@@ -206,7 +206,7 @@ def test_a_model_that_sees_is_kept_where_ollamas_runner_cannot_compute(
 
 
 @pytest.mark.parametrize("change", [blind, text_only])
-def test_half_of_what_sees_is_text(
+def test_a_model_with_half_of_its_vision_parts_is_text(
     installation: Installation, tmp_path: Path, store: Store, library: Path, change: type
 ) -> None:
     change(store)
@@ -250,7 +250,7 @@ def test_an_executable_that_has_gone_leaves_ours_to_serve(
     assert any('msg="not handed over"' in line and "No such file or directory" in line for line in lines)
 
 
-def test_nobody_hears_of_ollama_where_no_launcher_tells(store: Store) -> None:
+def test_without_a_launcher_ollama_is_not_mentioned(store: Store) -> None:
     from runner.cli.parse import parse as settings_of
 
     argv = ["runner", "--mlx-engine", "--model", NAME, "--port", "1"]

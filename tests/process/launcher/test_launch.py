@@ -222,7 +222,7 @@ def test_a_server_started_by_a_client_is_launched_too(host: Host, installation: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_ends_it_and_the_directory_goes(host: Host, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_it_and_removes_the_directory(host: Host, tmp_path: Path, number: signal.Signals) -> None:
     directory = directory_of(tmp_path)
     assert directory.stat().st_mode & 0o777 == 0o700
     host.popen.send_signal(number)
@@ -230,7 +230,7 @@ def test_a_signal_ends_it_and_the_directory_goes(host: Host, tmp_path: Path, num
     assert eventually_gone(directory)
 
 
-def test_the_directory_goes_though_everybody_was_signalled(host: Host, tmp_path: Path) -> None:
+def test_the_directory_is_removed_even_if_all_processes_were_signalled(host: Host, tmp_path: Path) -> None:
     """As systemd does it, which signals all processes of a service."""
     directory = directory_of(tmp_path)
     (watcher,) = processes_with("--start", str(tmp_path))

@@ -50,7 +50,7 @@ def test_it_has_every_function_and_reading_tensors_fails(host: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("compiler", ["", "#!/bin/sh\nexit 1\n"])
-def test_without_a_compiler_it_is_told(
+def test_a_missing_compiler_is_reported(
     host: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

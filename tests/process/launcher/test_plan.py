@@ -31,14 +31,14 @@ FORMS = ("127.0.0.1:{}", "http://127.0.0.1:{}", "http://127.0.0.1:{}/a/path", ":
 
 
 @pytest.mark.parametrize("form", [*FORMS, ' "127.0.0.1:{}" ', "'127.0.0.1:{}'"])
-def test_a_taken_port_is_told(listener: int, free: int, form: str) -> None:
+def test_a_taken_port_is_reported(listener: int, free: int, form: str) -> None:
     with pytest.raises(LaunchError, match=f"^port {listener} is taken: is another Ollama running"):
         refuse_taken_address(form.format(listener))
     refuse_taken_address(form.format(free))
 
 
 @pytest.mark.parametrize("setting", ["[::1", "a:b:c", "127.0.0.1:99999", "ftp://x", "192.0.2.1:80", "unknown:1"])
-def test_what_else_is_wrong_with_an_address_is_left_to_ollama(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_an_address_are_left_to_ollama(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -153,7 +153,7 @@ def test_a_client_may_be_started_beside_a_server(listener: int, program: Path, t
     assert process.stderr == b"", "nothing but what Ollama says"
 
 
-def test_what_cannot_be_executed_is_told_and_nothing_stays(tmp_path: Path) -> None:
+def test_an_executable_that_cannot_run_is_reported_and_nothing_stays(tmp_path: Path) -> None:
     broken = tmp_path / "ollama"
     broken.write_bytes(b"\x7fELF and nothing else but mlxrunner")
     broken.chmod(0o700)

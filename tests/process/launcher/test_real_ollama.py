@@ -187,7 +187,7 @@ async def test_a_cancelled_stream(ollama: Ollama) -> None:
     assert (await ollama.chat("Who are you?")).text == SMALL_TALK["Who are you?"]
 
 
-async def test_what_it_says_of_the_running_model(ollama: Ollama) -> None:
+async def test_its_report_of_the_running_model(ollama: Ollama) -> None:
     await ollama.chat("Hello")
     (model,) = listed((await ollama.ask("/api/ps")).last, "models")
     assert model["name"] == MODEL
@@ -267,7 +267,7 @@ async def test_ending_it_leaves_nothing_behind(
             assert eventually_gone(directory)
 
 
-async def test_nobody_stumbled_over_anything(ollama: Ollama) -> None:
+async def test_no_errors_were_logged(ollama: Ollama) -> None:
     """Stands last: the log of all tests before."""
     assert "Traceback" not in ollama.log
     assert "panic" not in ollama.log

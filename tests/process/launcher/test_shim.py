@@ -92,7 +92,7 @@ def test_words_are_passed_on_as_they_are(script: Path, installation: Installatio
     assert report(script, ["show", *ODD]).argv == [str(installation.ollama), "show", *ODD]
 
 
-def test_runners_get_back_what_the_host_was_started_with(script: Path) -> None:
+def test_runners_get_the_environment_that_the_host_was_started_with(script: Path) -> None:
     given = {"model": "kept", "engine": "kept", "expected": "kept", "word": "kept", "ODD": "'\"\n$x\\é\udcff"}
     ours = report(script, MLX[0].split(), **given).environment
     own = report(script, ["show"], **given).environment

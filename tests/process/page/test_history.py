@@ -61,7 +61,7 @@ async def drawn(look: Look, stand_in: StandIn, *steps: tuple[float, Stats | str]
     return Drawn(await view.page.evaluate(RUN, decode(encode(steps))))
 
 
-async def test_a_value_holds_until_the_next_is_told(stand_in: StandIn, look: Look) -> None:
+async def test_a_value_holds_until_the_next_arrives(stand_in: StandIn, look: Look) -> None:
     lines = await drawn(look, stand_in, (100, told(1, used=5)), (200, told(101, used=7)), (300, "look"))
     assert lines.memory[-51:] == [7] * 51
     assert lines.memory[-101:-51] == [5] * 50
@@ -85,7 +85,7 @@ async def test_the_hit_rate_is_that_of_the_prompts_of_one_minute(stand_in: Stand
     assert lines.reading is None
 
 
-async def test_speed_is_what_was_written_in_the_last_seconds(stand_in: StandIn, look: Look) -> None:
+async def test_speed_is_the_rate_of_the_last_seconds(stand_in: StandIn, look: Look) -> None:
     lines = await drawn(
         look,
         stand_in,

@@ -66,7 +66,7 @@ async def draws(view: View, *numbers: int) -> None:
         await view.page.locator(bar(number)).wait_for()
 
 
-async def test_the_page_shows_what_the_runner_tells(stand_in: StandIn, look: Look) -> None:
+async def test_the_page_shows_the_numbers_of_the_runner(stand_in: StandIn, look: Look) -> None:
     stand_in.stats = replace(
         STATS,
         ttft_s=1.04,
@@ -118,7 +118,7 @@ async def test_an_idle_runner_says_so(stand_in: StandIn, look: Look) -> None:
     await view.until("#picture-none", "`--cache none` keeps nothing.")
 
 
-async def test_two_branches_are_drawn_behind_what_they_share(stand_in: StandIn, look: Look) -> None:
+async def test_two_branches_are_drawn_after_their_shared_prefix(stand_in: StandIn, look: Look) -> None:
     stand_in.show(*TRIE)
     view = await look(stand_in.url)
     await draws(view, 1, 2, 3)
@@ -134,7 +134,7 @@ async def test_two_branches_are_drawn_behind_what_they_share(stand_in: StandIn, 
     assert await view.page.locator(".turns path").count() == 3, "a way to each, that of the first from the root"
 
 
-async def test_an_edge_is_filled_by_what_its_layers_hold(stand_in: StandIn, look: Look) -> None:
+async def test_an_edge_is_filled_in_proportion_to_its_layers(stand_in: StandIn, look: Look) -> None:
     mixed = replace(TRIE[2], live_layers=3, paged_layers=6, missing_layers=3)
     stand_in.show(TRIE[0], TRIE[1], mixed)
     view = await look(stand_in.url)
@@ -172,7 +172,7 @@ async def test_it_follows_a_generation_and_nothing_moves_away(stand_in: StandIn,
     assert await view.page.evaluate("window.shifts") == []
 
 
-async def test_the_end_of_the_runner_is_told_and_its_return_noticed(stand_in: StandIn, look: Look) -> None:
+async def test_the_end_and_the_return_of_the_runner_are_shown(stand_in: StandIn, look: Look) -> None:
     stand_in.stats = replace(STATS, uptime_s=500.0, memory=MemoryCounts(used_bytes=21 * MEGABYTE))
     stand_in.show(*TRIE)
     view = await look(stand_in.url)
@@ -224,7 +224,7 @@ async def test_it_fits_and_can_be_read(scheme: str, width: int, stand_in: StandI
     assert (int(background) < 64) == (scheme == "dark")
 
 
-async def test_what_comes_is_text_and_nothing_else(stand_in: StandIn, look: Look) -> None:
+async def test_received_text_is_never_markup(stand_in: StandIn, look: Look) -> None:
     evil = '<img src=x onerror="alert(1)">'
     stand_in.stats = replace(STATS, model=evil, architecture=evil, cache=CacheCounts(misses={evil: 1}))
     stand_in.show(node(1, None, 0, 3000, text=f"{evil}\u202e\n\x00"))
@@ -236,7 +236,7 @@ async def test_what_comes_is_text_and_nothing_else(stand_in: StandIn, look: Look
     assert await view.page.locator("img, script:not([src='/page/main.js'])").count() == 0
 
 
-async def test_a_node_tells_what_it_is_when_clicked(stand_in: StandIn, look: Look) -> None:
+async def test_a_clicked_node_shows_its_details(stand_in: StandIn, look: Look) -> None:
     stand_in.show(*TRIE)
     view = await look(stand_in.url)
     assert await view.text("#node-name") == "No node selected"
@@ -271,7 +271,7 @@ async def test_the_picture_is_walked_with_the_keyboard(stand_in: StandIn, look: 
     assert await view.page.locator("[aria-selected=true]").get_attribute("data-key") == "n3"
 
 
-async def test_what_is_shown_has_a_name_for_those_who_cannot_see_it(stand_in: StandIn, look: Look) -> None:
+async def test_everything_shown_has_an_accessible_name(stand_in: StandIn, look: Look) -> None:
     stand_in.show(*TRIE)
     view = await look(stand_in.url)
     await draws(view, 1, 2, 3)
@@ -311,7 +311,7 @@ async def test_two_thousand_nodes_are_few_marks_and_can_be_opened(stand_in: Stan
     assert await marks.count() < 200
 
 
-async def test_nobody_is_asked_twice_for_what_has_not_changed(stand_in: StandIn, look: Look) -> None:
+async def test_unchanged_data_is_not_requested_again(stand_in: StandIn, look: Look) -> None:
     view = await look(stand_in.url)
     stand_in.tell(replace(STATS, model="told"))
     await view.until("#model", "told")

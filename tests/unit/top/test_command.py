@@ -37,7 +37,7 @@ async def test_without_a_terminal_it_prints_once_and_ends(words: list[str], stan
     assert out.endswith("no request is running\n")
 
 
-async def test_nobody_there_is_one_line_and_status_1(stand_in: StandIn) -> None:
+async def test_no_runner_at_the_address_is_one_line_and_status_1(stand_in: StandIn) -> None:
     await stand_in.end()
     status, out, err = await top(stand_in.url)
     assert (status, out) == (1, "")
@@ -49,7 +49,7 @@ async def test_wrong_usage_is_status_2() -> None:
     assert (await top())[0] == 2
 
 
-async def test_where_rich_is_missing_it_says_what_to_install(stand_in: StandIn) -> None:
+async def test_without_rich_it_says_what_to_install(stand_in: StandIn) -> None:
     code = (
         "import sys; sys.modules['rich'] = sys.modules['rich.console'] = None\n"
         f"from runner.app import start; start(['top', '{stand_in.port}'])"

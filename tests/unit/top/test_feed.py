@@ -36,7 +36,7 @@ async def test_every_change_is_read_until_the_end() -> None:
             await asyncio.to_thread(next, follow)
 
 
-def test_a_port_without_a_listener_is_told_with_what_to_do() -> None:
+def test_a_port_without_a_listener_is_reported_with_advice() -> None:
     with bound() as taken:
         port = taken.getsockname()[1]
         for read in (Feed(f"http://127.0.0.1:{port}").stats, lambda: next(Feed(f"http://127.0.0.1:{port}").follow())):
@@ -58,7 +58,7 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
         (b"", r"no answer from .*is the runner still running"),
     ],
 )
-async def test_what_is_no_runner_is_told_so(bytes_told: bytes, said: str) -> None:
+async def test_a_server_that_is_no_runner_is_reported(bytes_told: bytes, said: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(bytes_told)
@@ -71,7 +71,7 @@ async def test_what_is_no_runner_is_told_so(bytes_told: bytes, said: str) -> Non
             await asyncio.to_thread(Feed(f"http://127.0.0.1:{port}").stats)
 
 
-async def test_what_does_not_answer_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner.commands.top.feed._PATIENCE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         feed = Feed(f"http://127.0.0.1:{silent.getsockname()[1]}")

@@ -51,7 +51,7 @@ def test_it_says_the_essentials() -> None:
     ]
 
 
-def test_nothing_is_said_of_what_never_happened() -> None:
+def test_events_that_never_happened_are_not_mentioned() -> None:
     told = lines(STATS)
     assert told[1:4] == ["requests 0 running, 0 waiting, 0 answered", "prompts 0 tokens", "answers 0 tokens"]
     assert told[-1] == "no request is running"

@@ -43,7 +43,7 @@ def test_a_runner_is_named_by_its_port_or_its_address(words: list[str], environ:
         (["--model", "m"], "unrecognized arguments: --model"),
     ],
 )
-def test_what_names_no_runner_is_refused(words: list[str], said: str) -> None:
+def test_an_address_that_names_no_runner_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         parse_top(words, {})
 
