@@ -60,7 +60,7 @@ class TurnCheckpoints:
         distances in tokens.
         """
         if min(turns, before_end, first_distance, gap, recent) < 1:
-            raise ValueError("restore points need positive distances and counts")
+            raise ValueError("checkpoints need positive distances and counts")
         self._turn_tokens = turn_tokens
         self._turns = turns
         self._before_end = before_end
