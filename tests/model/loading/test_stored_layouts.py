@@ -106,7 +106,7 @@ def test_what_was_written_before_0_16_is_refused_by_its_age(
     quantization: Quantization | None, published: Published, tmp_path: Path
 ) -> None:
     write_ancient_store(tmp_path, "old", published("qwen3"), quantization)
-    with pytest.raises(ModelError, match=r"before Ollama 0\.16; create or pull the model again"):
+    with pytest.raises(ModelError, match=r"stored by Ollama before 0\.16; create or pull the model again"):
         open_model("old", tmp_path)
 
 
