@@ -82,7 +82,13 @@ def work(waiting: "queue.SimpleQueue[Mutant]", found: list[tuple[Mutant, str]], 
 
 def main(words: Sequence[str]) -> int:
     """Tries all, on all cores."""
+    if any(word.startswith("-") for word in words):
+        print(__doc__)
+        return 0 if {"-h", "--help"} & set(words) else 2
     chosen = [each for each in mutants() if not words or any(word in " ".join(each) for word in words)]
+    if not chosen:
+        print(f"no mutant has a row with {' or '.join(words)}: the tables are tests/mutants/*.toml")
+        return 1
     if misfits := [each.misfit for each in chosen if each.misfit]:
         print(*misfits, sep="\n")
         return 1
