@@ -9,6 +9,6 @@ Events cross over in `events.py` (Outbox), requests in the mailbox of `engine.py
 
 Read in this order: `request.py` and `events.py` (what goes in and comes out), `engine.py` (the loop), `scheduler.py`
 (the stations of a request), `policy.py` (which slice is next, from numbers alone), `generation.py` (one request),
-`batch.py` and `batches.py` (several in one forward), then `memory/`, `observe/`, `recovery.py` and `platform/`.
+`batch.py` and `batches.py` (several in one forward), then `output/`, `memory/`, `observe/`, `recovery.py`, `platform/`.
 `assemble.py` connects them all.
 """

@@ -17,9 +17,9 @@ from runner.engine.context import EngineContext, SettledTrial
 from runner.engine.events import Outbox
 from runner.engine.formats import Formats
 from runner.engine.memory.budget import MemoryBudget, MLXMeter, set_limits
+from runner.engine.observe.report import Identity, Report
 from runner.engine.platform.warmup import sketch, warm_up
 from runner.engine.policy import SlicePolicy
-from runner.engine.report import Identity, Report
 from runner.engine.scheduler import Scheduler
 from runner.logs import Log
 from runner.model import OpenedModel

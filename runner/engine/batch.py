@@ -10,8 +10,8 @@ import mlx.core as mx
 from runner.cache.decode_rows import DecodeRows
 from runner.engine.events import Event, Outbox
 from runner.engine.generation import Forward, Generation
+from runner.engine.observe.trace import TRACE
 from runner.engine.paused_step import PausedStep
-from runner.engine.trace import TRACE
 from runner.sampling.sample import Choice, Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
 

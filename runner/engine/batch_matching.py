@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from runner.cache import CacheBudget
 from runner.engine.batch import Batch
 from runner.engine.context import BatchTrial
-from runner.engine.trace import TRACE
+from runner.engine.observe.trace import TRACE
 from runner.logs import Log
 
 log = Log(__name__)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from protocol.stats import CacheNode
 from runner.engine.events import Outbox
+from runner.engine.observe.trace import TRACE
 from runner.engine.platform.wakeup import Wakeup
 from runner.engine.request import Limits, Request
-from runner.engine.trace import TRACE
 from runner.errors import ModelError, RunnerError, no_mlx
 from runner.logs import Log, die, error_line, fatal
 from runner.model import OpenedModel

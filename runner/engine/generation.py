@@ -8,12 +8,12 @@ import mlx.core as mx
 
 from protocol import DoneReason, Logprob, Metrics
 from runner.cache.session import LiveSession
-from runner.engine.detokenizer import Detokenizer, Piece, joined
 from runner.engine.events import Event, Failed, Finished, Text
 from runner.engine.lifecycle import Lifecycle
-from runner.engine.logprobs import entry
+from runner.engine.observe.trace import TRACE
+from runner.engine.output.detokenizer import Detokenizer, Piece, joined
+from runner.engine.output.logprobs import entry
 from runner.engine.request import Request
-from runner.engine.trace import TRACE
 from runner.errors import RequestError
 from runner.logs import Log, error_line
 from runner.sampling.mask import Mask

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from protocol import CompletionRequest, Format, FormatError, Media, decode_format
 from runner.engine.events import EventStream
-from runner.engine.stop_strings import StopStrings
+from runner.engine.output.stop_strings import StopStrings
 from runner.errors import RequestError
 from runner.sampling import SamplingOptions
 from runner.tokenizer import PART_CHARACTERS, Tokenizer

@@ -11,11 +11,11 @@ from runner.engine.context import EngineContext, SettledTrial
 from runner.engine.events import Failed, Outbox, Refused, Started
 from runner.engine.generation import Generation
 from runner.engine.observe.journal import Journal
+from runner.engine.observe.trace import TRACE
 from runner.engine.policy import AdvanceTrial, Begin, Decode, Prefill, Slice, SlicePolicy, View
 from runner.engine.queue import RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
 from runner.engine.request import Request
-from runner.engine.trace import TRACE
 from runner.logs import Log, error_line
 
 log = Log(__name__)

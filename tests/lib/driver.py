@@ -53,7 +53,7 @@ def ask(
         nonlocal forwards
         if accident == Accident("cancel", forwards):
             raise BrokenError("cancelled")
-        with session.forward(tokens.shape[1]), _breaking(tiny, accident == Accident("break", forwards)):
+        with session.forward(tokens.shape[1]), breaking_layer(tiny, accident == Accident("break", forwards)):
             logits = tiny.model(tokens, cache=session.layers)
         if accident == Accident("poison", forwards):
             raise MemoryError("no memory for the evaluation")
@@ -154,7 +154,7 @@ def check_level(cache: SingleEntryCache) -> None:
 
 
 @contextmanager
-def _breaking(tiny: Tiny, wanted: bool, error: Callable[[str], Exception] = MemoryError) -> Iterator[None]:
+def breaking_layer(tiny: Tiny, wanted: bool, error: Callable[[str], Exception] = MemoryError) -> Iterator[None]:
     """Makes the last layer of the model raise, when the others have seen the tokens already."""
     if not wanted:
         yield

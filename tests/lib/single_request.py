@@ -29,13 +29,13 @@ class SingleRequest:
         assert isinstance(session, LiveSession)
         self.session = session
         self.generation = Generation(request, session, tokenizer, CONTEXT, perf_counter_ns())
-        self._group: Batch | None = None
+        self._batch: Batch | None = None
         self._forward = forward
         self._chunk = chunk
 
     @property
     def prefilling(self) -> bool:
-        return self._group is None
+        return self._batch is None
 
     def advance(self) -> list[Event]:
         """Computes one slice. If a forward raises, closes the session as failed, then raises the same."""
@@ -43,8 +43,8 @@ class SingleRequest:
             if self.generation.left:
                 self.generation.prefill(self._chunk, self._forward)
                 return []
-            self._group = self._group or Batch(self.generation, self._forward)
-            return self._group.take(self._group.step())[0][1]
+            self._batch = self._batch or Batch(self.generation, self._forward)
+            return self._batch.take(self._batch.step())[0][1]
         except Exception as error:
             self.generation.fail(error)
             self.generation.close()

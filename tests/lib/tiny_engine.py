@@ -36,10 +36,10 @@ from runner.engine.context import BatchTrial, EngineContext, SettledTrial
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.generation import Generation
 from runner.engine.memory.budget import MemoryBudget
+from runner.engine.output.stop_strings import StopStrings
 from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, View
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
-from runner.engine.stop_strings import StopStrings
 from runner.grammar import Grammar, Guide
 from runner.grammar.compiler import Compiler
 from runner.grammar.guide import StateSource
@@ -51,7 +51,7 @@ from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, find_fault, tiny
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.lib.breaking import breaking as break_call
-from tests.lib.driver import _breaking, check_trie, largest
+from tests.lib.driver import breaking_layer, check_trie, largest
 
 CONTEXT = 4096
 MOST_SLICES = 20_000
@@ -422,7 +422,7 @@ class CountedForward:
         rows, length = tokens.shape
         self.calls.append((rows, length))
         self._clock.now += self.forward_s + self.token_s * length
-        with _breaking(self._kind, self.breaks(rows, length), self.error):
+        with breaking_layer(self._kind, self.breaks(rows, length), self.error):
             return self._kind.model(tokens, cache=layers)
 
     @property

@@ -92,7 +92,10 @@ POINTS: dict[str, tuple[str, ...]] = {
     "choose victim": ("runner.cache.eviction:Eviction.victims",),
     "truncate": ("runner.cache.resume:truncate",),
     "merge expired": ("runner.cache.trie_cache:TrieCache._merge_expired",),
-    "decode text": ("runner.engine.detokenizer:Detokenizer.push", "runner.engine.detokenizer:Detokenizer.finish"),
+    "decode text": (
+        "runner.engine.output.detokenizer:Detokenizer.push",
+        "runner.engine.output.detokenizer:Detokenizer.finish",
+    ),
     "spell token": ("runner.tokenizer.tokenizer:Tokenizer.token_text",),
     "count": ("runner.engine.generation:Generation.metrics",),
     "close generation": ("runner.engine.generation:Generation.close",),

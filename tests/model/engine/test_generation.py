@@ -11,12 +11,14 @@ from protocol import DoneReason, Metrics
 from runner.cache import make_cache
 from runner.cache.interface import Cache
 from runner.engine.events import Text
+from runner.engine.output.stop_strings import StopStrings
 from runner.engine.request import Request
-from runner.engine.stop_strings import StopStrings
 from runner.sampling import SamplingOptions
+from runner.sampling.sample import Sample
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tiny import KINDS, VOCAB, Forward, Tiny, tiny
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
+from tests.lib.breaking import breaking
 from tests.lib.single_request import SingleRequest
 
 PROMPT = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(50)]
@@ -213,7 +215,7 @@ async def test_a_stop_string_ends_the_answer_before_it_and_the_cache_keeps_what_
     stop = whole[4:7]
     told, end = generation(kind, request_of(stop=[stop]), cache).answer()
     assert told == whole[: whole.index(stop)]
-    assert end.reason is DoneReason.STOP
+    assert (end.reason, end.metrics.eval_count) == (DoneReason.STOP, whole.index(stop) + len(stop))
     again = generation(kind, request_of([*PROMPT, *expected[:6], 1]), cache)
     again.generation.close()
     assert again.generation.metrics().prompt_eval_cached_count == len(PROMPT) + 6
@@ -262,6 +264,18 @@ async def test_after_a_fault_in_any_forward_the_next_answer_is_right(
     with pytest.raises(RuntimeError, match="this forward fails"):
         failing.answer()
     assert generation(kind, request_of(), cache).answer()[0] == text(greedy(kind, PROMPT, 12))
+
+
+async def test_a_fault_outside_of_forwards_leaves_nothing_in_the_cache(request_of: Callable[..., Request]) -> None:
+    """The fault may be that of a computation that MLX had put off, so the layers are not trusted."""
+    kind = tiny("llama")
+    cache = make_cache("single", kind.make_layers)
+    failing = generation(kind, request_of(), cache, chunk=30)
+    with breaking(Sample, "read", 2), pytest.raises(MemoryError):
+        failing.answer()
+    failing.generation.close()
+    again = generation(kind, request_of(), cache)
+    assert again.generation.metrics().prompt_eval_cached_count == 0
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -18,8 +18,9 @@ from runner.cache.sequence import SequenceLayers
 from runner.cache.session import LiveSession
 from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
-from runner.engine.detokenizer import Detokenizer
+from runner.engine.events import Failed
 from runner.engine.generation import Generation
+from runner.engine.output.detokenizer import Detokenizer
 from runner.engine.policy import SlicePolicy
 from runner.sampling.sample import Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
@@ -158,7 +159,11 @@ def test_a_forward_that_breaks_ends_one_request_and_a_batch_of_them_none(name: s
     forwards = story(name).forward.calls
     for at, (rows, _) in list(enumerate(forwards))[:: 3 if name == "llama" else 7]:
         engine = story(name, breaks_at=at)
-        assert sum(each.failed for each in engine.requests) == (rows == 1), f"forward {at} of {rows} rows"
+        failed = [each.received[-1] for each in engine.requests if each.failed]
+        assert len(failed) == (rows == 1), f"forward {at} of {rows} rows"
+        assert all(isinstance(end, Failed) and "in the last layer" in end.text for end in failed), (
+            "the client learns another reason"
+        )
         go_on(engine)
 
 

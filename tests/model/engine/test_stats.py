@@ -12,8 +12,8 @@ from runner.cache.interface import Miss
 from runner.engine.events import Failed, Finished, Refused
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.observe.counters import Counters, Histogram
+from runner.engine.observe.report import Identity, Report, preview
 from runner.engine.policy import SlicePolicy
-from runner.engine.report import Identity, Report, preview
 from runner.errors import RequestError
 from runner.grammar import Grammar
 from runner.sampling import SamplingOptions

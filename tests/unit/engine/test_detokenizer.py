@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.engine.detokenizer import Detokenizer, Piece
-from runner.engine.stop_strings import StopStrings
+from runner.engine.output.detokenizer import Detokenizer, Piece
+from runner.engine.output.stop_strings import StopStrings
 from runner.tokenizer import Utf8Stream, open_tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from runner.engine.stop_strings import StopStrings
+from runner.engine.output.stop_strings import StopStrings
 from runner.tokenizer import Utf8Stream
 
 Entry = TypeVar("Entry")
