@@ -10,25 +10,25 @@ from runner.cache.session import LiveSession, OneSessionCache
 class NullCache(OneSessionCache):
     """Makes fresh layers for every session and frees them when it ends."""
 
-    _sequence: SequenceLayers | None = None
+    sequence: SequenceLayers | None = None
 
     @property
     def nbytes(self) -> int:
-        return 0 if self._sequence is None else self._sequence.nbytes
+        return 0 if self.sequence is None else self.sequence.nbytes
 
     def describe(self) -> CacheDescription:
-        return describe_sequence(self._facts, self._sequence, 0, self._open)
+        return describe_sequence(self._facts, self.sequence, 0, self._open)
 
     def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:  # noqa: ARG002  at most one
-        return sequence_node(self._facts, self._sequence, (), spell)
+        return sequence_node(self._facts, self.sequence, (), spell)
 
     def _open_session(self, prompt: list[int], salt: str) -> LiveSession:  # noqa: ARG002  nothing is shared
-        self._sequence = SequenceLayers(self._make_layers(), self._facts)
-        return LiveSession(self._sequence, prompt, Match(0, 0, Miss.OFF), self._close)
+        self.sequence = SequenceLayers(self._make_layers(), self._facts)
+        return LiveSession(self.sequence, prompt, Match(0, 0, Miss.OFF), self._close)
 
     def _release(self, session: LiveSession, failed: bool) -> None:  # noqa: ARG002  freed either way
         session.sequence.reset()
         self._free()
 
     def _free(self) -> None:
-        self._sequence = None
+        self.sequence = None

@@ -1,6 +1,6 @@
 """The cache kind `single`: the layers keep the last sequence, and the next prompt reuses the prefix they share.
 
-Invariants between sessions: all layers stand at `len(self._tokens)`, and hold exactly these tokens. An empty record
+Invariants between sessions: all layers stand at `len(self.tokens)`, and hold exactly these tokens. An empty record
 says nothing about the layers; they are reset before use.
 """
 
@@ -23,42 +23,42 @@ class SingleEntryCache(OneSessionCache):
 
     def __init__(self, make_layers: Callable[[], list[object]]) -> None:
         super().__init__(make_layers)
-        self._sequence: SequenceLayers | None = None
-        self._tokens: list[int] = []
+        self.sequence: SequenceLayers | None = None
+        self.tokens: list[int] = []
         self._salt = ""
 
     @property
     def nbytes(self) -> int:
-        return 0 if self._sequence is None else self._sequence.nbytes
+        return 0 if self.sequence is None else self.sequence.nbytes
 
     def describe(self) -> CacheDescription:
-        return describe_sequence(self._facts, self._sequence, len(self._tokens), self._open)
+        return describe_sequence(self._facts, self.sequence, len(self.tokens), self._open)
 
     def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:  # noqa: ARG002  at most one
-        return sequence_node(self._facts, self._sequence, self._tokens, spell)
+        return sequence_node(self._facts, self.sequence, self.tokens, spell)
 
     def _open_session(self, prompt: list[int], salt: str) -> LiveSession:
-        if self._sequence is None:
-            self._sequence = SequenceLayers(self._make_layers(), self._facts)
+        if self.sequence is None:
+            self.sequence = SequenceLayers(self._make_layers(), self._facts)
         match = self._match(prompt, salt)
         # The session owns the record until it closes: if anything goes wrong in between, the record claims nothing.
-        recorded, self._tokens, self._salt = self._tokens, [], salt
+        recorded, self.tokens, self._salt = self.tokens, [], salt
         if match.cached == 0:
-            self._sequence.reset()
+            self.sequence.reset()
         elif match.cached < len(recorded):
-            refusal = self._sequence.rewind(match.cached)
+            refusal = self.sequence.rewind(match.cached)
             if refusal:
-                self._sequence.reset()
+                self.sequence.reset()
                 log.info("cache freed", why=refusal, matched=match.matched, recorded=len(recorded))
                 match = Match(match.matched, 0, refusal)
-        return LiveSession(self._sequence, prompt, match, self._close)
+        return LiveSession(self.sequence, prompt, match, self._close)
 
     def _match(self, tokens: list[int], salt: str) -> Match:
-        if not self._tokens:
+        if not self.tokens:
             return Match(0, 0, Miss.EMPTY)
         if salt != self._salt:
             return Match(0, 0, Miss.SALT)
-        matched = common_prefix(tokens, self._tokens)
+        matched = common_prefix(tokens, self.tokens)
         # One token is always evaluated again: the first logits come from it.
         cached = min(matched, len(tokens) - 1)
         return Match(matched, cached, Miss.NONE if matched else Miss.NO_COMMON_PREFIX)
@@ -79,11 +79,11 @@ class SingleEntryCache(OneSessionCache):
         except Exception as error:
             self._reset(sequence, f"its state cannot be computed: {error}")
             return
-        self._tokens = session.recorded[:reached]
+        self.tokens = session.recorded[:reached]
 
     def _reset(self, sequence: SequenceLayers, why: str) -> None:
         log.warning("cache freed", why=why)
         sequence.reset()
 
     def _free(self) -> None:
-        self._sequence, self._tokens = None, []
+        self.sequence, self.tokens = None, []

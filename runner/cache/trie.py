@@ -89,7 +89,7 @@ class PrefixTrie:
     """The nodes of all salts. Each salt has a root of its own, which never holds anything itself."""
 
     def __init__(self) -> None:
-        self._roots: dict[str, Node] = {}
+        self.roots: dict[str, Node] = {}
         self.now = 0
         """The time of the latest use of any node."""
         self.changed: set[Node] = set()
@@ -100,19 +100,19 @@ class PrefixTrie:
     def root(self, salt: str = "") -> Node:
         """Returns the root of all prompts of this salt. A root without children and locks is dropped when another one
         is asked for."""
-        if salt not in self._roots:
-            self._roots = {name: root for name, root in self._roots.items() if root.children or root.locks}
-            self._roots[salt] = Node(keys(()), None)
-        return self._roots[salt]
+        if salt not in self.roots:
+            self.roots = {name: root for name, root in self.roots.items() if root.children or root.locks}
+            self.roots[salt] = Node(keys(()), None)
+        return self.roots[salt]
 
     @property
     def empty(self) -> bool:
         """True if there are no nodes but roots."""
-        return not any(root.children for root in self._roots.values())
+        return not any(root.children for root in self.roots.values())
 
     def nodes(self) -> Iterator[Node]:
         """Yields all nodes but the roots, parents before their children."""
-        waiting = [child for root in self._roots.values() for child in root.children.values()]
+        waiting = [child for root in self.roots.values() for child in root.children.values()]
         while waiting:
             node = waiting.pop()
             yield node
@@ -212,7 +212,7 @@ class PrefixTrie:
                     if held is not None:
                         held.close()
             _unlink(node)
-        self._roots.clear()
+        self.roots.clear()
         self.changed.clear()
 
     def drop(self, lost: Collection[Snapshot]) -> None:

@@ -41,13 +41,15 @@ class TrieCache(Cache):
         policy: CheckpointPolicy | None = None,
     ) -> None:
         """`make_layers` returns a fresh cache list. `budget_bytes` limits all that open sessions do not need; None is
-        no limit."""
-        self._budget = self._most = budget_bytes
-        self._policy = policy or TurnCheckpoints()
-        self._reserved = 0
-        self._trie = PrefixTrie()
-        self._sequences = LiveSequences(make_layers)
-        self._enforcer = BudgetEnforcer(self._trie, self._sequences)
+        no limit.
+
+        The parts are public for those who build caches and test them; the engine sees the interfaces only."""
+        self.budget_bytes = self._most = budget_bytes
+        self.policy = policy or TurnCheckpoints()
+        self.reserved_bytes = 0
+        self.trie = PrefixTrie()
+        self.sequences = LiveSequences(make_layers)
+        self._enforcer = BudgetEnforcer(self.trie, self.sequences)
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> Session:
         if not tokens:
@@ -55,50 +57,50 @@ class TrieCache(Cache):
         return self._open(list(tokens), salt)
 
     def clear(self) -> None:
-        if self._sequences.sessions:
+        if self.sequences.sessions:
             raise RuntimeError("a session is open")
         self.detach()
 
     @property
     def nbytes(self) -> int:
-        return self._sequences.nbytes + self._reserved
+        return self.sequences.nbytes + self.reserved_bytes
 
     def describe(self) -> CacheDescription:
-        sequences, end = self._sequences, self._sequences.end
-        described = describe_trie(sequences.facts, sequences.all, self._trie, self._budget, self._reserved)
+        sequences, end = self.sequences, self.sequences.end
+        described = describe_trie(sequences.facts, sequences.all, self.trie, self.budget_bytes, self.reserved_bytes)
         return described._replace(sessions=len(sequences.sessions), recorded_tokens=end.end if end else 0)
 
     def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:
-        return trie_nodes(self._sequences.facts, self._sequences.all, self._trie, spell, most)
+        return trie_nodes(self.sequences.facts, self.sequences.all, self.trie, spell, most)
 
     def session_bytes(self, tokens: int) -> int:
-        return self._sequences.facts.bytes_of(tokens)
+        return self.sequences.facts.bytes_of(tokens)
 
     def detach(self) -> None:
         """Frees everything but the layers of open sessions, which go on without the trie."""
         # Nodes and live snapshots refer to each other: without this they would wait for Python's garbage collector.
-        self._trie.clear()
-        self._sequences.detach_sessions()
+        self.trie.clear()
+        self.sequences.detach_sessions()
         self._enforcer.reset()
 
     # --- begin
 
     def follows(self, tokens: Sequence[int], salt: str = "") -> bool:
         try:
-            return self._follows(list(tokens), self._trie.root(salt))
+            return self._follows(list(tokens), self.trie.root(salt))
         except Exception:
             log.exception("cache freed: the prefix that two requests share could not be stored")
             self.detach()
             return False
 
     def _follows(self, prompt: list[int], root: Node) -> bool:
-        for session in self._sequences.sharing:
+        for session in self.sequences.sharing:
             if session.node.path()[0] is not root:
                 continue
             # Only tokens that its own layers have seen can be shared, and they stand still while it is in a batch.
             reach = max(session.position, session.total - 1)
             ahead = min(common_prefix(prompt, session.recorded), len(prompt) - 1, reach)
-            if ahead < self._trie.match(root, keys(prompt)).matched + _WORTH_WAITING:
+            if ahead < self.trie.match(root, keys(prompt)).matched + _WORTH_WAITING:
                 continue
             if session.position < ahead:
                 session.add_checkpoint(ahead)
@@ -109,84 +111,84 @@ class TrieCache(Cache):
 
     def admits(self, tokens: int) -> bool:
         needed = self.session_bytes(tokens + _ROOM)  # 0 before the first forward, which shows what a token takes
-        return self._budget is None or not self._sequences.sessions or (needed > 0 and self.allows(needed))
+        return self.budget_bytes is None or not self.sequences.sessions or (needed > 0 and self.allows(needed))
 
     def allows(self, nbytes: int) -> bool:
-        used = sum(max(each.sequence.nbytes, self.session_bytes(each.total)) for each in self._sequences.sessions)
-        return self._budget is None or used + self._reserved + nbytes <= self._budget
+        used = sum(max(each.sequence.nbytes, self.session_bytes(each.total)) for each in self.sequences.sessions)
+        return self.budget_bytes is None or used + self.reserved_bytes + nbytes <= self.budget_bytes
 
     def reserve(self, nbytes: int) -> None:
-        self._reserved = nbytes
+        self.reserved_bytes = nbytes
         self._enforce_safely()
 
     def bound(self, nbytes: int) -> None:
-        self._budget = nbytes if self._most is None else min(nbytes, self._most)
+        self.budget_bytes = nbytes if self._most is None else min(nbytes, self._most)
         self._enforce_safely()
 
     def evict(self) -> None:
-        if not self._sequences.sessions:
-            self._sequences.facts.count_eviction(self.nbytes)
+        if not self.sequences.sessions:
+            self.sequences.facts.count_eviction(self.nbytes)
             self.detach()
             return
-        budget, self._budget = self._budget, 0
+        budget, self.budget_bytes = self.budget_bytes, 0
         self._enforce_safely()
-        self._budget = budget
+        self.budget_bytes = budget
 
     def _enforce_safely(self) -> None:
         """Enforces the budget outside of any request, so that no request can be blamed for an error."""
         try:
-            self._enforce(spare=(self._budget or 0) // 32)
+            self.enforce_budget(spare=(self.budget_bytes or 0) // 32)
         except Exception:
             log.exception("cache freed: unused entries could not be evicted")
             self.detach()
 
     def _open(self, prompt: list[int], salt: str) -> TrieSession:
-        others = list(self._sequences.sessions)
+        others = list(self.sequences.sessions)
         try:
             session = self._resume(prompt, salt)
-            self._enforce()
+            self.enforce_budget()
         except Exception:
             log.exception("cache freed: a conversation could not be resumed")
         else:
             return session
-        self._sequences.sessions = others
+        self.sequences.sessions = others
         self.detach()  # only now: the error held what is to be freed
         return self._resume(prompt, salt)
 
     def _resume(self, prompt: list[int], salt: str) -> TrieSession:
-        root = self._trie.root(salt)
-        path, matched = self._trie.match(root, keys(prompt))
+        root = self.trie.root(salt)
+        path, matched = self.trie.match(root, keys(prompt))
         # One token is always evaluated again: the first logits come from it.
         branch = min(matched, len(prompt) - 1)
         if path[-1].start == branch < matched:
             path.pop()
         miss = Miss.NONE if matched else self._why_nothing(root)
-        sequence, end = self._sequences.acquire()
+        sequence, end = self.sequences.acquire()
         node, refusal = self._restore(sequence, end, path, branch)
         match = Match(matched, node.end, miss or refusal)
         session = TrieSession(sequence, prompt, match, node, self._after_forward, self._close)
-        self._trie.lock(node)
+        self.trie.lock(node)
         if not sequence.sliceable:
-            session.checkpoints = self._policy.plan(
-                prompt, node.end, branch, self._sequences.facts.most_checkpoints(self._budget)
+            session.checkpoints = self.policy.plan(
+                prompt, node.end, branch, self.sequences.facts.most_checkpoints(self.budget_bytes)
             )
             if session.checkpoints and session.checkpoints[0].at == node.end:
                 node.checkpoint |= session.checkpoints.pop(0).keep
-        self._sequences.sessions.append(session)
+        self.sequences.sessions.append(session)
         return session
 
     def _why_nothing(self, root: Node) -> Miss:
         if root.children:
             return Miss.NO_COMMON_PREFIX
-        return Miss.EMPTY if self._trie.empty else Miss.SALT
+        return Miss.EMPTY if self.trie.empty else Miss.SALT
 
     def _restore(self, sequence: SequenceLayers, end: Node | None, path: list[Node], matched: int) -> tuple[Node, Miss]:
         """Takes the layers, which stand at `end`, along the path as far as possible, up to `matched` tokens. Returns
         the node where they stand then, and why they got no further."""
         common = resume.shared_tokens(path, matched, end)
         at, refusal = resume.deepest_offset(sequence, path, matched, common)
-        path = self._trie.cut(path, at)
-        self._sequences.flush()
+        path = self.trie.cut(path, at)
+        self.sequences.flush()
         resume.restore_to(sequence, path, at, common)
         node = next(node for node in path if node.end == at)
         resume.capture(sequence, node)
@@ -198,14 +200,14 @@ class TrieCache(Cache):
     def _after_forward(self, session: TrieSession, count: int) -> None:
         if session.detached:
             return
-        if self._sequences.check_trust():
-            resume.drop_slots(self._trie, self._sequences.facts.untrusted)
+        if self.sequences.check_trust():
+            resume.drop_slots(self.trie, self.sequences.facts.untrusted)
         self._take_checkpoints(session)
         if count > 1 or not self.session_bytes(1):
             session.sequence.measure()
         if count > 1 or session.position % CHECK_TOKENS == 0:
             # More than needed, so that not every few tokens of a decode evict something.
-            self._enforce(spare=(self._budget or 0) // 32)
+            self.enforce_budget(spare=(self.budget_bytes or 0) // 32)
 
     def _take_checkpoints(self, session: TrieSession) -> None:
         position = session.position
@@ -217,27 +219,27 @@ class TrieCache(Cache):
 
     def _advance_to(self, session: TrieSession, to: int) -> None:
         """Extends the trie to `to`, where the layers stand, and stores what they hold."""
-        passed = self._trie.advance(session.node, keys(session.recorded[session.node.end : to]))
+        passed = self.trie.advance(session.node, keys(session.recorded[session.node.end : to]))
         for node in passed:
             resume.capture(session.sequence, node)
-        self._sequences.flush()
+        self.sequences.flush()
         self._move_to(session, passed[-1] if passed else session.node)
         self._enforcer.touch(session.node)
 
     def _move_to(self, session: TrieSession, node: Node) -> None:
         """Moves the session's lock to `node`."""
-        self._trie.lock(node)
-        self._trie.unlock(session.node)
+        self.trie.lock(node)
+        self.trie.unlock(session.node)
         session.node = node
 
     # --- close
 
     def _close(self, session: LiveSession, failed: bool) -> None:
         assert isinstance(session, TrieSession)
-        self._sequences.sessions.remove(session)
+        self.sequences.sessions.remove(session)
         if not session.detached:
             self._release(session, failed)
-        if session.sequence is not self._sequences.kept:
+        if session.sequence is not self.sequences.kept:
             session.sequence.discard()  # after a failure snapshots may still be live in it: a reference circle
 
     def _release(self, session: TrieSession, failed: bool) -> None:
@@ -247,10 +249,10 @@ class TrieCache(Cache):
                 self.detach()  # a node may be half split, half joined or half copied
             elif failed:
                 log.warning("what was live in the cache is freed", why="a forward failed")
-                self._trie.unlock(session.node)
-                self._trie.drop(self._sequences.hand_over_shared(session.sequence))
+                self.trie.unlock(session.node)
+                self.trie.drop(self.sequences.hand_over_shared(session.sequence))
                 session.sequence.reset()
-                self._enforce()
+                self.enforce_budget()
             else:
                 self._store(session)
         except Exception:
@@ -269,23 +271,23 @@ class TrieCache(Cache):
         sequence.measure()
         self._advance_to(session, reached)
         end = session.node
-        self._trie.unlock(end)
-        self._sequences.release(sequence, end)
-        self._trie.compact(end)
+        self.trie.unlock(end)
+        self.sequences.release(sequence, end)
+        self.trie.compact(end)
         self._merge_expired(end)
-        self._sequences.flush()
-        self._enforce()
+        self.sequences.flush()
+        self.enforce_budget()
 
     def _merge_expired(self, end: Node) -> None:
         """Merges expired checkpoints into the nodes below them."""
         checkpoints = {node.end: node for node in end.path() if node.checkpoint}
-        for at in self._policy.expired(list(checkpoints), end.end):
+        for at in self.policy.expired(list(checkpoints), end.end):
             node = checkpoints[at]
             node.checkpoint = False
             child = node.only_child()
             if child is not None and child.locks == node.locks:
-                self._trie.merge(node)
+                self.trie.merge(node)
 
-    def _enforce(self, spare: int = 0) -> None:
+    def enforce_budget(self, spare: int = 0) -> None:
         """Makes everything held fit the budget; frees `spare` bytes more if it did not."""
-        self._enforcer.enforce(self._budget, self._reserved, spare)
+        self._enforcer.enforce(self.budget_bytes, self.reserved_bytes, spare)

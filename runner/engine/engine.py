@@ -78,19 +78,19 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queues a request, whose stream receives all that happens to it. Its grammar is compiled meanwhile."""
         if request.format is not None:
-            request.grammar = self._parts.formats.compile(request.format)
+            request.grammar = self.parts.formats.compile(request.format)
         self._mailbox.put(request)
         if request.grammar is not None:
             request.grammar.add_done_callback(lambda _: self._mailbox.put(None))
 
     async def collect_stats(self) -> "EngineStats":
         """Returns all counters, as of between two slices. Costs the engine some tens of microseconds."""
-        return await self._call_between_slices(lambda: self._parts.report.collect())
+        return await self._call_between_slices(lambda: self.parts.report.collect())
 
     async def cache_nodes(self) -> list[CacheNode]:
         """Returns the nodes of the cache, as of between two slices. A node of many layers takes some microseconds of
         the engine's time."""
-        return await self._call_between_slices(lambda: self._parts.report.nodes())
+        return await self._call_between_slices(lambda: self.parts.report.nodes())
 
     def _call_between_slices(self, function: Callable[[], Answer]) -> "asyncio.Future[Answer]":
         answer: Future[Answer] = Future()
@@ -112,10 +112,10 @@ class Engine:
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             self._load()
-            self._parts.warm_up()
+            self.parts.warm_up()
             loop.call_soon_threadsafe(self._ready.set)
-            matcher = self._parts.scheduler.matcher
-            while self._parts.on_gpu and matcher.untried:  # hosts take a moment to ask for more than the status
+            matcher = self.parts.scheduler.matcher
+            while self.parts.on_gpu and matcher.untried:  # hosts take a moment to ask for more than the status
                 matcher.advance()
             while True:
                 self._step()
@@ -137,8 +137,8 @@ class Engine:
             raise no_mlx(error) from error
         from runner.engine.assemble import assemble
 
-        self._parts = assemble(self._settings, self._model, self._opening, self._outbox, started)
-        self.tokenizer = self._parts.tokenizer
+        self.parts = assemble(self._settings, self._model, self._opening, self._outbox, started)
+        self.tokenizer = self.parts.tokenizer
         self._publish()
 
     def _step(self) -> None:
@@ -146,7 +146,7 @@ class Engine:
         self._receive()
         if TRACE.on:
             TRACE.begin()
-        scheduler = self._parts.scheduler
+        scheduler = self.parts.scheduler
         scheduler.advance()
         self._idle = scheduler.idle
         if self._idle or perf_counter() >= self._publish_at:
@@ -169,7 +169,7 @@ class Engine:
     def _wait(self) -> Message:
         """Returns the next message. The time until it comes goes into the trial of batches, for which the first answers
         that run at once would otherwise have to wait."""
-        scheduler, quiet_s = self._parts.scheduler, _QUIET_S
+        scheduler, quiet_s = self.parts.scheduler, _QUIET_S
         if scheduler.awaits_mask:
             with suppress(queue.Empty):
                 return self._mailbox.get(timeout=_MASK_POLL_S)
@@ -184,13 +184,13 @@ class Engine:
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Request):
-            self._parts.scheduler.add(message)
+            self.parts.scheduler.add(message)
         elif message is not None:
             message()
 
     def _publish(self) -> None:
         self._publish_at = perf_counter() + _PUBLISH_S
-        self.memory_bytes = self._parts.report.memory_bytes()
+        self.memory_bytes = self.parts.report.memory_bytes()
 
 
 def _resolve(answer: Future[Answer], function: Callable[[], Answer]) -> None:

@@ -126,10 +126,10 @@ def largest(x: mx.array) -> float:
 
 def check_trie(cache: TrieCache) -> None:
     """Checks between sessions that edges, snapshots, bytes and layers of a trie cache agree with each other."""
-    sequence, end = cache._sequences.kept, cache._sequences.end
+    sequence, end = cache.sequences.kept, cache.sequences.end
     assert {state.offset for _, state in sequence.used if not state.empty} <= {end.end if end else 0}
     count = nbytes = 0
-    for node in cache._trie.nodes():
+    for node in cache.trie.nodes():
         assert node.parent is not None
         assert node.parent.children[node.tokens[0]] is node
         assert node.start == node.parent.end < node.end
@@ -146,7 +146,7 @@ def check_trie(cache: TrieCache) -> None:
 
 def check_level(cache: SingleEntryCache) -> None:
     """Checks between sessions that all layers stand at the end of the record, with everything evaluated."""
-    sequence = cache._sequence
+    sequence = cache.sequence
     assert sequence is not None
     offsets = {state.offset for state in sequence.states if not state.empty}
     recorded = cache.describe().recorded_tokens

@@ -87,16 +87,16 @@ class Conversation:
     @property
     def sequence(self) -> SequenceLayers:
         if isinstance(self.cache, TrieCache):
-            return self.cache._sequences.kept
-        assert self.cache._sequence is not None
-        return self.cache._sequence
+            return self.cache.sequences.kept
+        assert self.cache.sequence is not None
+        return self.cache.sequence
 
     @property
     def record(self) -> list[int]:
         """The tokens that the layers hold, according to the cache."""
         if isinstance(self.cache, SingleEntryCache):
-            return self.cache._tokens
-        end = self.cache._sequences.end
+            return self.cache.tokens
+        end = self.cache.sequences.end
         return list(spelled(end.path())) if end else []
 
     @property
@@ -111,7 +111,7 @@ class Conversation:
     @property
     def nodes(self) -> list[Node]:
         """The nodes of the trie, parents before their children."""
-        return list(self.trie._trie.nodes())
+        return list(self.trie.trie.nodes())
 
     def node(self, tokens: Sequence[int]) -> Node:
         """Returns the node that ends exactly with these tokens."""
@@ -205,7 +205,7 @@ class Conversation:
 
     def check_trie(self, in_use: Node | None) -> None:
         """Checks edges, locks, snapshots and bytes while a session uses this node, or none does."""
-        assert [session.node for session in self.trie._sequences.sharing] == ([in_use] if in_use else [])
+        assert [session.node for session in self.trie.sequences.sharing] == ([in_use] if in_use else [])
         check_trie(self.trie, self.kinds)
 
     def _begin(self, prompt: Sequence[int], salt: str = "") -> Session:
@@ -242,10 +242,10 @@ class Conversation:
 def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
     """Checks that edges, locks, snapshots, bytes, sequences and the order of eviction agree with each other, however
     many sessions are open."""
-    sequences = cache._sequences
+    sequences = cache.sequences
     locks = Counter(node for session in sequences.sharing for node in session.node.path())
     held: list[Snapshot] = []
-    for root in cache._trie._roots.values():
+    for root in cache.trie.roots.values():
         assert not root.tokens
         assert not root.slots
         _check_below(root, kinds, {kind: kind() for kind in kinds if kind is not FakeKV}, locks, held)
@@ -273,11 +273,11 @@ def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
 
 def check_order(cache: TrieCache) -> None:
     """Checks that the next victim, and the weight of every node, are those that a fresh look at all nodes finds."""
-    eviction, spared, now = cache._enforcer._current(), cache._sequences.end, cache._trie.now
+    eviction, spared, now = cache._enforcer._current(), cache.sequences.end, cache.trie.now
     order = eviction.order
     ranks = [
         order.rank(node, now)
-        for node in cache._trie.nodes()
+        for node in cache.trie.nodes()
         if node is not spared and not node.locks and order.evictable(node)
     ]
     victim = next(eviction.victims(spared), None)

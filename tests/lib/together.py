@@ -81,7 +81,7 @@ class Together:
     def check(self) -> None:
         """Checks that every session's layers are right, and its own."""
         check_trie(self.cache, self.kinds)
-        assert [client.session for client in self.clients] == self.cache._sequences.sessions
+        assert [client.session for client in self.clients] == self.cache.sequences.sessions
         sequences = [client.session.sequence for client in self.clients]
         assert len(set(sequences)) == len(sequences), "two sessions over the same layers"
         for client in self.clients:
@@ -91,7 +91,7 @@ class Together:
 
     @property
     def nodes(self) -> list[Node]:
-        return list(self.cache._trie.nodes())
+        return list(self.cache.trie.nodes())
 
     @property
     def shape(self) -> str:

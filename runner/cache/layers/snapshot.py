@@ -35,7 +35,7 @@ class Ledger:
     def __init__(self) -> None:
         self.count = 0
         self.nbytes = 0
-        self._copies: Buffers = []
+        self.copies: Buffers = []
         self._sources: Buffers = []
         self._copied_bytes = 0
 
@@ -45,7 +45,7 @@ class Ledger:
 
         The sources are held: MLX would reuse a buffer that nothing else holds instead of copying nearly all of it.
         """
-        self._copies += copies
+        self.copies += copies
         self._sources += sources
         self._copied_bytes += sum(copy.nbytes for copy in copies)
         if self._copied_bytes > _TOGETHER_BYTES:
@@ -54,8 +54,8 @@ class Ledger:
 
     def flush(self) -> None:
         """Evaluates the pending copies. Call it before anything writes into layers. Raises what MLX raises."""
-        copies, sources = self._copies, self._sources
-        self._copies, self._sources, self._copied_bytes = [], [], 0
+        copies, sources = self.copies, self._sources
+        self.copies, self._sources, self._copied_bytes = [], [], 0
         mx.eval(copies)
         sources.clear()
 

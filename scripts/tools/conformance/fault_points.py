@@ -88,7 +88,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     "drop": ("runner.cache.trie:PrefixTrie.drop",),
     "lock": ("runner.cache.trie:PrefixTrie.lock",),
     "unlock": ("runner.cache.trie:PrefixTrie.unlock",),
-    "evict": ("runner.cache.trie_cache:TrieCache._enforce",),
+    "evict": ("runner.cache.trie_cache:TrieCache.enforce_budget",),
     "choose victim": ("runner.cache.eviction:Eviction.victims",),
     "truncate": ("runner.cache.resume:truncate",),
     "merge expired": ("runner.cache.trie_cache:TrieCache._merge_expired",),

@@ -80,7 +80,7 @@ def test_what_an_open_session_uses_is_not_evicted(name: str) -> None:
 def test_a_fault_while_something_goes_frees_all_of_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     engine = filled("llama")
-    with patch.object(TrieCache, "_enforce", side_effect=MemoryError):
+    with patch.object(TrieCache, "enforce_budget", side_effect=MemoryError):
         engine.trie.bound(10)
     assert engine.trie.nbytes == 0
     engine.ask(words(60, 2), 4)

@@ -172,7 +172,7 @@ def trie_of(cache: TrieCache) -> Trie:
                 for slot in node.slots
             ],
         )
-        for node in cache._trie.nodes()
+        for node in cache.trie.nodes()
     }
 
 
@@ -497,5 +497,5 @@ def test_one_layer_that_cannot_is_enough() -> None:
 
 def check_locks(users: Sessions) -> None:
     """As many as sessions go through."""
-    for node in users.cache._trie.nodes():
-        assert node.locks == sum(node in session.node.path() for session in users.cache._sequences.sharing)
+    for node in users.cache.trie.nodes():
+        assert node.locks == sum(node in session.node.path() for session in users.cache.sequences.sharing)

@@ -101,12 +101,12 @@ class Users:
     @property
     def sliceable(self) -> list[int]:
         """The layers that hold something of every token."""
-        return [slot for slot, state in self.cache._sequences.kept.used if state.sliceable]
+        return [slot for slot, state in self.cache.sequences.kept.used if state.sliceable]
 
     @property
     def token_bytes(self) -> int:
         """Returns the bytes that a token takes in the sliceable layers."""
-        states = self.cache._sequences.kept.states
+        states = self.cache.sequences.kept.states
         return sum(x.nbytes // x.shape[-2] for slot in self.sliceable for x in states[slot].arrays())
 
 
@@ -226,8 +226,8 @@ def test_what_is_computed_again_is_held_once() -> None:
     users.ask(users.tokens(30))
     assert users.cache.describe().counts.paged_bytes > 300 * users.token_bytes
     users.ask(conversation[:200] + users.tokens(20))
-    assert users.cache._sequences.end is not None
-    slices = [node.slots[slot] for node in users.cache._sequences.end.path()[1:] for slot in users.sliceable]
+    assert users.cache.sequences.end is not None
+    slices = [node.slots[slot] for node in users.cache.sequences.end.path()[1:] for slot in users.sliceable]
     assert len(slices) >= 2
     assert all(piece is not None and piece.live for piece in slices)
 

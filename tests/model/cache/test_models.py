@@ -159,7 +159,7 @@ def test_after_an_accident_in_any_forward_the_next_answer_is_right(kind: str, ac
     cut = ask(model, cache, prompt, chunk=6, accident=Accident(accident, at))
     check_level(cache)
     if accident in ("break", "poison"):
-        assert cache._tokens == []
+        assert cache.tokens == []
     longer = [*prompt, *cut.tokens, *words(5, seed=7)]
     check_equal(model, ask(model, cache, longer), ask_uncached(model, longer))
     check_level(cache)
@@ -174,7 +174,7 @@ def test_a_layer_ahead_at_close_is_rewound_or_all_is_freed(kind: str) -> None:  
     for count in (8, 8):
         with session.forward(count):
             model.model(mx.array([prompt[:count] if session.state() == [] else prompt[8:16]]), cache=session.layers)
-    sequence = cache._sequence
+    sequence = cache.sequence
     assert sequence is not None
     ahead = sequence.states[-1]
     if isinstance(layer_cache := getattr(ahead, "layer", None), KVCache):
@@ -210,7 +210,7 @@ def test_a_layer_with_another_clock_is_kept_whole() -> None:
             forward(len(session.remaining))
         session.close()
         check_level(cache)
-        assert cache._tokens == prompt
+        assert cache.tokens == prompt
 
 
 def test_a_closed_session_leaves_nothing_to_compute() -> None:
@@ -218,7 +218,7 @@ def test_a_closed_session_leaves_nothing_to_compute() -> None:
     model = tiny("mamba2")
     cache = SingleEntryCache(model.make_layers)
     ask(model, cache, words(100), chunk=100)
-    sequence = cache._sequence
+    sequence = cache.sequence
     assert sequence is not None
     before = held_bytes()
     sequence.evaluate()

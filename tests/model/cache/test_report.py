@@ -89,7 +89,7 @@ def test_a_layer_of_which_nothing_is_kept_is_missing() -> None:
     users = branched()
     lost = users.node([*A, 20]).slots[1]
     assert lost is not None
-    users.trie._trie.drop([lost])
+    users.trie.trie.drop([lost])
     missing = {(node.start, node.live_layers): node.missing_layers for node in drawn(users)}
     assert missing == {(0, 2): 0, (5, 2): 0, (5, 0): 1}
 
@@ -132,7 +132,7 @@ def test_without_being_asked_for_there_is_no_text() -> None:
 @everyone
 def test_looking_changes_nothing(family: str) -> None:
     users = branched(family)
-    trie, ledger = users.trie._trie, users.trie._sequences.facts.ledger
+    trie, ledger = users.trie.trie, users.trie.sequences.facts.ledger
 
     def state() -> tuple[object, ...]:
         order = [(node, node.used, node.locks, list(node.slots)) for node in trie.nodes()]

@@ -74,7 +74,7 @@ def counting(*functions: tuple[type, str]) -> Iterator[list[str]]:
 def test_a_request_looks_at_its_own_nodes_only(family: str) -> None:
     """And at those near the ones that go for it."""
     users = Users(family, 300)
-    budget = users.cache._budget = users.cache.nbytes - 1
+    budget = users.cache.budget_bytes = users.cache.nbytes - 1
     with counting(
         (PrefixTrie, "nodes"),
         (PrefixTrie, "remove"),
@@ -99,7 +99,7 @@ def test_many_victims_look_at_the_layers_once(family: str) -> None:
 def _layer_looks(family: str, share: float) -> int:
     users = Users(family, 60)
     before = users.cache.describe().counts.nodes
-    users.cache._budget = int(users.cache.nbytes * share)
+    users.cache.budget_bytes = int(users.cache.nbytes * share)
     count = 0
     count_of = LiveSequences.layer_bytes
 
@@ -109,7 +109,7 @@ def _layer_looks(family: str, share: float) -> int:
         return int(count_of.__get__(sequences))
 
     with patch.object(LiveSequences, "layer_bytes", property(counted)):
-        users.cache._enforce()
+        users.cache.enforce_budget()
     assert before - users.cache.describe().counts.nodes > (1 - share) * 20
     return count
 
@@ -170,13 +170,13 @@ def _flat(arrays: object) -> Iterator[mx.array]:
 def test_a_cut_computes_all_its_copies_at_once() -> None:
     cache = TrieCache(deep)
     two_conversations(cache)
-    node = next(node for node in cache._trie.nodes() if node.nbytes)
+    node = next(node for node in cache.trie.nodes() if node.nbytes)
     with evaluations() as counts:
-        cache._trie.split(node, 30)
+        cache.trie.split(node, 30)
         assert counts == []
-        cache._sequences.flush()
+        cache.sequences.flush()
         assert counts == [LAYERS * 2 * 2]
-        cache._sequences.flush()
+        cache.sequences.flush()
         assert counts[1:] == [0]
 
 
@@ -184,10 +184,10 @@ def test_large_copies_are_computed_at_once() -> None:
     """Each while the others are whole: there is no room for all of it again."""
     cache = TrieCache(deep)
     two_conversations(cache)
-    node = next(node for node in cache._trie.nodes() if node.nbytes)
+    node = next(node for node in cache.trie.nodes() if node.nbytes)
     half = 30 * 4 * 4 * 2
     with patch.object(snapshot, "_TOGETHER_BYTES", 2 * half - 1), evaluations() as counts:
-        cache._trie.split(node, 30)
+        cache.trie.split(node, 30)
         assert counts == [4] * LAYERS
 
 
@@ -209,7 +209,7 @@ def putting_off() -> Iterator[list[int]]:
         return later(ledger, copies, sources)
 
     def checked(sequence: SequenceLayers) -> None:
-        assert not sequence.ledger._copies
+        assert not sequence.ledger.copies
         page_out(sequence)
 
     with patch.object(Ledger, "defer", counted), patch.object(SequenceLayers, "page_out", checked):
@@ -221,7 +221,7 @@ def test_nothing_is_put_off_for_longer_than_a_step(kind: str) -> None:
     """Resumes within an edge, diverging conversations, expired checkpoints, and evictions."""
     model = tiny(kind)
     cache = TrieCache(model.make_layers, policy=Thinning(8))
-    ledger = cache._sequences.facts.ledger
+    ledger = cache.sequences.facts.ledger
     with putting_off() as sizes:
         for seed in (2, 3, 4, 5):
             for prompt in (
@@ -231,13 +231,13 @@ def test_nothing_is_put_off_for_longer_than_a_step(kind: str) -> None:
                 words(50, seed),
             ):
                 serve(model, cache, prompt, say=2, chunk=16)
-                assert not ledger._copies
+                assert not ledger.copies
         assert sizes
         gone = len(sizes)
-        while (held := cache.nbytes) > cache._sequences.layer_bytes:
-            cache._budget = held - 1
-            cache._enforce()
-            assert not ledger._copies
+        while (held := cache.nbytes) > cache.sequences.layer_bytes:
+            cache.budget_bytes = held - 1
+            cache.enforce_budget()
+            assert not ledger.copies
         assert kind != "qwen3_next" or len(sizes) > gone, "nothing was merged"
 
 
@@ -252,7 +252,7 @@ def test_nothing_is_put_off_while_others_ask_for_what_one_computes() -> None:
     with putting_off() as sizes:
         cache.follows([*prompt, 1])
         assert len(sizes) == 2 * LAYERS
-        assert not cache._sequences.facts.ledger._copies
+        assert not cache.sequences.facts.ledger.copies
     session.close()
 
 
@@ -284,8 +284,8 @@ def test_a_salt_leaves_nothing_behind() -> None:
     cache = TrieCache(model.make_layers)
     for salt in range(50):
         session = cache.begin([1, 2, 3], f"salt {salt}")
-        assert cache._trie.root(f"salt {salt}") is session.node  # type: ignore[attr-defined]
+        assert cache.trie.root(f"salt {salt}") is session.node  # type: ignore[attr-defined]
         cache.follows([1, 2, 3], f"another {salt}")
-        assert cache._trie.root(f"salt {salt}") is session.node  # type: ignore[attr-defined]
+        assert cache.trie.root(f"salt {salt}") is session.node  # type: ignore[attr-defined]
         session.close()
-    assert len(cache._trie._roots) <= 2
+    assert len(cache.trie.roots) <= 2

@@ -116,7 +116,7 @@ def test_sharing_and_evicting_raise_nothing(family: str) -> None:
         users = Together(family, budget=10_000)
         users.turn(PREFIX)
         clients = [users.begin([*PREFIX, 20, 21, *range(100 * user, 100 * user + 9)]) for user in (1, 2)]
-        with together.breaking(PrefixTrie, "match"), together.breaking(TrieCache, "_enforce"):
+        with together.breaking(PrefixTrie, "match"), together.breaking(TrieCache, "enforce_budget"):
             if ask_for == "follows":
                 assert not users.follows([*PREFIX, 1])
             else:
@@ -136,15 +136,15 @@ def test_a_detached_session_keeps_nothing(family: str) -> None:
     clients = [users.begin([*end, *range(100 * user, 100 * user + 40)]).read(chunks=1) for user in (1, 2, 3)]
     clients[0].fail_in_cache()
     kept = users.turn([*PREFIX[:10], 5])
-    shape, kept_end = users.shape, users.cache._sequences.end
+    shape, kept_end = users.shape, users.cache.sequences.end
     assert all(client.session.checkpoints for client in clients[1:]) == (family != "K")
     clients[1].say(6, 7)
     assert clients[1].session.sequence.live() == set()
     clients[1].close()
     clients[2].read(chunks=1).fail_in_layers()
     assert users.shape == shape
-    assert users.cache._sequences.end is kept_end
-    assert users.cache._sequences.kept is kept.sequence
+    assert users.cache.sequences.end is kept_end
+    assert users.cache.sequences.kept is kept.sequence
 
 
 @everyone
@@ -166,7 +166,7 @@ def test_an_eviction_that_fails_at_a_resume_opens_no_session(family: str) -> Non
     users = Together(family)
     end = users.turn(PREFIX).recorded
     running = users.begin([*end, 1])
-    with breaking(TrieCache, "_enforce", 0):
+    with breaking(TrieCache, "enforce_budget", 0):
         second = users.begin([*end, 2])  # and `check` knows who is there
     assert (second.session.cached, running.session.detached) == (0, True)
     running.say(5).close()

@@ -324,10 +324,10 @@ class Users(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         cache = self.cache
-        sequences = {cache._sequences.kept, *(row.session.sequence for row in self.open)}
+        sequences = {cache.sequences.kept, *(row.session.sequence for row in self.open)}
         described = cache.describe()
         paged_bytes = described.counts.paged_bytes
-        nodes = list(cache._trie.nodes())
+        nodes = list(cache.trie.nodes())
         held = [slot for node in nodes for slot in node.slots if slot is not None]
         assert (described.snapshots, paged_bytes) == (len(held), sum(slot.nbytes for slot in held))
         assert cache.nbytes == sum(sequence.nbytes for sequence in sequences) + paged_bytes + described.reserved_bytes

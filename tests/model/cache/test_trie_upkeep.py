@@ -125,10 +125,10 @@ def test_what_was_kept_of_a_layer_out_of_step_counts_no_more() -> None:
     clocks = Clocks(12, lambda: RotatingKVCache(max_size=64))
     for seed in (1, 2):
         clocks.ask(words(10, seed))
-    kept = [node for node in clocks.cache._trie.nodes() if node.nbytes]
+    kept = [node for node in clocks.cache.trie.nodes() if node.nbytes]
     before = [node.nbytes for node in kept]
     clocks.ask(words(20, seed=3))
-    assert clocks.cache._sequences.facts.untrusted == {1}
+    assert clocks.cache.sequences.facts.untrusted == {1}
     assert sum(node.nbytes for node in kept) < sum(before)
     check_order(clocks.cache)
 
@@ -136,10 +136,10 @@ def test_what_was_kept_of_a_layer_out_of_step_counts_no_more() -> None:
 def test_a_layer_out_of_step_stays_known_when_all_is_forgotten() -> None:
     clocks = Clocks(in_step=2)
     clocks.ask(words(10))
-    assert clocks.cache._sequences.facts.untrusted == {1}
+    assert clocks.cache.sequences.facts.untrusted == {1}
     clocks.cache.clear()
-    assert clocks.cache._sequences.facts.untrusted == {1}
-    assert not clocks.cache._sequences.kept.sliceable
+    assert clocks.cache.sequences.facts.untrusted == {1}
+    assert not clocks.cache.sequences.kept.sliceable
 
 
 @pytest.mark.parametrize("kind", ["mamba2", "qwen3_next"])
@@ -191,7 +191,7 @@ def test_windows_and_chunks_do_not_count_as_states(kind: str, prompt: int, limit
     model = tiny(kind)
     cache = TrieCache(model.make_layers, 100_000)
     ask(model, cache, words(prompt), say=0)
-    assert (cache._sequences.facts.most_checkpoints(100_000) is not None) == limited
+    assert (cache.sequences.facts.most_checkpoints(100_000) is not None) == limited
 
 
 def test_tokens_freed_by_a_failure_count_as_lost() -> None:

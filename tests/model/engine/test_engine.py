@@ -72,7 +72,7 @@ async def loaded(tmp_path: Path, parallel: int = 1) -> Engine:
 
 @pytest.fixture
 async def watched(engine: Engine) -> Watched:
-    running = engine._parts.scheduler
+    running = engine.parts.scheduler
     watched = Watched(running._context.forward)
     running._context = running._context._replace(forward=watched)
     return watched
@@ -266,7 +266,7 @@ async def test_an_idle_engine_tries_batches_and_leaves_off_for_a_request(
     advance = BatchTrial.advance
 
     def held(trial: BatchTrial) -> None:
-        ended.append(idle._parts.scheduler.journal.counters.outcomes["done"] if len(ended) > 1 else 0)
+        ended.append(idle.parts.scheduler.journal.counters.outcomes["done"] if len(ended) > 1 else 0)
         if len(ended) == 2:
             loop.call_soon_threadsafe(begun.set)
             assert may_go_on.wait(30)
@@ -281,10 +281,10 @@ async def test_an_idle_engine_tries_batches_and_leaves_off_for_a_request(
     may_go_on.set()
     assert text(await events(asked)) == "bcdefghijklmnopqrstuvwxy"
     async with asyncio.timeout(30):
-        while idle._parts.scheduler.matcher.untried:
+        while idle.parts.scheduler.matcher.untried:
             await asyncio.sleep(0.01)
     assert ended == [0, 0, *[1] * 18]
 
 
 async def test_an_engine_that_runs_one_request_at_a_time_tries_no_batches(engine: Engine) -> None:
-    assert not engine._parts.scheduler.matcher.untried
+    assert not engine.parts.scheduler.matcher.untried

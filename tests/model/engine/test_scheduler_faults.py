@@ -82,7 +82,7 @@ CACHES = [
     Place(TrieCache, "_follows", 0),
     Place(TrieCache, "_resume", 0),
     Place(TrieCache, "_store", 0),
-    Place(TrieCache, "_enforce", 1),
+    Place(TrieCache, "enforce_budget", 1),
     Place(TrieCache, "_close", 0),
     Place(PrefixTrie, "advance", 1),
     Place(PrefixTrie, "match", 1),

@@ -25,7 +25,7 @@ def most_open(engine: TinyEngine) -> int:
     most = 0
     while not engine.scheduler.idle:
         engine.advance()
-        most = max(most, len(engine.trie._sequences.sessions))
+        most = max(most, len(engine.trie.sequences.sessions))
     return most
 
 
@@ -95,7 +95,7 @@ def test_without_a_budget_no_request_waits_for_the_first_forward() -> None:
     for number in range(5):
         engine.ask(words(300, 2 * number), 20)
     engine.advance(5)
-    assert len(engine.trie._sequences.sessions) == 5
+    assert len(engine.trie.sequences.sessions) == 5
     engine.finish()
     engine.check()
 
@@ -168,8 +168,8 @@ def test_batches_count_as_long_as_they_last() -> None:
     while not engine.scheduler.idle:
         engine.advance()
         held = sum(group.nbytes for group in engine.scheduler.batches.all)
-        assert engine.trie._reserved <= held <= engine.trie._reserved + 3 * budget(256)
-        assert (engine.trie._reserved > 0) == (held > 0)
+        assert engine.trie.reserved_bytes <= held <= engine.trie.reserved_bytes + 3 * budget(256)
+        assert (engine.trie.reserved_bytes > 0) == (held > 0)
         seen.add(max((len(group.generations) for group in engine.scheduler.batches.all), default=0))
         assert engine.trie.nbytes <= budget(5000)
     assert seen == {0, 1, 2, 3}
@@ -214,7 +214,7 @@ def test_afterwards_the_device_holds_what_the_cache_counts(name: str) -> None:
         held = held_bytes() - before
         assert 0 < engine.trie.nbytes <= held <= engine.trie.nbytes + 8192  # and some scalars of mlx-lm's
         engine.trie.clear()
-        engine.trie._sequences.kept.reset()
+        engine.trie.sequences.kept.reset()
     finally:
         mx.set_cache_limit(limit)
     engine.check()

@@ -39,7 +39,7 @@ def test_as_many_run_at_once_as_there_are_places(parallel: int) -> None:
     most = 0
     while not engine.scheduler.idle:
         engine.advance()
-        most = max(most, len(engine.trie._sequences.sessions))
+        most = max(most, len(engine.trie.sequences.sessions))
     assert most == parallel
     engine.check()
 
@@ -89,7 +89,7 @@ def test_a_cancel_costs_one_slice_at_most(phase: str) -> None:
     assert engine.phase(one) == "gone"
     assert len(engine.forward.calls) <= calls + 1
     assert (one.tokens, len(one.received)) == (tokens, told)
-    assert one.session is None or one.session not in engine.trie._sequences.sessions
+    assert one.session is None or one.session not in engine.trie.sequences.sessions
     engine.finish()
     engine.check()
     assert all(each.finished for each in others)

@@ -97,7 +97,7 @@ class DrivenEngine:
         loaded = LoadedModel(cast("Module", tiny(kind).model))
         with patch("runner.engine.assemble.load", lambda *_: loaded):
             self.engine._load()
-        self.running = self.engine._parts.scheduler
+        self.running = self.engine.parts.scheduler
         self.running.matcher.lone_steps = 0  # so that short answers join batches, too
         self.compared = 0
         self.most_together = 0
@@ -116,8 +116,8 @@ class DrivenEngine:
         """Serves requests that arrive shortly after each other. Raises the fault that ends the engine, if any."""
         if len(wave) > 1:
             # Otherwise the workload would be over before the trial has shown that the model can be batched.
-            while self.engine._parts.scheduler.matcher.untried:
-                self.engine._parts.scheduler.matcher.advance()
+            while self.engine.parts.scheduler.matcher.untried:
+                self.engine.parts.scheduler.matcher.advance()
         waiting, asked = list(wave), list[tuple[PlannedRequest, Request, int]]()
         with patch("runner.engine.scheduler.perf_counter", self._now), reported() as lines:
             for slices in range(_MOST_SLICES):
@@ -170,17 +170,17 @@ class DrivenEngine:
             budget_bytes = described.counts.budget_bytes
             assert (described.sessions, described.reserved_bytes) == (0, 0)
             check_trie(cache)
-            assert all(root.locks == 0 for root in cache._trie._roots.values())
+            assert all(root.locks == 0 for root in cache.trie.roots.values())
             assert budget_bytes is None or cache.nbytes <= budget_bytes
-            assert cache.nbytes == cache._sequences.kept.nbytes + described.counts.paged_bytes
+            assert cache.nbytes == cache.sequences.kept.nbytes + described.counts.paged_bytes
         elif isinstance(cache, SingleEntryCache):
             assert not cache._open
-            if cache._sequence is not None and cache._tokens:
+            if cache.sequence is not None and cache.tokens:
                 check_level(cache)
         else:
             assert isinstance(cache, NullCache)
             assert not cache._open
-            assert cache._sequence is None
+            assert cache.sequence is None
 
     def clear(self) -> None:
         """Clears the cache and checks that it holds nothing."""

@@ -46,14 +46,14 @@ def test_a_turn_does_what_it_says(stateful: bool) -> None:
     forest = Forest(120, 4, stateful, seed=1)
     assert forest.nodes == 120
     assert len({len(node.path()) for node in forest._leaves}) == 1
-    ledger = forest.cache._sequences.facts.ledger
-    assert ledger.nbytes == sum(node.nbytes for node in forest.cache._trie.nodes())
+    ledger = forest.cache.sequences.facts.ledger
+    assert ledger.nbytes == sum(node.nbytes for node in forest.cache.trie.nodes())
     for _ in range(3):
         before = forest.cache.nbytes
         forest.turn()
         assert 100 < forest.nodes < 130
         assert forest.cache.nbytes <= before + 2**16
-    assert ledger.nbytes == sum(node.nbytes for node in forest.cache._trie.nodes())
+    assert ledger.nbytes == sum(node.nbytes for node in forest.cache.trie.nodes())
 
 
 def test_a_forest_grows_again() -> None:

@@ -43,7 +43,7 @@ def test_a_checkpoint_stays_without_the_branches_below_it(family: str) -> None: 
     users = Conversation(family, "trie", policy=At(5))
     users.turn([*PREFIX, *own(1)])
     users.turn([*PREFIX, *own(2)])
-    users.trie._trie.remove(users.node([*PREFIX, *own(1), 20, 21]))
+    users.trie.trie.remove(users.node([*PREFIX, *own(1), 20, 21]))
     assert users.turn([*PREFIX, *own(2), 20, 21, 22]).cached == 17
     # Without a state there is nothing to come back for: K's own node of 5 tokens is joined with the rest.
     assert users.shape == ("0-20" if family == "K" else "0-5* [5-20]")
@@ -58,8 +58,8 @@ def test_an_inner_node_that_goes_gives_back_its_state_only(family: str, gone: in
     held = users.cache.nbytes
     inner = users.node([*PREFIX, *own(1), 20, 21]) if family == "K" else users.node(PREFIX)
     if family == "K":
-        inner = users.trie._trie.split(inner, 5)
-    users.trie._trie.merge(inner)
+        inner = users.trie.trie.split(inner, 5)
+    users.trie.trie.merge(inner)
     users.check_trie(None)
     assert users.cache.nbytes == held - gone
     assert users.turn([*PREFIX, *own(1), 20, 21, 22]).cached == 17
@@ -69,8 +69,8 @@ def test_with_states_the_oldest_checkpoint_is_evicted_first() -> None:
     users = Conversation("R", "trie", policy=At(4, 8))
     users.turn([*PREFIX, *own(1)])
     held = users.cache.nbytes
-    users.trie._budget = held - 1
-    users.trie._enforce()
+    users.trie.budget_bytes = held - 1
+    users.trie.enforce_budget()
     assert users.shape == "0-8* [8-17]"
     assert users.cache.nbytes == held - STATE_BYTES
 
@@ -80,9 +80,9 @@ def test_with_sliceable_layers_the_oldest_leaf_is_evicted_first() -> None:
     for user in (1, 2, 3):
         users.turn([*PREFIX, *own(user)])
     users.turn([*PREFIX, *own(1), 20, 21, 22])
-    users.trie._budget = users.cache.nbytes - 1
-    users.trie._enforce()
-    users.trie._budget = None
+    users.trie.budget_bytes = users.cache.nbytes - 1
+    users.trie.enforce_budget()
+    users.trie.budget_bytes = None
     assert users.shape == "0-5 [5-17 5-20]"
     assert users.turn([*PREFIX, *own(3)]).matched == 15
     assert users.turn([*PREFIX, *own(2)]).matched == 5
@@ -96,8 +96,8 @@ def test_the_conversation_in_the_layers_goes_last(family: str) -> None:
     users.turn(own(2))
     users.nodes[-1].used = users.nodes[0].used = 0
     users.node([*own(2), 20, 21]).used = -1
-    users.trie._budget = users.cache.nbytes - 1
-    users.trie._enforce()
+    users.trie.budget_bytes = users.cache.nbytes - 1
+    users.trie.enforce_budget()
     users.check_closed()
     assert users.turn([*own(2), 20, 21, 22]).cached == 12
 
@@ -107,7 +107,7 @@ def test_nothing_that_runs_is_evicted(family: str) -> None:
     """A running request keeps the node that it resumed from and its checkpoint: so small a budget allows for one."""
     users = Conversation(family, "trie", policy=Every(8))
     users.turn(list(range(10)), [10, 11])
-    users.trie._budget = users.budget = 1
+    users.trie.budget_bytes = users.budget = 1
     prompt = list(range(40))
     session = users.cache.begin(prompt)
     users.prefill(session, prompt)
@@ -200,10 +200,10 @@ def test_expired_checkpoints_are_merged_with_what_follows(family: str) -> None:
 def test_an_expired_checkpoint_at_a_branch_keeps_its_state(family: str) -> None:
     users = Conversation(family, "trie", policy=Thinning(4))
     prompt = list(range(8))
-    users.trie._policy = Every(4, 3)
+    users.trie.policy = Every(4, 3)
     users.turn(prompt)
     users.turn([*prompt[:4], 90, 91])
-    users.trie._policy = Thinning(4)
+    users.trie.policy = Thinning(4)
     users.turn([*prompt, 20, 21, 22])
     assert users.node(prompt[:4]).checkpoint is False
     assert users.turn([*prompt[:4], 95]).cached == 4

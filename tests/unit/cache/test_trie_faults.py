@@ -123,7 +123,7 @@ def _with_a_hole() -> Conversation:
     users.turn(A)
     users.turn(B)
     users.failed_forward([*B, 20, 21, 30], 0)
-    users.trie._trie.remove(users.node([*B, 20, 21]))  # of which only a state was left
+    users.trie.trie.remove(users.node([*B, 20, 21]))  # of which only a state was left
     assert users.shape == "0-10 [10-22]"
     above, below = users.nodes
     assert (above.slots[0], above.slots[1] is None, below.slots[0] is None) == (None, False, False)
@@ -133,7 +133,7 @@ def _with_a_hole() -> Conversation:
 def test_tokens_behind_a_gap_are_not_merged_with_it() -> None:
     """Joined, they would not be the edge: a later request would resume with the wrong tokens."""
     users = _with_a_hole()
-    users.trie._trie.merge(users.nodes[0])
+    users.trie.trie.merge(users.nodes[0])
     users.check_trie(None)
     assert users.nodes[0].slots[0] is None
     assert users.turn([*A, 20, 21, 30]).cached == 0
@@ -143,12 +143,12 @@ def test_tokens_before_a_gap_are_not_merged_with_it() -> None:
     users = Conversation("R", "trie")
     for prompt in (A, B, [200]):
         users.turn(prompt)
-    users.trie._trie.remove(users.node([*B, 20, 21]))
+    users.trie.trie.remove(users.node([*B, 20, 21]))
     above, below = users.node(A[:10]), users.node([*A, 20, 21])
     below.slots[0], lost = None, below.slots[0]
     assert lost is not None
     lost.close()
-    users.trie._trie.merge(above)
+    users.trie.trie.merge(above)
     users.check_trie(None)
     assert below.slots[0] is None
     assert users.turn([*A, 20, 21, 30]).cached == 0
@@ -236,7 +236,7 @@ def test_a_trie_that_breaks_while_a_prompt_runs_is_given_up() -> None:
     """A node that is half joined must not be met again."""
     users = Conversation("R", "trie", policy=Every(8))
     users.turn(A)
-    users.trie._budget = users.cache.nbytes + 10  # so that a state has to go for another conversation
+    users.trie.budget_bytes = users.cache.nbytes + 10  # so that a state has to go for another conversation
     with breaking(FakeState, "after", 0), pytest.raises(MemoryError):
         users.turn(range(100, 130))
     assert (users.shape, users.record) == ("", [])

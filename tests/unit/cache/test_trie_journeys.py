@@ -38,7 +38,7 @@ class Writer:
 def test_ten_turns_are_resumed_near_where_they_part(family: str, seed: int) -> None:  # scenario 64
     """Clients keep an answer, or drop its end, or its beginning; another client asks in between."""
     users, writer = Conversation(family, "trie", policy=Every(INTERVAL, BEFORE_END)), Writer(seed)
-    trie = users.trie._trie
+    trie = users.trie.trie
     history: list[int] = []
     answer: list[int] = []
     dropped = 0
@@ -55,7 +55,7 @@ def test_ten_turns_are_resumed_near_where_they_part(family: str, seed: int) -> N
         answer, dropped = new, writer.draw.choice([0, 0, writer.draw.randint(0, len(new))])
         kept = answer[: len(answer) - dropped] if writer.draw.random() < 0.5 else answer[dropped:]
         history = [*prompt, *kept]
-    assert users.trie._trie is trie, "everything was freed on the way"
+    assert users.trie.trie is trie, "everything was freed on the way"
 
 
 @everyone

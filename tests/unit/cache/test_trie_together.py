@@ -32,7 +32,7 @@ def distinct(conversations: Sequence[Sequence[int]]) -> int:
 def entries(users: Together) -> int:
     """Returns the number of tokens that nodes and kept layers hold in a layer of tokens, without spare room."""
     slots = [slot for slot, kind in enumerate(users.kinds) if kind is FakeKV]
-    kept = users.cache._sequences.kept
+    kept = users.cache.sequences.kept
     owned = sum(held.nbytes for node in users.nodes for slot in slots if (held := node.slots[slot]) is not None)
     return (owned + len(slots) * kept.position) // max(1, len(slots))
 
@@ -170,7 +170,7 @@ def test_each_token_is_held_once_when_all_are_closed(family: str, seed: int) -> 
     if family != "P":
         assert entries(users) == entries(after) == distinct([client.seen for client in clients])
     if family == "K":
-        room = users.cache._sequences.kept.nbytes - 2 * users.cache._sequences.kept.position
+        room = users.cache.sequences.kept.nbytes - 2 * users.cache.sequences.kept.position
         assert users.cache.nbytes - room == 2 * entries(users)
 
 
@@ -283,16 +283,16 @@ def test_the_last_one_to_close_is_kept(family: str) -> None:
         clients = three(users, 0)
         for place in order:
             clients[place].say(7).close()
-            assert users.cache._sequences.kept is clients[place].session.sequence
-            assert users.cache._sequences.end is not None
-        assert users.cache._sequences.kept.position == len(clients[order[2]].seen)
+            assert users.cache.sequences.kept is clients[place].session.sequence
+            assert users.cache.sequences.end is not None
+        assert users.cache.sequences.kept.position == len(clients[order[2]].seen)
 
 
 @everyone
 def test_the_next_session_gets_the_kept_sequence(family: str) -> None:
     users = Together(family)
     end = users.turn(PREFIX).recorded
-    kept = users.cache._sequences.kept
+    kept = users.cache.sequences.kept
     first, second = users.begin([*end, 1]), users.begin([*end, 2])
     assert (first.session.sequence is kept, second.session.sequence is kept) == (True, False)
     second.say().close()
@@ -300,7 +300,7 @@ def test_the_next_session_gets_the_kept_sequence(family: str) -> None:
     assert third.session.sequence is second.session.sequence
     first.close()
     third.close()
-    assert users.cache._sequences.kept is third.session.sequence
+    assert users.cache.sequences.kept is third.session.sequence
 
 
 def test_expired_checkpoints_stay_while_another_request_uses_them() -> None:
@@ -311,7 +311,7 @@ def test_expired_checkpoints_stay_while_another_request_uses_them() -> None:
     resumed = users.begin([*long[:8], 99, 98])
     assert resumed.session.cached == 8
     leader.say(1).close()
-    users.cache._policy = BranchOnly()
+    users.cache.policy = BranchOnly()
     users.turn([*long, 1, 2])
     assert any(node.end == 8 for node in users.nodes)
     resumed.say(3).close()

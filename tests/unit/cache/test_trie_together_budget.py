@@ -33,7 +33,7 @@ def crowd(family: str, budget: int | None = None) -> tuple[Together, list[Client
     ends = [users.turn([*PREFIX, *own(user)]).recorded for user in (1, 2, 3, 4)]
     clients = [users.begin([*ends[place], *own(place + 7)]).read(chunks=1) for place in (0, 2)]
     users.turn(own(5, 20))
-    assert users.cache._sequences.end is not None
+    assert users.cache.sequences.end is not None
     return users, clients
 
 
@@ -46,7 +46,7 @@ def test_all_goes_but_what_is_in_use(family: str) -> None:
     before = users.cache.nbytes
     users.bound(1)
     assert {node: [slot is not None for slot in node.slots] for node in users.nodes} == locked
-    assert users.cache._sequences.end is None
+    assert users.cache.sequences.end is None
     layers = sum(client.session.sequence.nbytes for client in clients)
     assert users.cache.nbytes == layers + sum(node.nbytes for node in locked) < before
     for client in clients:
@@ -57,7 +57,7 @@ def test_all_goes_but_what_is_in_use(family: str) -> None:
 def test_what_is_locked_and_what_can_be_evicted_are_all_there_is(family: str) -> None:
     users, clients = crowd(family)
     while clients:
-        users.cache._sequences.evict_kept()
+        users.cache.sequences.evict_kept()
         total = users.cache.describe().counts.paged_bytes
         locked = sum(node.nbytes for node in users.nodes if node.locks)
         evictable = sum(node.nbytes for node in users.nodes if not node.locks)
@@ -80,7 +80,7 @@ def test_the_kept_sequence_is_evicted_first(family: str) -> None:
     before, held = users.cache.nbytes, users.held
     users.bound(before - 1)
     assert users.held == held, "no node had to go"
-    assert users.cache._sequences.kept.nbytes == 0
+    assert users.cache.sequences.kept.nbytes == 0
     assert users.cache.nbytes == before - len(end) * TOKEN[family]
     first.say(4).close()
     assert users.cached([*second.seen, 9]) == len(second.seen)
@@ -91,9 +91,9 @@ def test_what_was_kept_is_copied_out(family: str) -> None:
     users = Together(family)
     running = users.begin(own(1)).read(chunks=1)
     end = users.turn(own(2)).recorded
-    users.cache._sequences.evict_kept()
+    users.cache.sequences.evict_kept()
     users.check()
-    assert users.cache._sequences.kept.nbytes == 0
+    assert users.cache.sequences.kept.nbytes == 0
     assert users.cached([*end, 1]) == len(end)
     running.say(3).close()
 
@@ -104,7 +104,7 @@ def test_others_go_in_the_order_in_which_they_were_used(family: str) -> None:
     running = users.begin(own(9)).read(chunks=1)
     ends = [users.turn(own(user)).recorded for user in (1, 2, 3)]
     assert users.cached([*ends[0], 1]) == len(ends[0])
-    users.cache._sequences.evict_kept()
+    users.cache.sequences.evict_kept()
     for left in ({0, 2}, {0}, set()):
         users.bound(users.cache.nbytes - 1)
         assert {node.tokens[0] for node in users.nodes} == {ends[user][0] for user in left}
@@ -115,7 +115,7 @@ def test_others_go_in_the_order_in_which_they_were_used(family: str) -> None:
 def test_a_prompt_drives_out_what_is_kept_and_nothing_that_others_use(family: str) -> None:
     users, clients = crowd(family)
     locked = {node for node in users.nodes if node.locks}
-    users.cache._budget = 1
+    users.cache.budget_bytes = 1
     users.begin(own(30, 20)).read()
     assert {node for node in users.nodes if node.path()[1].tokens[0] != 3000} == locked
     for client in clients:
@@ -150,7 +150,7 @@ def test_more_goes_than_has_to_lest_it_is_asked_again_soon() -> None:
     running = users.begin(own(99)).start()
     for user in range(40):
         users.turn(own(user))
-    users.cache._sequences.evict_kept()
+    users.cache.sequences.evict_kept()
     budget = users.cache.nbytes
     users.bound(budget)
     users.reserve(1)

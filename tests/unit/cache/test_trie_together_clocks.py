@@ -58,15 +58,15 @@ class Clocks:
 
     def check_kept(self) -> None:
         cache = self.cache
-        held = [slot for node in cache._trie.nodes() for slot in node.slots if slot is not None]
+        held = [slot for node in cache.trie.nodes() for slot in node.slots if slot is not None]
         assert len(held) == cache.describe().snapshots
-        sequences = {cache._sequences.kept, *(session.sequence for session in cache._sequences.sharing)}
+        sequences = {cache.sequences.kept, *(session.sequence for session in cache.sequences.sharing)}
         assert {slot for slot in held if slot.live} == {each for sequence in sequences for each in sequence.live()}
 
     @property
     def known(self) -> list[bool]:
         """Tells of each sequence if its second layer has the generic adapter."""
-        sequences = self.cache._sequences
+        sequences = self.cache.sequences
         among = [sequences.kept, *(session.sequence for session in sequences.sessions)]
         return [type(sequence.states[1]) is GenericState for sequence in among]
 
@@ -110,7 +110,7 @@ def test_what_was_kept_of_it_is_not_used() -> None:
     second, third = clocks.begin([*PROMPT, *range(200, 220)]), clocks.begin([*PROMPT, *range(300, 320)])
     assert [session.cached for session in (second, third)] == [15, 15]
     clocks.read(third, 25)
-    assert all(node.slots[1] is None for node in clocks.cache._trie.nodes())
+    assert all(node.slots[1] is None for node in clocks.cache.trie.nodes())
     assert clocks.begin([*PROMPT, 5]).cached == 0
     clocks.read(second, 25)
     clocks.close(second)

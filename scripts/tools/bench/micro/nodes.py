@@ -67,11 +67,11 @@ class Forest:
         self._ask(self._fresh(2 * _EDGE))
         self._ask(self._fresh(2 * _EDGE))  # whose nodes show what the layers are
         self._leaves = list(self._plant(nodes - 2))
-        self.cache._enforce()
+        self.cache.enforce_budget()
 
     def turn(self) -> Times:
         """Every step once."""
-        trie = self.cache._trie
+        trie = self.cache.trie
         leaf = self._leaf()
         prompt = spelled(leaf.path())
         match_ms = _ms(lambda: trie.match(trie.root(), prompt))
@@ -80,19 +80,19 @@ class Forest:
         trie.merge(leaf.parent)
         known = [*spelled(self._leaf().path())[:_KNOWN], *self._fresh(_OTHERS)]
         request_ms = _ms(lambda: self._ask(known))
-        self.cache._budget = self.cache.nbytes - 1
-        evict_ms = _ms(self.cache._enforce)
-        self.cache._budget = None
+        self.cache.budget_bytes = self.cache.nbytes - 1
+        evict_ms = _ms(self.cache.enforce_budget)
+        self.cache.budget_bytes = None
         return Times(match_ms, cut_ms, evict_ms, request_ms)
 
     @property
     def nodes(self) -> int:
         """The number of nodes."""
-        return sum(1 for _ in self.cache._trie.nodes())
+        return sum(1 for _ in self.cache.trie.nodes())
 
     def _cut(self, leaf: Node) -> None:
-        self.cache._trie.split(leaf, _EDGE // 2)
-        self.cache._sequences.flush()
+        self.cache.trie.split(leaf, _EDGE // 2)
+        self.cache.sequences.flush()
 
     def _leaf(self) -> Node:
         """One of those planted that is still whole; others if all are gone."""
@@ -106,15 +106,15 @@ class Forest:
     def _plant(self, nodes: int) -> Iterator[Node]:
         left = nodes
         while left > 0:
-            beginning = self._node(self.cache._trie.root())
+            beginning = self._node(self.cache.trie.root())
             left -= 1
             for _ in range(min(_BRANCHES, left // 2)):
                 yield self._node(self._node(beginning))
                 left -= 2
 
     def _node(self, parent: Node) -> Node:
-        (node,) = self.cache._trie.advance(parent, keys(self._fresh(_EDGE)))
-        ledger = self.cache._sequences.facts.ledger
+        (node,) = self.cache.trie.advance(parent, keys(self._fresh(_EDGE)))
+        ledger = self.cache.sequences.facts.ledger
         for layer in range(self._layers):
             pair = [mx.zeros((1, 1, _EDGE, _WIDTH)) for _ in range(2)]
             if self._is_state(layer):
