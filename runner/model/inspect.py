@@ -144,6 +144,7 @@ def contents(module: Module, types: DtypePlan) -> tuple[list[Amount], int]:
     A packed tensor counts as the number of its values.
     """
     packed = {path: layer for path, layer in module.named_modules() if _is_packed(layer)}
+    unpacked = {each.path: each.unpacked_bytes for each in types.unpacked_layers(module)}
     found: list[tuple[str, int, int]] = []
     parameters = 0
     for name, array in cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())):
@@ -151,7 +152,13 @@ def contents(module: Module, types: DtypePlan) -> tuple[list[Amount], int]:
         layer = packed.get(path) if last in ("weight", *_COMPANIONS) else None
         counts = layer is None or last == "weight"
         dtype = types.dtype_of(name, array.dtype)
-        found.append((_dtype(dtype) if layer is None else _packing(layer), counts, array.size * dtype.size))
+        if layer is None:
+            found.append((_dtype(dtype), counts, array.size * dtype.size))
+        elif path in unpacked:
+            if counts:
+                found.append((f"f32, stored as {_packing(layer)}", counts, unpacked[path]))
+        else:
+            found.append((_packing(layer), counts, array.size * dtype.size))
         if counts:
             parameters += array.size if layer is None else array.size * WORD_BITS // layer.bits
     return _amounts(found), parameters

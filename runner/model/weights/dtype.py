@@ -2,7 +2,8 @@
 
 MLX's CPU backend computes 16-bit numbers one by one, float32 numbers with a BLAS and vector instructions. A packed
 layer computes in the type of its scales; keys and values in a cache have the type of the layers that make them. So on a
-CPU everything is float32 where memory allows: plain weights, norms, and the scales and biases of packed weights.
+CPU everything is float32 where memory allows: plain weights, norms, and the scales and biases of packed weights. Then
+as many packed layers as fit are unpacked (`unpack.py`).
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from mlx.utils import tree_flatten
 from runner.logs import Log
 from runner.model.device import available_bytes
 from runner.model.sources.checkpoint import Tensor
+from runner.model.weights.unpack import PACKED_PARTS, PackedLayer, packed_layers
 from runner.settings import CACHE_PERCENT
 from runner.sizes import shown
 
@@ -39,6 +41,10 @@ class DtypePlan(NamedTuple):
     lacking: str = ""
     may_shrink: Callable[[str], bool] = lambda _: True
     """Returns True if the parameter of that name may lose precision."""
+    unpacked: frozenset[str] = frozenset()
+    """The paths of the packed layers that are unpacked into float32."""
+    packed: int = 0
+    """The number of packed layers for which memory does not suffice."""
 
     def dtype_of(self, name: str, dtype: mx.Dtype) -> mx.Dtype:
         """Returns the type in memory of the parameter `name`, stored as `dtype`."""
@@ -59,7 +65,33 @@ class DtypePlan(NamedTuple):
     def nbytes(self, module: Module) -> int:
         """Returns the bytes of the module's parameters after conversion. They may be placeholders."""
         parameters = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
-        return sum(array.size * self.dtype_of(name, array.dtype).size for name, array in parameters)
+        added = sum(each.unpacked_bytes - self._packed_bytes(each) for each in self.unpacked_layers(module))
+        return added + sum(array.size * self.dtype_of(name, array.dtype).size for name, array in parameters)
+
+    def unpacked_layers(self, module: Module) -> list[PackedLayer]:
+        """Returns the layers of the module, still packed, that this plan unpacks."""
+        return [each for each in packed_layers(module) if each.path in self.unpacked] if self.unpacked else []
+
+    def _packed_bytes(self, packed: PackedLayer) -> int:
+        """Returns the bytes of the parts that unpacking replaces, after conversion."""
+        parts = ((part, packed.layer.get(part)) for part in PACKED_PARTS)
+        return sum(
+            array.size * self.dtype_of(f"{packed.path}.{part}", array.dtype).size
+            for part, array in parts
+            if array is not None
+        )
+
+    def unpacking(self, module: Module, most_bytes: int) -> "DtypePlan":
+        """Returns this plan with as many packed layers unpacked as keep the weights within `most_bytes`."""
+        room, chosen, packed = most_bytes - self.nbytes(module), [], 0
+        for each in packed_layers(module):
+            needed = each.unpacked_bytes - self._packed_bytes(each)
+            if needed <= room:
+                room -= needed
+                chosen.append(each.path)
+            else:
+                packed += 1
+        return self._replace(unpacked=frozenset(chosen), packed=packed)
 
     def over_budget(self, budget_bytes: int | None, module: Module) -> str:
         """Returns the reason why the model does not fit into `budget_bytes`; empty if it does."""
@@ -75,6 +107,11 @@ class DtypePlan(NamedTuple):
         if self.lacking:
             log.warning(self.lacking)
         log.info("number format", dtype=self.computes, why=self.why)
+        if self.unpacked or self.packed:
+            why = "a CPU is many times slower with packed weights"
+            if self.packed:
+                why += ", but memory does not suffice for all of them"
+            log.info("layers unpacked into float32", unpacked=len(self.unpacked), packed=self.packed, why=why)
 
 
 def device() -> Literal["cpu", "gpu"]:
@@ -94,17 +131,21 @@ def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None) ->
             _TYPES[wanted], wanted, _converted(own, wanted, "--dtype asks for it"), "", _may_shrink(module)
         )
     kept = DtypePlan(None, _name(own), "the model's own type")
-    if wanted == "keep" or not any(array.dtype in _HALVES for _, array in parameters):
+    if wanted == "keep":
         return kept
+    halves = any(array.dtype in _HALVES for _, array in parameters)
     if device() == "gpu":
-        return kept._replace(why="the model's own type, in which a GPU is fast")
+        return kept._replace(why="the model's own type, in which a GPU is fast") if halves else kept
+    found_bytes = available_bytes() if budget_bytes is None else budget_bytes
+    weights_bytes = found_bytes * (100 - CACHE_PERCENT) // 100
+    if not halves:
+        return kept.unpacking(module, weights_bytes)
     converting = DtypePlan(
         mx.float32, "float32", _converted(own, "float32", "a CPU is many times slower with 16-bit numbers")
     )
     wanted_bytes = converting.nbytes(module) * 100 // (100 - CACHE_PERCENT)
-    found_bytes = available_bytes() if budget_bytes is None else budget_bytes
     if wanted_bytes <= found_bytes:
-        return converting
+        return converting.unpacking(module, weights_bytes)
     lacking = (
         f"weights stay {_name(own)}, in which a CPU is many times slower and cannot run experts: float32 needs"
         f" {shown(wanted_bytes)} of memory, including a share for the cache, but only {shown(found_bytes)} may be used;"

@@ -28,6 +28,7 @@ from runner.model.weights.assemble import arrays_of, assemble, rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.expert_reader import ExpertReader, find_expert_stacks, outside_stacks
 from runner.model.weights.packed import Arrays, Recipe
+from runner.model.weights.unpack import unpack_layers
 
 log = Log(__name__)
 
@@ -104,6 +105,8 @@ def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = No
             mx.eval([array for _, array in group])
             group, group_bytes = [], 0
     mx.eval(module.state)
+    if types.unpacked:
+        unpack_layers(module, types.unpacked)
     return LoadedModel(module, tuple(opened.suppressed_tokens))
 
 

@@ -1,0 +1,122 @@
+"""Packed weights on CPUs: layers that are unpacked compute the same, and never take more than the budget."""
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import cast, get_args
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
+
+from runner.commands.check.facts import inspect
+from runner.model import OpenedModel, open_model
+from runner.model.weights import dtype as dtype_module
+from runner.model.weights.assemble import rehearse
+from runner.model.weights.dtype import plan_dtypes
+from runner.model.weights.load import load
+from runner.model.weights.unpack import packed_layers
+from runner.settings import CACHE_PERCENT, CheckSettings
+from scripts.tools.models.sources import SOURCES, Published
+from scripts.tools.models.store import Quantization, write_store
+from tests.lib.memory import held_bytes
+from tests.model.loading.conftest import Checkpoints, run
+from tests.model.loading.stored import put
+
+TYPES: tuple[Quantization, ...] = get_args(Quantization)
+PLENTY = 1 << 40
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return Published(tmp_path_factory.mktemp("published"))
+
+
+def parameters(module: Module) -> list[mx.array]:
+    return [array for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))]
+
+
+def paths(module: Module) -> list[str]:
+    return [each.path for each in packed_layers(module)]
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization"), [(name, TYPES[place % len(TYPES)]) for place, name in enumerate(SOURCES)]
+)
+def test_every_family_computes_the_same_unpacked(
+    name: str, quantization: Quantization, published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A packed embedding of floating-point bits gives bfloat16, in which the next layers compute: not so here."""
+    monkeypatch.setattr(mx, "dequantize", partial(mx.dequantize, dtype=mx.float32))
+    opened = put(tmp_path, name, published(name), None if name == "gpt-oss" else quantization).open()
+    packed, unpacked = (load(opened, dtype, PLENTY) for dtype in ("float32", "auto"))
+    assert paths(packed.module)
+    assert not paths(unpacked.module)
+    found, wanted = run(unpacked), run(packed)
+    assert found.dtype == wanted.dtype
+    assert mx.abs(found - wanted).max() < 1e-4 * mx.abs(wanted).max()
+
+
+@pytest.fixture
+def opened(checkpoint: Checkpoints, tmp_path: Path) -> OpenedModel:
+    write_store(tmp_path, "m", checkpoint("llama", "bfloat16"), "int4")
+    return open_model("m", tmp_path)
+
+
+def test_as_many_layers_are_unpacked_as_fit(opened: OpenedModel) -> None:
+    rehearsed, _ = rehearse(opened)
+    layers = packed_layers(rehearsed)
+    most = plan_dtypes("auto", rehearsed, PLENTY)
+    assert len(most.unpacked) == len(layers) > 8
+    least_bytes = plan_dtypes("float32", rehearsed).nbytes(rehearsed)
+    counts = []
+    for part in range(11):
+        wanted = least_bytes + (most.nbytes(rehearsed) - least_bytes) * part // 10
+        budget_bytes = -(-wanted * 100 // (100 - CACHE_PERCENT))
+        plan = plan_dtypes("auto", rehearsed, budget_bytes)
+        assert plan.nbytes(rehearsed) * 100 <= budget_bytes * (100 - CACHE_PERCENT)
+        assert len(plan.unpacked) + plan.packed == len(layers)
+        before = held_bytes()
+        model = load(opened, "auto", budget_bytes)
+        assert held_bytes() - before <= plan.nbytes(rehearsed) + 256 * len(parameters(model.module)), "but for padding"
+        assert set(paths(model.module)) == {each.path for each in layers} - plan.unpacked
+        counts.append(len(plan.unpacked))
+        del model
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (0, len(layers))
+
+
+def test_layers_that_every_token_passes_come_before_the_head_and_experts(published: Published, tmp_path: Path) -> None:
+    module = load(put(tmp_path, "qwen3-next", published("qwen3-next"), "int8").open(), "float32").module
+    ranks = ["expert" if "switch" in path else "head" if "lm_head" in path else "layer" for path in paths(module)]
+    assert ranks == sorted(ranks, key=["layer", "head", "expert"].index)
+    assert set(ranks) == {"layer", "head", "expert"}
+    assert not any("embed_tokens" in path for path in paths(module)), "a lookup gains nothing"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device"), [("keep", "cpu"), ("float32", "cpu"), ("float16", "cpu"), ("auto", "gpu")]
+)
+def test_nothing_is_unpacked_on_gpus_or_against_the_flag(
+    dtype: str, device: str, opened: OpenedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dtype_module, "device", lambda: device)
+    rehearsed, _ = rehearse(opened)
+    assert paths(load(opened, dtype, PLENTY).module) == paths(rehearsed)
+
+
+def test_the_log_and_check_tell_what_is_unpacked(
+    opened: OpenedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "runner.model.weights.dtype"):
+        model = load(opened, "auto", PLENTY)
+    line = next(record for record in caplog.records if record.getMessage() == "layers unpacked into float32")
+    layers = len(paths(rehearse(opened)[0]))
+    assert line.__dict__["attributes"]["unpacked"] == layers
+    assert line.__dict__["attributes"]["packed"] == 0
+    found = inspect(CheckSettings(model="m", models_dir=tmp_path, dtype="auto", log_level=0))
+    assert found.weights is not None
+    amounts = {amount.name: amount for amount in found.weights}
+    assert sum(each.tensors for name, each in amounts.items() if name.startswith("f32, stored as int")) == layers
+    assert sum(each.bytes for each in found.weights) == sum(each.nbytes for each in parameters(model.module))
