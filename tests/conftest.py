@@ -26,6 +26,7 @@ settings.load_profile("busy machine")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run every test but the slow ones")
     parser.addoption("--all", action="store_true", help="run every test")
+    parser.addoption("--real", action="store_true", help="run only the tests on a real model, which is fetched once")
 
 
 TEST_S = 600.0
@@ -58,6 +59,8 @@ LEFT_OUT = pytest.StashKey[int]()
 def runs(item: pytest.Item, config: pytest.Config) -> bool:
     """True if the tier that was asked for holds this test, or if the command line names it or, unless it is slow, its
     file."""
+    if config.getoption("--real") or item.get_closest_marker("real"):
+        return bool(config.getoption("--real") and item.get_closest_marker("real"))
     if config.getoption("--all") or any("::" in word for word in config.args):
         return True
     if item.get_closest_marker("slow"):

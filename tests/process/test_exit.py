@@ -21,6 +21,7 @@ from scripts.tools.models.store import write_store
 from tests.lib.patience import stretched
 from tests.model.loading.malformed import entry, file_start, sparse, with_config
 from tests.process.conftest import CHUNK_TOKENS, FAULTY, HOST, MAIN, RUNNER, SpawnModel
+from tests.process.faults.fault_control import FaultControl
 
 Phase = Literal["idle", "prefill", "decode", "queued"]
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -110,10 +111,13 @@ def await_our_code(process: Process) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_while_loading_ends_it_quietly_within_a_second(number: signal.Signals, start: SpawnModel) -> None:
-    process = start(executable=FAULTY, environment={"FAULT": "slow-load"}, ready=False)
-    time.sleep(2)
-    assert not process.poll_ready(1), "it still loads"
+def test_a_signal_while_loading_ends_it_quietly_within_a_second(
+    number: signal.Signals, start: SpawnModel, tmp_path: Path
+) -> None:
+    faults = FaultControl(tmp_path)
+    faults.hold("load")
+    process = start(executable=FAULTY, environment=faults.environment, ready=False)
+    faults.await_held("load")
     process.send_signal(number)
     assert process.wait(stretched(1.0)) == -number
     quiet(process)

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-_MOST_S = 20.0
+_MOST_S = 60.0
 
 
 class FaultControl:

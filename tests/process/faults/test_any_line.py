@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 _ROOT = Path(inspect.getfile(runner)).parent
 _WATCHED = (
     *(f"{_ROOT / folder}/" for folder in ("cache", "sampling")),
-    *(str(_ROOT / "engine" / name) for name in ("generation.py", "batch.py", "detokenizer.py")),
+    *(str(_ROOT / "engine" / name) for name in ("generation.py", "batch.py", "output/detokenizer.py")),
 )
 _ENGINE = str(_ROOT / "engine" / "scheduler.py")
 assert all(Path(path).exists() for path in (*_WATCHED, _ENGINE))
