@@ -20,8 +20,12 @@ import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its 
 from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
+from runner.logs import Log
 from runner.model.packing import WORD_BITS
+from runner.model.progress import Progress
 from runner.model.weights.scaled_layers import GloballyScaledLinear, GloballyScaledSwitchLinear
+
+log = Log(__name__)
 
 _FLOAT_BYTES = 4
 _PLAIN: dict[type[Module], type[Module]] = {
@@ -76,7 +80,9 @@ def _packed_layers(module: Module) -> Iterator[PackedLayer]:
 def unpack_layers(module: Module, paths: Collection[str]) -> None:
     """Unpacks these layers of `module` one by one, so that memory holds both forms of one layer only."""
     waiting = [each for each in packed_layers(module) if each.path in paths]
+    progress = Progress(log, "unpacking", sum(each.unpacked_bytes for each in waiting))
     while waiting:
+        progress.add(waiting[-1].unpacked_bytes)
         _, path, layer = waiting.pop()
         plain = _unpacked(layer)
         mx.eval(plain.parameters())
