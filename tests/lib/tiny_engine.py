@@ -456,6 +456,8 @@ class ZeroMeter:
 
     def clear(self) -> None: ...
 
+    def settle(self) -> None: ...
+
 
 class TinyEngine:
     """A `Scheduler` over a tiny model, and all requests so far. `slices` counts the slices so far."""

@@ -49,6 +49,9 @@ class Meter(Protocol):
     def clear(self) -> None:
         """Frees what is kept for reuse."""
 
+    def settle(self) -> None:
+        """Waits until everything that was dispatched is computed and its buffers are released."""
+
 
 class MemoryBudget:
     """Decides what fits. Owner: the engine thread. Reads numbers from a meter; everything else is arithmetic."""
@@ -117,17 +120,19 @@ class MemoryBudget:
         for generation in running:
             if text := self.refusal(cache, len(generation.session.recorded)):
                 return generation, text
-        kept = cache.nbytes
-        beside = others + self._fixed() + self.workspace.likely_bytes(LEAST_TOKENS, self._longest)
-        lacking = kept + beside - self.room_bytes
-        if not running or lacking <= 0:
+        if not running or self._lacking(cache, others) <= 0:
+            return None
+        self._meter.settle()  # a busy CPU releases buffers a moment after it has computed with them
+        others = self._others(cache)
+        lacking = self._lacking(cache, others)
+        if lacking <= 0:
             return None
         if cache.describe().counts.paged_bytes >= lacking:  # snapshots of running requests: the others have none left
             log.warning("freeing the checkpoints of running requests", lacking_bytes=lacking)
             cache.detach()
             return None
         youngest = max(running, key=lambda generation: generation.request.number)
-        numbers = self._numbers("what runs", kept, beside)
+        numbers = self._numbers("what runs", cache.nbytes, self._beside(others))
         return youngest, f"there is no room to go on: {numbers}. {_ADVICE}, or run fewer at once (--parallel)"
 
     def free(self, cache: CacheBudget) -> None:
@@ -186,6 +191,14 @@ class MemoryBudget:
         """Returns the bytes that belong neither to the weights nor to the cache."""
         return max(0, self._meter.active() - self.weights_bytes - cache.nbytes) + self._grammar_bytes()
 
+    def _beside(self, others: int) -> int:
+        """Returns the bytes that the next slice needs beside the cache."""
+        return others + self._fixed() + self.workspace.likely_bytes(LEAST_TOKENS, self._longest)
+
+    def _lacking(self, cache: CacheBudget, others: int) -> int:
+        """Returns the bytes that lack for the next slice, at its shortest; negative if some are left."""
+        return cache.nbytes + self._beside(others) - self.room_bytes
+
     def _fixed(self) -> int:
         return self._reuse_bytes + self._step_bytes
 
@@ -213,6 +226,7 @@ class MLXMeter:
     restart = staticmethod(mx.reset_peak_memory)
     peak = staticmethod(mx.get_peak_memory)
     clear = staticmethod(mx.clear_cache)
+    settle = staticmethod(mx.synchronize)
 
 
 def set_limits(budget_bytes: int, *, on_cpu: bool) -> int:

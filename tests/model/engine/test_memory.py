@@ -24,9 +24,11 @@ class Dial:
         self.now = active
         self.most = 0
         self.cleared = 0
+        self.late = 0
+        """Bytes that are still to be released, which happens when somebody waits for it."""
 
     def active(self) -> int:
-        return self.now
+        return self.now + self.late
 
     def peak(self) -> int:
         return self.most
@@ -36,6 +38,9 @@ class Dial:
 
     def clear(self) -> None:
         self.cleared += 1
+
+    def settle(self) -> None:
+        self.late = 0
 
 
 # --- what slices take
@@ -226,6 +231,17 @@ def test_an_answer_that_outgrows_the_room_ends_alone_with_the_numbers() -> None:
     after = engine.ask(words(300, 4), 10)
     engine.finish()
     assert after.finished
+    engine.check()
+
+
+def test_memory_that_is_released_late_ends_no_request() -> None:
+    dial = Dial()
+    engine = make_engine(1000 * TOKEN_BYTES, dial)
+    asked = engine.ask(words(300), 20)
+    while not (asked.finished or asked.failed):
+        dial.late = 2000 * TOKEN_BYTES
+        engine.advance()
+    assert asked.finished
     engine.check()
 
 
