@@ -171,7 +171,7 @@ def test_packings_are_told_with_what_they_take(
             kind = f"{kind} g64" if kind in ("int4", "int8") else kind
             tensors, size = wanted.get(kind, (0, 0))
             wanted[kind] = (tensors + 1, size + sum(len(tensor.data) for tensor in store.tensors(name).values()))
-    found = check_store(store)
+    found = inspect(CheckSettings(model="tiny", models_dir=store.models_dir, dtype="keep", log_level=0))
     assert found.weights is not None
     assert {amount.name: (amount.tensors, amount.bytes) for amount in found.weights} == wanted
     assert quantization in wanted or f"{quantization} g64" in wanted
