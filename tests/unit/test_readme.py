@@ -42,6 +42,7 @@ def known() -> set[str]:
         "all",
         "full",
         "mutants",
+        "real",
         "python",
         "mlx-engine",
         "experimental",

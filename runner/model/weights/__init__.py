@@ -6,6 +6,7 @@ of weights is read, then on the real arrays.
 
 Read in this order: `load` (the steps, bounded in memory), `assemble` (placeholders or arrays -> module), `experts` and
 `packed` (tensors in the form that mlx-lm's `sanitize` knows), `quantized_layers` and `scaled_layers` (layers that
-compute with packed weights), `parameters` (the final check), `dtype` (the type to compute in), `expert_reader` (experts
-read straight into their stacks), `awq` (AutoAWQ's packing).
+compute with packed weights), `parameters` (the final check), `dtype` (the type to compute in), `unpack` (packed layers
+that a CPU computes with plain weights), `expert_reader` (experts read straight into their stacks), `awq` (AutoAWQ's
+packing).
 """
