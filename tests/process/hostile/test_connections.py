@@ -103,8 +103,13 @@ def poor(victim_store: Path) -> Iterator[Victim]:
 
 
 async def test_with_few_descriptors_the_longest_idle_connections_are_closed(poor: Victim) -> None:
-    async with poor.storm():
-        connections = [await poor.open() for _ in range(200)]
+    async with poor.storm() as polls:
+        connections = []
+        for _ in range(25):  # lest 25 connections come while a poll has its own, but has not sent its request
+            connections += [await poor.open() for _ in range(8)]
+            seen = len(polls)
+            while len(polls) == seen:
+                await asyncio.sleep(0.001)
         assert await poor.exchange(STATUS)
         async with Client.of(poor.process) as client:
             answer = await asyncio.wait_for(client.complete(GREETING), 30)

@@ -137,17 +137,18 @@ class Victim:
         assert not thread.is_alive(), "a status call never ended"
 
     @asynccontextmanager
-    async def storm(self, slack_bytes: int | None = None, *, kept: int = 2) -> AsyncIterator[None]:
+    async def storm(self, slack_bytes: int | None = None, *, kept: int = 2) -> AsyncIterator[list[float]]:
         """Checks that statuses are answered during the block and that the process is as before after it.
 
-        With `slack_bytes` it must also have given back all memory but this; it may have `kept` more descriptors.
+        Yields the list of `watched`, which grows. With `slack_bytes` it must also have given back all memory but this;
+        it may have `kept` more descriptors.
         """
         async with Client.of(self.process) as client:
             await client.complete(GREETING)
         descriptors, rss = self.descriptors(), self.rss_bytes()
         written = len(self.process.output.text)
         with self.watched() as took:
-            yield
+            yield took
         assert took, "no status was asked for"
         assert max(took) < HOST_DEADLINE_S
         async with Client.of(self.process) as client:
