@@ -59,9 +59,11 @@ LEFT_OUT = pytest.StashKey[int]()
 def runs(item: pytest.Item, config: pytest.Config) -> bool:
     """True if the tier that was asked for holds this test, or if the command line names it or, unless it is slow, its
     file."""
+    if any("::" in word for word in config.args):
+        return True
     if config.getoption("--real") or item.get_closest_marker("real"):
         return bool(config.getoption("--real") and item.get_closest_marker("real"))
-    if config.getoption("--all") or any("::" in word for word in config.args):
+    if config.getoption("--all"):
         return True
     if item.get_closest_marker("slow"):
         return False
@@ -88,8 +90,8 @@ def pytest_testnodedown(node: object) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if left_out := config.stash.get(LEFT_OUT, 0):
-        tier = "--all" if config.getoption("--full") else "--full and --all"
-        terminalreporter.write_line(f"{left_out} tests of other tiers left out: scripts/test {tier}")
+        tiers = [tier for tier in ("--full", "--all", "--real") if not config.getoption(tier)]
+        terminalreporter.write_line(f"{left_out} tests of other tiers left out: scripts/test {' or '.join(tiers)}")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -26,6 +26,7 @@ from runner.model.sources.checkpoint import Checkpoint, Tensor
 from runner.model.sources.digests import verify_digests
 from runner.model.weights.assemble import build_module, rehearse
 from runner.model.weights.dtype import DtypePlan
+from runner.model.weights.unpack import PACKED_PARTS
 
 _PARTS = {
     "draft": re.compile(r"draft[./]"),
@@ -35,7 +36,6 @@ _PARTS = {
 }
 OTHER = "other"
 """The part of tensors that belong to no known part."""
-_COMPANIONS = ("scales", "biases", "global_scale")
 
 
 class Amount(msgspec.Struct, frozen=True):
@@ -149,16 +149,13 @@ def contents(module: Module, types: DtypePlan) -> tuple[list[Amount], int]:
     parameters = 0
     for name, array in cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())):
         path, _, last = name.rpartition(".")
-        layer = packed.get(path) if last in ("weight", *_COMPANIONS) else None
+        layer = packed.get(path) if last in PACKED_PARTS else None
         counts = layer is None or last == "weight"
         dtype = types.dtype_of(name, array.dtype)
-        if layer is None:
-            found.append((_dtype(dtype), counts, array.size * dtype.size))
-        elif path in unpacked:
-            if counts:
-                found.append((f"f32, stored as {_packing(layer)}", counts, unpacked[path]))
-        else:
-            found.append((_packing(layer), counts, array.size * dtype.size))
+        kind, nbytes = _dtype(dtype) if layer is None else _packing(layer), array.size * dtype.size
+        if layer is not None and path in unpacked:
+            kind, nbytes = f"f32, stored as {kind}", unpacked[path] if counts else 0
+        found.append((kind, counts, nbytes))
         if counts:
             parameters += array.size if layer is None else array.size * WORD_BITS // layer.bits
     return _amounts(found), parameters

@@ -46,14 +46,19 @@ class PrivateDirectory(NamedTuple):
         (self.path / "shim").rename(self.executable)
 
 
-def places(environ: Mapping[str, str]) -> list[Path]:
-    """Returns the places for private directories, best first: /tmp may be cleaned up while a server runs."""
+def user_cache(environ: Mapping[str, str]) -> Path:
+    """Returns this project's folder in the user's cache, which may not exist."""
     cache = environ.get("XDG_CACHE_HOME", "")
     if not cache.startswith("/"):
         # Without a home directory the `~` stays, and the place is refused.
         cache = os.path.expanduser("~/Library/Caches" if sys.platform == "darwin" else "~/.cache")  # noqa: PTH111
+    return Path(cache, NAME)
+
+
+def places(environ: Mapping[str, str]) -> list[Path]:
+    """Returns the places for private directories, best first: /tmp may be cleaned up while a server runs."""
     temporary = [Path(place, f"{NAME}-{os.geteuid()}") for place in (tempfile.gettempdir(), "/var/tmp")]
-    return [Path(cache, NAME), *temporary]
+    return [user_cache(environ), *temporary]
 
 
 def make_directory(plan: Plan, environ: Mapping[str, str]) -> PrivateDirectory:

@@ -1,7 +1,8 @@
 """Tools for users and developers: the code behind the executables in scripts/, and libraries that tests use too.
 
-For users, with the run-time dependencies alone: `host` (Ollama's interface without Ollama), `demo`, `conformance` and
-`soak`. For developers: `bench`, `docs`. `models` makes the tiny models that all of them, and the tests, run on.
+For users, with the run-time dependencies alone: `host` (Ollama's interface without Ollama), `demo`, `real` (a trained
+model), `conformance` and `soak`. For developers: `bench`, `docs`. `models` makes the tiny models that all of them, and
+the tests, run on.
 
 Imports point one way: `bench` and `soak` use `conformance`, `host` and `models`; `demo` and `conformance` use `host`
 and `models`; `host` imports `demo` only when no model is named. No tool imports `tests`. tests/tools/test_imports.py

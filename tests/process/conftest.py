@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from protocol.stats import Stats
 from scripts.tools.conformance.models import MAIN, SENTENCEPIECE, SMALL, write_models
 from scripts.tools.conformance.runners import CHUNK_TOKENS, caught
 from scripts.tools.conformance.this_runner import FAULTY, RUNNER
@@ -25,11 +27,18 @@ __all__ = [
     "SENTENCEPIECE",
     "SMALL",
     "SpawnModel",
+    "read_stats",
 ]
 
 RANDOM = "random:latest"
 MARKER = "mlx:latest"
 """A model whose name would put a marker into log lines if they were written unescaped."""
+
+
+async def read_stats(client: Client) -> Stats:
+    """Returns the statistics, which may be those of a moment ago."""
+    return msgspec.json.decode((await client.send("GET", "/v1/stats")).body, type=Stats)
+
 
 SpawnModel = Callable[..., Process]
 REQUEST_S = 120.0

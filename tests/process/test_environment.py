@@ -10,11 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from protocol.stats import Stats
 from scripts.tools.host.lib import Client, Request, capture
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.sources import write_source
-from tests.process.conftest import RUNNER, SpawnModel
+from tests.process.conftest import RUNNER, SpawnModel, read_stats
 
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0"}
 NO_TEXT = os.fsdecode(b"mod\xe8le")
@@ -42,7 +41,7 @@ async def test_a_directory_may_have_any_name(
         assert (await client.complete(Request("ab", {"num_predict": 3}))).final.done
         body = msgspec.json.encode({"Prompt": "ab", "Format": {"enum": ["ba"]}})
         assert b'"Done":true' in (await client.send("POST", "/completion", body)).body, "whose process finds it, too"
-        stats = msgspec.json.decode((await client.send("GET", "/v1/stats")).body, type=Stats)
+        stats = await read_stats(client)
     assert stats.model == str(tmp_path / shown)
     found = check(str(directory), **environment)
     assert (found.returncode, found.stderr) == (0, "")

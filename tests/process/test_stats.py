@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from protocol.stats import CachePicture, Stats
 from scripts.tools.host.lib import F_SECOND, Client, Request, StatusError, free_port
 from tests import ROOT
-from tests.process.conftest import RANDOM, SpawnModel
+from tests.process.conftest import RANDOM, SpawnModel, read_stats
 from tests.unit.test_terminal import Screen
 
 PROMPT = "zebras and okapis met at the well of Souls in the rain, and none of them said a word about it"
@@ -31,7 +31,7 @@ async def stats(client: Client) -> Stats:
     """Returns fresh statistics; those of a moment ago may be served again."""
     before = None
     while True:
-        found = msgspec.json.decode((await client.send("GET", "/v1/stats")).body, type=Stats)
+        found = await read_stats(client)
         if before is not None and found.uptime_s != before.uptime_s:
             return found
         before = before or found

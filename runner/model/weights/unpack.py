@@ -27,7 +27,6 @@ from runner.model.weights.scaled_layers import GloballyScaledLinear, GloballySca
 
 log = Log(__name__)
 
-_FLOAT_BYTES = 4
 _PLAIN: dict[type[Module], type[Module]] = {
     QuantizedLinear: Linear,
     GloballyScaledLinear: Linear,
@@ -51,7 +50,7 @@ class PackedLayer(NamedTuple):
     @property
     def unpacked_bytes(self) -> int:
         """The bytes of its weights in float32."""
-        return cast("int", self.layer.weight.size * WORD_BITS // self.layer.bits * _FLOAT_BYTES)
+        return cast("int", self.layer.weight.size * WORD_BITS // self.layer.bits * mx.float32.size)
 
 
 def packed_layers(module: Module) -> list[PackedLayer]:
@@ -82,12 +81,11 @@ def unpack_layers(module: Module, paths: Collection[str]) -> None:
     waiting = [each for each in packed_layers(module) if each.path in paths]
     progress = Progress(log, "unpacking", sum(each.unpacked_bytes for each in waiting))
     while waiting:
-        progress.add(waiting[-1].unpacked_bytes)
-        _, path, layer = waiting.pop()
-        plain = _unpacked(layer)
+        packed = waiting.pop()  # no list may keep it once it is replaced
+        plain = _unpacked(packed.layer)
         mx.eval(plain.parameters())
-        module.update_modules(tree_unflatten([(path, plain)]))
-        del layer
+        module.update_modules(tree_unflatten([(packed.path, plain)]))
+        progress.add(packed.unpacked_bytes)
         mx.clear_cache()
 
 

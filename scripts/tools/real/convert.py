@@ -12,6 +12,8 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
+from runner.model.packing import WORD_BITS
+
 GROUP_SIZE = 32
 """Weights that share a scale and a bias, in every block format of GGML."""
 _CONTROL = 3  # the type of a special token
@@ -78,7 +80,7 @@ def _half_split(rows: mx.array, heads: int) -> mx.array:
 def _bits(weights: Weights, scales: str) -> int:
     """Returns the bits of one weight of a packed matrix, given the name of its scales."""
     words = weights[scales.removesuffix("scales") + "weight"].shape[1]
-    return 32 * words // (weights[scales].shape[1] * GROUP_SIZE)
+    return WORD_BITS * words // (weights[scales].shape[1] * GROUP_SIZE)
 
 
 def _unpack(weights: Weights, bits: Mapping[str, int]) -> Weights:

@@ -11,21 +11,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from runner.ollama.directory import user_cache
 from scripts.tools.real.convert import convert
 from scripts.tools.real.fetch import FetchError, fetch_gguf
 
 NAME = "SmolLM2-135M-Instruct"
-_BYTES = {True: 100 << 20, False: 290 << 20}  # on disk, by `packed`; for the message
-
-
-def cache_directory() -> Path:
-    """Returns the folder of the user's cache that belongs to this project."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx-runner"
 
 
 def model_directory(*, packed: bool = True) -> Path:
     """Returns the path of the model, whether it has been made or not."""
-    return cache_directory() / (NAME if packed else f"{NAME}-float16")
+    return user_cache(os.environ) / (NAME if packed else f"{NAME}-float16")
 
 
 def is_made(*, packed: bool = True) -> bool:
@@ -38,9 +33,9 @@ def make_model(*, packed: bool = True) -> Path:
     directory = model_directory(packed=packed)
     if is_made(packed=packed):
         return directory
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    megabytes = _BYTES[packed] >> 20
-    print(f"Fetching {NAME} (93 MB, once); it will take {megabytes} MB in {directory} ...", file=sys.stderr)
+    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    size = "100 MB" if packed else "270 MB"
+    print(f"Fetching {NAME} (93 MB, once); it will take {size} in {directory} ...", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="making-", dir=directory.parent) as name:
         work = Path(name)
         made = work / "model"
@@ -58,7 +53,7 @@ def make_model(*, packed: bool = True) -> Path:
 def main() -> None:
     """Makes the model and prints its path."""
     parser = argparse.ArgumentParser(prog="scripts/real-model", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--unpacked", action="store_true", help="in float16 (290 MB) instead of 4 bits (100 MB)")
+    parser.add_argument("--unpacked", action="store_true", help="in float16 (270 MB) instead of 4 bits (100 MB)")
     arguments = parser.parse_args()
     try:
         print(make_model(packed=not arguments.unpacked))
@@ -67,4 +62,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

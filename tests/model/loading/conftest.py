@@ -2,13 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 import pytest
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
 
 from runner.model import OpenedModel, open_model
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE, Dtype, Kind, write_checkpoint
+from scripts.tools.models.sources import Published
 from scripts.tools.models.store import Store, write_store
 
 Checkpoints = Callable[..., Path]
@@ -27,6 +31,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
         return directory if directory.exists() else write_checkpoint(directory, kind, dtype=dtype)
 
     return get
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    """Published models, written once for the tests of a file."""
+    return Published(tmp_path_factory.mktemp("published"))
 
 
 @pytest.fixture
@@ -50,6 +60,11 @@ def run(model: LoadedModel | object, layers: list[object] | None = None) -> mx.a
     logits: mx.array = mx.concatenate(steps, axis=1)
     mx.eval(logits)
     return logits
+
+
+def parameters(module: Module) -> dict[str, mx.array]:
+    """Returns the parameters by their names."""
+    return dict(cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())))
 
 
 def run_path(path: Path | str, models_dir: Path = Path("unused")) -> mx.array:

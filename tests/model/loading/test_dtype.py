@@ -9,7 +9,6 @@ from typing import cast
 import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten
 
 from runner.commands.check.facts import Inspection, inspect
 from runner.errors import ModelError
@@ -23,7 +22,7 @@ from scripts.tools.models.architectures import config, make_module
 from scripts.tools.models.checkpoints import TOKENIZER, Dtype, config_of, make_weights, write_directory, write_weights
 from scripts.tools.models.store import write_store
 from tests.lib.memory import held_bytes
-from tests.model.loading.conftest import Checkpoints, same
+from tests.model.loading.conftest import Checkpoints, parameters, same
 from tests.model.loading.conftest import run as run_loaded
 from tests.model.loading.test_architectures import SERVED, run
 
@@ -32,10 +31,6 @@ HALVES = (mx.bfloat16, mx.float16)
 NOT_COMPARED = {"baichuan_m1": "its sanitize normalizes lm_head once more, and in another type"}
 _COARSE = {"afm7": 0.4}
 """Tolerances of architectures that lose more in 16 bits, relative to the norm of logits: twice the worst seen."""
-
-
-def parameters(module: Module) -> dict[str, mx.array]:
-    return dict(cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())))
 
 
 def floats(module: Module) -> dict[str, mx.Dtype]:

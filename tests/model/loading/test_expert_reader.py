@@ -42,11 +42,6 @@ STACK = "model.layers.1.mlp.experts.up_proj.weight"
 EXPERT = "model.layers.1.mlp.experts.{}.up_proj.weight"
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    return Published(tmp_path_factory.mktemp("published"))
-
-
 @pytest.fixture
 def opened(published: Published) -> OpenedModel:
     return open_directory(published("qwen3-moe"))

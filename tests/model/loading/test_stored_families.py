@@ -34,11 +34,6 @@ FLOATING = [
 """Sources without experts, for bfloat16."""
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    return Published(tmp_path_factory.mktemp("published"))
-
-
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_dense_store_computes_what_the_source_does(name: str, published: Published, tmp_path: Path) -> None:
     stored = put(tmp_path, name, published(name))

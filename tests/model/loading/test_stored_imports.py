@@ -25,12 +25,6 @@ from scripts.tools.models.tensors import Packing, parse_metadata, rounded
 from tests.model.loading.conftest import run, run_path, same
 from tests.model.loading.stored import close, put
 
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    return Published(tmp_path_factory.mktemp("published"))
-
-
 # What mlx-lm's converter wrote.
 
 CONVERTED = [

@@ -42,11 +42,6 @@ RELEASES: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    return Published(tmp_path_factory.mktemp("published"))
-
-
 def cases() -> Iterator[ParameterSet]:
     """Fast: each (release, source) dense or in one type, in turn."""
     for release, names in RELEASES.items():

@@ -3,12 +3,11 @@
 import logging
 from functools import partial
 from pathlib import Path
-from typing import cast, get_args
+from typing import get_args
 
 import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten
 
 from runner.commands.check.facts import inspect
 from runner.model import OpenedModel, open_model
@@ -22,20 +21,11 @@ from scripts.tools.models.checkpoints import config_of, make_weights, write_dire
 from scripts.tools.models.sources import SOURCES, Published
 from scripts.tools.models.store import Quantization, write_store
 from tests.lib.memory import held_bytes
-from tests.model.loading.conftest import Checkpoints, run
+from tests.model.loading.conftest import Checkpoints, parameters, run
 from tests.model.loading.stored import put
 
 TYPES: tuple[Quantization, ...] = get_args(Quantization)
 PLENTY = 1 << 40
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    return Published(tmp_path_factory.mktemp("published"))
-
-
-def parameters(module: Module) -> list[mx.array]:
-    return [array for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))]
 
 
 def paths(module: Module) -> list[str]:
@@ -79,7 +69,7 @@ def test_as_many_layers_are_unpacked_as_fit(opened: OpenedModel) -> None:
         assert plan.nbytes(rehearsed) * 100 <= budget_bytes * (100 - CACHE_PERCENT)
         assert len(plan.unpacked) + plan.packed == len(layers)
         model = load(opened, "auto", budget_bytes)
-        assert sum(each.nbytes for each in parameters(model.module)) == plan.nbytes(rehearsed)
+        assert sum(each.nbytes for each in parameters(model.module).values()) == plan.nbytes(rehearsed)
         assert set(paths(model.module)) == {each.path for each in layers} - plan.unpacked
         counts.append(len(plan.unpacked))
     assert counts == sorted(counts)
@@ -130,6 +120,5 @@ def test_the_log_and_check_tell_what_is_unpacked(
     assert line.__dict__["attributes"]["packed"] == 0
     found = inspect(CheckSettings(model="m", models_dir=tmp_path, dtype="auto", log_level=0))
     assert found.weights is not None
-    amounts = {amount.name: amount for amount in found.weights}
-    assert sum(each.tensors for name, each in amounts.items() if name.startswith("f32, stored as int")) == layers
-    assert sum(each.bytes for each in found.weights) == sum(each.nbytes for each in parameters(model.module))
+    assert sum(each.tensors for each in found.weights if each.name.startswith("f32, stored as int")) == layers
+    assert sum(each.bytes for each in found.weights) == sum(each.nbytes for each in parameters(model.module).values())

@@ -8,14 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from protocol.stats import Stats
 from scripts.tools.conformance.scripted_model import CONTEXT
 from scripts.tools.host.lib import Client, Process, Request, spawn
 from scripts.tools.host.lib.usage import descriptors
-from tests.process.conftest import CHUNK_TOKENS, MAIN, RUNNER
+from tests.process.conftest import CHUNK_TOKENS, MAIN, RUNNER, read_stats
 
 ALPHABET = "jklmnopqrstuvwxyz"
 ENDLESS = b'{"Prompt":"0"}'
@@ -134,7 +132,7 @@ async def next_answer(client: Client) -> str:
 
 async def uncached_bytes(client: Client) -> int:
     """Returns the memory that the cache does not account for: a prefill that gets further may fill the cache more."""
-    stats = msgspec.json.decode((await client.send("GET", "/v1/stats")).body, type=Stats)
+    stats = await read_stats(client)
     return stats.memory.used_bytes - stats.cache.held_bytes
 
 

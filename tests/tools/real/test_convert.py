@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from runner.model import open_model
+from runner.model import OpenedModel, open_model
 from runner.model.weights.load import load
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.architectures import make_module
@@ -85,12 +85,17 @@ def write_gguf(module: object, file: Path) -> None:
     mx.save_gguf(str(file), arrays, metadata)
 
 
-def test_the_directory_computes_what_the_gguf_was_made_of(module: object, tmp_path: Path) -> None:
+@pytest.fixture
+def opened(module: object, tmp_path: Path) -> OpenedModel:
+    """The module, written as GGUF, converted and opened."""
     write_gguf(module, tmp_path / "tiny.gguf")
     directory = tmp_path / "model"
     directory.mkdir()
     convert(tmp_path / "tiny.gguf", directory, packed=False)
-    opened = open_model(str(directory), Path("unused"))
+    return open_model(str(directory), Path("unused"))
+
+
+def test_the_directory_computes_what_the_gguf_was_made_of(module: object, opened: OpenedModel) -> None:
     found = load(opened, "float32")
     tokens = mx.array([[3, 5, 9, 1, 7, 4, 4]])
     wanted = module(tokens)  # type: ignore[operator]
@@ -98,12 +103,7 @@ def test_the_directory_computes_what_the_gguf_was_made_of(module: object, tmp_pa
     assert opened.context_length == 64
 
 
-def test_the_tokenizer_splits_digits_and_knows_special_tokens(module: object, tmp_path: Path) -> None:
-    write_gguf(module, tmp_path / "tiny.gguf")
-    directory = tmp_path / "model"
-    directory.mkdir()
-    convert(tmp_path / "tiny.gguf", directory, packed=True)
-    opened = open_model(str(directory), Path("unused"))
+def test_the_tokenizer_splits_digits_and_knows_special_tokens(opened: OpenedModel) -> None:
     tokenizer = open_tokenizer(opened.checkpoint.file, merge_eos=True)
     spelled = [TOKENS[token] for token in tokenizer.encode("<|im_start|>ab a12<|im_end|>")]
     assert spelled == ["<|im_start|>", "ab", "Ġa", "1", "2", "<|im_end|>"]

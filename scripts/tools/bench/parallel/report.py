@@ -10,7 +10,7 @@ from scripts.tools.bench.common.report import Report, Table, Target, median_rati
 from scripts.tools.bench.parallel.clients import PATIENCE_S, SUFFIXES, Dropped, Gaps, Rate, Shared
 
 Cell = tuple[str, int]
-"""What is measured, and with how many streams, or a prompt or prefix of how many tokens."""
+"""A measurement, with its number of streams, or the number of tokens of its prompt or prefix."""
 Figure = Rate | Gaps | Dropped | Shared
 OURS, IN_TURN, MLX_LM, BARE = "ours", "in-turn", "mlx_lm.server", "bare-loop"
 
