@@ -57,8 +57,10 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         print(make_model(packed=not arguments.unpacked))
-    except (FetchError, OSError) as error:
+    except FetchError as error:
         sys.exit(f"scripts/real-model: {error}")
+    except OSError as error:
+        sys.exit(f"scripts/real-model: {error}\nSet XDG_CACHE_HOME to a directory with 600 MB of room.")
 
 
 if __name__ == "__main__":
