@@ -37,7 +37,7 @@ def start(argv: Sequence[str]) -> NoReturn:
         logs.start(settings.log_level)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it tokenizes one text at a time, where threads gain nothing
         if not isinstance(settings, TopSettings):
-            parent.check_threads(_THREADS + settings.blas_threads)
+            parent.check_threads(_THREADS + blas.Threads.of(settings.blas_threads).prompts)
         if isinstance(settings, CheckSettings):
             from runner.commands.check import check
 

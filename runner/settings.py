@@ -67,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk_tokens: int | None = None
     """Prompt tokens per forward pass while no answer is generated; None: as suits the device."""
     blas: str
-    blas_threads: int
+    blas_threads: int | None
     trace: Path | None = None
     """The file for a trace of the engine's time."""
     inspect_text: bool = False
@@ -123,6 +123,6 @@ class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     memory: Bound = Bound(percent=MEMORY_PERCENT)
     blas: str = "auto"
-    blas_threads: int = 1
+    blas_threads: int | None = None
     json: bool = False
     log_level: int

@@ -5,8 +5,8 @@ MLX's CPU wheel contains the reference BLAS, which is scalar and has one thread.
 without it, all answers are the same, many times slower.
 
 `_shim`, compiled from `shim.c`, forwards the calls to the OpenBLAS inside numpy's wheel; `rows.h` has kernels for the
-products of a decode step. `preload` is called once, on the main thread, before `mlx` is imported; nothing here has
-state. Read this module first, then `shim.c`, then `rows.h`.
+products of a decode step; `cores` counts the cores that prompts are read on. `preload` is called once, on the main
+thread, before `mlx` is imported; nothing here has state. Read this module first, then `shim.c`, then `rows.h`.
 """
 
 import ctypes
@@ -16,10 +16,17 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from runner.blas.cores import physical_cores
 from runner.errors import UsageError
 
 _NEEDED = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
-_OPENBLAS = "scipy_cblas_{}64_"  # numpy's wheels prefix and suffix the functions of their OpenBLAS
+_FORWARDED = (  # numpy's wheels prefix and suffix the functions of their OpenBLAS
+    *(f"scipy_cblas_{name}64_" for name in ("sgemm", "dgemm", "cgemm", "sgemv")),
+    "scipy_openblas_set_num_threads64_",
+)
+_SPIN = "20"
+"""A thread of OpenBLAS waits for work for 2 to this power of cycles before it sleeps: 0.4 ms at 2.6 GHz. Its default
+is 64 times as long, which takes a core from the event loop after each slice of a prompt."""
 _DEBIAN = "libopenblas.so.0"
 _OWN = "MLX's own"
 
@@ -36,17 +43,37 @@ class Blas(NamedTuple):
     matters: bool = True
 
 
-def detect(choice: str = "auto", threads: int = 1) -> Blas:
+class Threads(NamedTuple):
+    """The numbers of threads for products of many rows, as in prompts, and of few rows, as in answers."""
+
+    prompts: int
+    answers: int
+
+    @classmethod
+    def of(cls, wanted: int | None) -> "Threads":
+        """Returns `wanted` threads for both; without a wish, a thread per core for prompts, and one for answers.
+
+        Answers are bound by memory, so that more threads would only take processor time from others.
+        """
+        return cls(physical_cores(), 1) if wanted is None else cls(wanted, wanted)
+
+    def __str__(self) -> str:
+        counted = f"{self.prompts} {'thread' if self.prompts == 1 else 'threads'}"
+        return counted if self.prompts == self.answers else f"{counted} for prompts, {self.answers} for answers"
+
+
+def detect(choice: str = "auto", wanted: int | None = None) -> Blas:
     """Returns the BLAS that `preload` would load, without replacing any.
 
     Numpy's is only looked for; others are opened with RTLD_LOCAL. Raises UsageError like `preload`.
     """
+    threads = Threads.of(wanted)
     if not _mlx_runs_on_linux_cpu():
         return Blas(_OWN if choice in ("auto", "off") else _opened(choice, threads, ctypes.RTLD_LOCAL), matters=False)
     if choice not in ("auto", "off"):
         return Blas(_opened(choice, threads, ctypes.RTLD_LOCAL))
     if _shim() and _numpys_openblas():
-        fast = Blas(f"numpy's OpenBLAS ({_counted(threads)})")
+        fast = Blas(f"numpy's OpenBLAS ({threads})")
     else:
         try:
             fast = Blas(_opened(_DEBIAN, threads, ctypes.RTLD_LOCAL))
@@ -55,12 +82,14 @@ def detect(choice: str = "auto", threads: int = 1) -> Blas:
     return Blas(_OWN, f"omit --blas off: {fast.name} is available") if choice == "off" else fast
 
 
-def preload(choice: str = "auto", threads: int = 1) -> str:
+def preload(choice: str = "auto", wanted: int | None = None) -> str:
     """Replaces MLX's own BLAS by a fast one, and returns a short description of the one in use.
 
-    `choice` is `auto`, `off` or the path of a CBLAS library with 32-bit sizes. Must run before `mlx` is imported.
-    Raises UsageError if a library given by path cannot be used.
+    `choice` is `auto`, `off` or the path of a CBLAS library with 32-bit sizes; `wanted` is its number of threads, None
+    for those of `Threads.of`. Must run before `mlx` is imported. Raises UsageError if a library given by path cannot be
+    used.
     """
+    threads = Threads.of(wanted)
     if choice == "off" or (choice == "auto" and not _mlx_runs_on_linux_cpu()):
         return _OWN
     if "mlx.core" in sys.modules:
@@ -68,7 +97,7 @@ def preload(choice: str = "auto", threads: int = 1) -> str:
     if choice != "auto":
         return _opened(choice, threads, ctypes.RTLD_GLOBAL)
     if _load_shim(threads):
-        return f"numpy's OpenBLAS ({_counted(threads)})"
+        return f"numpy's OpenBLAS ({threads})"
     try:
         return _opened(_DEBIAN, threads, ctypes.RTLD_GLOBAL)
     except UsageError:
@@ -80,10 +109,6 @@ def _advice() -> str:
     return f"install {missing}, or Debian's libopenblas0-pthread"
 
 
-def _counted(threads: int) -> str:
-    return f"{threads} {'thread' if threads == 1 else 'threads'}"
-
-
 def _mlx_runs_on_linux_cpu() -> bool:
     if sys.platform != "linux":
         return False
@@ -92,9 +117,10 @@ def _mlx_runs_on_linux_cpu() -> bool:
     return any((Path(location).parent / "mlx_cpu.libs").is_dir() for location in locations or ())
 
 
-def _opened(path: str, threads: int, mode: int) -> str:
-    """Loads a CBLAS library and returns its description."""
-    _set_threads(threads)
+def _opened(path: str, threads: Threads, mode: int) -> str:
+    """Loads a CBLAS library, with as many threads as answers need, and returns its description."""
+    threads = threads._replace(prompts=threads.answers)  # nothing stands before it that could change the number
+    _set_threads(threads.prompts)
     try:
         library = ctypes.CDLL(path, mode=mode)
     except OSError as error:
@@ -102,12 +128,13 @@ def _opened(path: str, threads: int, mode: int) -> str:
     missing = [name for name in _NEEDED if not hasattr(library, name)]
     if missing:
         raise UsageError(f"--blas {path}: not a CBLAS library, it lacks {', '.join(missing)}; --blas auto finds one")
-    return f"{path} ({_counted(threads)})"
+    return f"{path} ({threads})"
 
 
 def _set_threads(threads: int) -> None:
     """Sets the number of threads, which OpenBLAS reads once, while it is loaded."""
     os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", _SPIN)
 
 
 def _shim() -> Path | None:
@@ -122,18 +149,15 @@ def _numpys_openblas() -> Path | None:
     return next(libraries.glob("libscipy_openblas64_*.so"), None)
 
 
-def _load_shim(threads: int) -> bool:
+def _load_shim(threads: Threads) -> bool:
     shim, openblas = _shim(), _numpys_openblas()
     if shim is None or openblas is None:
         return False
-    _set_threads(threads)
+    _set_threads(threads.prompts)
     try:
         target = ctypes.CDLL(str(openblas))
-        functions = [
-            ctypes.cast(getattr(target, _OPENBLAS.format(name)), ctypes.c_void_p)
-            for name in ("sgemm", "dgemm", "cgemm", "sgemv")
-        ]
-        ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL).shim_use(*functions, threads)
+        functions = [ctypes.cast(getattr(target, name), ctypes.c_void_p) for name in _FORWARDED]
+        ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL).shim_use(*functions, *threads)
     except (OSError, AttributeError):
         return False
     return True

@@ -16,6 +16,7 @@ typedef void (*cgemm_fn)(int, int, int, size64, size64, size64, const void *, co
                          const void *, void *, size64);
 typedef void (*sgemv_fn)(int, int, size64, size64, float, const float *, size64, const float *, size64, float, float *,
                          size64);
+typedef void (*threads_fn)(int);
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112, FEW_ROWS = 4 };
 
@@ -51,14 +52,28 @@ static dgemm_fn dgemm;
 static cgemm_fn cgemm;
 static sgemv_fn sgemv;
 static rows_fn few_rows;
+static threads_fn set_threads;
+static int threads_for_many, threads_for_few, threads_now;
 
-/* `threads` is the number of threads of the other library: if it has several, it also computes products of few rows. */
-void shim_use(sgemm_fn s, dgemm_fn d, cgemm_fn c, sgemv_fn v, int threads) {
+/* `many` and `few` are the numbers of threads for products of many and of few rows. Where products of few rows may use
+ * several, the other library computes them too. */
+void shim_use(sgemm_fn s, dgemm_fn d, cgemm_fn c, sgemv_fn v, threads_fn t, int many, int few) {
   sgemm = s;
   dgemm = d;
   cgemm = c;
   sgemv = v;
-  few_rows = threads == 1 ? find_rows() : NULL;
+  set_threads = t;
+  threads_for_many = threads_now = many;
+  threads_for_few = few;
+  few_rows = few == 1 ? find_rows() : NULL;
+  set_threads(many);
+}
+
+static void use_threads(int rows) {
+  int wanted = rows <= MOST_ROWS ? threads_for_few : threads_for_many;
+  if (wanted == threads_now) return;
+  set_threads(wanted);
+  threads_now = wanted;
 }
 
 static int64_t calls;
@@ -73,6 +88,7 @@ void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float
     few_rows(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
     return;
   }
+  use_threads(m);
   if (order == ROW_MAJOR && trans_a == NO_TRANS && m <= FEW_ROWS && k > 0) { /* gemv does nothing for k == 0 */
     for (int row = 0; row < m; row++) {
       const float *x = a + (size64)row * lda;

@@ -57,6 +57,11 @@ def context_tokens(values: Values) -> int | None:
     return whole_number(values, "context", 2, 1 << 30) if "context" in values else None
 
 
+def blas_threads(values: Values) -> int | None:
+    """Returns the number of threads of the BLAS; None if it is for the runner to choose."""
+    return None if values["blas-threads"] == "auto" else whole_number(values, "blas-threads", 1, 1024)
+
+
 def log_level(values: Values, environ: Environ) -> int:
     """Returns the level of `--log-level`, else that of OLLAMA_DEBUG."""
     given = values.get("log-level")

@@ -171,10 +171,11 @@ FLAGS = (
     Flag(
         group=COMPUTE,
         name="blas-threads",
-        metavar="N",
-        default="1",
+        metavar="auto|N",
+        default="auto",
         short="threads of that BLAS",
-        help="threads of that BLAS; more than one helps only large models on idle machines",
+        help="threads of that BLAS; `auto` reads prompts on all physical cores that this process may use, and writes"
+        " answers, which memory bounds, on one; N threads do both",
     ),
     switch(
         PROCESS,

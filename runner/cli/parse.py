@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from runner.cli.convert import (
+    blas_threads,
     context_tokens,
     kv_bits,
     log_level,
@@ -78,7 +79,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         max_gap_s=whole_number(values, "max-gap-ms", 1, 60_000) / 1000,
         prefill_chunk_tokens=whole_number(values, "prefill-chunk", 1, 1 << 20) if "prefill-chunk" in values else None,
         blas=values["blas"],
-        blas_threads=whole_number(values, "blas-threads", 1, 1024),
+        blas_threads=blas_threads(values),
         log_level=log_level(values, environ),
         inspect_text=values["inspect-text"] == "on",
         watch_parent=values.get("watch-parent", "on" if hosted else "off") == "on",
@@ -103,7 +104,7 @@ def parse_check(words: Sequence[str], environ: Mapping[str, str]) -> CheckSettin
         dtype=values["dtype"],
         memory=memory_bound(values, "memory"),
         blas=values["blas"],
-        blas_threads=whole_number(values, "blas-threads", 1, 1024),
+        blas_threads=blas_threads(values),
         json=values["json"] == "on",
         log_level=log_level(values, environ),
     )

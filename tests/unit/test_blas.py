@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_mlx_calls_the_shim_for_its_products() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
 def test_the_set_up_built_the_shim_and_auto_uses_it() -> None:
     name, worst = run("auto")
-    assert name == "numpy's OpenBLAS (1 thread)"
+    assert name == f"numpy's OpenBLAS ({blas.Threads.of(None)})"
     assert worst < 1e-4
 
 
@@ -85,10 +86,10 @@ import ctypes, os, random, sys
 import numpy as np
 from pathlib import Path
 from runner import blas
-_, path, threads = sys.argv
-os.environ["OPENBLAS_NUM_THREADS"] = threads
+_, path, *threads = sys.argv
 blas._shim = lambda: Path(path)
-assert blas._load_shim(int(threads))
+assert blas._load_shim(blas.Threads(*map(int, threads)))
+current = ctypes.CDLL(str(blas._numpys_openblas())).scipy_openblas_get_num_threads64_
 product = ctypes.CDLL(path).cblas_sgemm
 whole, number, address = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
 product.argtypes = [*[whole] * 6, number, address, whole, address, whole, number, address, whole]
@@ -130,7 +131,10 @@ b = numbers.standard_normal((37, 45)).astype(np.float32)
 a = numbers.standard_normal((8, 45)).astype(np.float32)
 whole = multiply(a, b, np.zeros((8, 37), np.float32), 1.0, 0.0)
 alone = [multiply(a[:m], b, np.zeros((m, 37), np.float32), 1.0, 0.0) for m in range(1, 9)]
-print(all(np.array_equal(rows, whole[: len(rows)]) for rows in alone))
+print(all(np.array_equal(rows, whole[: len(rows)]) for rows in alone), end=" ")
+few = current()
+multiply(numbers.standard_normal((9, 45)).astype(np.float32), b, np.zeros((9, 37), np.float32), 1.0, 0.0)
+print(few, current())
 """
 
 
@@ -151,12 +155,21 @@ def compiled(directory: Path, **replaced: str) -> Path:
     return library
 
 
-def kernel(library: Path, threads: int = 1) -> str:
-    """Compares products of random shapes and forms with numpy's in float64. Returns what the program printed."""
-    words = [sys.executable, "-c", KERNEL, str(library), str(threads)]
+class Kernel(NamedTuple):
+    """Whether a row was the same alone and beside others, and OpenBLAS's threads after few rows and after many."""
+
+    same: bool
+    few: int
+    many: int
+
+
+def kernel(library: Path, *threads: int) -> Kernel:
+    """Compares products of random shapes and forms with numpy's in float64."""
+    words = [sys.executable, "-c", KERNEL, str(library), *map(str, threads or (1, 1))]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    same, few, many = done.stdout.split()
+    return Kernel(same == "True", int(few), int(many))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
@@ -165,7 +178,7 @@ def test_every_product_is_right_and_a_row_does_not_depend_on_other_rows() -> Non
     library = blas._shim()
     assert library is not None
     has_vectors = {"avx2", "fma"} <= set(Path("/proc/cpuinfo").read_text().split())
-    assert kernel(library) == str(has_vectors)
+    assert kernel(library) == (has_vectors, 1, 1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
@@ -173,7 +186,14 @@ def test_every_product_is_right_and_a_row_does_not_depend_on_other_rows() -> Non
     "replaced", [{'__builtin_cpu_supports("avx512f")': "0"}, {"defined(__x86_64__)": "0"}], ids=["avx2", "plain"]
 )
 def test_every_product_is_right_on_other_processors(replaced: dict[str, str], tmp_path: Path) -> None:
-    assert kernel(compiled(tmp_path, **replaced)) in ("True", "False")
+    assert kernel(compiled(tmp_path, **replaced), 2, 1).many == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
+def test_the_number_of_threads_follows_the_number_of_rows(tmp_path: Path) -> None:
+    """On a processor without kernels of our own, OpenBLAS computes few rows too."""
+    library = compiled(tmp_path, **{"defined(__x86_64__)": "0"})
+    assert kernel(library, 2, 1)[1:] == (1, 2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
@@ -181,7 +201,7 @@ def test_several_threads_share_products_of_few_rows() -> None:
     """With several threads, the other library computes all products."""
     library = blas._shim()
     assert library is not None
-    assert kernel(library, threads=2) == "False"
+    assert kernel(library, 2, 2) == (False, 2, 2)
 
 
 LOOKS = """

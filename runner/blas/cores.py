@@ -1,0 +1,46 @@
+"""Counts the cores that this process may compute on."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+def physical_cores() -> int:
+    """Returns the number of physical cores within this process's affinity mask and its cgroups' quotas; at least 1.
+
+    The two hardware threads of a core share its vector units, so that a matrix product gains nothing from the second.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    cores = {_core(cpu) for cpu in os.sched_getaffinity(0)}
+    return max(1, min(len(cores), *(int(quota) for quota in _quotas()), 1024))
+
+
+def _core(cpu: int) -> tuple[str, ...]:
+    topology = _TOPOLOGY / f"cpu{cpu}" / "topology"
+    try:
+        return tuple((topology / name).read_text().strip() for name in ("physical_package_id", "core_id"))
+    except OSError:
+        return (str(cpu),)
+
+
+def _quotas() -> Iterator[float]:
+    """Yields the processors that each cgroup around this process is allowed, where one sets a limit (version 2)."""
+    try:
+        own = next(line for line in _OWN_CGROUP.read_text().splitlines() if line.startswith("0::/"))
+    except (OSError, StopIteration):
+        return
+    directory = _CGROUPS / own.removeprefix("0::/")
+    for each in (directory, *directory.parents):
+        if not each.is_relative_to(_CGROUPS):
+            return
+        try:
+            quota, period = (each / "cpu.max").read_text().split()
+        except (OSError, ValueError):
+            continue
+        if quota != "max":
+            yield int(quota) / int(period)
