@@ -42,6 +42,11 @@ class Blas(NamedTuple):
     advice: str = ""
     matters: bool = True
 
+    @property
+    def is_slow(self) -> bool:
+        """True for the reference BLAS, which computes one number at a time."""
+        return self.matters and self.name == _OWN
+
 
 class Threads(NamedTuple):
     """The numbers of threads for products of many rows, as in prompts, and of few rows, as in answers."""

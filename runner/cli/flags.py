@@ -156,8 +156,8 @@ FLAGS = (
         " stored; the other types convert them while loading, and float32 takes twice the memory of 16 bits, in the"
         " prefix cache too; `auto` is `keep` on GPUs and, if memory allows, `float32` on CPUs, which are many times"
         " slower with 16-bit numbers; the scales of quantized weights are converted like all others, and the weights"
-        " stay quantized, except with `auto` on CPUs: there as many layers as fit into `--memory` are unpacked into"
-        " float32, for 4 to 8 times their memory and many times the speed",
+        " stay quantized, except with `auto` on CPUs with a fast BLAS: there as many layers as fit into"
+        " `--memory` are unpacked into float32, for 4 to 8 times their memory and many times the speed",
     ),
     Flag(
         group=COMPUTE,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from runner import __version__
+from runner import __version__, blas
 from runner.cache import Cache, make_cache
 from runner.cache.layers.batch_trial import BatchTrial
 from runner.engine.context import EngineContext, SettledTrial
@@ -67,7 +67,7 @@ def assemble(
     model or its tokenizer cannot be loaded.
     """
     opened = _open_device(settings)
-    loaded = load(model, settings.dtype, opened.budget_bytes)
+    loaded = load(model, settings.dtype, opened.budget_bytes, slow_blas=blas.detect(settings.blas).is_slow)
     tokenizer = opening.result()
     make_layers, salt = _choose_kv_format(loaded, model.vocab_size, settings.kv_bits)
     cache_bytes = settings.cache_memory.bytes_of(opened.total_bytes)

@@ -121,11 +121,11 @@ def inspect(settings: CheckSettings) -> Inspection:
             tokenizer = open_tokenizer(found.file, merge_eos=not checkpoint.from_store)
     context = _context(opened, settings.context_tokens) if opened else None
     budget_bytes = settings.memory.bytes_of(usable_bytes())
-    types = plan_dtypes(settings.dtype, module, budget_bytes) if module else None
+    detected_blas = blas.detect(settings.blas, settings.blas_threads)
+    types = plan_dtypes(settings.dtype, module, budget_bytes, slow_blas=detected_blas.is_slow) if module else None
     if types and module and (too_large := types.over_budget(budget_bytes, module)):
         found.problems.append(ModelError(too_large))
     amounts, parameters = contents(module, types) if module and types else (None, None)
-    fast_blas = blas.detect(settings.blas, settings.blas_threads)
     layers = LoadedModel(module).make_layers() if module else None
     skips = skipped(checkpoint, opened) if checkpoint and opened else None
     problems = list(dict.fromkeys(plain(str(problem)) for problem in found.problems))
@@ -146,7 +146,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         skipped=skips,
         device=device(),
         computes=NumberFormat(types.computes, types.why) if types else None,
-        blas=BlasFacts(plain(fast_blas.name), fast_blas.matters, fast_blas.advice or None),
+        blas=BlasFacts(plain(detected_blas.name), detected_blas.matters, detected_blas.advice or None),
         context=context,
         tokenizer=_tokenizer_facts(tokenizer, opened) if tokenizer else None,
         warnings=[

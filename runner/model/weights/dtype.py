@@ -119,10 +119,11 @@ def device() -> Literal["cpu", "gpu"]:
     return "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
 
 
-def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None) -> DtypePlan:
+def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None, *, slow_blas: bool = False) -> DtypePlan:
     """Returns the meaning of `--dtype wanted` for `module`, from its shapes and types; it may hold placeholders.
 
-    `budget_bytes` is the limit for weights, caches and computing together; None stands for all available memory.
+    `budget_bytes` is the limit for weights, caches and computing together; None stands for all available memory. With a
+    slow BLAS nothing is unpacked: that would gain a twentieth of the time for several times the memory.
     """
     parameters = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
     own = _most(parameters)
@@ -139,13 +140,13 @@ def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None) ->
     found_bytes = available_bytes() if budget_bytes is None else budget_bytes
     weights_bytes = found_bytes * (100 - CACHE_PERCENT) // 100
     if not halves:
-        return kept.unpacking(module, weights_bytes)
+        return kept if slow_blas else kept.unpacking(module, weights_bytes)
     converting = DtypePlan(
         mx.float32, "float32", _converted(own, "float32", "a CPU is many times slower with 16-bit numbers")
     )
     wanted_bytes = converting.nbytes(module) * 100 // (100 - CACHE_PERCENT)
     if wanted_bytes <= found_bytes:
-        return converting.unpacking(module, weights_bytes)
+        return converting if slow_blas else converting.unpacking(module, weights_bytes)
     lacking = (
         f"weights stay {_name(own)}, in which a CPU is many times slower and cannot run experts: float32 needs"
         f" {shown(wanted_bytes)} of memory, including a share for the cache, but only {shown(found_bytes)} may be used;"

@@ -68,18 +68,20 @@ class LoadedModel(NamedTuple):
         return scores.at[..., mx.array(self.suppressed)].minimum(-mx.inf) if self.suppressed else scores
 
 
-def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = None) -> LoadedModel:
+def load(
+    opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = None, *, slow_blas: bool = False
+) -> LoadedModel:
     """Reads the weights and builds the module.
 
     Shapes, names, types and sizes are checked before the first byte is read. `dtype` is one of `settings.DTYPES`; the
-    log tells its meaning for this model.
+    log tells its meaning for this model. `slow_blas` is as in `plan_dtypes`.
 
     Raises:
         ModelError: a file or tensor does not fit, or the weights exceed the budget.
         ReadError: reading failed after these checks.
     """
     rehearsed, recipe = rehearse(opened)
-    types = plan_dtypes(dtype, rehearsed, budget_bytes)
+    types = plan_dtypes(dtype, rehearsed, budget_bytes, slow_blas=slow_blas)
     types.log_choice()
     if too_large := types.over_budget(budget_bytes, rehearsed):
         raise ModelError(too_large)

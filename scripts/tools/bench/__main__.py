@@ -18,6 +18,7 @@ from runner import blas
 from runner.errors import UsageError
 from scripts.tools.bench.common.exits import BUSY, MET, MISSED, USAGE
 from scripts.tools.bench.common.machine import BusyError, Others, check_quiet, describe_machine
+from scripts.tools.bench.common.options import threads
 from scripts.tools.bench.common.report import Report, targets_table, text_of, write_json
 from scripts.tools.bench.run_all import run_all
 
@@ -67,8 +68,8 @@ def main(argv: Sequence[str]) -> int:
     common = _common_options()
     first, _ = common.parse_known_args([word for word in argv if word not in ("-h", "--help")])
     try:
-        fast_blas = blas.preload(first.blas, first.blas_threads)  # before anything imports MLX
-    except UsageError as error:
+        fast_blas = blas.preload(first.blas, threads(first.blas_threads))  # before anything imports MLX
+    except (UsageError, argparse.ArgumentTypeError) as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return USAGE
     parser = argparse.ArgumentParser(
@@ -140,7 +141,9 @@ def _common_options() -> argparse.ArgumentParser:
     common.add_argument(
         "--blas", default="auto", metavar="auto|off|PATH", help="as the runner's (default: %(default)s)"
     )
-    common.add_argument("--blas-threads", type=int, default=1, metavar="N", help="its threads (default: %(default)s)")
+    common.add_argument(
+        "--blas-threads", default="auto", metavar="auto|N", help="as the runner's (default: %(default)s)"
+    )
     return common
 
 

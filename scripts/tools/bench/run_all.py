@@ -57,7 +57,7 @@ def run_one(words: Sequence[str], output: TextIO | None) -> int:
 
 
 def _words(name: str, arguments: argparse.Namespace) -> Iterator[str]:
-    yield from ("--seed", str(arguments.seed), "--blas", arguments.blas, "--blas-threads", str(arguments.blas_threads))
+    yield from ("--seed", str(arguments.seed), "--blas", arguments.blas, "--blas-threads", arguments.blas_threads)
     for peer, command in arguments.peer:
         yield from ("--peer", f"{peer}={shlex.join(command)}")
     if arguments.busy:

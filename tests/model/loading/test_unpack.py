@@ -109,6 +109,13 @@ def test_nothing_is_unpacked_on_gpus_or_against_the_flag(
     assert paths(load(opened, dtype, PLENTY).module) == paths(rehearsed)
 
 
+def test_nothing_is_unpacked_for_a_slow_blas(opened: OpenedModel) -> None:
+    rehearsed, _ = rehearse(opened)
+    plan = plan_dtypes("auto", rehearsed, PLENTY, slow_blas=True)
+    assert (plan.computes, plan.unpacked, plan.packed) == ("float32", frozenset(), 0)
+    assert paths(load(opened, "auto", PLENTY, slow_blas=True).module) == paths(rehearsed)
+
+
 def test_the_log_and_check_tell_what_is_unpacked(
     opened: OpenedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

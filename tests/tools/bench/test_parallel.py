@@ -286,7 +286,7 @@ async def test_the_protocol_of_openai(aiohttp_server: AiohttpServer) -> None:
     port = (await aiohttp_server(app)).port
     assert port is not None
     process = type("Listening", (), {"port": port})()
-    endpoint = mlx_lm_server("peer", "off", 1).endpoint(process, Path("model"))
+    endpoint = mlx_lm_server("peer", "off", "1").endpoint(process, Path("model"))
     try:
         assert len(await ask(endpoint, "a", 2)) == 2
         with pytest.raises(StatusError, match="no such model"):
@@ -300,15 +300,15 @@ async def test_the_protocol_of_openai(aiohttp_server: AiohttpServer) -> None:
 
 
 def test_what_the_servers_are_told() -> None:
-    assert this_runner("ours", 8, 50, blas="off", blas_threads=2).environment == {
+    assert this_runner("ours", 8, 50, blas="off", blas_threads="2").environment == {
         "MLX_RUNNER_PARALLEL": "8",
         "MLX_RUNNER_MAX_GAP_MS": "50",
         "MLX_RUNNER_BLAS": "off",
         "MLX_RUNNER_BLAS_THREADS": "2",
     }
-    assert set(this_runner("ours", 8, 50, blas="off", blas_threads=2).environment) < {flag.variable for flag in FLAGS}
+    assert set(this_runner("ours", 8, 50, blas="off", blas_threads="2").environment) < {flag.variable for flag in FLAGS}
     assert other_runner("peer", ["run", "it"], 3) == Server("peer", ["run", "it"], {"OLLAMA_NUM_PARALLEL": "3"})
-    assert mlx_lm_server("peer", "/a/blas.so", 2).command[-3:] == [
+    assert mlx_lm_server("peer", "/a/blas.so", "2").command[-3:] == [
         "scripts.tools.bench.common.mlx_lm_server",
         "/a/blas.so",
         "2",

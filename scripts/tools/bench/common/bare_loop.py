@@ -12,9 +12,10 @@ from contextlib import ExitStack
 from time import perf_counter, sleep
 
 from runner import blas
+from scripts.tools.bench.common.options import threads
 
 if __name__ == "__main__":
-    blas.preload(sys.argv[1], int(sys.argv[2]))  # before MLX
+    blas.preload(sys.argv[1], threads(sys.argv[2]))  # before MLX
 
 import mlx.core as mx
 
@@ -80,9 +81,9 @@ def _prefill(model: llama.Model, cache: list[KVCache], tokens: Sequence[int], ch
 class BareLoop:
     """Such a loop in another process."""
 
-    def __init__(self, size: Size, seed: int, stack: ExitStack, *, blas: str, blas_threads: int) -> None:
+    def __init__(self, size: Size, seed: int, stack: ExitStack, *, blas: str, blas_threads: str) -> None:
         """It ends with the stack."""
-        words = [blas, str(blas_threads), *map(str, size), str(seed)]
+        words = [blas, blas_threads, *map(str, size), str(seed)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "scripts.tools.bench.common.bare_loop", *words],
             stdin=subprocess.PIPE,

@@ -42,7 +42,7 @@ def servers(arguments: argparse.Namespace, say: Callable[[str], None], **setting
     return [ours, *known_mlx_lm(blas, threads, say), *peers]
 
 
-def known_mlx_lm(blas: str, blas_threads: int, say: Callable[[str], None]) -> list[Server]:
+def known_mlx_lm(blas: str, blas_threads: str, say: Callable[[str], None]) -> list[Server]:
     """Returns mlx-lm's server; nothing where its packages are missing."""
     if importlib.util.find_spec("transformers") is None:
         say(f"{MLX_LM} is left out: it needs transformers")

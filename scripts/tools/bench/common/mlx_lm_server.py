@@ -6,10 +6,11 @@ The words are those of `mlx_lm.server`.
 import sys
 
 from runner import blas
+from scripts.tools.bench.common.options import threads
 
 if __name__ == "__main__":
-    _, choice, threads, *words = sys.argv
-    blas.preload(choice, int(threads))
+    _, choice, wanted, *words = sys.argv
+    blas.preload(choice, threads(wanted))
     from mlx_lm.server import main  # imports MLX: the fast BLAS comes first
 
     sys.argv = ["mlx_lm.server", *words]

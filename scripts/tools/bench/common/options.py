@@ -3,6 +3,8 @@
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 
+from runner.cli.convert import blas_threads
+from runner.errors import UsageError
 from runner.sizes import parse_bound
 
 
@@ -12,6 +14,14 @@ def numbers(text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
     except ValueError as error:
         raise ArgumentTypeError(f"{text!r} is no list of whole numbers") from error
+
+
+def threads(text: str) -> int | None:
+    """Parses a number of BLAS threads, or "auto", as the runner's own flag."""
+    try:
+        return blas_threads({"blas-threads": text})
+    except UsageError as error:
+        raise ArgumentTypeError(str(error)) from error
 
 
 def names_of(known: Sequence[str]) -> Callable[[str], list[str]]:

@@ -76,7 +76,7 @@ class Server(NamedTuple):
 
 
 def this_runner(
-    name: str, parallel: int, max_gap_ms: int = DEFAULT_MAX_GAP_MS, *, blas: str, blas_threads: int
+    name: str, parallel: int, max_gap_ms: int = DEFAULT_MAX_GAP_MS, *, blas: str, blas_threads: str
 ) -> Server:
     """Returns the runner of this tree."""
     settings = {"PARALLEL": parallel, "MAX_GAP_MS": max_gap_ms, "BLAS": blas, "BLAS_THREADS": blas_threads}
@@ -88,9 +88,9 @@ def other_runner(name: str, command: Sequence[str], parallel: int) -> Server:
     return Server(name, command, {"OLLAMA_NUM_PARALLEL": str(parallel)})
 
 
-def mlx_lm_server(name: str, blas: str, blas_threads: int) -> Server:
+def mlx_lm_server(name: str, blas: str, blas_threads: str) -> Server:
     """Returns mlx-lm's own server, its kernels as ready as ours: on a CPU none is compiled while it answers."""
-    command = [sys.executable, "-m", "scripts.tools.bench.common.mlx_lm_server", blas, str(blas_threads)]
+    command = [sys.executable, "-m", "scripts.tools.bench.common.mlx_lm_server", blas, blas_threads]
     return Server(name, command, {"MLX_DISABLE_COMPILE": "1"} if device() == "cpu" else {}, speaks_openai=True)
 
 

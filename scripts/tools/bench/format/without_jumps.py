@@ -4,9 +4,10 @@
 import os
 
 from runner import blas
+from scripts.tools.bench.common.options import threads
 
 if __name__ == "__main__":  # before MLX is imported, as the runner does
-    blas.preload(os.environ["MLX_RUNNER_BLAS"], int(os.environ["MLX_RUNNER_BLAS_THREADS"]))
+    blas.preload(os.environ["MLX_RUNNER_BLAS"], threads(os.environ["MLX_RUNNER_BLAS_THREADS"]))
 
 from runner.__main__ import main
 from runner.engine.generation import Generation
