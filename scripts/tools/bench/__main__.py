@@ -45,6 +45,7 @@ BENCHMARKS = {
     "memory": _here("memory.benchmark", "bytes held for conversations with one prefix, and over many prompts"),
     "nodes": _here("micro.nodes", "match, split and evict in a trie of ten thousand nodes"),
     "wire": _here("micro.wire", "lines per second through the server, and what one costs it"),
+    "real": _here("real.benchmark", "a trained model, beside mlx_lm.server and llama.cpp"),
     "format": _here("format.benchmark", "structured output: what a mask costs, a jump ahead brings, a grammar takes"),
 }
 """By name, in the order of `all`. A module has the two functions of `BenchmarkModule`, and is imported only when it is

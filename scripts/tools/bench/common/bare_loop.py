@@ -5,10 +5,12 @@ the loop in a process of its own, idle while others are measured: it reads a lin
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from time import perf_counter, sleep
 
 from runner import blas
@@ -81,14 +83,17 @@ def _prefill(model: llama.Model, cache: list[KVCache], tokens: Sequence[int], ch
 class BareLoop:
     """Such a loop in another process."""
 
-    def __init__(self, size: Size, seed: int, stack: ExitStack, *, blas: str, blas_threads: str) -> None:
-        """It ends with the stack."""
+    def __init__(
+        self, size: Size, seed: int, stack: ExitStack, *, blas: str, blas_threads: str, cores: int = 0
+    ) -> None:
+        """It ends with the stack. `cores` is the number of processors that it may use; 0: as many as this process."""
         words = [blas, blas_threads, *map(str, size), str(seed)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "scripts.tools.bench.common.bare_loop", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            preexec_fn=partial(_keep_to, cores) if cores else None,
         )
         stack.callback(self._process.wait)
         stack.callback(self._process.stdin.close if self._process.stdin else self._process.kill)
@@ -106,6 +111,10 @@ class BareLoop:
         assert self._process.stdout is not None
         print(json.dumps(words), file=self._process.stdin, flush=True)
         return float(self._process.stdout.readline())
+
+
+def _keep_to(cores: int) -> None:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 
 
 def _serve(hidden: str, layers: str, dtype: str, seed: str) -> None:

@@ -14,7 +14,7 @@ from scripts.tools.bench.common.servers import Endpoint, Server, mlx_lm_server, 
 from scripts.tools.bench.llamas import B3, M1, M10, M60, M700, Size, make_model, write_model
 from scripts.tools.host.lib import Process
 
-OURS, MLX_LM, BARE = "ours", "mlx_lm.server", "bare loop"
+OURS, MLX_LM, BARE, BARE_ONE_CORE = "ours", "mlx_lm.server", "bare loop", "bare loop, one core"
 SIZES = {"1M": M1, "10M": M10, "60M": M60, "700M": M700, "3B": B3}
 
 
@@ -59,14 +59,16 @@ def serve(
     served = {}
     for server in servers:
         process = server.start(directory, stack)
-        served[server.name] = Served(loop.run(_endpoint(server, process, directory)), process)
-        stack.callback(_close, served[server.name].endpoint, loop)
+        served[server.name] = Served(open_endpoint(server, process, directory, stack, loop), process)
     return served
 
 
-async def _endpoint(server: Server, process: Process, model: Path) -> Endpoint:
-    return server.endpoint(process, model)  # its client belongs to the loop that runs
+def open_endpoint(server: Server, process: Process, model: Path, stack: ExitStack, loop: asyncio.Runner) -> Endpoint:
+    """Returns an endpoint of a server's process, for use in `loop`; it is closed with the stack."""
 
+    async def opened() -> Endpoint:
+        return server.endpoint(process, model)  # its client belongs to the loop that runs
 
-def _close(endpoint: Endpoint, loop: asyncio.Runner) -> None:
-    loop.run(endpoint.close())
+    endpoint = loop.run(opened())
+    stack.callback(lambda: loop.run(endpoint.close()))
+    return endpoint

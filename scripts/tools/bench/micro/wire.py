@@ -7,8 +7,9 @@ paced   a line every 10 ms for every stream: microseconds of the server's CPU fo
         `handed` to hand lines over, all others spend `written` to write them
 flood   no pause between steps: lines per second
 
-With few streams nearly all of the paced cost is the system's: it wakes a thread and writes to a socket, on a processor
-that sleeps between two steps.
+`floor` is the same between two threads and a socket, with nothing else in the process: with few streams nearly all of
+the paced cost is the system's, which wakes a thread and writes to a socket on a processor that sleeps between two
+steps.
 """
 
 import argparse
@@ -28,11 +29,13 @@ from scripts.tools import ROOT
 from scripts.tools.bench.common.figure import Bars, Chart
 from scripts.tools.bench.common.interleave import interleave
 from scripts.tools.bench.common.options import numbers
-from scripts.tools.bench.common.report import Report, Table, Target
+from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
 from scripts.tools.bench.micro.wire_server import WORD, Load, Used
 
-LINES_PER_S = 200_000
-USED_US = 15
+OURS, FLOOR = "ours", "floor"
+MODULES = {OURS: "wire_server", FLOOR: "wire_floor"}
+OF_FLOOR = 2.0
+"""The most CPU for each line, over that of the floor."""
 _PACE_S = 0.01
 _WAIT_S = 60.0
 _READ_BYTES = 1 << 14  # less than the shortest flood, so that there is a time between the first line and the last
@@ -61,38 +64,37 @@ class Flow(NamedTuple):
 
 @dataclass(frozen=True)
 class WireReport(Report):
-    """By number of streams, turn by turn."""
+    """By contender and number of streams, turn by turn."""
 
     turns: int
-    paced: Mapping[int, Sequence[Flow]]
-    flood: Mapping[int, Sequence[Flow]]
+    paced: Mapping[str, Mapping[int, Sequence[Flow]]]
+    flood: Mapping[str, Mapping[int, Sequence[Flow]]]
 
     @property
     def targets(self) -> list[Target]:
-        """Medians."""
+        """Against the floor, the medians of each turn's ratio."""
         return [
-            *(
-                Target(f"flood, {_streams(streams)}: lines/s", _rate(flows), LINES_PER_S, most=False)
-                for streams, flows in self.flood.items()
-            ),
-            *(
-                Target(f"paced, {_streams(streams)}: CPU per line", _used(flows), USED_US, unit=" us")
-                for streams, flows in self.paced.items()
-            ),
+            Target(f"paced, {_streams(streams)}: CPU per line, {OURS} over {FLOOR}", self.ratio(streams), OF_FLOOR)
+            for streams in self.paced[OURS]
         ]
+
+    def ratio(self, streams: int) -> float:
+        """Returns the CPU for each line of a paced load, over that of the floor."""
+        return median_ratio(*([flow.used_us for flow in self.paced[name][streams]] for name in (OURS, FLOOR)))
 
     @property
     def tables(self) -> Sequence[Table]:
         """Medians over the turns."""
         rows = [
             (
-                _streams(streams),
+                f"{name}, {_streams(streams)}",
                 f"{median(flow.handed_us for flow in flows):.1f}",
                 f"{median(flow.written_us for flow in flows):.1f}",
                 f"{_used(flows):.1f}",
-                f"{_rate(self.flood[streams]):,.0f}" if streams in self.flood else "",
+                f"{_rate(self.flood[name][streams]):,.0f}" if streams in self.flood[name] else "",
             )
-            for streams, flows in self.paced.items()
+            for name, paced in self.paced.items()
+            for streams, flows in paced.items()
         ]
         title = f"us of CPU for each line, one every {1e3 * _PACE_S:.0f} ms, and a flood; medians of {self.turns} turns"
         return [Table(title, ("", "handed", "written", "both", "flood, lines/s"), rows)]
@@ -104,9 +106,9 @@ class WireReport(Report):
     @property
     def charts(self) -> Sequence[Chart]:
         """CPU for each line."""
-        used = {"": [_used(flows) for flows in self.paced.values()]}
+        used = {name: [_used(flows) for flows in paced.values()] for name, paced in self.paced.items()}
         title = f"CPU of the server for each line, a line every {1e3 * _PACE_S:.0f} ms, us"
-        return [Bars(title, [*map(_streams, self.paced)], used, digits=1, target=USED_US)]
+        return [Bars(title, [*map(_streams, self.paced[OURS])], used, digits=1)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,22 +126,20 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> WireReport
     if min(arguments.turns, *arguments.streams) < 1 or arguments.steps < 2 or arguments.lines < 10_000:
         raise ValueError("turns and streams are at least 1, a paced load has 2 steps, a flood 10,000 lines")
     flooded = {min(arguments.streams), max(arguments.streams)}
-    loads = {("paced", streams): Load(streams, arguments.steps, _PACE_S) for streams in arguments.streams}
-    loads |= {("flood", streams): Load(streams, arguments.lines // streams, 0.0) for streams in flooded}
-    say(f"{len(loads)} loads in {arguments.turns} turns ...")
-    found = interleave({load: partial(measure, load) for load in loads.values()}, arguments.turns)
+    paced = [Load(streams, arguments.steps, _PACE_S) for streams in arguments.streams]
+    floods = [Load(streams, arguments.lines // streams, 0.0) for streams in flooded]
+    say(f"{len(paced) + len(floods)} loads in {arguments.turns} turns ...")
+    contenders = {(name, load): partial(measure, name, load) for load in (*paced, *floods) for name in MODULES}
+    found = interleave(contenders, arguments.turns)
     return WireReport(
         arguments.turns,
-        *(
-            {streams: found[load] for (kind, streams), load in loads.items() if kind == wanted}
-            for wanted in ("paced", "flood")
-        ),
+        *({name: {load.streams: found[name, load] for load in loads} for name in MODULES} for loads in (paced, floods)),
     )
 
 
-def measure(load: Load) -> Flow:
-    """Starts a server, reads all streams, and ends it. ValueError if a line is missing."""
-    command = [sys.executable, "-m", "scripts.tools.bench.micro.wire_server", *map(str, load)]
+def measure(name: str, load: Load) -> Flow:
+    """Starts a contender, reads all streams, and ends it. ValueError if a line is missing."""
+    command = [sys.executable, "-m", f"scripts.tools.bench.micro.{MODULES[name]}", *map(str, load)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
         try:
@@ -205,5 +205,8 @@ def _rate(flows: Sequence[Flow]) -> float:
     return median(flow.lines_per_s for flow in flows)
 
 
-def _columns(found: Mapping[int, Sequence[Flow]]) -> Mapping[str, object]:
-    return {str(streams): [flow._asdict() for flow in flows] for streams, flows in found.items()}
+def _columns(found: Mapping[str, Mapping[int, Sequence[Flow]]]) -> Mapping[str, object]:
+    return {
+        name: {str(streams): [flow._asdict() for flow in flows] for streams, flows in loads.items()}
+        for name, loads in found.items()
+    }

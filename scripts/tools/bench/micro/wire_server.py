@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter, process_time, sleep, thread_time
 from typing import NamedTuple, cast
@@ -37,12 +38,34 @@ class Load(NamedTuple):
     steps: int
     interval_s: float
 
+    @classmethod
+    def of(cls, words: Sequence[str]) -> "Load":
+        """Reads it from a command line."""
+        streams, steps, interval_s = words
+        return cls(int(streams), int(steps), float(interval_s))
+
 
 class Used(NamedTuple):
     """CPU seconds: `handed_s` of the engine's thread, to hand lines over; `written_s` of all others, to write them."""
 
     handed_s: float
     written_s: float
+
+
+def feed(load: Load, send: Callable[[], None], drain: Callable[[], None]) -> None:
+    """Sends one word a step, then prints the CPU seconds that this took. `drain` waits until all words are written."""
+    handed_s, step_at = 0.0, perf_counter()
+    whole, own = process_time(), thread_time()
+    for _ in range(load.steps):
+        if load.interval_s:
+            step_at += load.interval_s
+            sleep(max(0.0, step_at - perf_counter()))
+        begun = thread_time()
+        send()
+        handed_s += thread_time() - begun
+    drain()
+    own_s = thread_time() - own
+    print(json.dumps(Used(handed_s, process_time() - whole - own_s)), flush=True)
 
 
 class _Feeder:
@@ -67,18 +90,7 @@ class _Feeder:
     def _run(self) -> None:
         self._send(Started())
         sleep(_SETTLE_S)
-        handed_s, step_at = 0.0, perf_counter()
-        whole, own = process_time(), thread_time()
-        for _ in range(self._load.steps):
-            if self._load.interval_s:
-                step_at += self._load.interval_s
-                sleep(max(0.0, step_at - perf_counter()))
-            begun = thread_time()
-            self._send(Text(WORD, [], None))
-            handed_s += thread_time() - begun
-        self._drain()
-        own_s = thread_time() - own
-        print(json.dumps(Used(handed_s, process_time() - whole - own_s)), flush=True)
+        feed(self._load, lambda: self._send(Text(WORD, [], None)), self._drain)
         self._send(Finished(DoneReason.LENGTH, Metrics()))
 
     def _send(self, event: Event) -> None:
@@ -104,5 +116,4 @@ async def _serve(load: Load) -> None:
 
 
 if __name__ == "__main__":
-    streams, steps, interval_s = sys.argv[1:]
-    asyncio.run(_serve(Load(int(streams), int(steps), float(interval_s))))
+    asyncio.run(_serve(Load.of(sys.argv[1:])))
