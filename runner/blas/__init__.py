@@ -4,9 +4,11 @@ MLX's CPU wheel contains the reference BLAS, which is scalar and has one thread.
 `cblas_*gemm` functions and is loaded earlier with RTLD_GLOBAL replaces them, in this process only. It is only faster:
 without it, all answers are the same, many times slower.
 
-`_shim`, compiled from `shim.c`, forwards the calls to the OpenBLAS inside numpy's wheel; `rows.h` has kernels for the
-products of a decode step; `cores` counts the cores that prompts are read on. `preload` is called once, on the main
-thread, before `mlx` is imported; nothing here has state. Read this module first, then `shim.c`, then `rows.h`.
+`_shim`, compiled from `shim.c`, forwards the calls to the OpenBLAS inside numpy's wheel, and shares large products
+among threads (`pool.h`); `rows.h` has kernels for the products of a decode step; `cores` counts the cores that prompts
+are read on. OpenBLAS's own threads are not used: with them a product takes many times as long while other programs want
+the cores, and its last bits depend on their number. `preload` is called once, on the main thread, before `mlx` is
+imported; nothing else here has state. Read this module first, then `shim.c`, `pool.h` and `rows.h`.
 """
 
 import ctypes
@@ -20,13 +22,7 @@ from runner.blas.cores import physical_cores
 from runner.errors import UsageError
 
 _NEEDED = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
-_FORWARDED = (  # numpy's wheels prefix and suffix the functions of their OpenBLAS
-    *(f"scipy_cblas_{name}64_" for name in ("sgemm", "dgemm", "cgemm", "sgemv")),
-    "scipy_openblas_set_num_threads64_",
-)
-_SPIN = "20"
-"""A thread of OpenBLAS waits for work for 2 to this power of cycles before it sleeps: 0.4 ms at 2.6 GHz. Its default
-is 64 times as long, which takes a core from the event loop after each slice of a prompt."""
+_OPENBLAS = "scipy_cblas_{}64_"  # numpy's wheels prefix and suffix the functions of their OpenBLAS
 _DEBIAN = "libopenblas.so.0"
 _OWN = "MLX's own"
 
@@ -139,7 +135,6 @@ def _opened(path: str, threads: Threads, mode: int) -> str:
 def _set_threads(threads: int) -> None:
     """Sets the number of threads, which OpenBLAS reads once, while it is loaded."""
     os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
-    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", _SPIN)
 
 
 def _shim() -> Path | None:
@@ -158,10 +153,13 @@ def _load_shim(threads: Threads) -> bool:
     shim, openblas = _shim(), _numpys_openblas()
     if shim is None or openblas is None:
         return False
-    _set_threads(threads.prompts)
+    _set_threads(1)  # the threads of the shim share products
     try:
         target = ctypes.CDLL(str(openblas))
-        functions = [ctypes.cast(getattr(target, name), ctypes.c_void_p) for name in _FORWARDED]
+        functions = [
+            ctypes.cast(getattr(target, _OPENBLAS.format(name)), ctypes.c_void_p)
+            for name in ("sgemm", "dgemm", "cgemm", "sgemv")
+        ]
         ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL).shim_use(*functions, *threads)
     except (OSError, AttributeError):
         return False

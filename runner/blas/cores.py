@@ -7,17 +7,19 @@ from pathlib import Path
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
+_MOST = 32
+"""Blocks of a product for more threads than that are rare."""
 
 
 def physical_cores() -> int:
-    """Returns the number of physical cores within this process's affinity mask and its cgroups' quotas; at least 1.
+    """Returns the number of physical cores within this process's affinity mask and its cgroups' quotas, from 1 to 32.
 
     The two hardware threads of a core share its vector units, so that a matrix product gains nothing from the second.
     """
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     cores = {_core(cpu) for cpu in os.sched_getaffinity(0)}
-    return max(1, min(len(cores), *(int(quota) for quota in _quotas()), 1024))
+    return max(1, min(len(cores), *(int(quota) for quota in _quotas()), _MOST))
 
 
 def _core(cpu: int) -> tuple[str, ...]:

@@ -3,9 +3,12 @@
  * libmlx.so imports exactly three CBLAS functions. Loaded with RTLD_GLOBAL before libmlx.so, this file provides them and
  * forwards each call to the OpenBLAS inside numpy's wheel, whose functions take 64-bit sizes and are passed once to
  * shim_use(). Products with few rows (a decode step has one row per sequence) are computed here or go to gemv: gemm would
- * first pack the whole weight matrix, which costs more than the product. MLX passes row-major operands only. */
+ * first pack the whole weight matrix, which costs more than the product. Large products are computed in blocks, which
+ * threads may share. MLX passes row-major operands only. */
 #include <stdint.h>
 #include <string.h>
+
+#include "pool.h"
 
 typedef int64_t size64;
 typedef void (*sgemm_fn)(int, int, int, size64, size64, size64, float, const float *, size64, const float *, size64, float,
@@ -16,7 +19,6 @@ typedef void (*cgemm_fn)(int, int, int, size64, size64, size64, const void *, co
                          const void *, void *, size64);
 typedef void (*sgemv_fn)(int, int, size64, size64, float, const float *, size64, const float *, size64, float, float *,
                          size64);
-typedef void (*threads_fn)(int);
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112, FEW_ROWS = 4 };
 
@@ -52,55 +54,95 @@ static dgemm_fn dgemm;
 static cgemm_fn cgemm;
 static sgemv_fn sgemv;
 static rows_fn few_rows;
-static threads_fn set_threads;
-static int threads_for_many, threads_for_few, threads_now;
+static int share_many, share_few;
 
-/* `many` and `few` are the numbers of threads for products of many and of few rows. Where products of few rows may use
- * several, the other library computes them too. */
-void shim_use(sgemm_fn s, dgemm_fn d, cgemm_fn c, sgemv_fn v, threads_fn t, int many, int few) {
+/* The other library computes on one thread; `many` and `few` are the numbers of threads that share products of many and
+ * of few rows here. */
+void shim_use(sgemm_fn s, dgemm_fn d, cgemm_fn c, sgemv_fn v, int many, int few) {
   sgemm = s;
   dgemm = d;
   cgemm = c;
   sgemv = v;
-  set_threads = t;
-  threads_for_many = threads_now = many;
-  threads_for_few = few;
-  few_rows = few == 1 ? find_rows() : NULL;
-  set_threads(many);
+  few_rows = find_rows();
+  share_many = many > 1;
+  share_few = few > 1;
+  start_threads((many > few ? many : few) - 1);
 }
 
-static void use_threads(int rows) {
-  int wanted = rows <= MOST_ROWS ? threads_for_few : threads_for_many;
-  if (wanted == threads_now) return;
-  set_threads(wanted);
-  threads_now = wanted;
-}
-
-static int64_t calls;
+static int64_t calls, shared;
 
 /* The number of products so far: proof that MLX calls this file and not its own BLAS. */
 int64_t shim_calls(void) { return calls; }
 
+/* The number of products that threads shared. */
+int64_t shim_shared(void) { return shared; }
+
+typedef struct {
+  int trans_a, trans_b;
+  size64 m, n, k, lda, ldb, ldc;
+  float alpha, beta;
+  const float *a, *b;
+  float *c;
+} sgemm_product;
+
+static const float *at(const float *x, size64 ld, int trans, size64 row, size64 column) {
+  return trans == NO_TRANS ? x + row * ld + column : x + column * ld + row;
+}
+
+/* Computes a part of the result: `rows` x `columns` of it from (`row`, `column`) on. */
+static void multiply(const sgemm_product *p, size64 row, size64 rows, size64 column, size64 columns) {
+  const float *a = at(p->a, p->lda, p->trans_a, row, 0), *b = at(p->b, p->ldb, p->trans_b, 0, column);
+  float *c = p->c + row * p->ldc + column;
+  if (few_rows && p->trans_a == NO_TRANS && p->trans_b == TRANS && p->m <= MOST_ROWS) {
+    few_rows(rows, columns, p->k, p->alpha, a, p->lda, b, p->ldb, p->beta, c, p->ldc);
+  } else if (p->trans_a == NO_TRANS && p->m <= FEW_ROWS && p->k > 0) { /* gemv does nothing for k == 0 */
+    for (size64 each = 0; each < rows; each++) {
+      const float *x = a + each * p->lda;
+      float *y = c + each * p->ldc;
+      if (p->trans_b == NO_TRANS)
+        sgemv(ROW_MAJOR, TRANS, p->k, columns, p->alpha, b, p->ldb, x, 1, p->beta, y, 1);
+      else
+        sgemv(ROW_MAJOR, NO_TRANS, columns, p->k, p->alpha, b, p->ldb, x, 1, p->beta, y, 1);
+    }
+  } else {
+    sgemm(ROW_MAJOR, p->trans_a, p->trans_b, rows, columns, p->k, p->alpha, a, p->lda, b, p->ldb, p->beta, c, p->ldc);
+  }
+}
+
+/* The blocks of a product: large enough that packing them costs little, small enough for the threads to share. */
+static const double WORTH_SHARING = 4e6; /* operations */
+enum { BLOCK_ROWS = 256, BLOCK_COLUMNS = 96 };
+
+static int parts(size64 whole, size64 part) { return (int)((whole + part - 1) / part); }
+
+static void multiply_block(const void *product, int block) {
+  const sgemm_product *p = product;
+  int across = parts(p->n, BLOCK_COLUMNS);
+  size64 row = block / across * (size64)BLOCK_ROWS, column = block % across * (size64)BLOCK_COLUMNS;
+  size64 rows = p->m - row < BLOCK_ROWS ? p->m - row : BLOCK_ROWS;
+  size64 columns = p->n - column < BLOCK_COLUMNS ? p->n - column : BLOCK_COLUMNS;
+  multiply(p, row, rows, column, columns);
+}
+
 void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc) {
   calls++;
-  if (few_rows && order == ROW_MAJOR && trans_a == NO_TRANS && trans_b == TRANS && m <= MOST_ROWS) {
-    few_rows(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+  if (order != ROW_MAJOR) {
+    sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
     return;
   }
-  use_threads(m);
-  if (order == ROW_MAJOR && trans_a == NO_TRANS && m <= FEW_ROWS && k > 0) { /* gemv does nothing for k == 0 */
-    for (int row = 0; row < m; row++) {
-      const float *x = a + (size64)row * lda;
-      float *y = c + (size64)row * ldc;
-      if (trans_b == NO_TRANS)
-        sgemv(ROW_MAJOR, TRANS, k, n, alpha, b, ldb, x, 1, beta, y, 1);
-      else
-        sgemv(ROW_MAJOR, NO_TRANS, n, k, alpha, b, ldb, x, 1, beta, y, 1);
-    }
+  sgemm_product product = {trans_a, trans_b, m, n, k, lda, ldb, ldc, alpha, beta, a, b, c};
+  if (2.0 * m * n * k < WORTH_SHARING) {
+    multiply(&product, 0, m, 0, n);
     return;
   }
-  sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+  int count = parts(m, BLOCK_ROWS) * parts(n, BLOCK_COLUMNS);
+  if (count > 1 && (m <= MOST_ROWS ? share_few : share_many)) {
+    shared++;
+    share(multiply_block, &product, count);
+  } else {
+    for (int block = 0; block < count; block++) multiply_block(&product, block);
+  }
 }
 
 void cblas_dgemm(int order, int trans_a, int trans_b, int m, int n, int k, double alpha, const double *a, int lda,

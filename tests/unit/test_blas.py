@@ -83,13 +83,13 @@ def test_a_library_that_is_no_blas_is_refused_by_name(library: str) -> None:
 
 KERNEL = """
 import ctypes, os, random, sys
+from hashlib import blake2b
 import numpy as np
 from pathlib import Path
 from runner import blas
 _, path, *threads = sys.argv
 blas._shim = lambda: Path(path)
 assert blas._load_shim(blas.Threads(*map(int, threads)))
-current = ctypes.CDLL(str(blas._numpys_openblas())).scipy_openblas_get_num_threads64_
 product = ctypes.CDLL(path).cblas_sgemm
 whole, number, address = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
 product.argtypes = [*[whole] * 6, number, address, whole, address, whole, number, address, whole]
@@ -131,10 +131,21 @@ b = numbers.standard_normal((37, 45)).astype(np.float32)
 a = numbers.standard_normal((8, 45)).astype(np.float32)
 whole = multiply(a, b, np.zeros((8, 37), np.float32), 1.0, 0.0)
 alone = [multiply(a[:m], b, np.zeros((m, 37), np.float32), 1.0, 0.0) for m in range(1, 9)]
-print(all(np.array_equal(rows, whole[: len(rows)]) for rows in alone), end=" ")
-few = current()
-multiply(numbers.standard_normal((9, 45)).astype(np.float32), b, np.zeros((9, 37), np.float32), 1.0, 0.0)
-print(few, current())
+same = all(np.array_equal(rows, whole[: len(rows)]) for rows in alone)
+
+shared = ctypes.CDLL(path).shim_shared
+counts, found = [shared()], []
+for rows in ((1, 3, 8), (9, 16, 100, 257, 300)):
+    for m, n, k in ((m, n, k) for m in rows for n in (97, 700, 2001) for k in (65, 640, 1111)):
+        for form in (NONE, TRANSPOSED):
+            a, b = (numbers.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
+            want = a.astype(np.float64) @ b.astype(np.float64)
+            right = b.T.copy() if form == TRANSPOSED else b
+            found.append(multiply(a, right, np.zeros((m, n), np.float32), 1.0, 0.0, NONE, form).copy())
+            assert np.allclose(found[-1], want, atol=2e-5 * (1 + k) ** 0.5), (m, n, k, form)
+    counts.append(shared())
+digest = blake2b(b"".join(each.tobytes() for each in found)).hexdigest()
+print(same, counts[1] - counts[0], counts[2] - counts[1], digest)
 """
 
 
@@ -150,17 +161,19 @@ def compiled(directory: Path, **replaced: str) -> Path:
         text = text.replace(word, other)
     (directory / "shim.c").write_text(text)
     library = directory / "shim.so"
-    words = [compiler, "-O2", "-shared", "-fPIC", "-Wall", "-Werror", f"-I{source.parent}", str(directory / "shim.c")]
-    subprocess.run([*words, "-o", str(library)], check=True, timeout=120)
+    words = [compiler, "-O2", "-shared", "-fPIC", "-pthread", "-Wall", "-Werror", f"-I{source.parent}"]
+    subprocess.run([*words, str(directory / "shim.c"), "-o", str(library)], check=True, timeout=120)
     return library
 
 
 class Kernel(NamedTuple):
-    """Whether a row was the same alone and beside others, and OpenBLAS's threads after few rows and after many."""
+    """Whether a row was the same alone and beside others, how many products of few and of many rows were shared, and a
+    digest of all results."""
 
     same: bool
     few: int
     many: int
+    digest: str
 
 
 def kernel(library: Path, *threads: int) -> Kernel:
@@ -168,8 +181,8 @@ def kernel(library: Path, *threads: int) -> Kernel:
     words = [sys.executable, "-c", KERNEL, str(library), *map(str, threads or (1, 1))]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    same, few, many = done.stdout.split()
-    return Kernel(same == "True", int(few), int(many))
+    same, few, many, digest = done.stdout.split()
+    return Kernel(same == "True", int(few), int(many), digest)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
@@ -178,7 +191,7 @@ def test_every_product_is_right_and_a_row_does_not_depend_on_other_rows() -> Non
     library = blas._shim()
     assert library is not None
     has_vectors = {"avx2", "fma"} <= set(Path("/proc/cpuinfo").read_text().split())
-    assert kernel(library) == (has_vectors, 1, 1)
+    assert kernel(library)[:3] == (has_vectors, 0, 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
@@ -186,22 +199,18 @@ def test_every_product_is_right_and_a_row_does_not_depend_on_other_rows() -> Non
     "replaced", [{'__builtin_cpu_supports("avx512f")': "0"}, {"defined(__x86_64__)": "0"}], ids=["avx2", "plain"]
 )
 def test_every_product_is_right_on_other_processors(replaced: dict[str, str], tmp_path: Path) -> None:
-    assert kernel(compiled(tmp_path, **replaced), 2, 1).many == 2
+    library = compiled(tmp_path, **replaced)
+    assert kernel(library, 2, 1).digest == kernel(library).digest
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
-def test_the_number_of_threads_follows_the_number_of_rows(tmp_path: Path) -> None:
-    """On a processor without kernels of our own, OpenBLAS computes few rows too."""
-    library = compiled(tmp_path, **{"defined(__x86_64__)": "0"})
-    assert kernel(library, 2, 1)[1:] == (1, 2)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
-def test_several_threads_share_products_of_few_rows() -> None:
-    """With several threads, the other library computes all products."""
+def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
+    """Products of few rows are shared only where they may be; each result is the same to the bit."""
     library = blas._shim()
     assert library is not None
-    assert kernel(library, 2, 2) == (False, 2, 2)
+    alone, *others = (kernel(library, *threads) for threads in ((1, 1), (2, 1), (7, 1), (3, 3)))
+    assert [(each.few > 0, each.many > 0) for each in others] == [(False, True), (False, True), (True, True)]
+    assert {each.digest for each in others} == {alone.digest}
 
 
 LOOKS = """

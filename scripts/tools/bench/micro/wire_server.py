@@ -19,6 +19,7 @@ from aiohttp import web
 from protocol import DoneReason, Metrics
 from runner.engine.engine import Engine
 from runner.engine.events import Event, EventStream, Finished, Outbox, Started, Text
+from runner.engine.pictures.support import NoPictures
 from runner.engine.platform.wakeup import Wakeup
 from runner.engine.request import Limits, Request
 from runner.server.app import make_app
@@ -75,6 +76,7 @@ class _Feeder:
         files = {"tokenizer.json": json.dumps(byte_level()).encode(), "config.json": b"{}"}
         self.tokenizer = open_tokenizer(files.get)
         self.limits = Limits(_CONTEXT_TOKENS, _VOCABULARY)
+        self.pictures = NoPictures()
         self.memory_bytes = 0
         self._load = load
         self._loop = loop

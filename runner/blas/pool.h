@@ -1,0 +1,76 @@
+/* Threads that share one product at a time.
+ *
+ * A product is cut into blocks that depend on its shape alone, and so does its result, whatever the number of threads:
+ * the caller and the threads take one block after the other until none is left. A thread whose core other programs hold
+ * comes late and takes fewer, or none. (OpenBLAS warns on stderr if more than 64 threads call it.) */
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+
+typedef void (*block_fn)(const void *product, int block);
+
+enum { MOST_THREADS = 63, SPINS = 4000 };
+
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t pool_wake = PTHREAD_COND_INITIALIZER, pool_left = PTHREAD_COND_INITIALIZER;
+static atomic_uint round_number; /* of the present product; written with the lock held */
+static atomic_int next_block, inside; /* `inside` counts the threads that take blocks; raised with the lock held */
+static int blocks, open_to_threads, started;
+static block_fn compute;
+static const void *product_at_hand;
+
+static void take_blocks(void) {
+  for (int block; (block = atomic_fetch_add(&next_block, 1)) < blocks;) compute(product_at_hand, block);
+}
+
+static void *work(void *nothing) {
+  unsigned seen = 0;
+  for (;;) {
+    for (int spin = 0; spin < SPINS && atomic_load(&round_number) == seen; spin++) atomic_thread_fence(memory_order_seq_cst);
+    pthread_mutex_lock(&pool_lock);
+    while (atomic_load(&round_number) == seen) pthread_cond_wait(&pool_wake, &pool_lock);
+    seen = atomic_load(&round_number);
+    int joins = open_to_threads;
+    if (joins) atomic_fetch_add(&inside, 1);
+    pthread_mutex_unlock(&pool_lock);
+    if (!joins) continue; /* too late for this one */
+    take_blocks();
+    if (atomic_fetch_sub(&inside, 1) == 1) {
+      pthread_mutex_lock(&pool_lock);
+      pthread_cond_signal(&pool_left);
+      pthread_mutex_unlock(&pool_lock);
+    }
+  }
+  return nothing;
+}
+
+/* Starts threads until there are `wanted`, or no more can be had. */
+static void start_threads(int wanted) {
+  sigset_t all, before;
+  sigfillset(&all); /* signals are for Python's threads */
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  for (pthread_t thread; started < wanted && started < MOST_THREADS; started++) {
+    if (pthread_create(&thread, NULL, work, NULL)) break;
+    pthread_detach(thread);
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* Computes all blocks of a product, with the help of the threads that were started. One caller at a time. */
+static void share(block_fn function, const void *product, int count) {
+  pthread_mutex_lock(&pool_lock);
+  compute = function;
+  product_at_hand = product;
+  blocks = count;
+  atomic_store(&next_block, 0);
+  open_to_threads = 1;
+  atomic_fetch_add(&round_number, 1);
+  pthread_cond_broadcast(&pool_wake);
+  pthread_mutex_unlock(&pool_lock);
+  take_blocks();
+  for (int spin = 0; spin < SPINS && atomic_load(&inside); spin++) atomic_thread_fence(memory_order_seq_cst);
+  pthread_mutex_lock(&pool_lock);
+  open_to_threads = 0;
+  while (atomic_load(&inside)) pthread_cond_wait(&pool_left, &pool_lock);
+  pthread_mutex_unlock(&pool_lock);
+}
