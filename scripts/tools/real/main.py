@@ -50,17 +50,22 @@ def make_model(*, packed: bool = True) -> Path:
     return directory
 
 
+def model_or_exit(program: str, *, packed: bool = True) -> Path:
+    """Makes the model unless it is there; exits with a message of `program` if that fails."""
+    try:
+        return make_model(packed=packed)
+    except FetchError as error:
+        sys.exit(f"{program}: {error}")
+    except OSError as error:
+        sys.exit(f"{program}: {error}\nSet XDG_CACHE_HOME to a directory with 600 MB of room.")
+
+
 def main() -> None:
     """Makes the model and prints its path."""
     parser = argparse.ArgumentParser(prog="scripts/real-model", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--unpacked", action="store_true", help="in float16 (270 MB) instead of 4 bits (100 MB)")
     arguments = parser.parse_args()
-    try:
-        print(make_model(packed=not arguments.unpacked))
-    except FetchError as error:
-        sys.exit(f"scripts/real-model: {error}")
-    except OSError as error:
-        sys.exit(f"scripts/real-model: {error}\nSet XDG_CACHE_HOME to a directory with 600 MB of room.")
+    print(model_or_exit(parser.prog, packed=not arguments.unpacked))
 
 
 if __name__ == "__main__":

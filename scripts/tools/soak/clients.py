@@ -10,10 +10,9 @@ from itertools import accumulate
 from random import Random
 
 from scripts.tools.host.lib import Client, Completion, Request, StatusError
-from scripts.tools.models.checkpoints import SPECIAL_TOKENS
 from scripts.tools.soak.checker import LONGEST_WAIT_S, Checker
+from scripts.tools.soak.subject import Subject
 
-_BEGIN, _END, _USER, _ASSISTANT = SPECIAL_TOKENS
 _WORDS = (
     *("the", "answer", "and", "hero", "thing", "in", "others", "are", "on", "an", "errand", "when", "it", "rains"),
     *("then", "a", "wind", "from", "north"),
@@ -21,7 +20,7 @@ _WORDS = (
 _LONGEST_CHARACTERS = 1500
 _SYSTEM_WORDS = 60
 _SYSTEMS = 3
-_TOO_LONG = "x" * 5000
+_TOO_LONG = "7" * 9000  # each digit is a token of its own, to every model here
 
 
 @dataclass
@@ -52,7 +51,10 @@ class Tally:
 class Visitor:
     """One client with a conversation of its own; all of them share a few system prompts."""
 
-    def __init__(self, number: int, seed: int, client: Client, checker: Checker, tally: Tally) -> None:
+    def __init__(
+        self, number: int, seed: int, client: Client, checker: Checker, tally: Tally, subject: Subject
+    ) -> None:
+        self._subject = subject
         self._random = Random(f"{seed}/{number}")
         self._client = client
         self._checker = checker
@@ -96,9 +98,7 @@ class Visitor:
 
     @property
     def _prompt(self) -> str:
-        roles = (_USER, _ASSISTANT)
-        turns = (f"{roles[number % 2]}{message}{_END}" for number, message in enumerate(self._messages))
-        return f"{_BEGIN}{self._system}{''.join(turns)}{_ASSISTANT}"
+        return self._subject.write(self._system, self._messages)
 
     def _say(self) -> None:
         """Adds the user's next message; a conversation that has grown too long is left for a new one."""
@@ -109,7 +109,7 @@ class Visitor:
     def _request(self) -> Request:
         options: dict[str, object] = {"num_predict": self._random.randint(1, 40)}
         if self._random.random() < 0.4:
-            options |= {"temperature": 0.8, "top_k": 4, "seed": self._random.randrange(1000)}
+            options |= {**self._subject.drawing, "seed": self._random.randrange(1000)}
         if self._random.random() < 0.2:
             options |= {"repeat_penalty": 1.3, "repeat_last_n": 32}
         if self._random.random() < 0.7:

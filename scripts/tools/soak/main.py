@@ -19,23 +19,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from runner.cache import CACHE_KINDS
 from runner.sizes import parse_bound
 from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import F_SECOND, Client, LoadError, Process, spawn
 from scripts.tools.host.lib.usage import descriptors
-from scripts.tools.models.checkpoints import Kind, write_checkpoint
-from scripts.tools.models.store import write_store
+from scripts.tools.models.checkpoints import Kind
+from scripts.tools.real.main import model_or_exit
 from scripts.tools.soak.checker import Checker
 from scripts.tools.soak.clients import Tally, Visitor
 from scripts.tools.soak.hostile import Intruder
 from scripts.tools.soak.meter import Meter, Trend, memory_told, settled
 from scripts.tools.soak.scraper import Scraper
-from scripts.tools.soak.verdict import BUDGET_BYTES, Soaked
+from scripts.tools.soak.subject import REAL, Subject, made_subject, real_subject
+from scripts.tools.soak.verdict import Soaked
 
-MODEL = "soak:latest"
 _SAY_EVERY_S = 10.0
 _SHOWN = 5
 
@@ -46,10 +46,10 @@ class EndedError(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a run; a model kind is one of scripts/tools/models/checkpoints.py."""
+    """The settings of a run; a model kind is one of scripts/tools/models/checkpoints.py, or the real model."""
 
     minutes: float
-    kind: Kind = "falcon_h1"
+    kind: Kind | Literal["real"] = "falcon_h1"
     cache: str = "trie"
     clients: int = 6
     seed: int = 0
@@ -63,19 +63,19 @@ def soak(plan: Plan, say: Callable[[str], None]) -> Soaked:
     `EndedError` when it ends early. On SIGINT or SIGTERM it ends with what there is."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlx-runner-soak-")))
-        source = write_checkpoint(directory / "source", plan.kind, seed=plan.seed)
-        _keep_readable(source)
-        store = write_store(directory / "models", MODEL, source).models_dir
+        subject = _subject(plan, directory)
 
         def start(command: Sequence[str], cache: str, memory_bytes: int | None = None) -> Process:
             environment = {
                 "MLX_RUNNER_CACHE": cache,
-                "MLX_RUNNER_CACHE_MEMORY": str(BUDGET_BYTES),
+                "MLX_RUNNER_CACHE_MEMORY": str(subject.limits.cache),
                 "MLX_RUNNER_PREFILL_CHUNK": "128",
             }
             if memory_bytes is not None:  # which is what bounds the cache then
                 environment |= {"MLX_RUNNER_MEMORY": str(memory_bytes), "MLX_RUNNER_CACHE_MEMORY": "100%"}
-            process = spawn(command, MODEL, models_dir=store, generation=F_SECOND, environment=environment)
+            process = spawn(
+                command, subject.model, models_dir=subject.models_dir, generation=F_SECOND, environment=environment
+            )
             stack.callback(process.kill)
             process.wait_ready(60)
             return process
@@ -83,7 +83,13 @@ def soak(plan: Plan, say: Callable[[str], None]) -> Soaked:
         reference = start(RUNNER, "none")
         memory = _memory_bytes(plan.memory, reference.port)
         process = start(plan.command, plan.cache, memory)
-        return asyncio.run(_measure(plan, process, reference, memory, say))
+        return asyncio.run(_measure(plan, subject, process, reference, memory, say))
+
+
+def _subject(plan: Plan, directory: Path) -> Subject:
+    if plan.kind == REAL:
+        return real_subject(directory, model_or_exit("scripts/soak"))
+    return made_subject(directory, plan.kind, plan.seed)
 
 
 def _memory_bytes(wanted: str | None, port: int) -> int | None:
@@ -97,7 +103,7 @@ def _memory_bytes(wanted: str | None, port: int) -> int | None:
 
 
 async def _measure(
-    plan: Plan, process: Process, reference: Process, memory: int | None, say: Callable[[str], None]
+    plan: Plan, subject: Subject, process: Process, reference: Process, memory: int | None, say: Callable[[str], None]
 ) -> Soaked:
     tally, stopped = Tally(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -114,7 +120,7 @@ async def _measure(
         scraper = Scraper(client)
         scraping = asyncio.create_task(scraper.run())
         until = time.monotonic() + plan.minutes * 60
-        visitors = [Visitor(number, plan.seed, client, checker, tally) for number in range(plan.clients)]
+        visitors = [Visitor(number, plan.seed, client, checker, tally, subject) for number in range(plan.clients)]
         intruder = Intruder(plan.seed, process.port, tally)
         visits = asyncio.gather(intruder.run(until), *(visitor.run(until) for visitor in visitors))
         try:
@@ -151,6 +157,7 @@ async def _measure(
         memory=Trend.of(meter.memory),
         most_memory=round(max((value for _, value in meter.memory), default=0)),
         weights=weights,
+        limits=subject.limits,
         budget=memory,
         peak=peak,
         descriptors=(before, after),
@@ -168,23 +175,29 @@ def _check_running(process: Process, reference: Process) -> None:
             raise EndedError(f"{name} ended with exit status {each.exit_status}: {last}")
 
 
-def _keep_readable(directory: Path) -> None:
-    """Keeps bytes that are no text out of the answers: a prompt with them would not become the same tokens again."""
-    path = directory / "generation_config.json"
-    unreadable = [*range(32), *range(127, 256)]
-    path.write_text(json.dumps({**json.loads(path.read_text()), "suppress_tokens": unreadable}))
-
-
 def main() -> None:
     """Runs the command line; the exit status is 1 for failures, 2 for wrong usage."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__.split("\n")[0])
     parser.add_argument("minutes", type=float, metavar="MINUTES", help="duration")
-    parser.add_argument(
-        "--kind", choices=get_args(Kind), default=Plan.kind, help="kind of model (default: %(default)s)"
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument(
+        "--kind",
+        choices=get_args(Kind),
+        default=Plan.kind,
+        help="kind of model, made for the run (default: %(default)s)",
+    )
+    model.add_argument(
+        "--real",
+        action="store_const",
+        dest="kind",
+        const=REAL,
+        help="a real model of 135 M parameters instead, fetched once (93 MB)",
     )
     parser.add_argument("--cache", choices=CACHE_KINDS, default=Plan.cache, help="kind of cache (default: %(default)s)")
     parser.add_argument("--clients", type=int, default=Plan.clients, help="clients at once (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=Plan.seed, help="seed of model and clients (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=Plan.seed, help="seed of made models and of clients (default: %(default)s)"
+    )
     parser.add_argument(
         "--memory", metavar="BYTES|+BYTES", help="memory for everything; with a plus, memory beyond the weights"
     )

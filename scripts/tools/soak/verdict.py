@@ -7,19 +7,15 @@ from statistics import median, quantiles
 from scripts.tools.soak.checker import Checker
 from scripts.tools.soak.clients import Tally
 from scripts.tools.soak.meter import QUICK_S, Trend
+from scripts.tools.soak.subject import Limits
 
-BUDGET_BYTES = 1 << 20
-"""The cache's budget: small, so that it is full within seconds and evicts from then on."""
 BEYOND = 1.05
 """The factor by which a budget for everything may be exceeded."""
-WORKSPACE_BYTES = 4 << 20
-"""The bytes by which MLX's memory may exceed weights and cache while requests run."""
 CACHED_SHARE = {"trie": 0.2, "single": 0.0, "none": 0.0}
 """The share of the prompts that must come from the cache. A single entry has little to give to several clients; running
 requests take much of the little that the trie may hold: 0.29 to 0.37 were seen with four clients, 0.36 with one."""
 GRACE_S = 5.0
 """The seconds that hosts wait for the end."""
-_GROWTH_BYTES = 4 << 20
 _GROWTH_PER_ANSWER = 10 << 10
 _SLOW = 0.001  # the share of status answers that may be slow
 _TIES = 0.002
@@ -47,6 +43,7 @@ class Soaked:
     memory: Trend | None
     most_memory: int
     weights: int
+    limits: Limits
     budget: int | None
     peak: int | None
     descriptors: tuple[int | None, int | None]
@@ -89,7 +86,7 @@ class Soaked:
             return [f"too few samples of memory for {self.tally.answers} answers"]
         found = []
         for name, trend in (("resident memory", self.rss), ("MLX's memory", self.memory)):
-            if self.budget is None and trend.growth > _GROWTH_BYTES + _GROWTH_PER_ANSWER * trend.answers:
+            if self.budget is None and trend.growth > self.limits.growth + _GROWTH_PER_ANSWER * trend.answers:
                 found.append(
                     f"{name} grew from {_mib(trend.warm)} to {_mib(trend.late)} over {trend.answers:.0f} answers"
                 )
@@ -97,7 +94,7 @@ class Soaked:
             most = max(self.most_memory, self.peak or 0)
             if most > self.budget * BEYOND:
                 found.append(f"MLX held {_mib(most)} where {_mib(self.budget)} were allowed")
-        elif self.most_memory > self.weights + BUDGET_BYTES + WORKSPACE_BYTES:
+        elif self.most_memory > self.weights + self.limits.cache + self.limits.workspace:
             found.append(f"MLX held {_mib(self.most_memory)} with {_mib(self.weights)} of weights")
         return found
 

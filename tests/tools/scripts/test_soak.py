@@ -1,21 +1,26 @@
 """The soak: a minute of it here, ten with --all; and each of its checks finds what it is there for."""
 
 import asyncio
+import json
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from scripts.tools.host.lib import Answer, Client, Completion, Logprob, Request, StreamError, TokenLogprob
+from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, write_tokenizer
+from scripts.tools.real import chat
 from scripts.tools.soak.checker import TIE, TOLERANCE, Checker, difference
 from scripts.tools.soak.clients import Tally
-from scripts.tools.soak.main import EndedError, Plan, soak
+from scripts.tools.soak.main import EndedError, Plan, main, soak
 from scripts.tools.soak.meter import Trend
 from scripts.tools.soak.scraper import Scraper, samples
-from scripts.tools.soak.verdict import BUDGET_BYTES, WORKSPACE_BYTES, Soaked
+from scripts.tools.soak.subject import TINY_LIMITS, real_subject
+from scripts.tools.soak.verdict import Soaked
 
 MIB = 1 << 20
 
@@ -40,6 +45,36 @@ def test_nothing_goes_wrong(plan: Plan, capsys: pytest.CaptureFixture[str]) -> N
     assert soaked.failures == []
     assert soaked.scrapes > 10
     assert set(soaked.tally.done) >= {"chat", "branch", "cancel", "retry", "tokenize", "refused"}
+
+
+def test_a_real_model_and_a_kind_exclude_each_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["--kind", "llama", "--real"], ["--real", "--kind", "llama"]):
+        monkeypatch.setattr(sys, "argv", ["soak", "1", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        assert re.search("argument --(real|kind): not allowed with argument --(real|kind)", capsys.readouterr().err)
+
+
+def test_a_real_model_is_linked_and_left_as_it_is(tmp_path: Path) -> None:
+    """Of the tokens only text may be drawn, and the one that ends an answer."""
+    model, directory = tmp_path / "model", tmp_path / "soak"
+    model.mkdir()
+    directory.mkdir()
+    write_tokenizer(model, byte_level(ALL_BYTES, (chat.BEGIN, chat.END)))
+    for name, text in {"model.safetensors": "weights", "generation_config.json": '{"eos_token_id": 257}'}.items():
+        (model / name).write_text(text)
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    subject = real_subject(directory, model)
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+    assert (subject.model, subject.models_dir) == (str(directory), None)
+    assert (directory / "model.safetensors").resolve() == model / "model.safetensors"
+    config = json.loads((directory / "generation_config.json").read_text())
+    assert config == {"eos_token_id": 257, "suppress_tokens": [*range(128, 256), 256]}
+    prompt = subject.write("Be brief.", ["Hello", "Hi", "Bye"])
+    assert prompt == chat.render([("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi"), ("user", "Bye")])
 
 
 def runner_after(code: str) -> list[str]:
@@ -119,6 +154,7 @@ def good() -> Soaked:
         memory=Trend(2.0 * MIB, 2.0 * MIB, 400),
         most_memory=3 * MIB,
         weights=MIB,
+        limits=TINY_LIMITS,
         budget=None,
         peak=None,
         descriptors=(8, 8),
@@ -169,7 +205,10 @@ def test_a_good_soak_has_no_failures_and_a_table() -> None:
         (lambda soaked: replace(soaked, rss=Trend(70.0 * MIB, 78.0 * MIB, 400)), "resident memory grew"),
         (lambda soaked: replace(soaked, memory=Trend(2.0 * MIB, 10.0 * MIB, 400)), "MLX's memory grew"),
         (lambda soaked: replace(soaked, rss=None), "too few samples of memory for 1000 answers"),
-        (lambda soaked: replace(soaked, most_memory=2 * MIB + BUDGET_BYTES + WORKSPACE_BYTES), "MLX held 7.0 MiB"),
+        (
+            lambda soaked: replace(soaked, most_memory=2 * MIB + TINY_LIMITS.cache + TINY_LIMITS.workspace),
+            "MLX held 7.0 MiB",
+        ),
         (lambda soaked: replace(soaked, budget=4 * MIB, peak=43 * MIB // 10), "MLX held 4.3 MiB where 4.0 MiB were"),
         (lambda soaked: replace(soaked, budget=2 * MIB, peak=MIB), "MLX held 3.0 MiB where 2.0 MiB were allowed"),
         (lambda soaked: replace(soaked, descriptors=(8, 18)), "18 descriptors are open where there were 8"),

@@ -1,0 +1,39 @@
+"""A conversation as the demo holds it, turn by turn."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from scripts.tools.demo.questions import Conversation, Message, Turn, messages, render
+
+
+@dataclass
+class Talk:
+    """What the user says, and what the model is expected to answer.
+
+    Answers that are not known beforehand are those that are given first: asked again, the model must repeat them.
+    """
+
+    title: str
+    questions: Sequence[str]
+    write: Callable[[Sequence[Message]], str]
+    """Returns the prompt for a chat, in the model's own form."""
+    system: str | None = None
+    answers: list[str] = field(default_factory=list)
+    """The expected ones, of as many turns as are known."""
+
+    @classmethod
+    def known(cls, conversation: Conversation) -> "Talk":
+        """Returns a talk with the demo model, whose answers are known."""
+        questions, answers = zip(*conversation.turns, strict=True)
+        return cls(conversation.title, questions, render, conversation.system, list(answers))
+
+    def prompt(self, turn: int) -> str:
+        """Returns the prompt of turn number `turn` (from 0), with the expected answers of the turns before it."""
+        earlier = [Turn(*pair) for pair in zip(self.questions[:turn], self.answers, strict=False)]
+        return self.write(messages(earlier, self.questions[turn], self.system))
+
+    def expected(self, turn: int, answer: str) -> str:
+        """Returns the right answer to a turn; to one without, `answer` is the right one from now on."""
+        if turn == len(self.answers):
+            self.answers.append(answer)
+        return self.answers[turn]
