@@ -3,7 +3,7 @@
 Only the first JSON value of a body is read. Its members are taken in order: keys match in any case, the last of several
 equal keys wins, and an object that comes twice adds to the first; unknown keys are ignored; null changes nothing, but
 empties a list or a Raw. A value of the wrong type refuses the whole body. Each byte that is not UTF-8, and each half of
-a surrogate pair, becomes U+FFFD.
+a surrogate pair, becomes U+FFFD. Bytes are written in base64, with line ends wherever a client likes.
 
 Three things differ from Go. Values nested deeper than Python's recursion limit (about 1000, in Go 10000) are refused,
 so are known objects and lists of many thousands of values, and a list that comes twice replaces the first.
@@ -118,7 +118,7 @@ def _stored(value: object, wanted: type, before: object) -> object:
     if isinstance(value, _Object) and isinstance(wanted, type) and issubclass(wanted, msgspec.Struct):
         return _merged(before if isinstance(before, dict) else {}, value.members, wanted)
     if isinstance(value, str):
-        value = clean(value)
+        value = value.replace("\r", "").replace("\n", "") if wanted is bytes else clean(value)
     elif wanted is Float32 and type(value) in (int, float):
         value = c_float(value).value  # type: ignore[arg-type]  # a number, then
     elif isinstance(value, list) and get_origin(wanted) is list:

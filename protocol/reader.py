@@ -1,11 +1,12 @@
 """Reads the body of a completion in pieces, as they arrive, so that a large one is never handled as a whole.
 
-The reader looks for long strings only. It checks them as they come; it keeps that of the prompt apart, and drops those
-that are not used (data of media, values of unknown keys). The rest is small, and is decoded at the end.
+The reader looks for long strings only. It checks them as they come; it keeps the prompt and the data of media apart,
+and drops those that are not used (values of unknown keys). The rest is small, and is decoded at the end.
 """
 
 import re
 import secrets
+from base64 import b64decode
 from codecs import utf_8_decode
 from json.decoder import scanstring  # type: ignore[attr-defined]  # typeshed leaves it out
 from typing import get_origin
@@ -13,14 +14,16 @@ from typing import get_origin
 import msgspec
 
 from protocol import golang
+from protocol.base64_text import Base64Text
 from protocol.golang import BadRequestError
-from protocol.request import CompletionRequest
+from protocol.request import CompletionRequest, Media
 
 MOST_REST_BYTES = 2 << 20
 """The most bytes beside long strings, of which a schema may be a megabyte."""
 _MOST_MARKS = 1 << 18
 """The most brackets and commas in these: each may stand for a value, of a hundred bytes of memory."""
-_LONG_BYTES = 1 << 12  # many small pictures are not kept either
+_LONG_BYTES = 1 << 12
+_MEDIA_DEPTH = 3  # of the members of an object in a list of the body
 _ESCAPE_BYTES = 12  # a character beyond U+FFFF, as two escapes
 _TO_THE_END = re.compile(
     rb'[^"\\]*+(?:\\(?:[^u]|u(?![dD][89abAB]..(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z)[0-9a-fA-F]{4})[^"\\]*+)*+', re.DOTALL
@@ -52,18 +55,22 @@ class CompletionReader:
         self._tail = b""  # has arrived, but is incomplete
         self._depth = self._marks = 0
         self._behind_colon = False
-        self._name = b""  # of the current member
+        self._name = b""  # of the current member of the body
+        self._media_name = b""  # of the current member of an object in a list
         self._string_at: int | None = None  # the start of the current string in the rest, if there is one
         self._over = False
         self._long = self._wanted = False  # the current string is not for the rest; it is the prompt
         self._prompt: list[bytes] = []
         self._prompt_bytes = 0
+        self._data: Base64Text | None = None  # of the current string, if it is the data of media
+        self._media: list[Base64Text] = []
+        self._media_bytes = 0
         self._stand_in = secrets.token_hex(16)
 
     @property
     def held_bytes(self) -> int:
         """The bytes that the reader keeps in memory."""
-        return len(self._rest) + self._prompt_bytes
+        return len(self._rest) + self._prompt_bytes + self._media_bytes
 
     def feed(self, piece: bytes) -> int:
         """Takes the next piece, of some ten kilobytes; returns `held_bytes`.
@@ -87,10 +94,21 @@ class CompletionReader:
     def finish(self) -> CompletionRequest:
         """Returns the request, once all is fed. Raises BadRequestError if it is not one."""
         request = golang.decode(bytes(self._rest + self._tail), CompletionRequest)
+        if self._media:
+            known = {b64decode(self._stand_in_of(number)): data for number, data in enumerate(self._media)}
+            media = [
+                msgspec.structs.replace(each, data=known[each.data].finish()) if each.data in known else each
+                for each in request.media
+            ]
+            request = msgspec.structs.replace(request, media=media)
         if request.prompt != self._stand_in:
             return request
         text = "".join([part.decode() for part in self._prompt])
         return msgspec.structs.replace(request, prompt=text)
+
+    def _stand_in_of(self, number: int) -> str:
+        """Returns the base64 that stands for the data of media in the rest."""
+        return f"{self._stand_in}{number:08}"
 
     def _outside(self, piece: bytes, at: int) -> int:
         """Follows brackets and short strings, up to a string whose end has not come. Returns where that continues."""
@@ -100,6 +118,8 @@ class CompletionReader:
             if len(token) > 1:
                 if depth == 1 and not behind_colon:
                     self._name = token[1:-1]
+                elif depth == _MEDIA_DEPTH and not behind_colon:
+                    self._media_name = token[1:-1]
                 behind_colon = False
             elif token == b":":
                 behind_colon = True
@@ -138,6 +158,8 @@ class CompletionReader:
             return len(piece)
         if self._is_key:
             self._name = bytes(self._rest[self._string_at + 1 :])
+        elif self._depth == _MEDIA_DEPTH and not self._behind_colon and not self._long:
+            self._media_name = bytes(self._rest[self._string_at + 1 :])
         self._rest += b'"'
         self._string_at, self._behind_colon = None, False
         return end + 1
@@ -159,11 +181,24 @@ class CompletionReader:
         start = self._string_at + 1
         text = self._rest[start:].decode(errors="surrogateescape")
         del self._rest[start:]
-        self._long = True
-        if self._wanted:
+        self._long, self._data = True, None
+        if self._is_data:
+            self._rest += self._stand_in_of(len(self._media)).encode()
+            self._media.append(data := Base64Text())
+            self._data = data
+        elif self._wanted:
             self._rest += self._stand_in.encode()
             self._prompt, self._prompt_bytes = [], 0
         self._take(text)
+
+    @property
+    def _is_data(self) -> bool:
+        """True if the current string is the data of media."""
+        of_body = golang.field(CompletionRequest, self._name)
+        if self._depth != _MEDIA_DEPTH or not self._behind_colon or of_body is None or of_body.name != "media":
+            return False
+        member = golang.field(Media, self._media_name)
+        return member is not None and member.type is bytes
 
     def _take(self, text: str) -> None:
         """Takes a part of a long string, as it is written."""
@@ -171,7 +206,9 @@ class CompletionReader:
             text, _ = scanstring(f'{text}"', 0)
         except ValueError as error:
             raise BadRequestError(str(error)) from None
-        if self._wanted:
+        if self._data is not None:
+            self._media_bytes += self._data.take(text)
+        elif self._wanted:
             self._prompt.append(golang.clean(text).encode())
             self._prompt_bytes += len(self._prompt[-1])
             if self._prompt_bytes > self._most_prompt_bytes:

@@ -22,8 +22,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Media(msgspec.Struct, frozen=True, kw_only=True, rename={"kind": "Kind"}):
-    """An attached picture or sound. Only its kind is read, to refuse it by name."""
+    """A picture or a sound, for the marker `[img-ID]` of the prompt. `data` are its bytes, as in a file; `kind` is
+    `image` or `audio`, or empty where the host did not recognise it."""
 
+    data: bytes = b""
+    id: Int64 = 0
     kind: str = ""
 
 

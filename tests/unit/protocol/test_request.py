@@ -1,14 +1,17 @@
 """Requests are decoded with Go's tolerance, and absent options mean zero."""
 
 import contextlib
+import json
+from base64 import b64encode
 from ctypes import c_float
+from random import Random
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import BadRequestError, CompletionRequest, decode_format
+from protocol import BadRequestError, CompletionReader, CompletionRequest, decode_format
 from tests.unit.protocol.reading import decode_completion
 
 HEAD_REQUEST = (
@@ -135,3 +138,39 @@ def test_any_json_is_either_decoded_or_refused(value: object) -> None:
 def test_any_bytes_are_either_decoded_or_refused(body: bytes) -> None:
     with contextlib.suppress(BadRequestError):
         assert isinstance(decode_completion(body), CompletionRequest)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 100, 3071, 3072, 3073, 4096, 10_000, 100_001])
+@pytest.mark.parametrize("piece", [1, 7, 1000, 8192])
+def test_the_data_of_media_comes_as_bytes_whatever_the_pieces(size: int, piece: int) -> None:
+    if size > 10_000 and piece < 1000:
+        pytest.skip("takes long and shows nothing new")
+    data = [Random(size).randbytes(size), b"", Random(size + 1).randbytes(size // 2)]
+    items = [{"id": 7 - index, "data": b64encode(each).decode(), "Kind": "image"} for index, each in enumerate(data)]
+    body = json.dumps({"Prompt": "[img-7]", "Media": items, "Unknown": [{"data": "A" * 9999}]}).encode()
+    reader = CompletionReader(1 << 20)
+    held = [reader.feed(body[start : start + piece]) for start in range(0, len(body), piece)]
+    request = reader.finish()
+    assert [(each.id, each.data) for each in request.media] == [(7, data[0]), (6, data[1]), (5, data[2])]
+    assert max(held) < size + size // 2 + 6000, "only once, and not as text"
+
+
+@pytest.mark.parametrize("size", [30, 30_000])
+def test_line_ends_in_base64_are_ignored_as_in_go(size: int) -> None:
+    data = Random(0).randbytes(size)
+    text = b64encode(data).decode()
+    lines = "\r\n".join(text[start : start + 76] for start in range(0, len(text), 76))
+    body = json.dumps({"Media": [{"data": lines}]}).encode()
+    for piece in (len(body), 977):
+        reader = CompletionReader(1 << 20)
+        for start in range(0, len(body), piece):
+            reader.feed(body[start : start + piece])
+        assert reader.finish().media[0].data == data
+
+
+@pytest.mark.parametrize("count", [1, 3000])
+@pytest.mark.parametrize("wrong", ["{}*AAA", "{}A", "{}AA", "{}A===", "{}AA==AAAA", "{}AA=A", "{}-_AA", "{}é", "=={}"])
+def test_what_is_no_base64_is_refused(wrong: str, count: int) -> None:
+    body = json.dumps({"Media": [{"data": wrong.format("AAAA" * count)}]}).encode()
+    with pytest.raises(BadRequestError):
+        decode_completion(body)
