@@ -7,6 +7,7 @@ RunnerError
 │   ├── ReadError     its headers are in order, but its weights cannot be read
 │   └── ComputeError  it is loaded, but its first forward pass fails
 └── RequestError      one request is refused: `status` and text before the stream, an `Error` line within it
+    └── MediaError    a picture of it cannot be used: 400
 """
 
 from collections.abc import Sequence
@@ -63,3 +64,7 @@ class RequestError(RunnerError):
     def __init__(self, text: str, status: int = 400) -> None:
         super().__init__(text)
         self.status = status
+
+
+class MediaError(RequestError):
+    """A picture cannot be used: it is damaged, too large, of a format or a shape that is not served."""

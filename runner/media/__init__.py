@@ -1,0 +1,17 @@
+"""Pictures on their way from bytes to the rows of a tower. Knows no MLX, and no engine.
+
+| module | what it is |
+| --- | --- |
+| `kind` | sound or picture, by the first bytes |
+| `formats` | the format of a picture, by the first bytes; what is not served, with advice |
+| `header` | what is known of a picture before any pixel |
+| `orientation` | the orientation that a camera wrote into EXIF |
+| `picture` | bytes to header, bytes to pixels: the only module that imports Pillow and numpy |
+| `alpha` | what becomes of transparency |
+| `geometry` | size after resizing, patches, soft tokens |
+| `families` | what each family of models makes of a picture |
+| `digest` | the name of a prepared picture in caches |
+
+Import `runner.media.picture` with the first picture only: it costs 0.16 s of processor time. All others are small.
+Nothing here keeps state, so every function can be called on any thread.
+"""

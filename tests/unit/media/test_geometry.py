@@ -1,0 +1,171 @@
+"""What becomes of a picture's size, in each family: against transformers, by properties, and in words."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.errors import MediaError
+from runner.media.families.family import Family
+from runner.media.families.gemma4 import BUDGETS, Gemma4
+from runner.media.families.gemma4_unified import Gemma4Unified
+from runner.media.families.glimmer import Glimmer
+from runner.media.families.nemotron_h import NemotronH
+from runner.media.families.qwen3_5 import Qwen35
+from runner.media.geometry import Geometry
+from tests.unit.media.recorded import SIZES, recorded
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family for family in (Qwen35(), Glimmer(), Gemma4(), Gemma4Unified(), NemotronH())
+}
+SIDES = {"qwen3_5": 32, "glimmer": 28, "gemma4": 48, "gemma4_unified": 48, "nemotron_h": 32}
+"""Family -> pixels of the side of a soft token."""
+PATCHES = {"qwen3_5": 16, "glimmer": 14, "gemma4": 16, "gemma4_unified": 48, "nemotron_h": 16}
+MOST_TOKENS = {"qwen3_5": 16_384, "glimmer": 4096, "gemma4": 280, "gemma4_unified": 280, "nemotron_h": 3328}
+
+
+def size_or_none(family: Family, width: int, height: int) -> list[int] | None:
+    try:
+        geometry = family.geometry(width, height)
+    except MediaError:
+        return None
+    return [geometry.width, geometry.height]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sizes_are_those_of_transformers(name: str) -> None:
+    """But for Glimmer's exact ties, which transformers leaves to the order of a set, and slivers beyond the budget."""
+    differ = [
+        (size, found, wanted)
+        for size, wanted in zip(SIZES, recorded()["sizes"][name], strict=True)
+        if (found := size_or_none(FAMILIES[name], *size)) != wanted
+    ]
+    if name == "glimmer":
+        differ = [each for each in differ if not is_tie(*each)]
+    assert differ == []
+
+
+def is_tie(size: tuple[int, int], found: list[int] | None, wanted: list[int] | None) -> bool:
+    if found is None or wanted is None:
+        return False
+    errors = {abs(height / width - size[1] / size[0]) for width, height in (found, wanted)}
+    return len(errors) == 1 and found[0] * found[1] > wanted[0] * wanted[1]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@given(st.integers(1, 20_000), st.integers(1, 20_000))
+def test_the_parts_of_a_geometry_fit_together(name: str, width: int, height: int) -> None:
+    geometry = geometry_or_none(FAMILIES[name], width, height)
+    if geometry is None:
+        return
+    side, patch = SIDES[name], PATCHES[name]
+    assert geometry.width % side == geometry.height % side == 0
+    assert (geometry.columns * patch, geometry.rows * patch) == (geometry.width, geometry.height)
+    assert (geometry.token_columns * side, geometry.token_rows * side) == (geometry.width, geometry.height)
+    assert geometry.tokens == geometry.token_rows * geometry.token_columns
+    assert 0 < geometry.tokens <= MOST_TOKENS[name]
+
+
+def geometry_or_none(family: Family, width: int, height: int) -> Geometry | None:
+    try:
+        return family.geometry(width, height)
+    except MediaError:
+        return None
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@given(st.integers(16, 8000), st.integers(16, 8000))
+def test_the_shape_is_kept_within_one_soft_token(name: str, width: int, height: int) -> None:
+    """For some scale, no side is off by more than a soft token; slivers, which get a side of one, aside.
+
+    Nemotron's sides become whole patches before small pictures are enlarged, so these lose more of their shape.
+    """
+    if name == "nemotron_h" and width * height < 512 * 512:
+        return
+    geometry = geometry_or_none(FAMILIES[name], width, height)
+    if geometry is None or min(geometry.token_rows, geometry.token_columns) == 1:
+        return
+    side = SIDES[name]
+    least = max((geometry.width - side) / width, (geometry.height - side) / height)
+    most = min((geometry.width + side) / width, (geometry.height + side) / height)
+    assert least <= most
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000))
+def test_a_turned_picture_has_the_turned_geometry(width: int, height: int) -> None:
+    for family in (Qwen35(), Gemma4(), Gemma4Unified()):
+        upright, turned = geometry_or_none(family, width, height), geometry_or_none(family, height, width)
+        assert (upright is None) == (turned is None)
+        if upright is not None and turned is not None:
+            assert (upright.width, upright.rows, upright.tokens) == (turned.height, turned.columns, turned.tokens)
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000))
+def test_qwen_keeps_the_number_of_pixels_within_its_bounds(width: int, height: int) -> None:
+    geometry = geometry_or_none(Qwen35(), width, height)
+    if geometry is not None:
+        assert 65_536 <= geometry.width * geometry.height <= 16_777_216
+
+
+@given(st.integers(1, 4000), st.integers(1, 4000))
+def test_glimmer_never_enlarges_by_more_than_the_rest_of_a_soft_token(width: int, height: int) -> None:
+    geometry = Glimmer().geometry(width, height)
+    assert geometry.width < width + 28
+    assert geometry.height < height + 28
+
+
+def test_a_photo_of_twelve_megapixels() -> None:
+    assert Qwen35().geometry(4032, 3024) == Geometry(4032, 3008, 188, 252, 11844, 94, 126)
+    assert Gemma4().geometry(4032, 3024) == Geometry(912, 672, 42, 57, 266, 14, 19)
+    assert Gemma4Unified().geometry(4032, 3024) == Geometry(912, 672, 14, 19, 266, 14, 19)
+
+
+@pytest.mark.parametrize(
+    ("size", "budgets", "tokens"),
+    [
+        ((100, 100), (280,), 256),
+        ((100, 100), BUDGETS, 64),
+        ((384, 384), BUDGETS, 64),
+        ((385, 384), BUDGETS, 121),
+        ((4000, 4000), BUDGETS, 1089),
+    ],
+)
+def test_of_several_budgets_gemma_takes_the_smallest_that_loses_nothing(
+    size: tuple[int, int], budgets: tuple[int, ...], tokens: int
+) -> None:
+    assert Gemma4(budgets=budgets).geometry(*size).tokens == tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize(("width", "height"), [(0, 5), (5, 0), (-1, 5), (0, 0)])
+def test_a_picture_without_pixels_is_refused(family: Family, width: int, height: int) -> None:
+    with pytest.raises(MediaError, match=f"^invalid image size {width}x{height}$"):
+        family.geometry(width, height)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "height", "text"),
+    [
+        ("qwen3_5", 1, 4000, "image aspect ratio 4000 exceeds 200"),
+        ("qwen3_5", 20_050, 100, "image aspect ratio 200 exceeds 200"),
+        ("qwen3_5", 403, 2, "image aspect ratio 202 exceeds 200"),
+        ("gemma4", 1, 100_000_000, ""),
+        ("gemma4", 70, 100_000_000, ""),
+        ("glimmer", 100_000_000, 1, "image 100000000x1 exceeds the patch budget after resize"),
+        ("nemotron_h", 1, 100_000_000, "image 1x100000000 exceeds the patch budget after resize"),
+    ],
+)
+def test_slivers_are_refused_in_words_or_fit_the_budget(name: str, width: int, height: int, text: str) -> None:
+    if text:
+        with pytest.raises(MediaError) as refusal:
+            FAMILIES[name].geometry(width, height)
+        assert str(refusal.value) == text
+        assert refusal.value.status == 400
+    else:
+        assert FAMILIES[name].geometry(width, height).tokens == MOST_TOKENS[name]
+
+
+def test_gemma_says_when_a_budget_is_too_small() -> None:
+    with pytest.raises(MediaError, match=r"^image 100x100 is too small to process$"):
+        Gemma4(budgets=(0,)).geometry(100, 100)

@@ -1,0 +1,117 @@
+"""Pixels of pictures that requests show: decoded once, kept within a bound, and forgotten when they are taken."""
+
+from threading import get_ident
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from runner.errors import MediaError
+from runner.media.families.qwen3_5 import Qwen35
+from runner.media.geometry import grid
+from runner.media.picture import Pixels, decode, read_header
+from runner.media.pixels import PixelStore
+from runner.media.prompt import Picture
+from tests.unit.media.pictures import encoded
+
+FAMILY = Qwen35()
+SIDE = 64
+ROWS_BYTES = SIDE * SIDE * 3
+"""Of every picture here."""
+
+
+class Counted(PixelStore):
+    """Notes what it decodes, and where."""
+
+    def __init__(self, most_bytes: int = 1 << 20) -> None:
+        super().__init__(FAMILY, most_bytes)
+        self.decoded: list[int] = []
+        self.threads: set[int] = set()
+
+    def _decoded(self, picture: Picture) -> Pixels:
+        self.decoded.append(picture.name)
+        self.threads.add(get_ident())
+        return super()._decoded(picture)
+
+
+def shown(name: int, data: bytes | None = None) -> Picture:
+    data = data or encoded(Image.new("RGB", (40, 40), (name % 256, 7, 9)))
+    return Picture(data, read_header(data), grid(SIDE, SIDE, 16, 2), name)
+
+
+def damaged(name: int) -> Picture:
+    whole = encoded(Image.effect_noise((90, 90), 80).convert("RGB"))
+    return shown(name, whole[: len(whole) // 2])
+
+
+def test_rows_are_those_of_the_family_and_decoded_on_one_other_thread() -> None:
+    store, picture = Counted(), shown(-1)
+    rows = store.rows(picture).result()
+    pixels = decode(picture.data, picture.header, SIDE, SIDE)
+    assert np.array_equal(rows, FAMILY.patches(pixels, picture.geometry))
+    for name in range(-9, -1):
+        store.check(shown(name)).result()
+    assert len(store.threads) == 1
+    assert get_ident() not in store.threads
+
+
+def test_a_picture_that_was_checked_is_not_decoded_again() -> None:
+    store, picture = Counted(), shown(-1)
+    assert not store.is_sound(picture)
+    store.check(picture).result()
+    assert store.is_sound(picture)
+    assert store.held_bytes == ROWS_BYTES
+    store.check(picture).result()
+    assert store.rows(picture).result().nbytes == ROWS_BYTES
+    assert store.decoded == [-1]
+    assert store.held_bytes == 0
+
+
+def test_rows_that_were_taken_are_decoded_again_but_the_picture_stays_sound() -> None:
+    store, picture = Counted(), shown(-1)
+    store.check(picture).result()
+    store.rows(picture).result()
+    assert store.is_sound(picture)
+    store.check(picture).result()  # a later turn: nothing to do
+    assert store.decoded == [-1]
+    store.rows(picture).result()
+    assert store.decoded == [-1, -1]
+    assert store.held_bytes == 0
+
+
+def test_a_damaged_picture_is_never_sound() -> None:
+    store, picture = Counted(), damaged(-1)
+    for ask in (store.check, store.rows):
+        with pytest.raises(MediaError, match="decode image"):
+            ask(picture).result()
+    assert not store.is_sound(picture)
+    assert store.held_bytes == 0
+
+
+def test_what_is_held_is_bounded_and_the_oldest_goes_first() -> None:
+    store = Counted(3 * ROWS_BYTES + 100)
+    pictures = [shown(name) for name in range(-1, -6, -1)]
+    for number, picture in enumerate(pictures, 1):
+        store.check(picture).result()
+        assert store.held_bytes == min(number, 3) * ROWS_BYTES
+    assert [store.rows(picture).result().nbytes for picture in pictures] == [ROWS_BYTES] * 5
+    assert store.decoded == [-1, -2, -3, -4, -5, -1, -2]
+    assert store.held_bytes == 0
+
+
+def test_rows_beyond_the_bound_are_not_held_at_all() -> None:
+    store, picture = Counted(ROWS_BYTES - 1), shown(-1)
+    store.check(picture).result()
+    assert store.held_bytes == 0
+    assert store.is_sound(picture)
+    assert store.rows(picture).result().nbytes == ROWS_BYTES
+
+
+def test_rows_that_nobody_will_take_are_dropped() -> None:
+    store, picture = Counted(), shown(-1)
+    store.check(picture).result()
+    store.drop(picture)
+    store.drop(picture)
+    assert store.held_bytes == 0
+    assert store.is_sound(picture)
+    assert store.rows(picture).result().nbytes == ROWS_BYTES

@@ -1,0 +1,233 @@
+"""Pictures that are refused: what the texts say, before how much work."""
+
+import subprocess
+import sys
+import time
+import tracemalloc
+from io import BytesIO
+from threading import Thread
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from runner.errors import MediaError, RequestError
+from runner.media.formats import served_format
+from runner.media.kind import AUDIO, IMAGE, kind_of
+from runner.media.picture import decode, read_header
+from tests import ROOT
+from tests.unit.media.pictures import FORMS, encoded, in_form, pattern, png_of_size, seen, smooth
+
+TOO_LARGE = "decode image: more than 100 megapixels"
+FOREIGN = {
+    "HEIC": b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100),
+    "JPEG XL": b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(100),
+    "JPEG 2000": b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(100),
+    "TIFF": encoded(Image.new("RGB", (4, 4)), "TIFF"),
+    "EPS": encoded(Image.new("RGB", (4, 4)), "EPS"),
+    "PDF": encoded(Image.new("RGB", (4, 4)), "PDF"),
+    "ICO": encoded(Image.new("RGB", (16, 16)), "ICO"),
+    "PSD": b"8BPS\0\1" + bytes(100),
+    "SVG": b'\xef\xbb\xbf <?xml version="1.0"?>\n<!-- a --> <SVG xmlns="http://www.w3.org/2000/svg"></SVG>',
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_known_formats_that_are_not_served_come_with_advice(name: str) -> None:
+    text = f"^decode image: {name} is not supported: convert the image to JPEG or PNG$"
+    with pytest.raises(MediaError, match=text) as refusal:
+        read_header(FOREIGN[name])
+    assert isinstance(refusal.value, RequestError)
+    assert refusal.value.status == 400
+    assert kind_of(FOREIGN[name]) == IMAGE
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "decode image: no data"),
+        (b"hello", "decode image: unknown format: want PNG, JPEG, GIF, WebP, BMP or AVIF"),
+        (bytes(1000), "decode image: unknown format: want PNG, JPEG, GIF, WebP, BMP or AVIF"),
+        (b"RIFF\0\0\0\0WAVEfmt ", "decode image: unknown format: want PNG, JPEG, GIF, WebP, BMP or AVIF"),
+        (b"P6 4 4 255 " + bytes(48), "decode image: unknown format: want PNG, JPEG, GIF, WebP, BMP or AVIF"),
+        (b"\x89PNG\r\n\x1a\n", "decode image: damaged PNG: "),
+        (b"\xff\xd8\xff", "decode image: damaged JPEG: "),
+        (b"GIF89a", "decode image: damaged GIF: "),
+        (b"RIFF\x04\0\0\0WEBP", "decode image: damaged WebP: "),
+        (b"BM", "decode image: damaged BMP: "),
+        (b"\0\0\0\x10ftypavif\0\0\0\0", "decode image: damaged AVIF: "),
+    ],
+)
+def test_everything_else_is_told_what_would_be_read(data: bytes, text: str) -> None:
+    with pytest.raises(MediaError) as refusal:
+        read_header(data)
+    assert str(refusal.value).startswith(text)
+    assert "\n" not in str(refusal.value)
+    assert "0x" not in str(refusal.value), "no address of an object"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("sixteenth", range(16))
+def test_a_picture_that_was_cut_off_is_refused(form: str, sixteenth: int) -> None:
+    """Nothing is made up for pixels that are missing."""
+    data = in_form(form, Image.fromarray(pattern(64, 48)))
+    with pytest.raises(MediaError, match=r"^decode image: "):
+        read_and_decode(data[: len(data) * sixteenth // 16])
+
+
+def test_a_picture_that_lacks_only_what_follows_the_pixels_is_whole() -> None:
+    data = encoded(smooth(64, 48))
+    assert np.array_equal(seen(data[:-12]), seen(data)), "without the last chunk"
+
+
+def read_and_decode(data: bytes) -> None:
+    decode(data, read_header(data), 32, 32)
+
+
+def bombs() -> dict[str, bytes]:
+    """Small files that claim more than 100 megapixels."""
+    size = (50_000).to_bytes(2, "little") * 2
+    jpeg, gif, bmp, webp = (bytearray(in_form(form, smooth(16, 16))) for form in ("jpeg", "gif", "bmp", "webp"))
+    frame = jpeg.index(b"\xff\xc0")
+    jpeg[frame + 5 : frame + 9] = (50_000).to_bytes(2, "big") * 2
+    gif[6:10] = size
+    bmp[18:26] = (50_000).to_bytes(4, "little") * 2
+    canvas = b"VP8X" + (10).to_bytes(4, "little") + bytes(4) + (12_000).to_bytes(3, "little") * 2
+    wide = b"RIFF" + (len(webp) + len(canvas) - 8).to_bytes(4, "little") + b"WEBP" + canvas + webp[12:]
+    return {"png": png_of_size(50_000, 50_000), "jpeg": bytes(jpeg), "gif": bytes(gif), "bmp": bytes(bmp), "webp": wide}
+
+
+@pytest.mark.parametrize("form", bombs())
+def test_a_bomb_is_refused_by_its_header(form: str) -> None:
+    data = bombs()[form]
+    assert len(data) < 5000
+    tracemalloc.start()
+    began = time.process_time()
+    with pytest.raises(MediaError, match=f"^{TOO_LARGE}$"):
+        read_header(data)
+    took, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert took < 0.1
+    assert peak < 1 << 20
+
+
+def test_the_limit_is_a_hundred_megapixels(recwarn: pytest.WarningsRecorder) -> None:
+    assert read_header(png_of_size(10_000, 10_000)).width == 10_000
+    with pytest.raises(MediaError, match=TOO_LARGE):
+        read_header(png_of_size(10_001, 10_000))
+
+
+def test_text_that_inflates_is_refused() -> None:
+    """A PNG can hold packed text, which decoders unpack with the header."""
+    from PIL.PngImagePlugin import PngInfo
+
+    info = PngInfo()
+    info.add_text("key", "x" * 50_000_000, zip=True)
+    data = encoded(Image.new("RGB", (4, 4)), pnginfo=info)
+    assert len(data) < 100_000
+    with pytest.raises(MediaError, match=r"^decode image: damaged PNG: "):
+        read_header(data)
+
+
+def test_want_of_memory_is_not_the_pictures_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Image.Image) -> None:
+        raise MemoryError
+
+    data = encoded(smooth(8, 8))
+    header = read_header(data)
+    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", full)
+    with pytest.raises(MemoryError):
+        decode(data, header, 8, 8)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")  # outside of pytest the module does that itself: see below
+def test_damaged_exif_costs_the_orientation_and_not_the_picture() -> None:
+    good = Image.Exif()
+    good[0x0112] = 6
+    whole = good.tobytes()
+    for end in range(len(whole)):
+        data = encoded(smooth(40, 24), "JPEG", exif=whole[:end])
+        assert read_header(data).orientation in (1, 6)
+        read_and_decode(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        *((in_form(form, smooth(16, 16)), IMAGE) for form in FORMS),
+        (b"RIFF\0\0\0\0WAVEfmt ", AUDIO),
+        (b"ID3\x04", AUDIO),
+        (b"\xff\xfb\x90\x64", AUDIO),
+        (b"\xff\xff\xff\xff", AUDIO),
+        (b"RIFF\0\0\0\0AVI ", ""),
+        (b"hello", ""),
+        (b"", ""),
+    ],
+)
+def test_kinds_by_the_first_bytes(data: bytes, kind: str) -> None:
+    assert kind_of(data) == kind
+
+
+def test_only_the_decoder_of_the_format_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PNG whose bytes another decoder would take is a damaged PNG, and Pillow's search is never used."""
+    monkeypatch.setattr(Image, "open", None)
+    monkeypatch.setattr(Image, "init", None)
+    monkeypatch.setattr(Image, "preinit", None)
+    for data in DATA.values():
+        read_and_decode(data)
+    assert served_format(b"\x89PNG\r\n\x1a\n" + FOREIGN["EPS"]) == "PNG"
+    with pytest.raises(MediaError, match="damaged PNG"):
+        read_header(b"\x89PNG\r\n\x1a\n" + FOREIGN["EPS"])
+
+
+def test_pictures_can_be_read_on_several_threads() -> None:
+    expected = {form: decode(data, read_header(data), 32, 32).tobytes() for form, data in DATA.items()}
+    wrong: list[str] = []
+
+    def read() -> None:
+        for form, data in DATA.items():
+            if decode(data, read_header(data), 32, 32).tobytes() != expected[form]:
+                wrong.append(form)
+
+    threads = [Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+DATA = {form: in_form(form, smooth(200, 120)) for form in FORMS}
+
+
+def test_pillow_and_numpy_come_with_the_first_picture_only() -> None:
+    """Everything but one module can be imported at the start, and that one brings no search for formats along."""
+    program = """
+import pkgutil, sys, importlib
+import runner.media
+for module in pkgutil.walk_packages(runner.media.__path__, "runner.media."):
+    if module.name != "runner.media.picture":
+        importlib.import_module(module.name)
+assert not {"numpy", "PIL"} & set(sys.modules), "too early"
+from runner.media.picture import decode, read_header
+for data in sys.stdin.read().split():
+    decode(bytes.fromhex(data), read_header(bytes.fromhex(data)), 32, 32)
+assert "PIL.Image" in sys.modules
+assert "PIL.EpsImagePlugin" not in sys.modules
+"""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    damaged = encoded(smooth(40, 24), "JPEG", exif=exif.tobytes()[:-5])
+    data = " ".join(each.hex() for each in (*DATA.values(), damaged))
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, input=data, capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", ""), "and nothing is written, whatever Pillow thinks"
+
+
+def test_the_bytes_are_not_changed() -> None:
+    data = encoded(smooth(30, 30))
+    before = bytes(bytearray(data))
+    read_and_decode(data)
+    assert data == before
+    assert BytesIO(data).read() == before
