@@ -17,8 +17,8 @@ Config = dict[str, object]
 _PREFIX = r"(?:model\.|language_model\.)?"
 UNNEEDED = {
     "vision": re.compile(
-        rf"{_PREFIX}(?:vision(?:_tower|_model|_embedder|_adapter|_projection)?|visual|embed_vision|mlp1|aligner"
-        r"|multi_modal_projector|mm_projector|patch_merge_mlp)\."
+        rf"{_PREFIX}(?:vision(?:_tower|_model|_embedder|_adapter|_projection|_projector|_final_layernorm)?|visual"
+        r"|embed_vision|mlp1|aligner|multi_modal_projector|mm_projector|patch_merge_mlp)\."
     ),
     "audio": re.compile(rf"{_PREFIX}(?:audio_tower|embed_audio|sound_encoder|sound_projection)\."),
     "mtp": re.compile(r"(?:.+\.)?mtp(?:_\w+)?\."),

@@ -122,9 +122,9 @@ def _defaults(opened: OpenedModel) -> Defaults:
     return ours | {key: value for key, value in classes.items() if value is not None and key != "model_type"}
 
 
-def skipped(checkpoint: Checkpoint, opened: OpenedModel) -> list[Amount]:
-    """Returns the tensors that will not be read, by the part that they belong to."""
-    read = {tensor.weight for tensor in opened.tensors.values()}
+def skipped(checkpoint: Checkpoint, tensors: Iterable[Tensor]) -> list[Amount]:
+    """Returns the tensors that will not be read besides `tensors`, by the part that they belong to."""
+    read = {tensor.weight for tensor in tensors}
     unread = [(tensor.name, tensor.nbytes) for tensor in checkpoint.tensors.values() if tensor.weight not in read]
     return _amounts((_part(name), 1, size) for name, size in (*unread, *checkpoint.draft_bytes.items()))
 

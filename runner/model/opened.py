@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from runner.errors import ModelError
 from runner.model.config import context_length, is_tied, module_config, read_config, text_config, vocabulary_size
-from runner.model.families import Config, Family, architecture_of, family_of, select_tensors
+from runner.model.families import UNNEEDED, Config, Family, architecture_of, family_of, select_tensors
 from runner.model.layer_count import check_extra_layers, extra_layers
 from runner.model.packing import check_companions
 from runner.model.sources.checkpoint import Checkpoint, ReportFault, Tensor, raise_fault
@@ -54,6 +54,12 @@ class OpenedModel(NamedTuple):
         listed = config.get("suppress_tokens") if isinstance(config, dict) else None
         tokens = listed if isinstance(listed, list) else []
         return [token for token in tokens if type(token) is int and 0 <= token < self.vocab_size]
+
+    @property
+    def has_vision(self) -> bool:
+        """True if the model has a tower for pictures, or claims to have one."""
+        described = isinstance(self.config.get("vision_config"), dict)
+        return described or any(map(UNNEEDED["vision"].match, self.checkpoint.tensors))
 
     def file(self, name: str) -> bytes | None:
         """Returns the content of a text file such as `tokenizer.json`; None if the model has none."""

@@ -90,6 +90,12 @@ def load(
         module = _filled(opened, recipe, types)
     except ModelError as error:
         raise ReadError(str(error)) from error
+    settle(module, types)
+    return LoadedModel(module, tuple(opened.suppressed_tokens))
+
+
+def settle(module: Module, types: DtypePlan) -> None:
+    """Converts the parameters of a module whose arrays have been read as `types` says, and evaluates all of it."""
     # The results of sanitize are still lazy, and nothing else holds the arrays that were read: evaluating a group frees
     # the arrays from which it is made.
     waiting = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))[::-1]
@@ -109,7 +115,6 @@ def load(
     mx.eval(module.state)
     if types.unpacked:
         unpack_layers(module, types.unpacked)
-    return LoadedModel(module, tuple(opened.suppressed_tokens))
 
 
 def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:
@@ -126,15 +131,20 @@ def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:
                 mx.eval(arrays[name].weight)
             progress.add(sum(tensor.nbytes for tensor in experts))
     rest = opened._replace(tensors=outside_stacks(opened.tensors, stacks))
+    arrays |= read_arrays(rest, types, progress)
+    return assemble(opened, arrays, recipe)
+
+
+def read_arrays(opened: OpenedModel, types: DtypePlan, progress: Progress) -> dict[str, Arrays]:
+    """Reads the arrays of every needed tensor, in bounded groups."""
     early_types = {
-        part.weight: early for name, part in rest.tensors.items() if (early := types.early_dtype(name, part))
+        part.weight: early for name, part in opened.tensors.items() if (early := types.early_dtype(name, part))
     }
     loaded: dict[HeaderEntry, mx.array] = {}
-    for group in _groups(part for tensor in rest.tensors.values() for part in tensor.parts):
+    for group in _groups(part for tensor in opened.tensors.values() for part in tensor.parts):
         loaded |= _read_group(group, early_types)
         progress.add(sum(entry.nbytes for entry in group))
-    arrays |= arrays_of(rest, loaded.__getitem__)
-    return assemble(opened, arrays, recipe)
+    return arrays_of(opened, loaded.__getitem__)
 
 
 def _groups(entries: Iterable[HeaderEntry]) -> Iterator[list[HeaderEntry]]:

@@ -5,13 +5,21 @@ almost every matrix has 1024 elements or more, so that Ollama's policy quantizes
 """
 
 import copy
+import math
 from pathlib import Path
 
 import mlx.core as mx
 
-from scripts.tools.models import sources_gemma, sources_ollama, sources_others, sources_qwen
+from scripts.tools.models import (
+    sources_gemma,
+    sources_ollama,
+    sources_others,
+    sources_qwen,
+    sources_towers,
+    towers_gemma,
+)
 from scripts.tools.models.checkpoints import BOS, EOS, Dtype, make_weights, write_directory
-from scripts.tools.models.sources_form import Config, Source
+from scripts.tools.models.sources_form import Config, Shape, Source
 from scripts.tools.models.sources_steps import Weights
 
 SOURCES: dict[str, Source] = {
@@ -41,8 +49,19 @@ def published(source: Source, dtype: Dtype, seed: int = 0) -> Weights:
     for step in source.steps:
         weights = step(weights)
     for name, shape in {**source.spare, **source.leftovers}.items():
-        weights[name] = mx.random.normal(shape)
+        weights[name] = spare_weight(shape) if shape else _bound(name)
     return {name: _cast(name, array, dtype) for name, array in sorted(weights.items())}
+
+
+def spare_weight(shape: Shape) -> mx.array:
+    """Random numbers that keep the scale of what passes through a layer of them."""
+    inputs = math.prod(shape[1:]) if len(shape) > 1 else 1
+    return mx.random.normal(shape) / math.sqrt(inputs)
+
+
+def _bound(name: str) -> mx.array:
+    """A number by itself keeps what a linear takes or makes within bounds; these cut something off."""
+    return mx.array(-1.5 if name.endswith("_min") else 1.5)
 
 
 def _cast(name: str, array: mx.array, dtype: Dtype) -> mx.array:
@@ -63,7 +82,10 @@ class Published:
 
 
 def write_source(directory: Path, name: str, dtype: Dtype = "float32") -> Path:
-    """Writes the source called `name`, with a tokenizer, into `directory` (made if absent) and returns it."""
-    source = SOURCES[name]
+    """Writes the source called `name`, with a tokenizer, into `directory` (made if absent) and returns it.
+
+    It may be one of those with a whole tower.
+    """
+    source = (SOURCES | sources_towers.SEEING | towers_gemma.SEEING)[name]
     config = {**source.config, "torch_dtype": dtype, "bos_token_id": BOS, "eos_token_id": EOS}
     return write_directory(directory, config, published(source, dtype))

@@ -1,0 +1,145 @@
+"""Tiny models that see, as Hugging Face publishes them: the text models of the other sources with a whole tower.
+
+The tensors of a tower have the names and shapes of the source: convolutions are [out, in, (time,) y, x].
+"""
+
+from collections.abc import Mapping
+from typing import cast
+
+from scripts.tools.models.sources_form import Config, Shape, Source
+from scripts.tools.models.sources_ollama import SOURCES as _OLLAMA
+from scripts.tools.models.sources_qwen import SOURCES as _QWEN
+
+TEXT_WIDTH = 64
+QWEN_VISION: Config = {
+    "model_type": "qwen3_5",
+    "depth": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_heads": 4,
+    "in_channels": 3,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "num_position_embeddings": 49,
+    "out_hidden_size": TEXT_WIDTH,
+    "hidden_act": "gelu_pytorch_tanh",
+    "deepstack_visual_indexes": [],
+}
+NEMOTRON_VISION: Config = {
+    "model_type": "radio",
+    "version": "c-radio_v4-h",
+    "args": {
+        "cpe_max_size": 96,
+        "register_multiple": 4,
+        "teachers": [{"name": "a"}, {"name": "b"}, {"name": "c"}],
+        "cls_token_per_teacher": True,
+    },
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "image_size": 32,
+    "patch_size": 16,
+}
+NEMOTRON_AROUND: Config = {
+    "downsample_ratio": 0.5,
+    "ps_version": "v2",
+    "projector_hidden_size": 128,
+    "vit_hidden_size": 64,
+    "norm_mean": [0.48145466, 0.4578275, 0.40821073],
+    "norm_std": [0.26862954, 0.26130258, 0.27577711],
+}
+"""What a Nemotron-H omni says about its tower outside of `vision_config`."""
+_CLASS_TOKENS = 4
+"""Of three teachers and a multiple of four: three, and one register."""
+_PATCH_VALUES = 3 * 16 * 16
+
+
+def qwen_tensors(root: str = "model.visual.", text_width: int = TEXT_WIDTH, **changes: object) -> dict[str, Shape]:
+    """The tensors of a Qwen tower; `changes` are of `QWEN_VISION`."""
+    config = cast("Mapping[str, int]", {**QWEN_VISION, **changes})
+    width, hidden, merged = config["hidden_size"], config["intermediate_size"], 4 * config["hidden_size"]
+    shapes: dict[str, Shape] = {
+        "patch_embed.proj.weight": (width, 3, 2, 16, 16),
+        "patch_embed.proj.bias": (width,),
+        "pos_embed.weight": (config["num_position_embeddings"], width),
+        **_norm("merger.norm", width),
+        **_linear("merger.linear_fc1", merged, merged),
+        **_linear("merger.linear_fc2", merged, text_width),
+    }
+    for index in range(config["depth"]):
+        shapes |= _block(f"blocks.{index}.", width, hidden, "linear_fc")
+    return {f"{root}{name}": shape for name, shape in shapes.items()}
+
+
+def nemotron_tensors(prefix: str = "", text_width: int = TEXT_WIDTH, **changes: object) -> dict[str, Shape]:
+    """The tensors of a RADIO tower and its projector; `changes` are of `NEMOTRON_VISION`."""
+    config = cast("Mapping[str, int]", {**NEMOTRON_VISION, **changes})
+    width, hidden, side = config["hidden_size"], config["intermediate_size"], 96 // 16
+    radio = "vision_model.radio_model.model."
+    shapes: dict[str, Shape] = {
+        "vision_model.radio_model.summary_idxs": (3,),
+        "vision_model.radio_model.input_conditioner.norm_mean": (3, 1, 1),
+        "vision_model.radio_model.input_conditioner.norm_std": (3, 1, 1),
+        f"{radio}patch_generator.embedder.weight": (width, _PATCH_VALUES),
+        f"{radio}patch_generator.video_embedder.weight": (width, 2 * _PATCH_VALUES),
+        f"{radio}patch_generator.cls_token.token": (_CLASS_TOKENS, width),
+        f"{radio}patch_generator.pos_embed": (1, side * side, width),
+        "mlp1.0.weight": (4 * width,),
+        "mlp1.1.weight": (cast("int", NEMOTRON_AROUND["projector_hidden_size"]), 4 * width),
+        "mlp1.3.weight": (text_width, cast("int", NEMOTRON_AROUND["projector_hidden_size"])),
+    }
+    for index in range(config["num_hidden_layers"]):
+        shapes |= _block(f"{radio}blocks.{index}.", width, hidden, "fc")
+    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
+
+
+def _block(prefix: str, width: int, hidden: int, layer: str) -> dict[str, Shape]:
+    return {
+        **_norm(f"{prefix}norm1", width),
+        **_linear(f"{prefix}attn.qkv", width, 3 * width),
+        **_linear(f"{prefix}attn.proj", width, width),
+        **_norm(f"{prefix}norm2", width),
+        **_linear(f"{prefix}mlp.{layer}1", width, hidden),
+        **_linear(f"{prefix}mlp.{layer}2", hidden, width),
+    }
+
+
+def _norm(name: str, width: int) -> dict[str, Shape]:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+def _linear(name: str, in_dims: int, out_dims: int) -> dict[str, Shape]:
+    return {f"{name}.weight": (out_dims, in_dims), f"{name}.bias": (out_dims,)}
+
+
+_QWEN_TOKENS: Config = {"vision_start_token_id": 60, "vision_end_token_id": 61, "image_token_id": 62}
+
+
+def _qwen(name: str) -> Source:
+    source = _QWEN[name]
+    spare = {key: shape for key, shape in source.spare.items() if "visual" not in key}
+    vision: Config = {"vision_config": QWEN_VISION, **_QWEN_TOKENS}
+    return source._replace(
+        module={**source.module, **vision} if "vision_config" in source.module else source.module,
+        config={**source.config, **vision},
+        spare={**spare, **qwen_tensors()},
+    )
+
+
+def _nemotron(name: str, prefix: str) -> Source:
+    source = _OLLAMA[name]
+    spare = {key: shape for key, shape in source.spare.items() if "vision_model" not in key and "mlp1" not in key}
+    vision: Config = {"vision_config": NEMOTRON_VISION, "img_context_token_id": 62, **NEMOTRON_AROUND}
+    return source._replace(config={**source.config, **vision}, spare={**spare, **nemotron_tensors(prefix)})
+
+
+SEEING: dict[str, Source] = {
+    "qwen3.5-seeing": _qwen("qwen3.5"),
+    "qwen3.5-moe-seeing": _qwen("qwen3.5-moe"),
+    "qwen3-next-seeing": _qwen("qwen3-next-wrapped"),
+    "nemotron-omni-seeing": _nemotron("nemotron-omni", ""),
+    "nemotron-omni-model-seeing": _nemotron("nemotron-omni-model", "model."),
+}
+"""Sources with a whole tower, by a short name of ours."""
