@@ -86,6 +86,21 @@ class SliceCounts(msgspec.Struct, frozen=True, kw_only=True):
     decode_s: float = 0.0
 
 
+class PictureCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The pictures of all prompts; all zero for a model that sees none."""
+
+    encoded: int = 0
+    """Those that went through the tower."""
+    soft_tokens: int = 0
+    """The tokens that these took in prompts."""
+    encode_s: float = 0.0
+    """The time that this took."""
+    feature_hits: int = 0
+    """Those whose keys and values were gone, but not their features."""
+    feature_bytes: int = 0
+    """Features kept for later prompts."""
+
+
 class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request between its arrival and its end."""
 
@@ -127,6 +142,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheCounts = CacheCounts()
     memory: MemoryCounts = MemoryCounts()
     slices: SliceCounts = SliceCounts()
+    pictures: PictureCounts = PictureCounts()
     running: list[RunningRequest] = []
     """The running requests, then the waiting ones, in the order of arrival."""
     ttft_s: float | None = None
@@ -159,6 +175,8 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
     locks: int
     """The open sessions whose prompts pass through the node."""
     restore_point: bool
+    pictures: int = 0
+    """The pictures in the edge's tokens."""
     text: str | None = None
     """The beginning of the edge's text; only if the runner was started with --inspect-text."""
 

@@ -15,7 +15,7 @@ GPU_CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 128
 """Prompt tokens per forward pass: on a CPU larger chunks are no faster, and much larger ones are slower."""
 DTYPES = ("auto", "keep", "float32", "bfloat16", "float16")
 """The types for floating-point weights."""
-HAND_OVER = ("auto", "refused", "off")
+HAND_OVER = ("auto", "sound", "refused", "off")
 """The extents of the hand-over to Ollama's own runner."""
 CACHE_PERCENT = 25
 """The default share of memory for the prefix cache, which weights leave free."""
@@ -70,6 +70,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     blas_threads: int | None
     trace: Path | None = None
     """The file for a trace of the engine's time."""
+    no_media: bool = False
+    """True if the tower of a model that sees is left out."""
     inspect_text: bool = False
     """True if `/v1/cache` and the page show the beginnings of prompts."""
     log_level: int

@@ -40,7 +40,8 @@ class TurnCheckpoints:
     """Places checkpoints a few tokens before the end; where another prompt diverges; at the starts of the last messages
     and of the one after the system prompt; and in every doubling of the distance from the end.
 
-    Of checkpoints that lie close together the earliest serves all: continuing from it costs little.
+    Of checkpoints that lie close together the earliest serves all: continuing from it costs little. None lies inside a
+    picture, which some models compute as a whole.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class TurnCheckpoints:
             *((start, True) for start in starts[:1]),
             *((at, True) for at in self._distances(starts, self._beginning(tokens, starts, cached), end)),
         ):
-            self._choose(chosen, at, keep, cached, most)
+            self._choose(chosen, _before_picture(tokens, at), keep, cached, most)
         return [Checkpoint(at, keep) for at, keep in sorted(chosen.items())]
 
     def expired(self, points: Sequence[int], end: int) -> list[int]:
@@ -128,3 +129,10 @@ class TurnCheckpoints:
             between = starts[bisect_right(starts, low) : bisect_right(starts, high)]
             yield min(between, key=lambda start: abs(start - middle), default=middle)
             distance *= 2
+
+
+def _before_picture(tokens: Sequence[int], at: int) -> int:
+    """Returns the beginning of the picture around an offset, or the offset if there is none."""
+    while 0 < at < len(tokens) and tokens[at - 1] == tokens[at] < 0:
+        at -= 1
+    return at

@@ -4,6 +4,7 @@ Reading changes nothing: no node counts as used, nothing is copied or evaluated.
 """
 
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from protocol.stats import CacheCounts, CacheNode
@@ -72,6 +73,7 @@ def sequence_node(
             idle_uses=0,
             locks=int(in_use),
             restore_point=False,
+            pictures=_pictures(recorded),
             text=spell(recorded) if spell is not None and not in_use else None,
         )
     ]
@@ -142,8 +144,16 @@ def _described(node: Node, now: int, used: Sequence[int], sizes: dict[int, _Size
         idle_uses=now - node.used,
         locks=node.locks,
         restore_point=node.checkpoint,
+        pictures=_pictures(node.tokens),
         text=spell(node.tokens) if spell is not None else None,
     )
+
+
+def _pictures(tokens: Sequence[int]) -> int:
+    """Returns the number of pictures among these tokens: names are negative, and fill a picture's whole place."""
+    if not tokens or min(tokens) >= 0:
+        return 0
+    return int(tokens[0] < 0) + sum(token < 0 and token != before for before, token in pairwise(tokens))
 
 
 def _latest(trie: PrefixTrie, most: int) -> list[Node]:

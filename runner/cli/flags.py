@@ -178,6 +178,12 @@ FLAGS = (
         " answers, which memory bounds, on one; N threads do both",
     ),
     switch(
+        COMPUTE,
+        "no-media",
+        "leave out what a model sees pictures with",
+        "leave out the tower of a model that sees pictures, which saves its memory; requests with pictures are refused",
+    ),
+    switch(
         PROCESS,
         "inspect-text",
         "show how prompts begin, on the page",
@@ -201,8 +207,9 @@ FLAGS = (
         choices=HAND_OVER,
         short="which models Ollama's own runner takes over",
         help="which models Ollama's own runner takes over under `mlx-runner ollama serve`: `auto`, every model that"
-        " this runner refuses to load, and models with pictures or sound that only Ollama's runner takes; `refused`,"
-        " only the former; `off`, none; elsewhere this flag has no effect",
+        " this runner refuses to load, and models whose pictures only Ollama's runner can read; `sound`, also models"
+        " that take sound there; `refused`, only models that are refused; `off`, none; elsewhere this flag has no"
+        " effect",
     ),
     Flag(
         group=PROCESS,

@@ -81,6 +81,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         blas=values["blas"],
         blas_threads=blas_threads(values),
         log_level=log_level(values, environ),
+        no_media=values["no-media"] == "on",
         inspect_text=values["inspect-text"] == "on",
         watch_parent=values.get("watch-parent", "on" if hosted else "off") == "on",
         hosted=hosted,

@@ -131,8 +131,9 @@ def ollama_serve_parser() -> Parser:
         "MLX_RUNNER_KV_BITS=8 mlx-runner ollama serve\n"
         "\n"
         "Only MLX models (model_format safetensors) run on this runner; GGUF models stay with Ollama. Ollama's own"
-        " runner also takes over MLX models that this runner refuses to load, and models with pictures or sound."
-        " MLX_RUNNER_HAND_OVER=refused keeps the latter here, for text only; MLX_RUNNER_HAND_OVER=off keeps all.",
+        " runner also takes over MLX models that this runner refuses to load, and models whose pictures only it can"
+        " read. MLX_RUNNER_HAND_OVER=sound gives it models that take sound, too; refused keeps the text of all models"
+        " here that load; off keeps everything.",
     )
     what = parser.add_argument_group("what to start")
     what.add_argument("ollama", nargs="?", metavar="OLLAMA", help="Ollama's executable [ollama, from PATH]")

@@ -18,6 +18,7 @@ from runner.engine.events import Outbox
 from runner.engine.formats import Formats
 from runner.engine.memory.budget import MemoryBudget, MLXMeter, set_limits
 from runner.engine.observe.report import Identity, Report
+from runner.engine.pictures.support import NoPictures, PictureSupport, Sight
 from runner.engine.platform.warmup import sketch, warm_up
 from runner.engine.policy import SlicePolicy
 from runner.engine.scheduler import Scheduler
@@ -35,11 +36,12 @@ MakeLayers = Callable[[], list[object]]
 
 
 class Assembly(NamedTuple):
-    """The parts of an engine. All but `tokenizer` and `formats` belong to the engine thread."""
+    """The parts of an engine. All but `tokenizer`, `pictures` and `formats` belong to the engine thread."""
 
     scheduler: Scheduler
     report: Report
     tokenizer: Tokenizer
+    pictures: PictureSupport | NoPictures
     formats: Formats
     warm_up: Callable[[], None]
     """Computes what a first request would. Raises ComputeError if the model cannot."""
@@ -59,16 +61,29 @@ class _Device(NamedTuple):
 
 
 def assemble(
-    settings: Settings, model: OpenedModel, opening: Future[Tokenizer], outbox: Outbox, started_s: float
+    settings: Settings,
+    model: OpenedModel,
+    opening: Future[Tokenizer],
+    outbox: Outbox,
+    started_s: float,
+    wake: Callable[[], None],
 ) -> Assembly:
     """Loads the model and builds an engine around it. Runs on the engine thread.
 
-    `opening` gives the tokenizer; `started_s` is when the engine began to load, for the log. Raises ModelError if the
-    model or its tokenizer cannot be loaded.
+    `opening` gives the tokenizer; `started_s` is when the engine began to load, for the log; `wake` makes an engine
+    that waits look for work. Raises ModelError if the model or its tokenizer cannot be loaded.
     """
     opened = _open_device(settings)
-    loaded = load(model, settings.dtype, opened.budget_bytes, slow_blas=blas.detect(settings.blas).is_slow)
+    slow_blas = blas.detect(settings.blas).is_slow
+    loaded = load(model, settings.dtype, opened.budget_bytes, slow_blas=slow_blas)
     tokenizer = opening.result()
+    sight = Sight()
+    if model.has_vision:
+        from runner.engine.pictures.sight import open_sight  # no other model needs it
+
+        sight = open_sight(
+            model, loaded, tokenizer, settings, opened.budget_bytes - mx.get_active_memory(), wake, slow_blas=slow_blas
+        )
     make_layers, salt = _choose_kv_format(loaded, model.vocab_size, settings.kv_bits)
     cache_bytes = settings.cache_memory.bytes_of(opened.total_bytes)
     chunk_tokens = settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if opened.on_cpu else GPU_CHUNK_TOKENS)
@@ -86,13 +101,16 @@ def assemble(
         tokenizer=tokenizer,
         context_length=model.context_length,
         make_cache=new_cache,
-        memory=MemoryBudget(MLXMeter(), opened.budget_bytes, chunk_tokens, reuse_bytes, grammar_bytes),
+        memory=MemoryBudget(
+            MLXMeter(), opened.budget_bytes, chunk_tokens, reuse_bytes, grammar_bytes, sight.drop_features
+        ),
         salt=salt,
+        encoder=sight.encoder,
         trial=trial,
     )
     scheduler = Scheduler(context, SlicePolicy(chunk_tokens, settings.max_gap_s), settings.parallel, outbox)
     identity = Identity(__version__, model.name, model.architecture, device(), model.context_length, settings.cache)
-    report = Report(identity, scheduler, context.memory, tokenizer if settings.inspect_text else None)
+    report = Report(identity, scheduler, context.memory, tokenizer if settings.inspect_text else None, sight.encoder)
     log.info(
         "model loaded",
         model=model.name,
@@ -107,7 +125,7 @@ def assemble(
         parallel=scheduler.parallel,
     )
     warm = _warm_up_of(model, loaded, make_layers, on_cpu=opened.on_cpu)
-    return Assembly(scheduler, report, tokenizer, formats, warm, not opened.on_cpu)
+    return Assembly(scheduler, report, tokenizer, sight.support, formats, warm, not opened.on_cpu)
 
 
 def _open_device(settings: Settings) -> _Device:

@@ -42,6 +42,7 @@ class Batch:
         self.generations = [generation]
         self._forward = forward
         self._rows = DecodeRows(generation.session)
+        self._shifted = generation.pictures.shifted if generation.pictures and generation.shift else None
         self._sampler: Sampler | SamplerBatch | None = None
         self._ahead: Sample | None = None  # dispatched and not yet read
         self._drawn_alone: dict[Generation, Sample] = {}  # drawn on own layers, and not taken yet
@@ -179,6 +180,7 @@ class Batch:
         self._drawn_alone[other.generations[0]] = other._ahead
         self._ahead = ahead
         self.generations += other.generations
+        self._shifted = self._shifted or other._shifted
 
     def leave(self, leaving: Sequence[Generation]) -> Results:
         """Removes these generations; their own layers take over what the batch has computed. Returns the generations
@@ -246,7 +248,11 @@ class Batch:
     def _run(self, tokens: mx.array) -> mx.array:
         """Runs the forward over these tokens [B, L]; L is 1 for several generations. Returns the logits [B, L, V]
         (lazy)."""
-        logits = self._rows.compute(self._forward, tokens)
+        if self._shifted is None:
+            logits = self._rows.compute(self._forward, tokens)
+        else:
+            with self._shifted([generation.shift for generation in self.generations]):
+                logits = self._rows.compute(self._forward, tokens)
         if TRACE.on:
             TRACE.lap("forward")
         return logits

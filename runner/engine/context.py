@@ -1,12 +1,17 @@
 """The things that all requests of one engine share."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from runner.cache import Cache
-from runner.engine.generation import Forward
+from runner.cache.session import LiveSession
+from runner.engine.generation import Forward, Generation
 from runner.engine.memory.budget import MemoryBudget
+from runner.engine.request import Request
 from runner.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from runner.engine.pictures.encoder import PictureEncoder
 
 
 class BatchTrial(Protocol):
@@ -41,5 +46,16 @@ class EngineContext(NamedTuple):
     memory: MemoryBudget
     salt: str = ""
     """Names what changes the meaning of the cache's contents: prompts of different salts share nothing."""
+    encoder: "PictureEncoder | None" = None
+    """The encoder of pictures, of a model that sees."""
     trial: BatchTrial = SettledTrial()
     """The trial that decides whether requests may share a batch."""
+
+    def generation(self, request: Request, session: LiveSession, started_ns: int) -> Generation:
+        """Returns the generation of a request that left the queue at `started_ns`."""
+        pictures = None
+        if request.pictures is not None and self.encoder is not None:
+            from runner.engine.pictures.progress import PictureProgress  # no text needs it
+
+            pictures = PictureProgress(request.pictures, self.encoder)
+        return Generation(request, session, self.tokenizer, self.context_length, started_ns, pictures)

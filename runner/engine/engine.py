@@ -81,7 +81,10 @@ class Engine:
             request.grammar = self.parts.formats.compile(request.format)
         self._mailbox.put(request)
         if request.grammar is not None:
-            request.grammar.add_done_callback(lambda _: self._mailbox.put(None))
+            request.grammar.add_done_callback(lambda _: self._wake())
+
+    def _wake(self) -> None:
+        self._mailbox.put(None)
 
     async def collect_stats(self) -> "EngineStats":
         """Returns all counters, as of between two slices. Costs the engine some tens of microseconds."""
@@ -137,8 +140,8 @@ class Engine:
             raise no_mlx(error) from error
         from runner.engine.assemble import assemble
 
-        self.parts = assemble(self._settings, self._model, self._opening, self._outbox, started)
-        self.tokenizer = self.parts.tokenizer
+        self.parts = assemble(self._settings, self._model, self._opening, self._outbox, started, self._wake)
+        self.tokenizer, self.pictures = self.parts.tokenizer, self.parts.pictures
         self._publish()
 
     def _step(self) -> None:

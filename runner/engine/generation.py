@@ -22,6 +22,7 @@ from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from runner.engine.pictures.progress import PictureProgress
     from runner.grammar import Guide
 
 log = Log(__name__)
@@ -38,10 +39,19 @@ class Generation:
     """
 
     def __init__(
-        self, request: Request, session: LiveSession, tokenizer: Tokenizer, context_length: int, started_ns: int
+        self,
+        request: Request,
+        session: LiveSession,
+        tokenizer: Tokenizer,
+        context_length: int,
+        started_ns: int,
+        pictures: "PictureProgress | None" = None,
     ) -> None:
-        """`started_ns`: when the request left the queue."""
+        """`started_ns`: when the request left the queue. `pictures` are those of the prompt."""
         self.request = request
+        self.pictures = pictures
+        self.shift = 0 if pictures is None else pictures.prompt.shift
+        """The difference between positions and offsets behind the prompt."""
         self.session = session
         self.life = Lifecycle(request.arrived_ns, started_ns, computed_ns=perf_counter_ns())
         self.room = request.max_tokens
@@ -75,13 +85,23 @@ class Generation:
         session = self.session
         count = session.next_forward(most)
         at = session.position
+        if self.pictures is not None:
+            count = self.pictures.slice_tokens(at, count)
         with session.forward(count):
-            forward(mx.array([session.recorded[at : at + count]]), session.layers)
+            if self.pictures is None:
+                forward(mx.array([session.recorded[at : at + count]]), session.layers)
+            else:
+                self.pictures.forward(session.recorded, at, count, session.layers, forward)
         TRACE.lap("forward")
         mx.eval(session.state())
         TRACE.lap("wait")
         mx.clear_cache()  # the buffers of a slice have other sizes than those of the next forwards
         return count
+
+    @property
+    def lacks_picture(self) -> bool:
+        """True if a picture has to be encoded before the prefill goes on."""
+        return self.pictures is not None and self.left > 0 and self.pictures.lacks(self.session.position)
 
     # --- the grammar
 
@@ -197,6 +217,8 @@ class Generation:
         far are prefilled like the prompt."""
         session.recorded += self.session.recorded[self.session.total :]
         self.session = session
+        if self.pictures is not None:
+            self.pictures.close()
         self.restarted = True
         self.return_to_prefill()
 
@@ -210,6 +232,8 @@ class Generation:
             self._end()
         if self.guide is not None:
             self.guide.close()
+        if self.pictures is not None:
+            self.pictures.close()
         self.session.close(failed=self.life.outcome == "failed")
 
     def metrics(self) -> Metrics:

@@ -1,9 +1,9 @@
 """Decides from numbers alone which slice comes next; knows no model and no clock.
 
-A decode step of a batch follows its previous one within `max_gap_s`. The time that this leaves belongs to new requests
-and to prompts and, if there are none, to the trial of batches. If it leaves too little, every round of steps is
-followed by one new request, one prompt slice of `LEAST_TOKENS`, or one slice of the trial, which takes no longer. So
-the gap of a batch is at most `max_gap_s`, or one round and that one slice if these take longer. Two things cannot be
+A decode step of a batch follows its previous one within `max_gap_s`. The time that this leaves belongs to new requests,
+to prompts and pictures, and, if there are none, to the trial of batches. If it leaves too little, every round of steps
+is followed by one new request, one prompt slice of `LEAST_TOKENS`, one piece of a picture, or one slice of the trial.
+So the gap of a batch is at most `max_gap_s`, or one round and that one slice if these take longer. Two things cannot be
 foreseen and come on top: a slice that takes longer than the last ones did, and the first step of a new batch.
 """
 
@@ -43,6 +43,14 @@ class Decode(NamedTuple):
     """The batch's index in `View.decoding`."""
 
 
+class Encode(NamedTuple):
+    """Compute one piece of the picture that waits longest."""
+
+    def __bool__(self) -> bool:
+        """True, as above."""
+        return True
+
+
 class AdvanceTrial(NamedTuple):
     """Advance the trial that finds out whether the model can decode several requests in one batch."""
 
@@ -51,7 +59,7 @@ class AdvanceTrial(NamedTuple):
         return True
 
 
-Slice = Begin | Prefill | Decode | AdvanceTrial
+Slice = Begin | Prefill | Encode | Decode | AdvanceTrial
 
 
 class View(NamedTuple):
@@ -65,6 +73,8 @@ class View(NamedTuple):
     """The ids of the batches that can step. A batch keeps its id."""
     trial: bool = False
     """True if batches wait for the trial to end."""
+    encoding: int = 0
+    """The number of prompts that wait for a picture which can be encoded."""
 
 
 @dataclass(slots=True)
@@ -93,7 +103,8 @@ class SlicePolicy:
         self._slices = 0
         self._last_other = 0  # the number of the latest slice that was not a step
         self._paces: dict[int, _Pace] = {}
-        self._begin_s = self._trial_s = 0.0
+        self._begin_s = self._trial_s = self._encode_s = 0.0
+        self._encoded_last = False  # of prompts and pictures: they take turns
         self._token_s: float | None = None
         self._most_tokens = _FIRST_TOKENS  # at most doubles with each slice: the first measurements are rough
         self._balance_s = 0.0  # the time that the oldest prompt got, less that of the shortest
@@ -103,8 +114,10 @@ class SlicePolicy:
         if not view.decoding:
             if view.startable:
                 return Begin()
+            if self._encodes(view):
+                return Encode()
             return self._next_prefill(view, self._chunk_tokens) if view.prefilling else None
-        if len(view.decoding) == 1 and not view.startable and not view.prefilling:
+        if len(view.decoding) == 1 and not view.startable and not view.prefilling and not view.encoding:
             return Decode(0)
         step = Decode(min(range(len(view.decoding)), key=lambda index: self._last_slice(view.decoding[index])))
         if view.decoding[step.index] not in self._paces:
@@ -114,6 +127,8 @@ class SlicePolicy:
         fresh = self._last_slice(view.decoding[step.index]) > self._last_other
         if view.startable:  # prompts wait for it, or they would take the room that it needs
             return Begin() if fresh or self._begin_s <= room_s else step
+        if self._encodes(view):
+            return Encode() if fresh or self._encode_s <= room_s else step
         if not view.prefilling:
             return AdvanceTrial() if view.trial and (fresh or self._trial_s <= room_s) else step
         tokens = self._tokens_in(room_s)
@@ -137,9 +152,13 @@ class SlicePolicy:
         self._last_other = self._slices
         if isinstance(slice, Begin):
             self._begin_s += (seconds - self._begin_s) * _WEIGHT
+        elif isinstance(slice, Encode):
+            self._encode_s += (seconds - self._encode_s) * (1.0 if seconds > self._encode_s else _WEIGHT)
+            self._encoded_last = True
         elif isinstance(slice, AdvanceTrial):
             self._trial_s += (seconds - self._trial_s) * _WEIGHT
         elif slice.tokens > 0:
+            self._encoded_last = False
             self._measure(slice.tokens, seconds)
             if _shortest(view.prefilling) > 0:
                 self._balance_s += -seconds if slice.index else seconds
@@ -158,6 +177,10 @@ class SlicePolicy:
             self._token_s = token_s
         weight = min(1.0, tokens / _FIRST_TOKENS) * (1.0 if token_s > self._token_s else _WEIGHT)
         self._token_s += (token_s - self._token_s) * weight
+
+    def _encodes(self, view: View) -> bool:
+        """Returns True if a picture comes next, and not a slice of a prompt."""
+        return view.encoding > 0 and not (view.prefilling and self._encoded_last)
 
     def _last_slice(self, batch: int) -> int:
         return self._paces[batch].slice if batch in self._paces else 0

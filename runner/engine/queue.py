@@ -66,7 +66,7 @@ class RequestQueue:
 
     def _find(self, cache: Cache, memory: MemoryBudget, computed: int) -> Request | None:
         for request in self.awaiting_prefix:
-            if not cache.follows(request.prompt, self._salt):
+            if not cache.follows(request.keys, self._salt):
                 return request if not computed or memory.admits(cache, len(request.prompt)) else None
         running = computed + len(self.awaiting_prefix)
         if self.arrived and running < self._parallel:

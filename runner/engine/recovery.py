@@ -63,7 +63,7 @@ class Recovery:
         generation.session.close(failed=True)
 
     def _restart(self, cache: Cache, generation: Generation) -> None:
-        session = cache.begin(generation.request.prompt, self._salt)
+        session = cache.begin(generation.request.keys, self._salt)
         assert isinstance(session, LiveSession)
         generation.restart(session)
 

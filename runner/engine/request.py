@@ -7,15 +7,17 @@ from itertools import count
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from protocol import CompletionRequest, Format, FormatError, Media, decode_format
+from protocol import CompletionRequest, Format, FormatError, decode_format
 from runner.engine.events import EventStream
 from runner.engine.output.stop_strings import StopStrings
+from runner.engine.pictures.support import NoPictures, PictureSupport, refuse_media
 from runner.errors import RequestError
 from runner.sampling import SamplingOptions
 from runner.tokenizer import PART_CHARACTERS, Tokenizer
 
 if TYPE_CHECKING:
     from runner.grammar import Grammar
+    from runner.media.prompt import PicturePrompt
 
 _MOST_LOGPROBS = 20  # hosts do not ask for more
 _MOST_STOP_CHARACTERS = 65536
@@ -36,10 +38,13 @@ class Request:
     """A completion to compute. Made off the engine thread, which only reads it; any thread may cancel it."""
 
     prompt: list[int]
+    """The ids of the prompt; those of soft tokens stand in the places of pictures."""
     max_tokens: int
     sampling: SamplingOptions
     stops: StopStrings | None
     metered: bool
+    pictures: "PicturePrompt | None" = None
+    """The same prompt, with its pictures."""
     format: Format | None = None
     """The format that the answer must follow."""
     grammar: "Future[Grammar] | None" = None
@@ -49,6 +54,11 @@ class Request:
     number: int = field(default_factory=_numbers.__next__)
     """The name of this request in the log, where the lines of several requests alternate."""
     arrived_ns: int = field(default_factory=perf_counter_ns)
+
+    @property
+    def keys(self) -> list[int]:
+        """The tokens of the prompt as caches compare them: in the place of a picture stands its name."""
+        return self.prompt if self.pictures is None else self.pictures.keys
 
     def cancel(self) -> None:
         """Cancels the request: the engine drops it at its next slice."""
@@ -68,9 +78,10 @@ def refuse_size(size: int, tokenizer: Tokenizer, context_length: int) -> NoRetur
     raise AssertionError("so many bytes fit")
 
 
-def checked_format(wire: CompletionRequest) -> Format | None:
-    """Returns the format that the answer must follow. Raises RequestError for media, and for an invalid format."""
-    _refuse_media(wire.media)
+def checked_format(wire: CompletionRequest, pictures: PictureSupport | NoPictures) -> Format | None:
+    """Returns the format that the answer must follow. Raises RequestError for an invalid format, and for media that the
+    model cannot take."""
+    refuse_media(wire.media, pictures)
     try:
         return decode_format(bytes(wire.format))
     except FormatError as error:
@@ -97,13 +108,22 @@ def prepare(
     tokenizer: Tokenizer,
     limits: Limits,
     wanted_format: Format | None,
+    pictures: PictureSupport | NoPictures = NoPictures(),  # noqa: B008 - immutable
 ) -> Request:
-    """Returns the request to compute. Raises RequestError, in the words that hosts know, if it cannot be computed."""
-    prompt = tokenizer.encode(wire.prompt)
+    """Returns the request to compute. Raises RequestError, in the words that hosts know, if it cannot be computed.
+
+    Its pictures are known by their headers; they have yet to be decoded.
+    """
+    shown = None
+    if wire.media and isinstance(pictures, PictureSupport):
+        from runner.engine.pictures.expand import expand  # no text needs it
+
+        shown = expand(wire.prompt, wire.media, pictures, tokenizer, limits.context_length)
+    prompt = tokenizer.encode(wire.prompt) if shown is None else shown.ids
     if not prompt:
         raise RequestError("empty prompt")
     _refuse_beyond(limits.context_length, len(prompt))
-    _refuse_unknown_tokens(prompt, tokenizer, limits.vocab_size)
+    _refuse_unknown_tokens(prompt if shown is None else shown.keys, tokenizer, limits.vocab_size)
     room = limits.context_length - len(prompt)
     wanted = wire.options.num_predict
     return Request(
@@ -112,6 +132,7 @@ def prepare(
         sampling=_sampling(wire),
         stops=_stops(wire.options.stop),
         metered=wire.include_intermediate_metrics,
+        pictures=shown if shown and shown.spans else None,
         format=wanted_format,
     )
 
@@ -138,11 +159,6 @@ def _stops(wanted: Sequence[str]) -> StopStrings | None:
     if characters > _MOST_STOP_CHARACTERS:
         raise RequestError(f"the stop strings have {characters} characters, at most {_MOST_STOP_CHARACTERS} are taken")
     return StopStrings(wanted) if characters else None
-
-
-def _refuse_media(media: Sequence[Media]) -> None:
-    if media:
-        raise RequestError(f"this model does not support {media[0].kind or 'media'} input")
 
 
 def _sampling(wire: CompletionRequest) -> SamplingOptions:

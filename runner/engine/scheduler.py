@@ -8,11 +8,12 @@ from runner.engine.batch import Batch, Results, tell
 from runner.engine.batch_matching import BatchMatcher
 from runner.engine.batches import Batches
 from runner.engine.context import EngineContext, SettledTrial
+from runner.engine.encodings import Encodings
 from runner.engine.events import Failed, Outbox, Refused, Started
 from runner.engine.generation import Generation
 from runner.engine.observe.journal import Journal
 from runner.engine.observe.trace import TRACE
-from runner.engine.policy import AdvanceTrial, Begin, Decode, Prefill, Slice, SlicePolicy, View
+from runner.engine.policy import AdvanceTrial, Begin, Decode, Encode, Prefill, Slice, SlicePolicy, View
 from runner.engine.queue import RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
 from runner.engine.request import Request
@@ -43,6 +44,7 @@ class Scheduler:
         self.matcher = BatchMatcher(context.trial if self.parallel > 1 else SettledTrial())
         self.memory = context.memory
         self._recovery = Recovery(context.memory, context.salt)
+        self._encodings = Encodings(context.memory, self._recovery)
         self.batches = Batches(self.matcher, self._recovery)
         self._cache_invalid = False  # replace it before the next request begins
         self._slices = 0
@@ -54,8 +56,13 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """True if there is nothing to do until a message arrives or a grammar is compiled."""
-        busy = self.prefilling or any(batch.ready for batch in self.batches.all) or self._next_request
+        """True if there is nothing to do until a message arrives, a grammar is compiled or a picture is decoded."""
+        busy = (
+            self.prefilling
+            or (self._encodings.generations and self._encodings.ready)
+            or any(batch.ready for batch in self.batches.all)
+            or self._next_request
+        )
         return not busy and not any(each.compiled for each in self._compiling)
 
     @property
@@ -72,7 +79,7 @@ class Scheduler:
     @property
     def _generations(self) -> list[Generation]:
         """The requests that have a session."""
-        return [*self.prefilling, *self._compiling, *self.batches.generations]
+        return [*self.prefilling, *self._encodings.generations, *self._compiling, *self.batches.generations]
 
     def advance(self) -> None:
         """Computes one slice: begins a request, computes a part of a prompt, or decodes a step of a batch."""
@@ -85,6 +92,7 @@ class Scheduler:
         view = View(
             startable=int(startable is not None),
             prefilling=[generation.left for generation in self.prefilling],
+            encoding=len(self._encodings.ready) if self._encodings.generations else 0,
             decoding=[batch.id for batch in ready],
             trial=self.matcher.waits and len(ready) > 1,
         )
@@ -120,6 +128,8 @@ class Scheduler:
                 return chosen._replace(tokens=self._prefill(self.prefilling[index], tokens))
             case Decode(index):
                 return Decode(view.decoding.index(self._decode(ready[index])))
+            case Encode():
+                self._encode()
             case AdvanceTrial():
                 self.matcher.advance()
         return chosen
@@ -134,12 +144,12 @@ class Scheduler:
                 return self.journal.never_began([request], "refused")
             started_ns = perf_counter_ns()
             self._outbox.put(request.stream, Started())
-            if self.cache.follows(request.prompt, self._context.salt):
+            if self.cache.follows(request.keys, self._context.salt):
                 return self._queue.await_prefix(request, started_ns)
         try:
-            session = self.cache.begin(request.prompt, self._context.salt)
+            session = self.cache.begin(request.keys, self._context.salt)
             assert isinstance(session, LiveSession)
-            generation = Generation(request, session, self._context.tokenizer, self._context.context_length, started_ns)
+            generation = self._context.generation(request, session, started_ns)
         except Exception as error:  # this request ends, the engine goes on
             log.exception("a request failed", request=request.number)
             self._outbox.put(request.stream, Failed(error_line(error)))
@@ -155,7 +165,9 @@ class Scheduler:
             self._deliver([(generation, generation.start_grammar())])
         if generation.done:
             return
-        if generation.left:
+        if generation.lacks_picture:
+            self._encodings.generations.append(generation)
+        elif generation.left:
             self.prefilling.append(generation)
         elif generation.compiled:
             self.batches.all.append(Batch(generation, self.memory.measured(self._context.forward)))
@@ -173,10 +185,18 @@ class Scheduler:
             self._deliver(self._recovery.retry_or_fail(generation, error))
             return 0
         self.journal.prefilled(generation)
-        if not generation.left:
+        if not generation.left or generation.lacks_picture:
             self.prefilling.remove(generation)
             self._continue(generation)
         return computed
+
+    def _encode(self) -> None:
+        """Computes one piece of a picture."""
+        encoded = self._encodings.advance(self.cache)
+        if encoded is not None:
+            self._deliver(encoded.results)
+            if encoded.goes_on:
+                self._continue(encoded.generation)
 
     # --- decode
 
@@ -241,7 +261,7 @@ class Scheduler:
         """Ends the requests whose clients have left, and those that were turned away."""
         if self._queue.arrived or self._queue.awaiting_prefix:
             self.journal.never_began(self._queue.remove_cancelled(), "cancelled")
-        for generations in (self.prefilling, self._compiling):
+        for generations in (self.prefilling, self._encodings.generations, self._compiling):
             for generation in [each for each in generations if each.dropped]:
                 generations.remove(generation)
                 self._end(generation)

@@ -12,6 +12,7 @@ from protocol import BadRequestError, CompletionReader, CompletionRequest, Forma
 from protocol.reader import MOST_REST_BYTES
 from runner.engine.engine import Engine
 from runner.engine.events import Refused
+from runner.engine.pictures.support import NoPictures, PictureSupport
 from runner.engine.request import (
     Request,
     check_length_in_parts,
@@ -20,7 +21,7 @@ from runner.engine.request import (
     prepare,
     refuse_size,
 )
-from runner.errors import RequestError
+from runner.errors import MediaError, RequestError
 from runner.server.request_body import MOST_MEDIA_BYTES, RequestBodies, RequestBody
 from runner.server.response import ResponseBody
 from runner.server.tokenize_threads import TokenizeThreads
@@ -28,6 +29,7 @@ from runner.tokenizer import PART_CHARACTERS
 
 if TYPE_CHECKING:
     from runner.grammar import Grammar
+    from runner.media.prompt import Picture
 
 _SMALL_BYTES = 1 << 20
 """A body of this size may be read before the model's longest prompt is known."""
@@ -51,6 +53,10 @@ class CompletionEndpoint:
         """Answers one completion. The server cancels this, in every phase, when the client disconnects."""
         with self._bodies.body() as body:
             request = await self._prepare(*await self._read(http, body))
+            body.hold(request.pictures.nbytes if request.pictures is not None else 0)  # files, until they are answered
+            return await self._answer(http, request)
+
+    async def _answer(self, http: web.Request, request: Request) -> web.StreamResponse:
         http[NUMBER] = request.number
         self._engine.submit(request)
         try:
@@ -59,6 +65,7 @@ class CompletionEndpoint:
             return await self._stream(http, request)
         finally:
             request.cancel()
+            self._drop_pixels(request)
 
     async def _read(self, http: web.Request, body: RequestBody) -> tuple[CompletionRequest, Format | None]:
         """Reads the request, off the event loop except for what must happen while bytes arrive."""
@@ -70,7 +77,7 @@ class CompletionEndpoint:
         reader = CompletionReader(most)
         try:
             await body.read(http, most * _ESCAPE_BYTES + MOST_REST_BYTES + MOST_MEDIA_BYTES, reader.feed)
-            return await run(self._helper, _decode, reader.finish)
+            return await run(self._helper, _decode, reader.finish, self._engine.pictures)
         except BadRequestError:
             raise RequestError("Bad Request") from None
         except TooLargeError as error:
@@ -81,11 +88,23 @@ class CompletionEndpoint:
     async def _prepare(self, wire: CompletionRequest, wanted: Format | None) -> Request:
         """Tokenizes and checks the request, a long prompt in several steps between which others get their turn."""
         tokenizer, limits, size = self._engine.tokenizer, self._engine.limits, len(wire.prompt)
+        pictures = self._engine.pictures
         if size > PART_CHARACTERS:
             parts = check_length_in_parts(wire.prompt, tokenizer, limits.context_length)
             while await self._threads.run(size, next, parts, _END) is not _END:
                 pass
-        return await self._threads.run(size, prepare, wire, tokenizer, limits, wanted)
+        request = await self._threads.run(size, prepare, wire, tokenizer, limits, wanted, pictures)
+        if request.pictures is not None and isinstance(pictures, PictureSupport):
+            for span in request.pictures.spans:
+                await _check(span.picture, pictures)
+        return request
+
+    def _drop_pixels(self, request: Request) -> None:
+        """Forgets the pixels that a request did not come to take."""
+        pictures = self._engine.pictures
+        if request.pictures is not None and isinstance(pictures, PictureSupport):
+            for span in request.pictures.spans:
+                pictures.pixels.drop(span.picture)
 
     async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:
         events = await request.stream.batch()
@@ -103,9 +122,21 @@ class CompletionEndpoint:
         return response
 
 
-def _decode(finish: Callable[[], CompletionRequest]) -> tuple[CompletionRequest, Format | None]:
+def _decode(
+    finish: Callable[[], CompletionRequest], pictures: PictureSupport | NoPictures
+) -> tuple[CompletionRequest, Format | None]:
     wire = finish()
-    return wire, checked_format(wire)
+    return wire, checked_format(wire, pictures)
+
+
+async def _check(picture: "Picture", pictures: PictureSupport) -> None:
+    """Has a picture decoded that was never seen. RequestError if it is damaged."""
+    if pictures.pixels.is_sound(picture):
+        return
+    try:
+        await asyncio.wrap_future(pictures.pixels.check(picture))
+    except MediaError as error:
+        raise RequestError(str(error)) from None
 
 
 async def _done(compiling: "Future[Grammar]") -> None:

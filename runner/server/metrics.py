@@ -44,7 +44,7 @@ class Exporter(Collector):
     def collect(self) -> Iterator[Metric]:
         if self._published is not None:
             stats = self._published.stats
-            for metrics in (_about, _requests, _tokens, _cache, _memory, _slices):
+            for metrics in (_about, _requests, _tokens, _cache, _memory, _slices, _pictures):
                 yield from metrics(stats)
             yield from _distributions(self._published.distributions)
 
@@ -113,6 +113,15 @@ def _memory(stats: Stats) -> Iterator[Metric]:
     yield _gauge("memory_weights_bytes", "Memory taken by the weights.", memory.weights_bytes)
     if memory.budget_bytes is not None:
         yield _gauge("memory_budget_bytes", "Most device memory that may be in use.", memory.budget_bytes)
+
+
+def _pictures(stats: Stats) -> Iterator[Metric]:
+    pictures = stats.pictures
+    yield _counter("pictures_encoded", "Pictures that went through the tower.", pictures.encoded)
+    yield _counter("picture_tokens", "Tokens that these took in prompts.", pictures.soft_tokens)
+    yield _counter("picture_seconds", "Time spent in the tower.", pictures.encode_s)
+    yield _counter("picture_feature_hits", "Pictures whose features were still known.", pictures.feature_hits)
+    yield _gauge("picture_feature_bytes", "Memory taken by features of pictures.", pictures.feature_bytes)
 
 
 def _slices(stats: Stats) -> Iterator[Metric]:

@@ -19,7 +19,7 @@ _STALLED_S = 60.0
 
 
 class RequestBodies:
-    """All bodies that are held in memory. Owner: the event loop.
+    """All bodies that are held in memory, with the pictures of running requests. Owner: the event loop.
 
     A body may take as much as all bodies together leave free, so that large ones never keep small ones out.
     """
@@ -81,7 +81,7 @@ class RequestBody:
         self._held_bytes = size
         if size > bodies.most_bytes - bodies.held_bytes:
             raise RequestError(
-                f"requests that are still being read fill their limit of {bodies.most_bytes >> 20} MiB:"
+                f"requests that are being read, and their pictures, fill their limit of {bodies.most_bytes >> 20} MiB:"
                 " send this one again in a moment, or make it shorter",
                 HTTPStatus.SERVICE_UNAVAILABLE,
             )

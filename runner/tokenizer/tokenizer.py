@@ -59,8 +59,12 @@ class Tokenizer:
         is applied. BOS is put in front iff the model asks for it, even if the text begins with one. Long texts are
         encoded without the GIL.
         """
-        ids = self._backend.encode(_without_surrogates(text))
+        ids = self.encode_without_bos(text)
         return [self.bos, *ids] if self.add_bos and self.bos is not None else ids
+
+    def encode_without_bos(self, text: str) -> list[int]:
+        """Tokenizes a text by itself that follows others in a prompt; otherwise as `encode`."""
+        return self._backend.encode(_without_surrogates(text))
 
     def encode_parts(self, pieces: Iterable[str]) -> Iterator[list[int]]:
         """Encodes a text of any length, given in pieces. Yields the ids of parts of at most `PART_CHARACTERS`.

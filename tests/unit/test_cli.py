@@ -94,6 +94,7 @@ def test_every_flag_has_its_variable() -> None:
         "prefill-chunk": "8",
         "dtype": "float16",
         "trace": "/t.json",
+        "no-media": "on",
         "inspect-text": "on",
         "blas": "off",
         "blas-threads": "2",
@@ -103,7 +104,7 @@ def test_every_flag_has_its_variable() -> None:
     by_flag = parse([word for name, value in examples.items() for word in (f"--{name}", value)], {})
     assert by_variable == by_flag
     assert (by_flag.context_tokens, by_flag.verify, by_flag.dtype) == (4096, True, "float16")
-    assert (by_flag.trace, by_flag.inspect_text) == (Path("/t.json"), True)
+    assert (by_flag.trace, by_flag.inspect_text, by_flag.no_media) == (Path("/t.json"), True, True)
     assert (by_flag.parallel, by_flag.max_gap_s, by_flag.prefill_chunk_tokens) == (5, 0.007, 8)
 
 

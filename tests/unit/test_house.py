@@ -16,7 +16,7 @@ LAYERS = (
     ("commands", "server"),
     ("engine",),
     ("grammar",),
-    ("cache", "model", "tokenizer", "sampling"),
+    ("cache", "model", "tokenizer", "sampling", "media"),
     ("process", "settings", "blas"),
     ("logs",),
     ("errors", "sizes", "terminal", "__version__"),
@@ -138,6 +138,14 @@ def test_the_server_and_the_protocol_never_touch_mlx() -> None:
     assert all(
         path.startswith(("runner/engine/", "runner/cache/", "runner/model/", "runner/sampling/")) for path in users
     )
+
+
+def test_pictures_are_prepared_without_mlx() -> None:
+    assert all(not path.startswith("runner/media/") for path in users_of("mlx") | users_of("mlx_lm"))
+
+
+def test_one_module_knows_pillow() -> None:
+    assert users_of("PIL") == {"runner/media/picture.py"}
 
 
 def test_only_the_command_line_reads_the_environment() -> None:

@@ -63,10 +63,12 @@ class MemoryBudget:
         chunk_tokens: int,
         reuse_bytes: int = 0,
         grammar_bytes: Callable[[], int] = lambda: 0,
+        drop_features: Callable[[], None] = lambda: None,
     ) -> None:
         """Made when the weights are loaded and nothing else is. `budget_bytes` None bounds nothing; `chunk_tokens` is
-        the longest slice of a prompt, `reuse_bytes` what MLX may keep for reuse whatever else is needed, and
-        `grammar_bytes` what grammars take of the same memory."""
+        the longest slice of a prompt, `reuse_bytes` what MLX may keep for reuse whatever else is needed,
+        `grammar_bytes` what grammars take of the same memory, and `drop_features` frees the features of pictures that
+        no request needs now."""
         self.budget_bytes = budget_bytes
         self.weights_bytes = meter.active()
         self.workspace = WorkspaceEstimate()
@@ -74,6 +76,7 @@ class MemoryBudget:
         self._chunk_tokens = chunk_tokens
         self._reuse_bytes = reuse_bytes
         self._grammar_bytes = grammar_bytes
+        self._drop_features = drop_features
         self._step_bytes = 0  # the most that decode steps took, beside what they left
         self._peak_bytes = self._start_bytes = 0
         self._running = self._longest = 0  # requests, and tokens of the longest context, as of the last `fit`
@@ -122,6 +125,7 @@ class MemoryBudget:
                 return generation, text
         if not running or self._lacking(cache, others) <= 0:
             return None
+        self._drop_features()
         self._meter.settle()  # a busy CPU releases buffers a moment after it has computed with them
         others = self._others(cache)
         lacking = self._lacking(cache, others)
@@ -135,8 +139,26 @@ class MemoryBudget:
         numbers = self._numbers("what runs", cache.nbytes, self._beside(others))
         return youngest, f"there is no room to go on: {numbers}. {_ADVICE}, or run fewer at once (--parallel)"
 
+    def make_room(self, cache: CacheBudget, nbytes: int) -> str:
+        """Evicts unused cache entries until a picture can be encoded, which takes `nbytes` at once. Returns why it
+        cannot, even so; empty if it can."""
+        if self.budget_bytes is None or not nbytes:
+            return ""
+        for free in (None, self._drop_features, self._meter.settle):
+            if free is not None:
+                free()
+            beside = self._others(cache) + self._fixed() + nbytes
+            cache.bound(max(0, self.room_bytes - beside))
+            if cache.nbytes + beside <= self.room_bytes:
+                return ""
+        numbers = self._numbers("what runs", cache.nbytes, beside)
+        return (
+            f"there is no room to encode a picture: {numbers}. Send a smaller one, or give the runner more (--memory)"
+        )
+
     def free(self, cache: CacheBudget) -> None:
         """Frees all unused memory, because MLX found none."""
+        self._drop_features()
         cache.evict()
         self._meter.clear()
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
-from protocol.stats import CacheNode, MemoryCounts, RunningRequest, Stats
+from protocol.stats import CacheNode, MemoryCounts, PictureCounts, RunningRequest, Stats
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.observe.counters import EngineStats
 from runner.tokenizer import Tokenizer
@@ -15,10 +16,13 @@ from runner.tokenizer.utf8 import decode
 
 if TYPE_CHECKING:
     from runner.engine.generation import Generation
+    from runner.engine.pictures.encoder import PictureEncoder
     from runner.engine.request import Request
     from runner.engine.scheduler import Scheduler
 
 _PREVIEW = 60
+_MOST_SHOWN = 1 << 14  # tokens, of which those of a picture are shown as one
+_PICTURE = b"[picture]"
 
 
 class Identity(NamedTuple):
@@ -36,9 +40,15 @@ class Report:
     """Reads the state of an engine between two slices, and changes nothing. Owner: the engine thread."""
 
     def __init__(
-        self, identity: Identity, scheduler: "Scheduler", memory: MemoryBudget, tokenizer: Tokenizer | None
+        self,
+        identity: Identity,
+        scheduler: "Scheduler",
+        memory: MemoryBudget,
+        tokenizer: Tokenizer | None,
+        encoder: "PictureEncoder | None" = None,
     ) -> None:
         """With a `tokenizer`, cache nodes show the beginning of their text."""
+        self._encoder = encoder
         self._identity = identity
         self._scheduler = scheduler
         self._memory = memory
@@ -63,6 +73,7 @@ class Report:
             cache=counters.cache(cache.counts),
             memory=_memory_counts(self._memory),
             slices=counters.slices(),
+            pictures=self._encoder.counts if self._encoder is not None else PictureCounts(),
             running=[
                 *(_running(generation, now_ns) for generation in counters.running),
                 *(_queued(request, now_ns) for request in queued),
@@ -128,5 +139,6 @@ def _seconds(since_ns: int, now_ns: int) -> float:
 
 def preview(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     """Returns the first characters of the text of these tokens, on one line."""
-    data = b"".join(tokenizer.token_bytes(token) for token in tokens[:_PREVIEW])
+    shown = [token for before, token in pairwise((0, *tokens[:_MOST_SHOWN])) if token >= 0 or token != before]
+    data = b"".join(_PICTURE if token < 0 else tokenizer.token_bytes(token) for token in shown[:_PREVIEW])
     return decode(data)[:_PREVIEW]

@@ -6,6 +6,7 @@ import { bytes, count, counted, set, svg, write } from "./text.js";
 export const ROW = 50;
 export const TOP = 8;
 const OLD_USES = 64;
+const FRAME = 17; // a picture's mark, and the room behind it
 
 /** Where the middle of an item's edge is, from the top. */
 export const middle = (item) => TOP + item.row * ROW + 26;
@@ -17,6 +18,7 @@ export class Edge {
   #parts = ["live", "paged", "missing"].map((kind) => svg("rect", { class: `part ${kind}` }));
   #frame = svg("rect", { class: "frame" });
   #point = svg("path", { class: "point" });
+  #photo = svg("path", { class: "photo" });
   #name = svg("text", { class: "name" });
   #size = svg("text", { class: "size" });
   #area = svg("rect", { class: "hit" });
@@ -25,7 +27,7 @@ export class Edge {
   constructor(key) {
     this.element = svg(
       "g", { class: "edge", role: "treeitem", "data-key": key }, this.#hint,
-      ...this.#parts, this.#frame, this.#point, this.#name, this.#size, this.#area,
+      ...this.#parts, this.#frame, this.#point, this.#photo, this.#name, this.#size, this.#area,
     );
   }
 
@@ -46,14 +48,17 @@ export class Edge {
     const half = thickness / 2 + 3;
     set(this.#point, { d: node.restore_point ? `M${tip} ${middle(item) - half}V${middle(item) + half}` : "" });
     const tokens = node.end - node.start;
-    const name = node.text ? shortened(length + 6, oneLine(node.text)) : fitting(length + 6, counted(tokens, "token"), count(tokens));
-    put(this.#name, x, y - 5, name);
+    set(this.#photo, { d: node.pictures ? photo(x + 0.5, y - 13.5) : "" });
+    const indent = node.pictures ? FRAME : 0;
+    const room = length + 6 - indent;
+    const name = node.text ? shortened(room, oneLine(node.text)) : fitting(room, counted(tokens, "token"), count(tokens));
+    put(this.#name, x + indent, y - 5, name);
     put(this.#size, x, y + thickness + 12, fitting(length + 6, bytes(node.bytes)));
     set(this.#area, { x: x - 4, y: middle(item) - 22, width: length + 8, height: 46 });
     const uses = Math.min(node.idle_uses, OLD_USES) / OLD_USES;
     this.element.style.setProperty("--fresh", (1 - 0.55 * uses).toFixed(2));
     const told = `${node.text ? `${oneLine(node.text)}: ` : ""}tokens ${count(node.start)} to ${count(node.end)}, ` +
-      `${bytes(node.bytes)}${node.locks ? ", in use" : ""}`;
+      `${bytes(node.bytes)}${node.pictures ? `, ${counted(node.pictures, "picture")}` : ""}${node.locks ? ", in use" : ""}`;
     write(this.#hint, told);
     set(this.element, {
       class: `edge${node.locks ? " used" : ""}${chosen ? " chosen" : ""}`,
@@ -79,6 +84,9 @@ export class More {
     set(this.element, { "aria-level": levels(item), "aria-expanded": false, "aria-label": `${item.words}: show some` });
   }
 }
+
+/** A mountain in a frame. */
+const photo = (x, y) => `M${x} ${y}h12v9h-12zM${x} ${y + 8}l4 -4 3 3 2 -2 3 3`;
 
 function put(text, x, y, words) {
   set(text, { x: x.toFixed(1), y: y.toFixed(1) });

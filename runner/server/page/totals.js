@@ -35,6 +35,7 @@ export function totals(stats, reading) {
     ["Computed", `${count(tokens.recomputed)} tokens`],
     ["Generated", `${count(tokens.generated)} tokens`],
     ...(tokens.forced ? [["Forced by a grammar", `${count(tokens.forced)} tokens (${percent(tokens.forced / Math.max(1, tokens.generated))})`]] : []),
+    ...(stats.pictures.encoded ? [["Pictures", `${count(stats.pictures.encoded)} of ${count(stats.pictures.soft_tokens)} tokens, ${duration(stats.pictures.encode_s)}`]] : []),
     ["Cache, live", bytes(cache.live_bytes)],
     ["Cache, paged out", bytes(cache.paged_bytes)],
     ["Restored", bytes(cache.restored_bytes)],

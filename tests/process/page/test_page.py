@@ -252,6 +252,19 @@ async def test_a_clicked_node_shows_its_details(stand_in: StandIn, look: Look) -
     await view.until("#node-name", "The node no longer exists")
 
 
+async def test_a_branch_that_holds_pictures_has_a_mark(stand_in: StandIn, look: Look) -> None:
+    stand_in.show(node(1, None, 0, 800, pictures=2), node(2, 1, 800, 1000))
+    view = await look(stand_in.url)
+    await draws(view, 1, 2)
+    marks = [await view.page.locator(f"[data-key=n{number}] .photo").get_attribute("d") for number in (1, 2)]
+    assert marks[0]
+    assert not marks[1]
+    assert ", 2 pictures" in str(await view.page.locator("[data-key=n1]").get_attribute("aria-label"))
+    assert "picture" not in str(await view.page.locator("[data-key=n2]").get_attribute("aria-label"))
+    await view.page.locator("[data-key=n1]").click()
+    assert "Pictures\n2" in await view.text("#node")
+
+
 async def test_the_picture_is_walked_with_the_keyboard(stand_in: StandIn, look: Look) -> None:
     stand_in.show(*TRIE)
     view = await look(stand_in.url)

@@ -60,6 +60,15 @@ def test_a_prompt_is_left_before_whatever_opens_the_answer(tail: list[int]) -> N
     assert offsets([*tokens, *tail])[-1] == stops[-1]
 
 
+def test_no_prompt_is_left_inside_a_picture() -> None:
+    first, second = [-7] * 50, [-8] * 50
+    assert offsets([WORD] * 100 + first + [WORD]) == [100]
+    assert offsets([WORD] * 100 + first + second + [WORD]) == [150]
+    assert offsets([WORD] * 100 + first + [WORD] * 4) == [150]
+    assert offsets([*[WORD] * 5, *[-7] * 3000, *[WORD] * 100]) == [3105 - BEFORE_END]  # nor in the middle
+    assert offsets(first) == []
+
+
 def test_a_prompt_is_left_where_another_parts_from_it() -> None:
     """For as long as something branches off there."""
     assert Checkpoint(150, False) in POINTS.plan([WORD] * 240, 0, 150, None)

@@ -11,6 +11,7 @@ from aiohttp.web import Request as HttpRequest
 from protocol.stats import CacheNode, Stats
 from runner.engine.events import Event, Outbox
 from runner.engine.observe.counters import Counters, EngineStats
+from runner.engine.pictures.support import NoPictures
 from runner.engine.request import Limits, Request
 from runner.errors import RequestError
 from runner.grammar.compiler import Compiler
@@ -33,6 +34,7 @@ class Script:
         files = {"tokenizer.json": json.dumps(byte_level()).encode(), "config.json": b"{}"}
         self.tokenizer = open_tokenizer(files.get)
         self.limits = Limits(CONTEXT, VOCABULARY)
+        self.pictures = NoPictures()
         self.memory_bytes = MEMORY_BYTES
         self.submitted: list[Request] = []
         self.stats = STATS

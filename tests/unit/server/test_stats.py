@@ -12,7 +12,16 @@ from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from protocol.stats import CacheCounts, CacheNode, CachePicture, RequestCounts, RunningRequest, Stats, TokenCounts
+from protocol.stats import (
+    CacheCounts,
+    CacheNode,
+    CachePicture,
+    PictureCounts,
+    RequestCounts,
+    RunningRequest,
+    Stats,
+    TokenCounts,
+)
 from runner.cache.interface import Miss
 from runner.engine.engine import Engine
 from runner.engine.events import Refused
@@ -408,6 +417,17 @@ async def test_metrics_match_the_stats(client: Client, engine: Script) -> None:
     assert found["mlx_runner_cache_misses_total"][("empty",)] == 2
     assert len(found["mlx_runner_cache_misses_total"]) == len([reason for reason in Miss if reason])
     assert list(found["mlx_runner_info"].values()) == [1]
+
+
+async def test_metrics_tell_of_pictures(client: Client, engine: Script) -> None:
+    counts = PictureCounts(encoded=3, soft_tokens=700, encode_s=1.5, feature_hits=2, feature_bytes=4096)
+    engine.stats = msgspec.structs.replace(STATS, pictures=counts)
+    found = await scrape(client)
+    assert found["mlx_runner_pictures_encoded_total"] == {(): 3}
+    assert found["mlx_runner_picture_tokens_total"] == {(): 700}
+    assert found["mlx_runner_picture_seconds_total"] == {(): 1.5}
+    assert found["mlx_runner_picture_feature_hits_total"] == {(): 2}
+    assert found["mlx_runner_picture_feature_bytes"] == {(): 4096}
 
 
 async def test_a_missing_bound_has_no_gauge(client: Client, engine: Script) -> None:

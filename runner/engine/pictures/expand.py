@@ -1,0 +1,61 @@
+"""Turns a prompt with markers into tokens. Reads headers of pictures, never a pixel; runs off the engine thread."""
+
+from collections.abc import Mapping, Sequence
+
+from protocol import Media
+from runner.engine.pictures.support import PictureSupport
+from runner.errors import MediaError, RequestError
+from runner.logs import Log
+from runner.media.digest import digest
+from runner.media.kind import AUDIO, IMAGE, kind_of
+from runner.media.prompt import Marker, Picture, PicturePrompt, split_markers
+from runner.tokenizer import Tokenizer
+
+log = Log(__name__)
+
+
+def expand(
+    prompt: str, media: Sequence[Media], pictures: PictureSupport, tokenizer: Tokenizer, context_length: int
+) -> PicturePrompt:
+    """Returns the tokens of a prompt with pictures, in the words that hosts know where it cannot.
+
+    Each text between markers is tokenized by itself. Stops as soon as there are more than `context_length` tokens, so
+    that the work is bounded. Raises RequestError.
+    """
+    items = {item.id: item for item in media}
+    seen: dict[int, Picture] = {}
+    parts: list[list[int] | Picture] = []
+    count = 0
+    for part in split_markers(prompt):
+        if isinstance(part, Marker):
+            picture = seen.get(part.id) or seen.setdefault(part.id, _picture(part.id, items, pictures))
+            parts += [[pictures.start], picture, [pictures.end]]
+            count += picture.geometry.tokens + 2
+        else:
+            ids = tokenizer.encode_without_bos(part) if parts else tokenizer.encode(part)
+            parts.append(ids)
+            count += len(ids)
+        if count > context_length:
+            break
+    if unused := items.keys() - seen.keys():
+        log.warning("media that no marker names", ids=" ".join(map(str, sorted(unused)[:8])))
+    return PicturePrompt(parts, pictures.soft, mrope=pictures.family.mrope)
+
+
+def _picture(number: int, items: Mapping[int, Media], pictures: PictureSupport) -> Picture:
+    item = items.get(number)
+    if item is None:
+        raise RequestError(f"invalid image index: {number}")
+    family = pictures.family
+    kind = item.kind or kind_of(item.data)
+    if kind != IMAGE:
+        raise RequestError(f"{family.title} does not support {kind if kind == AUDIO else item.kind} input")
+    from runner.media.picture import read_header  # imports Pillow and numpy
+
+    try:
+        header = read_header(item.data)
+        geometry = family.geometry(header.width, header.height)
+    except MediaError as error:
+        raise RequestError(str(error)) from error
+    name = pictures.names.name_of(digest(kind, family.name, family.version, geometry, item.data))
+    return Picture(item.data, header, geometry, name)

@@ -1,0 +1,50 @@
+"""Whether a model sees, and with what. Imported by every process: what pictures need is imported with a tower."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from protocol import Media
+from runner.errors import RequestError
+
+if TYPE_CHECKING:
+    from runner.engine.pictures.encoder import PictureEncoder
+    from runner.media.families.family import Family
+    from runner.media.pixels import PixelStore
+    from runner.media.prompt import PictureNames
+
+
+class PictureSupport(NamedTuple):
+    """A model that sees. Any thread may use it."""
+
+    family: "Family"
+    start: int
+    soft: int
+    end: int
+    """The ids around and in the place of a picture's soft tokens."""
+    names: "PictureNames"
+    pixels: "PixelStore"
+
+
+class NoPictures(NamedTuple):
+    """A model that sees nothing, and why, if it is not simply a text model."""
+
+    why: str = ""
+
+
+class Sight(NamedTuple):
+    """What a model sees with: the part for any thread, and that for the engine's."""
+
+    support: PictureSupport | NoPictures = NoPictures()
+    encoder: "PictureEncoder | None" = None
+
+    def drop_features(self) -> None:
+        """Frees the features that are kept for later prompts."""
+        if self.encoder is not None:
+            self.encoder.clear()
+
+
+def refuse_media(media: Sequence[Media], pictures: PictureSupport | NoPictures) -> None:
+    """Raises RequestError if there are media, but no model to see them."""
+    if media and isinstance(pictures, NoPictures):
+        why = f": {pictures.why}" if pictures.why else ""
+        raise RequestError(f"this model does not support {media[0].kind or 'media'} input{why}")

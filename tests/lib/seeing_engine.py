@@ -1,0 +1,337 @@
+"""The language of tests about pictures in the engine: a `Scheduler` over a tiny model that sees.
+
+    engine = SeeingEngine("qwen3.5-seeing")
+    asked = engine.ask("what is [img-0]?", red())
+    engine.finish()
+    engine.check()  # every answer is what a plain loop without a cache says
+
+As in `tests.lib.tiny_engine`, slices come from `advance` and nothing waits: pictures are decoded when the test says so.
+"""
+
+from asyncio import AbstractEventLoop
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import cache
+from io import BytesIO
+from typing import cast
+from unittest.mock import patch
+
+import mlx.core as mx
+import numpy as np
+from PIL import Image
+
+import runner.engine.scheduler
+from protocol import CompletionRequest, Logprob, Media
+from protocol.request import Options
+from runner.cache import make_cache
+from runner.cache.session import LiveSession
+from runner.cache.trie_cache import TrieCache
+from runner.engine.context import EngineContext, SettledTrial
+from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Text
+from runner.engine.generation import Generation
+from runner.engine.memory.budget import MemoryBudget
+from runner.engine.pictures.encoder import PictureEncoder
+from runner.engine.pictures.support import PictureSupport
+from runner.engine.policy import Slice, SlicePolicy, View
+from runner.engine.request import Limits, Request, prepare
+from runner.engine.scheduler import Scheduler
+from runner.media.families.family import Family
+from runner.media.families.gemma4 import Gemma4
+from runner.media.families.gemma4_unified import Gemma4Unified
+from runner.media.families.glimmer import Glimmer
+from runner.media.families.nemotron_h import NemotronH
+from runner.media.families.qwen3_5 import Qwen35
+from runner.media.pixels import PixelStore
+from runner.media.prompt import Picture, PictureNames
+from runner.model.pictures.embedding import Rows
+from runner.model.towers import Grid
+from runner.sampling.sampler import Sampler
+from scripts.tools.models.checkpoints import VOCABULARY_SIZE
+from tests.lib.driver import check_trie
+from tests.lib.seeing import BOTH_WAYS, END, MROPE, SOFT, START, Place, Seeing, Shown, seeing, walk
+from tests.lib.tiny_engine import Clock, ZeroMeter, _Loop
+
+CONTEXT = 2000
+MOST_SLICES = 5000
+TOLERANCE = 2e-4
+"""Of log-probabilities."""
+
+
+def family_of(name: str) -> Family:
+    """Returns the preparation of a model's pictures, with small ones left small."""
+    if name in MROPE:
+        return Qwen35(min_pixels=1)
+    if name.startswith("nemotron"):
+        return NemotronH(min_patches=4)
+    if name.startswith("glimmer"):
+        return Glimmer()
+    if name == "gemma4-unified-seeing":
+        return Gemma4Unified(budgets=(12,), bidirectional=True)
+    return Gemma4(budgets=(12,), bidirectional=name in BOTH_WAYS)
+
+
+@cache
+def picture(colour: str = "red", width: int = 96, height: int = 64) -> bytes:
+    """Returns a PNG with noise of a colour."""
+    noise = np.random.default_rng(len(colour)).integers(0, 60, (height, width, 3), dtype=np.uint8)
+    stream = BytesIO()
+    Image.fromarray(np.asarray(Image.new("RGB", (width, height), colour)) // 2 + noise).save(stream, "PNG")
+    return stream.getvalue()
+
+
+class Helper:
+    """The thread that decodes; the test decides when it does."""
+
+    def __init__(self) -> None:
+        self.waits = False
+        """True if pictures are decoded only by `run`."""
+        self.tasks: deque[tuple[Future[object], Callable[[], object]]] = deque()
+
+    def submit(self, function: Callable[[Picture], object], shown: Picture) -> Future[object]:
+        future: Future[object] = Future()
+        self.tasks.append((future, lambda: function(shown)))
+        if not self.waits:
+            self.run()
+        return future
+
+    def run(self) -> None:
+        """Decodes all pictures that wait."""
+        while self.tasks:
+            future, function = self.tasks.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except Exception as error:  # as an executor does
+                    future.set_exception(error)
+
+
+class Pixels(PixelStore):
+    """Counts what it decodes."""
+
+    def __init__(self, family: Family, helper: Helper) -> None:
+        super().__init__(family)
+        self._thread = helper  # type: ignore[assignment]
+        self.decoded = 0
+
+    def _decoded(self, picture: Picture) -> "np.typing.NDArray[np.uint8]":
+        self.decoded += 1
+        return super()._decoded(picture)
+
+
+class NotingPolicy(SlicePolicy):
+    """Notes what was done."""
+
+    def __init__(self, chunk_tokens: int = 2048, max_gap_s: float = 0.1) -> None:
+        super().__init__(chunk_tokens, max_gap_s)
+        self.slices: list[Slice] = []
+
+    def took(self, slice: Slice, view: View, seconds: float) -> None:  # noqa: A002
+        self.slices.append(slice)
+        super().took(slice, view, seconds)
+
+
+class Asked(EventStream):
+    """A request and what its client receives."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__()
+        self.request = request
+        request.stream = self
+        self.session: LiveSession | None = None
+
+    @property
+    def received(self) -> list[Event]:
+        return self._events
+
+    @property
+    def tokens(self) -> list[int]:
+        return [] if self.session is None else self.session.recorded[self.session.total :]
+
+    @property
+    def entries(self) -> list[Logprob]:
+        return [entry for event in self.received if isinstance(event, Text) for entry in event.logprobs]
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.received if isinstance(event, Text))
+
+    @property
+    def finished(self) -> Finished | None:
+        return self.received[-1] if self.received and isinstance(self.received[-1], Finished) else None
+
+    @property
+    def error(self) -> str:
+        end = self.received[-1] if self.received else None
+        return end.text if isinstance(end, Failed | Refused) else ""
+
+    @property
+    def first_soft(self) -> int:
+        """The place of the first picture."""
+        assert self.request.pictures is not None
+        return self.request.pictures.spans[0].start
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The tokens that the prompt shared with the cache, and those that were taken from it."""
+        assert self.session is not None
+        return self.session.matched, self.session.cached
+
+
+class SeeingEngine:
+    """A `Scheduler` over a model that sees, and all requests so far."""
+
+    def __init__(
+        self,
+        name: str,
+        policy: SlicePolicy | None = None,
+        *,
+        cache: str = "trie",
+        parallel: int = 8,
+        budget: int | None = None,
+        room: int | None = None,
+        make_layers: Callable[[], list[object]] | None = None,
+    ) -> None:
+        self.model: Seeing = seeing(name)
+        self.policy = policy or NotingPolicy()
+        self.make_layers = make_layers or self.model.loaded.make_layers
+        self.clock = Clock()
+        self.asked: list[Asked] = []
+        self.helper = Helper()
+        self.wakes = 0
+        family = family_of(name)
+        self.pixels = Pixels(family, self.helper)
+        self.support = PictureSupport(family, START, SOFT, END, PictureNames(), self.pixels)
+        self.encoder = PictureEncoder(
+            self.model.tower, self.pixels, self.model.forward(), self._wake, splits=family.splits
+        )
+        self.memory = MemoryBudget(ZeroMeter(), room, 2048, drop_features=self.encoder.clear)
+        context = EngineContext(
+            self._forward,
+            self.model.tokenizer,
+            CONTEXT,
+            lambda: make_cache(cache, self.make_layers, budget_bytes=budget),
+            self.memory,
+            encoder=self.encoder,
+            trial=SettledTrial(),
+        )
+        self._outbox = Outbox(cast("AbstractEventLoop", _Loop()))
+        self.scheduler = Scheduler(context, self.policy, parallel, self._outbox)
+        self.scheduler.matcher.lone_steps = 0
+        self._continue = self.scheduler._continue
+        self.scheduler._continue = self._note_session  # type: ignore[method-assign]  # to see the session of each
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def _forward(self, tokens: mx.array, layers: list[object]) -> mx.array:
+        self.clock.now += 0.010 + 0.001 * tokens.size
+        return self.model.loaded.logits(tokens, layers)
+
+    def _note_session(self, generation: Generation) -> None:
+        cast("Asked", generation.request.stream).session = generation.session
+        self._continue(generation)
+
+    def ask(self, prompt: str, *pictures: bytes, max_tokens: int = 6, **options: float) -> Asked:
+        """Prepares a request with these pictures, 0, 1, ..., and submits it. Every token has its log-probability."""
+        wire = CompletionRequest(
+            prompt=prompt,
+            media=[Media(data=data, id=number, kind="image") for number, data in enumerate(pictures)],
+            options=Options(num_predict=max_tokens, **options),  # type: ignore[arg-type]
+            logprobs=True,
+            top_logprobs=3,
+        )
+        limits = Limits(CONTEXT, VOCABULARY_SIZE)
+        asked = Asked(prepare(wire, self.model.tokenizer, limits, None, self.support))
+        self.asked.append(asked)
+        self.scheduler.add(asked.request)
+        return asked
+
+    def answer(self, prompt: str, *pictures: bytes, max_tokens: int = 6, **options: float) -> Asked:
+        """Asks, and waits for the answer, which must be right."""
+        asked = self.ask(prompt, *pictures, max_tokens=max_tokens, **options)
+        self.finish()
+        assert asked.finished is not None, asked.received[-1:]
+        self.check_answer(asked)
+        return asked
+
+    def advance(self, slices: int = 1) -> None:
+        for _ in range(slices):
+            with patch.object(runner.engine.scheduler, "perf_counter", self.clock):
+                self.scheduler.advance()
+            self._outbox.send()
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        """Advances until `reached` returns True."""
+        for _ in range(MOST_SLICES):
+            if reached():
+                return
+            assert not self.scheduler.idle, "all is done, and this was not reached"
+            self.advance()
+        raise AssertionError("never reached")
+
+    def finish(self) -> None:
+        """Advances until nothing is left to do."""
+        self.until(lambda: self.scheduler.idle)
+
+    def check(self) -> None:
+        """Checks all answers, and that nothing is left of them."""
+        for asked in self.asked:
+            self.check_answer(asked)
+        assert self.scheduler.idle
+        assert not self.scheduler._generations
+        if isinstance(self.scheduler.cache, TrieCache):
+            check_trie(self.scheduler.cache)
+
+    def check_answer(self, asked: Asked) -> None:
+        """Compares an answer, as far as it goes, with that of a plain loop."""
+        if isinstance(asked.received[0] if asked.received else None, Refused):
+            return
+        right = self._plain_loop(asked.request, len(asked.tokens))
+        drawn = Sampler(asked.request.sampling, asked.request.prompt, VOCABULARY_SIZE, CONTEXT)
+        for step, (token, logits) in enumerate(zip(asked.tokens, right(asked.tokens), strict=True)):
+            if asked.request.grammar is None:
+                assert token == drawn(logits[None]).read()[0].token, f"step {step} of {asked.tokens}"
+            if step < len(asked.entries):
+                wanted = (logits - mx.logsumexp(logits))[token].item()
+                assert abs(asked.entries[step].logprob - cast("float", wanted)) <= TOLERANCE, f"step {step}"
+        if asked.finished is not None:
+            assert asked.finished.metrics.prompt_eval_count == len(asked.request.prompt)
+
+    def _plain_loop(self, request: Request, steps: int) -> Callable[[Sequence[int]], list[mx.array]]:
+        """Returns a function that computes the logits before each token of an answer: no cache, the prompt at once."""
+        model, layers, forward = self.model, self.make_layers(), self.model.forward()
+        places, parts = _places(request)
+        rows = [
+            Rows(place.start, place.stop, self.features(span.picture))
+            for place, span in zip(places, request.pictures.spans if request.pictures else (), strict=True)
+        ]
+        channels = [list(each) for each in zip(*walk(parts), strict=True)] if rows and model.name in MROPE else None
+        shift = walk(parts, 1)[-1][0] - len(request.prompt) if channels else 0
+
+        def compute(answer: Sequence[int]) -> list[mx.array]:
+            found = [forward(request.prompt, layers, rows, channels)[0, -1]]
+            with forward.shifted([shift]):
+                found += [model.loaded.logits(mx.array([[token]]), layers)[0, -1] for token in answer[: steps - 1]]
+            return found[:steps]
+
+        return compute
+
+    def features(self, shown: Picture) -> mx.array:
+        """Returns what the tower makes of a picture, all at once."""
+        rows = PixelStore._decoded(PixelStore(self.support.family), shown)
+        geometry = shown.geometry
+        *_, features = self.model.tower.encode(mx.array(rows), Grid(geometry.rows, geometry.columns))
+        return features
+
+
+def _places(request: Request) -> tuple[list[Place], list[list[int] | Shown]]:
+    """Returns the pictures of a prompt, and its parts, for `walk`."""
+    places, parts, at = [], list[list[int] | Shown](), 0
+    for span in request.pictures.spans if request.pictures else ():
+        geometry = span.picture.geometry
+        shown = Shown(geometry.token_rows, geometry.token_columns)
+        parts += [request.prompt[at : span.start], shown]
+        places.append(Place(span.start, span.stop, shown))
+        at = span.stop
+    return places, [*parts, request.prompt[at:]]

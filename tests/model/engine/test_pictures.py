@@ -1,0 +1,336 @@
+"""Pictures on their way through the engine: encoded in slices, beside other answers, within bounds; freed in time."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+from unittest.mock import patch
+
+import mlx.core as mx
+import pytest
+
+import runner.engine.pictures.encoder
+from protocol.format import Lark
+from runner.cache.layers.quantized_trial import find_format
+from runner.engine.policy import Begin, Decode, Encode, Prefill
+from runner.grammar import Grammar
+from runner.grammar.compiler import Compiler
+from runner.model.towers import Grid, Tower
+from scripts.tools.models.checkpoints import VOCABULARY_SIZE
+from tests.lib.seeing import NAMES, SOFT, seeing
+from tests.lib.seeing_engine import NotingPolicy, SeeingEngine, picture
+
+RED, BLUE = picture("red"), picture("blue")
+LARGE = picture("green", 256, 192)
+SOME = ("qwen3.5-seeing", "gemma4-unified-seeing", "nemotron-omni-seeing")
+QWEN = "qwen3.5-seeing"
+
+
+class FaultyTower:
+    """A tower, of which one piece finds no memory, or goes wrong otherwise."""
+
+    def __init__(self, tower: Tower, times: int, error: Exception) -> None:
+        self._tower, self._times, self._error = tower, times, error
+
+    def encode(self, patches: mx.array, grid: Grid) -> Iterator[mx.array]:
+        for number, step in enumerate(self._tower.encode(patches, grid)):
+            if number == 1 and self._times > 0:
+                self._times -= 1
+                raise self._error
+            yield step
+
+    def encode_bytes(self, grid: Grid) -> int:
+        return self._tower.encode_bytes(grid)
+
+
+# --- answers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_one_batch_have_positions_of_their_own(name: str) -> None:
+    engine = SeeingEngine(name)
+    engine.ask("see [img-0] and say", RED, max_tokens=12)
+    engine.ask("[img-0] is larger", LARGE, max_tokens=12)
+    engine.ask("a text without any picture", max_tokens=12)
+    engine.ask("two [img-0] of [img-1] them", BLUE, LARGE, max_tokens=7)
+    most = 0
+    while not engine.scheduler.idle:
+        engine.advance()
+        most = max([most, *(len(batch.generations) for batch in engine.scheduler.batches.all)])
+    assert most >= 3
+    assert all(asked.finished for asked in engine.asked)
+    engine.check()
+
+
+@pytest.mark.parametrize("name", ["gemma4-moe-seeing", "gemma4-unified-seeing"])  # others have too narrow heads
+def test_quantized_keys_and_values(name: str) -> None:
+    loaded = seeing(name).loaded
+    make_layers, _ = find_format(loaded.make_layers, loaded.logits, VOCABULARY_SIZE, 8)
+    assert any("Quantized" in type(layer).__name__ for layer in make_layers())
+    engine = SeeingEngine(name, make_layers=make_layers)
+    for prompt in ("see [img-0] and say what that is", "see [img-0] and tell"):
+        engine.answer(prompt, RED)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_penalties_count_the_tokens_in_the_place_of_pictures(name: str) -> None:
+    engine = SeeingEngine(name)
+    asked = engine.answer("see [img-0] now", RED, presence_penalty=1.5, repeat_penalty=1.3, repeat_last_n=64)
+    assert asked.request.prompt.count(SOFT) >= 6
+    assert min(asked.request.prompt) >= 0
+    assert min(asked.request.keys) == -1
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_an_answer_about_a_picture_follows_a_grammar(name: str) -> None:
+    engine = SeeingEngine(name)
+    asked = engine.ask("see [img-0] now", RED, max_tokens=20)
+    grammar: Future[Grammar] = Future()
+    asked.request.grammar = grammar
+    engine.until(lambda: bool(engine.scheduler._compiling))
+    grammar.set_result(Compiler(engine.model.tokenizer, VOCABULARY_SIZE).compile(Lark('start: "<(" /[0-9]{4}/ ")>"')))
+    engine.finish()
+    assert asked.text[:2] == "<("
+    assert asked.text[2:6].isdigit()
+    assert asked.text[6:] == ")>"
+    engine.check()
+
+
+# --- slices
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_other_answers_step_between_two_pieces(name: str) -> None:
+    policy = NotingPolicy(max_gap_s=0.0)
+    engine = SeeingEngine(name, policy)
+    other = engine.ask("a text", max_tokens=1000)
+    engine.until(lambda: len(other.tokens) > 2)
+    before = len(policy.slices)
+    with patch.object(engine.model.tower, "piece_bytes", 1 << 18):
+        asked = engine.ask("see [img-0]", LARGE)
+        engine.until(lambda: asked.finished is not None)
+    slices = policy.slices[before:]
+    pieces = [at for at, each in enumerate(slices) if isinstance(each, Encode)]
+    assert len(pieces) >= 4
+    assert other.finished is None
+    for at in range(len(slices) - 1):
+        if not isinstance(slices[at], Decode) and at < pieces[-1]:
+            assert isinstance(slices[at + 1], Decode), f"{slices[at : at + 2]}"
+    other.request.cancel()
+    engine.finish()
+    engine.check()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_two_pictures_and_a_prompt_take_turns(name: str) -> None:
+    policy = NotingPolicy(chunk_tokens=4)
+    engine = SeeingEngine(name, policy)
+    with patch.object(engine.model.tower, "piece_bytes", 4096):
+        first, second = engine.ask("[img-0] one", LARGE), engine.ask("see [img-0] two", BLUE)
+        engine.ask("a long text " * 10)
+        engine.finish()
+    kinds = [type(each) for each in policy.slices if not isinstance(each, Begin)]
+    encodes = [at for at, kind in enumerate(kinds) if kind is Encode]
+    between = [kinds[at + 1] for at in encodes[:-1]]
+    assert Prefill in between
+    assert first.finished
+    assert second.finished
+    engine.check()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_nothing_waits_for_pixels_but_the_request_that_shows_them(name: str) -> None:
+    engine = SeeingEngine(name)
+    engine.helper.waits = True
+    asked, other = engine.ask("see [img-0]", RED), engine.ask("a text")
+    engine.finish()
+    assert other.finished is not None
+    assert asked.finished is None
+    assert engine.scheduler.idle
+    wakes = engine.wakes
+    engine.helper.run()
+    assert engine.wakes == wakes + 1
+    assert not engine.scheduler.idle
+    engine.finish()
+    assert asked.finished is not None
+    engine.check()
+
+
+# --- ends
+
+
+def encoded_more_than(policy: NotingPolicy, pieces: int) -> bool:
+    return sum(isinstance(each, Encode) for each in policy.slices) > pieces
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_request_that_is_cancelled_while_its_picture_is_decoded_holds_nothing(name: str) -> None:
+    engine = SeeingEngine(name)
+    engine.helper.waits = True
+    asked = engine.ask("see [img-0]", RED)
+    engine.finish()
+    generation = engine.scheduler._generations[0]
+    held = weakref.ref(generation.pictures)
+    del generation
+    asked.request.cancel()
+    engine.advance()
+    assert engine.scheduler.idle
+    assert not engine.scheduler._generations
+    engine.helper.run()
+    assert engine.pixels.decoded == 0  # it was cancelled before it began
+    gc.collect()
+    assert held() is None
+    engine.helper.waits = False
+    engine.answer("see [img-0]", RED)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_request_that_is_cancelled_while_its_picture_is_encoded_frees_what_it_held(name: str) -> None:
+    policy = NotingPolicy()
+    engine = SeeingEngine(name, policy)
+    engine.answer("see [img-0]", RED)
+    engine.scheduler.cache.evict()
+    engine.encoder.clear()
+    gc.collect()
+    mx.synchronize()
+    before = mx.get_active_memory()
+    for pieces in (1, 2):
+        with patch.object(engine.model.tower, "piece_bytes", 4096):
+            asked = engine.ask("see [img-0] here", LARGE)
+            policy.slices.clear()
+            engine.until(partial(encoded_more_than, policy, pieces))
+            assert mx.get_active_memory() > before
+            asked.request.cancel()
+            engine.advance()
+        engine.scheduler.cache.evict()
+        gc.collect()
+        mx.synchronize()
+        assert engine.scheduler.idle
+        assert mx.get_active_memory() <= before
+        assert engine.encoder.nbytes == 0
+        assert engine.pixels.held_bytes == 0
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_features_are_freed_when_the_prompt_has_passed_them(name: str) -> None:
+    engine = SeeingEngine(name)
+    asked = engine.ask("see [img-0] and [img-0] here", RED, max_tokens=9)
+    engine.until(lambda: len(asked.tokens) > 2)
+    (generation,) = engine.scheduler._generations
+    assert generation.pictures is not None
+    assert generation.pictures._features is None
+    assert engine.encoder.counts.encoded == 1
+    assert engine.encoder.counts.feature_hits == 0
+    engine.finish()
+    engine.check()
+
+
+def test_a_batch_keeps_no_request_alive_that_has_left_it() -> None:
+    engine = SeeingEngine(QWEN)
+    short = engine.ask("see [img-0]", RED, max_tokens=9)
+    long = engine.ask("see [img-0]", BLUE, max_tokens=90)
+    engine.until(lambda: any(len(batch.generations) == 2 for batch in engine.scheduler.batches.all))
+    (generation,) = [each for each in engine.scheduler._generations if each.request is short.request]
+    held = weakref.ref(generation.pictures)
+    del generation
+    engine.until(lambda: short.finished is not None)
+    engine.advance(2)
+    gc.collect()
+    assert held() is None
+    assert long.finished is None
+    engine.finish()
+    engine.check()
+
+
+# --- bounds
+
+
+def test_features_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
+    engine = SeeingEngine(QWEN)
+    six = 6 * 64 * 4
+    with patch.object(runner.engine.pictures.encoder, "MOST_FEATURE_BYTES", 2 * six + 100):
+        for colour in ("red", "blue", "lime"):
+            engine.answer("see [img-0]", picture(colour))
+            assert engine.encoder.nbytes <= 2 * six
+        for colour, encoded in (("lime", 3), ("blue", 3), ("red", 4), ("lime", 5)):
+            engine.scheduler.cache.evict()
+            engine.answer("see [img-0]", picture(colour))
+            assert engine.encoder.counts.encoded == encoded
+        assert engine.encoder.counts.feature_bytes == 2 * six
+        engine.scheduler.cache.evict()
+        engine.answer("see [img-0] twice: [img-0]", LARGE)  # more than the bound by itself, encoded once
+        assert engine.encoder.counts.encoded == 6
+        assert engine.encoder.nbytes == 0
+    engine.check()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_picture_that_cannot_be_encoded_is_refused_with_the_numbers_before_it_is_decoded(name: str) -> None:
+    engine = SeeingEngine(name, room=1 << 30)
+    asked = engine.ask("see [img-0]", LARGE)
+    engine.memory.budget_bytes = engine.encoder.needed_bytes(asked.request.pictures.spans[0].picture)  # type: ignore[union-attr]
+    engine.finish()
+    assert "there is no room to encode a picture" in asked.error
+    assert "the budget is" in asked.error
+    assert "--memory" in asked.error
+    assert engine.pixels.decoded == 0
+    assert engine.encoder.counts.encoded == 0
+    assert not engine.scheduler._generations
+
+
+def test_unused_entries_and_features_make_room_for_a_picture() -> None:
+    engine = SeeingEngine(QWEN)
+    engine.answer("see [img-0] " + "and more " * 30, RED)
+    (span,) = engine.asked[0].request.pictures.spans  # type: ignore[union-attr]
+    needed = engine.encoder.needed_bytes(span.picture)
+    engine.memory.budget_bytes = needed + engine.scheduler.cache.nbytes + 1
+    asked = engine.ask("look [img-0]", BLUE)
+    engine.finish()
+    assert asked.finished is not None, asked.error
+    assert engine.encoder.counts.encoded == 2
+    engine.check()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_request_begins_again_once_if_memory_runs_out_while_it_encodes(name: str) -> None:
+    for times, fails in ((1, False), (2, True)):
+        engine = SeeingEngine(name)
+        engine.encoder._tower = FaultyTower(engine.model.tower, times, MemoryError("on purpose"))  # type: ignore[assignment]
+        asked, other = engine.ask("see [img-0] here", LARGE), engine.ask("a text", max_tokens=20)
+        engine.finish()
+        assert bool(asked.finished) is not fails
+        assert ("out of memory" in asked.error.lower()) is fails
+        assert other.finished is not None
+        engine.check()
+        engine.answer("see [img-0] here", LARGE)
+
+
+def test_any_other_fault_of_a_tower_ends_the_one_request() -> None:
+    engine = SeeingEngine(QWEN)
+    engine.encoder._tower = FaultyTower(engine.model.tower, 1, ValueError("on purpose"))  # type: ignore[assignment]
+    for data in (LARGE, RED):
+        engine.ask("see [img-0]", data)
+    engine.finish()
+    assert sum("on purpose" in asked.error for asked in engine.asked) == 1
+    assert sum(asked.finished is not None for asked in engine.asked) == 1
+    engine.check()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_forward_that_finds_no_memory_begins_again(name: str) -> None:
+    engine = SeeingEngine(name)
+    plain, calls = engine._forward, []
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        calls.append(tokens.shape)
+        if len(calls) == 2:
+            raise MemoryError("on purpose")
+        return plain(tokens, layers)
+
+    with patch.object(engine.scheduler, "_context", engine.scheduler._context._replace(forward=forward)):
+        asked = engine.ask("see [img-0] here", RED)
+        engine.finish()
+    assert asked.finished is not None
+    assert engine.encoder.counts.encoded == 2  # features were freed with all else
+    engine.check()

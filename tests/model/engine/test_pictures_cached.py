@@ -1,0 +1,147 @@
+"""Prompts with pictures, resumed from a cache, are answered as without one; a wrong picture is never taken."""
+
+import pytest
+
+from tests.lib.seeing import NAMES
+from tests.lib.seeing_engine import SeeingEngine, picture
+
+RED, BLUE, WIDE = picture("red"), picture("blue"), picture("green", 160, 64)
+CACHES = ("trie", "single", "none")
+SOME = ("qwen3.5-seeing", "gemma4-seeing", "gemma4-unified-seeing", "glimmer-seeing")
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_conversation_about_a_picture(name: str, cache: str) -> None:
+    engine = SeeingEngine(name, cache=cache)
+    first = engine.answer("what is [img-0] here?", RED)
+    assert engine.encoder.counts.encoded == 1
+    second = engine.answer("what is [img-0] here? and there", RED)
+    third = engine.answer("what is [img-0] here? and there is [img-1] too", RED, BLUE)
+    behind = 0 if cache == "none" else len(first.request.prompt)
+    assert second.counts[0] >= behind
+    assert third.counts[0] >= behind
+    assert engine.encoder.counts.encoded == 2
+    assert engine.pixels.decoded == 2
+    engine.check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_prompt_again_needs_neither_pixels_nor_features(name: str) -> None:
+    engine = SeeingEngine(name)
+    prompt = "what is [img-0] here? " + "Say it again, and slowly. " * 3
+    first = engine.answer(prompt, RED, max_tokens=1)
+    engine.encoder.clear()
+    again = engine.answer(prompt, RED)
+    total = len(again.request.prompt)
+    assert again.counts[0] == total
+    assert again.counts[1] in (total - 1, total - 4)  # a checkpoint, where layers cannot go back
+    assert (engine.encoder.counts.encoded, engine.encoder.counts.feature_hits) == (1, 0)
+    assert engine.pixels.decoded == 1
+    assert first.tokens[0] == again.tokens[0]
+    engine.check()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_prompt_that_ends_in_a_picture(name: str) -> None:
+    engine = SeeingEngine(name)
+    prompt = "Please look at this with care, and then at that: [img-0]"
+    first = engine.answer(prompt, WIDE)
+    again = engine.answer(prompt, WIDE)
+    assert again.counts[0] == len(first.request.prompt)
+    assert again.counts[1] > 0
+    engine.answer(f"{prompt} and say", WIDE)
+    assert engine.encoder.counts.encoded == 1
+    engine.check()
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("name", SOME)
+def test_another_picture_of_the_same_size_misses_at_its_first_token(name: str, cache: str) -> None:
+    engine = SeeingEngine(name, cache=cache)
+    first = engine.answer("what is [img-0] here?", RED)
+    other = engine.answer("what is [img-0] here?", BLUE)
+    assert first.request.prompt == other.request.prompt
+    assert other.counts[0] == (0 if cache == "none" else other.first_soft)
+    assert engine.encoder.counts.encoded == 2
+    assert [entry.logprob for entry in first.entries] != [entry.logprob for entry in other.entries]
+    engine.check()
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("name", SOME)
+def test_two_pictures_swapped_share_what_is_before_them(name: str, cache: str) -> None:
+    engine = SeeingEngine(name, cache=cache)
+    engine.answer("first [img-0] then [img-1]: why?", RED, BLUE)
+    swapped = engine.answer("first [img-0] then [img-1]: why?", BLUE, RED)
+    assert swapped.counts[0] == (0 if cache == "none" else swapped.first_soft)
+    assert engine.encoder.counts.encoded == 2
+    assert engine.encoder.counts.feature_hits == 2
+    engine.check()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_text_edited_behind_a_picture_and_one_before_it(name: str) -> None:
+    engine = SeeingEngine(name)
+    first = engine.answer("long beginning [img-0] what is here?", RED)
+    behind = engine.answer("long beginning [img-0] what was there?", RED)
+    assert first.request.pictures is not None
+    assert behind.counts[0] > first.request.pictures.spans[0].stop
+    before = engine.answer("other beginning [img-0] what is here?", RED)
+    assert before.counts[0] < before.first_soft
+    assert engine.encoder.counts.encoded == 1
+    assert engine.encoder.counts.feature_hits >= 1
+    engine.check()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_what_was_evicted_is_computed_again(name: str) -> None:
+    engine = SeeingEngine(name)
+    prompt = "what is [img-0] and [img-1] here?"
+    first = engine.answer(prompt, RED, WIDE)
+    engine.scheduler.cache.evict()
+    again = engine.answer(prompt, RED, WIDE)
+    assert again.counts == (0, 0)
+    assert engine.encoder.counts.encoded == 2
+    engine.scheduler.cache.evict()
+    engine.encoder.clear()
+    cold = engine.answer(prompt, RED, WIDE)
+    assert engine.encoder.counts.encoded == 4
+    assert engine.pixels.decoded == 4
+    assert first.tokens == again.tokens == cold.tokens
+    engine.check()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_small_budget_evicts_one_conversation_for_another(name: str) -> None:
+    engine = SeeingEngine(name, budget=60_000)
+    for turn in range(3):
+        for data in (RED, BLUE, WIDE):
+            engine.answer("see [img-0] and " + "go on " * (5 * turn + 1), data)
+    assert engine.encoder.counts.encoded == 3
+    engine.check()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_cancelled_prompt_is_resumed_where_it_stands(name: str) -> None:
+    for slices in (3, 4, 5, 6, 8, 11, 15):
+        engine = SeeingEngine(name)
+        engine.policy._chunk_tokens = 3
+        gone = engine.ask("what is [img-0] here and [img-1]?", RED, WIDE)
+        engine.advance(slices)
+        gone.request.cancel()
+        engine.finish()
+        engine.answer("what is [img-0] here and [img-1]?", RED, WIDE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_requests_that_run_at_once_share_a_picture(name: str) -> None:
+    engine = SeeingEngine(name)
+    for number in range(3):
+        engine.ask(f"a long common beginning, what is [img-0] here? question {number}", RED)
+    engine.ask("another [img-0]", BLUE)
+    engine.ask("a text alone", max_tokens=9)
+    engine.finish()
+    assert all(asked.finished for asked in engine.asked)
+    assert engine.encoder.counts.encoded == 2
+    engine.check()

@@ -1,0 +1,89 @@
+"""Pictures over HTTP: what cannot be shown is refused before the queue, and decoded at most once."""
+
+import asyncio
+import base64
+from typing import cast
+
+import pytest
+from PIL import Image
+
+from protocol import DoneReason, Metrics
+from runner.engine.events import Finished, Started
+from runner.engine.pictures.support import NoPictures, PictureSupport
+from runner.media.families.qwen3_5 import Qwen35
+from runner.media.picture import Pixels
+from runner.media.pixels import PixelStore
+from runner.media.prompt import Picture, PictureNames
+from tests.unit.media.pictures import encoded
+from tests.unit.server.script import Client, Script
+
+FAMILY = Qwen35(min_pixels=1)
+START, SOFT, END = 60, 62, 61
+WHOLE = encoded(Image.effect_noise((96, 64), 80).convert("RGB"))
+DAMAGED = WHOLE[: len(WHOLE) // 2]
+METRICS = Metrics(prompt_eval_count=2, eval_count=1)
+
+
+@pytest.fixture
+def support(engine: Script) -> PictureSupport:
+    support = PictureSupport(FAMILY, START, SOFT, END, PictureNames(), PixelStore(FAMILY))
+    engine.pictures = cast("NoPictures", support)
+    return support
+
+
+def body(*files: bytes, prompt: str = "see [img-0]") -> dict[str, object]:
+    media = [{"data": base64.b64encode(data).decode(), "id": at, "Kind": "image"} for at, data in enumerate(files)]
+    return {"Prompt": prompt, "Media": media}
+
+
+@pytest.mark.parametrize(
+    ("files", "prompt", "text"),
+    [
+        ([DAMAGED], "see [img-0]", "decode image: "),
+        ([WHOLE, DAMAGED], "see [img-0] [img-1]", "decode image: "),
+        ([b"no picture"], "see [img-0]", "decode image: "),
+        ([WHOLE], "see [img-1]", "invalid image index: 1"),
+        ([WHOLE], "see " + "[img-0]" * 20, "input length ("),
+    ],
+)
+async def test_what_cannot_be_shown_is_refused_before_the_queue(
+    client: Client, engine: Script, support: PictureSupport, files: list[bytes], prompt: str, text: str
+) -> None:
+    response = await client.post("/completion", json=body(*files, prompt=prompt))
+    assert response.status == 400
+    assert (await response.text()).startswith(text)
+    assert not engine.submitted
+
+
+async def answered(client: Client, engine: Script, sent: dict[str, object]) -> None:
+    """Sends a request, and answers it."""
+    posting = asyncio.ensure_future(client.post("/completion", json=sent))
+    request = await engine.next()
+    assert request.pictures is not None
+    engine.tell(request, Started(), Finished(DoneReason.STOP, METRICS))
+    response = await posting
+    assert response.status == 200
+    await response.read()
+
+
+async def test_a_sound_picture_is_decoded_once_across_turns(
+    client: Client, engine: Script, support: PictureSupport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    decode = support.pixels._decoded
+
+    def counted(shown: Picture) -> Pixels:
+        decoded.append(shown.name)
+        return decode(shown)
+
+    monkeypatch.setattr(support.pixels, "_decoded", counted)
+    for turn in range(3):
+        await answered(client, engine, body(WHOLE, prompt=f"see [img-0] {turn}"))
+    assert decoded == [-1]
+
+
+async def test_pixels_that_nobody_took_are_gone_with_their_request(
+    client: Client, engine: Script, support: PictureSupport
+) -> None:
+    await answered(client, engine, body(WHOLE))
+    assert support.pixels.held_bytes == 0
