@@ -1,4 +1,4 @@
-"""Hand-over: Ollama's own runner replaces this process, for a model that it serves and this runner does not.
+"""Hand-over: Ollama's own runner replaces this process, for a model that it serves better than this runner does.
 
 This happens only under `mlx-runner ollama serve`. The decision needs only headers, and is made before any weight is
 read. The process is replaced, so that the host keeps the one child that it started.
@@ -16,7 +16,7 @@ from runner import logs
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
 from runner.model import OpenedModel
-from runner.model.ollama_media import ollama_media
+from runner.model.ollama_media import ollama_media, tower_fault
 from runner.settings import OllamaRunner, Settings
 
 log = Log(__name__)
@@ -30,7 +30,8 @@ class HandOver:
     def __init__(self, settings: Settings) -> None:
         self._model = settings.model
         self._ollama = settings.ollama if settings.hand_over != "off" else None
-        self._offers = settings.hand_over == "auto"
+        self._offers_pictures = settings.hand_over in ("auto", "sound") and not settings.no_media
+        self._offers_sound = settings.hand_over == "sound" and not settings.no_media
         self._lock = threading.Lock()
 
     def refuse(self, error: ModelError) -> NoReturn:
@@ -45,12 +46,16 @@ class HandOver:
             logs.die(error)
 
     def offer(self, model: OpenedModel) -> None:
-        """Hands over a model whose pictures or sound only Ollama's runner takes."""
-        if self._ollama is None or not self._offers:
+        """Hands over a model whose pictures only Ollama's runner can read and, if asked to, one that takes sound."""
+        if self._ollama is None or not self._offers_pictures:
             return
-        if media := ollama_media(model, self._ollama.media):
-            why = f"it takes {media}, which this runner does not serve yet"
+        media = ollama_media(model, self._ollama.media)
+        if "pictures" in media and (fault := tower_fault(model)):
+            why = f"it takes pictures, which this runner cannot read: {fault}"
             self._hand_over(self._ollama, why=why, keep="MLX_RUNNER_HAND_OVER=refused serves its text here")
+        elif "sound" in media and self._offers_sound:
+            why = "it takes sound, which this runner does not serve"
+            self._hand_over(self._ollama, why=why, keep="MLX_RUNNER_HAND_OVER=auto serves the rest here")
 
     def _hand_over(self, ollama: OllamaRunner, *, why: str, keep: str) -> None:
         """Replaces this process. Returns only if that is not possible."""

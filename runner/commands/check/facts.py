@@ -13,10 +13,12 @@ from runner.cache.layers.kv import KVState
 from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.window import WindowState
+from runner.commands.check.pictures import PictureFacts, picture_facts
 from runner.errors import ModelError
 from runner.model import OpenedModel
 from runner.model.device import usable_bytes
 from runner.model.inspect import Amount, Examination, collecting_faults, contents, examine, files, skipped
+from runner.model.towers import plan_tower
 from runner.model.weights.dtype import device, plan_dtypes
 from runner.model.weights.load import LoadedModel
 from runner.settings import CheckSettings, context_limit
@@ -101,12 +103,13 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     files: int | None
     """The number of files that hold `read_bytes`."""
     skipped: list[Amount] | None
-    """Tensors in the files that the text model does not use."""
+    """Tensors in the files that neither the text model nor its tower uses."""
     device: Literal["cpu", "gpu"]
     computes: NumberFormat | None
     blas: BlasFacts
     context: Context | None
     tokenizer: TokenizerFacts | None
+    pictures: PictureFacts | None
     warnings: list[str]
     problems: list[str]
 
@@ -127,7 +130,14 @@ def inspect(settings: CheckSettings) -> Inspection:
         found.problems.append(ModelError(too_large))
     amounts, parameters = contents(module, types) if module and types else (None, None)
     layers = LoadedModel(module).make_layers() if module else None
-    skips = skipped(checkpoint, opened) if checkpoint and opened else None
+    plan = plan_tower(opened) if opened else None
+    reads = [
+        *(opened.tensors.values() if opened else ()),
+        *(plan.opened.tensors.values() if plan and plan.nbytes else ()),
+    ]
+    pictures = None
+    if opened and tokenizer and not found.problems:
+        pictures = picture_facts(opened, plan, tokenizer, settings.dtype, budget_bytes, slow_blas=detected_blas.is_slow)
     problems = list(dict.fromkeys(plain(str(problem)) for problem in found.problems))
     return Inspection(
         model=plain(settings.model),
@@ -141,14 +151,15 @@ def inspect(settings: CheckSettings) -> Inspection:
         parameters=parameters,
         caches=_kinds(layers) if layers else None,
         weights=amounts if opened and not opened.unreadable else None,
-        read_bytes=opened.total_bytes if opened else None,
-        files=len(files(opened.tensors.values())) if opened else None,
-        skipped=skips,
+        read_bytes=sum(tensor.nbytes for tensor in reads) if opened else None,
+        files=len(files(reads)) if opened else None,
+        skipped=skipped(checkpoint, reads) if checkpoint and opened else None,
         device=device(),
         computes=NumberFormat(types.computes, types.why) if types else None,
         blas=BlasFacts(plain(detected_blas.name), detected_blas.matters, detected_blas.advice or None),
         context=context,
         tokenizer=_tokenizer_facts(tokenizer, opened) if tokenizer else None,
+        pictures=pictures,
         warnings=[
             *_tensor_warnings(found),
             *((types.lacking,) if types and types.lacking else ()),

@@ -13,6 +13,7 @@ from runner.commands.check.facts import (
     TokenizerFacts,
     plain,
 )
+from runner.commands.check.pictures import PictureFacts
 from runner.model.inspect import Amount
 from runner.sizes import shown
 
@@ -63,6 +64,8 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "context", _context(found.context)
     if found.tokenizer:
         yield from _tokenizer(found.tokenizer)
+    if found.pictures:
+        yield "pictures", _pictures(found.pictures)
 
 
 def _value(value: object) -> str:
@@ -75,6 +78,16 @@ def _tokenizer(facts: TokenizerFacts) -> Iterator[tuple[str, str]]:
     yield "tokenizer", f"{facts.kind} of {facts.file}: {facts.vocabulary} tokens{rows}, {added}"
     yield "BOS", _token(facts.bos) + (", added before each prompt" if facts.add_bos else "") if facts.bos else "none"
     yield "EOS", ", ".join(map(_token, facts.eos)) or "none"
+
+
+def _pictures(facts: PictureFacts) -> str:
+    if facts.bytes is None:
+        return f"no: {plain(facts.why or '')}"
+    blocks = f"{_counted(facts.blocks, 'block')}, " if facts.blocks else ""
+    return (
+        f"yes ({facts.tower} tower, {blocks}{facts.dtype}, {shown(facts.bytes)}; up to"
+        f" {_counted(facts.tokens or 0, 'token')} a picture)"
+    )
 
 
 def _blas(blas: BlasFacts) -> str:

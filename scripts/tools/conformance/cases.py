@@ -76,8 +76,6 @@ class Case:
     check: Check
     per: Per
     needs: tuple[Need, ...] = ()
-    instead: str = ""
-    """The reason why the case cannot be run as written, and the assertion in its place; empty for all others."""
     slow: bool = False
     beyond: bool = False
     """True if it asks for more than Ollama's own runner does; a runner that does no more has not failed."""
@@ -110,7 +108,6 @@ class Section:
         name: str,
         per: Per,
         *needs: Need,
-        instead: str = "",
         slow: bool = False,
         beyond: bool = False,
     ) -> Callable[[Check], Check]:
@@ -118,7 +115,7 @@ class Section:
 
         def register(check: Check) -> Check:
             title = (check.__doc__ or "").strip()
-            self.cases.append(Case(str(number), name, title, check, per, needs, instead, slow, beyond))
+            self.cases.append(Case(str(number), name, title, check, per, needs, slow, beyond))
             return check
 
         return register

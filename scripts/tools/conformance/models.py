@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from scripts.tools.conformance import scripted_model
+from scripts.tools.models.sources import write_source
 from scripts.tools.models.store import Store, write_store
 
 MAIN = "scripted:latest"
@@ -11,6 +12,8 @@ MAIN = "scripted:latest"
 SMALL = "team/small:bos"
 """64 tokens of context, and a BOS in front of every prompt."""
 SENTENCEPIECE = "spm:latest"
+SEEING = "seeing:latest"
+"""A Qwen 3.5 with a tower for pictures, its numbers random."""
 UNSUPPORTED = "hal:latest"
 """Its architecture is one that nobody has."""
 ARCHITECTURE = "HAL9000ForCausalLM"
@@ -23,6 +26,7 @@ def write_models(directory: Path) -> Path:
     write_store(store, MAIN, main)
     write_store(store, SMALL, scripted_model.write_small(sources / "small"))
     write_store(store, SENTENCEPIECE, scripted_model.write_sentencepiece(sources / "sentencepiece"))
+    write_store(store, SEEING, write_source(sources / "seeing", "qwen3.5-seeing"))
     _rename_architecture(write_store(store, UNSUPPORTED, main))
     return store
 

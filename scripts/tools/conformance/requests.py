@@ -170,27 +170,6 @@ async def media_are_refused_by_kind(target: Target) -> None:
             raise AssertionError(f"media of kind {kind!r} were ignored")
 
 
-@REQUESTS.case(
-    33,
-    "image-tags",
-    wire,
-    asks("Media"),
-    instead="no image model in this suite; asserted instead: media for a text model are refused with 400, whichever "
-    "tags the prompt has, and tags without media are plain text",
-)
-async def image_tags_do_not_matter_to_a_text_model(target: Target) -> None:
-    """Image tags: an id without media is refused, media without a tag and the same tag twice are served."""
-    for prompt in ("no tag", "[img-0]", "[img-3]", "[img-0] and [img-0]"):
-        try:
-            await target.complete(Request(prompt, media=[Medium(b"\x89PNG")]))
-        except StatusError as error:
-            wanted = (400, "this model does not support image input")
-            expect(f"refusal of {prompt!r}", (error.status, str(error)), wanted)
-        else:
-            raise AssertionError(f"the image for {prompt!r} was ignored")
-    expect("text after a tag", await target.text("[img-3]x"), "yz")
-
-
 @REQUESTS.case(34, "refused-while-busy", once)
 async def refusals_come_while_another_request_generates(target: Target) -> None:
     """Bad requests are refused at once while another request generates."""

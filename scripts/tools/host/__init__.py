@@ -4,8 +4,9 @@
 of users' requests. The other modules are the interface: `curl` and the `ollama` program can use it.
 
 Read `lib/__init__.py` first, then `main.py` (command line), `api.py` (routes), `answer.py` (an answer on its way to the
-user), `go_json.py` (JSON as Go reads and writes it), `models.py` (models of a store or directory). Chat templates come
-from strangers: `template.py` renders a chat through `rendering.py`, which keeps processes of `template_worker.py`.
+user), `go_json.py` (JSON as Go reads and writes it), `media.py` (pictures of a request), `models.py` (models of a store
+or directory). Chat templates come from strangers: `template.py` renders a chat through `rendering.py`, which keeps
+processes of `template_worker.py`.
 
 One event loop owns everything; a template runs in a process of its own, which may be killed at any time.
 """

@@ -18,7 +18,6 @@ from scripts.tools.host.go_json import (
     flag_of,
     keep_alive_of,
     listed,
-    media_of,
     options_of,
     read_body,
     running,
@@ -29,7 +28,6 @@ from scripts.tools.host.lib import (
     Host,
     Loaded,
     LoadError,
-    Medium,
     Part,
     Request,
     StatusError,
@@ -39,6 +37,7 @@ from scripts.tools.host.lib import (
     parts,
     wire_format,
 )
+from scripts.tools.host.media import marked, media_of
 from scripts.tools.host.models import Catalog, Model
 from scripts.tools.host.rendering import Renderer, RenderingError
 from scripts.tools.host.template import ChatTemplate, Message
@@ -104,6 +103,7 @@ class Api:
         template = self._template(model)
         capabilities = ["completion"]
         capabilities += ["tools"] if template.knows_tools else []
+        capabilities += ["vision"] if model.sees else []
         capabilities += ["thinking"] if template.closing else []
         return json_response(
             {
@@ -129,10 +129,10 @@ class Api:
             if raw:
                 return None
             system = text_of(body, "system")
-            tags = "".join(f"[img-{number}]" for number in range(len(job.media)))
+            content = marked(prompt, range(len(job.media)), built_in=job.model.has_renderer)
             return [
                 *([{"role": "system", "content": system}] if system else []),
-                {"role": "user", "content": tags + prompt},
+                {"role": "user", "content": content},
             ]
 
         return await self._run(request, job, empty=not prompt, messages=messages, raw_prompt=prompt)
@@ -150,7 +150,7 @@ class Api:
             raise RefusedError(400, f"{job.model.name} does not support tools")
 
         def messages() -> list[Message]:
-            return [self._message(message, job.media) for message in given]
+            return [self._message(message, job) for message in given]
 
         return await self._run(request, job, empty=not given, messages=messages)
 
@@ -237,12 +237,12 @@ class Api:
         return True if wanted is None else bool(wanted)
 
     @staticmethod
-    def _message(message: Message, media: list[Medium]) -> Message:
-        """Returns the message as templates read it; pictures become tags and go with the request."""
-        first = len(media)
-        media += media_of(message.get("images"))
-        tags = "".join(f"[img-{number}]" for number in range(first, len(media)))
-        content = f"{tags}{message.get('content') or ''}"
+    def _message(message: Message, job: Job) -> Message:
+        """Returns the message as templates read it; pictures become markers and go with the request."""
+        first = len(job.media)
+        job.media += media_of(message.get("images"))
+        numbers = range(first, len(job.media))
+        content = marked(str(message.get("content") or ""), numbers, built_in=job.model.has_renderer)
         kept = {key: value for key, value in message.items() if key != "images"}
         thinking = {"reasoning_content": message["thinking"]} if message.get("thinking") else {}
         return {**kept, "role": str(message.get("role", "user")), "content": content, **thinking}

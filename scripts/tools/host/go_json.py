@@ -1,7 +1,5 @@
 """Requests and answers of Ollama's interface as JSON: what is read, what is written, in which words it is refused."""
 
-import base64
-import binascii
 import json
 import math
 import time
@@ -9,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple, NoReturn
 
-from scripts.tools.host.lib import Answer, Generation, Loaded, Logprob, Medium
+from scripts.tools.host.lib import Answer, Generation, Loaded, Logprob
 from scripts.tools.host.lib.golang import LONGEST_S, keep_alive_s, utf8_text, valid_text
 from scripts.tools.host.models import Model
 
@@ -141,18 +139,6 @@ def _option(key: str, value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RefusedError(500, f'option "{key}" must be of type {"integer" if key in _INTEGERS else "float32"}')
     return int(value) if key in _INTEGERS else float(value)
-
-
-def media_of(images: object) -> list[Medium]:
-    """Pictures in base64. Raises `RefusedError`."""
-    if images is None:
-        return []
-    if not isinstance(images, list):
-        raise RefusedError(400, "json: cannot unmarshal images: an array is wanted")
-    try:
-        return [Medium(base64.b64decode(image, validate=True)) for image in images]
-    except (TypeError, ValueError, binascii.Error) as error:
-        raise RefusedError(400, f"illegal base64 data in images: {error}") from error
 
 
 def now() -> str:

@@ -35,7 +35,8 @@ GENERATION = "G'"
 _LETTERS = {generation.letter: generation for generation in GENERATIONS}
 _EPILOG = """\
 Words after -- go to the runner: scripts/host qwen3 -- --cache single
-Without MODEL the demo model of this repository is served, as demo:latest."""
+Without MODEL the demo model of this repository is served, as demo:latest. Messages and prompts may have "images", a
+list of files in base64, as in Ollama: docs/pictures.md has examples."""
 
 
 class Wanted(NamedTuple):
@@ -216,12 +217,14 @@ def usage(wanted: Wanted, model: Model, port: int) -> str:
     greedy = {"temperature": 0}
     chat = dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}], "options": greedy})
     generate = dumps({"model": name, "prompt": "Hello", "stream": False, "options": greedy})
+    see = dumps({"model": name, "prompt": "What is this?", "images": ["%s"], "stream": False})
+    shown = f"""  printf '{see}' "$(base64 < picture.jpg | tr -d '\\n')" | curl http://{address}/api/generate -d @-\n"""
     return f"""
 Serving {model.name} on http://{address} as Ollama {wanted.generation.releases} does. From another terminal:
 
   curl -N http://{address}/api/chat -d '{chat}'
   curl http://{address}/api/generate -d '{generate}'
-  curl http://{address}/api/ps
+{shown if model.sees else ""}  curl http://{address}/api/ps
   curl http://{address}/api/generate -d '{{"model":"{name}","keep_alive":0}}'
   OLLAMA_HOST={address} ollama run {name}
 

@@ -45,6 +45,17 @@ class Model:
             "quantization_level": self.config.get("file_type", ""),
         }
 
+    @property
+    def has_renderer(self) -> bool:
+        """True if a host renders its chats with code of its own, not with the model's template."""
+        return bool(self.config.get("renderer"))
+
+    @property
+    def sees(self) -> bool:
+        """True if a host says that it takes pictures: by its description alone, whatever its tensors are."""
+        config = self.json("config.json")
+        return isinstance(config.get("vision_config"), dict) or config.get("has_vision") is True
+
     def text(self, name: str) -> str | None:
         """Returns the text of one of its files; None if it has none of that name."""
         path = self.files.get(name)

@@ -1,4 +1,4 @@
-"""Ollama's own runner in place of ours, for what ours refuses and for pictures. The stand-in is host and runner."""
+"""Ollama's own runner in place of ours, for what ours refuses or cannot read. The stand-in is host and runner."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from runner.commands.check.facts import inspect
 from runner.ollama.plan import find_media
 from runner.process.parent import OLLAMA
 from scripts.tools.host.lib import free_port
-from scripts.tools.models.sources import write_source
+from scripts.tools.models.sources import Published
 from scripts.tools.models.store import Store, write_store
 from tests.process.launcher.standin import COMMAND, Host, Installation, Spawned, environment, eventually_gone, parse
 from tests.process.launcher.test_launch import directory_of, less_shell
@@ -27,14 +27,31 @@ OWN = ("runner", "--ollama-engine", "--port", "50004")
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen 3.5 with a vision tower."""
-    return write_source(tmp_path_factory.mktemp("source") / "qwen", "qwen3.5")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return Published(tmp_path_factory.mktemp("sources"))
 
 
 @pytest.fixture
-def store(source: Path, tmp_path: Path) -> Store:
-    return write_store(tmp_path / "models", NAME, source)
+def store(sources: Published, tmp_path: Path) -> Store:
+    """A Qwen 3.5 with a vision tower, which is not whole."""
+    return write_store(tmp_path / "models", NAME, sources("qwen3.5"))
+
+
+@pytest.fixture
+def seeing(sources: Published, tmp_path: Path) -> Store:
+    """A Qwen 3.5 that sees."""
+    return write_store(tmp_path / "models", NAME, sources("qwen3.5-seeing"))
+
+
+@pytest.fixture
+def hearing(sources: Published, installation: Installation, tmp_path: Path) -> Store:
+    """A Gemma 4 that sees, and an Ollama in which it hears, too."""
+    content = installation.ollama.read_bytes()
+    installation.ollama.write_bytes(content.replace(b"ollama/x/models/qwen3_5.", b"ollama./x/models/gemma4."))
+    assert find_media(installation.ollama) == ["gemma4"]
+    store = write_store(tmp_path / "models", NAME, sources("gemma4-seeing"))
+    store.put_json("config.json", config_of(store) | {"audio_config": {}})
+    return store
 
 
 @pytest.fixture
@@ -64,12 +81,12 @@ def without_tokenizer(store: Store) -> None:
 
 
 def blind(store: Store) -> None:
-    """Towers without a config: Ollama's runner would not load them."""
+    """A tower without a config: Ollama's runner would not load it."""
     store.put_json("config.json", {key: value for key, value in config_of(store).items() if key != "vision_config"})
 
 
 def text_only(store: Store) -> None:
-    """A config without towers: neither would it load this."""
+    """A config without a tower: neither would it load this."""
     for layer in store.layers:
         if str(layer.get("name")).startswith("model.visual."):
             store.drop(str(layer["name"]))
@@ -180,24 +197,55 @@ def test_damage_found_only_by_reading_is_reported(
     assert spawned.output.splitlines()[-1].startswith(b"Error: digest mismatch")
 
 
-def test_a_model_that_sees_is_taken_over(
-    installation: Installation, tmp_path: Path, store: Store, library: Path
+@pytest.mark.parametrize("mode", ["auto", "sound"])
+def test_a_model_whose_tower_cannot_be_loaded_is_taken_over(
+    installation: Installation, tmp_path: Path, store: Store, library: Path, mode: str
 ) -> None:
-    with host(installation, tmp_path, store) as running:
+    with host(installation, tmp_path, store, MLX_RUNNER_HAND_OVER=mode) as running:
         line = told(check_taken_over(running, installation), "handing over")
-    assert b'why="it takes pictures, which this runner does not serve yet"' in line
+    assert b'why="it takes pictures, which this runner cannot read: config.json: a vision tower needs ' in line
     assert b'to_keep_it="MLX_RUNNER_HAND_OVER=refused serves its text here"' in line
 
 
+@pytest.mark.parametrize("mode", ["auto", "sound", "refused", "off"])
+def test_a_model_that_sees_is_kept(
+    installation: Installation, tmp_path: Path, seeing: Store, library: Path, mode: str
+) -> None:
+    with host(installation, tmp_path, seeing, MLX_RUNNER_HAND_OVER=mode) as running:
+        lines = served_here(running)
+    assert not any("hand" in line for line in lines)
+    assert any("the model sees pictures" in line for line in lines)
+
+
+def test_a_model_that_hears_is_taken_over_if_asked_for(
+    installation: Installation, tmp_path: Path, hearing: Store, library: Path
+) -> None:
+    with host(installation, tmp_path, hearing, MLX_RUNNER_HAND_OVER="sound") as running:
+        line = told(check_taken_over(running, installation), "handing over")
+    assert b'why="it takes sound, which this runner does not serve"' in line
+    assert b'to_keep_it="MLX_RUNNER_HAND_OVER=auto serves the rest here"' in line
+    with host(installation, tmp_path, hearing) as running:
+        lines = served_here(running)
+    assert not any("hand" in line for line in lines)
+    assert any("the model sees pictures" in line for line in lines)
+
+
+def test_without_media_nothing_is_taken_over_for_them(
+    installation: Installation, tmp_path: Path, store: Store, library: Path
+) -> None:
+    with host(installation, tmp_path, store, MLX_RUNNER_NO_MEDIA="on") as running:
+        assert not any("hand" in line for line in served_here(running))
+
+
 @pytest.mark.parametrize("mode", ["refused", "off"])
-def test_a_model_that_sees_is_kept_as_text(
+def test_such_a_model_is_kept_as_text(
     installation: Installation, tmp_path: Path, store: Store, library: Path, mode: str
 ) -> None:
     with host(installation, tmp_path, store, MLX_RUNNER_HAND_OVER=mode) as running:
         assert not any("hand" in line for line in served_here(running))
 
 
-def test_a_model_that_sees_is_kept_where_ollamas_runner_cannot_compute(
+def test_such_a_model_is_kept_where_ollamas_runner_cannot_compute(
     installation: Installation, tmp_path: Path, store: Store
 ) -> None:
     with host(installation, tmp_path, store) as running:

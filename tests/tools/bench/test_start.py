@@ -93,7 +93,7 @@ def test_a_miniature_run_measures_what_it_says(monkeypatch: pytest.MonkeyPatch) 
     assert [cell[:3] for cell in report._firsts()] == [("1M", 16, OURS), ("1M", 200, OURS)]
     for *_, (first,) in report._firsts():
         assert all(0 < took.token_s < took.whole_s for took in first)
-    assert len(report.targets) == 1 + 2 * 2
+    assert len(report.targets) == 2 * 2
 
 
 def test_a_contender_that_does_not_start_is_named_by_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

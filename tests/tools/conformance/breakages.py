@@ -1,11 +1,13 @@
 """Runners that do one thing wrong, and the cases that must notice."""
 
+import base64
 import itertools
 import json
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from scripts.tools.host.lib import E, F, G
+from scripts.tools.models.png import png
 from tests.tools.conformance.proxy import Body, Breakage
 
 
@@ -83,6 +85,17 @@ def body_of(path: str, edit: Callable[[Body], object]) -> Callable[[str, int, by
     )
 
 
+def with_media(edit: Callable[[Body], Body]) -> Callable[[Body], Body]:
+    """A request whose pictures and sounds are edited."""
+    return lambda body: {**body, "Media": [edit(item) for item in body.get("Media") or []]}
+
+
+def unheard(data: str) -> str:
+    """The same picture in a file that no runner has seen: decoders pass over what follows the end."""
+    return base64.b64encode(base64.b64decode(data) + str(next(SEEDS)).encode()).decode()
+
+
+ONE_PICTURE = base64.b64encode(png(64, 48, (20, 220, 30))).decode()
 SEEDS = itertools.count()
 
 
@@ -239,11 +252,28 @@ BROKEN: dict[str, Broken] = {
         Breakage(reply=status_of(400, becomes=500)),
         (
             *("25-bad-request", "27-wrong-option-types", "29-empty-prompt", "31-context-full", "32-media-refused"),
-            *("33-image-tags", "34-refused-while-busy", "11.8-bad-format", "80-keep-alive"),
+            *("32-sound-refused", "32-damaged-picture", "33-image-tags", "34-refused-while-busy", "11.8-bad-format"),
+            *("80-keep-alive",),
         ),
     ),
     "ignores media": Broken(
-        Breakage(request=without("Media")), ("32-media-refused", "33-image-tags", "F:32-media-refused")
+        Breakage(request=without("Media")),
+        (
+            *("32-media-refused", "F:32-media-refused", "32-sound-refused", "32-damaged-picture", "33-image-tags"),
+            *("33-told-apart", "33-cached"),
+        ),
+    ),
+    "knows one picture": Broken(
+        Breakage(request=with_media(lambda item: {**item, "data": ONE_PICTURE, "Kind": "image"})),
+        ("32-sound-refused", "32-damaged-picture", "33-told-apart", "33-cached", "F:33-told-apart"),
+    ),
+    "knows no picture again": Broken(
+        Breakage(request=with_media(lambda item: {**item, "data": item["data"] and unheard(item["data"])})),
+        ("33-cached",),
+    ),
+    "looks for tags everywhere": Broken(
+        Breakage(request=lambda body: body if body.get("Media") or "[img-" not in body["Prompt"] else None),
+        ("33-tags-as-text",),
     ),
     "ignores formats": Broken(Breakage(request=without("Format")), ("11.8-bad-format", "11.9-format-not-ignored")),
     "has no metrics in between": Broken(

@@ -24,7 +24,7 @@ COLUMNS = (A, E, F, G)
 @pytest.fixture
 def report() -> Report:
     """Greedy failed for generation A, keep-alive could not be tried, the others passed."""
-    cases = [case for case in CASES if case.number in ("33", "36", "54", "80")]
+    cases = [case for case in CASES if case.id == "33-image-tags" or case.number in ("36", "54", "80")]
     outcomes = {run: Outcome("pass") for run in runs(cases)}
     outcomes |= {run: Outcome("fail", "too warm") for run in outcomes if run[0].number == "36" and run[1] is A}
     outcomes |= {run: Outcome("not run", "no time") for run in outcomes if run[0].number == "80"}
@@ -38,7 +38,7 @@ def runs(cases: list[Case]) -> list[tuple[Case, Generation]]:
 def test_a_cell_says_how_it_went_or_why_not(report: Report) -> None:
     marks = {case.id: [cell.mark for cell in report.cells(case).values()] for case in report.cases}
     assert marks == {
-        "33-image-tags": ["n/a"] * 4,
+        "33-image-tags": ["n/a", "n/a", "pass", "pass"],
         "36-greedy": ["fail", "pass", "pass", "pass"],
         "54-absent-seed-is-zero": ["n/a", "pass", "pass", "pass"],
         "80-keep-alive": ["not run"] * 4,
@@ -47,7 +47,6 @@ def test_a_cell_says_how_it_went_or_why_not(report: Report) -> None:
     reasons = [report.cells(case)["A"].reason for case in report.cases]
     assert reasons[0] == "the host sends no Media"
     assert reasons[1:] == ["too warm", "the host sends no seed", "no time", "no time"]
-    assert report.cells(report.cases[0])["G"].reason.startswith("no image model in this suite; asserted instead: ")
 
 
 def test_one_run_speaks_for_generations_that_are_alike() -> None:
@@ -74,9 +73,9 @@ def test_the_document_has_a_note_for_each_reason(report: Report) -> None:
     text = as_markdown(report, "`./mine`", "./mine")
     assert "Whether `./mine` does what" in text
     row = next(line for line in text.splitlines() if line.startswith("| 36 |"))
-    assert row.endswith("| ✗[^3] | ✓ | ✓ | ✓ |")
-    assert "[^3]: Too warm." in text
-    assert text.count("\n[^") == 5
+    assert row.endswith("| ✗[^2] | ✓ | ✓ | ✓ |")
+    assert "[^2]: Too warm." in text
+    assert text.count("\n[^") == 4
 
 
 def test_who_does_no_more_than_the_original_has_not_failed() -> None:

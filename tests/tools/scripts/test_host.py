@@ -16,7 +16,6 @@ from scripts.tools.host.go_json import (
     RefusedError,
     dumps,
     keep_alive_of,
-    media_of,
     options_of,
     read_body,
     timestamp,
@@ -181,9 +180,6 @@ def test_requests_that_are_none_are_refused() -> None:
     for count in (-1, 21, "3"):
         with pytest.raises(RefusedError, match="between 0 and 20"):
             top_logprobs_of({"top_logprobs": count})
-    for images in ("x", [5], ["not base64!"]):
-        with pytest.raises(RefusedError):
-            media_of(images)
     assert (keep_alive_of({}), keep_alive_of({"keep_alive": -1})) == (None, math.inf)
 
 

@@ -1,6 +1,7 @@
 """Ollama's interface over a host whose runner is a stand-in: thinking, formats, errors, who shares a runner."""
 
 import asyncio
+import base64
 import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -206,17 +207,26 @@ async def test_a_web_page_gets_no_answer(open_api: OpenApi, headers: dict[str, s
     assert bool(opened.host.loaded) == (headers in LOCAL), "nothing was started"
 
 
-async def test_pictures_travel_with_the_request_and_are_named_in_the_prompt(open_api: OpenApi) -> None:
-    opened = await open_api("say {{ messages[0].content }}")
-    messages = [{"role": "user", "content": "look", "images": ["eA==", "eQ=="]}]
+async def test_pictures_are_counted_over_the_whole_conversation(open_api: OpenApi) -> None:
+    opened = await open_api("say {% for message in messages %}{{ message.content }};{% endfor %}")
+    png, jpeg, wave = (base64.b64encode(data).decode() for data in (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"ID3"))
+    messages = [
+        {"role": "user", "content": "look", "images": [png, jpeg]},
+        {"role": "assistant", "content": "nice"},
+        {"role": "user", "content": "hear [img]!", "images": [wave]},
+    ]
     status, _ = await opened.post("/api/chat", {"model": "m", "messages": messages, "stream": False})
     assert status == 200
     async with asyncio.timeout(10):
         while not opened.wire:  # a thread reads what the runner says
             await asyncio.sleep(0.01)
     (wire,) = opened.wire
-    assert wire["prompt"] == "say [img-0][img-1]look"
-    assert wire["media"] == [{"data": "eA==", "id": 0, "Kind": "image"}, {"data": "eQ==", "id": 1, "Kind": "image"}]
+    assert wire["prompt"] == "say [img-0][img-1]look;nice;hear [img-2]!;"
+    assert wire["media"] == [
+        {"data": png, "id": 0, "Kind": "image"},
+        {"data": jpeg, "id": 1, "Kind": "image"},
+        {"data": wave, "id": 2, "Kind": "audio"},
+    ]
 
 
 def write_names(models_dir: Path, *names: str) -> None:

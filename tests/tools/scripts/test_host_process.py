@@ -221,7 +221,7 @@ async def test_what_is_there_and_what_runs(host: Served) -> None:
         ("/api/generate", b'{"model":"demo","prompt":"x","keep_alive":"soon"}', 400, "invalid duration"),
         ("/api/generate", b'{"model":"demo","prompt":"x","options":{"num_predict":1e999}}', 400, "number 1e999"),
         ("/api/generate", b'{"model":"demo","prompt":"x","options":{"temperature":NaN}}', 400, "invalid character 'N'"),
-        ("/api/generate", b'{"model":"demo","prompt":"x","images":["eA=="]}', 400, "image input"),
+        ("/api/generate", b'{"model":"demo","prompt":"x","images":["iVBORw0KGgo="]}', 400, "image input"),
     ],
 )
 async def test_refusals_have_their_status_and_an_error(
