@@ -42,6 +42,8 @@ def known() -> set[str]:
         "all",
         "full",
         "mutants",
+        "llama-server",
+        "ctx-size",
         "real",
         "python",
         "mlx-engine",

@@ -2,8 +2,8 @@
 
 Every server runs at its default settings: `ours` with the directory that `scripts/real-model` makes (93 MB are fetched
 once), llama.cpp's server, if --llama-server names one, with the GGUF file it was made from. mlx_lm.server has the same
-directory on a GPU; on a CPU, where it needs seconds for a token of packed or 16-bit weights, it has them in float32. All
-rest while another one is measured; every round has prompts of its own.
+directory on a GPU; on a CPU, where it needs seconds for a token of packed or 16-bit weights, it has them in float32.
+All rest while another one is measured; every round has prompts of its own.
 
 start   from the spawn until the first text of an answer to a short prompt
 cold    until the first text of the answer to a prompt of 256 tokens that nobody has seen
