@@ -58,6 +58,9 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/engine/test_scheduler_faults.py::test_a_fault_in_other_layers_ends_at_most_the_request_that_it_concerns": NONE,  # noqa: E501
     "tests/model/engine/test_scheduler_memory.py::test_afterwards_the_device_holds_what_the_cache_counts": ("gemma3",),
     "tests/model/engine/test_scheduler_mix.py": ("llama-0", "gemma3-0", "qwen3_next-0", "quantized-0"),
+    # Models that see: positions in three channels, tokens that see each other, and neither.
+    "tests/model/pictures/test_forward.py": ("qwen3.5-seeing*", "gemma4-unified-seeing*", "nemotron-omni-seeing*"),
+    "tests/model/engine/test_pictures_cached.py": ("qwen3.5-seeing*", "gemma4-unified-seeing*"),
     # Loading: every architecture, release, type and writer.
     "tests/model/loading/test_architectures.py::test_an_architecture_loads_from_a_directory_and_a_store": MODELS,
     "tests/model/loading/test_dtype.py::test_every_architecture_computes_in_float32_with_the_numbers_of_its_16_bits": MODELS,  # noqa: E501
@@ -104,7 +107,8 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/process/launcher/test_hand_over.py": NONE,
     "tests/process/page/test_history.py": NONE,
     "tests/process/page/test_page.py": NONE,
-    "tests/process/launcher/test_hand_over.py::test_a_model_that_sees_is_taken_over": ALL,
+    "tests/process/launcher/test_hand_over.py::test_a_model_that_sees_is_kept": ("auto",),
+    "tests/process/launcher/test_hand_over.py::test_a_model_whose_tower_cannot_be_loaded_is_taken_over": ("auto",),
     "tests/process/test_exit.py": ("prefill*", "idle*", "decode*"),
     "tests/process/test_refusals.py::test_a_broken_store_is_one_line_and_exit_status_1": (
         "blob missing",

@@ -89,13 +89,14 @@ class DrivenEngine:
             log_level=20,
             watch_parent=False,
         )
-        model = SimpleNamespace(name=kind, architecture=kind, total_bytes=0, context_length=CONTEXT, vocab_size=VOCAB)
+        known = {"total_bytes": 0, "context_length": CONTEXT, "vocab_size": VOCAB, "has_vision": False}
+        model = SimpleNamespace(name=kind, architecture=kind, **known)
         tokenizer: Future[Tokenizer] = Future()
         tokenizer.set_result(_tokenizer())
         self.engine = Engine(settings, cast("OpenedModel", model), tokenizer)
         self.engine._outbox = Outbox(cast("asyncio.AbstractEventLoop", _Loop()))
         loaded = LoadedModel(cast("Module", tiny(kind).model))
-        with patch("runner.engine.assemble.load", lambda *_: loaded):
+        with patch("runner.engine.assemble.load", lambda *_, **__: loaded):
             self.engine._load()
         self.running = self.engine.parts.scheduler
         self.running.matcher.lone_steps = 0  # so that short answers join batches, too
