@@ -11,7 +11,7 @@ typedef void (*block_fn)(const void *product, int block);
 
 enum { MOST_THREADS = 63, SPINS = 4000 };
 
-static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t caller_lock = PTHREAD_MUTEX_INITIALIZER, pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t pool_wake = PTHREAD_COND_INITIALIZER, pool_left = PTHREAD_COND_INITIALIZER;
 static atomic_uint round_number; /* of the present product; written with the lock held */
 static atomic_int next_block, inside; /* `inside` counts the threads that take blocks; raised with the lock held */
@@ -56,8 +56,13 @@ static void start_threads(int wanted) {
   pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* Computes all blocks of a product, with the help of the threads that were started. One caller at a time. */
+/* Computes all blocks of a product, with the help of the threads that were started. A caller that finds them at work for
+ * another one computes all blocks itself. */
 static void share(block_fn function, const void *product, int count) {
+  if (pthread_mutex_trylock(&caller_lock)) {
+    for (int block = 0; block < count; block++) function(product, block);
+    return;
+  }
   pthread_mutex_lock(&pool_lock);
   compute = function;
   product_at_hand = product;
@@ -73,4 +78,5 @@ static void share(block_fn function, const void *product, int count) {
   open_to_threads = 0;
   while (atomic_load(&inside)) pthread_cond_wait(&pool_left, &pool_lock);
   pthread_mutex_unlock(&pool_lock);
+  pthread_mutex_unlock(&caller_lock);
 }

@@ -83,6 +83,7 @@ def test_a_library_that_is_no_blas_is_refused_by_name(library: str) -> None:
 
 KERNEL = """
 import ctypes, os, random, sys
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 import numpy as np
 from pathlib import Path
@@ -145,6 +146,19 @@ for rows in ((1, 3, 8), (9, 16, 100, 257, 300)):
             assert np.allclose(found[-1], want, atol=2e-5 * (1 + k) ** 0.5), (m, n, k, form)
     counts.append(shared())
 digest = blake2b(b"".join(each.tobytes() for each in found)).hexdigest()
+
+shapes = [(rows, 700, 640) for rows in (8, 100, 300)]
+cases = [[numbers.standard_normal(shape).astype(np.float32) for shape in ((m, k), (n, k))] for m, n, k in shapes]
+
+
+def results(_):
+    return [multiply(*case, np.zeros((len(case[0]), 700), np.float32), 1.0, 0.0).copy() for case in cases]
+
+
+first = results(0)
+with ThreadPoolExecutor(4) as callers:
+    for several in callers.map(results, range(60)):
+        assert all(map(np.array_equal, first, several)), "callers on several threads disturb each other"
 print(same, counts[1] - counts[0], counts[2] - counts[1], digest)
 """
 
@@ -167,8 +181,8 @@ def compiled(directory: Path, **replaced: str) -> Path:
 
 
 class Kernel(NamedTuple):
-    """Whether a row was the same alone and beside others, how many products of few and of many rows were shared, and a
-    digest of all results."""
+    """One run: `same` if a row was the same alone and beside others; the numbers of shared products of few and of many
+    rows; a digest of all results."""
 
     same: bool
     few: int
