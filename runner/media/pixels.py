@@ -29,6 +29,7 @@ class PixelStore:
         self._thread = ThreadPoolExecutor(1, "pixels")
         self._lock = Lock()
         self._rows: OrderedDict[int, Pixels] = OrderedDict()
+        self._wanted: set[int] = set()  # names of pictures whose rows are to be kept when they are decoded
         self._sound: OrderedDict[int, None] = OrderedDict()  # names of pictures that were decoded without an error
         self._held_bytes = 0
 
@@ -55,15 +56,19 @@ class PixelStore:
         return found
 
     def drop(self, picture: Picture) -> None:
-        """Forgets the rows of a picture, which a request that has ended would have taken."""
+        """Forgets the rows of a picture, which a request that has ended would have taken. If it is being decoded, they
+        are not kept."""
         self._taken(picture)
 
     def check(self, picture: Picture) -> "Future[None]":
         """Decodes a picture, and keeps its rows while there is room. The future raises MediaError for a damaged one."""
+        with self._lock:
+            self._wanted.add(picture.name)
         return self._thread.submit(self._keep, picture)
 
     def _taken(self, picture: Picture) -> "Pixels | None":
         with self._lock:
+            self._wanted.discard(picture.name)
             rows = self._rows.pop(picture.name, None)
             self._held_bytes -= 0 if rows is None else rows.nbytes
             return rows
@@ -73,6 +78,9 @@ class PixelStore:
             return
         rows = self._decoded(picture)
         with self._lock:
+            if picture.name not in self._wanted:
+                return
+            self._wanted.remove(picture.name)
             self._rows[picture.name] = rows
             self._held_bytes += rows.nbytes
             while self._held_bytes > self._most_bytes:

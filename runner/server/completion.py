@@ -58,8 +58,9 @@ class CompletionEndpoint:
 
     async def _answer(self, http: web.Request, request: Request) -> web.StreamResponse:
         http[NUMBER] = request.number
-        self._engine.submit(request)
         try:
+            await self._check_pictures(request)
+            self._engine.submit(request)
             if request.grammar is not None:
                 await _done(request.grammar)  # an invalid grammar is refused before the answer begins
             return await self._stream(http, request)
@@ -93,11 +94,14 @@ class CompletionEndpoint:
             parts = check_length_in_parts(wire.prompt, tokenizer, limits.context_length)
             while await self._threads.run(size, next, parts, _END) is not _END:
                 pass
-        request = await self._threads.run(size, prepare, wire, tokenizer, limits, wanted, pictures)
+        return await self._threads.run(size, prepare, wire, tokenizer, limits, wanted, pictures)
+
+    async def _check_pictures(self, request: Request) -> None:
+        """Has pictures decoded that were never seen. RequestError if one is damaged."""
+        pictures = self._engine.pictures
         if request.pictures is not None and isinstance(pictures, PictureSupport):
             for span in request.pictures.spans:
                 await _check(span.picture, pictures)
-        return request
 
     def _drop_pixels(self, request: Request) -> None:
         """Forgets the pixels that a request did not come to take."""

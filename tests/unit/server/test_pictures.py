@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import threading
 from typing import cast
 
 import pytest
@@ -20,6 +21,7 @@ from tests.unit.server.script import Client, Script
 FAMILY = Qwen35(min_pixels=1)
 START, SOFT, END = 60, 62, 61
 WHOLE = encoded(Image.effect_noise((96, 64), 80).convert("RGB"))
+OTHER = encoded(Image.effect_noise((96, 64), 40).convert("RGB"))
 DAMAGED = WHOLE[: len(WHOLE) // 2]
 METRICS = Metrics(prompt_eval_count=2, eval_count=1)
 
@@ -80,6 +82,35 @@ async def test_a_sound_picture_is_decoded_once_across_turns(
     for turn in range(3):
         await answered(client, engine, body(WHOLE, prompt=f"see [img-0] {turn}"))
     assert decoded == [-1]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_no_pixels_stay_of_a_request_that_is_not_taken(
+    client: Client, support: PictureSupport, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    """The second picture is damaged, or the client leaves while it is being decoded."""
+    decode, began, may_end = support.pixels._decoded, threading.Event(), threading.Event()
+
+    def held(shown: Picture) -> Pixels:
+        if leaves and shown.name == -2:
+            began.set()
+            assert may_end.wait(10)
+        return decode(shown)
+
+    monkeypatch.setattr(support.pixels, "_decoded", held)
+    sent = body(WHOLE, OTHER if leaves else DAMAGED, prompt="see [img-0] [img-1]")
+    posting = asyncio.ensure_future(client.post("/completion", json=sent))
+    if leaves:
+        await asyncio.to_thread(began.wait, 10)
+        assert support.pixels.held_bytes > 0
+        posting.cancel()
+        while support.pixels.held_bytes:
+            await asyncio.sleep(0.01)
+        may_end.set()
+        await asyncio.to_thread(support.pixels._thread.submit(int).result)  # behind the one that was being decoded
+    else:
+        assert (await posting).status == 400
+    assert support.pixels.held_bytes == 0
 
 
 async def test_pixels_that_nobody_took_are_gone_with_their_request(
