@@ -10,8 +10,10 @@
 | `alpha` | what becomes of transparency |
 | `geometry` | size after resizing, patches, soft tokens |
 | `families` | what each family of models makes of a picture |
-| `digest` | the name of a prepared picture in caches |
+| `digest` | the digest that tells prepared pictures apart |
+| `prompt` | a prompt with pictures: ids, keys, positions; the names of pictures in caches |
+| `pixels` | decodes on a thread of its own, and keeps the latest rows |
 
 Import `runner.media.picture` with the first picture only: it costs 0.16 s of processor time. All others are small.
-Nothing here keeps state, so every function can be called on any thread.
+Any thread may call anything here. State is kept by `PictureNames` and `PixelStore` alone, which have locks.
 """

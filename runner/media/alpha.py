@@ -1,4 +1,4 @@
-"""What becomes of transparency. Three answers, since Ollama's families differ where a pixel is partly transparent."""
+"""The treatment of transparency: one of three, since Ollama's families differ where a pixel is partly transparent."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What a picture becomes: pixels after resizing, patches for the tower, soft tokens for the text model."""
+"""The sizes of a picture: pixels after resizing, patches for the tower, soft tokens for the text model."""
 
 from typing import NamedTuple
 

@@ -1,11 +1,9 @@
-"""What is known of a picture before any of its pixels."""
+"""The facts about a picture that are known before any pixel is decoded."""
 
 from typing import NamedTuple
 
 MAX_PIXELS = 100_000_000
 """Pictures of more pixels are refused."""
-DECODE_BYTES = 16
-"""Upper bound of what decoding takes for a moment, for each pixel of the source: 2 for a GIF, 16 for a WebP."""
 
 
 class Header(NamedTuple):

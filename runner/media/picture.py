@@ -77,8 +77,9 @@ def read_header(data: bytes) -> Header:
 def decode(data: bytes, header: Header, width: int, height: int, alpha: Alpha = "drop") -> Pixels:
     """Returns the first frame of a picture, upright and resized to `width` x `height`: uint8 [height, width, 3].
 
-    `header` is what `read_header` says of the same bytes. Holds up to DECODE_BYTES for each pixel of the source for a
-    moment, and releases the GIL while decoding and resizing. Raises MediaError for damaged pictures, and MemoryError.
+    `header` is what `read_header` says of the same bytes. Holds up to 16 bytes (WebP) for each pixel of the
+    source for a moment, and releases the GIL while decoding and resizing. Raises MediaError for damaged pictures, and
+    MemoryError.
     """
     plain = _load(data, header.format, alpha)
     if plain.size != _stored_size(header):

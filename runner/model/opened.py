@@ -48,10 +48,9 @@ class OpenedModel(NamedTuple):
     def suppressed_tokens(self) -> list[int]:
         """The token ids that `generation_config.json` keeps out of every answer."""
         try:
-            config = json.loads(self.file("generation_config.json") or b"{}")
-        except (ValueError, RecursionError):
+            listed = self.json_file("generation_config.json").get("suppress_tokens")
+        except ModelError:
             return []  # the tokenizer reads the file too, and refuses it
-        listed = config.get("suppress_tokens") if isinstance(config, dict) else None
         tokens = listed if isinstance(listed, list) else []
         return [token for token in tokens if type(token) is int and 0 <= token < self.vocab_size]
 
@@ -64,6 +63,17 @@ class OpenedModel(NamedTuple):
     def file(self, name: str) -> bytes | None:
         """Returns the content of a text file such as `tokenizer.json`; None if the model has none."""
         return self.checkpoint.file(name)
+
+    def json_file(self, name: str) -> dict[str, object]:
+        """Returns the object in a JSON file; an empty one if the model has no such file. Raises ModelError if it is
+        broken."""
+        try:
+            found = json.loads(self.file(name) or b"{}")
+        except (ValueError, RecursionError) as error:
+            raise ModelError(f"{name} is not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise ModelError(f"{name}: want an object, found {type(found).__name__}")
+        return found
 
 
 def open_model(model: str, models_dir: Path) -> OpenedModel:

@@ -52,7 +52,7 @@ class Seeing(NamedTuple):
         """Returns the forward over pictures, with what is known of the family."""
         sections = SECTIONS if self.name in MROPE else ()
         both_ways = self.name in BOTH_WAYS
-        return PictureForward(self.loaded.module, self.loaded.logits, sections=sections, sees_both_ways=both_ways)
+        return PictureForward(self.loaded.module, sections=sections, sees_both_ways=both_ways)
 
 
 @cache

@@ -22,13 +22,12 @@ import numpy as np
 from PIL import Image
 
 import runner.engine.scheduler
-from protocol import CompletionRequest, Logprob, Media
+from protocol import CompletionRequest, Media
 from protocol.request import Options
 from runner.cache import make_cache
-from runner.cache.session import LiveSession
 from runner.cache.trie_cache import TrieCache
 from runner.engine.context import EngineContext, SettledTrial
-from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Text
+from runner.engine.events import Failed, Outbox, Refused
 from runner.engine.generation import Generation
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.pictures.encoder import PictureEncoder
@@ -48,6 +47,7 @@ from runner.model.pictures.embedding import Rows
 from runner.model.towers import Grid
 from runner.sampling.sampler import Sampler
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE
+from tests.lib.client import EngineClient
 from tests.lib.driver import check_trie
 from tests.lib.seeing import BOTH_WAYS, END, MROPE, SOFT, START, Place, Seeing, Shown, seeing, walk
 from tests.lib.tiny_engine import Clock, ZeroMeter, _Loop
@@ -131,34 +131,13 @@ class NotingPolicy(SlicePolicy):
         super().took(slice, view, seconds)
 
 
-class Asked(EventStream):
-    """A request and what its client receives."""
+class Asked(EngineClient):
+    """A request with pictures."""
 
     def __init__(self, request: Request) -> None:
         super().__init__()
         self.request = request
         request.stream = self
-        self.session: LiveSession | None = None
-
-    @property
-    def received(self) -> list[Event]:
-        return self._events
-
-    @property
-    def tokens(self) -> list[int]:
-        return [] if self.session is None else self.session.recorded[self.session.total :]
-
-    @property
-    def entries(self) -> list[Logprob]:
-        return [entry for event in self.received if isinstance(event, Text) for entry in event.logprobs]
-
-    @property
-    def text(self) -> str:
-        return "".join(event.text for event in self.received if isinstance(event, Text))
-
-    @property
-    def finished(self) -> Finished | None:
-        return self.received[-1] if self.received and isinstance(self.received[-1], Finished) else None
 
     @property
     def error(self) -> str:
@@ -310,7 +289,7 @@ class SeeingEngine:
         shift = walk(parts, 1)[-1][0] - len(request.prompt) if channels else 0
 
         def compute(answer: Sequence[int]) -> list[mx.array]:
-            found = [forward(request.prompt, layers, rows, channels)[0, -1]]
+            found = [forward(request.prompt, layers, rows, channels, model.loaded.logits)[0, -1]]
             with forward.shifted([shift]):
                 found += [model.loaded.logits(mx.array([[token]]), layers)[0, -1] for token in answer[: steps - 1]]
             return found[:steps]

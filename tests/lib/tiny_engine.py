@@ -30,10 +30,9 @@ import runner.engine.scheduler
 from protocol import DoneReason, Logprob
 from protocol.format import Lark
 from runner.cache import make_cache
-from runner.cache.session import LiveSession
 from runner.cache.trie_cache import TrieCache
 from runner.engine.context import BatchTrial, EngineContext, SettledTrial
-from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
+from runner.engine.events import Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.generation import Generation
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.output.stop_strings import StopStrings
@@ -51,6 +50,7 @@ from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, find_fault, tiny
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.lib.breaking import breaking as break_call
+from tests.lib.client import EngineClient
 from tests.lib.driver import breaking_layer, check_trie, largest
 
 CONTEXT = 4096
@@ -263,15 +263,13 @@ def is_plausible(spec: RequestSpec, drawn: Sequence[int], logits: mx.array, toke
 # --- a request and its client
 
 
-class ClientRequest(EventStream):
-    """A request, and the events that its client receives."""
+class ClientRequest(EngineClient):
+    """A request by its specification, whose answer is compared with that of the oracle."""
 
     def __init__(self, kind: Tiny, spec: RequestSpec, metered: bool = False) -> None:
         super().__init__()
         self.kind = kind
         self.spec = spec
-        self.session: LiveSession | None = None
-        """Set once the request has one."""
         stops = StopStrings([spec.stop]) if spec.stop else None
         self.request = Request(
             prompt=list(spec.prompt),
@@ -284,31 +282,8 @@ class ClientRequest(EventStream):
         )
 
     @property
-    def received(self) -> list[Event]:
-        """All events so far."""
-        return self._events
-
-    @property
-    def tokens(self) -> list[int]:
-        """The sampled tokens, the end-of-sequence token included."""
-        return [] if self.session is None else self.session.recorded[self.session.total :]
-
-    @property
-    def text(self) -> str:
-        return "".join(event.text for event in self.received if isinstance(event, Text))
-
-    @property
-    def entries(self) -> list[Logprob]:
-        return [entry for event in self.received if isinstance(event, Text) for entry in event.logprobs]
-
-    @property
     def started(self) -> bool:
         return bool(self.received)
-
-    @property
-    def finished(self) -> Finished | None:
-        end = self.received[-1] if self.received else None
-        return end if isinstance(end, Finished) else None
 
     @property
     def failed(self) -> bool:

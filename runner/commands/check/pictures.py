@@ -1,4 +1,4 @@
-"""Whether a model sees pictures, for `mlx-runner check`: from headers alone, by the parts that would serve it."""
+"""The line of `mlx-runner check` about pictures: from headers alone, by the parts that would serve them."""
 
 from collections.abc import Iterator
 from math import isqrt

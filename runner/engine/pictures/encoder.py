@@ -43,7 +43,7 @@ class PictureEncoder:
 
     @property
     def counts(self) -> PictureCounts:
-        """What was done so far, in numbers."""
+        """The counts so far."""
         return PictureCounts(
             encoded=self._encoded,
             soft_tokens=self._soft_tokens,

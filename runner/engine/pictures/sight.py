@@ -3,7 +3,6 @@
 Whatever is wrong with a tower costs pictures only: the text model is served, and says why it sees none.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ from runner.model.pictures.forward import PictureForward
 from runner.model.towers.gemma4 import Gemma4Tower
 from runner.model.towers.gemma4_unified import Gemma4UnifiedTower
 from runner.model.towers.glimmer import GlimmerTower
-from runner.model.towers.load import TowerPlan, load_tower, plan_tower
+from runner.model.towers.load import PREPROCESSOR, TowerPlan, load_tower, plan_tower
 from runner.model.towers.nemotron_h import NemotronTower
 from runner.model.towers.qwen3_5 import Qwen35Tower
 from runner.model.towers.tower import Tower
@@ -34,7 +33,6 @@ from runner.settings import Settings
 from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
-_PREPROCESSOR = "preprocessor_config.json"
 _FAMILIES: dict[type[Tower], type[Family]] = {
     Gemma4Tower: Gemma4,
     Gemma4UnifiedTower: Gemma4Unified,
@@ -57,8 +55,9 @@ def open_sight(
     *,
     slow_blas: bool,
 ) -> Sight:
-    """Loads the tower of a model that has one, on the engine thread. `wake` is called when pixels are there. Never
-    raises."""
+    """Loads the tower of a model that has one, on the engine thread. `wake` is called when pixels are there.
+
+    Without sight if anything is wrong with the tower or the files about it: the log says what."""
     plan = plan_tower(model)
     if plan is None:
         return Sight(NoPictures())
@@ -67,7 +66,7 @@ def open_sight(
     try:
         support, sections = prepare(model, plan, tokenizer)
         family = support.family
-        forward = PictureForward(loaded.module, loaded.logits, sections=sections, sees_both_ways=family.bidirectional)
+        forward = PictureForward(loaded.module, sections=sections, sees_both_ways=family.bidirectional)
         tower = load_tower(plan, settings.dtype, budget_bytes, slow_blas=slow_blas)
     except RunnerError as error:
         log.warning("the model sees no pictures", why=str(error))
@@ -88,7 +87,7 @@ def prepare(model: OpenedModel, plan: TowerPlan, tokenizer: Tokenizer) -> Prepar
     """Returns what the files say about the pictures of a model with this tower. Raises ModelError for any fault."""
     if plan.fault:
         raise ModelError(plan.fault)
-    family = _FAMILIES[plan.kind].from_config(model.config, _preprocessor(model))
+    family = _FAMILIES[plan.kind].from_config(model.config, model.json_file(PREPROCESSOR))
     return Prepared(_support(family, model.config, tokenizer), _sections(model) if family.mrope else ())
 
 
@@ -118,13 +117,3 @@ def _sections(model: OpenedModel) -> Sequence[int]:
     if not (isinstance(sections, list) and len(sections) == 3 and all(type(each) is int for each in sections)):
         raise ModelError(f"config.json: mrope_section: want three numbers, found {sections!r}")
     return sections
-
-
-def _preprocessor(model: OpenedModel) -> Mapping[str, object]:
-    try:
-        found = json.loads(model.file(_PREPROCESSOR) or b"{}")
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{_PREPROCESSOR} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{_PREPROCESSOR}: want an object, found {type(found).__name__}")
-    return found

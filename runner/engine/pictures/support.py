@@ -1,4 +1,4 @@
-"""Whether a model sees, and with what. Imported by every process: what pictures need is imported with a tower."""
+"""The sight of a model, or its absence. Imported by every process; what pictures need is imported with a tower."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,7 +32,7 @@ class NoPictures(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """What a model sees with: the part for any thread, and that for the engine's."""
+    """The parts that a model sees with: one for any thread, one for the engine thread."""
 
     support: PictureSupport | NoPictures = NoPictures()
     encoder: "PictureEncoder | None" = None

@@ -1,4 +1,4 @@
-"""What each family of models makes of a picture: its size, its rows, and the tokens around it.
+"""The preparation of pictures in each family of models: their size, their rows, and the tokens around them.
 
 | module | models |
 | --- | --- |

@@ -1,4 +1,4 @@
-"""What all families of models that see have in common."""
+"""The interface of all families of models that see."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self
@@ -23,7 +23,7 @@ class Around(NamedTuple):
 
 
 class Family(Protocol):
-    """How one family of models prepares pictures. Frozen; made from the model's config."""
+    """The preparation of pictures in one family of models. Frozen; made from the model's config."""
 
     name: ClassVar[str]
     """In keys of caches."""
@@ -32,7 +32,7 @@ class Family(Protocol):
     version: ClassVar[int]
     """Of the preparation: another number for other rows from the same bytes and geometry."""
     alpha: ClassVar[Alpha]
-    """What `decode` makes of transparency."""
+    """The treatment of transparency by `decode`."""
     mrope: ClassVar[bool]
     """Positions have three channels: time, row and column."""
 

@@ -28,18 +28,15 @@ class PictureForward:
     def __init__(
         self,
         module: Module,
-        forward: Callable[[mx.array, list[object]], mx.array],
         *,
         sections: Sequence[int] = (),
         sees_both_ways: bool = False,
     ) -> None:
-        """`forward` maps tokens [1, L] and layer caches to logits. `sections` are the numbers of frequencies for time,
-        row and column, where positions have three channels. `sees_both_ways`: the tokens of a picture see each other in
-        layers with a window.
+        """`sections` are the numbers of frequencies for time, row and column, where positions have three channels.
+        `sees_both_ways`: the tokens of a picture see each other in layers with a window.
 
         Raises ModelError for a module that has no such parts.
         """
-        self._forward = forward
         self._sections = sections
         self._owner, self._table_name = _table_owner(module)
         self._scale = float(getattr(self._owner, "embed_scale", 1.0))
@@ -54,12 +51,12 @@ class PictureForward:
         layers: list[object],
         rows: Sequence[Rows],
         positions: Sequence[Sequence[int]] | None,
-        forward: Callable[[mx.array, list[object]], mx.array] | None = None,
+        forward: Callable[[mx.array, list[object]], mx.array],
     ) -> mx.array:
         """Returns the lazy logits [1, L, V] of a part of a prompt.
 
         Soft tokens may have any id: they are looked up as 0. `rows` are the features for this part; `positions` [3][L]
-        are None where they are the offsets. `forward` is called in place of the model's own, if given.
+        are None where they are the offsets. `forward` maps tokens [1, L] and layer caches to logits.
         """
         soft = {index for each in rows for index in range(each.start, each.stop)}
         ids = mx.array([[0 if index in soft else token for index, token in enumerate(tokens)]])
@@ -70,7 +67,7 @@ class PictureForward:
                     stack.enter_context(_blocks(layers[self._sliding], rows))
             if positions is not None:
                 stack.enter_context(self._ropes(self._rope_for(positions)))
-            return (forward or self._forward)(ids, layers)
+            return forward(ids, layers)
 
     @contextmanager
     def shifted(self, shifts: Sequence[int]) -> Iterator[None]:

@@ -40,7 +40,7 @@ def summed_rows(columns: mx.array, rows: mx.array, grid: Grid) -> mx.array:
 
 
 def _taps(count: int, side: int) -> tuple[mx.array, mx.array]:
-    """Which two entries of `side` surround each of `count` points over the same length, and their weights: [2, count].
+    """Returns two entries of `side` around each of `count` points over the same length, with their weights: [2, count].
 
     An entry outside of the table has no weight.
     """

@@ -3,7 +3,6 @@
 A fault of the tower is none of the text model: it is told in `TowerPlan.fault`, and only pictures are lost.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from typing import NamedTuple, cast
@@ -30,7 +29,7 @@ from runner.model.weights.quantized_layers import quantize_layers
 
 log = Log(__name__)
 
-_PREPROCESSOR = "preprocessor_config.json"
+PREPROCESSOR = "preprocessor_config.json"
 _TEXT_ONLY = ("quantization_config", "quantize_activations")
 """Fields of `config.json` that are about the text model's layers."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -138,15 +137,9 @@ def _check_twins(kind: type[Tower], tensors: Mapping[str, Tensor]) -> None:
 def _tower_config(opened: OpenedModel, row: Row) -> dict[str, object]:
     """Returns `config.json` without what concerns the text model's layers, and with what the preprocessor overrides."""
     config = {key: value for key, value in opened.config.items() if key not in _TEXT_ONLY}
-    text = opened.file(_PREPROCESSOR) if row.preprocessor else None
-    if text is None:
+    if not row.preprocessor:
         return config
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{_PREPROCESSOR} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{_PREPROCESSOR}: want an object, found {type(found).__name__}")
+    found = opened.json_file(PREPROCESSOR)
     return config | {key: found[key] for key in row.preprocessor if found.get(key)}
 
 

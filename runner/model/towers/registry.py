@@ -1,4 +1,4 @@
-"""Which towers this runner knows: one row per mlx-lm module of the text model."""
+"""The towers that this runner knows: one row for each mlx-lm module of the text model."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

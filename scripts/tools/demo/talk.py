@@ -8,7 +8,7 @@ from scripts.tools.demo.questions import Conversation, Message, Turn, messages, 
 
 @dataclass
 class Talk:
-    """What the user says, and what the model is expected to answer.
+    """The questions of a user, and the answers that are expected.
 
     Answers that are not known beforehand are those that are given first: asked again, the model must repeat them.
     """

@@ -50,7 +50,7 @@ NEMOTRON_AROUND: Config = {
     "norm_mean": [0.48145466, 0.4578275, 0.40821073],
     "norm_std": [0.26862954, 0.26130258, 0.27577711],
 }
-"""What a Nemotron-H omni says about its tower outside of `vision_config`."""
+"""The fields of a Nemotron-H omni about its tower that are not in `vision_config`."""
 _CLASS_TOKENS = 4
 """Of three teachers and a multiple of four: three, and one register."""
 _PATCH_VALUES = 3 * 16 * 16

@@ -55,7 +55,7 @@ GLIMMER_VISION: Config = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
 GLIMMER_AROUND: Config = {"out_hidden_size": 256, "projector_hidden_size": 64, "projector_hidden_act": "gelu"}
-"""What a Glimmer says about its tower outside of `vision_config`."""
+"""The fields of a Glimmer about its tower that are not in `vision_config`."""
 _BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 _GEMMA_TOKENS: Config = {"boi_token_id": 60, "eoi_token_id": 61, "image_token_id": 62}
 

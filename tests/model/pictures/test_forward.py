@@ -17,6 +17,7 @@ from tests.lib.seeing import (
     PROMPTS,
     SOFT,
     Parts,
+    Seeing,
     Shown,
     places_of,
     seeing,
@@ -26,7 +27,9 @@ from tests.lib.seeing import (
 )
 from tests.model.pictures import dense
 
-TOLERANCE = 1e-5
+TOLERANCE = 3e-5
+"""Rounding depends on the processor: prompts without a picture, cut at every token, are off by up to 6e-6, Gemma 4's
+with one by 1.3e-5."""
 MATTERS = 1e-3
 
 
@@ -45,17 +48,16 @@ def compute(
 ) -> mx.array:
     """Returns the logits [L, V] of a prompt that is computed up to each of `stops` in turn."""
     model = seeing(name)
-    forward = model.forward()
     layers = model.loaded.make_layers() if layers is None else layers
     ids = [soft if token == SOFT else token for token in tokens_of(parts)]
     found = [
-        piece(forward, ids, parts, start, stop, layers, channels=name in MROPE) for start, stop in pairwise((0, *stops))
+        piece(model, ids, parts, start, stop, layers, channels=name in MROPE) for start, stop in pairwise((0, *stops))
     ]
     return mx.concatenate(found, axis=1)[0]
 
 
 def piece(
-    forward: PictureForward,
+    model: Seeing,
     ids: Sequence[int],
     parts: Parts,
     start: int,
@@ -71,7 +73,7 @@ def piece(
             features = place.shown.features()[first - place.start : last - place.start]
             rows.append(Rows(first - start, last - start, features))
     channel = [list(each) for each in zip(*walk(parts)[start:stop], strict=True)] if channels else None
-    logits = forward(ids[start:stop], layers, rows, channel)
+    logits = model.forward()(ids[start:stop], layers, rows, channel, model.loaded.logits)
     mx.eval(logits)
     return logits
 
@@ -120,11 +122,11 @@ def test_a_picture_matters_and_so_does_all_that_is_made_of_it(name: str) -> None
     rows = [Rows(place.start, place.stop, place.shown.features()) for place in places_of(parts)]
     ids = tokens_of(parts)
     if name in MROPE:
-        plain = model.forward()(ids, model.loaded.make_layers(), rows, None)[0, -1]
+        plain = model.forward()(ids, model.loaded.make_layers(), rows, None, model.loaded.logits)[0, -1]
         assert away(plain, right) > MATTERS
     if name in BOTH_WAYS:
-        causal = PictureForward(model.loaded.module, model.loaded.logits)
-        assert away(causal(ids, model.loaded.make_layers(), rows, None)[0, -1], right) > MATTERS
+        causal = PictureForward(model.loaded.module)(ids, model.loaded.make_layers(), rows, None, model.loaded.logits)
+        assert away(causal[0, -1], right) > MATTERS
 
 
 @pytest.mark.parametrize("prompt", ["two", "at the start", "behind a window"])

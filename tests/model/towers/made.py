@@ -24,7 +24,7 @@ def made(case: Case, weights: Mapping[str, mx.array] | None = None) -> Tower:
 
 
 def encoded(tower: Tower, case: Case) -> Iterator[mx.array]:
-    """What a tower yields for the picture of a case, evaluated."""
+    """Yields each part of a tower's work on the picture of a case, evaluated."""
     for step in tower.encode(case.patches, case.grid):
         mx.eval(step)
         yield step

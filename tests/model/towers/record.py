@@ -1,12 +1,10 @@
 """Records what mlx-vlm makes of the cases, so that the tests need no mlx-vlm.
 
-It needs the package and Pillow in a folder of their own, without what else mlx-vlm asks for:
-
-    pip install --no-deps --target FOLDER mlx-vlm==0.7.10 pillow
     python -m tests.model.towers.record FOLDER
+
+where FOLDER is that of `tests.lib.mlx_vlm`.
 """
 
-import importlib
 import sys
 import types
 from pathlib import Path
@@ -14,32 +12,21 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from tests.lib.mlx_vlm import module, register
 from tests.model.towers.cases import CASES, NEMOTRON, QWEN, RECORDED, Case, vision
 
-_PACKAGES = ("", ".models", ".models.qwen3_vl", ".models.nemotron_h", ".models.nemotron_h_nano_omni")
 _CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
 
 
-def register(folder: Path) -> None:
-    """Makes mlx-vlm's towers importable without running the `__init__` of its packages, which import everything."""
-    sys.path.append(str(folder))
-    for suffix in _PACKAGES:
-        module = types.ModuleType(f"mlx_vlm{suffix}")
-        module.__path__ = [str(folder.joinpath("mlx_vlm", *suffix.split(".")[1:]))]
-        sys.modules[module.__name__] = module
-    text = types.ModuleType("mlx_vlm.models.nemotron_h_nano_omni.language")  # the text model, which would import Qwen's
+def without_text_model() -> None:
+    """Puts nothing in place of the text model, which would import Qwen's."""
+    text = types.ModuleType("mlx_vlm.models.nemotron_h_nano_omni.language")
     text.__dict__["LanguageModel"] = object
     sys.modules[text.__name__] = text
 
 
-def load(name: str) -> Any:
-    """A module of mlx-vlm, which is not installed where this is type-checked."""
-    return importlib.import_module(name)
-
-
 def qwen_features(case: Case) -> mx.array:
-    folder = "mlx_vlm.models.qwen3_vl"
-    tower = load(f"{folder}.vision").VisionModel(load(f"{folder}.config").VisionConfig.from_dict(vision(case)))
+    tower = module("qwen3_vl.vision").VisionModel(module("qwen3_vl.config").VisionConfig.from_dict(vision(case)))
     weights = {name.removeprefix("model.visual."): array for name, array in case.weights.items()}
     tower.load_weights(list(tower.sanitize(weights).items()))
     twice = mx.repeat(case.patches.reshape(-1, 3, 1, 256).astype(mx.float32) / 127.5 - 1, 2, axis=2)
@@ -48,20 +35,19 @@ def qwen_features(case: Case) -> mx.array:
 
 
 def nemotron_features(case: Case) -> mx.array:
-    folder = "mlx_vlm.models.nemotron_h_nano_omni"
-    module = load(f"{folder}.nemotron_h_nano_omni")
-    model: Any = module.Model.__new__(module.Model)
-    module.nn.Module.__init__(model)
-    config = load(f"{folder}.config").VisionConfig.from_dict(vision(case))
+    omni = module("nemotron_h_nano_omni.nemotron_h_nano_omni")
+    model: Any = omni.Model.__new__(omni.Model)
+    omni.nn.Module.__init__(model)
+    config = module("nemotron_h_nano_omni.config").VisionConfig.from_dict(vision(case))
     model.config = types.SimpleNamespace(
         **{key: case.config[key] for key in ("downsample_ratio", "ps_version", "projector_hidden_size")},
         vit_hidden_size=config.hidden_size,
         text_config=types.SimpleNamespace(hidden_size=64),
     )
-    model.vision_model = module.VisionModel(config)
-    model.mlp1 = module.VisionProjection(model.config)
+    model.vision_model = omni.VisionModel(config)
+    model.mlp1 = omni.VisionProjection(model.config)
     last = case.config.get("vision_final_layernorm") is True
-    model.vision_final_layernorm = module.nn.LayerNorm(config.hidden_size, eps=1e-6) if last else None
+    model.vision_final_layernorm = omni.nn.LayerNorm(config.hidden_size, eps=1e-6) if last else None
     weights = {name: array for name, array in model.sanitize(case.weights).items() if "temporal" not in name}
     model.load_weights(list(weights.items()))
     mean, spread = (
@@ -75,7 +61,8 @@ def nemotron_features(case: Case) -> mx.array:
 
 
 def main() -> None:
-    register(Path(sys.argv[1]))
+    register(Path(sys.argv[1]), ("qwen3_vl", "nemotron_h", "nemotron_h_nano_omni"))
+    without_text_model()
     recorded = {case.name: qwen_features(case) for case in QWEN}
     recorded |= {case.name: nemotron_features(case) for case in NEMOTRON}
     assert recorded.keys() == {case.name for case in CASES}

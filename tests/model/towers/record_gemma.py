@@ -1,34 +1,20 @@
-"""Records what mlx-vlm 0.7.10 makes of `gemma_cases`: python -m tests.model.towers.record_gemma
+"""Records what mlx-vlm makes of `gemma_cases`:
 
-Needs mlx_vlm and Pillow somewhere on PYTHONPATH; of mlx_vlm only the modules of the towers are imported.
+    python -m tests.model.towers.record_gemma FOLDER
+
+where FOLDER is that of `tests.lib.mlx_vlm`.
 """
 
-import importlib
-import importlib.util
 import sys
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from runner.model.towers.tower import Grid
+from tests.lib.mlx_vlm import module, register
 from tests.model.towers import gemma_cases as cases
-
-_PACKAGES = ("", ".models", *(f".models.{family}" for family in ("gemma4", "gemma4_unified", "muse_glimmer")))
-
-
-def oracle(name: str) -> ModuleType:
-    """A module of mlx_vlm, without running what its packages import for everybody."""
-    for package in _PACKAGES:
-        full = f"mlx_vlm{package}"
-        if full not in sys.modules:
-            spec = importlib.util.find_spec(full)
-            assert spec is not None, "no mlx_vlm on PYTHONPATH"
-            module = ModuleType(full)
-            module.__path__ = list(spec.submodule_search_locations or [])
-            sys.modules[full] = module
-    return importlib.import_module(f"mlx_vlm.models.{name}")
 
 
 def _places(grid: Grid) -> mx.array:
@@ -36,26 +22,26 @@ def _places(grid: Grid) -> mx.array:
     return mx.array([[(column, row) for row in range(grid.rows) for column in range(grid.columns)]])
 
 
-def _load(module: Any, weights: cases.Weights, prefix: str = "") -> None:
+def _load(layer: Any, weights: cases.Weights, prefix: str = "") -> None:
     """Gives a module the weights whose names begin with `prefix`, and that it knows."""
-    known = dict(tree_flatten(module.parameters()))
+    known = dict(tree_flatten(layer.parameters()))
     mine = {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
-    module.load_weights([(name, array) for name, array in mine.items() if name in known], strict=True)
+    layer.load_weights([(name, array) for name, array in mine.items() if name in known], strict=True)
 
 
 def _gemma4(config: Any, weights: cases.Weights, patches: mx.array, grid: Grid) -> Any:
-    vision = oracle("gemma4.config").VisionConfig(**config["vision_config"])
-    tower = oracle("gemma4.vision").VisionModel(vision)
-    embedder = oracle("gemma4.gemma4").MultimodalEmbedder(vision.hidden_size, cases.WIDTH, vision.rms_norm_eps)
+    vision = module("gemma4.config").VisionConfig(**config["vision_config"])
+    tower = module("gemma4.vision").VisionModel(vision)
+    embedder = module("gemma4.gemma4").MultimodalEmbedder(vision.hidden_size, cases.WIDTH, vision.rms_norm_eps)
     _load(tower, weights)
     _load(embedder, weights)
     return embedder(tower(patches[None] / 255, _places(grid)))[0]
 
 
 def _unified(config: Any, weights: cases.Weights, patches: mx.array, grid: Grid) -> Any:
-    vision = oracle("gemma4_unified.config").VisionConfig(**config["vision_config"])
-    tower = oracle("gemma4_unified.gemma4_unified").VisionEmbedder(vision)
-    embedder = oracle("gemma4.gemma4").MultimodalEmbedder(vision.output_proj_dims, cases.WIDTH, vision.rms_norm_eps)
+    vision = module("gemma4_unified.config").VisionConfig(**config["vision_config"])
+    tower = module("gemma4_unified.gemma4_unified").VisionEmbedder(vision)
+    embedder = module("gemma4.gemma4").MultimodalEmbedder(vision.output_proj_dims, cases.WIDTH, vision.rms_norm_eps)
     _load(tower, weights)
     _load(embedder, weights)
     return embedder(tower(patches[None] / 255, _places(grid)))[0]
@@ -63,9 +49,9 @@ def _unified(config: Any, weights: cases.Weights, patches: mx.array, grid: Grid)
 
 def _glimmer(config: Any, weights: cases.Weights, patches: mx.array, grid: Grid) -> Any:
     """Without the norm at the end, which is the text model's business here."""
-    settings = oracle("muse_glimmer.config").ModelConfig.from_dict(config)
-    tower = oracle("muse_glimmer.vision").VisionModel(settings.vision_config)
-    adapter = oracle("muse_glimmer.muse_glimmer").VisionAdapter(settings)
+    settings = module("muse_glimmer.config").ModelConfig.from_dict(config)
+    tower = module("muse_glimmer.vision").VisionModel(settings.vision_config)
+    adapter = module("muse_glimmer.muse_glimmer").VisionAdapter(settings)
     _load(tower, weights)
     _load(adapter, weights, "vision_adapter.")
     frames = mx.tile(patches / 127.5 - 1, (1, settings.vision_config.patch_temporal))
@@ -77,6 +63,7 @@ _ORACLES = {"gemma4": _gemma4, "gemma4-unified": _unified, "glimmer": _glimmer}
 
 def main() -> None:
     """Writes the recording, and says how far our towers are from it."""
+    register(Path(sys.argv[1]), ("gemma4", "gemma4_unified", "muse_glimmer"))
     found: dict[str, mx.array] = {}
     for name, grid in cases.PICTURES:
         case, tower = cases.CASES[name], cases.make_tower(name)

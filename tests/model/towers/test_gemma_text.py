@@ -67,7 +67,7 @@ def _away(found: mx.array, wanted: mx.array) -> float:
 
 
 def _layers(inner: Any, hidden: mx.array, ids: mx.array, sliding: mx.array | None = None) -> mx.array:
-    """What Gemma 4's layers make of hidden states [1, L, width] that are right, with per-layer inputs of `ids`.
+    """Returns the output of Gemma 4's layers for right hidden states [1, L, width], with per-layer inputs of `ids`.
 
     `sliding` is a mask for the sliding layers in place of theirs.
     """

@@ -1,4 +1,4 @@
-"""What `record.py` has recorded of transformers' image processors, and of which pictures."""
+"""The recordings that `record.py` made of transformers' image processors, and their pictures."""
 
 import json
 from pathlib import Path

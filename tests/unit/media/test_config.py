@@ -1,4 +1,4 @@
-"""What families read in config.json and preprocessor_config.json, and what they refuse there."""
+"""The fields of config.json and preprocessor_config.json that families read, and those that they refuse."""
 
 import re
 from collections.abc import Mapping

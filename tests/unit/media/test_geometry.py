@@ -1,4 +1,4 @@
-"""What becomes of a picture's size, in each family: against transformers, by properties, and in words."""
+"""The size of a picture in each family: against transformers, by properties, and in words."""
 
 from collections.abc import Mapping
 

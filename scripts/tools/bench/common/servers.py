@@ -28,7 +28,7 @@ class Endpoint(Protocol):
     """A server that is asked over HTTP. Belongs to one event loop."""
 
     cached: int | None
-    """How many tokens of the last prompt that was answered to the end came from the cache, where it tells."""
+    """The tokens of the last completely answered prompt that came from the cache; None if the server does not tell."""
 
     def stream(self, prompt: str, tokens: int) -> AbstractAsyncContextManager[Lines]:
         """The greedy answer of so many tokens. Whoever leaves the block early closes the connection."""
