@@ -14,6 +14,7 @@ from random import Random
 from typing import NamedTuple
 
 import mlx.core as mx
+from mlx.nn.layers.embedding import Embedding
 from mlx.utils import tree_flatten, tree_reduce
 
 import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
@@ -28,6 +29,7 @@ CONTEXT_TOKENS = 16384
 _END = "<|end|>"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _FIRST_WORD = len(ALL_BYTES)
+END_TOKEN = VOCABULARY - 1
 
 
 class Size(NamedTuple):
@@ -73,12 +75,17 @@ def make_model(size: Size, seed: int) -> llama.Model:
         raise ValueError(f"the width of the model is a multiple of {HEAD}, and it has layers")
     mx.random.seed(seed)
     model = llama.Model(llama.ModelArgs.from_dict(config_of(size)))
-    spoken = [_FIRST_WORD <= token < VOCABULARY - 1 for token in range(VOCABULARY)]
-    model.model.embed_tokens.weight *= mx.array(spoken)[:, None]
+    silence(model.model.embed_tokens)
     model.set_dtype(getattr(mx, size.dtype))
     model.eval()
     mx.eval(model.parameters())
     return model
+
+
+def silence(table: Embedding) -> None:
+    """Keeps what is no word out of greedy answers of a model whose embedding is its output, too."""
+    spoken = [_FIRST_WORD <= token < END_TOKEN for token in range(VOCABULARY)]
+    table.weight *= mx.array(spoken)[:, None]
 
 
 def count_parameters(model: llama.Model) -> int:
@@ -89,14 +96,19 @@ def count_parameters(model: llama.Model) -> int:
 
 def write_model(directory: Path, model: llama.Model, size: Size) -> None:
     """As Hugging Face keeps models: what this runner and `transformers` open."""
-    architecture = {"architectures": ["LlamaForCausalLM"], "eos_token_id": VOCABULARY - 1}
+    architecture = {"architectures": ["LlamaForCausalLM"], "eos_token_id": END_TOKEN}
     (directory / "config.json").write_text(json.dumps(architecture | config_of(size)))
+    write_words(directory)
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+
+
+def write_words(directory: Path) -> None:
+    """Writes the files of the tokenizer."""
     (directory / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END})
     )
     write_tokenizer(directory, byte_level([*ALL_BYTES, *(word.encode() for word in _WORDS)], [_END]))
-    weights = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
 
 
 def config_of(size: Size, vocabulary: int = VOCABULARY) -> dict[str, object]:

@@ -14,7 +14,18 @@ from runner.model.weights.dtype import device
 from runner.settings import DEFAULT_MAX_GAP_MS
 from scripts.tools import ROOT
 from scripts.tools.conformance.this_runner import RUNNER
-from scripts.tools.host.lib import F_SECOND, A, Client, LoadError, Process, Request, StatusError, free_port, spawn
+from scripts.tools.host.lib import (
+    F_SECOND,
+    A,
+    Client,
+    LoadError,
+    Medium,
+    Process,
+    Request,
+    StatusError,
+    free_port,
+    spawn,
+)
 
 _START_S = 120
 _DATA, _DONE = b"data: ", b"[DONE]"
@@ -72,7 +83,7 @@ class Server(NamedTuple):
 
     def endpoint(self, process: Process, model: Path) -> Endpoint:
         """Asks that process."""
-        return _OpenAI(process.port, str(model)) if self.speaks_openai else _Runner(process)
+        return _OpenAI(process.port, str(model)) if self.speaks_openai else RunnerEndpoint(Client.of(process))
 
 
 def this_runner(
@@ -94,16 +105,21 @@ def mlx_lm_server(name: str, blas: str, blas_threads: str) -> Server:
     return Server(name, command, {"MLX_DISABLE_COMPILE": "1"} if device() == "cpu" else {}, speaks_openai=True)
 
 
-class _Runner:
-    """The runner protocol, as a host speaks it."""
+class RunnerEndpoint:
+    """The runner protocol, as a host speaks it. Each prompt shows the same pictures, if there are any."""
 
-    def __init__(self, process: Process) -> None:
-        self._client = Client.of(process)
+    def __init__(self, client: Client, *pictures: Medium) -> None:
+        self.client = client
         self.cached: int | None = None
+        self.prompt_tokens = 0
+        """The tokens of the last prompt that was answered to the end."""
+        self._pictures = pictures
 
     @asynccontextmanager
     async def stream(self, prompt: str, tokens: int) -> AsyncIterator[Lines]:
-        async with self._client.stream(Request(prompt, {"num_predict": tokens})) as answers:
+        async with self.client.stream(
+            Request(prompt, {"num_predict": tokens}, media=self._pictures or None)
+        ) as answers:
 
             async def lines() -> Lines:
                 async for answer in answers:
@@ -111,11 +127,12 @@ class _Runner:
                         yield answer.content
                     if answer.done:
                         self.cached = answer.prompt_eval_cached_count
+                        self.prompt_tokens = answer.prompt_eval_count
 
             yield lines()
 
     async def close(self) -> None:
-        await self._client.close()
+        await self.client.close()
 
 
 class _OpenAI:

@@ -5,7 +5,7 @@ All times are those of the clients, in seconds; a line is one that holds content
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
@@ -45,7 +45,7 @@ class Rate(NamedTuple):
 class Gaps(NamedTuple):
     """Between two lines of a running stream, while one prompt was read and answered.
 
-    `newcomer_s` is the time of that prompt's first token; None when it did not come within PATIENCE_S.
+    `newcomer_s` is the time of that prompt's first token; None when it did not come in time.
     """
 
     largest_s: float
@@ -92,6 +92,13 @@ async def decode(endpoint: Endpoint, prompts: Prompts, streams: int, tokens: int
 
 async def gaps(endpoint: Endpoint, prompts: Prompts, length: int) -> Gaps:
     """A stream runs, and a prompt of `length` tokens comes."""
+    return await gaps_beside(endpoint, prompts, lambda: first_line_s(endpoint, prompts.text(length)))
+
+
+async def gaps_beside(
+    endpoint: Endpoint, prompts: Prompts, newcomer: Callable[[], Awaitable[float]], patience_s: float = PATIENCE_S
+) -> Gaps:
+    """A stream runs, and a newcomer comes, which returns the seconds until its first line."""
     lines: list[float] = []
 
     async def run() -> None:
@@ -112,8 +119,8 @@ async def gaps(endpoint: Endpoint, prompts: Prompts, length: int) -> Gaps:
         await until(0.0, _WARM_LINES)
         begin, newcomer_s = perf_counter(), None
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
-                newcomer_s = await first_line_s(endpoint, prompts.text(length))
+            async with asyncio.timeout(patience_s):
+                newcomer_s = await newcomer()
         end = perf_counter()
         await until(end, 1)
         return Gaps.of(lines, begin, end, newcomer_s)
