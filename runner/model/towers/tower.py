@@ -17,6 +17,8 @@ Steps = Generator[mx.array, None, mx.array]
 
 _SCORE_BYTES = 4
 """Of one attention score: MLX's CPU backend makes them in the type of the queries, float32 at most."""
+_PIECE_BYTES = {mx.cpu: 8 << 20, mx.gpu: 64 << 20}
+"""A CPU takes about 50 ms for 8 MiB of scores, and is no faster with more of them at once."""
 _FUSED_WIDTHS = (64, 80, 128)
 """Widths of a head for which GPUs have a kernel that keeps no scores."""
 
@@ -45,10 +47,14 @@ class Tower(Layer):
     names: ClassVar[tuple[tuple[str, str], ...]] = ()
     """(pattern, replacement) for tensor names. The first pattern that matches the beginning of a name makes the name of
     a parameter of it: the match is replaced, the rest stays. Names that match none are not the tower's."""
-    piece_bytes: int = 64 << 20
+    piece_bytes: int
     """Bound for attention scores, and for the widest rows of a layer, that are computed at once."""
     width: int
     """Of its output: the width of the text model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.piece_bytes = _PIECE_BYTES[mx.default_device().type]
 
     @classmethod
     def fits(cls, config: Mapping[str, object]) -> bool:  # noqa: ARG003 - for families with several classes

@@ -7,7 +7,7 @@ other    another conversation about the same photo: its features are known, its 
 text     tokens a second of an answer to text, with the tower loaded and with --no-media
 gap      a stream runs, and a photo of 12 megapixels comes: the time between two lines of the stream meanwhile
 
-The model is a Qwen 3.5 of random weights: 11 M parameters, and a tower of two blocks.
+The model is a Qwen 3.5 of random weights: 11 M parameters, and a tower of one block.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from scripts.tools.bench.parallel.clients import Gaps, gaps_beside
 from scripts.tools.host.lib import Medium
 
 SIZE = M10
-TOWER_BLOCKS, TOWER_WIDTH = 2, 64
+TOWER_BLOCKS, TOWER_WIDTH = 1, 64
 SMALL, LARGE = (640, 480), (4032, 3024)
 BEFORE_TOKENS, ANSWER_TOKENS, APPENDED_TOKENS = 100, 16, 32
 STREAM_TOKENS = 256
