@@ -130,6 +130,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/tools/conformance/test_conformance.py::test_case": ("*-G",),
     "tests/tools/conformance/test_failures.py": ("sends no last line",),
     "tests/tools/scripts/test_demo_model.py": NONE,
+    "tests/tools/scripts/test_seeing_model.py": NONE,
     "tests/tools/scripts/test_host_api.py::test_a_template_that_does_not_end_holds_up_nobody": NONE,
     "tests/tools/scripts/test_host_process.py": NONE,
     "tests/tools/scripts/test_host_process.py::test_a_host_of_each_generation_runs_the_model": ("G",),

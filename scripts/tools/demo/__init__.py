@@ -1,9 +1,11 @@
-"""`scripts/demo`: a host starts the runner on the demo model in scripts/demo_model and streams two conversations.
+"""`scripts/demo`: a host starts the runner on the demo models of this repository and streams talks with them.
 
+The one in scripts/demo_model remembers what it is told, the one in scripts/demo_seeing_model says what is in pictures.
 Every answer is known beforehand, so the demo is also the shortest proof that an installation works. With `--real` it
 talks to the model of `scripts/real-model`, which must answer without a cache as it does with it.
 
-Read `questions.py` first (the model's vocabulary, the conversations, their answers), then `talk.py` (a conversation as
-it is held) and `main.py`. `train.py` and `training/` made the model: dialogues, tokenizer, initial weights, training
-loop, evaluation. `scripts/train_demo_model` runs them; nothing else needs them.
+Read `questions.py` first (the first model's vocabulary, the conversations, their answers), then `seeing/world.py` (what
+the other one sees and says), `talk.py` (a conversation as it is held), `subjects.py` and `main.py`. `train.py`,
+`train_seeing.py` and `training/` made the models: dialogues, tokenizer, initial weights, training loop, evaluation.
+`scripts/train_demo_model` and `scripts/train_seeing_model` run them; nothing else needs them.
 """

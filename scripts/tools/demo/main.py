@@ -1,58 +1,38 @@
-"""Starts the runner on the demo model, as an Ollama host does, and streams two conversations to the terminal.
+"""Starts the runner on small trained models, as an Ollama host does, and streams talks with them to the terminal.
 
-The runner is spawned as a host spawns it, once with a cache and once without. The demo model comes from an Ollama-style
-store, and its answers are known; a real model (--real) has to give the same answers without a cache as with it. Exit
-status 0 only if all of them were right.
+One of the models remembers what it is told, the other one says what is in pictures. The runner is spawned as a host
+spawns it, once with a cache and once without. The demo models come from an Ollama-style store, and their answers are
+known; a real model (--real) has to give the same answers without a cache as with it. Exit status 0 only if all of them
+were right.
 """
 
 import argparse
 import asyncio
-import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-import mlx.core as mx
-
-from scripts.tools import ROOT
 from scripts.tools.conformance.this_runner import RUNNER
-from scripts.tools.demo.questions import CONVERSATIONS, END, Message
+from scripts.tools.demo.commands import commands
+from scripts.tools.demo.subjects import (
+    MODEL,
+    SEEING_MODEL,
+    Subject,
+    demo_store,
+    demo_subject,
+    real_subject,
+    seeing_subject,
+)
 from scripts.tools.demo.talk import Talk
-from scripts.tools.host.lib import Answer, Client, G, LoadError, Process, Request, free_port, spawn
-from scripts.tools.models.store import write_store
-from scripts.tools.real import chat
+from scripts.tools.host.lib import Answer, Client, G, LoadError, Medium, Process, Request, free_port, spawn
 from scripts.tools.real.main import model_or_exit
 
-MODEL = "demo:latest"
-WEIGHTS = ROOT / "scripts" / "demo_model"
-TURNS = ((0, (0, 1)), (1, (0,)), (0, (2,)), (1, (1,)))
-"""The talks in the order in which they are held, and the turns of each."""
-REAL_QUESTIONS = {
-    "Capitals": ("What is the capital of France?", "And the capital of Italy?", "Name three things to see there."),
-    "The sky": ("Why is the sky blue?", "Say that in five words."),
-}
-GREEDY = {"num_predict": 200, "temperature": 0}
-REAL_LENGTH = 60
-"""The most tokens of an answer of the real model, which may have much to say."""
 INDENT = "    "
-
-
-class Subject(NamedTuple):
-    """A model that the demo talks to. `sample` is a prompt to try, `end` the token that ends a message."""
-
-    model: str
-    models_dir: Path | None
-    talks: tuple[Talk, Talk]
-    options: dict[str, int]
-    sample: str
-    end: str
-    right: str
-    """The last line, if every answer was the right one."""
 
 
 class Measured(NamedTuple):
@@ -61,38 +41,6 @@ class Measured(NamedTuple):
     text: str
     final: Answer
     first_s: float
-
-
-@contextmanager
-def demo_store() -> Iterator[Path]:
-    """Makes a store with the demo model, its weights as float32, in which a CPU computes fastest."""
-    with tempfile.TemporaryDirectory(prefix="mlx-runner-demo-") as name:
-        root = Path(name)
-        source = root / "source"
-        shutil.copytree(WEIGHTS, source)
-        weights = mx.load(str(WEIGHTS / "model.safetensors"))
-        assert isinstance(weights, dict)
-        wide = {key: value.astype(mx.float32) for key, value in weights.items()}
-        mx.save_safetensors(str(source / "model.safetensors"), wide, {"format": "mlx"})
-        write_store(root / "models", MODEL, source)
-        yield root / "models"
-
-
-def demo_subject(models: Path) -> Subject:
-    """Returns the demo model, of this store."""
-    talks = Talk.known(CONVERSATIONS[0]), Talk.known(CONVERSATIONS[1])
-    right = "Every answer was the expected one."
-    return Subject(MODEL, models, talks, GREEDY, CONVERSATIONS[2].prompt(0), END, right)
-
-
-def real_subject(directory: Path) -> Subject:
-    """Returns the real model of this directory; its first answers are the expected ones."""
-    first, second = (Talk(title, questions, chat.render) for title, questions in REAL_QUESTIONS.items())
-    right = "Every answer without a cache was the one with it."
-    options = GREEDY | {"num_predict": REAL_LENGTH}
-    return Subject(
-        str(directory), None, (first, second), options, chat.render([Message("user", "Hello")]), chat.END, right
-    )
 
 
 @contextmanager
@@ -106,7 +54,8 @@ def runner(subject: Subject, cache: str, port: int) -> Iterator[Process]:
             seconds = process.wait_ready()
         except LoadError as error:
             sys.exit(f"The runner did not start: {error}")
-        print(f"\nRunner with --cache {cache}: ready in {seconds:.1f} s (pid {process.pid}, port {process.port})")
+        name, place = Path(subject.model).name, f"pid {process.pid}, port {process.port}"
+        print(f"\n{name} with --cache {cache}: ready in {seconds:.1f} s ({place})")
         yield process
         process.send_signal(signal.SIGINT)
         if process.wait(5.0) is None:
@@ -114,13 +63,14 @@ def runner(subject: Subject, cache: str, port: int) -> Iterator[Process]:
         print("\n  ended by SIGINT")
 
 
-async def hold(client: Client, talk: Talk, turns: Sequence[int], options: dict[str, int]) -> bool:
+async def hold(client: Client, talk: Talk, turns: Sequence[int], options: Mapping[str, int]) -> bool:
     """Streams some turns of a talk; returns True if every answer was the expected one."""
     print(f"\n  {talk.title}{', continued' if turns[0] else ''}")
     right = True
     for number in turns:
-        print(f"{INDENT}> {talk.questions[number]}\n{INDENT}", end="", flush=True)
-        answer = await ask(client, talk.prompt(number), options)
+        print(f"{INDENT}> {talk.told(number)}\n{INDENT}", end="", flush=True)
+        media = [Medium(picture) for picture in talk.pictures]
+        answer = await ask(client, Request(talk.prompt(number), options, media=media or None))
         expected = talk.expected(number, answer.text)
         right &= answer.text == expected
         print(f"\n{INDENT}  {figures(answer)}")
@@ -129,10 +79,10 @@ async def hold(client: Client, talk: Talk, turns: Sequence[int], options: dict[s
     return right
 
 
-async def ask(client: Client, prompt: str, options: dict[str, int]) -> Measured:
+async def ask(client: Client, request: Request) -> Measured:
     """Streams one answer to the terminal as it arrives."""
     started, first, text = monotonic(), 0.0, ""
-    async with client.stream(Request(prompt, options)) as stream:
+    async with client.stream(request) as stream:
         async for answer in stream:
             first = first or monotonic() - started
             text += answer.content
@@ -153,24 +103,14 @@ def figures(measured: Measured) -> str:
 async def converse(process: Process, subject: Subject) -> bool:
     """Holds all talks, interleaved; returns True if every answer was right."""
     async with Client.of(process) as client:
-        return all([await hold(client, subject.talks[talk], turns, subject.options) for talk, turns in TURNS])
+        return all([await hold(client, subject.talks[talk], turns, subject.options) for talk, turns in subject.turns])
 
 
 def serve(subject: Subject, port: int) -> None:
     """Keeps the runner running until it or this program is ended."""
-    with runner(subject, "trie", port) as process:
-        url = f"http://127.0.0.1:{process.port}"
-        prompt = subject.sample.replace("\n", "\\n")
-        print(f"""
-Try it, from another terminal:
-
-  curl {url}/v1/status
-  curl {url}/v1/tokenize -d 'Hello{subject.end}'
-  curl -N {url}/completion -d '{{"Prompt":"{prompt}","Options":{{"num_predict":50}}}}'
-  curl -N {url}/completion -d '{{"Prompt":"{prompt}","Options":{{"num_predict":50,"stop":["!"]}}}}'
-  curl -N {url}/completion -d '{{"Prompt":"{prompt}","Options":{{"num_predict":5}},"Logprobs":true,"TopLogprobs":2}}'
-
-Ctrl-C ends it.""")
+    with tempfile.TemporaryDirectory(prefix="mlx-runner-demo-") as folder, runner(subject, "trie", port) as process:
+        tries = "\n".join(f"  {each}" for each in commands(subject, f"http://127.0.0.1:{process.port}", Path(folder)))
+        print(f"\nTry it, from another terminal:\n\n{tries}\n\nCtrl-C ends it.")
         while process.wait(3600.0) is None:
             pass
 
@@ -180,24 +120,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.split("\n")[0])
     parser.add_argument("--serve", action="store_true", help="keep the runner running and print curl commands to try")
     parser.add_argument("--port", type=int, default=0, help="the runner's port (default: a free one)")
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--seeing", action="store_true", help="talk to the model that sees only")
+    which.add_argument(
         "--real", action="store_true", help="talk to a real model of 135 M parameters, fetched once (93 MB)"
     )
     arguments = parser.parse_args()
     port = arguments.port or free_port()
     with ExitStack() as stack:
         if arguments.real:
-            subject = real_subject(model_or_exit(parser.prog))
+            subjects = [real_subject(model_or_exit(parser.prog))]
         else:
-            subject = demo_subject(stack.enter_context(demo_store()))
+            models = stack.enter_context(demo_store(MODEL, SEEING_MODEL))
+            subjects = [seeing_subject(models)] if arguments.seeing else [demo_subject(models), seeing_subject(models)]
         if arguments.serve:
-            serve(subject, port)
+            serve(subjects[0], port)
             return
         right = True
-        for cache in ("trie", "none"):
-            with runner(subject, cache, port) as process:
-                right &= asyncio.run(converse(process, subject))
-    print(f"\n{subject.right}" if right else "\nSome answers were WRONG.")
+        for subject in subjects:
+            for cache in ("trie", "none"):
+                with runner(subject, cache, port) as process:
+                    right &= asyncio.run(converse(process, subject))
+    print(f"\n{subjects[0].right}" if right else "\nSome answers were WRONG.")
     sys.exit(not right)
 
 

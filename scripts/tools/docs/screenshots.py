@@ -12,8 +12,8 @@ from playwright.async_api import Page, async_playwright
 
 from scripts.tools import ROOT
 from scripts.tools.conformance.this_runner import RUNNER
-from scripts.tools.demo.main import MODEL, demo_store
 from scripts.tools.demo.questions import CONVERSATIONS, RELATIONS, SMALL_TALK, Turn, messages, render
+from scripts.tools.demo.subjects import MODEL, demo_store
 from scripts.tools.docs.browser import WANTED, chromium
 from scripts.tools.host.lib import Client, G, Process, Request, spawn
 

@@ -133,7 +133,7 @@ def open_catalog(wanted: Wanted, stack: ExitStack) -> tuple[Catalog, Path, Model
     """Returns the catalog, the models directory and the model that was named. Exits if there is none of that name."""
     if wanted.model is None:
         # Imports MLX, which nothing else here needs.
-        from scripts.tools.demo.main import MODEL, demo_store
+        from scripts.tools.demo.subjects import MODEL, demo_store
 
         models_dir = stack.enter_context(demo_store())
         catalog, name = Catalog(models_dir), MODEL

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Self
 
 import aiohttp
 
-from scripts.tools.demo.main import MODEL
 from scripts.tools.demo.questions import END
+from scripts.tools.demo.subjects import MODEL
 from scripts.tools.host.lib import free_port
 from scripts.tools.models.store import MANIFEST, Store, manifest_path
 from tests.process.launcher.standin import COMMAND

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.demo.main import MODEL, WEIGHTS, demo_store
 from scripts.tools.demo.questions import CONVERSATIONS, SMALL_TALK
+from scripts.tools.demo.subjects import MODEL, WEIGHTS, demo_store
 from tests.process.launcher.ollama import (
     Ollama,
     add_template,

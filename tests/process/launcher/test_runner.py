@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.demo.main import GREEDY, MODEL, demo_store
 from scripts.tools.demo.questions import CONVERSATIONS
+from scripts.tools.demo.subjects import GREEDY, MODEL, demo_store
 from scripts.tools.host.lib import Client, F, Request, free_port, write_decoys
 from tests.process.launcher.standin import COMMAND, SCRIPT, Host, Installation, Launcher, environment
 

@@ -18,8 +18,8 @@ import aiohttp
 import pytest
 
 from scripts.tools.conformance.this_runner import RUNNER
-from scripts.tools.demo.main import demo_store
 from scripts.tools.demo.questions import CONVERSATIONS, SMALL_TALK
+from scripts.tools.demo.subjects import demo_store
 from scripts.tools.host.lib import GENERATIONS, Generation, Host, Request
 from tests import ROOT
 
