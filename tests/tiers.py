@@ -130,6 +130,8 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/tools/conformance/test_conformance.py::test_case": ("*-G",),
     "tests/tools/conformance/test_failures.py": ("sends no last line",),
     "tests/tools/scripts/test_demo_model.py": NONE,
+    "tests/tools/scripts/test_demo_seeing.py": NONE,
+    "tests/tools/scripts/test_demo_seeing.py::test_every_talk_is_right": ("trie-33",),
     "tests/tools/scripts/test_seeing_model.py": NONE,
     "tests/tools/scripts/test_host_api.py::test_a_template_that_does_not_end_holds_up_nobody": NONE,
     "tests/tools/scripts/test_host_process.py": NONE,
