@@ -1,4 +1,5 @@
-"""Bytes to header, and bytes to pixels, with Pillow. The only module of this package that imports it, and numpy.
+"""Bytes to header, and bytes to pixels, with Pillow. The only module of this package that imports it; and numpy, which
+takes much longer, once there is a picture to decode.
 
 Formats are chosen by their first bytes, and their decoders called by name: Pillow's search would try 44 formats, one of
 which starts a program. Rows made of the pixels equal those of transformers' processors for Pillow bit for bit, so a
@@ -9,9 +10,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 from PIL import AvifImagePlugin, Image
 from PIL.AvifImagePlugin import AvifImageFile
 from PIL.BmpImagePlugin import BmpImageFile
@@ -27,7 +27,11 @@ from runner.media.formats import served_format
 from runner.media.header import MAX_PIXELS, Header
 from runner.media.orientation import UPRIGHT, orientation_of
 
-Pixels = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Pixels: TypeAlias = "npt.NDArray[np.uint8]"
 """uint8 [height, width, 3]: red, green, blue."""
 
 # Set once, for the whole process.
@@ -56,7 +60,7 @@ _TURNS = {
 _SIDEWAYS = 5
 """From this orientation on, width and height change places."""
 _SIXTEEN_BIT = ("I", "I;16", "I;16L", "I;16B", "I;16N")
-_TOO_LARGE = f"decode image: more than {MAX_PIXELS // 1_000_000} megapixels"
+_TOO_LARGE = f"more than {MAX_PIXELS // 1_000_000} megapixels, which are the most that are decoded"
 _LONGEST_REASON = 120
 
 
@@ -68,7 +72,7 @@ def read_header(data: bytes) -> Header:
         orientation = orientation_of(exif) if isinstance(exif, bytes) else UPRIGHT
         width, height = image.size
     if width * height > MAX_PIXELS:
-        raise MediaError(_TOO_LARGE)
+        raise MediaError(f"decode image: {width} x {height} pixels are {_TOO_LARGE}")
     if orientation >= _SIDEWAYS:
         width, height = height, width
     return Header(name, width, height, orientation)
@@ -81,6 +85,8 @@ def decode(data: bytes, header: Header, width: int, height: int, alpha: Alpha = 
     source for a moment, and releases the GIL while decoding and resizing. Raises MediaError for damaged pictures, and
     MemoryError.
     """
+    import numpy as np
+
     plain = _load(data, header.format, alpha)
     if plain.size != _stored_size(header):
         raise MediaError(f"decode image: damaged {header.format}: its header speaks of another size")
@@ -103,7 +109,7 @@ def _blamed_on_the_picture(name: str) -> Iterator[None]:
     except MemoryError:
         raise
     except Image.DecompressionBombError as error:
-        raise MediaError(_TOO_LARGE) from error
+        raise MediaError(f"decode image: {_TOO_LARGE}") from error
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
         raise MediaError(f"decode image: damaged {name}: {lines[0][:_LONGEST_REASON]}") from error
@@ -127,7 +133,10 @@ def _plain(image: Image.Image, alpha: Alpha) -> Image.Image:
 
     Grey stays one channel, which resizes to the same values as three equal ones.
     """
-    if image.mode in _SIXTEEN_BIT:  # Pillow would clip all but the darkest 256 levels to white
+    if image.mode in _SIXTEEN_BIT:
+        import numpy as np
+
+        # Pillow would clip all but the darkest 256 levels to white.
         return Image.fromarray((np.clip(np.asarray(image), 0, 0xFFFF) >> 8).astype(np.uint8))
     transparency = image.info.pop("transparency", None)
     if alpha != "drop" and (transparency is not None or image.mode in ("RGBA", "LA", "PA")):
