@@ -1,6 +1,7 @@
 """Turns a prompt with markers into tokens. Reads headers of pictures, never a pixel; runs off the engine thread."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from protocol import Media
 from runner.engine.pictures.support import PictureSupport
@@ -20,16 +21,16 @@ def expand(
     """Returns the tokens of a prompt with pictures, in the words that hosts know where it cannot.
 
     Each text between markers is tokenized by itself. Stops as soon as there are more than `context_length` tokens, so
-    that the work is bounded. Raises RequestError.
+    that the work is bounded: pictures of such a prompt, which nobody will compute, have no names. Raises RequestError.
     """
     items = {item.id: item for item in media}
     seen: dict[int, Picture] = {}
-    parts: list[list[int] | Picture] = []
+    parts: list[list[int] | Marker] = []
     count = 0
     for part in split_markers(prompt):
         if isinstance(part, Marker):
-            picture = seen.get(part.id) or seen.setdefault(part.id, _picture(part.id, items, pictures))
-            parts += [[pictures.start], picture, [pictures.end]]
+            picture = seen.get(part.id) or seen.setdefault(part.id, _unnamed(part.id, items, pictures))
+            parts += [[pictures.start], part, [pictures.end]]
             count += picture.geometry.tokens + 2
         else:
             ids = tokenizer.encode_without_bos(part) if parts else tokenizer.encode(part)
@@ -37,12 +38,16 @@ def expand(
             count += len(ids)
         if count > context_length:
             break
-    if unused := items.keys() - seen.keys():
-        log.warning("media that no marker names", ids=" ".join(map(str, sorted(unused)[:8])))
-    return PicturePrompt(parts, pictures.soft, mrope=pictures.family.mrope)
+    else:
+        if unused := items.keys() - seen.keys():
+            log.warning("media that no marker names", ids=" ".join(map(str, sorted(unused)[:8])))
+        seen = {number: _named(picture, pictures) for number, picture in seen.items()}
+    shown = [seen[part.id] if isinstance(part, Marker) else part for part in parts]
+    return PicturePrompt(shown, pictures.soft, mrope=pictures.family.mrope)
 
 
-def _picture(number: int, items: Mapping[int, Media], pictures: PictureSupport) -> Picture:
+def _unnamed(number: int, items: Mapping[int, Media], pictures: PictureSupport) -> Picture:
+    """Returns a picture without its name, for which all of the file must be read."""
     item = items.get(number)
     if item is None:
         raise RequestError(f"invalid image index: {number}")
@@ -57,5 +62,10 @@ def _picture(number: int, items: Mapping[int, Media], pictures: PictureSupport) 
         geometry = family.geometry(header.width, header.height)
     except MediaError as error:
         raise RequestError(str(error)) from error
-    name = pictures.names.name_of(digest(kind, family.name, family.version, geometry, item.data))
-    return Picture(item.data, header, geometry, name)
+    return Picture(item.data, header, geometry, 0)
+
+
+def _named(picture: Picture, pictures: PictureSupport) -> Picture:
+    family = pictures.family
+    of = digest(IMAGE, family.name, family.version, picture.geometry, picture.data)
+    return replace(picture, name=pictures.names.name_of(of))

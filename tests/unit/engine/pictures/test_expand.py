@@ -155,6 +155,17 @@ def test_nothing_is_read_beyond_the_context(pieces: Pieces, support: PictureSupp
     assert [text for text, _ in pieces.texts] == ["", ""]
 
 
+def test_a_prompt_beyond_the_context_has_no_digest_and_no_log(
+    pieces: Pieces, support: PictureSupport, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("runner.engine.pictures.expand.digest", None)
+    media = [image(0, 30, 30), image(1)]
+    with caplog.at_level(logging.WARNING):
+        found = expand("[img-0] [img-0][img-1]", media, support, cast("Tokenizer", pieces), CONTEXT)
+    assert {span.picture.name for span in found.spans} == {0}
+    assert caplog.messages == []
+
+
 def test_five_hundred_pictures_beyond_the_context_cost_a_few_headers(pieces: Pieces, support: PictureSupport) -> None:
     media = [image(0), *(Media(data=b"", id=number, kind="image") for number in range(200, 700))]
     prompt = "[img-0]" * 200 + "".join(f"[img-{number}]" for number in range(200, 700))
