@@ -12,7 +12,7 @@ from runner.engine.engine import Engine
 from runner.errors import RequestError
 from runner.logs import Log
 from runner.server.completion import NUMBER, CompletionEndpoint
-from runner.server.connections import Connections
+from runner.server.connections import Connection, Connections
 from runner.server.guards import HEADERS, is_local
 from runner.server.page import add_page
 from runner.server.request_body import RequestBodies
@@ -96,7 +96,9 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
     finally:
         connections.end(request.protocol)
     if not request.content.is_eof():
-        response.force_close()  # the rest of the body stays unread
+        response.force_close()
+        if isinstance(request.protocol, Connection):
+            request.protocol.refuse_rest(request)
     _log_access(request, response.status, perf_counter() - started)
     return response
 

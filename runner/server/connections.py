@@ -21,6 +21,8 @@ _AT_ONCE = 8  # accepted in one turn of the event loop, before the next one can 
 _SPARE = 3 * _AT_ONCE  # descriptors for these while others close, for /v1/status while all are busy, and for files
 _BACKLOG = 128
 _BUFFER_BYTES = 1 << 16
+_MOST_UNWANTED_BYTES = 256 << 20
+"""The most of a refused body that is still taken, for clients that read their answer only when all is sent."""
 
 
 class Connections:
@@ -79,13 +81,14 @@ class Connections:
 class Connection(web.RequestHandler):
     """aiohttp's connection, with a time limit for heads and for clients that do not read."""
 
-    __slots__ = ("_connections", "_head", "_read_bytes", "_unread", "written_bytes")
+    __slots__ = ("_connections", "_head", "_read_bytes", "_unread", "_unwanted", "written_bytes")
 
     def __init__(self, connections: Connections, server: web.Server, **settings: object) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **settings)  # type: ignore[arg-type]  # by name
         self._connections = connections
         self._head: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._unwanted: _Unwanted | None = None
         self._read_bytes = 0
         self.written_bytes = 0
         """Counted by code that writes without waiting for the client to read."""
@@ -101,6 +104,9 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._unwanted is not None:
+            self._unwanted.drop(len(data))
+            return
         if data and self._head is None and self._connections.is_idle(self):
             self._head = self._loop.call_later(HEAD_S, self.abort)
         super().data_received(data)
@@ -110,6 +116,13 @@ class Connection(web.RequestHandler):
         if self._head is not None:
             self._head.cancel()
             self._head = None
+
+    def refuse_rest(self, http: web.Request) -> None:
+        """Drops what is still to come of a body, unparsed; of a very large one only a part. The connection is closed
+        when the body has ended, the client has hung up, or some seconds are over."""
+        assert self.transport is not None
+        self._unwanted = _Unwanted(http, self.transport)
+        self.resume_reading()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -143,3 +156,25 @@ class Connection(web.RequestHandler):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+
+
+class _Unwanted:
+    """The rest of a body that nobody will read."""
+
+    def __init__(self, http: web.Request, transport: asyncio.Transport) -> None:
+        self._content, self._transport = http.content, transport
+        while http.content.exception() is None and http.content.read_nowait():
+            pass  # what the parser has, of which it hands out some only when there is room
+        length = http.content_length
+        self._left = None if length is None else length - http.content.total_bytes
+        self._most = _MOST_UNWANTED_BYTES
+
+    def drop(self, size: int) -> None:
+        """Counts bytes that have arrived."""
+        self._most -= size
+        if self._left is not None:
+            self._left -= size
+            if self._left <= 0 and not self._content.is_eof():
+                self._content.feed_eof()
+        if self._most < 0:
+            self._transport.pause_reading()

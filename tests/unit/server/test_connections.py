@@ -124,3 +124,66 @@ async def test_an_answer_that_is_read_slowly_is_kept(
     assert not request.cancelled
     engine.tell(request, Finished(DoneReason.STOP, Metrics(prompt_eval_count=2, eval_count=1)))
     writer.transport.abort()
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of what the parser of requests gets."""
+    sizes: list[int] = []
+    parse = web.RequestHandler.data_received
+
+    def counted(protocol: web.RequestHandler, data: bytes) -> None:
+        sizes.append(len(data))
+        parse(protocol, data)
+
+    monkeypatch.setattr(web.RequestHandler, "data_received", counted)
+    return sizes
+
+
+LARGE = 1 << 30
+
+
+async def pour(writer: asyncio.StreamWriter, size: int) -> None:
+    """Sends so many bytes of a body, without reading."""
+    for _ in range(size >> 16):
+        writer.write(bytes(1 << 16))
+        await writer.drain()
+
+
+async def test_the_rest_of_a_refused_body_is_dropped_unparsed(served: Served, parsed: list[int]) -> None:
+    size = 64 << 20
+    reader, writer = await served.open(
+        b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
+    )
+    await pour(writer, size)
+    answer = await asyncio.wait_for(reader.read(), 5)
+    assert answer.split()[1] == b"404"
+    assert sum(parsed) < 2 << 20
+    writer.close()
+
+
+async def test_of_a_very_large_refused_body_the_rest_is_not_even_taken(
+    served: Served, parsed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_MOST_UNWANTED_BYTES", 1 << 20)
+    reader, writer = await served.open(
+        b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % LARGE
+    )
+    pouring = asyncio.create_task(pour(writer, LARGE))
+    head = await asyncio.wait_for(reader.readline(), 5)
+    assert head.split()[1] == b"413"
+    done, _ = await asyncio.wait([pouring], timeout=0.5)
+    assert not done, "the client waits for a runner that has stopped to read"
+    assert sum(parsed) < 2 << 20
+    pouring.cancel()
+    writer.transport.abort()
+
+
+async def test_a_refused_body_of_unknown_length_may_end_as_well(served: Served, parsed: list[int]) -> None:
+    head = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    reader, writer = await served.open(head)
+    writer.write(b"10000\r\n" + bytes(1 << 16) + b"\r\n0\r\n\r\n")
+    assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == b"404"
+    writer.close()
+    await served.settle()
+    assert not served.connections._busy
