@@ -5,7 +5,7 @@ No MLX, no sockets, no clock: a `CompletionReader` and the `*_line` functions tu
 
 from protocol.format import Format, FormatError, decode_format
 from protocol.golang import BadRequestError
-from protocol.reader import CompletionReader, PromptTooLongError, TooLargeError
+from protocol.reader import CompletionReader, MediaTooLargeError, PromptTooLongError, TooLargeError
 from protocol.request import CompletionRequest, Media, Options
 from protocol.response import (
     LINE_LIMIT_BYTES,
@@ -30,6 +30,7 @@ __all__ = [
     "FormatError",
     "Logprob",
     "Media",
+    "MediaTooLargeError",
     "Metrics",
     "Options",
     "PromptTooLongError",

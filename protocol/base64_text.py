@@ -28,7 +28,9 @@ class Base64Text:
 
     def finish(self) -> bytes:
         """Returns all bytes. Raises BadRequestError."""
-        return bytes(self._bytes + _decoded(self._tail))
+        self._bytes += _decoded(self._tail)
+        self._tail = b""
+        return bytes(self._bytes)
 
 
 def _decoded(coded: bytes) -> bytes:

@@ -18,6 +18,9 @@ from protocol.base64_text import Base64Text
 from protocol.golang import BadRequestError
 from protocol.request import CompletionRequest, Media
 
+MOST_MEDIA_BYTES = 128 << 20
+"""The most bytes from the first data of media on, as they are written; base64 of 96 MiB. Hosts have no limit, but more
+would take too long."""
 MOST_REST_BYTES = 2 << 20
 """The most bytes beside long strings, of which a schema may be a megabyte."""
 _MOST_MARKS = 1 << 18
@@ -37,6 +40,10 @@ class TooLargeError(Exception):
     """A body larger than any request; the text says what is too large."""
 
 
+class MediaTooLargeError(Exception):
+    """More media than a request may have; the text says how much."""
+
+
 class PromptTooLongError(Exception):
     """A prompt of more bytes than the model can ever take; `size` is how many had come by then, as UTF-8."""
 
@@ -48,9 +55,13 @@ class PromptTooLongError(Exception):
 class CompletionReader:
     """Reads one body. Owner: the reader of the connection. Each piece costs time in proportion to its length."""
 
-    def __init__(self, most_prompt_bytes: int) -> None:
-        """Prompts of more than `most_prompt_bytes` in UTF-8 are refused."""
+    def __init__(self, most_prompt_bytes: int, body_bytes: int = 0) -> None:
+        """Prompts of more than `most_prompt_bytes` in UTF-8 are refused. `body_bytes` is what the body has, if that is
+        known: media that are too large are refused when they begin."""
         self._most_prompt_bytes = most_prompt_bytes
+        self._body_bytes = body_bytes
+        self._fed_bytes = 0
+        self._media_at: int | None = None  # the place of the first data of media in the body, or a little later
         self._rest = bytearray()
         self._tail = b""  # has arrived, but is incomplete
         self._depth = self._marks = 0
@@ -78,8 +89,10 @@ class CompletionReader:
         Raises:
             BadRequestError: the body cannot become a request any more.
             TooLargeError: there is too much beside the long strings.
+            MediaTooLargeError: there is more of media than there may be, or will be.
             PromptTooLongError: the prompt is longer than it may be.
         """
+        self._fed_bytes += len(piece)
         piece, self._tail = self._tail + piece, b""
         at = 0
         while at < len(piece) and not self._over:
@@ -89,6 +102,8 @@ class CompletionReader:
                     f"beside prompt and media a request has at most {MOST_REST_BYTES} bytes,"
                     f" and {_MOST_MARKS} brackets and commas"
                 )
+        if self._media_at is not None:
+            self._refuse_large_media(max(self._body_bytes, self._fed_bytes) - self._media_at)
         return self.held_bytes
 
     def finish(self) -> CompletionRequest:
@@ -105,6 +120,13 @@ class CompletionReader:
             return request
         text = "".join([part.decode() for part in self._prompt])
         return msgspec.structs.replace(request, prompt=text)
+
+    def _refuse_large_media(self, size: int) -> None:
+        if size > MOST_MEDIA_BYTES:
+            raise MediaTooLargeError(
+                f"the media of the request take {size} bytes{'' if self._body_bytes else ' or more'}, in base64:"
+                f" at most {MOST_MEDIA_BYTES} are taken"
+            )
 
     def _stand_in_of(self, number: int) -> str:
         """Returns the base64 that stands for the data of media in the rest."""
@@ -185,6 +207,8 @@ class CompletionReader:
         if self._is_data:
             self._rest += self._stand_in_of(len(self._media)).encode()
             self._media.append(data := Base64Text())
+            if self._media_at is None:
+                self._media_at = self._fed_bytes
             self._data = data
         elif self._wanted:
             self._rest += self._stand_in.encode()

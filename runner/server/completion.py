@@ -4,12 +4,21 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from protocol import BadRequestError, CompletionReader, CompletionRequest, Format, PromptTooLongError, TooLargeError
-from protocol.reader import MOST_REST_BYTES
+from protocol import (
+    BadRequestError,
+    CompletionReader,
+    CompletionRequest,
+    Format,
+    MediaTooLargeError,
+    PromptTooLongError,
+    TooLargeError,
+)
+from protocol.reader import MOST_MEDIA_BYTES, MOST_REST_BYTES
 from runner.engine.engine import Engine
 from runner.engine.events import Refused
 from runner.engine.pictures.support import NoPictures, PictureSupport
@@ -22,7 +31,7 @@ from runner.engine.request import (
     refuse_size,
 )
 from runner.errors import MediaError, RequestError
-from runner.server.request_body import MOST_MEDIA_BYTES, RequestBodies, RequestBody
+from runner.server.request_body import RequestBodies, RequestBody
 from runner.server.response import ResponseBody
 from runner.server.tokenize_threads import TokenizeThreads
 from runner.tokenizer import PART_CHARACTERS
@@ -75,7 +84,7 @@ class CompletionEndpoint:
         most = _SMALL_BYTES
         if http.content_length is None or http.content_length > _SMALL_BYTES:
             most = await run(self._helper, most_prompt_bytes, tokenizer, context_length)
-        reader = CompletionReader(most)
+        reader = CompletionReader(most, http.content_length or 0)
         try:
             await body.read(http, most * _ESCAPE_BYTES + MOST_REST_BYTES + MOST_MEDIA_BYTES, reader.feed)
             return await run(self._helper, _decode, reader.finish, self._engine.pictures)
@@ -83,6 +92,8 @@ class CompletionEndpoint:
             raise RequestError("Bad Request") from None
         except TooLargeError as error:
             raise RequestError(str(error)) from None
+        except MediaTooLargeError as error:
+            raise RequestError(str(error), HTTPStatus.REQUEST_ENTITY_TOO_LARGE) from None
         except PromptTooLongError as error:
             refuse_size(error.size, tokenizer, context_length)
 

@@ -10,8 +10,6 @@ from aiohttp import web
 
 from runner.errors import RequestError
 
-MOST_MEDIA_BYTES = 256 << 20
-"""The most bytes that a request may have beside its prompt. Hosts have no limit, but more would take too long."""
 MOST_TOGETHER_BYTES = 512 << 20
 _PIECE_BYTES = 1 << 13
 _TURN_S = 0.005
@@ -100,6 +98,7 @@ async def _next(http: web.Request) -> bytes:
 def _refuse_large(size: int, most_bytes: int) -> None:
     if size > most_bytes:
         raise RequestError(
-            f"the request is larger than {most_bytes} bytes: its prompt cannot fit the model's context",
+            f"the request has {size} bytes or more, of which at most {most_bytes} are read: neither its prompt nor its"
+            " media may be so large",
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         )

@@ -7,8 +7,10 @@ import msgspec
 from aiohttp import web
 
 from runner.engine.engine import Engine
-from runner.server.request_body import MOST_MEDIA_BYTES, RequestBodies
+from runner.server.request_body import RequestBodies
 from runner.server.tokenize_threads import TokenizeThreads
+
+MOST_TEXT_BYTES = 256 << 20
 
 
 class TokenizeEndpoint:
@@ -27,7 +29,7 @@ class TokenizeEndpoint:
         """
         with self._bodies.body() as body:
             text = _Text()
-            await body.read(http, MOST_MEDIA_BYTES, text.take)
+            await body.read(http, MOST_TEXT_BYTES, text.take)
             pieces = self._pieces(text.chunks)
             response = web.StreamResponse(headers={"Content-Type": "application/json"})
             last = await self._threads.run(text.size, next, pieces, b"")

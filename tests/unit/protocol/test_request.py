@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from base64 import b64encode
 from ctypes import c_float
 from random import Random
@@ -11,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import BadRequestError, CompletionReader, CompletionRequest, decode_format
+import protocol.reader
+from protocol import BadRequestError, CompletionReader, CompletionRequest, MediaTooLargeError, decode_format
+from protocol.reader import MOST_MEDIA_BYTES
 from tests.unit.protocol.reading import decode_completion
 
 HEAD_REQUEST = (
@@ -174,3 +177,50 @@ def test_what_is_no_base64_is_refused(wrong: str, count: int) -> None:
     body = json.dumps({"Media": [{"data": wrong.format("AAAA" * count)}]}).encode()
     with pytest.raises(BadRequestError):
         decode_completion(body)
+
+
+PIECE = 8192
+
+
+def begun(items: int, size: int) -> bytes:
+    """The beginning of a body, as far as the data of its first medium; `items` have `size` bytes each."""
+    assert size > 3 * PIECE, "or it would be a short string"
+    data = "A" * size
+    return json.dumps({"Prompt": "p" * 3 * PIECE, "Media": [{"data": data} for _ in range(items)]}).encode()
+
+
+def fed_until_refused(reader: CompletionReader, body: bytes) -> tuple[int, str]:
+    """Returns how much of a body was fed until its media were too large, all of it if never, and the text."""
+    for start in range(0, len(body), PIECE):
+        try:
+            reader.feed(body[start : start + PIECE])
+        except MediaTooLargeError as error:
+            return start + PIECE, str(error)
+    return len(body), ""
+
+
+@pytest.mark.parametrize("items", [1, 4])
+def test_media_that_will_be_too_large_are_refused_when_they_begin(items: int) -> None:
+    body = begun(items, 4 * PIECE)
+    whole = MOST_MEDIA_BYTES + 10 * PIECE
+    reader = CompletionReader(1 << 20, whole)
+    fed, text = fed_until_refused(reader, body)
+    assert re.match(rf"the media of the request take 1342\d{{5}} bytes.*at most {MOST_MEDIA_BYTES} are taken", text)
+    assert fed <= 5 * PIECE
+    assert reader.held_bytes < 8 * PIECE
+
+
+def test_media_of_which_nobody_said_how_large_they_are_are_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol.reader, "MOST_MEDIA_BYTES", 10 * PIECE)
+    assert fed_until_refused(CompletionReader(1 << 20), begun(2, 4 * PIECE)) == (len(begun(2, 4 * PIECE)), "")
+    reader = CompletionReader(1 << 20)
+    fed, text = fed_until_refused(reader, begun(90, 4 * PIECE))
+    assert "or more" in text
+    assert fed <= 16 * PIECE
+    assert reader.held_bytes <= 13 * PIECE
+
+
+def test_a_long_prompt_leaves_media_their_room() -> None:
+    body = begun(1, 4 * PIECE)
+    reader = CompletionReader(1 << 20, MOST_MEDIA_BYTES + 3 * PIECE)
+    assert fed_until_refused(reader, body) == (len(body), "")
