@@ -78,11 +78,14 @@ class SliceCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     begin: int = 0
     prefill: int = 0
+    encode: int = 0
+    """Pieces of pictures."""
     decode: int = 0
     prefill_tokens: int = 0
     decode_rows: int = 0
     """The answers in each decode step, summed over all steps."""
     prefill_s: float = 0.0
+    encode_s: float = 0.0
     decode_s: float = 0.0
 
 
@@ -99,6 +102,8 @@ class PictureCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Those whose keys and values were gone, but not their features."""
     feature_bytes: int = 0
     """Features kept for later prompts."""
+    pixel_bytes: int = 0
+    """Pixels that were decoded, and have yet to be encoded."""
 
 
 class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -122,13 +122,19 @@ def _pictures(stats: Stats) -> Iterator[Metric]:
     yield _counter("picture_seconds", "Time spent in the tower.", pictures.encode_s)
     yield _counter("picture_feature_hits", "Pictures whose features were still known.", pictures.feature_hits)
     yield _gauge("picture_feature_bytes", "Memory taken by features of pictures.", pictures.feature_bytes)
+    yield _gauge("picture_pixel_bytes", "Memory taken by pixels that wait for the tower.", pictures.pixel_bytes)
 
 
 def _slices(stats: Stats) -> Iterator[Metric]:
     slices = stats.slices
-    kinds = [(("begin",), slices.begin), (("prefill",), slices.prefill), (("decode",), slices.decode)]
+    kinds = [
+        (("begin",), slices.begin),
+        (("prefill",), slices.prefill),
+        (("encode",), slices.encode),
+        (("decode",), slices.decode),
+    ]
     yield _counters("slices", "Slices of computation, by kind.", ("kind",), kinds)
-    seconds = [(("prefill",), slices.prefill_s), (("decode",), slices.decode_s)]
+    seconds = [(("prefill",), slices.prefill_s), (("encode",), slices.encode_s), (("decode",), slices.decode_s)]
     yield _counters("slice_seconds", "Time spent in slices, by kind.", ("kind",), seconds)
     tokens = [(("prefill",), slices.prefill_tokens), (("decode",), slices.decode_rows)]
     yield _counters("slice_tokens", "Tokens computed in slices, by kind.", ("kind",), tokens)

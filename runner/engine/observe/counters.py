@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from protocol.stats import CacheCounts, RequestCounts, SliceCounts, Stats, TokenCounts
-from runner.engine.policy import AdvanceTrial, Begin, Decode, Prefill, Slice
+from runner.engine.policy import AdvanceTrial, Begin, Decode, Encode, Prefill, Slice
 
 if TYPE_CHECKING:
     from runner.engine.generation import Generation
@@ -87,8 +87,8 @@ class Counters:
         """The time to the first token of the last request that had one."""
         self._prompt = self._matched = self._cached = 0
         self._generated = self._forced = 0  # by requests that have ended
-        self._begins = self._prefills = self._prefill_tokens = self._steps = self._rows = 0
-        self._prefill_s = self._decode_s = 0.0
+        self._begins = self._prefills = self._prefill_tokens = self._encodes = self._steps = self._rows = 0
+        self._prefill_s = self._encode_s = self._decode_s = 0.0
         self._former = CacheCounts()  # of caches that were replaced
 
     # --- counting
@@ -126,6 +126,9 @@ class Counters:
                 self._prefills += 1
                 self._prefill_tokens += tokens
                 self._prefill_s += seconds
+            case Encode():
+                self._encodes += 1
+                self._encode_s += seconds
             case Begin():
                 self._begins += 1
             case AdvanceTrial():
@@ -180,10 +183,12 @@ class Counters:
         return SliceCounts(
             begin=self._begins,
             prefill=self._prefills,
+            encode=self._encodes,
             decode=self._steps,
             prefill_tokens=self._prefill_tokens,
             decode_rows=self._rows,
             prefill_s=self._prefill_s,
+            encode_s=self._encode_s,
             decode_s=self._decode_s,
         )
 

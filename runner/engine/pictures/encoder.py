@@ -50,6 +50,7 @@ class PictureEncoder:
             encode_s=self._encode_s,
             feature_hits=self._hits,
             feature_bytes=self.nbytes,
+            pixel_bytes=self._pixels.held_bytes,
         )
 
     def known(self, picture: Picture) -> mx.array | None:

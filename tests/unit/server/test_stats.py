@@ -19,6 +19,7 @@ from protocol.stats import (
     PictureCounts,
     RequestCounts,
     RunningRequest,
+    SliceCounts,
     Stats,
     TokenCounts,
 )
@@ -420,14 +421,20 @@ async def test_metrics_match_the_stats(client: Client, engine: Script) -> None:
 
 
 async def test_metrics_tell_of_pictures(client: Client, engine: Script) -> None:
-    counts = PictureCounts(encoded=3, soft_tokens=700, encode_s=1.5, feature_hits=2, feature_bytes=4096)
-    engine.stats = msgspec.structs.replace(STATS, pictures=counts)
+    counts = PictureCounts(
+        encoded=3, soft_tokens=700, encode_s=1.5, feature_hits=2, feature_bytes=4096, pixel_bytes=768
+    )
+    slices = SliceCounts(begin=1, prefill=2, encode=3, decode=4, encode_s=0.5)
+    engine.stats = msgspec.structs.replace(STATS, pictures=counts, slices=slices)
     found = await scrape(client)
     assert found["mlx_runner_pictures_encoded_total"] == {(): 3}
     assert found["mlx_runner_picture_tokens_total"] == {(): 700}
     assert found["mlx_runner_picture_seconds_total"] == {(): 1.5}
     assert found["mlx_runner_picture_feature_hits_total"] == {(): 2}
     assert found["mlx_runner_picture_feature_bytes"] == {(): 4096}
+    assert found["mlx_runner_picture_pixel_bytes"] == {(): 768}
+    assert found["mlx_runner_slices_total"] == {("begin",): 1, ("prefill",): 2, ("encode",): 3, ("decode",): 4}
+    assert found["mlx_runner_slice_seconds_total"][("encode",)] == 0.5
 
 
 async def test_a_missing_bound_has_no_gauge(client: Client, engine: Script) -> None:
