@@ -18,9 +18,10 @@ from scripts.tools.models import (
     sources_towers,
     towers_gemma,
 )
-from scripts.tools.models.checkpoints import BOS, EOS, Dtype, make_weights, write_directory
+from scripts.tools.models.checkpoints import BOS, EOS, TOKENIZER, Dtype, make_weights, write_directory
 from scripts.tools.models.sources_form import Config, Shape, Source
 from scripts.tools.models.sources_steps import Weights
+from scripts.tools.models.tokenizers import with_tokens, write_tokenizer
 
 SOURCES: dict[str, Source] = {
     **sources_ollama.SOURCES,
@@ -88,4 +89,6 @@ def write_source(directory: Path, name: str, dtype: Dtype = "float32") -> Path:
     """
     source = (SOURCES | sources_towers.SEEING | towers_gemma.SEEING)[name]
     config = {**source.config, "torch_dtype": dtype, "bos_token_id": BOS, "eos_token_id": EOS}
-    return write_directory(directory, config, published(source, dtype))
+    write_directory(directory, config, published(source, dtype))
+    write_tokenizer(directory, with_tokens(TOKENIZER, source.tokens))
+    return directory

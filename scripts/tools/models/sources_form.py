@@ -18,7 +18,8 @@ class Source(NamedTuple):
     tensors to the published ones. Where mlx-lm cannot open that, or opens it wrongly, `undo` makes something that it
     opens with `module` as its config. `spare` are tensors that no text model needs: vision, audio, token prediction.
     `leftovers` are of the text model, yet of no use to it. Modules whose path ends in one of `dense` hold plain numbers
-    whatever the store holds.
+    whatever the store holds. `tokens` are special tokens of the tokenizer, in the places of bytes: there is no room
+    behind the others.
     """
 
     module: Config
@@ -28,6 +29,7 @@ class Source(NamedTuple):
     spare: Mapping[str, Shape] = {}
     leftovers: Mapping[str, Shape] = {}
     dense: tuple[str, ...] = ()
+    tokens: Mapping[str, int] = {}
 
     @property
     def architecture(self) -> str:

@@ -132,7 +132,11 @@ def _nemotron(name: str, prefix: str) -> Source:
     source = _OLLAMA[name]
     spare = {key: shape for key, shape in source.spare.items() if "vision_model" not in key and "mlp1" not in key}
     vision: Config = {"vision_config": NEMOTRON_VISION, "img_context_token_id": 62, **NEMOTRON_AROUND}
-    return source._replace(config={**source.config, **vision}, spare={**spare, **nemotron_tensors(prefix)})
+    return source._replace(
+        config={**source.config, **vision},
+        spare={**spare, **nemotron_tensors(prefix)},
+        tokens={"<img>": 5, "</img>": 6},
+    )
 
 
 SEEING: dict[str, Source] = {

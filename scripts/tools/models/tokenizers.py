@@ -5,7 +5,7 @@ Token ids are positions in the vocabulary that the caller gives, so a test knows
 
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -283,6 +283,14 @@ def vocabulary_size(tokenizer: Document) -> int:
     assert isinstance(added, list)
     base = len(model["vocab"])
     return base + len([token for token in added if token["id"] >= base])
+
+
+def with_tokens(tokenizer: Document, tokens: Mapping[str, int]) -> Document:
+    """`tokenizer` with further special tokens, which take these ids from what had them."""
+    added = [each for token, token_id in tokens.items() for each in _added([token], token_id)]
+    known = tokenizer["added_tokens"]
+    assert isinstance(known, list)
+    return {**tokenizer, "added_tokens": [*known, *added]}
 
 
 def write_tokenizer(directory: Path, tokenizer: Document) -> None:

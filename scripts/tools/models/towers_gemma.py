@@ -164,6 +164,6 @@ SEEING: dict[str, Source] = {
     ),
     "glimmer-seeing": _seeing(
         _OLLAMA["muse-glimmer"], glimmer_tensors({}), GLIMMER_VISION, {}, image_token_id=62, **GLIMMER_AROUND
-    ),
+    )._replace(tokens={"<|image_start|>": 5, "<|image_end|>": 6}),
 }
 """Sources with a whole tower, by a short name of ours."""
