@@ -1,0 +1,149 @@
+"""A running model that sees, to be attacked with pictures, and somebody else who is answered meanwhile."""
+
+import asyncio
+import json
+import os
+import struct
+import zlib
+from base64 import b64encode
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+
+from protocol.stats import Stats
+from scripts.tools.host.lib import Client, Medium, Request
+from scripts.tools.models.sources import write_source
+from scripts.tools.models.store import write_store
+from tests.process.conftest import read_stats
+from tests.process.hostile.victim import PATIENCE_S, PLAIN_HEAD, Victim
+
+SEEING = "seeing:latest"
+STORY = Request("Tell me a story.", {"num_predict": 200})
+"""What somebody else asks for."""
+
+
+def write_seeing(directory: Path, context: int) -> Path:
+    """Writes a store with a tiny Qwen 3.5 that sees, and returns it."""
+    source = write_source(directory / "source", "qwen3.5-seeing")
+    config = json.loads((source / "config.json").read_text())
+    config["text_config"]["max_position_embeddings"] = context
+    (source / "config.json").write_text(json.dumps(config))
+    write_store(directory / "store", SEEING, source)
+    return directory / "store"
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def black_png(width: int, height: int, rows: int) -> bytes:
+    """A PNG of one bit a pixel that has the packed zeros of so many rows, whatever it claims."""
+    squeeze, row = zlib.compressobj(9), bytes(1 + (width + 7) // 8)
+    packed = b"".join(squeeze.compress(row) for _ in range(rows)) + squeeze.flush()
+    head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+
+
+def photo(width: int, height: int) -> bytes:
+    """The beginning of a JPEG of this size, without most of its pixels."""
+    stream = BytesIO()
+    Image.effect_noise((512, 512), 80).convert("RGB").save(stream, "JPEG")
+    data = bytearray(stream.getvalue())
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+def asking(prompt: str, files: Iterable[bytes], num_predict: int = 3) -> bytes:
+    """The body of a request with these pictures."""
+    media = [{"data": b64encode(data).decode(), "id": number} for number, data in enumerate(files)]
+    return json.dumps({"Prompt": prompt, "Media": media, "Options": {"num_predict": num_predict}}).encode()
+
+
+def head(length: int, path: str = "/completion") -> bytes:
+    """The head of a request with a body of this length."""
+    return f"POST {path} HTTP/1.1\r\nContent-Length: {length}\r\n".encode() + PLAIN_HEAD + b"\r\n"
+
+
+class Onlooker:
+    """Sends what is hostile, and looks at the process and at somebody else's answer meanwhile."""
+
+    def __init__(self, victim: Victim) -> None:
+        self.victim = victim
+        self._story = ""
+        self._decoder = 0  # the id of the thread that decodes
+
+    async def prepare(self) -> None:
+        """Asks for STORY when nothing else goes on, and shows a first picture: what decodes it is imported then."""
+        async with Client.of(self.victim.process) as client:
+            self._story = (await client.complete(STORY)).text
+            before = self.threads
+            await client.complete(Request("[img-0]", {"num_predict": 1}, media=[Medium(black_png(64, 64, 64))]))
+        self._decoder = max(self.threads - before, key=self._cpu_s)
+
+    async def host(self, pieces: Sequence[bytes]) -> bytes:
+        """Sends a request as hosts do, who read while they send, and hang up with the answer. Returns the answer."""
+        reader, writer = await self.victim.open()
+
+        async def send() -> None:
+            writer.write(head(sum(map(len, pieces))))
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+
+        sending = asyncio.create_task(send())
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                start = await reader.readuntil(b"\r\n\r\n")
+                length = int(start.lower().split(b"content-length:")[1].split()[0])
+                return start + await reader.readexactly(length)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            writer.transport.abort()
+
+    @asynccontextmanager
+    async def beside_a_story(self) -> AsyncIterator[None]:
+        """A block during which somebody else's answer begins, and behind which it ends as if nothing had happened."""
+        async with Client.of(self.victim.process) as client:
+            telling = asyncio.create_task(client.complete(STORY))
+            async with asyncio.timeout(PATIENCE_S):
+                while not (await read_stats(client)).running:
+                    await asyncio.sleep(0.001)
+            yield
+            assert (await asyncio.wait_for(telling, PATIENCE_S)).text == self._story
+
+    async def stats(self) -> Stats:
+        """Returns the present statistics."""
+        async with Client.of(self.victim.process) as client:
+            return await read_stats(client)
+
+    async def at_rest(self) -> Stats:
+        """Waits until nothing of any request is left, and returns the statistics."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                stats = await self.stats()
+                if not (stats.requests.running or stats.requests.queued or stats.pictures.pixel_bytes):
+                    return stats
+                await asyncio.sleep(0.05)
+
+    @property
+    def threads(self) -> set[int]:
+        """The threads of the process."""
+        return {int(each.name) for each in self._tasks.iterdir()}
+
+    @property
+    def decoded_s(self) -> float:
+        """The processor time that decoding has taken so far."""
+        return self._cpu_s(self._decoder)
+
+    @property
+    def _tasks(self) -> Path:
+        return Path(f"/proc/{self.victim.process.pid}/task")
+
+    def _cpu_s(self, thread: int) -> float:
+        user, system = (self._tasks / str(thread) / "stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
