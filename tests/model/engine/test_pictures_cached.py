@@ -2,6 +2,7 @@
 
 import pytest
 
+from runner.media.families.gemma4 import Gemma4
 from tests.lib.seeing import NAMES
 from tests.lib.seeing_engine import SeeingEngine, picture
 
@@ -144,4 +145,24 @@ def test_requests_that_run_at_once_share_a_picture(name: str) -> None:
     engine.finish()
     assert all(asked.finished for asked in engine.asked)
     assert engine.encoder.counts.encoded == 2
+    engine.check()
+
+
+@pytest.mark.parametrize("cache", ["trie", "single"])
+def test_the_same_file_under_another_budget_shares_nothing_of_it(cache: str) -> None:
+    """Two preparations over one cache, one store of pixels, one tower: what a model's files say may change."""
+    engine = SeeingEngine("gemma4-seeing", cache=cache)
+    small, large = engine.support, engine.support._replace(family=Gemma4(budgets=(40,)))
+    prompt = "what is [img-0] here?"
+    for support, encoded in ((small, 1), (large, 2), (small, 2), (large, 2)):
+        engine.support = support
+        engine.pixels._family = support.family
+        asked = engine.answer(prompt, WIDE)
+        assert asked.request.pictures is not None
+        (span,) = asked.request.pictures.spans
+        assert engine.encoder.counts.encoded == encoded
+        assert (span.stop - span.start) == support.family.geometry(160, 64).tokens
+        if len(engine.asked) == 2:
+            assert asked.counts[0] == asked.first_soft, "the text in front of it alone is shared"
+    assert len({asked.request.pictures.spans[0].picture.name for asked in engine.asked if asked.request.pictures}) == 2
     engine.check()
