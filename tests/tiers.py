@@ -155,6 +155,9 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/unit/cache/test_snapshots.py::test_a_copy_keeps_no_other_buffer_alive": ("cut1-1-dtype1",),
     "tests/unit/cache/test_snapshots.py::test_what_is_copied_from_another_layer_shares_nothing": ("plain", "quantized"),
     "tests/unit/cache/test_snapshots.py::test_what_is_copied_out_keeps_no_buffer_alive": ("plain-8", "window-1"),
+    "tests/unit/engine/pictures/test_fuzz.py::test_a_request_with_a_damaged_picture_is_taken_or_refused": (
+        *("png", "jpeg", "webp", "avif"),
+    ),
     "tests/unit/grammar/test_random_schemas.py::test_every_answer_is_as_its_schema_wants_it": NONE,
     "tests/unit/grammar/test_worker_pool.py::test_compiling_has_a_limit_of_time": NONE,
     "tests/unit/protocol/test_go.py::test_deep_values_are_taken_where_nobody_looks_at_them_and_refused_otherwise": (
