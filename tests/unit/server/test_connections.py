@@ -166,6 +166,13 @@ async def test_of_a_very_large_refused_body_the_rest_is_not_even_taken(
     served: Served, parsed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_MOST_UNWANTED_BYTES", 1 << 20)
+    drop, dropped = connections._Unwanted.drop, list[int]()
+
+    def counted(unwanted: connections._Unwanted, size: int) -> None:
+        dropped.append(size)
+        drop(unwanted, size)
+
+    monkeypatch.setattr(connections._Unwanted, "drop", counted)
     reader, writer = await served.open(
         b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % LARGE
     )
@@ -174,6 +181,7 @@ async def test_of_a_very_large_refused_body_the_rest_is_not_even_taken(
     assert head.split()[1] == b"413"
     done, _ = await asyncio.wait([pouring], timeout=0.5)
     assert not done, "the client waits for a runner that has stopped to read"
+    assert 1 << 20 < sum(dropped) < 2 << 20
     assert sum(parsed) < 2 << 20
     pouring.cancel()
     writer.transport.abort()
