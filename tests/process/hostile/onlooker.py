@@ -74,6 +74,8 @@ class Onlooker:
     def __init__(self, victim: Victim) -> None:
         self.victim = victim
         self._story = ""
+        self.threads_at_first = 0
+        """How many there were before anything hostile came."""
         self._decoder = 0  # the id of the thread that decodes
 
     async def prepare(self) -> None:
@@ -83,6 +85,7 @@ class Onlooker:
             before = self.threads
             await client.complete(Request("[img-0]", {"num_predict": 1}, media=[Medium(black_png(64, 64, 64))]))
         self._decoder = max(self.threads - before, key=self._cpu_s)
+        self.threads_at_first = len(self.threads)
 
     async def host(self, pieces: Sequence[bytes]) -> bytes:
         """Sends a request as hosts do, who read while they send, and hang up with the answer. Returns the answer."""

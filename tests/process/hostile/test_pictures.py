@@ -23,6 +23,8 @@ SLACK_BYTES = 48 * MEGABYTE
 ARENA_BYTES = 128 * MEGABYTE
 """Memory that malloc keeps of the first times: each thread has an arena of 64 MiB or two."""
 CONTEXT, LONG_CONTEXT = 6000, 262_144
+SPARE_THREADS = 2
+"""Pools may have been smaller at first than they may become."""
 MANY = 500
 FRONT = b'{"Prompt":"[img-0]Hi","Media":[{"id":0,"data":"'
 ITEM = b'"},{"id":1,"data":"'
@@ -141,8 +143,7 @@ async def test_a_long_context_does_not_let_large_media_in(far_onlooker: Onlooker
 
 async def leave(onlooker: Onlooker, sent: Sequence[bytes], whole: int, reached: Callable[[], Awaitable[bool]]) -> Stats:
     """Sends the beginning of a request of `whole` bytes, leaves when a stage is reached, and waits until all is over.
-    Checks that somebody else is answered, and that no thread is left."""
-    threads = onlooker.threads
+    Checks that somebody else is answered, and that threads do not become more with every client."""
     async with onlooker.beside_a_story():
         _, writer = await onlooker.victim.open()
         writer.writelines([head(whole), *sent])
@@ -152,7 +153,7 @@ async def leave(onlooker: Onlooker, sent: Sequence[bytes], whole: int, reached: 
                 await asyncio.sleep(0.002)
         writer.transport.abort()
     stats = await onlooker.at_rest()
-    assert onlooker.threads == threads
+    assert len(onlooker.threads) <= onlooker.threads_at_first + SPARE_THREADS
     return stats
 
 

@@ -156,7 +156,7 @@ async def test_the_rest_of_a_refused_body_is_dropped_unparsed(served: Served, pa
         b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
     )
     await pour(writer, size)
-    answer = await asyncio.wait_for(reader.read(), 5)
+    answer = await asyncio.wait_for(reader.read(), 60)
     assert answer.split()[1] == b"404"
     assert sum(parsed) < 2 << 20
     writer.close()
@@ -177,11 +177,14 @@ async def test_of_a_very_large_refused_body_the_rest_is_not_even_taken(
         b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % LARGE
     )
     pouring = asyncio.create_task(pour(writer, LARGE))
-    head = await asyncio.wait_for(reader.readline(), 5)
+    head = await asyncio.wait_for(reader.readline(), 60)
     assert head.split()[1] == b"413"
+    async with asyncio.timeout(60):
+        while sum(dropped) <= 1 << 20:
+            await asyncio.sleep(0.01)
     done, _ = await asyncio.wait([pouring], timeout=0.5)
     assert not done, "the client waits for a runner that has stopped to read"
-    assert 1 << 20 < sum(dropped) < 2 << 20
+    assert sum(dropped) < 2 << 20
     assert sum(parsed) < 2 << 20
     pouring.cancel()
     writer.transport.abort()
@@ -191,7 +194,7 @@ async def test_a_refused_body_of_unknown_length_may_end_as_well(served: Served, 
     head = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     reader, writer = await served.open(head)
     writer.write(b"10000\r\n" + bytes(1 << 16) + b"\r\n0\r\n\r\n")
-    assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == b"404"
+    assert (await asyncio.wait_for(reader.readline(), 60)).split()[1] == b"404"
     writer.close()
     await served.settle()
     assert not served.connections._busy
