@@ -66,18 +66,18 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> MediaRepor
             name: _start(name, off, arguments, directory, stack, loop) for name, off in ((SEES, "0"), (BLIND, "1"))
         }
         sees = endpoints[SEES]
-        say("first tokens ...")
-        kinds: dict[str, Callable[[], Asked]] = {
-            PICTURE: lambda: loop.run(ask_about_picture(sees, prompts, photos)),
-            TEXT: lambda: loop.run(ask_about_text(sees, prompts)),
-        }
-        asked = interleave(kinds, arguments.turns)
         say("text ...")
 
         def speed(name: str) -> float:
             return loop.run(rate(endpoints[name], prompts))
 
         rates = interleave({name: partial(speed, name) for name in endpoints}, arguments.turns)
+        say("first tokens ...")
+        kinds: dict[str, Callable[[], Asked]] = {
+            PICTURE: lambda: loop.run(ask_about_picture(sees, prompts, photos)),
+            TEXT: lambda: loop.run(ask_about_text(sees, prompts)),
+        }
+        asked = interleave(kinds, arguments.turns)
         gaps = []
         for number in range(arguments.photos):
             say(f"photo {number + 1} ...")
