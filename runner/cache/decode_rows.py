@@ -53,8 +53,11 @@ class DecodeRows:
         return [] if self._batch is None else self._batch.arrays()
 
     def join(self, other: "DecodeRows") -> None:
-        """Appends the one session of `other`. Waits for all that both have under way."""
+        """Appends the one session of `other`. Waits for all that both have under way. Raises RuntimeError if one of
+        them has a round to accept."""
         (session,) = other.sessions
+        if any(each.in_round for each in (*self.sessions, session)):
+            raise RuntimeError("layers with drafts in them cannot be joined")
         if self._batch is None:
             self._batch = BatchedLayers([self.sessions[0].layers, session.layers])
         else:

@@ -1,6 +1,7 @@
 """The interfaces between the caches and the layer adapters.
 
     LayerState      one of mlx-lm's layer caches behind verbs that mean the same for every class
+    Mark            where a layer stood before a round
     Snapshot        what a layer held for the tokens [start, stop)
 
 Owner of every object here: the engine thread.
@@ -61,6 +62,17 @@ class Copy(NamedTuple):
     done: Callable[[], None]
 
 
+class Mark(NamedTuple):
+    """Where one layer stood before a round: a forward over some tokens of which only the first may be right."""
+
+    offset: int
+    """The number of tokens that the layer had seen."""
+    attributes: "dict[str, object] | None" = None
+    """What takes the layer back there; None if it rewinds by itself."""
+    nbytes: int = 0
+    """Bytes of the arrays that the mark keeps alive, once the layer has replaced them."""
+
+
 class LayerState(ABC):
     """One layer cache of a model.
 
@@ -73,6 +85,8 @@ class LayerState(ABC):
     """True for a state, whose size does not grow with the tokens."""
     batchable = False
     """True if mlx-lm has a batch cache for this class."""
+    markable = False
+    """True if the layer can go back after a round: `mark`, `can_revert` and `revert` work."""
     counted = True
     """True if the layer has no offset of its own: `advance` is called after each forward."""
     refusal: Miss = Miss.NON_TRIMMABLE
@@ -106,6 +120,25 @@ class LayerState(ABC):
     def rewind(self, to: int) -> None:
         """Goes back to `to` tokens. Raises ValueError if it cannot. The live snapshots of a layer that is not
         sliceable must be paged out before it moves."""
+
+    def mark(self, count: int) -> Mark:  # noqa: ARG002
+        """Returns a mark before a forward over `count` tokens, at least 2: a single one may be written into the very
+        arrays that the mark holds. Raises TypeError unless the layer is `markable`.
+
+        A layer that rewinds by itself gives none of its arrays away: with a reference to them, MLX would have to copy
+        them in every forward.
+        """
+        raise TypeError(f"{type(self).__name__} takes no marks")
+
+    def can_revert(self, mark: Mark, to: int) -> bool:  # noqa: ARG002
+        """Returns True if the layer, which has seen the forward that followed the mark, can go back to `to` tokens.
+        That is so for the tokens at the mark, for some layers also for those after it."""
+        return False
+
+    def revert(self, mark: Mark, to: int) -> None:  # noqa: ARG002
+        """Goes back to `to` tokens, and uses up the mark. Raises ValueError if it cannot. No snapshot of a layer that
+        is not sliceable may be live in it."""
+        raise TypeError(f"{type(self).__name__} takes no marks")
 
     @abstractmethod
     def reset(self) -> None:

@@ -1,18 +1,34 @@
 """All layers of one sequence of tokens, moved together."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from runner.cache.interface import Miss
 from runner.cache.layer_facts import LayerFacts
-from runner.cache.layer_interface import LayerState, Snapshot
+from runner.cache.layer_interface import LayerState, Mark, Snapshot
 from runner.cache.layers import adapt, distrust, flatten
 from runner.cache.layers.kv import spare_room
 from runner.cache.layers.snapshot import Ledger, complete
 from runner.logs import Log
 
 log = Log(__name__)
+
+
+class SequenceMark(NamedTuple):
+    """Where the layers of a sequence stood before a round."""
+
+    position: int
+    """The number of tokens that they had seen."""
+    count: int
+    """The tokens of the round."""
+    marks: list[tuple[LayerState, Mark]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the mark keeps alive until it is used up, once the layers have replaced them."""
+        return sum(mark.nbytes for _, mark in self.marks)
 
 
 class SequenceLayers:
@@ -50,6 +66,11 @@ class SequenceLayers:
     def sliceable(self) -> bool:
         """True if every layer is sliceable. Before the first forward, layers that may prove unused count too."""
         return all(state.sliceable for _, state in self.used or enumerate(self.states))
+
+    @property
+    def markable(self) -> bool:
+        """True if the layers can go back after a round."""
+        return bool(self.used) and all(state.markable for _, state in self.used)
 
     @property
     def offset(self) -> int:
@@ -101,6 +122,29 @@ class SequenceLayers:
             state.rewind(to)
         self.position = to
         return Miss.NONE
+
+    def mark(self, count: int) -> SequenceMark:
+        """Returns a mark before a round over `count` tokens. Raises ValueError if they are fewer than 2, and TypeError
+        unless the layers are `markable`."""
+        if count < 2:
+            raise ValueError(f"a round over {count} tokens")
+        return SequenceMark(self.position, count, [(state, state.mark(count)) for _, state in self.used])
+
+    def revert(self, mark: SequenceMark, to: int) -> None:
+        """Takes every layer, all of which have seen the round that followed the mark, back to `to` tokens; to where the
+        mark was made if one cannot stand there. Uses up the mark.
+
+        Raises RuntimeError if an adapter was replaced meanwhile.
+        """
+        if to == self.position:
+            return
+        if any(marked is not state for (marked, _), (_, state) in zip(mark.marks, self.used, strict=True)):
+            raise RuntimeError("a layer has proved to be untrusted in a round, and cannot go back")
+        if not all(state.can_revert(each, to) for state, each in mark.marks):
+            to = mark.position
+        for state, each in mark.marks:
+            state.revert(each, to)
+        self.position = to
 
     def page_out_unsliceable(self) -> None:
         """Pages out the live snapshots of the layers that are not sliceable, before these move."""

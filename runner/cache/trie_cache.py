@@ -197,15 +197,15 @@ class TrieCache(Cache):
 
     # --- forward
 
-    def _after_forward(self, session: TrieSession, count: int) -> None:
+    def _after_forward(self, session: TrieSession, count: int, stepwise: bool) -> None:
         if session.detached:
             return
         if self.sequences.check_trust():
             resume.drop_slots(self.trie, self.sequences.facts.untrusted)
         self._take_checkpoints(session)
-        if count > 1 or not self.session_bytes(1):
+        if not stepwise or not self.session_bytes(1):
             session.sequence.measure()
-        if count > 1 or session.position % CHECK_TOKENS == 0:
+        if not stepwise or session.position % CHECK_TOKENS < count:  # a multiple is among the tokens passed
             # More than needed, so that not every few tokens of a decode evict something.
             self.enforce_budget(spare=(self.budget_bytes or 0) // 32)
 

@@ -22,10 +22,10 @@ class TrieSession(LiveSession):
         prompt: list[int],
         match: Match,
         node: Node,
-        passed: Callable[["TrieSession", int], None],
+        passed: Callable[["TrieSession", int, bool], None],
         end: Callable[[LiveSession, bool], None],
     ) -> None:
-        """`node` is where the layers stand. `passed(session, count)` is called after each forward over `count` tokens,
+        """`node` is where the layers stand. `passed(session, count, stepwise)` is called as `_passed` is,
         `end(session, failed)` once."""
         super().__init__(sequence, prompt, match, end)
         self.node = node  # the last node that it has reached; locked
@@ -43,8 +43,8 @@ class TrieSession(LiveSession):
     def _next_checkpoint(self) -> int | None:
         return next((each.at for each in self.checkpoints if each.at > self.position), None)
 
-    def _passed(self, count: int) -> None:
-        self._report(self, count)
+    def _passed(self, count: int, *, stepwise: bool) -> None:
+        self._report(self, count, stepwise)
         if self.sequence.facts.bytes_of(1):  # else the next forward may show what a token takes
             self.due = self.position - self.position % CHECK_TOKENS + CHECK_TOKENS
             if self.checkpoints:

@@ -200,6 +200,7 @@ class Sized(LayerAdapter[Content]):
 
 class FakeKVState(Sized):
     sliceable = True
+    markable = True
     layer: FakeKV
 
     def arrays(self) -> list[mx.array]:
@@ -244,6 +245,7 @@ class FakeKVState(Sized):
 
 class FakeWindowState(Sized, MovedState[Content]):
     refusal = Miss.WINDOW_PASSED
+    markable = True
     layer: FakeWindow
 
     @property
@@ -277,8 +279,12 @@ class FakeWindowState(Sized, MovedState[Content]):
     def _go_back(self, to: int) -> None:
         self.layer.buffer, self.layer.offset = self.layer.buffer[:to], to
 
+    def _rewinds_after(self, count: int) -> bool:
+        return self.offset + count <= WINDOW
+
 
 class FakeRecurrentState(Sized, CountedState[Content]):
+    markable = True
     layer: FakeRecurrent
 
     def snapshot(self, start: int, stop: int) -> Snapshot | None:

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import mlx.core as mx
 
-from runner.cache.layer_interface import Copy, LayerState, Snapshot
+from runner.cache.layer_interface import Copy, LayerState, Mark, Snapshot
 from runner.cache.layers.snapshot import (
     Buffers,
     LayerSnapshot,
@@ -45,6 +45,20 @@ class LayerAdapter(LayerState, Generic[Content]):
             raise ValueError(f"{type(self).__name__} at {self.offset} tokens cannot go back to {to}")
         self._rewind(to)
 
+    def mark(self, count: int) -> Mark:
+        if not self.markable:
+            raise TypeError(f"{type(self).__name__} takes no marks")
+        return Mark(self.offset) if self._rewinds_after(count) else Mark(self.offset, self._held(), self.nbytes)
+
+    def can_revert(self, mark: Mark, to: int) -> bool:
+        return to == mark.offset if mark.attributes is not None and to != self.offset else self.can_rewind(to)
+
+    def revert(self, mark: Mark, to: int) -> None:
+        if mark.attributes is not None and to == mark.offset:
+            self._transplant(mark.attributes)
+        else:
+            self.rewind(to)
+
     def reset(self) -> None:
         self._transplant(copy.deepcopy(self.fresh))
 
@@ -57,6 +71,15 @@ class LayerAdapter(LayerState, Generic[Content]):
 
     @abstractmethod
     def _rewind(self, to: int) -> None: ...
+
+    def _rewinds_after(self, count: int) -> bool:  # noqa: ARG002
+        """Returns True if the layer will be able to rewind to where it stands now after a forward over `count`
+        tokens."""
+        return True
+
+    def _held(self) -> dict[str, object]:
+        """Returns the present attributes. Of a list its items: the layer puts new ones into its own."""
+        return {name: [*value] if isinstance(value, list) else value for name, value in vars(self.layer).items()}
 
     def _endangered(self, snapshot: Snapshot) -> bool:  # noqa: ARG002
         """Returns True if a write at the present offset would destroy the snapshot."""
@@ -154,6 +177,11 @@ class CountedState(MovedState[Content]):
     def can_rewind(self, to: int) -> bool:
         return to == self._offset
 
+    def revert(self, mark: Mark, to: int) -> None:
+        self._check_none_live()
+        super().revert(mark, to)
+        self._offset = to
+
     def reset(self) -> None:
         super().reset()
         self._offset = 0
@@ -172,6 +200,9 @@ class CountedState(MovedState[Content]):
             self._set(snapshot.content)
             snapshot.page_in(self)
         self._offset = snapshot.stop
+
+    def _rewinds_after(self, count: int) -> bool:  # noqa: ARG002
+        return False
 
     @abstractmethod
     def _set(self, content: Content) -> None:

@@ -28,6 +28,7 @@ class ChunkState(TailState):
     """A chunk. It can go back as long as it still holds the tokens from the start of the target's chunk on."""
 
     layer: Chunked
+    markable = True  # a forward cuts the front before it writes, and never into the chunk where it begins
     refusal = Miss.WINDOW_PASSED
 
     def __init__(self, layer: Chunked, ledger: Ledger) -> None:

@@ -34,6 +34,7 @@ class KVState(LayerAdapter[Buffers]):
     offset, and the tokens beyond it stay readable until the next write."""
 
     sliceable = True
+    markable = True
     refusal = Miss.LOST
     layer: Appended
     _step = _STEP

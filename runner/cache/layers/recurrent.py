@@ -12,6 +12,7 @@ from runner.cache.layers.adapter import CountedState
 from runner.cache.layers.snapshot import Owned, own
 
 States = list[mx.array | None]
+_FEW = 16  # tokens: what so short a forward leaves behind, a step or a round, is less than a copy of every state
 
 
 class Recurrent(Protocol):
@@ -26,11 +27,12 @@ class RecurrentState(CountedState[States]):
     """A recurrent layer. `left_padding` and `lengths` belong to batches and are None here."""
 
     batchable = True
+    markable = True  # models replace the arrays in its list, and write into none
     layer: Recurrent
 
     def advance(self, count: int) -> None:
         super().advance(count)
-        if count > 1:
+        if count > _FEW:
             # A convolution state is often a slice, which would keep all arrays of the forward alive.
             self.layer.cache = [None if x is None else own(x) for x in self.layer.cache]
 

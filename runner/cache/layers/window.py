@@ -5,6 +5,7 @@ What mlx-lm does and what follows from it:
 * until `offset` reaches `max_size` the buffer is in temporal order, with room behind `_idx`; afterwards the oldest
   tokens are overwritten, and there is no way back (`trim` moves the counters all the same);
 * one forward over many tokens leaves up to `max_size - 1` + its length in the buffer, in temporal order;
+* such a buffer holds what the token after the first of them could look at, so that there is a way back to it;
 * a buffer longer than `_idx` counts as a ring as soon as `_idx < offset`, and one with fewer than
   min(offset, max_size) tokens breaks its growth: whoever sets the arrays sets exactly that many, and `_idx` to it.
 """
@@ -15,6 +16,7 @@ from typing import Protocol, cast
 import mlx.core as mx
 
 from runner.cache.interface import Miss
+from runner.cache.layer_interface import Mark
 from runner.cache.layers.adapter import TailState
 from runner.cache.layers.snapshot import Buffers, Ledger, Owned, own
 
@@ -44,6 +46,7 @@ class WindowState(TailState):
     layer: Rotating
     refusal = Miss.WINDOW_PASSED
     batchable = True
+    markable = True
 
     def __init__(self, layer: Rotating, ledger: Ledger) -> None:
         super().__init__(layer, ledger, partial(_needs, layer.max_size))
@@ -54,6 +57,18 @@ class WindowState(TailState):
 
     def can_rewind(self, to: int) -> bool:
         return to == self.offset or 0 <= to < self.offset <= self.layer.max_size
+
+    def can_revert(self, mark: Mark, to: int) -> bool:
+        return super().can_revert(mark, to) or self._spans(to)
+
+    def revert(self, mark: Mark, to: int) -> None:
+        self._check_none_live()
+        if super().can_revert(mark, to) or not self._spans(to):
+            super().revert(mark, to)
+            return
+        end = self.layer._idx - (self.offset - to)
+        begin = end - min(to, self.layer.max_size)
+        self._put([x[..., begin:end, :] for x in self.arrays()], to)
 
     def absorb(self, batch_cache: object, row: int, count: int) -> None:
         batch = cast("Ring", batch_cache)
@@ -73,6 +88,14 @@ class WindowState(TailState):
 
     def _go_back(self, to: int) -> None:
         self._put([x[..., :to, :] for x in self.arrays()], to)
+
+    def _rewinds_after(self, count: int) -> bool:
+        return self.offset + count <= self.layer.max_size
+
+    def _spans(self, to: int) -> bool:
+        """Returns True if the buffers, in temporal order, hold all that is needed at `to`."""
+        ordered = bool(self.arrays()) and self.layer._idx == self.arrays()[0].shape[-2]
+        return ordered and self.offset - self.layer._idx <= self.needs(to) and to <= self.offset
 
     def _put(self, buffers: Buffers, offset: int) -> None:
         self.layer.keys, self.layer.values = buffers if offset else (None, None)
