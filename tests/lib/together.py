@@ -21,7 +21,7 @@ from runner.cache.sequence import SequenceLayers
 from runner.cache.trie import Node, spelled
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession
-from tests.lib.fakes import FAMILIES, Content, FakeLayer, content_of
+from tests.lib.fakes import FAMILIES, Content, FakeLayer, content_of, shown
 from tests.lib.story import CHUNK, BranchOnly, check_content, check_trie, shape
 
 Held = dict[tuple[tuple[int, ...], int], Content]
@@ -116,6 +116,7 @@ class Client:
         self._users = users
         self._prompt = list(prompt)
         self.seen = self._prompt[: session.cached]  # what the layers were shown
+        self._round: list[int] = []  # what they were shown beyond that, and may have to forget
         assert session.total == len(prompt)
         assert session.cached <= session.matched <= session.total
         assert session.cached < session.total
@@ -157,6 +158,37 @@ class Client:
         self._forward([token])
         return self
 
+    def draft(self, *tokens: int) -> "Client":
+        """Runs a round over these tokens, and leaves it open."""
+        self.start()
+        self._draft(tokens)
+        return self
+
+    def accept(self, count: int, record: bool = True) -> None:
+        """Ends the round: the first `count` tokens are right. They are computed again if they have to be."""
+        right, self._round = self._round[:count], []
+        if self.session.accept(count):
+            self.seen = [*self.seen, *right]
+            self._users.check()
+        elif count == 1:
+            self._forward(right)
+        else:
+            self._draft(right)
+            self._round, self.seen = [], [*self.seen, *right]
+            assert self.session.accept(count)
+            self._users.check()
+        for token in right if record else ():
+            self.record(token)
+
+    def fail_in_round(self) -> None:
+        """Fails a round between two layers."""
+        with suppress(BrokenError), self.session.draft_round(3):
+            layer = self.session.layers[0]
+            assert isinstance(layer, FakeLayer)
+            layer.see([99, 99, 99])
+            _break()
+        self._close(failed=False)
+
     def record(self, token: int) -> None:
         self.session.record(token)
         self._users.check()
@@ -188,7 +220,11 @@ class Client:
 
     def check(self) -> None:
         assert self.session.position == len(self.seen)
-        if self.seen:
+        if self.session.in_round:
+            for layer, kind in zip(self.session.layers, self._users.kinds, strict=True):
+                assert isinstance(layer, FakeLayer)
+                assert layer.view() == shown(kind, [*self.seen, *self._round]), "touched in a round"
+        elif self.seen:
             check_content(self.session.layers, self._users.kinds, self.seen)
 
     def _forward(self, tokens: Sequence[int]) -> None:
@@ -197,6 +233,14 @@ class Client:
             for layer in self.session.layers:
                 assert isinstance(layer, FakeLayer)
                 layer.see(tokens)
+        self._users.check()
+
+    def _draft(self, tokens: Sequence[int]) -> None:
+        with self.session.draft_round(len(tokens)):
+            for layer in self.session.layers:
+                assert isinstance(layer, FakeLayer)
+                layer.see(tokens)
+        self._round = list(tokens)
         self._users.check()
 
     def _close(self, failed: bool) -> None:

@@ -1,0 +1,312 @@
+"""Rounds over fake layers: the trie afterwards is the one that steps of a single token leave.
+
+Every step is checked in full by `Together`. Wrong drafts are tokens that no answer has: none may come into the trie.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import pytest
+
+from runner.cache import CACHE_KINDS, make_cache
+from runner.cache.decode_rows import DecodeRows
+from runner.cache.interface import Miss
+from runner.cache.sequence import SequenceLayers
+from runner.cache.session import LiveSession
+from runner.cache.trie_cache import TrieCache
+from tests.lib.breaking import breaking
+from tests.lib.fakes import FAMILIES, FakeKV, FakeLayer, FakeRecurrentState, FakeWindow
+from tests.lib.story import Conversation, Every
+from tests.lib.together import Client, Held, Together
+
+WRONG = [90, 91, 92, 93, 94, 95, 96, 97]
+PROMPT = [1, 2, 3, 4, 5, 6]
+everyone = pytest.mark.parametrize("family", FAMILIES)
+every_cache = pytest.mark.parametrize("kind", CACHE_KINDS)
+
+
+def contents(users: Together) -> tuple[str, Held, list[int], int, int, int]:
+    """The trie, what it holds, when its nodes were used, and the numbers that go with it."""
+    described = users.cache.describe()
+    counts = described.counts
+    assert all(token < WRONG[0] for node in users.nodes for token in node.tokens)
+    used = [node.used for node in users.nodes]
+    return users.shape, users.held, used, described.snapshots, counts.paged_bytes, described.recorded_tokens
+
+
+def say_in_rounds(client: Client, answer: list[int], count: int, right: int, *, record_first: bool = False) -> None:
+    """Says an answer in rounds over `count` tokens of which `right` are, the last one as far as it goes."""
+    while answer:
+        said, answer = answer[:right], answer[right:]
+        client.draft(*said, *WRONG[: count - len(said)])
+        if record_first:
+            for token in said:
+                client.record(token)
+        client.accept(len(said), record=not record_first)
+
+
+@everyone
+@pytest.mark.parametrize(("count", "right"), [(2, 1), (2, 2), (3, 2), (5, 1), (5, 3), (5, 5), (8, 4)])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 9])
+def test_an_answer_in_rounds_leaves_the_trie_of_steps(family: str, count: int, right: int, length: int) -> None:
+    plain, ours = Together(family, policy=Every(4)), Together(family, policy=Every(4))
+    answer = list(range(20, 29))
+    for record_first in (False, True):
+        prompt = [*range(length), *([5] if record_first else [])]
+        client = plain.begin(prompt).say(*answer)
+        client.close()
+        drafting = ours.begin(prompt).start()
+        say_in_rounds(drafting, answer, count, right, record_first=record_first)
+        assert drafting.session.recorded == client.session.recorded
+        drafting.close()
+        assert contents(ours) == contents(plain)
+        for next_prompt in ([*prompt, *answer, 40, 41], prompt, [*prompt, *answer[:5], 50]):
+            assert ours.turn(next_prompt).cached == plain.turn(next_prompt).cached
+            assert contents(ours) == contents(plain)
+
+
+@everyone
+@pytest.mark.parametrize("known", [0, 1, 2, 4])
+def test_who_leaves_in_a_round_leaves_nothing_of_it(family: str, known: int) -> None:
+    """`known` of its tokens are recorded, as if the client left between the draws and `accept`."""
+    plain, ours = Together(family), Together(family)
+    answer = [20, 21, 22, 23, 24, 25]
+    client = ours.begin(PROMPT).say(*answer[:2]).draft(*answer[2:], *WRONG[:3])
+    for token in answer[2 : 2 + known]:
+        client.record(token)
+    client.close()
+    alone = plain.begin(PROMPT).say(*answer[:2])
+    if family == "K":
+        alone.say(*answer[2 : 2 + known])
+    else:  # these layers stand where they did: what is recorded beyond that was not computed
+        for token in answer[2 : 2 + known]:
+            alone.record(token)
+    alone.close()
+    assert contents(ours) == contents(plain)
+    longer = [*PROMPT, *answer, 30]
+    assert ours.turn(longer).cached == plain.turn(longer).cached == (8 + known if family == "K" else 8)
+
+
+@everyone
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_a_round_that_was_given_up_is_as_if_it_had_not_been(family: str, count: int) -> None:
+    users = Together(family)
+    client = users.begin(PROMPT).say(20).draft(21, *WRONG[:4])
+    client.accept(0)
+    assert (client.session.position, client.session.in_round) == (7, False)
+    client.say(*range(21, 21 + count))
+    client.close()
+    assert users.cached([*PROMPT, 20, *range(21, 25), 9]) == 7 + count
+
+
+@everyone
+def test_a_failed_round_frees_what_a_failed_step_does(family: str) -> None:
+    for fail in (Client.fail_in_round, Client.fail):
+        plain, ours = Together(family, policy=Every(4)), Together(family, policy=Every(4))
+        for users in (plain, ours):
+            users.turn([*PROMPT, 7, 8, 9], [20])
+        theirs, drafting = (users.begin([*PROMPT, 7, 8, 5]).say(30, 31) for users in (plain, ours))
+        theirs.fail_in_layers()
+        if fail is Client.fail:
+            drafting.draft(32, *WRONG[:3])
+        fail(drafting)
+        assert contents(ours) == contents(plain)
+
+
+@everyone
+@pytest.mark.parametrize("broken", ["advance", "revert"])
+def test_a_session_that_cannot_go_back_has_failed(family: str, broken: str) -> None:
+    users = Together(family)
+    users.turn([9, 8, 7])
+    client = users.begin(PROMPT).say(20).draft(21, *WRONG[:3])
+    with breaking(SequenceLayers, broken, 0), pytest.raises(MemoryError):
+        client.session.accept(1)
+    users.clients.remove(client)
+    assert client.session.failed
+    client.session.close()
+    users.check()
+    assert users.cached(PROMPT) == 0
+    client = users.begin(PROMPT).say(20).draft(21, *WRONG[:3])
+    with breaking(SequenceLayers, broken, 0):
+        client.close()
+    assert users.cached(PROMPT) == 0
+
+
+@pytest.mark.parametrize("family", ["K", "S", "R"])
+def test_others_share_what_is_certain_while_a_round_is_open(family: str) -> None:
+    prompt = list(range(50))
+    users = Together(family)
+    first = users.begin(prompt).say(60, 61).draft(62, *WRONG[:4])
+    first.record(62)
+    first.record(63)  # known to be right, but what the layers hold behind 62 is not
+    shared = users.follows([*prompt, 60, 61, 62, 63, 70])
+    assert not shared
+    second = users.begin([*prompt, 60, 61, 62, 63, 70])
+    assert second.session.cached == (52 if family == "K" else 0)
+    users.cache.evict()
+    users.check()
+    first.accept(1, record=False)
+    first.say()
+    first.close()
+    second.close()
+    contents(users)
+
+
+@everyone
+@pytest.mark.parametrize(("count", "right"), [(2, 1), (5, 3), (5, 5), (16, 16), (9, 7)])
+def test_what_a_long_answer_does_every_so_often_is_done_as_often(family: str, count: int, right: int) -> None:
+    """The budget is enforced once in 64 tokens, although a round may jump over the 64th."""
+    answer = [token % 50 for token in range(336)]
+    with counting(TrieCache, "enforce_budget") as steps, counting(SequenceLayers, "measure") as measured:
+        client = Together(family).begin(PROMPT).say(*answer)
+        plain = [len(steps), len(measured)]
+        client.close()
+    with counting(TrieCache, "enforce_budget") as steps, counting(SequenceLayers, "measure") as measured:
+        client = Together(family).begin(PROMPT).start()
+        with patch.object(Together, "check"):
+            say_in_rounds(client, answer, count, right)
+        assert [len(steps), len(measured)] == plain
+        client.close()
+    assert plain[0] > 5
+
+
+@everyone
+@pytest.mark.parametrize("right", [1, 2, 3])
+def test_a_budget_holds_over_rounds(family: str, right: int) -> None:
+    users = Together(family, budget=120)
+    for seed in range(4):
+        client = users.begin([seed, *range(20)]).start()
+        say_in_rounds(client, list(range(30, 50)), 4, right)
+        client.close()
+        assert users.cache.nbytes <= 120
+
+
+# --- the contract of every cache
+
+
+def session_of(kind: str, prompt: list[int], *layers: type[FakeLayer]) -> LiveSession:
+    session = make_cache(kind, lambda: [layer() for layer in layers or (FakeKV, FakeWindow)]).begin(prompt)
+    assert isinstance(session, LiveSession)
+    see(session, prompt)
+    return session
+
+
+def see(session: LiveSession, tokens: list[int]) -> None:
+    with session.forward(len(tokens)):
+        show(session, tokens)
+
+
+def show(session: LiveSession, tokens: list[int]) -> None:
+    for layer in session.layers:
+        assert isinstance(layer, FakeLayer)
+        layer.see(tokens)
+
+
+@every_cache
+def test_a_session_in_a_round_computes_nothing_else(kind: str) -> None:
+    session = session_of(kind, PROMPT)
+    with session.draft_round(3):
+        show(session, [7, *WRONG[:2]])
+    assert (session.in_round, session.position) == (True, 6)
+    for begin in (session.forward, session.draft_round):
+        with pytest.raises(RuntimeError, match="a round to accept"), begin(2):
+            raise AssertionError("begun")
+    for count in (-1, 4):
+        with pytest.raises(ValueError, match=f"{count} of the 3 tokens"):
+            session.accept(count)
+    other = DecodeRows(session)
+    for rows, joined in ((DecodeRows(session_of(kind, PROMPT)), other), (other, DecodeRows(session_of(kind, PROMPT)))):
+        with pytest.raises(RuntimeError, match="drafts in them"):
+            rows.join(joined)
+    assert session.accept(1) in (True, False)
+    with pytest.raises(RuntimeError, match="no round"):
+        session.accept(1)
+    see(session, [8])
+    session.close()
+    with pytest.raises(RuntimeError, match="closed"), session.draft_round(2):
+        raise AssertionError("begun")
+
+
+@every_cache
+@pytest.mark.parametrize("count", [-1, 0, 1])
+def test_a_round_has_several_tokens(kind: str, count: int) -> None:
+    session = session_of(kind, PROMPT)
+    for ask in (session.round_bytes, lambda count: session.draft_round(count).__enter__()):
+        with pytest.raises(ValueError, match=f"over {count} tokens"):
+            ask(count)
+    see(session, [7])
+    assert not session.failed
+
+
+@every_cache
+def test_layers_that_cannot_go_back_refuse_a_round(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeRecurrentState, "markable", False)
+    session = session_of(kind, PROMPT, *FAMILIES["R"])
+    assert not session.sequence.markable
+    with pytest.raises(TypeError, match="takes no marks"), session.draft_round(2):
+        raise AssertionError("begun")
+    see(session, [7])
+    assert not session.failed
+
+
+@every_cache
+def test_what_a_round_keeps_is_counted(kind: str) -> None:
+    for family, held in (("K", 0), ("S", 4), ("R", 16), ("P", 32)):
+        session = session_of(kind, PROMPT, *FAMILIES[family])
+        assert session.sequence.markable
+        assert session.round_bytes(3) == held
+
+
+@every_cache
+def test_a_layer_that_proves_untrusted_in_a_round_ends_the_session(kind: str) -> None:
+    """Its clock has counted tokens so far, or so it seemed."""
+    for right, fails in ((3, False), (1, True)):
+        session = session_of(kind, PROMPT)
+        with session.draft_round(3):
+            show(session, [7, 8, 9])
+            layer = session.layers[0]
+            assert isinstance(layer, FakeKV)
+            layer.offset -= 1
+        if fails:
+            with pytest.raises(RuntimeError, match="untrusted in a round"):
+                session.accept(right)
+        else:
+            assert session.accept(right)
+            assert not session.sequence.markable
+        assert session.failed == fails
+        session.close()
+
+
+def test_a_single_entry_stands_where_its_record_ends() -> None:
+    for family, cached in (("K", 9), ("S", 8), ("R", 8), ("P", 8)):
+        users = Conversation(family)
+        session = users.cache.begin(PROMPT)
+        assert isinstance(session, LiveSession)
+        users.forward(session, PROMPT, PROMPT)
+        for token in (20, 21):
+            users.forward(session, [token], [*session.recorded, token])
+            session.record(token)
+        with session.draft_round(3):
+            show(session, [22, *WRONG[:2]])
+        session.record(22)
+        session.close()
+        users.check_closed()
+        assert users.record == [*PROMPT, 20, 21, 22][:cached]
+        again = users.cache.begin([*PROMPT, 20, 21, 22, 23])
+        assert (again.cached, again.miss) == (cached, Miss.NONE)
+        again.close()
+
+
+@contextmanager
+def counting(where: type, name: str) -> Iterator[list[int]]:
+    """Has an entry for every call of a method."""
+    original: Callable[..., object] = getattr(where, name)
+    calls: list[int] = []
+
+    def counted(*args: object, **named: object) -> object:
+        calls.append(1)
+        return original(*args, **named)
+
+    with patch.object(where, name, counted):
+        yield calls
