@@ -21,8 +21,8 @@ class SequenceMark(NamedTuple):
 
     position: int
     """The number of tokens that they had seen."""
-    count: int
-    """The tokens of the round."""
+    length: int
+    """The number of tokens of the round."""
     marks: list[tuple[LayerState, Mark]]
 
     @property

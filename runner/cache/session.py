@@ -123,11 +123,11 @@ class LiveSession(Session):
         mark = self._mark
         if mark is None:
             raise RuntimeError("no round to accept")
-        if not 0 <= count <= mark.count:
-            raise ValueError(f"{count} of the {mark.count} tokens of a round")
+        if not 0 <= count <= mark.length:
+            raise ValueError(f"{count} of the {mark.length} tokens of a round")
         self._mark = None
         self._failed = self.cache_invalid = True
-        distrusted = self.sequence.advance(mark.count)
+        distrusted = self.sequence.advance(mark.length)
         self.sequence.revert(mark, mark.position + count)
         passed = self.position - mark.position
         if distrusted or self.position >= self.due:
@@ -160,7 +160,8 @@ class LiveSession(Session):
         mark = self._mark
         if mark is not None and not failed:
             try:
-                self.accept(min(max(0, len(self.recorded) - mark.position), mark.count))
+                # What is recorded behind the first token need not be the drafts that the layers hold there.
+                self.accept(int(len(self.recorded) > mark.position))
             except Exception:
                 log.exception("a round could not be taken back")
         self._mark, self._ready = None, False

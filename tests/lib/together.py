@@ -116,7 +116,7 @@ class Client:
         self._users = users
         self._prompt = list(prompt)
         self.seen = self._prompt[: session.cached]  # what the layers were shown
-        self._round: list[int] = []  # what they were shown beyond that, and may have to forget
+        self.drafts: list[int] = []  # what a round has shown them beyond that
         assert session.total == len(prompt)
         assert session.cached <= session.matched <= session.total
         assert session.cached < session.total
@@ -166,7 +166,7 @@ class Client:
 
     def accept(self, count: int, record: bool = True) -> None:
         """Ends the round: the first `count` tokens are right. They are computed again if they have to be."""
-        right, self._round = self._round[:count], []
+        right, self.drafts = self.drafts[:count], []
         if self.session.accept(count):
             self.seen = [*self.seen, *right]
             self._users.check()
@@ -174,7 +174,7 @@ class Client:
             self._forward(right)
         else:
             self._draft(right)
-            self._round, self.seen = [], [*self.seen, *right]
+            self.drafts, self.seen = [], [*self.seen, *right]
             assert self.session.accept(count)
             self._users.check()
         for token in right if record else ():
@@ -223,7 +223,7 @@ class Client:
         if self.session.in_round:
             for layer, kind in zip(self.session.layers, self._users.kinds, strict=True):
                 assert isinstance(layer, FakeLayer)
-                assert layer.view() == shown(kind, [*self.seen, *self._round]), "touched in a round"
+                assert layer.view() == shown(kind, [*self.seen, *self.drafts]), "touched in a round"
         elif self.seen:
             check_content(self.session.layers, self._users.kinds, self.seen)
 
@@ -240,7 +240,7 @@ class Client:
             for layer in self.session.layers:
                 assert isinstance(layer, FakeLayer)
                 layer.see(tokens)
-        self._round = list(tokens)
+        self.drafts = list(tokens)
         self._users.check()
 
     def _close(self, failed: bool) -> None:

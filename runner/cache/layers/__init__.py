@@ -3,7 +3,7 @@
 Owner: the engine thread. Read in this order: `adapter.py` (the base classes: tail, state, counted), `snapshot.py` (live
 and owned snapshots, the ledger that counts them), then a file for each class: `kv.py`, `window.py`, `chunk.py`,
 `recurrent.py`, and `generic.py` for all others. `batch.py` joins the layers of several sequences, `batch_trial.py` and
-`quantized_trial.py` try what a model accepts, `difference.py` measures it.
+`quantized_trial.py` try what a model accepts (`trial.py`), `difference.py` measures it.
 
 Always true: an adapter never copies bytes that it can leave in place; a layer writes over a live snapshot only after
 paging it out; an array that outlives a forward shares its buffer with no other.

@@ -5,41 +5,29 @@ mask. Attention that is written out by hand may not know such a mask (gemma2, ph
 for all rows (gpt_bigcode), or compute positions by itself (afm7, silently wrong).
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 
 import mlx.core as mx
 
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.batch import BatchedLayers, batchable
 from runner.cache.layers.difference import difference
-from runner.cache.layers.generic import gather
 from runner.cache.layers.snapshot import Ledger
-
-MakeLayers = Callable[[], list[object]]
-Forward = Callable[[mx.array, list[object]], mx.array]
+from runner.cache.layers.trial import SLICE_TOKENS, Forward, MakeLayers, Trial, most, verdict
 
 _SHORT, _LONG, _LATE = 3, 48, 24
 """Lengths of the prompts, in tokens. Much padding for few tokens: the more there is, the more a wrong mask or position
 changes."""
 
 _STEPS = 4
-_SLICE_TOKENS = 16  # the most that an answer waits for beside a prompt, too
-_LIMIT = 0.03
-_LIMIT_BFLOAT16 = 0.1
-"""The largest accepted difference between the logits of a batch and those of single rows, in relation to their spread,
-in most steps of every row.
-
-Other batch sizes have other kernels, which round differently. Measured over all architectures (tiny ones with random
-weights, which amplify rounding), rounding alone costs 0.0007 in the median architecture and up to 0.009 in nine of ten
-for float16, 0.027 and 0.13 for bfloat16; other kernels change a part of that. float32 may have the 10 bits of float16
-on GPUs. Single steps are off by up to 1.6, where two experts are nearly tied, so one step alone does not count.
+"""The steps of a row at most. Differences count against the limit of `trial.py`.
 
 Without the padding in its mask the median architecture is off by 0.55, and nine of ten by more than 0.1; one position
 for all rows costs more. A model that hardly looks at its past may change less than the limit, and goes unnoticed.
 """
 
 
-class BatchTrial:
+class BatchTrial(Trial):
     """Finds out, one slice at a time, whether rows that join and leave a batch get the logits that they get alone.
 
     On a CPU a large model takes seconds for all of it: 75 tokens of prompts, 9 forwards of a single token, and 4 of one
@@ -48,28 +36,7 @@ class BatchTrial:
 
     def __init__(self, make_layers: MakeLayers, forward: Forward, vocab_size: int) -> None:
         """`forward` takes token ids [B, L] and a cache list to logits [B, L, V]; an error that it raises is a fault."""
-        self.fault: str | None = None
-        """The reason why rows cannot be computed together, for the log; empty if they can, None while unknown."""
-        self._slices = _slices(make_layers, forward, vocab_size)
-
-    def advance(self) -> None:
-        """Computes one slice, until the fault is known. Never raises."""
-        if self.fault is not None:
-            return
-        try:
-            next(self._slices)
-        except StopIteration as end:
-            self.fault = end.value
-        except Exception as error:  # models raise anything when given what they do not expect
-            self.fault = first_line(error)
-        if self.fault is not None:  # only now: the error held the trial's arrays
-            self._slices.close()
-            mx.clear_cache()  # the trial leaves nothing behind
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error, for the log."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+        super().__init__(_slices(make_layers, forward, vocab_size))
 
 
 class _Row:
@@ -85,8 +52,8 @@ class _Row:
 
     def read(self) -> Iterator[None]:
         """Reads the prompt slice by slice."""
-        for start in range(0, len(self._prompt), _SLICE_TOKENS):
-            mx.eval(self._forward(mx.array([self._prompt[start : start + _SLICE_TOKENS]]), self.layers))
+        for start in range(0, len(self._prompt), SLICE_TOKENS):
+            mx.eval(self._forward(mx.array([self._prompt[start : start + SLICE_TOKENS]]), self.layers))
             yield
 
     def compare(self, token: mx.array, ours: mx.array) -> None:
@@ -125,6 +92,4 @@ def _slices(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> Gener
     batch.keep([0, 2])
     for _ in range(_STEPS - 2):
         yield from step(short, late)
-    off = max(sorted(row.off)[(len(row.off) - 1) // 2] for row in rows)  # the lower of the medians
-    coarse = any(array.dtype == mx.bfloat16 for array in gather(short.layers, set()))
-    return "" if off <= (_LIMIT_BFLOAT16 if coarse else _LIMIT) else f"the logits of a trial are off by {off:.2f}"
+    return verdict(max(most(row.off) for row in rows), short.layers)

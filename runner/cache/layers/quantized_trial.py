@@ -19,8 +19,8 @@ import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its pa
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache  # isort: skip
 
 from runner.cache.layers import flatten
-from runner.cache.layers.batch_trial import Forward, MakeLayers, first_line
 from runner.cache.layers.difference import difference
+from runner.cache.layers.trial import Forward, MakeLayers, first_line
 from runner.logs import Log
 
 log = Log(__name__)

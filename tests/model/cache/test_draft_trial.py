@@ -1,0 +1,161 @@
+"""The trial that finds out if a model may draft: models that may, models that may not, and faulty ones."""
+
+from collections.abc import Callable
+from unittest.mock import patch
+
+import mlx.core as mx
+import pytest
+
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache.draft_trial import DraftTrial
+from runner.cache.layer_interface import LayerState
+from runner.cache.layers.chunk import ChunkState
+from runner.cache.layers.kv import KVState
+from runner.cache.layers.recurrent import RecurrentState
+from runner.cache.layers.window import WindowState
+from scripts.tools.models.architectures import BOUNDARY_DEPENDENT, architectures, build, unserved
+from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
+from tests.lib.memory import held_bytes
+
+Forward = Callable[[mx.array, list[object]], mx.array]
+
+REFUSED = {
+    **dict.fromkeys(BOUNDARY_DEPENDENT, "the logits of a trial are off"),
+    "deepseek_v41": "no way back in LayerCache",
+}
+"""The architectures that may not draft, and why."""
+
+SERVED = tuple(name for name in architectures() if name not in unserved())
+
+
+def forward_of(model: Tiny) -> Forward:
+    return lambda tokens, layers: model.model(tokens, cache=layers)
+
+
+def fault(model: Tiny, forward: Forward | None = None) -> str:
+    trial = DraftTrial(model.make_layers, forward or forward_of(model), VOCAB)
+    while trial.fault is None:
+        trial.advance()
+    return trial.fault
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_layer_that_can_go_back_may_draft(kind: str) -> None:
+    assert fault(tiny(kind)) == ("there is no way back in LayerCache" if kind == "deepseek_v41" else "")
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_which_architectures_may_draft(name: str) -> None:
+    said = fault(build(name))
+    assert REFUSED.get(name, "") in said
+    assert bool(said) == (name in REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [("llama", KVState), ("gemma3", WindowState), ("llama4", ChunkState), ("qwen3_next", RecurrentState)],
+)
+def test_a_layer_that_does_not_go_back_is_found(kind: str, state: type[LayerState]) -> None:
+    """It says that it has, and holds what it held."""
+    revert = state.revert
+
+    def forget(self: LayerState, *args: object) -> None:
+        layer = vars(self)["layer"]
+        before = dict(vars(layer))
+        revert(self, *args)  # type: ignore[arg-type]
+        vars(layer).update(before)
+
+    with patch.object(state, "revert", forget):
+        assert fault(tiny(kind)) != ""
+
+
+@pytest.mark.parametrize("row", [0, 2, 4])
+def test_a_single_row_does_not_count_and_all_do(row: int) -> None:
+    right = forward_of(tiny("llama"))
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        logits = right(tokens, layers)
+        wrong = mx.arange(5)[:, None] == row if some else mx.arange(5)[:, None] >= 0
+        return mx.where(wrong, -logits, logits) if tokens.shape[1] == 5 else logits
+
+    some = True
+    assert fault(tiny("llama"), forward) == ""
+    some = False
+    assert "off by" in fault(tiny("llama"), forward)
+
+
+def test_what_follows_counts_by_itself() -> None:
+    """All rows of a round are right, and nothing behind it."""
+    right, model = forward_of(tiny("llama")), tiny("llama")
+    last = 0
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        nonlocal last
+        logits = right(tokens, layers)
+        length, seen = tokens.shape[1], vars(layers[0])["offset"]
+        behind = length == 1 and seen <= last
+        last = max(last, seen) if length == 5 else last
+        return -logits if behind else logits
+
+    assert "off by" in fault(model, forward)
+
+
+@pytest.mark.parametrize(("dtype", "near", "far"), [(mx.float32, 0.01, 0.06), (mx.bfloat16, 0.05, 0.2)])
+def test_rounding_is_no_fault_and_more_is_one(dtype: mx.Dtype, near: float, far: float) -> None:
+    right = forward_of(tiny("llama"))
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        logits = right(tokens, layers)
+        for layer_cache in layers:
+            keys, values = (vars(layer_cache)[name].astype(dtype) for name in ("keys", "values"))
+            vars(layer_cache).update(keys=keys, values=values)
+        if tokens.shape[1] != 5:
+            return logits
+        noise = mx.random.normal(logits.shape, key=mx.random.key(3))
+        spread = mx.linalg.norm(logits - mx.mean(logits, -1, keepdims=True), axis=-1, keepdims=True)
+        return logits + share * spread * noise / mx.linalg.norm(noise, axis=-1, keepdims=True)
+
+    share = near
+    assert fault(tiny("llama"), forward) == ""
+    share = far
+    assert "off by" in fault(tiny("llama"), forward)
+
+
+@pytest.mark.parametrize("when", [1, 5, 16])
+def test_what_a_model_raises_is_a_fault(when: int) -> None:
+    right = forward_of(tiny("llama"))
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        if tokens.shape[1] == when:
+            raise IndexError("not like this\nbut otherwise")
+        return right(tokens, layers)
+
+    assert fault(tiny("llama"), forward) == "IndexError: not like this"
+
+
+@pytest.mark.parametrize(("kind", "redone"), [("llama", 0), ("gemma3", 0), ("qwen3_next", 2)])
+def test_a_trial_is_cheap_and_a_slice_is_one_forward(kind: str, redone: int) -> None:
+    slices: list[list[int]] = []
+    right = forward_of(tiny(kind))
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        slices[-1].append(tokens.shape[1])
+        return right(tokens, layers)
+
+    trial = DraftTrial(tiny(kind).make_layers, forward, VOCAB)
+    while trial.fault is None:
+        slices.append([])
+        trial.advance()
+    *counts, last = slices
+    assert sorted(counts) == [[1]] * 16 + [[2]] * redone + [[5]] * 2 + [[11]] * 2 + [[16]] * 4
+    assert last == []
+    trial.advance()
+    assert trial.fault == ""
+
+
+def test_a_trial_leaves_nothing_behind() -> None:
+    fault(tiny("qwen3_next"))
+    before = held_bytes()
+    fault(tiny("qwen3_next"))
+    assert held_bytes() == before
+    assert mx.get_cache_memory() == 0
