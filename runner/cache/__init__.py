@@ -9,7 +9,8 @@ Everything here runs on the engine thread, which alone owns sessions, layers, no
 * `trie.py`: the nodes; `sequences.py`: who uses which layers; `resume.py`: how far along a path they can be taken;
   `trie_cache.py` puts these together, `trie_session.py` is its session;
 * policies: `checkpoints.py` (where to stop), `eviction.py` (what goes first), `enforce.py` (until it fits);
-* `decode_rows.py`: sessions that decode in one batch; `report.py`: the cache in plain data.
+* `decode_rows.py`: sessions that decode in one batch; `draft_trial.py`: may a model draft; `report.py`: the cache in
+  plain data.
 
 Always true between two forwards: all layers of a sequence stand at one offset; a record never claims a token that its
 layers have not seen; each snapshot is either live in one layer or owns its bytes, and is closed exactly once; the

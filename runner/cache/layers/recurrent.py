@@ -1,7 +1,7 @@
 """ArraysCache: the states of recurrent and convolution layers (Mamba, linear attention, short convolutions).
 
-It has no offset, and a state can be neither split nor rewound. Convolution states are often slices that keep the whole
-forward alive; a copy does not.
+It has no offset, and a state can be neither split nor rewound, only put back. Convolution states are often slices that
+keep the whole forward alive; a copy does not.
 """
 
 from typing import Protocol, cast

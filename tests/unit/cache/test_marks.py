@@ -213,6 +213,16 @@ def test_a_state_goes_back_to_its_mark_and_nowhere_else(to: int) -> None:
     assert state.offset == 10
 
 
+@pytest.mark.parametrize("to", [0, 12, 19, 26])
+def test_a_full_window_goes_nowhere_before_its_mark(to: int) -> None:
+    state = layer("window")
+    write(state, 20)
+    mark = run(state, 5, 1)
+    assert not state.can_revert(mark, to)
+    with pytest.raises(ValueError, match=f"at 25 tokens cannot go back to {to}"):
+        state.revert(mark, to)
+
+
 @pytest.mark.parametrize("kind", ["window", "arrays"])
 def test_what_is_live_in_a_layer_is_not_destroyed_by_going_back(kind: str) -> None:
     state = layer(kind)

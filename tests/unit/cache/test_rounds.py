@@ -89,6 +89,24 @@ def test_who_leaves_in_a_round_leaves_nothing_of_it(family: str, known: int) -> 
 
 
 @everyone
+@pytest.mark.parametrize("prompt", [[*PROMPT, 20, 21], [*PROMPT[:3], 21], [21]])
+@pytest.mark.parametrize("right", [0, 1, 3])
+def test_what_others_come_back_to_is_copied_out_before_a_round(family: str, prompt: list[int], right: int) -> None:
+    """A round that begins with the last token of a prompt, right after the layers were resumed."""
+    users = Together(family)
+    users.turn(PROMPT, [20])
+    client = users.begin(prompt).read()
+    client._draft([prompt[-1], 22, 23, *WRONG[:2]])
+    client.accept(right, record=False)
+    users.check()
+    for token in (22, 23)[: max(0, right - 1)]:
+        client.record(token)
+    client.close()
+    assert users.turn([*PROMPT, 20, 30]).matched == 7
+    contents(users)
+
+
+@everyone
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_a_round_that_was_given_up_is_as_if_it_had_not_been(family: str, count: int) -> None:
     users = Together(family)
