@@ -16,7 +16,7 @@ LAYERS = (
     ("commands", "server"),
     ("engine",),
     ("grammar",),
-    ("cache", "model", "tokenizer", "sampling", "media"),
+    ("cache", "model", "tokenizer", "sampling", "media", "drafts"),
     ("process", "settings", "blas"),
     ("logs",),
     ("errors", "sizes", "terminal", "__version__"),
@@ -142,6 +142,10 @@ def test_the_server_and_the_protocol_never_touch_mlx() -> None:
 
 def test_pictures_are_prepared_without_mlx() -> None:
     assert all(not path.startswith("runner/media/") for path in users_of("mlx") | users_of("mlx_lm"))
+
+
+def test_drafts_are_found_without_mlx() -> None:
+    assert all(not path.startswith("runner/drafts/") for path in users_of("mlx") | users_of("numpy"))
 
 
 def test_one_module_knows_pillow() -> None:
