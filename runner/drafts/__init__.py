@@ -7,6 +7,10 @@
 | `text` | a text that grows, and the places in it where its like occurred before |
 | `lookup` | the drafter of one request: its own text first, then the ring |
 | `ring` | the answers of earlier requests, the oldest forgotten first |
+| `acceptance` | how often drafts like this one were right |
+| `cost` | how long a round of as many rows takes |
+| `policy` | how many tokens of a draft are worth their rows |
+| `guard` | whether drafts make anything faster at all, by the clock alone |
 
 The engine thread owns all of it. Nothing here reads a clock or draws a number: the same calls give the same drafts.
 """

@@ -1,0 +1,148 @@
+"""Finds out by the clock alone whether drafts make answers faster, and rests what is slower.
+
+There are two ways to decode, with drafts and without. One is in use; now and then the other is checked: windows of the
+two alternate until the checked way is no better, or was better over several windows and takes over. A check that fails
+is followed by a rest of many times what it cost, and the next one by a longer rest. What is compared is seconds
+a token. A window is so many steps that count: those for which a draft was at hand, and the step behind each of them,
+which may have to wait where it would not without drafts.
+"""
+
+from typing import Literal, NamedTuple
+
+_WINDOW_STEPS = 16
+_CLEAR_STEPS, _CLEAR = 4, 2.0  # a check is over after so many steps if they took so many times as long a token
+_WINDOWS = 3  # that a way must be better for to take over
+_BETTER = 0.98  # times the seconds a token of the other one
+_FIRST_REST, _MOST_REST = 16, 128  # times what a check has cost
+_LEAST_COST = 1 / 8  # of a window: what a check counts as that has cost less
+_MOST_SPIKE = 4  # times the average step of its way: whatever took longer had other reasons
+_WEIGHT = 0.5  # of the latest window in an average
+
+
+class GuardState(NamedTuple):
+    """What the guard thinks of drafts."""
+
+    name: Literal["on", "resting", "off"]
+    why: str
+
+
+class _Way:
+    """The steps of one way to decode."""
+
+    def __init__(self) -> None:
+        self.token_s = 0.0
+        """The average seconds a token over its windows; 0 before the first one has ended."""
+        self.step_s = 0.0
+        self.steps = self.tokens = 0
+        self.seconds = 0.0
+
+    def begin(self) -> None:
+        """Begins a window."""
+        self.steps = self.tokens = 0
+        self.seconds = 0.0
+
+    def count(self, tokens: int, seconds: float) -> None:
+        """Adds a step to the window."""
+        if self.step_s:
+            seconds = min(seconds, self.step_s * _MOST_SPIKE)
+            self.step_s += (seconds - self.step_s) / _WINDOW_STEPS
+        else:
+            self.step_s = seconds
+        self.steps += 1
+        self.tokens += tokens
+        self.seconds += seconds
+
+    def end(self, weight: float) -> None:
+        """Ends the window, whose weight in the average is this."""
+        token_s = self.seconds / self.tokens
+        self.token_s = self.token_s + (token_s - self.token_s) * weight if self.token_s else token_s
+
+
+class Guard:
+    """Says whether to draft. One for all requests of the process. Owner: the engine thread."""
+
+    def __init__(self) -> None:
+        """Begins with drafts, and soon checks whether it is faster without."""
+        self._drafts, self._plain = _Way(), _Way()
+        self._used, self._now = self._drafts, self._drafts
+        self._better = 0  # windows of the check for which the checked way was better
+        self._cost_s = 0.0  # of the check: what the checked way took longer
+        self._rest = _FIRST_REST
+        self._rest_s = 0.0  # until the next check
+        self._changed = True
+        self._was_offered = False
+        self._off = ""
+
+    def allows(self) -> bool:
+        """Returns True if the next step may draft. Look for drafts even if not: `took` wants to know of them."""
+        return self._now is self._drafts and not self._off
+
+    def turn_off(self, why: str) -> None:
+        """Allows no drafts any more."""
+        self._off = why
+
+    @property
+    def state(self) -> GuardState:
+        """What is in use and why; checks do not show."""
+        if self._off:
+            return GuardState("off", self._off)
+        if not (self._drafts.token_s and self._plain.token_s):
+            return GuardState("on", "not compared yet")
+        ratio = f"a token takes {self._drafts.token_s / self._plain.token_s:.2f} times as long as without drafts"
+        return GuardState("on" if self._used is self._drafts else "resting", ratio)
+
+    def took(self, tokens: int, seconds: float, *, drafted: bool, offered: bool) -> None:
+        """Learns of a step that gave so many tokens, at least one: whether it drafted, and whether there was a draft
+        that it drafted or could have."""
+        counts = offered or self._was_offered
+        self._was_offered = offered
+        if self._off or not counts or (offered and drafted != self.allows()):
+            return
+        if self._changed:  # the first step of a way is not like the others
+            self._changed = False
+            return
+        self._now.count(tokens, seconds)
+        if self._now is not self._used:
+            if self._now.steps == _WINDOW_STEPS or self._is_clear():
+                self._compare()
+            return
+        self._rest_s -= seconds
+        if self._now.steps == _WINDOW_STEPS:
+            self._now.end(_WEIGHT)
+            self._turn_to(self._other if self._better or self._rest_s <= 0 else self._used)
+
+    @property
+    def _other(self) -> _Way:
+        return self._plain if self._used is self._drafts else self._drafts
+
+    def _expected_s(self) -> float:
+        """Returns how long the way in use would have taken for the tokens of this window."""
+        return self._used.token_s * self._now.tokens
+
+    def _is_clear(self) -> bool:
+        return self._now.steps >= _CLEAR_STEPS and self._now.seconds > self._expected_s() * _CLEAR
+
+    def _compare(self) -> None:
+        """Ends a window of the checked way."""
+        checked, used = self._now, self._used
+        self._cost_s += checked.seconds - self._expected_s()
+        checked.end(_WEIGHT if self._better else 1.0)
+        if checked.token_s > used.token_s * _BETTER:
+            self._rest = min(2 * self._rest, _MOST_REST)
+            self._end_check(max(self._cost_s, used.token_s * _WINDOW_STEPS * _LEAST_COST))
+        elif self._better + 1 < _WINDOWS:
+            self._better += 1
+            self._turn_to(used)
+        else:
+            self._used, self._rest = checked, _FIRST_REST
+            self._end_check(checked.seconds * _LEAST_COST)
+
+    def _end_check(self, cost_s: float) -> None:
+        self._rest_s = self._rest * cost_s
+        self._better, self._cost_s = 0, 0.0
+        self._turn_to(self._used)
+
+    def _turn_to(self, way: _Way) -> None:
+        self._changed = self._now is not way
+        self._now = way
+        way.begin()

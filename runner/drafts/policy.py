@@ -1,0 +1,69 @@
+"""Decides from numbers alone how many tokens of a draft are worth their rows; knows no model and no clock."""
+
+from collections.abc import Sequence
+
+from runner.drafts.acceptance import Acceptance, match_class
+from runner.drafts.cost import RoundCosts, cpu_costs, gpu_costs
+from runner.drafts.draft import SOURCES, Draft
+
+CPU_TOKENS, GPU_TOKENS = 7, 15
+"""The most drafted tokens a round. On CPUs the BLAS's kernel for few rows ends at 8."""
+_WORTH = 1.01  # times the tokens a second of a shorter draft: less would be noise
+
+
+class DraftPolicy:
+    """Chooses the length that promises the most tokens a second, 0 included, and learns from what comes of it.
+
+    One for all requests of the process. Owner: the engine thread.
+    """
+
+    def __init__(self, most: int, first_costs: Sequence[float]) -> None:
+        """`most` is the most drafted tokens a round; `first_costs` has the relative costs of rounds of 1 to `most` + 1
+        rows, as long as nothing is known."""
+        assert len(first_costs) == most + 1
+        self.most = most
+        self._costs = RoundCosts(first_costs)
+        self._acceptances = {(source, size): Acceptance(size, most) for source in SOURCES for size in range(5)}
+
+    @classmethod
+    def for_cpu(cls, most: int = CPU_TOKENS) -> "DraftPolicy":
+        """Returns a policy that begins with the costs of CPUs."""
+        return cls(most, cpu_costs(most + 1))
+
+    @classmethod
+    def for_gpu(cls, most: int = GPU_TOKENS) -> "DraftPolicy":
+        """Returns a policy that begins with the costs of GPUs."""
+        return cls(most, gpu_costs(most + 1))
+
+    def length(self, draft: Draft, context_tokens: int) -> int:
+        """Returns how many of the draft's tokens to take, behind so many tokens. Ask once for each draft: now and then
+        the answer is a probe.
+
+        At first no more are taken than matched.
+        """
+        acceptance = self._acceptance(draft)
+        most = min(len(draft.tokens), self.most)
+        if not acceptance.trusted:
+            most = min(most, draft.match)
+        costs = self._costs.curve(context_tokens)
+        best, best_rate = 0, _WORTH / costs[0]
+        tokens = all_right = 1.0
+        for length, right in zip(range(1, most + 1), acceptance.rates(), strict=False):
+            all_right *= right
+            tokens += all_right
+            rate = tokens / costs[length]
+            if rate > best_rate:
+                best, best_rate = length, rate
+        return best + 1 if best < most and acceptance.probes(best) else best
+
+    def learned(self, draft: Draft, taken: int, accepted: int) -> None:
+        """Learns that the first `taken` tokens of a draft made a round, and the first `accepted` of them were right."""
+        if taken:
+            self._acceptance(draft).learned(taken, accepted)
+
+    def took(self, rows: int, seconds: float, context_tokens: int) -> None:
+        """Learns how long a round took; of one row if it was a plain step."""
+        self._costs.took(rows, seconds, context_tokens)
+
+    def _acceptance(self, draft: Draft) -> Acceptance:
+        return self._acceptances[draft.source, match_class(draft.match)]

@@ -1,0 +1,233 @@
+"""How many tokens of a draft are taken, in made-up worlds: drafts are right with some probability, rounds cost time."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runner.drafts.acceptance import Acceptance, match_class
+from runner.drafts.cost import RoundCosts, cpu_costs, gpu_costs
+from runner.drafts.draft import Draft
+from runner.drafts.policy import CPU_TOKENS, GPU_TOKENS, DraftPolicy
+
+MATCHES = (2, 3, 4, 6, 8, 12, 20)
+CPU = {1: 1, 2: 1.15, 3: 1.3, 4: 1.4, 5: 1.5, 6: 1.7, 7: 1.85, 8: 2.0}
+LARGE_CONTEXT = {1: 1, 2: 1.37, 3: 1.65, 4: 1.94, 5: 1.95, 6: 2.3, 7: 2.7, 8: 3.05}
+GPU = {rows: 1 + 0.02 * (rows - 1) for rows in range(1, 17)}
+
+
+@dataclass(frozen=True)
+class World:
+    cost: Mapping[int, float]
+    make: Callable[[], DraftPolicy]
+
+    @property
+    def most(self) -> int:
+        return len(self.cost) - 1
+
+    def fixed(self, right: float) -> float:
+        """The tokens per cost of the best fixed length."""
+        return max(sum(right**i for i in range(rows)) / cost for rows, cost in self.cost.items())
+
+
+WORLDS = {
+    "CPU": World(CPU, DraftPolicy.for_cpu),
+    "large context": World(LARGE_CONTEXT, DraftPolicy.for_cpu),
+    "GPU": World(GPU, DraftPolicy.for_gpu),
+}
+everywhere = pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+
+
+class Round(NamedTuple):
+    length: int
+    tokens: int
+    cost: float
+
+
+def rounds(
+    world: World,
+    policy: DraftPolicy,
+    right: Callable[[int], float],
+    count: int,
+    matches: tuple[int, ...] = MATCHES,
+    seed: int = 0,
+    noise: float = 0.1,
+) -> list[Round]:
+    """Plays rounds with one draft each, whose tokens are right with the probability `right(round)`. Some plain steps
+    are between them, as in life: at least the guard's."""
+    rng, done = random.Random(seed), list[Round]()
+    for number in range(count):
+        draft = Draft([1] * world.most, "own", rng.choice(matches))
+        length = policy.length(draft, 1000)
+        accepted = 0
+        while accepted < length and rng.random() < right(number):
+            accepted += 1
+        for rows in (1, length + 1)[rng.random() < 0.9 :]:
+            spike = 10 if rng.random() < 0.005 else 1
+            policy.took(rows, 0.01 * world.cost[rows] * spike * rng.lognormvariate(0, noise), 1000)
+        policy.learned(draft, length, accepted)
+        done.append(Round(length, 1 + accepted, world.cost[length + 1]))
+    return done
+
+
+def rate(done: list[Round]) -> float:
+    return sum(each.tokens for each in done) / sum(each.cost for each in done)
+
+
+@everywhere
+@pytest.mark.parametrize("seed", range(2))
+def test_drafts_that_are_never_right_cost_next_to_nothing(world: World, seed: int) -> None:
+    done = rounds(world, world.make(), lambda _: 0.0, 2000, seed=seed)
+    assert rate(done) >= 0.98
+    assert rate(done[500:]) >= 0.985
+
+
+@everywhere
+@pytest.mark.parametrize("right", [0.3, 0.6, 0.9, 1.0])
+def test_lengths_are_nearly_as_good_as_the_best_fixed_one(world: World, right: float) -> None:
+    played = [rate(rounds(world, world.make(), lambda _: right, 2000, seed=seed)) for seed in range(2)]
+    assert min(played) >= 0.95 * world.fixed(right)
+    assert min(played) >= 0.98
+
+
+@everywhere
+def test_long_matches_that_are_always_wrong_cost_little(world: World) -> None:
+    assert rate(rounds(world, world.make(), lambda _: 0.0, 1000, matches=(32,))) >= 0.97
+
+
+@everywhere
+def test_drafts_that_become_right_are_taken_again_and_wrong_ones_given_up(world: World) -> None:
+    done = rounds(world, world.make(), lambda number: float(number // 1000 % 2), 4000)
+    for period, best in ((0, 0), (1, world.most), (2, 0), (3, world.most)):
+        lengths = [each.length for each in done[period * 1000 + 700 : (period + 1) * 1000]]
+        assert abs(sum(lengths) / len(lengths) - best) < 0.25 * world.most
+
+
+@everywhere
+def test_a_short_phase_of_dear_rounds_is_not_remembered_for_ever(world: World) -> None:
+    policy = world.make()
+    rounds(world, policy, lambda _: 1.0, 200)
+    dear = {rows: cost * (3 if rows > 1 else 1) * rows for rows, cost in world.cost.items()}
+    rounds(World(dear, world.make), policy, lambda _: 1.0, 200)
+    done = rounds(world, policy, lambda _: 1.0, 2000)
+    assert rate(done[1500:]) >= 0.95 * world.fixed(1.0)
+
+
+def test_matches_are_told_apart_by_their_length_and_their_source() -> None:
+    assert [match_class(match) for match in (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    policy = DraftPolicy.for_cpu()
+    short, long, other = Draft([1] * 7, "own", 4), Draft([1] * 7, "own", 20), Draft([1] * 7, "earlier", 4)
+    before = policy.length(other, 10)
+    for _ in range(20):
+        policy.learned(short, 2, 0)
+        policy.learned(long, 7, 7)
+    assert policy.length(short, 10) == 0
+    assert policy.length(long, 10) == 7
+    assert policy.length(other, 10) == before > 0
+
+
+def test_no_more_is_taken_than_matched_until_there_are_counts() -> None:
+    policy = DraftPolicy.for_gpu()
+    draft = Draft([1] * 15, "own", 6)
+    assert 0 < policy.length(draft, 10) <= 6
+    for _ in range(12):
+        policy.learned(draft, 6, 6)
+    assert policy.length(draft, 10) > 6
+
+
+@given(st.integers(1, 40), st.integers(1, 32), st.lists(st.integers(0, 15), max_size=60), st.integers(1, 15))
+@settings(max_examples=60, deadline=None)
+def test_a_length_is_never_more_than_was_drafted_or_allowed(
+    size: int, match: int, accepted: list[int], most: int
+) -> None:
+    policy = DraftPolicy(most, gpu_costs(most + 1))
+    draft = Draft([1] * size, "path", match)
+    for each in accepted:
+        length = policy.length(draft, 100)
+        assert 0 <= length <= min(size, most)
+        policy.learned(draft, length, min(each, length))
+        policy.took(length + 1, 0.01 * (1 + each), 100)
+
+
+def test_probes_become_rarer_and_come_back_with_a_success() -> None:
+    acceptance = Acceptance(0, 7)
+    probes = [number for number in range(1000) if acceptance.probes(0)]
+    gaps = [b - a for a, b in pairwise(probes)]
+    assert gaps == sorted(gaps)
+    assert gaps[0] == 8
+    assert gaps[-1] == 64
+    for accepted, pause in ((0, 64), (1, 4)):
+        assert any(acceptance.probes(0) for _ in range(64))
+        acceptance.learned(1, accepted)
+        assert [acceptance.probes(0) for _ in range(pause)] == [False] * (pause - 1) + [True]
+
+
+def test_counts_fade_and_a_position_not_tried_is_like_the_one_before() -> None:
+    acceptance = Acceptance(0, 4)
+    for _ in range(200):
+        acceptance.learned(2, 1)
+    first, second, *others = acceptance.rates()
+    assert first > 0.9
+    assert second < 0.1
+    assert others == [second, second]
+    for _ in range(200):
+        acceptance.learned(1, 1)
+    assert next(iter(list(acceptance.rates())[1:])) > 0.9, "long ago"
+    for _ in range(200):
+        acceptance.learned(1, 0)
+    assert next(acceptance.rates()) < 0.02
+
+
+def test_first_costs() -> None:
+    assert cpu_costs(8) == pytest.approx([1, 1.15, 1.275, 1.4, 1.5, 5 / 3, 11 / 6, 2])
+    assert gpu_costs(3) == pytest.approx([1, 1.12, 1.24])
+    assert (CPU_TOKENS, GPU_TOKENS) == (7, 15)
+    assert DraftPolicy.for_cpu(3).most == 3
+
+
+def test_costs_are_learned_and_lie_between_known_ones() -> None:
+    costs = RoundCosts([1.0, 1.0, 1.0, 1.0, 1.0])
+    costs.took(2, 4.0, 100)
+    assert costs.curve(100) == pytest.approx([4, 4, 4, 4, 4])
+    for _ in range(500):
+        costs.took(2, 4.0, 100)
+        costs.took(4, 8.0, 100)
+    assert costs.curve(100) == pytest.approx([4, 4, 6, 8, 8], rel=0.01)
+    costs.took(6, 100.0, 100)  # more rows than there are
+    assert costs.curve(100) == pytest.approx([4, 4, 6, 8, 8], rel=0.01)
+
+
+def test_a_round_moves_an_average_by_a_quarter_at_most() -> None:
+    costs = RoundCosts([1.0, 2.0])
+    costs.took(1, 1.0, 100)
+    for rows in (1, 2, 1, 2, 2):
+        before = costs.curve(100)[rows - 1]
+        costs.took(rows, 1e9, 100)
+        assert before < costs.curve(100)[rows - 1] <= 1.25 * before
+        costs.took(rows, 0.0, 100)
+        assert costs.curve(100)[rows - 1] >= 0.75 * before
+
+
+def test_an_unknown_context_begins_like_its_neighbour() -> None:
+    costs = RoundCosts([1.0, 2.0])
+    for _ in range(300):
+        costs.took(1, 1.0, 100)
+        costs.took(2, 3.0, 100)
+    assert costs.curve(1000) == pytest.approx([1, 3], rel=0.01)
+    costs.took(1, 2.0, 1000)
+    assert costs.curve(1000) == pytest.approx([2, 6], rel=0.01)
+    assert costs.curve(100) == pytest.approx([1, 3], rel=0.01)
+    assert costs.curve(127) == costs.curve(64)
+
+
+def test_more_rows_are_never_thought_cheaper_than_one() -> None:
+    costs = RoundCosts([1.0, 2.0])
+    for _ in range(100):
+        costs.took(1, 2.0, 100)
+        costs.took(2, 1.0, 100)
+    assert costs.curve(100) == pytest.approx([2, 2], rel=0.01)
