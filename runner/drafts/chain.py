@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 _FACTOR, _BITS = 0x2545F491, (1 << 30) - 1  # small enough for the fast way of Python's integers
 _LEAST_TABLE = 1024
-_PLACES_AN_ENTRY = 2
+_PLACES_AN_ENTRY = 2  # at most; half of it in a new table
 _MOST_STEPS = 32  # from place to place, for one run
 
 
@@ -40,8 +40,8 @@ class Chain:
             return True
         if size > _PLACES_AN_ENTRY * len(newest):
             entries = len(newest)
-            while size > _PLACES_AN_ENTRY * entries:
-                entries *= 4
+            while size > entries:
+                entries *= 2
             self._begin(entries)
             return self.link(text, most)
         value = self._hash if place > width else hash_of(text[:width])

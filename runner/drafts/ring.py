@@ -40,7 +40,7 @@ class Ring:
     """
 
     def __init__(self, most_tokens: int = 1 << 20) -> None:
-        """Keeps up to `most_tokens` tokens, at 20 bytes each in full parts, and at most 36."""
+        """Keeps up to `most_tokens` tokens, at 20 bytes each in full parts, and at most 28."""
         self._part_tokens = most_tokens // _PARTS
         self._parts: list[_Part] = []  # the one that was begun or filled last at the end
         self._waiting: deque[tuple[Sequence[int], str]] = deque(maxlen=_MOST_WAITING)

@@ -159,7 +159,7 @@ def test_the_oldest_is_forgotten_and_memory_stays_bounded() -> None:
         ring.add([rng.randrange(50_000) for _ in range(rng.randrange(1, 500))], salt=str(number % 3))
         while not ring.index(1000):
             pass
-        assert ring.nbytes <= 41 * most
+        assert ring.nbytes <= 32 * most
     assert not ring.find(first[:20])
     assert ring.nbytes > 12 * most / 2
 
@@ -171,13 +171,13 @@ def test_many_salts_and_long_texts_stay_within_the_bounds() -> None:
         ring.add(range(10), salt=str(number))
         while not ring.index(1000):
             pass
-    assert ring.nbytes <= 41 * most
+    assert ring.nbytes <= 32 * most
     assert ring.find(list(range(5)), "499")
     assert not ring.find(list(range(5)), "0")
     ring.add(range(3 * most))
     while not ring.index(1000):
         pass
-    assert ring.nbytes <= 41 * most
+    assert ring.nbytes <= 32 * most
     assert ring.find(list(range(3 * most - 40, 3 * most - 10)))
     assert not ring.find(list(range(40)))
 
