@@ -84,6 +84,16 @@ class Penalties:
             scores = scores - self._counts * self._frequency
         return scores
 
+    def apply_ahead(self, scores: mx.array, drafts: Sequence[int]) -> mx.array:
+        """Applies the penalties of the only row to `scores` (float32 [1 + D, V]): each score of row i as if the first i
+        drafts had been recorded. Records nothing."""
+        ahead = Penalties(self._options, self._counts, self._window.copy() if self._window is not None else None)
+        counts = [self._counts]
+        for draft in drafts:
+            ahead.record(mx.array([draft], dtype=mx.uint32))
+            counts.append(ahead.counts)
+        return Penalties(self._options, mx.concatenate(counts), None).apply(scores)
+
     def record(self, token: mx.array) -> None:
         """Appends `token` (uint32 [B], lazy) to the windows."""
         index = token[:, None]

@@ -44,11 +44,21 @@ class Uniforms:
     def take(self) -> mx.array:
         """Returns the next number of each request, float32 [B, 1]: 0 <= number < 1. Lazy."""
         if not self._made:
-            keys = random_keys(self._seeds, self._taken, _BLOCK)
-            block = _uniform_of_each(keys.reshape(-1, 2)).reshape(-1, _BLOCK)
-            self._taken = [taken + _BLOCK for taken in self._taken]
-            self._made = block.split(_BLOCK, axis=1)[::-1]
+            self._made = self._next_block()
         return self._made.pop()
+
+    def ahead(self, count: int) -> mx.array:
+        """Returns the next `count` numbers of the only request without taking them, float32 [count, 1]. Lazy."""
+        while len(self._made) < count:
+            self._made = self._next_block() + self._made
+        return mx.concatenate(self._made[: -count - 1 : -1])
+
+    def _next_block(self) -> list[mx.array]:
+        """Makes the numbers behind those that are made, the last one first."""
+        keys = random_keys(self._seeds, self._taken, _BLOCK)
+        block = _uniform_of_each(keys.reshape(-1, 2)).reshape(-1, _BLOCK)
+        self._taken = [taken + _BLOCK for taken in self._taken]
+        return block.split(_BLOCK, axis=1)[::-1]
 
     def skip(self, count: int) -> None:
         """Skips the next `count` numbers of each request."""

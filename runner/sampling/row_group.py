@@ -96,6 +96,13 @@ class Rows:
         self._penalties.record(token)
         return token
 
+    def draw_ahead(self, scores: mx.array, drafts: Sequence[int]) -> mx.array:
+        """Returns the next token of the only row, and the one behind each of these drafts, for the logits float32
+        [1 + D, V]: uint32 [1 + D]. Lazy, and changes nothing."""
+        if self._penalties is not None:
+            scores = self._penalties.apply_ahead(scores, drafts)
+        return self._choose(scores, ahead=True)
+
     def skip(self, tokens: Sequence[int]) -> None:
         """Records tokens that came next in the only row without a draw. Later draws are as if each had been drawn."""
         if self._penalties is not None:
@@ -103,17 +110,17 @@ class Rows:
                 self._penalties.record(mx.array([token], dtype=mx.uint32))
         self._uniforms.skip(len(tokens))
 
-    def _choose(self, scores: mx.array) -> mx.array:
+    def _choose(self, scores: mx.array, *, ahead: bool = False) -> mx.array:
         if self._greedy:
             return mx.argmax(scores, axis=-1)
         if self._candidates is None:
-            return self._draw(scores)
+            return self._draw(scores, ahead)
         # Top-k leaves so few tokens that it pays to drop the rest of the vocabulary.
         ids = self._candidates(scores)
-        index = self._draw(mx.take_along_axis(scores, ids, axis=-1))
+        index = self._draw(mx.take_along_axis(scores, ids, axis=-1), ahead)
         return mx.take_along_axis(ids, index[:, None], axis=-1)[:, 0]
 
-    def _draw(self, scores: mx.array) -> mx.array:
+    def _draw(self, scores: mx.array, ahead: bool) -> mx.array:
         # Softmax of scores/temperature up to a constant: the most probable token has weight 1.
         distance = scores - mx.max(scores, axis=-1, keepdims=True)
         weights = mx.power(2.0, distance * self._powers)
@@ -121,4 +128,4 @@ class Rows:
             weights = self._top_p(weights)
         if self._min_p is not None:
             weights = filters.min_p(weights, self._min_p)
-        return draw(weights, self._uniforms.take())
+        return draw(weights, self._uniforms.ahead(scores.shape[0]) if ahead else self._uniforms.take())

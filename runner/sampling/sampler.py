@@ -41,6 +41,20 @@ class Sampler:
             return Sample(token)
         return Sample(token, [Wish(_details(logits, token, self.options.top_logprobs), 0, self.options.top_logprobs)])
 
+    def draw_ahead(self, logits: mx.array, drafts: Sequence[int], masks: Sequence[Mask | None] = ()) -> Sample:
+        """Returns a token for each row of `logits` [1 + D, V]: the next one, and the one behind each of D drafts.
+
+        Each is what a call would return if all drafts before it had come. The state stays as it is: `skip` the tokens
+        that did come. Lazy: evaluates nothing.
+        """
+        logits = logits.astype(mx.float32)
+        token = self._own().draw_ahead(masked(logits, masks) if masks else logits, drafts)
+        if not self.options.logprobs:
+            return Sample(token)
+        top = self.options.top_logprobs
+        details = _details(logits, token, top)
+        return Sample(token, [Wish(details, row, top) for row in range(len(drafts) + 1)])
+
     def skip(self, tokens: Sequence[int]) -> None:
         """Records tokens that came next without a draw."""
         self._own().skip(tokens)

@@ -59,6 +59,13 @@ class Window:
         """Returns each row by itself, with an array of its own (lazy). This window must not be used afterwards."""
         return [Window(self.places, self._vocab_size, row) for row in own_rows(self.entries())]
 
+    def copy(self) -> "Window":
+        """Returns another window of the same entries."""
+        copied = Window(self.places, self._vocab_size, self._entries)
+        copied._free, copied._next, copied._cut = self._free, self._next, [*self._cut]
+        copied._recent = deque(self._recent)
+        return copied
+
     def entries(self) -> mx.array:
         """Returns the entries, uint32 [B, L], the oldest first (lazy)."""
         rest = self._entries[:, self._next - len(self._cut) :]
