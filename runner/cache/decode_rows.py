@@ -36,13 +36,22 @@ class DecodeRows:
         """Bytes of the batch, in addition to the sessions' own layers."""
         return 0 if self._batch is None else self._batch.nbytes
 
-    def compute(self, forward: Callable[[mx.array, list[object]], mx.array], tokens: mx.array) -> mx.array:
+    def compute(
+        self, forward: Callable[[mx.array, list[object]], mx.array], tokens: mx.array, *, drafted: bool = False
+    ) -> mx.array:
         """Calls `forward(tokens, layers)` of the model over one more token of each, [B, 1], or several of one, [1, L].
-        Returns its logits [B, L, V] (lazy)."""
+        Returns its logits [B, L, V] (lazy).
+
+        If all but the first of several are `drafted`, the session has to `accept` those that are right.
+        """
         if self._batch is None:
-            session = self.sessions[0]
-            with session.forward(tokens.shape[1]):
-                return forward(tokens, session.layers)
+            session, length = self.sessions[0], tokens.shape[1]
+            in_round = length > 1 and session.sequence.markable
+            with session.draft_round(length) if in_round else session.forward(length):
+                logits = forward(tokens, session.layers)
+            if in_round and not drafted:
+                session.accept(length)
+            return logits
         logits = forward(tokens, self._batch.layers)
         self._seen = [seen + 1 for seen in self._seen]
         return logits

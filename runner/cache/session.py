@@ -147,6 +147,10 @@ class LiveSession(Session):
         there may be something to do: after a forward over several tokens, after one that reaches `due`, and after one
         that shows a layer to be untrusted."""
 
+    def continuation(self, most: int) -> list[int]:  # noqa: ARG002
+        """Returns up to `most` tokens that followed all recorded ones in another conversation; pictures end them."""
+        return []
+
     def record(self, token: int) -> None:
         self.recorded.append(token)
 

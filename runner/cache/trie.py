@@ -130,6 +130,19 @@ class PrefixTrie:
             at, children = at + len(edge), child.children
         return Found(path, at)
 
+    def continuation(self, start: Node, tokens: Tokens, most: int) -> Tokens:
+        """Returns up to `most` tokens that follow these on the path down from the end of `start`; none if the path does
+        not spell them. At a fork it takes the child that was used last."""
+        path, matched = self.match(start, tokens)
+        if matched < len(tokens):
+            return keys(())
+        node = path[-1]
+        found = node.tokens[start.end + matched - node.start :][:most] if node is not start else keys(())
+        while node.children and len(found) < most:
+            node = max(node.children.values(), key=lambda child: child.used)
+            found += node.tokens[: most - len(found)]
+        return found
+
     def advance(self, node: Node, tokens: Tokens) -> list[Node]:
         """Extends the trie from the end of `node` along these tokens, adding what is missing.
 

@@ -166,7 +166,7 @@ class TrieCache(Cache):
         sequence, end = self.sequences.acquire()
         node, refusal = self._restore(sequence, end, path, branch)
         match = Match(matched, node.end, miss or refusal)
-        session = TrieSession(sequence, prompt, match, node, self._after_forward, self._close)
+        session = TrieSession(sequence, prompt, match, node, self.trie, self._after_forward, self._close)
         self.trie.lock(node)
         if not sequence.sliceable:
             session.checkpoints = self.policy.plan(

@@ -2,12 +2,13 @@
 
 from bisect import insort
 from collections.abc import Callable
+from itertools import takewhile
 
 from runner.cache.checkpoints import Checkpoint
 from runner.cache.interface import Match
 from runner.cache.sequence import SequenceLayers
 from runner.cache.session import LiveSession
-from runner.cache.trie import Node
+from runner.cache.trie import Node, PrefixTrie, keys
 
 CHECK_TOKENS = 64
 """The decode steps between two checks of the bytes held; layers grow by more tokens at a time."""
@@ -22,12 +23,15 @@ class TrieSession(LiveSession):
         prompt: list[int],
         match: Match,
         node: Node,
+        trie: PrefixTrie,
         passed: Callable[["TrieSession", int, bool], None],
         end: Callable[[LiveSession, bool], None],
     ) -> None:
-        """`node` is where the layers stand. `passed(session, count, stepwise)` is called as `_passed` is,
+        """`node` of the trie is where the layers stand. `passed(session, count, stepwise)` is called as `_passed` is,
         `end(session, failed)` once."""
         super().__init__(sequence, prompt, match, end)
+        self._trie = trie
+        self._left_at: Node | None = None  # what is recorded behind this node is no path of the trie
         self.node = node  # the last node that it has reached; locked
         self.checkpoints: list[Checkpoint] = []
         self.detached = False
@@ -39,6 +43,17 @@ class TrieSession(LiveSession):
         if all(each.at != at for each in self.checkpoints):
             insort(self.checkpoints, Checkpoint(at, keep=False))
             self.due = min(self.due, at)
+
+    def continuation(self, most: int) -> list[int]:
+        if self.detached or self._left_at is self.node or most < 1:
+            return []
+        ahead = self.recorded[self.node.end :]
+        if ahead and ahead[0] not in self.node.children:
+            return []  # the usual case, and the cheapest
+        found = self._trie.continuation(self.node, keys(ahead), most).tolist()
+        if ahead and not found:
+            self._left_at = self.node  # for good: what is recorded behind it stays
+        return [*takewhile(lambda token: token >= 0, found)]
 
     def _next_checkpoint(self) -> int | None:
         return next((each.at for each in self.checkpoints if each.at > self.position), None)

@@ -32,7 +32,7 @@ class World:
         assert end is None
         see(sequence, tokens)
         node = self.keep(sequence, tokens)
-        session = TrieSession(sequence, [*tokens], Match(0, 0), node, lambda *_: None, lambda *_: None)
+        session = TrieSession(sequence, [*tokens], Match(0, 0), node, PrefixTrie(), lambda *_: None, lambda *_: None)
         self.sequences.sessions.append(session)
         return session
 
