@@ -41,6 +41,7 @@ BENCHMARKS = {
     "decode": _here("decode", "tokens per second of one stream, against the loop without a server"),
     "ttft": _here("ttft", "time to the first token: cold, again, one turn appended, between conversations"),
     "parallel": _here("parallel.benchmark", "several users of one runner at once: throughput, gaps, waits, sharing"),
+    "drafts": _here("drafts.benchmark", "drafts: tokens per second where text repeats, and where it does not"),
     "media": _here("media.benchmark", "pictures in prompts against text: first tokens, speed of text, gaps"),
     "cache": _here("cache.benchmark", "prefix caches under the requests of several agents, every kind of model"),
     "memory": _here("memory.benchmark", "bytes held for conversations with one prefix, and over many prompts"),

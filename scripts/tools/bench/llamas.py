@@ -7,7 +7,7 @@ early.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice, product
 from pathlib import Path
 from random import Random
@@ -28,7 +28,7 @@ VOCABULARY = 4096
 CONTEXT_TOKENS = 16384
 _END = "<|end|>"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_FIRST_WORD = len(ALL_BYTES)
+FIRST_WORD = len(ALL_BYTES)
 END_TOKEN = VOCABULARY - 1
 
 
@@ -51,7 +51,7 @@ def _spellings() -> Iterator[str]:
     return chain.from_iterable(map("".join, product(_LETTERS, repeat=length)) for length in (1, 2, 3))
 
 
-_WORDS = [f" {spelling}" for spelling in islice(_spellings(), VOCABULARY - 1 - _FIRST_WORD)]
+_WORDS = [f" {spelling}" for spelling in islice(_spellings(), VOCABULARY - 1 - FIRST_WORD)]
 
 
 class Prompts:
@@ -62,11 +62,16 @@ class Prompts:
 
     def ids(self, count: int) -> list[int]:
         """So many tokens."""
-        return [self._random.randrange(_FIRST_WORD, VOCABULARY - 1) for _ in range(count)]
+        return [self._random.randrange(FIRST_WORD, VOCABULARY - 1) for _ in range(count)]
 
     def text(self, count: int) -> str:
         """So many tokens, spelled."""
-        return "".join(_WORDS[token - _FIRST_WORD] for token in self.ids(count))
+        return spelled(self.ids(count))
+
+
+def spelled(tokens: Iterable[int]) -> str:
+    """Returns the text of these words."""
+    return "".join(_WORDS[token - FIRST_WORD] for token in tokens)
 
 
 def make_model(size: Size, seed: int) -> llama.Model:
@@ -84,7 +89,7 @@ def make_model(size: Size, seed: int) -> llama.Model:
 
 def silence(table: Embedding) -> None:
     """Keeps what is no word out of greedy answers of a model whose embedding is its output, too."""
-    spoken = [_FIRST_WORD <= token < END_TOKEN for token in range(VOCABULARY)]
+    spoken = [FIRST_WORD <= token < END_TOKEN for token in range(VOCABULARY)]
     table.weight *= mx.array(spoken)[:, None]
 
 
