@@ -19,6 +19,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: Float32 = 0.0
     frequency_penalty: Float32 = 0.0
     stop: list[str] = []
+    draft_num_predict: Int64 = 0
 
 
 class Media(msgspec.Struct, frozen=True, kw_only=True, rename={"kind": "Kind"}):

@@ -106,6 +106,22 @@ class PictureCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Pixels that were decoded, and have yet to be encoded."""
 
 
+class DraftCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The drafts of all answers. Their sources: `path`, another conversation in the cache that begins with all of this
+    one; `own`, the text of the request itself; `earlier`, earlier answers."""
+
+    rounds: int = 0
+    """The decode steps that tried drafts."""
+    drafted: dict[str, int] = {}
+    """The tokens that were tried, by source."""
+    accepted: dict[str, int] = {}
+    """Those of them that were right."""
+    state: str = "off"
+    """`on`, `resting` (drafts were slower lately) or `off`."""
+    why: str = ""
+    """The reason for the state."""
+
+
 class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request between its arrival and its end."""
 
@@ -148,6 +164,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryCounts = MemoryCounts()
     slices: SliceCounts = SliceCounts()
     pictures: PictureCounts = PictureCounts()
+    drafts: DraftCounts = DraftCounts()
     running: list[RunningRequest] = []
     """The running requests, then the waiting ones, in the order of arrival."""
     ttft_s: float | None = None

@@ -2,6 +2,7 @@
 
 from runner.cache import CACHE_KINDS
 from runner.cli.flag import ON_OFF, Command, Flag, switch
+from runner.drafts.policy import CPU_TOKENS, GPU_TOKENS
 from runner.engine.policy import LEAST_TOKENS
 from runner.settings import (
     CACHE_PERCENT,
@@ -144,6 +145,24 @@ FLAGS = (
         short=f"prompt tokens at a time [{GPU_CHUNK_TOKENS} on GPUs, {CPU_CHUNK_TOKENS} on CPUs]",
         help="prompt tokens per forward pass while no other answer is being generated; a cancelled request ends between"
         f" two passes; default: {GPU_CHUNK_TOKENS} on GPUs, {CPU_CHUNK_TOKENS} on CPUs",
+    ),
+    Flag(
+        group=COMPUTE,
+        name="draft",
+        metavar="auto|off",
+        default="off",
+        choices=("auto", "off"),
+        short="try several tokens at a time where text repeats",
+        help="drafts: `auto` tries several tokens in one step where the request's own text or an earlier answer went on"
+        " with them, as long as that is faster; answers stay the same",
+    ),
+    Flag(
+        group=COMPUTE,
+        name="draft-tokens",
+        metavar="N",
+        short=f"most drafts of one step [{GPU_TOKENS} on GPUs, {CPU_TOKENS} on CPUs]",
+        help="the most drafts of one step, at most 63; a request may set less with the option `draft_num_predict`;"
+        f" default: {GPU_TOKENS} on GPUs, {CPU_TOKENS} on CPUs",
     ),
     Flag(
         group=COMPUTE,

@@ -18,6 +18,7 @@ from runner.cli.convert import (
 from runner.cli.flags import CHECK_FLAGS, FLAGS, OLLAMA_COMMANDS, TOP_FLAGS
 from runner.cli.parser import check_parser, ollama_parser, ollama_serve_parser, server_parser, top_parser, version_text
 from runner.cli.values import flag_values
+from runner.drafts.policy import MOST_TOKENS
 from runner.errors import UsageError
 from runner.process import parent
 from runner.settings import CheckSettings, LaunchSettings, OllamaRunner, Settings, TopSettings
@@ -77,6 +78,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         kv_bits=bits,
         parallel=running,
         max_gap_s=whole_number(values, "max-gap-ms", 1, 60_000) / 1000,
+        draft=values["draft"] == "auto",
+        draft_tokens=whole_number(values, "draft-tokens", 1, MOST_TOKENS) if "draft-tokens" in values else None,
         prefill_chunk_tokens=whole_number(values, "prefill-chunk", 1, 1 << 20) if "prefill-chunk" in values else None,
         blas=values["blas"],
         blas_threads=blas_threads(values),

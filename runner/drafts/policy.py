@@ -6,8 +6,8 @@ from runner.drafts.acceptance import Acceptance, match_class
 from runner.drafts.cost import RoundCosts, cpu_costs, gpu_costs
 from runner.drafts.draft import SOURCES, Draft
 
-CPU_TOKENS, GPU_TOKENS = 7, 15
-"""The most drafted tokens a round. On CPUs the BLAS's kernel for few rows ends at 8."""
+CPU_TOKENS, GPU_TOKENS, MOST_TOKENS = 7, 15, 63
+"""The most drafted tokens a round: by default, where the kernel for few rows of a CPU's BLAS ends at 8, and ever."""
 _WORTH = 1.01  # times the tokens a second of a shorter draft: less would be noise
 
 

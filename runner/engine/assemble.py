@@ -12,8 +12,11 @@ import mlx.core as mx
 
 from runner import __version__, blas
 from runner.cache import Cache, make_cache
+from runner.cache.draft_trial import DraftTrial
 from runner.cache.layers.batch_trial import BatchTrial
-from runner.engine.context import EngineContext, SettledTrial
+from runner.drafts.policy import DraftPolicy
+from runner.engine.context import EngineContext
+from runner.engine.drafting import Drafting
 from runner.engine.events import Outbox
 from runner.engine.formats import Formats
 from runner.engine.memory.budget import MemoryBudget, MLXMeter, set_limits
@@ -22,6 +25,7 @@ from runner.engine.pictures.support import NoPictures, PictureSupport, Sight
 from runner.engine.platform.warmup import sketch, warm_up
 from runner.engine.policy import SlicePolicy
 from runner.engine.scheduler import Scheduler
+from runner.engine.trial import SettledTrial
 from runner.logs import Log
 from runner.model import OpenedModel
 from runner.model.device import gpu_usable_bytes, usable_bytes
@@ -107,10 +111,12 @@ def assemble(
         salt=salt,
         encoder=sight.encoder,
         trial=trial,
+        drafting=_drafting(settings, loaded, make_layers, model.vocab_size, salt, on_cpu=opened.on_cpu),
     )
     scheduler = Scheduler(context, SlicePolicy(chunk_tokens, settings.max_gap_s), settings.parallel, outbox)
     identity = Identity(__version__, model.name, model.architecture, device(), model.context_length, settings.cache)
-    report = Report(identity, scheduler, context.memory, tokenizer if settings.inspect_text else None, sight.encoder)
+    shown = tokenizer if settings.inspect_text else None
+    report = Report(identity, scheduler, context.memory, shown, sight.encoder, context.drafting)
     log.info(
         "model loaded",
         model=model.name,
@@ -148,6 +154,17 @@ def _choose_kv_format(loaded: LoadedModel, vocab_size: int, kv_bits: int | None)
     from runner.cache.layers.quantized_trial import find_format
 
     return find_format(loaded.make_layers, loaded.logits, vocab_size, kv_bits)
+
+
+def _drafting(
+    settings: Settings, loaded: LoadedModel, make_layers: MakeLayers, vocab_size: int, salt: str, *, on_cpu: bool
+) -> Drafting | None:
+    if not settings.draft:
+        return None
+    make = DraftPolicy.for_cpu if on_cpu else DraftPolicy.for_gpu
+    policy = make(settings.draft_tokens) if settings.draft_tokens else make()
+    fault = loaded.undraftable
+    return Drafting(policy, SettledTrial(fault) if fault else DraftTrial(make_layers, loaded.logits, vocab_size), salt)
 
 
 def _warm_up_of(

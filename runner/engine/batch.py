@@ -1,6 +1,7 @@
 """A batch: the generations that decode in one forward."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
@@ -9,9 +10,11 @@ import mlx.core as mx
 
 from runner.cache.decode_rows import DecodeRows
 from runner.engine.events import Event, Outbox
+from runner.engine.fall_back import fall_back
 from runner.engine.generation import Forward, Generation
 from runner.engine.observe.trace import TRACE
 from runner.engine.paused_step import PausedStep
+from runner.engine.round import Round, find_drafts, take_all, unseen_at_end
 from runner.sampling.sample import Choice, Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
 
@@ -47,6 +50,10 @@ class Batch:
         self._ahead: Sample | None = None  # dispatched and not yet read
         self._drawn_alone: dict[Generation, Sample] = {}  # drawn on own layers, and not taken yet
         self._paused: PausedStep | None = None
+        self._round: Round | None = None  # drawn and not accepted yet
+        self._started_s = 0.0  # the present step
+        self.may_draft = False
+        """True if there is a drafter, and no other answer decodes."""
         self._unreported: Results = []
         self.split_off: list[Batch] = []
         """Batches of one, split off because their grammars took too long for the others; whoever reads the list empties
@@ -74,6 +81,7 @@ class Batch:
         """Returns the next token of each generation, for `take`; none if a mask is late: step again when `ready`."""
         if TRACE.on:
             TRACE.name("decode", rows=len(self.generations))
+        self._started_s = monotonic()
         guided = bool(self._guides)
         self._paused = paused = self._paused or self._advance(guided)
         if guided:
@@ -93,12 +101,21 @@ class Batch:
     def _advance(self, guided: bool) -> PausedStep:
         """Reads the next token of each generation. Before that it dispatches the forward after them; after it, the
         grammars advance."""
+        if self._round is not None:
+            self._accept()
+        drafts: Sequence[int] = ()
+        if self.may_draft and isinstance(self._sampler, Sampler):
+            drafts = find_drafts(self.generations[0], self._sampler.vocab_size, on_its_way=self._ahead is not None)
+        if drafts and self._ahead is None:
+            self._round = Round(self.generations[0], drafts)
+            return PausedStep([self._round.draw(self._run(self._round.tokens, drafted=True))], None)
         current = self._ahead or self._draw(
             self._run(mx.array([generation.start_decode() for generation in self.generations]))
         )
         self._ahead = logits = None
         # Not before the first token is read: a CPU computes as it dispatches, and would delay the token by a forward.
-        if self.steps and any(generation.room > 1 for generation in self.generations):
+        # Nor before a round, which begins with this token.
+        if self.steps and not drafts and any(generation.room > 1 for generation in self.generations):
             logits = self._run(current.token[:, None])
             if guided:
                 mx.async_eval([logits, *self._rows.arrays()])
@@ -111,6 +128,12 @@ class Batch:
             for generation, choice in zip(self.generations, choices, strict=True):
                 generation.advance_grammar(choice)
         return PausedStep(choices, logits)
+
+    def _accept(self) -> None:
+        """Ends a round: the tokens that were right are recorded by now."""
+        tried, self._round = self._round, None
+        if tried is not None:
+            tried.accept()
 
     def _wait_for_grammars(self) -> bool:
         """Waits for the masks, and splits off the generations whose masks take too long for the others. Returns True if
@@ -140,7 +163,10 @@ class Batch:
         """Gives each generation its token, which `step` returned. Returns the events of each."""
         pairs = zip(self.generations, choices, strict=True)
         lost, self._unreported = self._unreported, []
-        results = lost + [(generation, generation.take(choice)) for generation, choice in pairs]
+        take = take_all if choices[0].following else Generation.take
+        results = lost + [(generation, take(generation, choice)) for generation, choice in pairs]
+        if len(choices) == 1 and (drafter := self.generations[0].drafter) is not None:
+            drafter.took(1 + len(choices[0].following), monotonic() - self._started_s)
         if TRACE.on:
             TRACE.lap("text")
         return results
@@ -186,6 +212,9 @@ class Batch:
         """Removes these generations; their own layers take over what the batch has computed. Returns the generations
         for which that failed. If this raises, the remaining ones can only decode one by one, after `break_up`."""
         rows = self.generations
+        self._accept()
+        if len(rows) == 1 and rows[0].drafter is not None and self.steps > 1 and (unseen := unseen_at_end(rows[0])):
+            self._run(mx.array([unseen]))
         staying = [row for row, generation in enumerate(rows) if generation not in leaving]
         self.generations = [rows[row] for row in staying]
         self._release()
@@ -207,28 +236,8 @@ class Batch:
         """Breaks up the batch after this error: each generation goes back to what its own layers have seen, and takes
         the token that it drew on them, if it has not. One whose own layers are lost has failed."""
         results, self._unreported = self._unreported, []
-        for generation in self.generations:
-            own = self._drawn_alone.get(generation)
-            # Without a token to take, its layers must not have seen the token that it would go back to.
-            seen_all = own is None and generation.session.position >= len(generation.session.recorded)
-            if generation.session.failed or seen_all:
-                results.append((generation, generation.fail(error)))
-                continue
-            events: list[Event] = []
-            try:
-                if own:
-                    generation.restart_grammar()
-                    generation.advance_grammar(choice := own.read()[0])
-                    if generation.wait_for_grammar(_GRAMMAR_WAIT_S):
-                        events += generation.take(generation.with_forced(choice, alone=False))
-                    else:
-                        events += generation.abort("its grammar takes too long to be followed again")
-                if not generation.done:
-                    generation.return_to_prefill()
-            except Exception as fault:
-                events += generation.fail(fault)
-            results.append((generation, events))
-        return results
+        drawn = self._drawn_alone
+        return results + [(each, fall_back(each, drawn.get(each), error, _GRAMMAR_WAIT_S)) for each in self.generations]
 
     def _with_forced(self, choices: Sequence[Choice]) -> list[Choice]:
         """Returns each choice with the tokens that its grammar forces after it: none if there are several answers."""
@@ -245,14 +254,11 @@ class Batch:
             logits = self._run(mx.array([choices[0].forced]))
         return self._draw(logits)
 
-    def _run(self, tokens: mx.array) -> mx.array:
-        """Runs the forward over these tokens [B, L]; L is 1 for several generations. Returns the logits [B, L, V]
-        (lazy)."""
-        if self._shifted is None:
-            logits = self._rows.compute(self._forward, tokens)
-        else:
-            with self._shifted([generation.shift for generation in self.generations]):
-                logits = self._rows.compute(self._forward, tokens)
+    def _run(self, tokens: mx.array, *, drafted: bool = False) -> mx.array:
+        """Runs the forward over tokens [B, L]; L is 1 for several generations. Returns the logits [B, L, V] (lazy)."""
+        shifted = self._shifted([each.shift for each in self.generations]) if self._shifted else nullcontext()
+        with shifted:
+            logits = self._rows.compute(self._forward, tokens, drafted=drafted)
         if TRACE.on:
             TRACE.lap("forward")
         return logits

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from runner.cache import CacheBudget
 from runner.engine.batch import Batch
-from runner.engine.context import BatchTrial
 from runner.engine.observe.trace import TRACE
+from runner.engine.trial import Trial
 from runner.logs import Log
 
 log = Log(__name__)
@@ -15,7 +15,7 @@ _LONE_STEPS = 4  # joining copies all that a row holds, which does not pay for a
 class BatchMatcher:
     """Finds the batch that a batch of one should join. Owner: the engine thread."""
 
-    def __init__(self, trial: BatchTrial) -> None:
+    def __init__(self, trial: Trial) -> None:
         """No batch joins another one before the end of the `trial`, which the caller advances."""
         self._trial = trial
         self.lone_steps = _LONE_STEPS

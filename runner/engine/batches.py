@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from runner.cache import CacheBudget
 from runner.engine.batch import Batch, Results
 from runner.engine.batch_matching import BatchMatcher
-from runner.engine.generation import Generation
+from runner.engine.generation import Forward, Generation
+from runner.engine.memory.budget import MemoryBudget
 from runner.engine.recovery import Recovery
 from runner.logs import Log
 
@@ -33,6 +34,12 @@ class Batches:
     def nbytes(self) -> int:
         """The bytes that batches hold beside the layers of their requests."""
         return sum(batch.nbytes for batch in self.all)
+
+    def start(self, generation: Generation, forward: Forward, memory: MemoryBudget, cache: CacheBudget) -> None:
+        """Starts a batch of one request, which has been prefilled. It is not drafted where memory is short."""
+        if not memory.allows_drafts(cache):
+            generation.drafter = None
+        self.all.append(Batch(generation, memory.measured(forward)))
 
     def join(self, batch: Batch, cache: CacheBudget) -> tuple[Batch, Results]:
         """Joins a batch of one request with the one that suits it best, if any. Returns the batch that the request is

@@ -1,39 +1,19 @@
 """The things that all requests of one engine share."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from runner.cache import Cache
 from runner.cache.session import LiveSession
 from runner.engine.generation import Forward, Generation
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.request import Request
+from runner.engine.trial import SettledTrial, Trial
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from runner.engine.drafting import Drafting
     from runner.engine.pictures.encoder import PictureEncoder
-
-
-class BatchTrial(Protocol):
-    """Finds out, slice by slice, whether the model can decode several rows in one forward."""
-
-    @property
-    def fault(self) -> str | None:
-        """The reason why it cannot; empty if it can, None while that is not known."""
-        ...
-
-    def advance(self) -> None:
-        """Computes one slice, of no more work than 16 tokens of a prompt. Never raises."""
-        ...
-
-
-class SettledTrial(NamedTuple):
-    """A trial that is over."""
-
-    fault: str = ""
-
-    def advance(self) -> None:
-        """Does nothing."""
 
 
 class EngineContext(NamedTuple):
@@ -48,8 +28,10 @@ class EngineContext(NamedTuple):
     """Names what changes the meaning of the cache's contents: prompts of different salts share nothing."""
     encoder: "PictureEncoder | None" = None
     """The encoder of pictures, of a model that sees."""
-    trial: BatchTrial = SettledTrial()
+    trial: Trial = SettledTrial()
     """The trial that decides whether requests may share a batch."""
+    drafting: "Drafting | None" = None
+    """Drafts answers; None if that is off."""
 
     def generation(self, request: Request, session: LiveSession, started_ns: int) -> Generation:
         """Returns the generation of a request that left the queue at `started_ns`."""
@@ -58,4 +40,7 @@ class EngineContext(NamedTuple):
             from runner.engine.pictures.progress import PictureProgress  # no text needs it
 
             pictures = PictureProgress(request.pictures, self.encoder)
-        return Generation(request, session, self.tokenizer, self.context_length, started_ns, pictures)
+        drafter = None
+        if self.drafting is not None and request.grammar is None:
+            drafter = self.drafting.drafter(request.keys)
+        return Generation(request, session, self.tokenizer, self.context_length, started_ns, pictures, drafter)

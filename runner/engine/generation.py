@@ -22,6 +22,7 @@ from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from runner.engine.drafter import Drafter
     from runner.engine.pictures.progress import PictureProgress
     from runner.grammar import Guide
 
@@ -46,8 +47,10 @@ class Generation:
         context_length: int,
         started_ns: int,
         pictures: "PictureProgress | None" = None,
+        drafter: "Drafter | None" = None,
     ) -> None:
-        """`started_ns`: when the request left the queue. `pictures` are those of the prompt."""
+        """`started_ns`: when the request left the queue. `pictures` are those of the prompt. The `drafter` proposes
+        tokens of the answer."""
         self.request = request
         self.pictures = pictures
         self.shift = 0 if pictures is None else pictures.prompt.shift
@@ -64,11 +67,13 @@ class Generation:
         """True if the request was restarted once because memory ran out."""
         self.guide: Guide | None = None
         """The position of the answer in the grammar of the request, if there is one."""
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._text: Detokenizer[Logprob] = Detokenizer(tokenizer, request.stops)
         self._context_length = context_length
         self._sampling = request.sampling
         self._sampler: Sampler | None = None
+        self.drafter = drafter
+        self.most_drafts = request.max_tokens if request.most_drafts is None else request.most_drafts
 
     @property
     def dropped(self) -> bool:
@@ -96,6 +101,8 @@ class Generation:
         mx.eval(session.state())
         TRACE.lap("wait")
         mx.clear_cache()  # the buffers of a slice have other sizes than those of the next forwards
+        if self.drafter is not None:
+            self.drafter.index(2 * count)
         return count
 
     @property
@@ -129,7 +136,7 @@ class Generation:
 
     def advance_grammar(self, choice: Choice) -> None:
         """Advances the grammar along the next token; `wait_for_grammar` until that is done."""
-        if self.guide is not None and choice.token not in self._tokenizer.eos:
+        if self.guide is not None and choice.token not in self.tokenizer.eos:
             self.guide.take(choice.token)
 
     def wait_for_grammar(self, patience_s: float) -> bool:
@@ -139,7 +146,7 @@ class Generation:
     def with_forced(self, choice: Choice, *, alone: bool) -> Choice:
         """Returns the next token, along which the grammar has advanced, for `take`. If the answer decodes `alone`, the
         tokens that the grammar forces after it are added."""
-        if self.guide is None or choice.token in self._tokenizer.eos:
+        if self.guide is None or choice.token in self.tokenizer.eos:
             return choice
         most = min(self.room - 1, _JUMP_TOKENS)
         forced = self._forced(most) if alone else []
@@ -158,7 +165,7 @@ class Generation:
 
     def ends_after(self, choice: Choice) -> bool:
         """Returns True if the answer ends with this choice, along which the grammar has advanced."""
-        ended = choice.token in self._tokenizer.eos or (self.guide is not None and self.guide.over)
+        ended = choice.token in self.tokenizer.eos or (self.guide is not None and self.guide.over)
         return ended or 1 + len(choice.forced) >= self.room
 
     @property
@@ -234,6 +241,8 @@ class Generation:
             self.guide.close()
         if self.pictures is not None:
             self.pictures.close()
+        if self.drafter is not None:
+            self.drafter.close()
         self.session.close(failed=self.life.outcome == "failed")
 
     def metrics(self) -> Metrics:
@@ -241,12 +250,12 @@ class Generation:
         return self.life.metrics(self.session.total, self.session.cached)
 
     def _take(self, choice: Choice) -> list[Event]:
-        if choice.token in self._tokenizer.eos:
+        if choice.token in self.tokenizer.eos:
             self.session.record(choice.token)
             self.life.first_token_ns = self.life.first_token_ns or perf_counter_ns()
             return self._finish(DoneReason.STOP)
         before = self.life.generated
-        logprob = None if choice.logprob is None else entry(choice, choice.logprob, self._tokenizer)
+        logprob = None if choice.logprob is None else entry(choice, choice.logprob, self.tokenizer)
         events = self._push([choice.token, *choice.forced], logprob)
         self.life.forced += self.life.generated - before - 1
         return events

@@ -36,6 +36,10 @@ class Lifecycle:
     """Tokens of the answer, the end-of-sequence token excluded."""
     forced: int = 0
     """The number of them that the grammar forced."""
+    drafted: int = 0
+    """Drafts that were tried."""
+    accepted: int = 0
+    """The number of them that were right."""
     outcome: str = "done"
     """One of OUTCOMES, once it has ended."""
 
@@ -88,6 +92,8 @@ def report(request: "Request", session: "LiveSession", life: Lifecycle) -> None:
         evicted_bytes=session.evicted_bytes,
         generated=life.generated,
         forced=life.forced,
+        drafted=life.drafted,
+        accepted=life.accepted,
         waited_ms=round(life.waited_s * 1e3, 1),
         ttft_ms=round(life.ttft_s * 1e3, 1),
         prefill_tokens_per_s=round(life.prefill_tokens_per_s(session.total - session.cached), 1),

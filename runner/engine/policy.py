@@ -117,7 +117,7 @@ class SlicePolicy:
             if self._encodes(view):
                 return Encode()
             return self._next_prefill(view, self._chunk_tokens) if view.prefilling else None
-        if len(view.decoding) == 1 and not view.startable and not view.prefilling and not view.encoding:
+        if len(view.decoding) == 1 and not (view.startable or view.prefilling or view.encoding or view.trial):
             return Decode(0)
         step = Decode(min(range(len(view.decoding)), key=lambda index: self._last_slice(view.decoding[index])))
         if view.decoding[step.index] not in self._paces:

@@ -43,6 +43,8 @@ class Request:
     sampling: SamplingOptions
     stops: StopStrings | None
     metered: bool
+    most_drafts: int | None = None
+    """The most drafts of one step; None: as many as pay."""
     pictures: "PicturePrompt | None" = None
     """The same prompt, with its pictures."""
     format: Format | None = None
@@ -132,6 +134,7 @@ def prepare(
         sampling=_sampling(wire),
         stops=_stops(wire.options.stop),
         metered=wire.include_intermediate_metrics,
+        most_drafts=wire.options.draft_num_predict if wire.options.draft_num_predict > 0 else None,
         pictures=shown if shown and shown.spans else None,
         format=wanted_format,
     )

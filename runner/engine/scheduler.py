@@ -7,7 +7,7 @@ from runner.cache.session import LiveSession
 from runner.engine.batch import Batch, Results, tell
 from runner.engine.batch_matching import BatchMatcher
 from runner.engine.batches import Batches
-from runner.engine.context import EngineContext, SettledTrial
+from runner.engine.context import EngineContext
 from runner.engine.encodings import Encodings
 from runner.engine.events import Failed, Outbox, Refused, Started
 from runner.engine.generation import Generation
@@ -17,6 +17,7 @@ from runner.engine.policy import AdvanceTrial, Begin, Decode, Encode, Prefill, S
 from runner.engine.queue import RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
 from runner.engine.request import Request
+from runner.engine.trial import SettledTrial
 from runner.logs import Log, error_line
 
 log = Log(__name__)
@@ -34,7 +35,7 @@ class Scheduler:
     def __init__(self, context: EngineContext, policy: SlicePolicy, parallel: int, outbox: Outbox) -> None:
         """At most `parallel` requests run at once, and only one if the cache is not concurrent."""
         self.cache = context.make_cache()
-        self._context, self._policy, self._outbox = context, policy, outbox
+        self._context, self.memory, self._policy, self._outbox = context, context.memory, policy, outbox
         self.parallel = parallel if self.cache.concurrent else 1
         """The most requests that run at once."""
         self._queue = RequestQueue(context.salt, self.parallel)
@@ -42,10 +43,9 @@ class Scheduler:
         self.prefilling: list[Generation] = []  # their prompts are being computed
         self._compiling: list[Generation] = []  # prefilled, while their grammars are still being compiled
         self.matcher = BatchMatcher(context.trial if self.parallel > 1 else SettledTrial())
-        self.memory = context.memory
-        self._recovery = Recovery(context.memory, context.salt)
-        self._encodings = Encodings(context.memory, self._recovery)
-        self.batches = Batches(self.matcher, self._recovery)
+        self._drafting = context.drafting or SettledTrial()
+        self._recovery = Recovery(self.memory, context.salt)
+        self._encodings, self.batches = Encodings(self.memory, self._recovery), Batches(self.matcher, self._recovery)
         self._cache_invalid = False  # replace it before the next request begins
         self._slices = 0
         self._make_room()
@@ -57,13 +57,13 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """True if there is nothing to do until a message arrives, a grammar is compiled or a picture is decoded."""
-        busy = (
+        return not (
             self.prefilling
             or (self._encodings.generations and self._encodings.ready)
             or any(batch.ready for batch in self.batches.all)
+            or any(each.compiled for each in self._compiling)
             or self._next_request
         )
-        return not busy and not any(each.compiled for each in self._compiling)
 
     @property
     def awaits_mask(self) -> bool:
@@ -94,7 +94,7 @@ class Scheduler:
             prefilling=[generation.left for generation in self.prefilling],
             encoding=len(self._encodings.ready) if self._encodings.generations else 0,
             decoding=[batch.id for batch in ready],
-            trial=self.matcher.waits and len(ready) > 1,
+            trial=(self.matcher if len(ready) > 1 else self._drafting).waits,
         )
         chosen = self._policy.next(view)
         if TRACE.on:
@@ -131,7 +131,7 @@ class Scheduler:
             case Encode():
                 self._encode()
             case AdvanceTrial():
-                self.matcher.advance()
+                (self.matcher if len(ready) > 1 else self._drafting).advance()
         return chosen
 
     # --- begin and prefill
@@ -170,7 +170,7 @@ class Scheduler:
         elif generation.left:
             self.prefilling.append(generation)
         elif generation.compiled:
-            self.batches.all.append(Batch(generation, self.memory.measured(self._context.forward)))
+            self.batches.start(generation, self._context.forward, self.memory, self.cache)
         else:
             self._compiling.append(generation)
 
@@ -192,8 +192,7 @@ class Scheduler:
 
     def _encode(self) -> None:
         """Computes one piece of a picture."""
-        encoded = self._encodings.advance(self.cache)
-        if encoded is not None:
+        if (encoded := self._encodings.advance(self.cache)) is not None:
             self._deliver(encoded.results)
             if encoded.goes_on:
                 self._continue(encoded.generation)
@@ -204,6 +203,7 @@ class Scheduler:
         """Computes a step of this batch, or of the one that it joins. Returns the id of the batch that stepped."""
         if len(self.batches.all) > 1:
             batch = self._join(batch)
+        batch.may_draft = len(self.batches.all) == len(batch.generations) == 1 and bool(batch.generations[0].drafter)
         try:
             choices = batch.step()
         except Exception as error:
@@ -261,7 +261,7 @@ class Scheduler:
         """Ends the requests whose clients have left, and those that were turned away."""
         if self._queue.arrived or self._queue.awaiting_prefix:
             self.journal.never_began(self._queue.remove_cancelled(), "cancelled")
-        for generations in (self.prefilling, self._encodings.generations, self._compiling):
+        for generations in filter(None, (self.prefilling, self._encodings.generations, self._compiling)):
             for generation in [each for each in generations if each.dropped]:
                 generations.remove(generation)
                 self._end(generation)

@@ -213,6 +213,11 @@ UNBATCHABLE = {
     "minimax_m3_vl": "its sparse attention counts the padding of shorter rows among the blocks to choose from"
 }
 """mlx-lm module -> the reason why rows of a batch get other results than alone, where no short trial shows it."""
+UNDRAFTABLE = {
+    "phi3small": "its masks let a token see what follows it",
+    "plamo3": "its mask shows more than its window keeps",
+}
+"""mlx-lm's modules of which drafts would change the answer, and why. A trial finds others."""
 
 METAL_ONLY = frozenset({"bitnet", "muse_spark"})
 """Modules whose kernels exist only for Metal."""

@@ -16,6 +16,8 @@ class Choice(NamedTuple):
     """Ids and log-probabilities, the most probable first."""
     forced: Sequence[int] = ()
     """The tokens that the grammar forces after it."""
+    following: "Sequence[Choice]" = ()
+    """The choices behind it: those of the drafts that proved right, and the first one that was not drafted."""
 
 
 class Details(NamedTuple):

@@ -28,6 +28,7 @@ class Sampler:
         generated: Sequence[int] = (),
     ) -> None:
         """`generated` are the tokens so far: the sampler continues as if it had drawn them."""
+        self.vocab_size = vocab_size
         self.options = options.normalised(vocab_size, context_length)
         """The normalised options, with the seed that an unseeded request got: they make the same sampler again."""
         self._rows: Rows | None = Rows.of_request(self.options, prompt, vocab_size, context_length, generated)

@@ -44,7 +44,7 @@ class Exporter(Collector):
     def collect(self) -> Iterator[Metric]:
         if self._published is not None:
             stats = self._published.stats
-            for metrics in (_about, _requests, _tokens, _cache, _memory, _slices, _pictures):
+            for metrics in (_about, _requests, _tokens, _cache, _memory, _slices, _pictures, _drafts):
                 yield from metrics(stats)
             yield from _distributions(self._published.distributions)
 
@@ -123,6 +123,16 @@ def _pictures(stats: Stats) -> Iterator[Metric]:
     yield _counter("picture_feature_hits", "Pictures whose features were still known.", pictures.feature_hits)
     yield _gauge("picture_feature_bytes", "Memory taken by features of pictures.", pictures.feature_bytes)
     yield _gauge("picture_pixel_bytes", "Memory taken by pixels that wait for the tower.", pictures.pixel_bytes)
+
+
+def _drafts(stats: Stats) -> Iterator[Metric]:
+    drafts = stats.drafts
+    yield _counter("draft_rounds", "Decode steps that tried drafts.", drafts.rounds)
+    for name, help_, tokens in (
+        ("drafted_tokens", "Tokens that were tried before they were drawn, by source.", drafts.drafted),
+        ("accepted_tokens", "Drafted tokens that were right, by source.", drafts.accepted),
+    ):
+        yield _counters(name, help_, ("source",), [((source,), count) for source, count in tokens.items()])
 
 
 def _slices(stats: Stats) -> Iterator[Metric]:

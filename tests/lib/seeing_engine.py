@@ -26,7 +26,7 @@ from protocol import CompletionRequest, Media
 from protocol.request import Options
 from runner.cache import make_cache
 from runner.cache.trie_cache import TrieCache
-from runner.engine.context import EngineContext, SettledTrial
+from runner.engine.context import EngineContext
 from runner.engine.events import Failed, Outbox, Refused
 from runner.engine.generation import Generation
 from runner.engine.memory.budget import MemoryBudget
@@ -35,6 +35,7 @@ from runner.engine.pictures.support import PictureSupport
 from runner.engine.policy import Slice, SlicePolicy, View
 from runner.engine.request import Limits, Request, prepare
 from runner.engine.scheduler import Scheduler
+from runner.engine.trial import SettledTrial
 from runner.media.families.family import Family
 from runner.media.families.gemma4 import Gemma4
 from runner.media.families.gemma4_unified import Gemma4Unified

@@ -31,7 +31,8 @@ from protocol import DoneReason, Logprob
 from protocol.format import Lark
 from runner.cache import make_cache
 from runner.cache.trie_cache import TrieCache
-from runner.engine.context import BatchTrial, EngineContext, SettledTrial
+from runner.engine.context import EngineContext
+from runner.engine.drafter import Drafter
 from runner.engine.events import Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.generation import Generation
 from runner.engine.memory.budget import MemoryBudget
@@ -39,6 +40,7 @@ from runner.engine.output.stop_strings import StopStrings
 from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, View
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
+from runner.engine.trial import SettledTrial, Trial
 from runner.grammar import Grammar, Guide
 from runner.grammar.compiler import Compiler
 from runner.grammar.guide import StateSource
@@ -448,7 +450,7 @@ class TinyEngine:
         room: int | None = None,
         memory: MemoryBudget | None = None,
         eos: frozenset[int] = frozenset(),
-        trial: BatchTrial | None = None,
+        trial: Trial | None = None,
     ) -> None:
         self.kind = tiny(name)
         self.requests: list[ClientRequest] = []
@@ -458,6 +460,8 @@ class TinyEngine:
         self.slices = 0
         self.late: Callable[[], int] = lambda: 0
         """Returns how late the next mask is, as `SlowGrammar` counts it."""
+        self.drafter: Callable[[ClientRequest], Drafter] | None = None
+        """Makes the drafter of each request."""
         self._eos = eos
         known = SettledTrial("" if trial else batch_fault(name))  # found before a test breaks anything
         context = EngineContext(
@@ -475,7 +479,9 @@ class TinyEngine:
         self.scheduler._continue = self._note_session  # type: ignore[method-assign]  # to see the session of each
 
     def _note_session(self, generation: Generation) -> None:
-        cast("ClientRequest", generation.request.stream).session = generation.session
+        client = cast("ClientRequest", generation.request.stream)
+        client.session = generation.session
+        generation.drafter = self.drafter and self.drafter(client)
         self._continue(generation)
 
     @property

@@ -92,6 +92,8 @@ def test_every_flag_has_its_variable() -> None:
         "parallel": "5",
         "max-gap-ms": "7",
         "prefill-chunk": "8",
+        "draft": "auto",
+        "draft-tokens": "3",
         "dtype": "float16",
         "trace": "/t.json",
         "no-media": "on",

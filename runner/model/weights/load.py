@@ -20,7 +20,7 @@ from mlx_lm.models.switch_layers import SwitchLinear
 
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
-from runner.model.families import UNBATCHABLE
+from runner.model.families import UNBATCHABLE, UNDRAFTABLE
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.sources.header import HeaderEntry, read_header
@@ -51,6 +51,11 @@ class LoadedModel(NamedTuple):
     def unbatchable(self) -> str:
         """The reason why this model cannot compute several rows in one forward; empty if none is known."""
         return UNBATCHABLE.get(type(self.module).__module__.rpartition(".")[2], "")
+
+    @property
+    def undraftable(self) -> str:
+        """The reason why answers of this model cannot be drafted; empty if none is known."""
+        return UNDRAFTABLE.get(type(self.module).__module__.rpartition(".")[2], "")
 
     @property
     def has_16_bit_experts(self) -> bool:

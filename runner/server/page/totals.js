@@ -21,6 +21,9 @@ export const about = (stats) =>
 export const requestsNote = ({ running, queued }) =>
   running || queued ? `${count(running)} running, ${count(queued)} waiting` : "idle";
 
+/** Of counts by source. */
+const sum = (bySource) => Object.values(bySource).reduce((total, tokens) => total + tokens, 0);
+
 /** [name, value] rows; `reading` is the recent speed of reading prompts, or null. */
 export function totals(stats, reading) {
   const { requests, tokens, cache } = stats;
@@ -35,6 +38,7 @@ export function totals(stats, reading) {
     ["Computed", `${count(tokens.recomputed)} tokens`],
     ["Generated", `${count(tokens.generated)} tokens`],
     ...(tokens.forced ? [["Forced by a grammar", `${count(tokens.forced)} tokens (${percent(tokens.forced / Math.max(1, tokens.generated))})`]] : []),
+    ...(stats.drafts.rounds ? [["Drafts", `${count(sum(stats.drafts.accepted))} of ${count(sum(stats.drafts.drafted))} tokens right, ${stats.drafts.state}`]] : []),
     ...(stats.pictures.encoded ? [["Pictures", `${count(stats.pictures.encoded)} of ${count(stats.pictures.soft_tokens)} tokens, ${duration(stats.pictures.encode_s)}`]] : []),
     ["Cache, live", bytes(cache.live_bytes)],
     ["Cache, paged out", bytes(cache.paged_bytes)],

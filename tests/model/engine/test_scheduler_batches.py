@@ -8,8 +8,8 @@ import pytest
 
 from runner.cache.layers.batch_trial import BatchTrial
 from runner.engine.batch_matching import BatchMatcher
-from runner.engine.context import SettledTrial
 from runner.engine.policy import SlicePolicy
+from runner.engine.trial import SettledTrial
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny, words
 from tests.lib.tiny_engine import BATCHABLE, UNBATCHABLE, RequestSpec, TinyEngine, batch_fault, breaking, plain_forward

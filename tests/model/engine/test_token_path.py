@@ -34,7 +34,9 @@ _PLACES = (f"{_ROOT / 'runner'}/", f"{_ROOT / 'protocol'}/")
 TOKENS = 60
 WARM = 20
 """Tokens after which nothing is done for the first time any more."""
-AFTER = {ord(one): ord(other) for one, other in ("ab", "bc", "ca")}
+CYCLE = {ord(one): ord(other) for one, other in ("ab", "bc", "ca")}
+CHAIN = {byte: byte + 1 for byte in range(ord("!"), ord("~"))}
+"""Nothing repeats in an answer of so many tokens."""
 
 
 class Call(NamedTuple):
@@ -107,7 +109,13 @@ class Counted(NamedTuple):
 
 @pytest.fixture
 async def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
-    """Returns the calls of a greedy answer, alone, without a grammar, log-probabilities, stop strings and metrics."""
+    """Returns the calls of a greedy answer, alone, without drafts, a grammar, log-probabilities, stop strings and
+    metrics."""
+    return await counted(tmp_path, monkeypatch, ("step", "decode", "deliver"), draft=False)
+
+
+async def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str], *, draft: bool) -> Counted:
+    """Returns the calls of one answer for each of these names."""
     path = Counted([], [], [])
 
     def watch(owner: type, name: str, into: list[list[Call]]) -> None:
@@ -122,7 +130,7 @@ async def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
 
         monkeypatch.setattr(owner, name, noted)
 
-    directory = write_scripted(tmp_path / "model", BYTES, AFTER, [ord("z")])
+    directory = write_scripted(tmp_path / "model", BYTES, CHAIN if draft else CYCLE, [ord("~")])
     model = open_model(str(directory), tmp_path)
     tokenizer: Future[Tokenizer] = Future()
     tokenizer.set_result(open_tokenizer(model.file))
@@ -137,13 +145,21 @@ async def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
         log_level=20,
         watch_parent=False,
         parallel=1,
+        draft=draft,
     )
     engine = Engine(settings, model, tokenizer)
     await asyncio.wait_for(engine.start(asyncio.get_running_loop()).wait(), 30)
-    for name, into in (("step", path.steps), ("decode", path.decodes), ("deliver", path.deliveries)):
+    for name in names:
+        into = {"step": path.steps, "decode": path.decodes, "deliver": path.deliveries}[name]
         protocol = Protocol()
         body = ResponseBody(cast("web.RequestHandler", protocol), chunked=True)
-        asked = Request(prompt=[ord("a")], max_tokens=TOKENS, sampling=SamplingOptions(), stops=None, metered=False)
+        asked = Request(
+            prompt=[ord("!" if draft else "a")],
+            max_tokens=TOKENS,
+            sampling=SamplingOptions(),
+            stops=None,
+            metered=False,
+        )
         asked.stream.follow(body.take)
         owner = {"step": Engine, "decode": Scheduler, "deliver": Outbox}[name]
         watch(owner, f"_{name}", into)
@@ -191,3 +207,12 @@ async def test_a_line_takes_few_calls_on_the_event_loop(path: Counted) -> None:
     calls = usual(path.deliveries)
     assert len(calls) <= 8, listed(calls)
     assert crossings(calls) <= 3, listed(calls)
+
+
+async def test_looking_for_drafts_in_vain_takes_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside those of a token, where drafts are on and nothing repeats. They come while the model computes."""
+    path = await counted(tmp_path, monkeypatch, ("step",), draft=True)
+    calls = usual(path.steps)
+    looking = [call for call in calls if "drafts" in call.file or "drafting" in call.file]
+    assert looking
+    assert len(calls) <= 130, listed(calls)

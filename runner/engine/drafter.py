@@ -1,0 +1,34 @@
+"""The drafter of one answer, as the engine sees it."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from runner.cache.session import LiveSession
+
+
+class Drafter(Protocol):
+    """Proposes tokens of one answer. Owner: the engine thread."""
+
+    def index(self, tokens: int) -> None:
+        """Indexes so many more tokens of the prompt, a microsecond each."""
+        ...
+
+    def expects(self, session: LiveSession, most: int) -> bool:
+        """Returns True if a round should follow the token that is on its way, of which nothing is recorded yet."""
+        ...
+
+    def propose(self, session: LiveSession, most: int) -> Sequence[int]:
+        """Returns at most `most` tokens that may come behind the prompt and the answer so far."""
+        ...
+
+    def learn(self, drafts: int, right: int) -> None:
+        """Learns how many drafts of a round were right."""
+        ...
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """Learns how long a step took that gave so many tokens."""
+        ...
+
+    def close(self) -> None:
+        """Ends the answer."""
+        ...

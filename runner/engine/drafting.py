@@ -1,0 +1,156 @@
+"""Drafts for the answers of an engine: looked up in text that is known, as many as pay.
+
+`Drafting` is what all answers share: the policy, the guard, earlier answers, and the verdict whether the model may
+draft. `AnswerDrafter` is the drafter of one of them.
+"""
+
+from collections.abc import Sequence
+
+from protocol.stats import DraftCounts
+from runner.cache.session import LiveSession
+from runner.drafts.draft import SOURCES, Draft
+from runner.drafts.guard import Guard
+from runner.drafts.lookup import Lookup
+from runner.drafts.policy import DraftPolicy
+from runner.drafts.ring import Ring
+from runner.engine.trial import Trial
+from runner.logs import Log
+
+log = Log(__name__)
+_INDEX_TOKENS = 512
+"""Tokens of an earlier answer that are indexed beside a step: half a millisecond."""
+_EARLIER_TOKENS = 1 << 18
+"""Of all earlier answers together, at 20 bytes each."""
+
+
+class Drafting:
+    """What all drafted answers of an engine share. Owner: the engine thread."""
+
+    def __init__(self, policy: DraftPolicy, trial: Trial, salt: str = "") -> None:
+        """Nothing is drafted before the end of the `trial`, which the caller advances while `waits`. Answers under
+        different salts know nothing of each other."""
+        self.policy = policy
+        self.guard = Guard()
+        self.ring = Ring(_EARLIER_TOKENS)
+        self.salt = salt
+        self._trial = trial
+        self.waits = False
+        """True while an answer could be drafted if the trial were over."""
+        self._rounds = 0
+        self._drafted: dict[str, int] = dict.fromkeys(SOURCES, 0)
+        self._accepted: dict[str, int] = dict.fromkeys(SOURCES, 0)
+
+    @property
+    def hopeless(self) -> bool:
+        """True if the model may not draft."""
+        return bool(self._trial.fault)
+
+    def allows(self) -> bool:
+        """Returns True if the model may draft and the guard agrees. The trial begins if it has not."""
+        self.waits = self._trial.fault is None
+        return self._trial.fault == "" and self.guard.allows()
+
+    def drafter(self, prompt: Sequence[int]) -> "AnswerDrafter":
+        """Returns a drafter for the answer to this prompt."""
+        return AnswerDrafter(self, prompt)
+
+    def advance(self) -> None:
+        """Runs one slice of the trial."""
+        self._trial.advance()
+        self.waits = self._trial.fault is None
+        if self._trial.fault:
+            log.info("answers are not drafted", why=self._trial.fault)
+
+    def learn(self, draft: Draft, taken: int, right: int) -> None:
+        """Learns that of the first `taken` tokens of a draft the first `right` were right."""
+        self.policy.learned(draft, taken, right)
+        self._rounds += 1
+        self._drafted[draft.source] += taken
+        self._accepted[draft.source] += right
+
+    @property
+    def counts(self) -> DraftCounts:
+        """Returns the counts so far."""
+        state, why = self.guard.state
+        if self._trial.fault:
+            state, why = "off", self._trial.fault
+        return DraftCounts(
+            rounds=self._rounds,
+            drafted={**self._drafted},
+            accepted={**self._accepted},
+            state=state,
+            why=why,
+        )
+
+
+class AnswerDrafter:
+    """Proposes what followed when the text of one request stood like this before. Owner: the engine thread."""
+
+    def __init__(self, shared: Drafting, prompt: Sequence[int]) -> None:
+        """`prompt` are the keys of a prompt: those of pictures are negative."""
+        self._shared = shared
+        self._lookup = Lookup(prompt, shared.ring, shared.salt)
+        self._known = len(prompt)  # tokens that the lookup has
+        self._expected: Draft | None = None  # what the next round tries, the token on its way being the first
+        self._draft: Draft | None = None  # what the present round tries
+        self._offered = False  # the present step could have tried a draft
+        self._waited = self._round_before = False  # the present step dispatched nothing, the one before it was a round
+
+    def index(self, tokens: int) -> None:
+        """Indexes so many more tokens of the prompt, a microsecond each."""
+        self._lookup.index(tokens)
+
+    def expects(self, session: LiveSession, most: int) -> bool:
+        """Returns True if a round should follow the token that is on its way, of which nothing is recorded yet."""
+        draft = self._choose(session, most + 1)
+        self._waited = draft is not None and len(draft.tokens) > 1
+        self._expected = draft if self._waited else None
+        return self._waited
+
+    def propose(self, session: LiveSession, most: int) -> Sequence[int]:
+        """Returns at most `most` tokens to try behind the recorded ones."""
+        draft, self._expected = self._expected, None
+        if draft is None:
+            draft = self._choose(session, most)
+        elif session.recorded[-1] != draft.tokens[0]:
+            self._shared.policy.learned(draft, 1, 0)
+            draft = None
+        else:
+            draft = draft._replace(tokens=draft.tokens[1:])
+        self._draft = draft
+        self._offered |= draft is not None
+        return draft.tokens[:most] if draft is not None else ()
+
+    def learn(self, drafts: int, right: int) -> None:
+        """Learns how many drafts of a round were right."""
+        if self._draft is not None and drafts:
+            self._shared.learn(self._draft, drafts, right)
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """Learns how long a step took that gave so many tokens."""
+        policy, rows = self._shared.policy, 1 + (len(self._draft.tokens) if self._draft is not None else 0)
+        if rows > 1 or not (self._waited or self._round_before):  # others compute no forward, or two
+            policy.took(rows, seconds, self._known)
+        drafted = rows > 1 or self._waited
+        self._shared.guard.took(tokens, seconds, drafted=drafted, offered=drafted or self._offered)
+        self._round_before = rows > 1
+        self._draft, self._offered, self._waited = None, False, False
+
+    def close(self) -> None:
+        """Keeps the answer for later requests."""
+        self._shared.ring.add(self._lookup.kept(), self._shared.salt)
+
+    def _choose(self, session: LiveSession, most: int) -> Draft | None:
+        """Returns a draft that is worth its rows, or None. A path of the cache comes first: it has all of the text."""
+        shared, recorded = self._shared, session.recorded
+        if shared.hopeless:
+            return None
+        shared.ring.index(_INDEX_TOKENS)
+        self._lookup.extend(recorded[self._known :])
+        self._known = len(recorded)
+        most = min(most, shared.policy.most)
+        path = session.continuation(most)
+        draft = Draft(path, "path", len(recorded)) if path else self._lookup.propose(most)
+        length = shared.policy.length(draft, len(recorded)) if draft is not None else 0
+        self._offered = length > 0
+        return draft._replace(tokens=draft.tokens[:length]) if draft and length and shared.allows() else None

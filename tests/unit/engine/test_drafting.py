@@ -1,0 +1,135 @@
+"""What answers are drafted with: which source comes first, what is held back, and what is learned."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from runner.cache.session import LiveSession
+from runner.drafts.policy import DraftPolicy
+from runner.engine.drafting import AnswerDrafter, Drafting
+from runner.engine.trial import SettledTrial
+
+QUOTED = [*range(100, 140)]
+MOST = 50
+
+
+class Session:
+    """What a drafter sees of a session."""
+
+    def __init__(self, recorded: Sequence[int], path: Sequence[int] = ()) -> None:
+        self.recorded = [*recorded]
+        self.path = [*path]
+
+    def continuation(self, most: int) -> list[int]:
+        return self.path[:most]
+
+
+class LateTrial:
+    """A trial of two slices."""
+
+    def __init__(self, verdict: str = "") -> None:
+        self.fault: str | None = None
+        self._verdict, self._left = verdict, 2
+
+    def advance(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self.fault = self._verdict
+
+
+def begun(drafting: Drafting, prompt: Sequence[int], path: Sequence[int] = ()) -> tuple[AnswerDrafter, LiveSession]:
+    drafter = drafting.drafter(prompt)
+    drafter.index(1000)
+    return drafter, cast("LiveSession", Session(prompt, path))
+
+
+def ready() -> Drafting:
+    return Drafting(DraftPolicy.for_cpu(), SettledTrial())
+
+
+def test_a_quotation_is_drafted_from_the_requests_own_text() -> None:
+    drafter, session = begun(ready(), [*QUOTED, 7, *QUOTED[:20]])
+    assert drafter.propose(session, MOST) == QUOTED[20:27]
+    assert len(drafter.propose(session, 3)) <= 3
+
+
+def test_a_path_of_the_cache_comes_first() -> None:
+    drafter, session = begun(ready(), [*QUOTED, 7, *QUOTED[:20]], path=[1, 2, 3])
+    assert drafter.propose(session, MOST) == [1, 2, 3]
+
+
+def test_an_earlier_answer_is_drafted_again_but_not_under_another_salt() -> None:
+    drafting = ready()
+    drafter, session = begun(drafting, [*range(40)])
+    session.recorded.extend(QUOTED)
+    drafter.propose(session, MOST)
+    drafter.close()
+    again, session = begun(drafting, [*range(40)])
+    assert list(again.propose(session, MOST))[:3] == QUOTED[:3]
+    drafting.salt = "another"
+    other, session = begun(drafting, [*range(40)])
+    assert not other.propose(session, MOST)
+
+
+def test_a_round_is_held_back_for_the_token_on_its_way() -> None:
+    drafter, session = begun(ready(), [*QUOTED, 7, *QUOTED[:20]])
+    assert drafter.expects(session, MOST)
+    drafter.took(1, 0.01)
+    session.recorded.append(QUOTED[20])
+    assert drafter.propose(session, MOST) == QUOTED[21:27]
+
+
+def test_what_was_held_back_is_dropped_if_another_token_came() -> None:
+    drafter, session = begun(ready(), [*QUOTED, 7, *QUOTED[:20]])
+    assert drafter.expects(session, MOST)
+    drafter.took(1, 0.01)
+    session.recorded.append(9)
+    assert not drafter.propose(session, MOST)
+
+
+def test_nothing_is_drafted_before_the_trial_is_over_and_it_begins_with_the_first_draft() -> None:
+    drafting = Drafting(DraftPolicy.for_cpu(), trial := LateTrial())
+    fresh, unrelated = begun(drafting, [*range(40)])
+    assert not fresh.propose(unrelated, MOST)
+    assert not drafting.waits
+    drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
+    assert not drafter.propose(session, MOST)
+    assert drafting.waits
+    while drafting.waits:
+        drafting.advance()
+    assert trial.fault == ""
+    assert drafter.propose(session, MOST)
+
+
+def test_a_model_that_fails_the_trial_is_never_drafted(caplog: pytest.LogCaptureFixture) -> None:
+    drafting = Drafting(DraftPolicy.for_cpu(), LateTrial("its masks look ahead"))
+    drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
+    drafter.propose(session, MOST)
+    while drafting.waits:
+        drafting.advance()
+    assert not drafter.propose(session, MOST)
+    assert (drafting.counts.state, drafting.counts.why) == ("off", "its masks look ahead")
+
+
+def test_rounds_are_counted_by_source() -> None:
+    drafting = ready()
+    drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
+    drafts = drafter.propose(session, MOST)
+    drafter.learn(len(drafts), 2)
+    drafter.took(3, 0.01)
+    counts = drafting.counts
+    assert counts.rounds == 1
+    assert (counts.drafted["own"], counts.accepted["own"]) == (len(drafts), 2)
+    assert counts.state == "on"
+
+
+def test_drafts_that_are_always_wrong_come_to_an_end() -> None:
+    drafting, tried = ready(), 0
+    for number in range(60):
+        drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
+        drafts = drafter.propose(session, MOST)
+        drafter.learn(len(drafts), 0)
+        drafter.took(1, 0.01 * (1 + len(drafts) / 4))
+        tried += bool(drafts) and number >= 20
+    assert tried <= 10
