@@ -37,7 +37,7 @@ class Batches:
 
     def start(self, generation: Generation, forward: Forward, memory: MemoryBudget, cache: CacheBudget) -> None:
         """Starts a batch of one request, which has been prefilled. It is not drafted where memory is short."""
-        if not memory.allows_drafts(cache):
+        if generation.drafter is not None and not memory.allows_drafts(cache):
             generation.drafter = None
         self.all.append(Batch(generation, memory.measured(forward)))
 

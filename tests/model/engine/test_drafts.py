@@ -204,7 +204,7 @@ def at_call(number: int) -> Callable[[int, int], bool]:
 def test_requests_that_come_and_go(name: str, seed: int) -> None:
     """Joins, leaves, cancels, restarts for want of memory, and evictions, among rounds."""
     numbers = random.Random(seed)
-    engine = TinyEngine(name, RandomPolicy(numbers), budget=200_000, parallel=4)
+    engine = TinyEngine(name, RandomPolicy(numbers), budget=600_000, parallel=4)
     drafters = told(engine, "random")
     for number in range(12):
         options = numbers.choice([*OPTIONS])

@@ -53,9 +53,9 @@ async def test_64_mib_are_tokenized(victim: Victim) -> None:
 HELD_BYTES = 32 * MEGABYTE
 """The memory that a body without any used parts may take."""
 UNUSED = {
-    "brackets in a string": (b'{"Prompt":"Hi","x":"', b"[,:{", b'"}', 200),
+    "brackets in a string": (b'{"Prompt":"Hi","x":"', b"[,:{", b'"}', 150),
     "escapes in a string": (b'{"Prompt":"Hi","x":"', b'\\"\\n', b'"}', 50),
-    "what follows the request": (b'{"Prompt":"Hi"}', b'{"x":["', b"", 200),
+    "what follows the request": (b'{"Prompt":"Hi"}', b'{"x":["', b"", 150),
 }
 
 
