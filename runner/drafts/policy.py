@@ -62,8 +62,10 @@ class DraftPolicy:
             self._acceptance(draft).learned(taken, accepted)
 
     def took(self, rows: int, seconds: float, context_tokens: int) -> None:
-        """Learns how long a round took; of one row if it was a plain step."""
-        self._costs.took(rows, seconds, context_tokens)
+        """Learns how long a round took; of one row if it was a plain step. Others than drafts may lengthen it further:
+        nothing is learned from that."""
+        if rows <= self.most + 1:
+            self._costs.took(rows, seconds, context_tokens)
 
     def _acceptance(self, draft: Draft) -> Acceptance:
         return self._acceptances[draft.source, match_class(draft.match)]

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from runner.cache.decode_rows import DecodeRows
-from runner.engine.events import Event, Outbox
 from runner.engine.fall_back import fall_back
 from runner.engine.generation import Forward, Generation
 from runner.engine.observe.trace import TRACE
 from runner.engine.paused_step import PausedStep
-from runner.engine.round import Round, find_drafts, take_all, unseen_at_end
+from runner.engine.results import Results
+from runner.engine.round import Drafts, Round, find_drafts, unseen_at_end
 from runner.sampling.sample import Choice, Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
 
@@ -26,9 +26,6 @@ _PADDING_TOKENS = 256  # a row may always be padded by so many
 _GRAMMAR_WAIT_S = 0.05  # a batch waits so long for a mask; then the answer decodes alone
 _GRAMMAR_WAIT_ALONE_S = 0.005  # an answer alone waits so long; then other slices run
 _ids = count()
-
-Results: TypeAlias = list[tuple[Generation, list[Event]]]
-"""Generations, each with the events for its client."""
 
 
 class Batch:
@@ -52,6 +49,7 @@ class Batch:
         self._paused: PausedStep | None = None
         self._round: Round | None = None  # drawn and not accepted yet
         self._started_s = 0.0  # the present step
+        self._forward_rows = 0  # that each answer has in its forward; 0 if it has none, -1 if it has several
         self.may_draft = False
         """True if there is a drafter, and no other answer decodes."""
         self._unreported: Results = []
@@ -64,7 +62,7 @@ class Batch:
     @property
     def _guides(self) -> "list[Guide]":
         """The guides of the answers that follow a grammar."""
-        return [generation.guide for generation in self.generations if generation.guide is not None]
+        return [each.grammar.guide for each in self.generations if each.grammar.guide is not None]
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +79,7 @@ class Batch:
         """Returns the next token of each generation, for `take`; none if a mask is late: step again when `ready`."""
         if TRACE.on:
             TRACE.name("decode", rows=len(self.generations))
-        self._started_s = monotonic()
+        self._started_s, self._forward_rows = monotonic(), 0
         guided = bool(self._guides)
         self._paused = paused = self._paused or self._advance(guided)
         if guided:
@@ -101,21 +99,26 @@ class Batch:
     def _advance(self, guided: bool) -> PausedStep:
         """Reads the next token of each generation. Before that it dispatches the forward after them; after it, the
         grammars advance."""
-        if self._round is not None:
-            self._accept()
-        drafts: Sequence[int] = ()
-        if self.may_draft and isinstance(self._sampler, Sampler):
-            drafts = find_drafts(self.generations[0], self._sampler.vocab_size, on_its_way=self._ahead is not None)
-        if drafts and self._ahead is None:
+        drafts = Drafts()
+        if self._accept() and self.may_draft and isinstance(self._sampler, Sampler):
+            drafts = find_drafts(
+                self.generations[0],
+                self._sampler.vocab_size,
+                on_its_way=self._ahead is not None,
+                patience_s=_GRAMMAR_WAIT_ALONE_S,
+            )
+        if drafts.tokens and self._ahead is None:
             self._round = Round(self.generations[0], drafts)
-            return PausedStep([self._round.draw(self._run(self._round.tokens, drafted=True))], None)
+            choice = self._round.draw(self._run(self._round.tokens, drafted=True))
+            self.generations[0].grammar.advance(choice)
+            return PausedStep([choice], None)
         current = self._ahead or self._draw(
             self._run(mx.array([generation.start_decode() for generation in self.generations]))
         )
         self._ahead = logits = None
         # Not before the first token is read: a CPU computes as it dispatches, and would delay the token by a forward.
         # Nor before a round, which begins with this token.
-        if self.steps and not drafts and any(generation.room > 1 for generation in self.generations):
+        if self.steps and not drafts.tokens and any(generation.room > 1 for generation in self.generations):
             logits = self._run(current.token[:, None])
             if guided:
                 mx.async_eval([logits, *self._rows.arrays()])
@@ -126,20 +129,20 @@ class Batch:
             TRACE.lap("wait")
         if guided:
             for generation, choice in zip(self.generations, choices, strict=True):
-                generation.advance_grammar(choice)
+                generation.grammar.advance(choice)
         return PausedStep(choices, logits)
 
-    def _accept(self) -> None:
-        """Ends a round: the tokens that were right are recorded by now."""
+    def _accept(self) -> bool:
+        """Ends a round, if there is one: the tokens that were right are recorded by now. Returns False if they have to
+        be computed again."""
         tried, self._round = self._round, None
-        if tried is not None:
-            tried.accept()
+        return tried is None or tried.accept()
 
     def _wait_for_grammars(self) -> bool:
         """Waits for the masks, and splits off the generations whose masks take too long for the others. Returns True if
         all masks are there."""
         until_s = monotonic() + (_GRAMMAR_WAIT_S if len(self.generations) > 1 else _GRAMMAR_WAIT_ALONE_S)
-        late = [each for each in self.generations if not each.wait_for_grammar(max(0.0, until_s - monotonic()))]
+        late = [each for each in self.generations if not each.grammar.wait(max(0.0, until_s - monotonic()))]
         TRACE.lap("grammar")
         if not late or len(late) == len(self.generations):
             return not late
@@ -163,10 +166,9 @@ class Batch:
         """Gives each generation its token, which `step` returned. Returns the events of each."""
         pairs = zip(self.generations, choices, strict=True)
         lost, self._unreported = self._unreported, []
-        take = take_all if choices[0].following else Generation.take
-        results = lost + [(generation, take(generation, choice)) for generation, choice in pairs]
+        results = lost + [(generation, generation.take(choice)) for generation, choice in pairs]
         if len(choices) == 1 and (drafter := self.generations[0].drafter) is not None:
-            drafter.took(1 + len(choices[0].following), monotonic() - self._started_s)
+            drafter.took(len(choices[0].tokens), self._forward_rows, monotonic() - self._started_s)
         if TRACE.on:
             TRACE.lap("text")
         return results
@@ -256,6 +258,7 @@ class Batch:
 
     def _run(self, tokens: mx.array, *, drafted: bool = False) -> mx.array:
         """Runs the forward over tokens [B, L]; L is 1 for several generations. Returns the logits [B, L, V] (lazy)."""
+        self._forward_rows = -1 if self._forward_rows else tokens.shape[1]
         shifted = self._shifted([each.shift for each in self.generations]) if self._shifted else nullcontext()
         with shifted:
             logits = self._rows.compute(self._forward, tokens, drafted=drafted)
@@ -270,7 +273,7 @@ class Batch:
                 mx.clear_cache()  # generations have joined or left, and buffers of other sizes with them
             samplers = [generation.sampler(logits.shape[-1]) for generation in self.generations]
             self._sampler = samplers[0] if len(samplers) == 1 else SamplerBatch(samplers)
-        masks = [generation.mask for generation in self.generations] if self._guides else []
+        masks = [generation.grammar.mask for generation in self.generations] if self._guides else []
         sample = self._sampler(logits[:, -1, :], masks if any(masks) else ())
         if TRACE.on:
             TRACE.lap("sample")
@@ -287,14 +290,3 @@ class Batch:
         if isinstance(self._sampler, SamplerBatch):
             self._sampler.release()
         self._sampler = None
-
-
-def tell(outbox: Outbox, results: Results) -> list[Generation]:
-    """Delivers the events of each generation to its client. Returns the generations that are done."""
-    done = []
-    for generation, events in results:
-        for event in events:
-            outbox.put(generation.request.stream, event)
-        if generation.done:
-            done.append(generation)
-    return done

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from runner.cache import CacheBudget
-from runner.engine.batch import Batch, Results
+from runner.engine.batch import Batch
 from runner.engine.batch_matching import BatchMatcher
 from runner.engine.generation import Forward, Generation
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.recovery import Recovery
+from runner.engine.results import Results
 from runner.logs import Log
 
 log = Log(__name__)

@@ -25,8 +25,9 @@ class Drafter(Protocol):
         """Learns how many drafts of a round were right."""
         ...
 
-    def took(self, tokens: int, seconds: float) -> None:
-        """Learns how long a step took that gave so many tokens."""
+    def took(self, tokens: int, rows: int, seconds: float) -> None:
+        """Learns how long a step took that gave so many tokens. `rows` is the length of its forward; 0 if it had none,
+        -1 if it had several."""
         ...
 
     def close(self) -> None:

@@ -94,7 +94,7 @@ class AnswerDrafter:
         self._expected: Draft | None = None  # what the next round tries, the token on its way being the first
         self._draft: Draft | None = None  # what the present round tries
         self._offered = False  # the present step could have tried a draft
-        self._waited = self._round_before = False  # the present step dispatched nothing, the one before it was a round
+        self._waited = False  # the present step dispatched nothing
 
     def index(self, tokens: int) -> None:
         """Indexes so many more tokens of the prompt, a microsecond each."""
@@ -126,14 +126,13 @@ class AnswerDrafter:
         if self._draft is not None and drafts:
             self._shared.learn(self._draft, drafts, right)
 
-    def took(self, tokens: int, seconds: float) -> None:
-        """Learns how long a step took that gave so many tokens."""
-        policy, rows = self._shared.policy, 1 + (len(self._draft.tokens) if self._draft is not None else 0)
-        if rows > 1 or not (self._waited or self._round_before):  # others compute no forward, or two
-            policy.took(rows, seconds, self._known)
-        drafted = rows > 1 or self._waited
+    def took(self, tokens: int, rows: int, seconds: float) -> None:
+        """Learns how long a step took that gave so many tokens. `rows` is the length of its forward; 0 if it had none,
+        -1 if it had several."""
+        if rows > 0:
+            self._shared.policy.took(rows, seconds, self._known)
+        drafted = self._draft is not None or self._waited
         self._shared.guard.took(tokens, seconds, drafted=drafted, offered=drafted or self._offered)
-        self._round_before = rows > 1
         self._draft, self._offered, self._waited = None, False, False
 
     def close(self) -> None:

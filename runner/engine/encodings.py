@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 from runner.cache import Cache
-from runner.engine.batch import Results
 from runner.engine.generation import Generation
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.observe.trace import TRACE
 from runner.engine.recovery import Recovery
+from runner.engine.results import Results
 
 
 class Encoded(NamedTuple):

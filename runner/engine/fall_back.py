@@ -19,8 +19,8 @@ def fall_back(generation: Generation, own: Sample | None, error: Exception, pati
     try:
         if own:
             generation.restart_grammar()
-            generation.advance_grammar(choice := own.read()[0])
-            if generation.wait_for_grammar(patience_s):
+            generation.grammar.advance(choice := own.read()[0])
+            if generation.grammar.wait(patience_s):
                 events += generation.take(generation.with_forced(choice, alone=False))
             else:
                 events += generation.abort("its grammar takes too long to be followed again")

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from protocol import DoneReason, Logprob, Metrics
 from runner.cache.session import LiveSession
+from runner.engine.answer_grammar import AnswerGrammar
 from runner.engine.events import Event, Failed, Finished, Text
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.observe.trace import TRACE
@@ -16,7 +17,6 @@ from runner.engine.output.logprobs import entry
 from runner.engine.request import Request
 from runner.errors import RequestError
 from runner.logs import Log, error_line
-from runner.sampling.mask import Mask
 from runner.sampling.sample import Choice
 from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer
@@ -24,10 +24,8 @@ from runner.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from runner.engine.drafter import Drafter
     from runner.engine.pictures.progress import PictureProgress
-    from runner.grammar import Guide
 
 log = Log(__name__)
-_JUMP_TOKENS = 64  # forced tokens of one step; the model computes the logits of all of them
 Forward = Callable[[mx.array, list[object]], mx.array]
 """Maps tokens [B, L] and the layer caches to logits [B, L, V]."""
 
@@ -65,14 +63,15 @@ class Generation:
         """True if the answer may decode in one batch with others."""
         self.restarted = False
         """True if the request was restarted once because memory ran out."""
-        self.guide: Guide | None = None
-        """The position of the answer in the grammar of the request, if there is one."""
+        self.grammar = AnswerGrammar(request.grammar, tokenizer.eos, draws_all=request.sampling.logprobs)
         self.tokenizer = tokenizer
         self._text: Detokenizer[Logprob] = Detokenizer(tokenizer, request.stops)
         self._context_length = context_length
         self._sampling = request.sampling
         self._sampler: Sampler | None = None
         self.drafter = drafter
+        self.unseen = 0
+        """The recorded tokens, from the last one back, that the layers do not see if the answer ends with them."""
         self.most_drafts = request.max_tokens if request.most_drafts is None else request.most_drafts
 
     @property
@@ -112,66 +111,45 @@ class Generation:
 
     # --- the grammar
 
-    @property
-    def compiled(self) -> bool:
-        """True unless the grammar of the request is still being compiled."""
-        return self.request.grammar is None or self.request.grammar.done()
-
     def start_grammar(self) -> list[Event]:
         """Starts to follow the grammar of the request, which is compiled. The forced beginning of the answer is
         prefilled like the prompt; returns its events."""
-        if self.guide is not None or self.request.grammar is None:
+        grammar = self.grammar
+        if grammar.guide is not None or grammar.compiling is None:
             return []
-        if self.request.grammar.cancelled() or self.request.grammar.exception() is not None:  # the client was told
-            self.life.outcome = "cancelled" if self.request.grammar.cancelled() else "refused"
+        if grammar.compiling.cancelled() or grammar.compiling.exception() is not None:  # the client was told
+            self.life.outcome = "cancelled" if grammar.compiling.cancelled() else "refused"
             self._end()
             return []
         try:
-            self.guide = self.request.grammar.result().guide()
-            events = self._push(self._forced(self.room))
+            grammar.start()
+            events = self._push(grammar.forced(self.room), completes=grammar.complete)
         except Exception as error:  # of this request alone
             return self.fail(error)
         self.life.forced = self.life.generated
         return events
 
-    def advance_grammar(self, choice: Choice) -> None:
-        """Advances the grammar along the next token; `wait_for_grammar` until that is done."""
-        if self.guide is not None and choice.token not in self.tokenizer.eos:
-            self.guide.take(choice.token)
-
-    def wait_for_grammar(self, patience_s: float) -> bool:
-        """Waits at most `patience_s` for the grammar, if there is one. Returns True if its mask is known."""
-        return self.guide is None or self.guide.wait(patience_s)
-
     def with_forced(self, choice: Choice, *, alone: bool) -> Choice:
-        """Returns the next token, along which the grammar has advanced, for `take`. If the answer decodes `alone`, the
-        tokens that the grammar forces after it are added."""
-        if self.guide is None or choice.token in self.tokenizer.eos:
+        """Returns the next tokens, along which the grammar has advanced, for `take`. If the answer decodes `alone`, the
+        tokens that the grammar forces after the last of them are added."""
+        *before, last = choice, *choice.following
+        if not alone or last.token in self.tokenizer.eos:
             return choice
-        most = min(self.room - 1, _JUMP_TOKENS)
-        forced = self._forced(most) if alone else []
-        if forced and self._sampler is not None:
+        forced = self.grammar.forced(self.room - len(choice.tokens))
+        if not forced:
+            return choice
+        if self._sampler is not None:
             self._sampler.skip(forced)
-        return choice._replace(forced=forced)
-
-    def _forced(self, most: int) -> list[int]:
-        """Returns at most `most` forced tokens; none if log-probabilities are wanted: then every token is drawn."""
-        return self.guide.forced(most) if self.guide is not None and not self._sampling.logprobs else []
+        last = last._replace(forced=[*last.forced, *forced])
+        return before[0]._replace(following=[*before[1:], last]) if before else last
 
     def restart_grammar(self) -> None:
         """Takes the grammar, which may be a token ahead, from its beginning to the end of the answer so far."""
-        if self.guide is not None:
-            self.guide.restart(self.session.recorded[self.session.total :])
+        self.grammar.restart(self.session.recorded[self.session.total :])
 
     def ends_after(self, choice: Choice) -> bool:
         """Returns True if the answer ends with this choice, along which the grammar has advanced."""
-        ended = choice.token in self.tokenizer.eos or (self.guide is not None and self.guide.over)
-        return ended or 1 + len(choice.forced) >= self.room
-
-    @property
-    def mask(self) -> Mask | None:
-        """The tokens that may come next. None if all may, or if none may, which `take` will find."""
-        return None if self.guide is None or self.guide.over else self.guide.mask()
+        return choice.token in self.tokenizer.eos or self.grammar.over or 1 + len(choice.forced) >= self.room
 
     # --- decode
 
@@ -195,13 +173,20 @@ class Generation:
         return self._sampler
 
     def take(self, choice: Choice) -> list[Event]:
-        """Takes the next token. Returns the events for the client."""
-        if self.guide is not None and self.guide.fault:
-            return self.abort(self.guide.fault)
+        """Takes the next token, and those that follow it, up to the end of the answer. Returns the events for the
+        client."""
+        *before, last = choice, *choice.following
+        events: list[Event] = []
         try:
-            return self._take(choice)
+            for each in before:
+                if not self.done:
+                    events += self._take(each)
+            if not self.done:
+                fault = self.grammar.fault
+                events += self.abort(fault) if fault else self._take(last, completes=self.grammar.complete)
         except Exception as error:  # of this request alone
-            return self.fail(error)
+            return events + self.fail(error)
+        return events
 
     def fail(self, error: Exception) -> list[Event]:
         """Ends the request with this error, which is being handled. Returns the events for the client."""
@@ -237,8 +222,7 @@ class Generation:
         if not self.done:
             self.life.outcome = "cancelled"
             self._end()
-        if self.guide is not None:
-            self.guide.close()
+        self.grammar.close()
         if self.pictures is not None:
             self.pictures.close()
         if self.drafter is not None:
@@ -249,19 +233,21 @@ class Generation:
         """Returns the counters so far, in tokens and nanoseconds."""
         return self.life.metrics(self.session.total, self.session.cached)
 
-    def _take(self, choice: Choice) -> list[Event]:
+    def _take(self, choice: Choice, *, completes: bool = False) -> list[Event]:
+        self.unseen = len(choice.forced) + int(self.room <= 1)
         if choice.token in self.tokenizer.eos:
             self.session.record(choice.token)
             self.life.first_token_ns = self.life.first_token_ns or perf_counter_ns()
             return self._finish(DoneReason.STOP)
         before = self.life.generated
         logprob = None if choice.logprob is None else entry(choice, choice.logprob, self.tokenizer)
-        events = self._push([choice.token, *choice.forced], logprob)
+        events = self._push([choice.token, *choice.forced], logprob, completes=completes)
         self.life.forced += self.life.generated - before - 1
         return events
 
-    def _push(self, tokens: Sequence[int], entry: Logprob | None = None) -> list[Event]:
-        """Appends these tokens to the answer; `entry` belongs to the first one. Returns the events for the client."""
+    def _push(self, tokens: Sequence[int], entry: Logprob | None = None, *, completes: bool) -> list[Event]:
+        """Appends these tokens to the answer, which they may complete; `entry` belongs to the first one. Returns the
+        events for the client."""
         if tokens:
             self.life.first_token_ns = self.life.first_token_ns or perf_counter_ns()
         for token in tokens:
@@ -278,7 +264,7 @@ class Generation:
             if cut:
                 break
         events = self._tell(joined(pieces)) if pieces else []
-        if self.guide is not None and self.guide.complete and self.life.generated - before == len(tokens):
+        if completes and self.life.generated - before == len(tokens):
             return [*events, *self._finish(DoneReason.STOP)]
         return [*events, *self._finish(DoneReason.LENGTH)] if cut else events
 

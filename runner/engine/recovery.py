@@ -8,10 +8,10 @@ import mlx.core as mx
 
 from runner.cache import Cache
 from runner.cache.session import LiveSession
-from runner.engine.batch import Results
 from runner.engine.events import Event
 from runner.engine.generation import Generation
 from runner.engine.memory.budget import MemoryBudget
+from runner.engine.results import Results
 from runner.logs import Log, lacks_memory
 
 log = Log(__name__)

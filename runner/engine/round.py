@@ -4,94 +4,120 @@ Every row draws with its own position's random number, and a draft is right only
 is the same with drafts as without them, whatever they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 
-from runner.engine.events import Event
 from runner.engine.generation import Generation
+from runner.sampling.mask import Mask
 from runner.sampling.sample import Choice
+
+
+class Drafts(NamedTuple):
+    """What a round tries."""
+
+    tokens: Sequence[int] = ()
+    """They may follow the recorded ones."""
+    masks: Sequence[Mask | None] = ()
+    """What the grammar lets come next, and behind each of these tokens; empty without a grammar."""
+    forced_behind: Collection[int] = ()
+    """Places of tokens behind which it forces another one."""
 
 
 class Round:
     """A round of one answer, from its forward until the layers stand behind what was right. Owner: the engine
     thread."""
 
-    def __init__(self, generation: Generation, drafts: Sequence[int]) -> None:
-        """`drafts` may follow the recorded tokens, the last of which the layers have not seen."""
+    def __init__(self, generation: Generation, drafts: Drafts) -> None:
+        """The layers have not seen the last one of the recorded tokens, and those before it that were forced."""
+        session = generation.session
         self._generation = generation
         self._drafts = drafts
+        self._unseen = session.recorded[session.position :]
         self._right = 0  # drafts
 
     def draw(self, logits: mx.array) -> Choice:
-        """Draws from the logits [1, 1 + drafts, V] of the forward, and waits for the tokens. Returns the next one, and
-        those behind it that are right, too."""
+        """Draws from the logits [1, L, V] of the forward, and waits for the tokens. Returns the next one, and those
+        behind it that are right, too."""
+        drafts, masks, _ = self._drafts
         sampler = self._generation.sampler(logits.shape[-1])
-        sample = sampler.draw_ahead(logits[0], self._drafts)
+        sample = sampler.draw_ahead(logits[0, -1 - len(drafts) :], drafts, masks)
         mx.async_eval(sample.arrays())
         drawn = sample.read()
-        while self._right < len(self._drafts) and drawn[self._right].token == self._drafts[self._right]:
+        while self._right < len(drafts) and drawn[self._right].token == drafts[self._right]:
             self._right += 1
         self._learn()
-        following = drawn[1 : self._right + 1]
         sampler.skip([choice.token for choice in drawn[: self._right + 1]])
-        return drawn[0]._replace(following=following)
+        return self._as_choice(drawn[: self._right + 1])
+
+    def _as_choice(self, drawn: Sequence[Choice]) -> Choice:
+        """Returns the tokens that came as one choice. Those that the grammar forced have been drawn, but belong to the
+        one before them, as they do without drafts."""
+        choices = [drawn[0]]
+        for place, each in enumerate(drawn[1:]):
+            if place in self._drafts.forced_behind:
+                choices[-1] = choices[-1]._replace(forced=[*choices[-1].forced, each.token])
+            else:
+                choices.append(each)
+        return choices[0]._replace(following=choices[1:])
 
     def _learn(self) -> None:
-        life, drafter = self._generation.life, self._generation.drafter
-        life.drafted += len(self._drafts)
+        life, drafter, tried = self._generation.life, self._generation.drafter, len(self._drafts.tokens)
+        life.drafted += tried
         life.accepted += self._right
         if drafter is not None:
-            drafter.learn(len(self._drafts), self._right)
+            drafter.learn(tried, self._right)
 
     @property
     def tokens(self) -> mx.array:
-        """The tokens [1, 1 + drafts] of the forward."""
-        return mx.array([[self._generation.session.recorded[-1], *self._drafts]])
+        """The tokens [1, L] of the forward: those that the layers have not seen, and the drafts."""
+        return mx.array([[*self._unseen, *self._drafts.tokens]])
 
-    def accept(self) -> None:
-        """Takes the layers to where they would stand if the recorded tokens had come one by one; if they cannot, to
-        where they stood before the round: then the recorded tokens are computed again in one forward."""
+    def accept(self) -> bool:
+        """Takes the layers to where they would stand if the recorded tokens had come one by one, and returns True. If
+        they cannot, they stand where they did, and the recorded tokens have to be computed again."""
         session = self._generation.session
-        right = min(1 + self._right, len(session.recorded) - session.position)
-        session.accept(right)
+        end = len(session.recorded) - _unseen_at_end(self._generation, 0)
+        return session.accept(max(0, min(len(self._unseen) + self._right, end - session.position)))
 
 
-def find_drafts(generation: Generation, vocab_size: int, *, on_its_way: bool) -> Sequence[int]:
-    """Returns tokens to try behind the recorded ones; the last of them may end the answer.
+def find_drafts(generation: Generation, vocab_size: int, *, on_its_way: bool, patience_s: float) -> Drafts:
+    """Returns tokens to try behind the recorded ones; the last of them may end the answer. A grammar has `patience_s`
+    to look ahead.
 
     If a token is `on_its_way` and not recorded yet, returns a token that stands for those that a round should try
     behind it.
     """
-    drafter, session = generation.drafter, generation.session
-    if drafter is None or generation.guide is not None or len(session.recorded) - session.position > 1:
-        return ()
+    drafter, session, grammar = generation.drafter, generation.session, generation.grammar
+    if drafter is None or grammar.over:
+        return Drafts()
     most = min(generation.room - 1, generation.most_drafts)
     if on_its_way:
-        return (0,) if most > 1 and drafter.expects(session, most) else ()
+        return Drafts((0,) if most > 1 and drafter.expects(session, most) else ())
     drafts = []
     for token in drafter.propose(session, most) if most > 0 else ():
-        if not 0 <= token < vocab_size:
+        if not 0 <= token < vocab_size or (grammar.guide is not None and token in generation.tokenizer.eos):
             break
         drafts.append(token)
         if token in generation.tokenizer.eos:
             break
-    return drafts
-
-
-def take_all(generation: Generation, choice: Choice) -> list[Event]:
-    """Gives a generation its next token, and those that follow it, up to the end of the answer. Returns the events."""
-    events: list[Event] = []
-    for each in (choice, *choice.following):
-        if not generation.done:
-            events += generation.take(each)
-    return events
+    if grammar.guide is None or not drafts:
+        return Drafts(drafts)
+    masks, forced_behind = grammar.look_ahead(drafts, patience_s)
+    if not masks:
+        drafter.learn(1, 0)
+    return Drafts(drafts[: len(masks)], [grammar.mask, *masks], forced_behind)
 
 
 def unseen_at_end(generation: Generation) -> list[int]:
     """Returns the recorded tokens that the layers would have seen by the end of the answer if they had come one by one,
     and have not."""
-    recorded, last = generation.session.recorded, 1
-    if generation.life.outcome == "done":
-        last = int(generation.room < (2 if recorded[-1] in generation.tokenizer.eos else 1))
-    return recorded[generation.session.position : len(recorded) - last]
+    session = generation.session
+    return session.recorded[session.position : len(session.recorded) - _unseen_at_end(generation, 1)]
+
+
+def _unseen_at_end(generation: Generation, otherwise: int) -> int:
+    """Returns how many of the last recorded tokens the layers would not have seen if they had come one by one and the
+    answer has come to its end; `otherwise` if it has not."""
+    return generation.unseen if generation.done and generation.life.outcome in ("done", "length") else otherwise

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from time import perf_counter, perf_counter_ns
 
 from runner.cache.session import LiveSession
-from runner.engine.batch import Batch, Results, tell
+from runner.engine.batch import Batch
 from runner.engine.batch_matching import BatchMatcher
 from runner.engine.batches import Batches
 from runner.engine.context import EngineContext
@@ -17,6 +17,7 @@ from runner.engine.policy import AdvanceTrial, Begin, Decode, Encode, Prefill, S
 from runner.engine.queue import RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
 from runner.engine.request import Request
+from runner.engine.results import Results, tell
 from runner.engine.trial import SettledTrial
 from runner.logs import Log, error_line
 
@@ -61,7 +62,7 @@ class Scheduler:
             self.prefilling
             or (self._encodings.generations and self._encodings.ready)
             or any(batch.ready for batch in self.batches.all)
-            or any(each.compiled for each in self._compiling)
+            or any(each.grammar.compiled for each in self._compiling)
             or self._next_request
         )
 
@@ -85,7 +86,7 @@ class Scheduler:
         """Computes one slice: begins a request, computes a part of a prompt, or decodes a step of a batch."""
         started = perf_counter()
         self._remove_dropped()
-        for generation in [each for each in self._compiling if each.compiled]:
+        for generation in [each for each in self._compiling if each.grammar.compiled]:
             self._compiling.remove(generation)
             self._continue(generation)
         startable, ready = self._next_request, [batch for batch in self.batches.all if batch.ready]
@@ -161,7 +162,7 @@ class Scheduler:
 
     def _continue(self, generation: Generation) -> None:
         """Moves a request to where its next slice is computed."""
-        if generation.compiled and not generation.done:
+        if generation.grammar.compiled and not generation.done:
             self._deliver([(generation, generation.start_grammar())])
         if generation.done:
             return
@@ -169,7 +170,7 @@ class Scheduler:
             self._encodings.generations.append(generation)
         elif generation.left:
             self.prefilling.append(generation)
-        elif generation.compiled:
+        elif generation.grammar.compiled:
             self.batches.start(generation, self._context.forward, self.memory, self.cache)
         else:
             self._compiling.append(generation)

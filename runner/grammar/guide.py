@@ -56,6 +56,8 @@ class Guide:
         self._awaited = 0  # states in flight; only the last one counts
         self._since_s = 0.0  # when the last state was requested
         self._spare_s = _SAVED_S
+        self._granted_s = 0.0  # for the tokens in flight
+        self._tried: list[bytes | int] = []  # what came of the latest look ahead
         self._closed = False
         self._enter(state)
 
@@ -69,7 +71,11 @@ class Guide:
                 break
             if state is not None:
                 self._awaited -= 1
-                self._spare_s = min(_SAVED_S, self._spare_s + _STEP_S) - state.seconds
+                if state.tried is not None:  # at nobody's wish but the drafter's: it costs the answer nothing
+                    self._tried, self._since_s = state.tried, monotonic()
+                    continue
+                self._spare_s = min(_SAVED_S, self._spare_s + self._granted_s) - state.seconds
+                self._granted_s = 0.0
             if self._spare_s < 0 or (state is None and monotonic() - self._since_s > self._spare_s + _LATE_S):
                 self._fail(f"it takes more than {_STEP_S * 1e3:.0f} ms for each token; make it simpler")
             elif state is None:
@@ -93,12 +99,36 @@ class Guide:
         """True if no token can come: the answer is complete, or cannot go on."""
         return self.complete or bool(self.fault)
 
-    def take(self, token: int) -> None:
-        """Continues the answer with `token`, which must not end it. `mask` raises if the grammar refuses the token."""
-        if not self._forced:
-            self._send(Follow([token]))
-        elif self._forced.popleft() != token:
-            self._enter(State(error=f"the grammar does not allow token {token}"))
+    def take(self, *tokens: int) -> None:
+        """Continues the answer with these tokens, which must not end it. `mask` raises if the grammar refuses one."""
+        for at, token in enumerate(tokens):
+            if not self._forced:
+                self._send(Follow([*tokens[at:]]))
+                return
+            if self._forced.popleft() != token:
+                self._enter(State(error=f"the grammar does not allow token {token}"))
+                return
+
+    def look_ahead(self, tokens: Sequence[int], patience_s: float) -> list[bytes | int]:
+        """Returns what may come behind each of these tokens, as far as they may come next and others behind them: a
+        mask, or the one token that must. The answer stays where it is; what is not known after `patience_s` is left
+        out."""
+        forced = [*self._forced]
+        ahead: list[bytes | int] = []
+        for at, token in enumerate(tokens[: len(forced)]):
+            if token != forced[at]:
+                return ahead
+            ahead.append(forced[at + 1] if at + 1 < len(forced) else self._mask)
+        if len(ahead) < len(forced):
+            return ahead
+        if self._complete or self._error:
+            return ahead[:-1]
+        if self._awaited or len(ahead) == len(tokens):
+            return ahead
+        self._tried = []
+        self._send(Follow([*tokens[len(ahead) :]], tries=True))
+        self.wait(patience_s)
+        return ahead + self._tried
 
     def forced(self, most: int) -> list[int]:
         """Takes at most `most` of the tokens that must come next, and returns them."""
@@ -113,7 +143,13 @@ class Guide:
         """
         if self.fault:
             raise RequestError(self.fault)
-        return self._bit(self._forced[0]) if self._forced else self._mask
+        return self.bit(self._forced[0]) if self._forced else self._mask
+
+    def bit(self, token: int) -> bytes:
+        """Returns the mask of one token."""
+        mask = bytearray(-(-self._size // 8))
+        mask[token // 8] = 1 << token % 8
+        return bytes(mask)
 
     def restart(self, tokens: Sequence[int]) -> None:
         """Returns to the beginning of the answer and follows `tokens` from there."""
@@ -133,6 +169,7 @@ class Guide:
             self._fail(str(error))
         else:
             self._awaited += 1
+            self._granted_s += 0.0 if step.tries else _STEP_S * len(step.tokens)
             self.wait(0.0)
 
     def _fail(self, why: str) -> None:
@@ -142,8 +179,3 @@ class Guide:
     def _enter(self, state: State) -> None:
         self._forced = deque(state.forced)
         self._mask, self._complete, self._error = state.mask, state.complete, state.error
-
-    def _bit(self, token: int) -> bytes:
-        mask = bytearray(-(-self._size // 8))
-        mask[token // 8] = 1 << token % 8
-        return bytes(mask)

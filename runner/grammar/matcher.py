@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import process_time
 from typing import TYPE_CHECKING
 
 from runner.errors import RequestError
@@ -11,6 +12,7 @@ from runner.grammar.panics import panics_as_errors
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+_TRY_S = 0.003
 _REASONS = {
     "NoExtensionBias": "the model's vocabulary cannot spell what must come next",
     "ParserTooComplex": "it is too ambiguous; let its alternatives begin differently",
@@ -35,7 +37,9 @@ class GrammarMatcher:
         return self._state(lambda: self._look_ahead())
 
     def follow(self, step: Follow) -> State:
-        """Returns the state after the tokens of `step`."""
+        """Returns the state after the tokens of `step`, or what would be behind them."""
+        if step.tries:
+            return State(tried=self._try(step.tokens))
         return self._state(lambda: self._restart(step.tokens) if step.restart else self._take(deque(), step.tokens))
 
     def _state(self, go: Callable[[], deque[int]]) -> State:
@@ -50,6 +54,24 @@ class GrammarMatcher:
         except RequestError as error:
             return State([*forced], error=str(error))
         return State([*forced], mask)
+
+    def _try(self, tokens: Sequence[int]) -> list[bytes | int]:
+        """Returns what may come behind each of these tokens, as far as that is found in a moment. The matcher stays."""
+        until_s = process_time() + _TRY_S
+        ahead, tried = GrammarMatcher(self._matcher.deep_copy()), list[bytes | int]()
+        forced: deque[int] = deque()
+        try:
+            with panics_as_errors():
+                for token in tokens:
+                    forced = ahead._take(forced, [token])
+                    if (not forced and ahead._matcher.is_stopped()) or process_time() > until_s:
+                        break
+                    mask = forced[0] if forced else ahead._matcher.compute_bitmask()
+                    ahead._refuse_errors()
+                    tried.append(mask)
+        except (RequestError, MemoryError, RecursionError):
+            pass  # it may not come, or is not worth the trouble
+        return tried
 
     def _restart(self, tokens: Sequence[int]) -> deque[int]:
         self._matcher.reset()

@@ -41,6 +41,8 @@ class Follow(msgspec.Struct, frozen=True):
     tokens: list[int]
     restart: bool = False
     """True if `tokens` follow the beginning of the answer, not its current position."""
+    tries: bool = False
+    """True if the answer stays at its current position: the state tells what would be behind `tokens`."""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -54,6 +56,9 @@ class State(msgspec.Struct, frozen=True):
     """True if nothing more may come."""
     error: str = ""
     """The reason why the answer cannot go on, or why there is no grammar."""
+    tried: list[bytes | int] | None = None
+    """What may come behind each of the tokens that were tried, as far as they may come and others behind them: a mask,
+    or the one token. All fields above are empty then; None if nothing was tried."""
     seconds: float = 0.0
     """Processor time of this step."""
     nbytes: int = 0

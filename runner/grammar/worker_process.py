@@ -133,7 +133,11 @@ def _run_worker(channel: socket.socket, compiler: Compiler) -> NoReturn:
 
     answer(COMPILE_S, begin)
     while steps is not None:
-        answer(_STEP_S, partial(steps.follow, _receive(channel, Follow)))
+        step = _receive(channel, Follow)
+        if step.tries and _used_bytes() - before_bytes > order.memory_bytes // 2:
+            answer(_STEP_S, lambda: State(tried=[]))  # a wrong draft must not use up the memory of the answer
+        else:
+            answer(_STEP_S, partial(steps.follow, step))
     os._exit(0)
 
 

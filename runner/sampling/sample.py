@@ -19,6 +19,11 @@ class Choice(NamedTuple):
     following: "Sequence[Choice]" = ()
     """The choices behind it: those of the drafts that proved right, and the first one that was not drafted."""
 
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens, in order."""
+        return [token for each in (self, *self.following) for token in (each.token, *each.forced)]
+
 
 class Details(NamedTuple):
     """Log-probabilities of some rows (lazy)."""

@@ -121,7 +121,7 @@ def _running(generation: "Generation", now_ns: int) -> RunningRequest:
     if life.decoded_ns:
         phase, prefilled, rate = "decode", session.total, replace(life, ended_ns=now_ns).tokens_per_s
     else:
-        phase = "prefill" if generation.left or generation.compiled else "grammar"
+        phase = "prefill" if generation.left or generation.grammar.compiled else "grammar"
         rate = max(0, prefilled - session.cached) / (max(1, now_ns - life.computed_ns) / 1e9)
     return RunningRequest(
         number=request.number,

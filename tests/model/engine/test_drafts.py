@@ -63,8 +63,9 @@ class Told:
 
     def index(self, tokens: int) -> None: ...
 
-    def took(self, tokens: int, seconds: float) -> None:
+    def took(self, tokens: int, rows: int, seconds: float) -> None:
         assert tokens > 0
+        assert rows >= -1
         assert seconds >= 0
 
     def close(self) -> None: ...
@@ -236,14 +237,46 @@ def test_nothing_is_drafted_beside_another_answer() -> None:
     engine.check()
 
 
+GRAMMARS = {
+    "digits": "start: /[0-9]{4,30}/",
+    "an end that depends": 'start: ("<>" /[1-3]/)* "."',
+    "forced text between": 'start: (/[0-9]/ "<=====>")* "!"',
+    "alternatives": 'start: ("123, " | "45, " | "1236789; ")+ "!!!"',
+    "nested": 'start: value\nvalue: "(" (value ("," value)*)? ")" | /[1-3]{1,3}/',
+    "anything": "start: /[^9]*/",
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("options", ["greedy", "drawn", "penalties", "log-probabilities"])
+@pytest.mark.parametrize("grammar", GRAMMARS)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_next"])
+def test_drafts_change_nothing_in_a_format(name: str, grammar: str, options: str, strategy: str) -> None:
+    asked = spec(options, 24)._replace(grammar=GRAMMARS[grammar])
+    for eos in (frozenset[int](), frozenset({EOS})):
+        wanted, _ = conversation(name, asked._replace(eos=eos))
+        found, drafters = conversation(name, asked._replace(eos=eos), strategy)
+        assert found == wanted
+        if strategy == "right" and grammar == "digits":
+            assert any(right > 1 for drafter in drafters for _, right in drafter.rounds)
+
+
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_an_answer_that_follows_a_format_is_not_drafted(name: str) -> None:
-    engine = TinyEngine(name)
-    drafters = told(engine, "right")
-    engine.submit(spec("greedy", 12)._replace(grammar="start: /[0-9]{4,8}/"))
+def test_masks_may_be_late_among_rounds(name: str, seed: int) -> None:
+    numbers = random.Random(seed)
+    engine = TinyEngine(name, RandomPolicy(numbers))
+    engine.late = lambda: numbers.choice((0, 0, 0, 1, 2))
+    drafters = told(engine, "random")
+    for number in range(8):
+        asked = spec(numbers.choice([*OPTIONS]), numbers.randint(3, 30), prompt=words(20 + number % 3, number % 2))
+        engine.submit(asked._replace(grammar=numbers.choice(["", *GRAMMARS.values()])))
+        engine.advance(numbers.randint(0, 60))
+        if numbers.random() < 0.2:
+            numbers.choice(engine.requests).request.cancel()
     engine.finish()
-    assert not any(drafter.rounds for drafter in drafters)
     engine.check()
+    assert any(drafter.rounds for drafter in drafters)
 
 
 def test_a_request_may_limit_its_drafts() -> None:

@@ -75,7 +75,7 @@ def test_an_earlier_answer_is_drafted_again_but_not_under_another_salt() -> None
 def test_a_round_is_held_back_for_the_token_on_its_way() -> None:
     drafter, session = begun(ready(), [*QUOTED, 7, *QUOTED[:20]])
     assert drafter.expects(session, MOST)
-    drafter.took(1, 0.01)
+    drafter.took(1, 0, 0.01)
     session.recorded.append(QUOTED[20])
     assert drafter.propose(session, MOST) == QUOTED[21:27]
 
@@ -83,7 +83,7 @@ def test_a_round_is_held_back_for_the_token_on_its_way() -> None:
 def test_what_was_held_back_is_dropped_if_another_token_came() -> None:
     drafter, session = begun(ready(), [*QUOTED, 7, *QUOTED[:20]])
     assert drafter.expects(session, MOST)
-    drafter.took(1, 0.01)
+    drafter.took(1, 0, 0.01)
     session.recorded.append(9)
     assert not drafter.propose(session, MOST)
 
@@ -117,7 +117,7 @@ def test_rounds_are_counted_by_source() -> None:
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
     drafts = drafter.propose(session, MOST)
     drafter.learn(len(drafts), 2)
-    drafter.took(3, 0.01)
+    drafter.took(3, 1 + len(drafts), 0.01)
     counts = drafting.counts
     assert counts.rounds == 1
     assert (counts.drafted["own"], counts.accepted["own"]) == (len(drafts), 2)
@@ -130,6 +130,6 @@ def test_drafts_that_are_always_wrong_come_to_an_end() -> None:
         drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
         drafts = drafter.propose(session, MOST)
         drafter.learn(len(drafts), 0)
-        drafter.took(1, 0.01 * (1 + len(drafts) / 4))
+        drafter.took(1, 1 + len(drafts), 0.01 * (1 + len(drafts) / 4))
         tried += bool(drafts) and number >= 20
     assert tried <= 10

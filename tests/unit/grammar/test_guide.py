@@ -2,13 +2,15 @@
 
 import re
 from random import Random
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.errors import RequestError
-from runner.grammar import Guide
+from runner.grammar import Guide, matcher
+from runner.grammar.messages import Follow, State
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.unit.grammar.schemas import Schema, schemas
 from tests.unit.grammar.walks import (
@@ -154,6 +156,95 @@ def test_a_token_further_is_taken_back() -> None:
     assert guide.mask() == before
     guide.restart([])
     assert guide.forced(9) == [*b'"']
+
+
+@settings(max_examples=60)
+@given(schemas(depth=1), st.integers(0, 2**32), st.integers(0, 5))
+def test_looking_ahead_finds_what_the_answer_would_find_there(schema: Schema, seed: int, pending: int) -> None:
+    tokenizer, random = words_tokenizer(), Random(seed)
+    tokens = walk(guide_of(schema, tokenizer), tokenizer, random, Impatient(tokenizer, random, 15), jumps=False).tokens
+    stays, led = guide_of(schema, tokenizer), guide_of(schema, tokenizer)
+    at = len(stays.forced(pending))
+    led.take(*tokens[:at])
+    with patch.object(matcher, "_TRY_S", 60.0):
+        while at < len(tokens) and at < 24:
+            before = state(stays)
+            ahead = stays.look_ahead([*tokens[at : at + 6], 10**6], 60.0)
+            assert state(stays) == before
+            further = guide_of(schema, tokenizer)
+            further.take(*tokens[:at])
+            for place, mask in enumerate(ahead):
+                further.take(tokens[at + place])
+                assert not further.complete
+                assert (mask if isinstance(mask, bytes) else further.bit(mask)) == further.mask()
+            whole = min(6, len(tokens) - at)
+            if len(ahead) < whole:  # the first token behind which nothing can come
+                further.take(tokens[at + len(ahead)])
+                assert further.complete
+                assert at + len(ahead) + 1 == len(tokens)
+            led.take(tokens[at])
+            stays.take(tokens[at])
+            assert state(stays) == state(led)
+            at += 1
+
+
+def test_nothing_is_seen_behind_a_token_that_may_not_come() -> None:
+    tokenizer = words_tokenizer()
+    forced = guide_of(SCHEMA, tokenizer).forced(99)
+    assert guide_of(SCHEMA, tokenizer).look_ahead([300], 60.0) == []
+    assert guide_of(SCHEMA, tokenizer).look_ahead([*forced[:2], 300], 60.0) == forced[1:3]
+    guide = guide_of(SCHEMA, tokenizer)
+    guide.forced(99)
+    assert guide.look_ahead([ord("x"), ord('"')], 60.0) == []
+    assert not guide.fault
+
+
+class Scripted:
+    """A source that answers with these states; None stands for one that is late."""
+
+    def __init__(self, *states: State | None) -> None:
+        self.states = [*states]
+        self.steps: list[Follow] = []
+
+    def send(self, step: Follow) -> None:
+        self.steps.append(step)
+
+    def receive(self, patience_s: float) -> State | None:
+        return self.states.pop(0) if self.states else None
+
+    def close(self) -> None: ...
+
+
+def test_looking_ahead_costs_the_answer_no_time_of_its_own() -> None:
+    source = Scripted(State(tried=[5], seconds=1e6), State(mask=b"\2"))
+    guide = Guide(source, State(mask=b"\1"), 8)
+    assert guide.look_ahead([0], 1.0) == [5]
+    guide.take(0)
+    assert guide.wait(1.0)
+    assert (guide.mask(), guide.fault) == (b"\2", "")
+
+
+def test_what_is_seen_too_late_is_not_used() -> None:
+    source = Scripted(None, None)
+    guide = Guide(source, State(mask=b"\1"), 8)
+    assert guide.look_ahead([0, 1], 0.0) == []
+    assert guide.look_ahead([0, 1], 0.0) == [], "one at a time"
+    assert len(source.steps) == 1
+    guide.take(0)
+    source.states = [State(tried=[5]), State(mask=b"\2")]
+    assert guide.wait(1.0)
+    assert guide.mask() == b"\2"
+    assert [step.tokens for step in source.steps] == [[0, 1], [0]]
+
+
+def test_each_token_of_a_run_has_its_own_time() -> None:
+    """Such a grammar is slow, but no slower than one token at a time may be."""
+    for tokens, fault in ((8, False), (1, True)):
+        guide = Guide(Scripted(*[State(mask=b"\1", seconds=0.3)] * 30), State(mask=b"\1"), 8)
+        for _ in range(30):
+            guide.take(*[0] * tokens)
+            assert guide.wait(1.0)
+        assert bool(guide.fault) == fault
 
 
 POOR = opened(byte_level([b"a", b"b"], ["<e>"]), generation_config={"eos_token_id": 2})

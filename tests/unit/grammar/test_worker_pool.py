@@ -91,6 +91,7 @@ async def test_a_guide_in_a_process_agrees_with_one_in_this_process(wanted: obje
             possible = [] if complete else [token for token in bits(here.mask()) if token != END]
             if not possible:
                 break
+            assert there.look_ahead(possible[:1], PATIENCE_S) == here.look_ahead(possible[:1], PATIENCE_S)
             tokens.append(random.choice(possible))
             if step % 7 == 6:
                 there.restart(tokens)

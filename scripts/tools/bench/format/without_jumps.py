@@ -10,14 +10,14 @@ if __name__ == "__main__":  # before MLX is imported, as the runner does
     blas.preload(os.environ["MLX_RUNNER_BLAS"], threads(os.environ["MLX_RUNNER_BLAS_THREADS"]))
 
 from runner.__main__ import main
-from runner.engine.generation import Generation
+from runner.engine.answer_grammar import AnswerGrammar
 
 
-def _none(_: Generation, __: int) -> list[int]:
+def _none(_: AnswerGrammar, __: int) -> list[int]:
     return []
 
 
-Generation._forced = _none  # type: ignore[assignment,method-assign]  # to measure what it brings
+AnswerGrammar.forced = _none  # type: ignore[assignment,method-assign]  # to measure what it brings
 
 if __name__ == "__main__":
     main()
