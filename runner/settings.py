@@ -64,7 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The number of requests that run at once; always 1 with a cache for one conversation or none."""
     max_gap_s: float = DEFAULT_MAX_GAP_MS / 1000
     """The longest pause between two tokens of a running answer while prompts are read."""
-    draft: bool = False
+    draft: bool = True
     """True if tokens are drafted: tried several at a time where known text suggests them."""
     draft_tokens: int | None = None
     """The most drafts of one step; None: as suits the device."""
