@@ -1,6 +1,5 @@
 """Takes requests from their arrival to their end, one slice at a time."""
 
-from collections.abc import Sequence
 from time import perf_counter, perf_counter_ns
 
 from runner.cache.session import LiveSession
@@ -116,7 +115,7 @@ class Scheduler:
         if self._memory_changed or not isinstance(chosen, Decode):
             self._make_room()
 
-    def _run(self, chosen: Slice, view: View, startable: Request | None, ready: Sequence[Batch]) -> Slice:
+    def _run(self, chosen: Slice, view: View, startable: Request | None, ready: list[Batch]) -> Slice:
         """Computes a slice; returns what was really done."""
         match chosen:
             case Begin() if startable is not None:
@@ -232,7 +231,7 @@ class Scheduler:
             self._resume(broken_up)
         return joined
 
-    def _leave(self, batch: Batch, leaving: Sequence[Generation]) -> None:
+    def _leave(self, batch: Batch, leaving: list[Generation]) -> None:
         """Ends requests that decode; the others of their batch go on."""
         self._outbox.send()  # the rest may take a while
         broken_up = self.batches.leave(batch, leaving)

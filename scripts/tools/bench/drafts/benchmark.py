@@ -6,16 +6,20 @@ again       a prompt that was answered before
 misleading  behind every six tokens of the answer the prompt goes on otherwise, so that every draft is wrong
 eight       eight answers at once, which are not drafted
 
-The model says the words of its vocabulary in order, at the price of a Llama of its size. Tokens per second are those of
-the client, with `--draft auto` over `--draft off`, turn by turn.
+With --real, tasks for a trained model too, SmolLM2-135M-Instruct in 4 bits (93 MB are fetched once): `edit` code twice,
+`quote` a passage, list `records` as JSON of a schema, `calls` of tools one after the other, and `story`, a free text.
+
+The other models say the words of their vocabulary in order, at the price of a Llama of their size. Tokens per second
+are those of the client, with `--draft auto` over `--draft off`, turn by turn.
 """
 
 import argparse
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -25,10 +29,13 @@ from scripts.tools.bench.common.contenders import SIZES, open_endpoint
 from scripts.tools.bench.common.figure import Bars, Chart
 from scripts.tools.bench.common.interleave import interleave
 from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
-from scripts.tools.bench.common.requests import answer, ask
-from scripts.tools.bench.common.servers import Endpoint, this_runner
+from scripts.tools.bench.common.requests import MismeasuredError, answer, ask
+from scripts.tools.bench.common.servers import Endpoint, RunnerEndpoint, Server, this_runner
 from scripts.tools.bench.drafts.chain import WORDS, ChainPrompts, write_chain
+from scripts.tools.bench.drafts.tasks import TASKS, Done, hold
 from scripts.tools.bench.parallel.clients import Rate
+from scripts.tools.real.fetch import FetchError
+from scripts.tools.real.main import make_model
 
 AUTO, OFF = "--draft auto", "--draft off"
 CASES: Mapping[str, tuple[float, str]] = {
@@ -39,6 +46,8 @@ CASES: Mapping[str, tuple[float, str]] = {
     "eight": (0.98, "eight at once"),
 }
 """The least ratio of each case, and its meaning."""
+LEAST = {"story": 0.97, "calls": 1.0, "records": 1.0, "quote": 1.0, "edit": 1.0}
+"""The least ratio of each task."""
 PROMPT_TOKENS, ANSWER_TOKENS, STREAMS = 256, 128, 8
 
 
@@ -55,10 +64,11 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class DraftsReport(Report):
-    """All of it."""
+    """All of it. `tasks` are the sessions of the trained model by task and contender, turn by turn."""
 
     turns: int
     models: Sequence[Measured]
+    tasks: Mapping[str, Mapping[str, Sequence[Done]]]
 
     @property
     def targets(self) -> list[Target]:
@@ -67,7 +77,14 @@ class DraftsReport(Report):
             Target(f"{model.size}, {case}: {meaning}", model.ratio(case), least, most=False)
             for model in self.models
             for case, (least, meaning) in CASES.items()
+        ] + [
+            Target(f"trained model, {task}", self._task_ratio(task), least, most=False)
+            for task, least in LEAST.items()
+            if task in self.tasks
         ]
+
+    def _task_ratio(self, task: str) -> float:
+        return median_ratio(*([done.tokens_per_s for done in self.tasks[task][name]] for name in (AUTO, OFF)))
 
     @property
     def tables(self) -> Sequence[Table]:
@@ -81,11 +98,27 @@ class DraftsReport(Report):
             for model in self.models
             for case in CASES
         ]
-        return [Table(f"tokens/s: medians of {self.turns} turns", ("", AUTO, OFF, "ratio"), rows)]
+        tables = [Table(f"tokens/s: medians of {self.turns} turns", ("", AUTO, OFF, "ratio"), rows)]
+        if self.tasks:
+            done = [
+                (
+                    task,
+                    *(f"{median(one.tokens_per_s for one in found[name]):.1f}" for name in (AUTO, OFF)),
+                    f"{self._task_ratio(task):.2f}",
+                    f"{median(one.tokens_per_forward for one in found[AUTO]):.2f}",
+                )
+                for task, found in self.tasks.items()
+            ]
+            tables.append(Table("a trained model, tokens/s", ("", AUTO, OFF, "ratio", "tokens a forward"), done))
+        return tables
 
     def data(self) -> Mapping[str, object]:
         """For JSON."""
-        return {"turns": self.turns, "models": {model.size: model.speeds for model in self.models}}
+        tasks = {
+            task: {name: [done._asdict() for done in found] for name, found in by_name.items()}
+            for task, by_name in self.tasks.items()
+        }
+        return {"turns": self.turns, "models": {model.size: model.speeds for model in self.models}, "tasks": tasks}
 
     @property
     def charts(self) -> Sequence[Chart]:
@@ -97,6 +130,7 @@ class DraftsReport(Report):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark beside those of all."""
     parser.add_argument("--size", action="append", choices=SIZES, help="this model only; may be repeated")
+    parser.add_argument("--real", action="store_true", help="tasks for a trained model, too")
     parser.add_argument("--turns", type=int, default=7, metavar="N", help="of each contender (default: %(default)s)")
 
 
@@ -108,7 +142,39 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> DraftsRepo
     for size in arguments.size or ("10M", "60M"):
         say(f"{size} ...")
         models.append(_measure(size, arguments))
-    return DraftsReport(arguments.turns, models)
+    return DraftsReport(arguments.turns, models, _perform(arguments, say) if arguments.real else {})
+
+
+def _contenders(arguments: argparse.Namespace) -> Iterator[Server]:
+    for name in (AUTO, OFF):
+        server = this_runner(name, STREAMS, blas=arguments.blas, blas_threads=arguments.blas_threads)
+        server.environment["MLX_RUNNER_DRAFT"] = name.split()[-1]
+        yield server
+
+
+def _perform(arguments: argparse.Namespace, say: Callable[[str], None]) -> Mapping[str, Mapping[str, Sequence[Done]]]:
+    try:
+        model = make_model()
+    except FetchError as error:
+        raise ValueError(str(error)) from error
+    with asyncio.Runner() as loop, ExitStack() as stack:
+        clients = {}
+        for server in _contenders(arguments):
+            endpoint = open_endpoint(server, server.start(model, stack), model, stack, loop)
+            assert isinstance(endpoint, RunnerEndpoint)
+            clients[server.name] = endpoint.client
+        done = {}
+        for task in TASKS:
+            say(f"{task} ...")
+            turns = {name: count(arguments.seed) for name in clients}
+
+            def perform(name: str, task: str = task, turns: Mapping[str, Iterator[int]] = turns) -> Done:
+                return loop.run(hold(clients[name], task, next(turns[name])))
+
+            done[task] = interleave({name: partial(perform, name) for name in clients}, arguments.turns)
+            if any(one.texts != other.texts for one, other in zip(*done[task].values(), strict=True)):
+                raise MismeasuredError(f"{task}: another answer with drafts than without")
+        return done
 
 
 def _measure(size: str, arguments: argparse.Namespace) -> Measured:
@@ -116,10 +182,8 @@ def _measure(size: str, arguments: argparse.Namespace) -> Measured:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="bench-")))
         write_chain(directory, SIZES[size], arguments.seed)
         endpoints = {}
-        for name in (AUTO, OFF):
-            server = this_runner(name, STREAMS, blas=arguments.blas, blas_threads=arguments.blas_threads)
-            server.environment["MLX_RUNNER_DRAFT"] = name.split()[-1]
-            endpoints[name] = open_endpoint(server, server.start(directory, stack), directory, stack, loop)
+        for server in _contenders(arguments):
+            endpoints[server.name] = open_endpoint(server, server.start(directory, stack), directory, stack, loop)
         speeds = {}
         for case in CASES:
             # Both contenders get the same prompts. Nobody has heard the answers that are to be new.
