@@ -41,6 +41,6 @@ class EngineContext(NamedTuple):
 
             pictures = PictureProgress(request.pictures, self.encoder)
         drafter = None
-        if self.drafting is not None and request.grammar is None:
+        if self.drafting is not None:
             drafter = self.drafting.drafter(request.keys)
         return Generation(request, session, self.tokenizer, self.context_length, started_ns, pictures, drafter)
