@@ -59,6 +59,10 @@ class Penalties:
         rows = zip(self._options, own_rows(self._counts), windows, strict=True)
         return [Penalties([wish], counts, window) for wish, counts, window in rows]
 
+    def copy(self) -> "Penalties":
+        """Returns another object of the same state; what one of them records, the other does not see."""
+        return Penalties(self._options, self._counts, self._window.copy() if self._window is not None else None)
+
     @property
     def kind(self) -> Hashable:
         """The properties that rows must have in common to be joined."""
@@ -87,7 +91,7 @@ class Penalties:
     def apply_ahead(self, scores: mx.array, drafts: Sequence[int]) -> mx.array:
         """Applies the penalties of the only row to `scores` (float32 [1 + D, V]): each score of row i as if the first i
         drafts had been recorded. Records nothing."""
-        ahead = Penalties(self._options, self._counts, self._window.copy() if self._window is not None else None)
+        ahead = self.copy()
         counts = [self._counts]
         for draft in drafts:
             ahead.record(mx.array([draft], dtype=mx.uint32))

@@ -36,6 +36,12 @@ class Uniforms:
         self._taken = list(draws)
         self._made: list[mx.array] = []
 
+    def copy(self) -> "Uniforms":
+        """Returns another object that gives the same numbers from here on."""
+        copied = Uniforms(self._seeds, self._taken)
+        copied._made = [*self._made]
+        return copied
+
     @property
     def draws(self) -> list[int]:
         """The number of draws that each request has made."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from copy import copy as shallow_copy
 
 import mlx.core as mx
 
@@ -75,6 +76,13 @@ class Rows:
         penalties = self._penalties.apart() if self._penalties is not None else [None] * len(self._options)
         rows = zip(self._options, self._uniforms.draws, penalties, strict=True)
         return [Rows([wish], [number], own, self._vocab_size) for wish, number, own in rows]
+
+    def copy(self) -> "Rows":
+        """Returns another object of the same state; what one of them draws, the other does not see."""
+        copied = shallow_copy(self)
+        copied._uniforms = self._uniforms.copy()
+        copied._penalties = self._penalties.copy() if self._penalties is not None else None
+        return copied
 
     @property
     def kind(self) -> Hashable:

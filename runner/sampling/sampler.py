@@ -1,6 +1,6 @@
 """Samples the next token from the logits of one position, for one request or several. Evaluates nothing."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import mlx.core as mx
 
@@ -55,6 +55,13 @@ class Sampler:
         top = self.options.top_logprobs
         details = _details(logits, token, top)
         return Sample(token, [Wish(details, row, top) for row in range(len(drafts) + 1)])
+
+    def preview(self) -> Callable[[mx.array], mx.array]:
+        """Returns a function that draws what the next calls would: it maps logits [1, V] of any float type to a token,
+        uint32 [1], which is part of its own history from then on. The sampler stays as it is. Lazy: evaluates
+        nothing."""
+        rows = self._own().copy()
+        return lambda logits: rows(logits.astype(mx.float32))
 
     def skip(self, tokens: Sequence[int]) -> None:
         """Records tokens that came next without a draw."""

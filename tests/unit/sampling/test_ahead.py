@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from typing import cast
 
 import mlx.core as mx
 import pytest
@@ -80,3 +81,19 @@ def test_drawing_ahead_changes_nothing() -> None:
         once, again = (sampler.draw_ahead(rows, [5, 6, 7]).read() for _ in range(2))
         assert once == again
         assert sampler(rows[:1]).read()[0] == once[0]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_preview_draws_what_comes_next_and_changes_nothing(name: str) -> None:
+    options, text = OPTIONS[name], Text(1)
+    wanted = [choice.token for choice in one_by_one(options, text, 70)]
+    sampler, found, token = Sampler(options, PROMPT, VOCABULARY, CONTEXT), list[int](), PROMPT[-1]
+    for place in range(len(wanted)):
+        draw, ahead = sampler.preview(), token
+        for number, right in enumerate(wanted[place : place + 4]):
+            drawn = cast("int", draw(text.after(place + number, ahead)).item())
+            assert drawn == right
+            ahead = drawn
+        token = sampler(text.after(place, token)).read()[0].token
+        found.append(token)
+    assert found == wanted
