@@ -106,9 +106,20 @@ class PictureCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Pixels that were decoded, and have yet to be encoded."""
 
 
+class DraftModelState(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that drafts."""
+
+    name: str
+    bytes: int
+    """What it holds beside its weights."""
+    state: str
+    """`on`, `resting` or `off`, as in `DraftCounts`."""
+    why: str
+
+
 class DraftCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The drafts of all answers. Their sources: `path`, another conversation in the cache that begins with all of this
-    one; `own`, the text of the request itself; `earlier`, earlier answers."""
+    one; `own`, the text of the request itself; `earlier`, earlier answers; `model`, a model that drafts."""
 
     rounds: int = 0
     """The decode steps that tried drafts."""
@@ -117,9 +128,11 @@ class DraftCounts(msgspec.Struct, frozen=True, kw_only=True):
     accepted: dict[str, int] = {}
     """Those of them that were right."""
     state: str = "off"
-    """`on`, `resting` (drafts were slower lately) or `off`."""
+    """`on`, `resting` (drafts were slower lately) or `off`: of drafts from known text."""
     why: str = ""
     """The reason for the state."""
+    model: DraftModelState | None = None
+    """None if no model drafts."""
 
 
 class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):

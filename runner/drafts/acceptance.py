@@ -44,13 +44,13 @@ class Acceptance:
             rate = (right + rate * _FIRST_WEIGHT) / (tried + _FIRST_WEIGHT)
             yield rate
 
-    def probes(self, length: int) -> bool:
-        """Returns True if a draft that would be cut to `length` tokens should have one more, to see what comes of
-        it."""
+    def probes(self, length: int, *, hopeful: bool = True) -> bool:
+        """Returns True if a draft that would be cut to `length` tokens should have one more, to see what comes of it.
+        If that would not pay even if it were right, it is not `hopeful`: then only what it costs is seen."""
         self._waited += 1
         if self._waited < self._pause:
             return False
-        self._waited, self._probe = 0, length + 1
+        self._waited, self._probe = 0, length + 1 if hopeful else 0
         self._pause = min(2 * self._pause, _MOST_PAUSE)
         return True
 

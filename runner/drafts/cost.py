@@ -5,6 +5,7 @@ from itertools import pairwise
 
 _LEAST_WEIGHT = 0.1  # of the latest round in an average; the first ones weigh more
 _MOST_CHANGE = 0.5  # times that weight, of an average by one round
+_FIRST_SHARE = 0.2  # of a plain step: what a model is taken to need for a draft, as long as nothing is known
 
 
 def cpu_costs(most: int) -> list[float]:
@@ -16,6 +17,26 @@ def cpu_costs(most: int) -> list[float]:
 def gpu_costs(most: int) -> list[float]:
     """Returns what rounds of 1 to `most` rows cost on a GPU, in plain steps, as long as nothing is known."""
     return [1 + 0.12 * index for index in range(most)]
+
+
+class DraftCost:
+    """The average time in which a model drafts a token, learned while it happens. Owner: the engine thread."""
+
+    def __init__(self) -> None:
+        self._token_s = 0.0
+        self._count = 0
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """Learns how long so many tokens took, at least one."""
+        token_s = seconds / tokens
+        if self._count:
+            token_s = _moved(self._token_s, token_s, self._count)
+        self._token_s = token_s
+        self._count += 1
+
+    def token_s(self, step_s: float) -> float:
+        """Returns the seconds a token; as long as nothing is known a share of a plain step, which takes `step_s`."""
+        return self._token_s if self._count else step_s * _FIRST_SHARE
 
 
 class RoundCosts:
@@ -39,6 +60,11 @@ class RoundCosts:
             self._contexts[key] = _Context(self.curve(context_tokens))
         self._contexts[key].took(rows, seconds)
 
+    @property
+    def known(self) -> bool:
+        """True if costs are seconds."""
+        return bool(self._contexts)
+
     def curve(self, context_tokens: int) -> Sequence[float]:
         """Returns the costs of 1 row, 2 rows, and so on: seconds, or plain steps as long as nothing is known."""
         if not self._contexts:
@@ -59,11 +85,8 @@ class _Context:
 
     def took(self, rows: int, seconds: float) -> None:
         if self._known:
-            before, count = self.curve()[rows - 1], self._counts.get(rows, 0) + 1
-            most = before * _MOST_CHANGE
-            weight = max(_LEAST_WEIGHT, 1 / (count + 1))
-            seconds = before + max(-most, min(most, seconds - before)) * weight
-            self._counts[rows] = count
+            self._counts[rows] = count = self._counts.get(rows, 0) + 1
+            seconds = _moved(self.curve()[rows - 1], seconds, count)
         self._known[rows] = seconds
         self._curve = ()
 
@@ -74,6 +97,12 @@ class _Context:
             costs = [factor * cost for factor, cost in zip(factors, self._shape, strict=True)]
             self._curve = [max(costs[0], cost) for cost in costs]
         return self._curve
+
+
+def _moved(average: float, latest: float, count: int) -> float:
+    """Returns the average after one more measurement, of which there were `count` before."""
+    most = average * _MOST_CHANGE
+    return average + max(-most, min(most, latest - average)) * max(_LEAST_WEIGHT, 1 / (count + 1))
 
 
 def _between(known: dict[int, float], most: int) -> list[float]:

@@ -2,10 +2,13 @@
 
 from typing import Literal, NamedTuple, get_args
 
-Source = Literal["own", "earlier", "path"]
-"""Where a draft is from: the request's own text, the answer of an earlier request, or a path of the prefix cache that
-begins with all of the request's text."""
+Source = Literal["own", "earlier", "path", "model"]
+"""Where a draft is from: the request's own text, the answer of an earlier request, a path of the prefix cache that
+begins with all of the request's text, or a model that drafts."""
 SOURCES: tuple[Source, ...] = get_args(Source)
+MODEL_MATCH = 5
+"""The match of a model's drafts, which have none: until there are counts, they are trusted as if so many tokens had
+matched."""
 
 
 class Draft(NamedTuple):

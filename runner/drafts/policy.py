@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from runner.drafts.acceptance import Acceptance, match_class
-from runner.drafts.cost import RoundCosts, cpu_costs, gpu_costs
-from runner.drafts.draft import SOURCES, Draft
+from runner.drafts.cost import DraftCost, RoundCosts, cpu_costs, gpu_costs
+from runner.drafts.draft import MODEL_MATCH, SOURCES, Draft
 
 CPU_TOKENS, GPU_TOKENS, MOST_TOKENS = 7, 15, 63
 """The most drafted tokens a round: by default, where the kernel for few rows of a CPU's BLAS ends at 8, and ever."""
@@ -23,6 +23,7 @@ class DraftPolicy:
         assert len(first_costs) == most + 1
         self.most = most
         self._costs = RoundCosts(first_costs)
+        self._draft_cost = DraftCost()
         self._acceptances = {(source, size): Acceptance(size, most) for source in SOURCES for size in range(5)}
 
     @classmethod
@@ -41,20 +42,33 @@ class DraftPolicy:
 
         At first no more are taken than matched.
         """
+        return self._length(draft, len(draft.tokens), self._costs.curve(context_tokens))
+
+    def model_length(self, most: int, context_tokens: int) -> int:
+        """Returns how many tokens a model should draft, behind so many tokens: as `length`, but for what drafting
+        itself takes."""
+        rounds = self._costs.curve(context_tokens)
+        token_s = (self._draft_cost if self._costs.known else DraftCost()).token_s(rounds[0])
+        costs = [seconds + length * token_s for length, seconds in enumerate(rounds)]
+        return self._length(Draft([], "model", MODEL_MATCH), most, costs)
+
+    def _length(self, draft: Draft, most: int, costs: Sequence[float]) -> int:
+        """Returns how many of at most `most` tokens to take; `costs` are those of none, one, and so on."""
         acceptance = self._acceptance(draft)
-        most = min(len(draft.tokens), self.most)
-        if not acceptance.trusted:
-            most = min(most, draft.match)
-        costs = self._costs.curve(context_tokens)
+        most = min(most, self.most if acceptance.trusted else min(draft.match, self.most))
         best, best_rate = 0, _WORTH / costs[0]
-        tokens = all_right = 1.0
+        tokens = all_right = best_tokens = best_right = 1.0
         for length, right in zip(range(1, most + 1), acceptance.rates(), strict=False):
             all_right *= right
             tokens += all_right
             rate = tokens / costs[length]
             if rate > best_rate:
-                best, best_rate = length, rate
-        return best + 1 if best < most and acceptance.probes(best) else best
+                best, best_rate, best_tokens, best_right = length, rate, tokens, all_right
+        if best == most:
+            return best
+        # Known text costs nothing to look up, and a round may become cheaper; a model is asked in vain.
+        hopeful = draft.source != "model" or (best_tokens + best_right) / costs[best + 1] > best_rate
+        return best + acceptance.probes(best, hopeful=hopeful)
 
     def learned(self, draft: Draft, taken: int, accepted: int) -> None:
         """Learns that the first `taken` tokens of a draft made a round, and the first `accepted` of them were right."""
@@ -66,6 +80,10 @@ class DraftPolicy:
         nothing is learned from that."""
         if rows <= self.most + 1:
             self._costs.took(rows, seconds, context_tokens)
+
+    def drafted(self, tokens: int, seconds: float) -> None:
+        """Learns how long a model took to draft so many tokens, at least one."""
+        self._draft_cost.took(tokens, seconds)
 
     def _acceptance(self, draft: Draft) -> Acceptance:
         return self._acceptances[draft.source, match_class(draft.match)]

@@ -43,4 +43,7 @@ class EngineContext(NamedTuple):
         drafter = None
         if self.drafting is not None:
             drafter = self.drafting.drafter(request.keys)
-        return Generation(request, session, self.tokenizer, self.context_length, started_ns, pictures, drafter)
+        generation = Generation(request, session, self.tokenizer, self.context_length, started_ns, pictures, drafter)
+        if drafter is not None:
+            drafter.life = generation.life
+        return generation

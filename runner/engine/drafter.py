@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from runner.cache.session import LiveSession
+from runner.sampling.sampler import Sampler
 
 
 class Drafter(Protocol):
@@ -17,8 +18,9 @@ class Drafter(Protocol):
         """Returns True if a round should follow the token that is on its way, of which nothing is recorded yet."""
         ...
 
-    def propose(self, session: LiveSession, most: int) -> Sequence[int]:
-        """Returns at most `most` tokens that may come behind the prompt and the answer so far."""
+    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> Sequence[int]:
+        """Returns at most `most` tokens that may come behind the prompt and the answer so far, whose `sampler` stays as
+        it is."""
         ...
 
     def learn(self, drafts: int, right: int) -> None:

@@ -8,13 +8,17 @@ from collections.abc import Sequence
 
 from protocol.stats import DraftCounts
 from runner.cache.session import LiveSession
-from runner.drafts.draft import SOURCES, Draft
+from runner.drafts.draft import MODEL_MATCH, SOURCES, Draft
 from runner.drafts.guard import Guard
 from runner.drafts.lookup import Lookup
 from runner.drafts.policy import DraftPolicy
 from runner.drafts.ring import Ring
+from runner.engine.draft_model.interface import DraftModel
+from runner.engine.draft_model.pacing import AnswerPacing, ModelPacing
+from runner.engine.lifecycle import Lifecycle
 from runner.engine.trial import Trial
 from runner.logs import Log
+from runner.sampling.sampler import Sampler
 
 log = Log(__name__)
 _INDEX_TOKENS = 512
@@ -26,13 +30,14 @@ _EARLIER_TOKENS = 1 << 18
 class Drafting:
     """What all drafted answers of an engine share. Owner: the engine thread."""
 
-    def __init__(self, policy: DraftPolicy, trial: Trial, salt: str = "") -> None:
+    def __init__(self, policy: DraftPolicy, trial: Trial, salt: str = "", model: DraftModel | None = None) -> None:
         """Nothing is drafted before the end of the `trial`, which the caller advances while `waits`. Answers under
-        different salts know nothing of each other."""
+        different salts know nothing of each other. The `model` drafts where no known text does."""
         self.policy = policy
         self.guard = Guard()
         self.ring = Ring(_EARLIER_TOKENS)
         self.salt = salt
+        self.model = None if model is None else ModelPacing(model, policy)
         self._trial = trial
         self.waits = False
         """True while an answer could be drafted if the trial were over."""
@@ -46,9 +51,9 @@ class Drafting:
         return bool(self._trial.fault)
 
     def allows(self) -> bool:
-        """Returns True if the model may draft and the guard agrees. The trial begins if it has not."""
+        """Returns True if answers may be drafted. The trial begins if it has not."""
         self.waits = self._trial.fault is None
-        return self._trial.fault == "" and self.guard.allows()
+        return self._trial.fault == ""
 
     def drafter(self, prompt: Sequence[int]) -> "AnswerDrafter":
         """Returns a drafter for the answer to this prompt."""
@@ -80,11 +85,13 @@ class Drafting:
             accepted={**self._accepted},
             state=state,
             why=why,
+            model=None if self.model is None else self.model.state,
         )
 
 
 class AnswerDrafter:
-    """Proposes what followed when the text of one request stood like this before. Owner: the engine thread."""
+    """Proposes what followed when the text of one request stood like this before; else, what a model drafts. Owner: the
+    engine thread."""
 
     def __init__(self, shared: Drafting, prompt: Sequence[int]) -> None:
         """`prompt` are the keys of a prompt: those of pictures are negative."""
@@ -95,6 +102,9 @@ class AnswerDrafter:
         self._draft: Draft | None = None  # what the present round tries
         self._offered = False  # the present step could have tried a draft
         self._waited = False  # the present step dispatched nothing
+        self._model = None if shared.model is None else AnswerPacing(shared.model, shared.allows)
+        self.life: Lifecycle | None = None
+        """Where the drafts of a model are counted."""
 
     def index(self, tokens: int) -> None:
         """Indexes so many more tokens of the prompt, a microsecond each."""
@@ -105,9 +115,9 @@ class AnswerDrafter:
         draft = self._choose(session, most + 1)
         self._waited = draft is not None and len(draft.tokens) > 1
         self._expected = draft if self._waited else None
-        return self._waited
+        return self._waited or (self._model is not None and self._model.expects(session, most))
 
-    def propose(self, session: LiveSession, most: int) -> Sequence[int]:
+    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> Sequence[int]:
         """Returns at most `most` tokens to try behind the recorded ones."""
         draft, self._expected = self._expected, None
         if draft is None:
@@ -117,22 +127,30 @@ class AnswerDrafter:
             draft = None
         else:
             draft = draft._replace(tokens=draft.tokens[1:])
-        self._draft = draft
         self._offered |= draft is not None
+        if draft is None and self._model is not None and (tokens := self._model.propose(session, most, sampler)):
+            draft = Draft(tokens, "model", MODEL_MATCH)
+        self._draft = draft
         return draft.tokens[:most] if draft is not None else ()
 
     def learn(self, drafts: int, right: int) -> None:
         """Learns how many drafts of a round were right."""
         if self._draft is not None and drafts:
             self._shared.learn(self._draft, drafts, right)
+            if self.life is not None and self._draft.source == "model":
+                self.life.model_drafted += drafts
+                self.life.model_accepted += right
 
     def took(self, tokens: int, rows: int, seconds: float) -> None:
         """Learns how long a step took that gave so many tokens. `rows` is the length of its forward; 0 if it had none,
         -1 if it had several."""
-        if rows > 0:
-            self._shared.policy.took(rows, seconds, self._known)
-        drafted = self._draft is not None or self._waited
+        draft, model = self._draft, self._model
+        if rows > 1 or (rows == 1 and not (model is not None and model.worked)):
+            self._shared.policy.took(rows, seconds - (model.seconds if model is not None else 0.0), self._known)
+        drafted = (draft is not None and draft.source != "model") or self._waited
         self._shared.guard.took(tokens, seconds, drafted=drafted, offered=drafted or self._offered)
+        if model is not None:
+            model.took(tokens, seconds)
         self._draft, self._offered, self._waited = None, False, False
 
     def close(self) -> None:
@@ -152,4 +170,5 @@ class AnswerDrafter:
         draft = Draft(path, "path", len(recorded)) if path else self._lookup.propose(most)
         length = shared.policy.length(draft, len(recorded)) if draft is not None else 0
         self._offered = length > 0
-        return draft._replace(tokens=draft.tokens[:length]) if draft and length and shared.allows() else None
+        allowed = length > 0 and shared.allows() and shared.guard.allows()
+        return draft._replace(tokens=draft.tokens[:length]) if draft is not None and allowed else None

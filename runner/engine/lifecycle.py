@@ -40,6 +40,10 @@ class Lifecycle:
     """Drafts that were tried."""
     accepted: int = 0
     """The number of them that were right."""
+    model_drafted: int = 0
+    """Those of the drafts that a model made."""
+    model_accepted: int = 0
+    """The number of them that were right."""
     outcome: str = "done"
     """One of OUTCOMES, once it has ended."""
 
@@ -94,6 +98,8 @@ def report(request: "Request", session: "LiveSession", life: Lifecycle) -> None:
         forced=life.forced,
         drafted=life.drafted,
         accepted=life.accepted,
+        model_drafted=life.model_drafted,
+        model_accepted=life.model_accepted,
         waited_ms=round(life.waited_s * 1e3, 1),
         ttft_ms=round(life.ttft_s * 1e3, 1),
         prefill_tokens_per_s=round(life.prefill_tokens_per_s(session.total - session.cached), 1),

@@ -96,7 +96,7 @@ def find_drafts(generation: Generation, vocab_size: int, *, on_its_way: bool, pa
     if on_its_way:
         return Drafts((0,) if most > 1 and drafter.expects(session, most) else ())
     drafts = []
-    for token in drafter.propose(session, most) if most > 0 else ():
+    for token in drafter.propose(session, most, generation.sampler(vocab_size)) if most > 0 else ():
         if not 0 <= token < vocab_size or (grammar.guide is not None and token in generation.tokenizer.eos):
             break
         drafts.append(token)

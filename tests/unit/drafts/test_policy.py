@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runner.drafts.acceptance import Acceptance, match_class
 from runner.drafts.cost import RoundCosts, cpu_costs, gpu_costs
-from runner.drafts.draft import Draft
+from runner.drafts.draft import MODEL_MATCH, Draft
 from runner.drafts.policy import CPU_TOKENS, GPU_TOKENS, DraftPolicy
 
 MATCHES = (2, 3, 4, 6, 8, 12, 20)
@@ -231,3 +231,27 @@ def test_more_rows_are_never_thought_cheaper_than_one() -> None:
         costs.took(1, 2.0, 100)
         costs.took(2, 1.0, 100)
     assert costs.curve(100) == pytest.approx([2, 2], rel=0.01)
+
+
+@everywhere
+@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("right", [0.0, 0.5, 0.8, 0.95])
+def test_a_models_drafts_are_as_long_as_pays_for_drafting_them(world: World, right: float, share: float) -> None:
+    policy, rng, tokens, seconds = world.make(), random.Random(1), 0.0, 0.0
+    for number in range(3000):
+        length = policy.model_length(world.most, 1000)
+        accepted = 0
+        while accepted < length and rng.random() < right:
+            accepted += 1
+        if length:
+            policy.drafted(length, 0.01 * share * length * rng.lognormvariate(0, 0.1))
+            policy.learned(Draft([1] * length, "model", MODEL_MATCH), length, accepted)
+        policy.took(length + 1, 0.01 * world.cost[length + 1], 1000)
+        if number % 20 == 0:
+            policy.took(1, 0.01, 1000)
+        if number >= 500:
+            tokens += 1 + accepted
+            seconds += world.cost[length + 1] + share * length
+    best = max(sum(right**i for i in range(rows)) / (cost + share * (rows - 1)) for rows, cost in world.cost.items())
+    assert tokens / seconds >= 0.94 * best
+    assert tokens / seconds >= 0.97

@@ -9,9 +9,12 @@ from runner.cache.session import LiveSession
 from runner.drafts.policy import DraftPolicy
 from runner.engine.drafting import AnswerDrafter, Drafting
 from runner.engine.trial import SettledTrial
+from runner.sampling.sampler import Sampler
 
 QUOTED = [*range(100, 140)]
 MOST = 50
+SAMPLER = cast("Sampler", None)
+"""Only models draw their drafts."""
 
 
 class Session:
@@ -50,26 +53,26 @@ def ready() -> Drafting:
 
 def test_a_quotation_is_drafted_from_the_requests_own_text() -> None:
     drafter, session = begun(ready(), [*QUOTED, 7, *QUOTED[:20]])
-    assert drafter.propose(session, MOST) == QUOTED[20:27]
-    assert len(drafter.propose(session, 3)) <= 3
+    assert drafter.propose(session, MOST, SAMPLER) == QUOTED[20:27]
+    assert len(drafter.propose(session, 3, SAMPLER)) <= 3
 
 
 def test_a_path_of_the_cache_comes_first() -> None:
     drafter, session = begun(ready(), [*QUOTED, 7, *QUOTED[:20]], path=[1, 2, 3])
-    assert drafter.propose(session, MOST) == [1, 2, 3]
+    assert drafter.propose(session, MOST, SAMPLER) == [1, 2, 3]
 
 
 def test_an_earlier_answer_is_drafted_again_but_not_under_another_salt() -> None:
     drafting = ready()
     drafter, session = begun(drafting, [*range(40)])
     session.recorded.extend(QUOTED)
-    drafter.propose(session, MOST)
+    drafter.propose(session, MOST, SAMPLER)
     drafter.close()
     again, session = begun(drafting, [*range(40)])
-    assert list(again.propose(session, MOST))[:3] == QUOTED[:3]
+    assert list(again.propose(session, MOST, SAMPLER))[:3] == QUOTED[:3]
     drafting.salt = "another"
     other, session = begun(drafting, [*range(40)])
-    assert not other.propose(session, MOST)
+    assert not other.propose(session, MOST, SAMPLER)
 
 
 def test_a_round_is_held_back_for_the_token_on_its_way() -> None:
@@ -77,7 +80,7 @@ def test_a_round_is_held_back_for_the_token_on_its_way() -> None:
     assert drafter.expects(session, MOST)
     drafter.took(1, 0, 0.01)
     session.recorded.append(QUOTED[20])
-    assert drafter.propose(session, MOST) == QUOTED[21:27]
+    assert drafter.propose(session, MOST, SAMPLER) == QUOTED[21:27]
 
 
 def test_what_was_held_back_is_dropped_if_another_token_came() -> None:
@@ -85,37 +88,37 @@ def test_what_was_held_back_is_dropped_if_another_token_came() -> None:
     assert drafter.expects(session, MOST)
     drafter.took(1, 0, 0.01)
     session.recorded.append(9)
-    assert not drafter.propose(session, MOST)
+    assert not drafter.propose(session, MOST, SAMPLER)
 
 
 def test_nothing_is_drafted_before_the_trial_is_over_and_it_begins_with_the_first_draft() -> None:
     drafting = Drafting(DraftPolicy.for_cpu(), trial := LateTrial())
     fresh, unrelated = begun(drafting, [*range(40)])
-    assert not fresh.propose(unrelated, MOST)
+    assert not fresh.propose(unrelated, MOST, SAMPLER)
     assert not drafting.waits
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
-    assert not drafter.propose(session, MOST)
+    assert not drafter.propose(session, MOST, SAMPLER)
     assert drafting.waits
     while drafting.waits:
         drafting.advance()
     assert trial.fault == ""
-    assert drafter.propose(session, MOST)
+    assert drafter.propose(session, MOST, SAMPLER)
 
 
 def test_a_model_that_fails_the_trial_is_never_drafted(caplog: pytest.LogCaptureFixture) -> None:
     drafting = Drafting(DraftPolicy.for_cpu(), LateTrial("its masks look ahead"))
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
-    drafter.propose(session, MOST)
+    drafter.propose(session, MOST, SAMPLER)
     while drafting.waits:
         drafting.advance()
-    assert not drafter.propose(session, MOST)
+    assert not drafter.propose(session, MOST, SAMPLER)
     assert (drafting.counts.state, drafting.counts.why) == ("off", "its masks look ahead")
 
 
 def test_rounds_are_counted_by_source() -> None:
     drafting = ready()
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
-    drafts = drafter.propose(session, MOST)
+    drafts = drafter.propose(session, MOST, SAMPLER)
     drafter.learn(len(drafts), 2)
     drafter.took(3, 1 + len(drafts), 0.01)
     counts = drafting.counts
@@ -128,8 +131,99 @@ def test_drafts_that_are_always_wrong_come_to_an_end() -> None:
     drafting, tried = ready(), 0
     for number in range(60):
         drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
-        drafts = drafter.propose(session, MOST)
+        drafts = drafter.propose(session, MOST, SAMPLER)
         drafter.learn(len(drafts), 0)
         drafter.took(1, 1 + len(drafts), 0.01 * (1 + len(drafts) / 4))
         tried += bool(drafts) and number >= 20
     assert tried <= 10
+
+
+class Model:
+    """Drafts the same tokens every time."""
+
+    name = "mine"
+    nbytes = 7
+
+    def __init__(self, parts: int = 0) -> None:
+        self.parts, self.asked = parts, list[int]()
+
+    def read(self, session: LiveSession) -> bool:
+        self.parts -= 1
+        return self.parts >= 0
+
+    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
+        self.asked.append(most)
+        return [8, 9, 10, 11, 12, 13, 14][:most]
+
+    def free(self) -> None: ...
+
+
+def test_a_model_drafts_where_nothing_is_known() -> None:
+    model = Model()
+    drafting = Drafting(DraftPolicy.for_cpu(), SettledTrial(), model=model)
+    drafter, session = begun(drafting, [*range(40)])
+    drafts = drafter.propose(session, MOST, SAMPLER)
+    assert drafts == [8, 9, 10, 11, 12, 13, 14][: len(drafts)]
+    assert drafts
+    drafter.learn(len(drafts), 1)
+    drafter.took(2, 1 + len(drafts), 0.01)
+    counts = drafting.counts
+    assert (counts.drafted["model"], counts.accepted["model"]) == (len(drafts), 1)
+    assert counts.model is not None
+    assert (counts.model.name, counts.model.bytes, counts.model.state) == ("mine", 7, "on")
+    drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
+    assert drafter.propose(session, MOST, SAMPLER) == QUOTED[20:27]
+    assert len(model.asked) == 1
+
+
+def test_a_model_waits_for_the_token_on_its_way_unless_it_has_to_read() -> None:
+    drafter, session = begun(Drafting(DraftPolicy.for_cpu(), SettledTrial(), model=Model(2)), [*range(40)])
+    for waits in (False, False, True):
+        assert drafter.expects(session, MOST) is waits
+        drafter.took(1, 0, 0.01)
+    assert drafter.propose(session, MOST, SAMPLER)
+
+
+def test_a_model_whose_drafts_are_never_right_comes_to_rest() -> None:
+    model = Model()
+    drafting = Drafting(DraftPolicy.for_cpu(), SettledTrial(), model=model)
+    drafter, session = begun(drafting, [*range(40)])
+    for _ in range(300):
+        drafts = drafter.propose(session, MOST, SAMPLER)
+        drafter.learn(len(drafts), 0)
+        drafter.took(1, 1 + len(drafts), 0.01 * (1 + len(drafts) / 4))
+    before = len(model.asked)
+    for _ in range(300):
+        drafts = drafter.propose(session, MOST, SAMPLER)
+        drafter.learn(len(drafts), 0)
+        drafter.took(1, 1 + len(drafts), 0.01 * (1 + len(drafts) / 4))
+    assert len(model.asked) - before <= 8
+
+
+def test_a_model_rests_by_the_clock_and_what_is_known_is_drafted_all_the_same() -> None:
+    """Its drafts are right, and slower than none."""
+    drafting = Drafting(DraftPolicy.for_cpu(), SettledTrial(), model=Model())
+    assert drafting.model is not None
+    drafting.policy.model_length = lambda most, context_tokens: 2  # type: ignore[method-assign]  # thinks that it pays
+    drafter, session = begun(drafting, [*range(40)])
+    for _ in range(400):
+        drafts = drafter.propose(session, MOST, SAMPLER)
+        drafter.learn(len(drafts), 1)
+        assert drafter._model is not None
+        drafter._model.seconds = 0.04 if drafts else 0.0
+        drafter.took(2 if drafts else 1, 1 + len(drafts), 0.05 if drafts else 0.01)
+    assert (drafting.model.guard.state.name, drafting.guard.state.name) == ("resting", "on")
+    drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
+    assert drafter.propose(session, MOST, SAMPLER) == QUOTED[20:27]
+
+
+def test_no_model_works_before_the_trial_is_over() -> None:
+    model = Model()
+    drafting = Drafting(DraftPolicy.for_cpu(), LateTrial("its masks look ahead"), model=model)
+    drafter, session = begun(drafting, [*range(40)])
+    assert not drafter.expects(session, MOST)
+    assert drafting.waits
+    while drafting.waits:
+        drafting.advance()
+    assert not drafter.propose(session, MOST, SAMPLER)
+    assert not model.asked

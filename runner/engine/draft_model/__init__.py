@@ -1,0 +1,11 @@
+"""Models that draft: what they are to an answer, and one with weights, layers and a context of its own.
+
+| module | what it is |
+| --- | --- |
+| `interface` | a model that drafts, as answers see it |
+| `pacing` | when a model drafts, and how many tokens: as many as pay |
+| `reader` | the layers of a draft model, which follow one text after the other |
+| `own_model` | a draft model with weights of its own |
+| `opening` | which model drafts, and why another one cannot |
+| `vocabulary` | whether two models mean the same by each token |
+"""

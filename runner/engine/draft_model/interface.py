@@ -1,0 +1,38 @@
+"""A model that drafts, as answers see it."""
+
+from typing import Protocol
+
+from runner.cache.session import LiveSession
+from runner.sampling.sampler import Sampler
+
+
+class DraftModel(Protocol):
+    """Drafts the tokens of one answer after the other. Owner: the engine thread.
+
+    `session` is that of the answer. Its `recorded` tokens are all of the prompt and the answer so far; a model without
+    a context of its own finds there what the answer's model has computed for them. Whatever a method raises ends the
+    use of the model, and no answer.
+    """
+
+    name: str
+
+    def read(self, session: LiveSession) -> bool:
+        """Reads a part of the text if the model has too little of it to draft. Returns False if it had enough.
+
+        A part takes no longer than a short slice of a prompt.
+        """
+        ...
+
+    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
+        """Returns at most `most` tokens that may come next, drawn as the answer's `sampler` would draw them, which
+        stays as it is. Called when `read` has returned False."""
+        ...
+
+    def free(self) -> None:
+        """Frees all but the weights."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all but the weights."""
+        ...

@@ -1,0 +1,59 @@
+"""A draft model with weights of its own, which reads the text by itself."""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from runner.cache.sequence import SequenceLayers
+from runner.cache.session import LiveSession
+from runner.engine.draft_model.reader import MOST_TOKENS, Forward, Reader
+from runner.errors import ModelError
+from runner.sampling.sampler import Sampler
+
+_PART_TOKENS = 64  # of a text, beside a step of its answer: takes about as long as a step of a model ten times as large
+_TRIED_TOKENS = 4
+_GROWTH_TOKENS = 256  # mlx-lm's layers grow by as many at a time
+
+
+def unmarkable_layers(layers: list[object]) -> str:
+    """Returns why a model with these fresh layers cannot take back what it drafted; empty if it can."""
+    states = SequenceLayers(layers).states
+    names = {type(getattr(state, "layer", state)).__name__ for state in states if not state.markable}
+    return f"there is no way back in its {', '.join(sorted(names))}" if names else ""
+
+
+class OwnDraftModel:
+    """A model that drafts from the end of the text. One for all answers: it turns from one to the next. Owner: the
+    engine thread."""
+
+    def __init__(self, name: str, make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int) -> None:
+        """`forward` is as in `Reader`. Raises ModelError if the layers of the model cannot go back, and what the
+        first forward raises."""
+        self.name = name
+        if fault := unmarkable_layers(make_layers()):
+            raise ModelError(fault)
+        self._reader = Reader(make_layers, forward, vocab_size)
+        self._reader.turn_to([0] * _TRIED_TOKENS)
+        self._reader.read(_TRIED_TOKENS)
+        self._reader.draft(1, vocab_size, lambda logits: mx.argmax(logits, axis=-1))
+        self.most_bytes = (MOST_TOKENS // _GROWTH_TOKENS + 1) * self._reader.nbytes
+        """The bytes that its layers may take."""
+        self._reader.reset()
+
+    @property
+    def nbytes(self) -> int:
+        return self._reader.nbytes
+
+    def read(self, session: LiveSession) -> bool:
+        self._reader.turn_to(session.recorded)
+        behind = self._reader.left > _PART_TOKENS
+        if behind:
+            self._reader.read(_PART_TOKENS)
+        return behind
+
+    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
+        self._reader.turn_to(session.recorded)
+        return self._reader.draft(most, sampler.vocab_size, sampler.preview())
+
+    def free(self) -> None:
+        self._reader.reset()
