@@ -6,6 +6,7 @@ RunnerError
 │   ├── FaultsError   several faults at once
 │   ├── ReadError     its headers are in order, but its weights cannot be read
 │   └── ComputeError  it is loaded, but its first forward pass fails
+├── DraftError        `--draft` names a model that cannot draft for this one: exit status 1
 └── RequestError      one request is refused: `status` and text before the stream, an `Error` line within it
     └── MediaError    a picture of it cannot be used: 400
 """
@@ -49,6 +50,10 @@ class ComputeError(ModelError):
         "weights and config.json match each other, so compare the values in config.json with those of the model's"
         " publisher; if a type is not supported, try --dtype float32"
     )
+
+
+class DraftError(RunnerError):
+    """The model that `--draft` names cannot draft for the one that is served."""
 
 
 def no_mlx(error: ImportError) -> RunnerError:

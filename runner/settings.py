@@ -17,6 +17,8 @@ DTYPES = ("auto", "keep", "float32", "bfloat16", "float16")
 """The types for floating-point weights."""
 HAND_OVER = ("auto", "sound", "refused", "off")
 """The extents of the hand-over to Ollama's own runner."""
+DRAFT_AUTO, DRAFT_OFF = "auto", "off"
+"""The values of `--draft` that name no model."""
 CACHE_PERCENT = 25
 """The default share of memory for the prefix cache, which weights leave free."""
 MEMORY_PERCENT = 75
@@ -64,8 +66,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The number of requests that run at once; always 1 with a cache for one conversation or none."""
     max_gap_s: float = DEFAULT_MAX_GAP_MS / 1000
     """The longest pause between two tokens of a running answer while prompts are read."""
-    draft: bool = True
-    """True if tokens are drafted: tried several at a time where known text suggests them."""
+    draft: str = DRAFT_AUTO
+    """Whether tokens are drafted, i.e. tried several at a time: DRAFT_OFF; DRAFT_AUTO, where known text suggests them
+    and by the draft that lies beside the model; or the name or path of a model that drafts where no text does."""
     draft_tokens: int | None = None
     """The most drafts of one step; None: as suits the device."""
     prefill_chunk_tokens: int | None = None
@@ -126,6 +129,8 @@ class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
     models_dir: Path
     context_tokens: int | None = None
     verify: bool = False
+    draft: str = DRAFT_AUTO
+    """As in `Settings`; with DRAFT_OFF, what DRAFT_AUTO would do is told all the same."""
     dtype: str = "auto"
     memory: Bound = Bound(percent=MEMORY_PERCENT)
     blas: str = "auto"

@@ -10,6 +10,7 @@ from runner.settings import (
     DEFAULT_CONTEXT_TOKENS,
     DEFAULT_MAX_GAP_MS,
     DEFAULT_PARALLEL,
+    DRAFT_AUTO,
     DTYPES,
     GPU_CHUNK_TOKENS,
     HAND_OVER,
@@ -149,12 +150,13 @@ FLAGS = (
     Flag(
         group=COMPUTE,
         name="draft",
-        metavar="auto|off",
-        default="auto",
-        choices=("auto", "off"),
-        short="try several tokens at a time where text repeats",
+        metavar="auto|off|NAME|DIR",
+        default=DRAFT_AUTO,
+        short="draft tokens where text repeats, or by a model",
         help="drafts: `auto` tries several tokens in one step where the request's own text or an earlier answer went on"
-        " with them, as long as that is faster; answers stay the same",
+        " with them, or where the draft model that lies beside the model in the store suggests them, as long as that is"
+        " faster; answers stay the same; the name or the directory of a small model with the same vocabulary lets that"
+        " one draft",
     ),
     Flag(
         group=COMPUTE,
@@ -248,7 +250,7 @@ FLAGS = (
     switch(PROCESS, "verbose", "no effect; hosts send it", "accepted because hosts send it; has no effect"),
 )
 
-_CHECKED = ("models-dir", "context", "verify", "log-level", "dtype", "memory", "blas", "blas-threads")
+_CHECKED = ("models-dir", "context", "verify", "log-level", "draft", "dtype", "memory", "blas", "blas-threads")
 
 CHECK_FLAGS = (
     *(flag for flag in FLAGS if flag.name in _CHECKED),

@@ -16,6 +16,8 @@ from runner.cache.draft_trial import DraftTrial
 from runner.cache.layers.batch_trial import BatchTrial
 from runner.drafts.policy import DraftPolicy
 from runner.engine.context import EngineContext
+from runner.engine.draft_model.opening import DraftModelOpener
+from runner.engine.draft_model.own_model import OwnDraftModel
 from runner.engine.drafting import Drafting
 from runner.engine.events import Outbox
 from runner.engine.formats import Formats
@@ -31,7 +33,7 @@ from runner.model import OpenedModel
 from runner.model.device import gpu_usable_bytes, usable_bytes
 from runner.model.weights.dtype import device
 from runner.model.weights.load import LoadedModel, load
-from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, Settings
+from runner.settings import CPU_CHUNK_TOKENS, DRAFT_OFF, GPU_CHUNK_TOKENS, Settings
 from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
@@ -79,8 +81,11 @@ def assemble(
     """
     opened = _open_device(settings)
     slow_blas = blas.detect(settings.blas).is_slow
-    loaded = load(model, settings.dtype, opened.budget_bytes, slow_blas=slow_blas)
+    drafts = DraftModelOpener(settings, model)
+    weights_bytes = opened.budget_bytes - drafts.reserved_bytes(opened.budget_bytes)
+    loaded = load(model, settings.dtype, weights_bytes, slow_blas=slow_blas)
     tokenizer = opening.result()
+    draft_model = drafts.load(loaded, tokenizer, opened.budget_bytes, slow_blas=slow_blas)
     sight = Sight()
     if model.has_vision:
         from runner.engine.pictures.sight import open_sight  # no other model needs it
@@ -111,8 +116,9 @@ def assemble(
         salt=salt,
         encoder=sight.encoder,
         trial=trial,
-        drafting=_drafting(settings, loaded, make_layers, model.vocab_size, salt, on_cpu=opened.on_cpu),
+        drafting=_drafting(settings, loaded, make_layers, model.vocab_size, salt, draft_model, on_cpu=opened.on_cpu),
     )
+    context.memory.draft_bytes = draft_model.most_bytes if draft_model is not None else 0
     scheduler = Scheduler(context, SlicePolicy(chunk_tokens, settings.max_gap_s), settings.parallel, outbox)
     identity = Identity(__version__, model.name, model.architecture, device(), model.context_length, settings.cache)
     shown = tokenizer if settings.inspect_text else None
@@ -157,14 +163,22 @@ def _choose_kv_format(loaded: LoadedModel, vocab_size: int, kv_bits: int | None)
 
 
 def _drafting(
-    settings: Settings, loaded: LoadedModel, make_layers: MakeLayers, vocab_size: int, salt: str, *, on_cpu: bool
+    settings: Settings,
+    loaded: LoadedModel,
+    make_layers: MakeLayers,
+    vocab_size: int,
+    salt: str,
+    model: OwnDraftModel | None,
+    *,
+    on_cpu: bool,
 ) -> Drafting | None:
-    if not settings.draft:
+    if settings.draft == DRAFT_OFF:
         return None
     make = DraftPolicy.for_cpu if on_cpu else DraftPolicy.for_gpu
     policy = make(settings.draft_tokens) if settings.draft_tokens else make()
     fault = loaded.undraftable
-    return Drafting(policy, SettledTrial(fault) if fault else DraftTrial(make_layers, loaded.logits, vocab_size), salt)
+    trial = SettledTrial(fault) if fault else DraftTrial(make_layers, loaded.logits, vocab_size)
+    return Drafting(policy, trial, salt, model)
 
 
 def _warm_up_of(

@@ -92,7 +92,7 @@ def test_every_flag_has_its_variable() -> None:
         "parallel": "5",
         "max-gap-ms": "7",
         "prefill-chunk": "8",
-        "draft": "auto",
+        "draft": "small:latest",
         "draft-tokens": "3",
         "dtype": "float16",
         "trace": "/t.json",
@@ -112,7 +112,7 @@ def test_every_flag_has_its_variable() -> None:
 
 def test_every_flag_of_check_has_its_variable() -> None:
     examples = {"models-dir": "/m", "context": "4096", "verify": "on", "log-level": "debug", "json": "on"}
-    examples |= {"dtype": "keep", "memory": "40%", "blas": "off", "blas-threads": "2"}
+    examples |= {"draft": "small", "dtype": "keep", "memory": "40%", "blas": "off", "blas-threads": "2"}
     assert set(examples) == {flag.name for flag in CHECK_FLAGS}
     variables = {flag.variable: examples[flag.name] for flag in CHECK_FLAGS}
     by_variable = parse_check([], {**variables, "MLX_RUNNER_MODEL": "m"})
@@ -120,7 +120,7 @@ def test_every_flag_of_check_has_its_variable() -> None:
     assert by_variable == by_flag
     assert (by_flag.model, by_flag.models_dir, by_flag.context_tokens) == ("m", Path("/m"), 4096)
     assert (by_flag.verify, by_flag.json, by_flag.log_level) == (True, True, logging.DEBUG)
-    assert (by_flag.dtype, by_flag.blas, by_flag.blas_threads) == ("keep", "off", 2)
+    assert (by_flag.dtype, by_flag.draft, by_flag.blas, by_flag.blas_threads) == ("keep", "small", "off", 2)
     assert by_flag.memory == Bound(percent=40)
 
 

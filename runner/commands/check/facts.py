@@ -13,6 +13,7 @@ from runner.cache.layers.kv import KVState
 from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.window import WindowState
+from runner.commands.check.drafts import DraftFacts, draft_facts
 from runner.commands.check.pictures import PictureFacts, picture_facts
 from runner.errors import ModelError
 from runner.model import OpenedModel
@@ -110,6 +111,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     context: Context | None
     tokenizer: TokenizerFacts | None
     pictures: PictureFacts | None
+    drafts: DraftFacts | None
     warnings: list[str]
     problems: list[str]
 
@@ -138,6 +140,12 @@ def inspect(settings: CheckSettings) -> Inspection:
     pictures = None
     if opened and tokenizer and not found.problems:
         pictures = picture_facts(opened, plan, tokenizer, settings.dtype, budget_bytes, slow_blas=detected_blas.is_slow)
+    drafts = None
+    if opened and module and types and tokenizer and not found.problems:
+        with collecting_faults(found.problems):
+            drafts = draft_facts(
+                settings, opened, LoadedModel(module), types, tokenizer, budget_bytes, slow_blas=detected_blas.is_slow
+            )
     problems = list(dict.fromkeys(plain(str(problem)) for problem in found.problems))
     return Inspection(
         model=plain(settings.model),
@@ -160,6 +168,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         context=context,
         tokenizer=_tokenizer_facts(tokenizer, opened) if tokenizer else None,
         pictures=pictures,
+        drafts=drafts,
         warnings=[
             *_tensor_warnings(found),
             *((types.lacking,) if types and types.lacking else ()),

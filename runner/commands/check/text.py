@@ -4,6 +4,7 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator
 
+from runner.commands.check.drafts import DraftFacts
 from runner.commands.check.facts import (
     BlasFacts,
     Context,
@@ -66,6 +67,8 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
         yield from _tokenizer(found.tokenizer)
     if found.pictures:
         yield "pictures", _pictures(found.pictures)
+    if found.drafts:
+        yield "drafts", _drafts(found.drafts)
 
 
 def _value(value: object) -> str:
@@ -88,6 +91,16 @@ def _pictures(facts: PictureFacts) -> str:
         f"yes ({facts.tower} tower, {blocks}{facts.dtype}, {shown(facts.bytes)}; up to"
         f" {_counted(facts.tokens or 0, 'token')} a picture)"
     )
+
+
+def _drafts(facts: DraftFacts) -> str:
+    if facts.why_not:
+        return f"none: {facts.why_not}"
+    by_model = f"by {facts.model} ({facts.architecture}, {facts.dtype}, {shown(facts.bytes or 0)})"
+    found = f"from known text, and {by_model}" if facts.model else "from known text"
+    if facts.why_no_model:
+        found += f"; the draft model in the store is not used: {facts.why_no_model}"
+    return plain(found if facts.on else f"off; with --draft auto, {found}")
 
 
 def _blas(blas: BlasFacts) -> str:

@@ -73,6 +73,8 @@ class MemoryBudget:
         self.budget_bytes = budget_bytes
         self.weights_bytes = meter.active()
         self.workspace = WorkspaceEstimate()
+        self.draft_bytes = 0
+        """What a model that drafts may hold beside its weights."""
         self._meter = meter
         self._chunk_tokens = chunk_tokens
         self._reuse_bytes = reuse_bytes
@@ -160,7 +162,7 @@ class MemoryBudget:
     def allows_drafts(self, cache: CacheBudget) -> bool:
         """Returns True if there is room, beside what runs, for steps over several tokens and for the trial before the
         first of them, and some to spare."""
-        needed = _TRIAL_LAYERS * cache.session_bytes(_GROWTH_TOKENS) + _ROUND_ROWS * self._step_bytes
+        needed = _TRIAL_LAYERS * cache.session_bytes(_GROWTH_TOKENS) + _ROUND_ROWS * self._step_bytes + self.draft_bytes
         return cache.allows(needed + self.room_bytes // _SHARE)
 
     def free(self, cache: CacheBudget) -> None:

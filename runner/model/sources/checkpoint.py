@@ -75,7 +75,7 @@ class Checkpoint(NamedTuple):
     unreadable: Mapping[str, Tensor] = {}
     """Placeholders without a shape for tensors whose file was reported as unreadable, under the best known name."""
     draft_bytes: Mapping[str, int] = {}
-    """Layer name -> size, for layers of a speculative draft model, which are not opened."""
+    """Layer name -> size, for the tensor layers of a draft model that lies beside this one, which are not opened."""
     text_blobs: Mapping[str, File] = {}
     """The store's blobs without tensors, by their name in the manifest; empty for a directory."""
 

@@ -27,7 +27,8 @@ _JSON = "application/vnd.ollama.image.json"
 _MODEL_FORMAT = "safetensors"
 _DIGEST = re.compile(r"sha256[:-][0-9a-fA-F]{64}")
 _DRAFT = ("draft.", "draft/")
-"""Prefixes of a speculative draft model, which this runner does not use."""
+"""Prefixes of a draft model that lies beside a model: of its tensors, and of its files."""
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 _COMPANIONS = (".scale", ".bias", ".global_scale")
 
 
@@ -78,6 +79,26 @@ def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -
         unreadable=unreadable,
         draft_bytes={layer.name: layer.size_bytes for layer in tensor_layers if layer.is_draft},
         text_blobs={**config, **{key: file for key, file in files.items() if not key.startswith(_DRAFT)}},
+    )
+
+
+def open_stored_draft(target: Checkpoint, models_dir: Path) -> Checkpoint:
+    """Opens the draft model that lies beside `target`, a model of the store. One without a tokenizer has that of the
+    model. Raises ModelError."""
+    manifest = _read_manifest(target.path)
+    layers = [layer for layer in _layers(target.path, manifest, models_dir, {}, raise_fault) if layer.is_draft]
+    tensors, files = _DRAFT
+    blobs = {layer.blob: layer for layer in layers if layer.media_type == _TENSOR}
+    found = {layer.name.removeprefix(files): layer.file for layer in layers if layer.media_type == _JSON}
+    if found.keys().isdisjoint(_TOKENIZERS):
+        found |= {name: file for name, file in target.files.items() if name in _TOKENIZERS}
+    return Checkpoint(
+        name=f"the draft of {target.name}",
+        path=target.path,
+        files=found,
+        tensors=merge_tensors(_tensors(layer, {}, raise_fault, prefix=tensors) for layer in blobs.values()),
+        from_store=True,
+        missing_file='config "draft/{}" not found in manifest',
     )
 
 
@@ -156,8 +177,9 @@ def _parsed(layer: _Layer) -> Mapping[str, object]:
     return config
 
 
-def _tensors(layer: _Layer, unreadable: dict[str, Tensor], report: ReportFault) -> Iterator[Tensor]:
-    """Yields the logical tensors of one blob, by the names inside it; the layer's own name is only for messages."""
+def _tensors(layer: _Layer, unreadable: dict[str, Tensor], report: ReportFault, prefix: str = "") -> Iterator[Tensor]:
+    """Yields the logical tensors of one blob, by the names inside it; the layer's own name is only for messages. With a
+    `prefix`, yields those of a draft without it, else those of no draft."""
     try:
         entries = read_header(layer.blob, size_bytes=layer.size_bytes)
     except ModelError as error:
@@ -169,12 +191,13 @@ def _tensors(layer: _Layer, unreadable: dict[str, Tensor], report: ReportFault) 
             f"layer {layer.name}: {layer.blob}: stored by Ollama before 0.16; create or pull the model again"
         )
     for key, entry in entries.items():
-        if key.startswith(_DRAFT) or _is_companion(key, entries):
+        if _is_companion(key, entries) or key.startswith(_DRAFT) != bool(prefix):
             continue
+        name = key.removeprefix(prefix)
         if f"{key}.scale" in entries:
-            yield Tensor(key, entry, *(entries.get(key + suffix) for suffix in _COMPANIONS))
+            yield Tensor(name, entry, *(entries.get(key + suffix) for suffix in _COMPANIONS))
         else:
-            yield Tensor(key, entry)
+            yield Tensor(name, entry)
 
 
 def _is_companion(key: str, entries: Mapping[str, HeaderEntry]) -> bool:

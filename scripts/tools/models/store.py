@@ -32,6 +32,7 @@ __all__ = [
     "Store",
     "Tensor",
     "Writer",
+    "add_draft",
     "manifest_path",
     "quantize",
     "read_tensors",
@@ -227,6 +228,14 @@ def _draft_layers(store: Store) -> list[dict[str, object]]:
     layers.append(store.add_blob(json.dumps(config).encode(), JSON, "draft/config.json"))
     layers.append(store.add_blob(b"{}", JSON, "draft/tokenizer_config.json"))
     return layers
+
+
+def add_draft(store: Store, source_dir: Path) -> None:
+    """Puts the model in the Hugging Face style directory `source_dir` beside a stored one, as its draft model."""
+    for name, tensor in source_tensors(source_dir).items():
+        store.put_tensors(f"draft.{name}", {f"draft.{name}": tensor})
+    for path in sorted(source_dir.glob("*.json")):
+        store.put(f"draft/{path.name}", path.read_bytes())
 
 
 def write_ancient_store(

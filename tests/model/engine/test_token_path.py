@@ -145,7 +145,7 @@ async def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: Sequen
         log_level=20,
         watch_parent=False,
         parallel=1,
-        draft=draft,
+        draft="auto" if draft else "off",
     )
     engine = Engine(settings, model, tokenizer)
     await asyncio.wait_for(engine.start(asyncio.get_running_loop()).wait(), 30)

@@ -1,0 +1,69 @@
+"""The line of `mlx-runner check` about drafts: what would draft, from headers alone, by the parts that would do it."""
+
+import msgspec
+
+from runner.engine.draft_model.opening import check_match, find_draft
+from runner.engine.draft_model.own_model import unmarkable_layers
+from runner.errors import ModelError
+from runner.model import OpenedModel
+from runner.model.weights.assemble import rehearse
+from runner.model.weights.dtype import DtypePlan, plan_dtypes
+from runner.model.weights.load import LoadedModel
+from runner.settings import DRAFT_AUTO, DRAFT_OFF, CheckSettings
+from runner.tokenizer import Tokenizer
+
+
+class DraftFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What drafts answers, in addition to known text. The fields of a model are None if there is none that can."""
+
+    on: bool
+    """False with `--draft off`."""
+    why_not: str | None = None
+    """The reason why answers of this model are never drafted."""
+    model: str | None = None
+    architecture: str | None = None
+    dtype: str | None = None
+    bytes: int | None = None
+    """The draft model's weights in memory."""
+    why_no_model: str | None = None
+    """The reason why the model that was to draft cannot."""
+
+
+def draft_facts(
+    settings: CheckSettings,
+    model: OpenedModel,
+    target: LoadedModel,
+    types: DtypePlan,
+    tokenizer: Tokenizer,
+    budget_bytes: int,
+    *,
+    slow_blas: bool,
+) -> DraftFacts:
+    """Returns what would draft answers of a model that loads: `target`, made of placeholders. Raises ModelError if
+    `--draft` names one that cannot."""
+    on, wish = settings.draft != DRAFT_OFF, settings.draft if settings.draft != DRAFT_OFF else DRAFT_AUTO
+    why_not = target.undraftable or None
+    try:
+        found = find_draft(wish, settings.models_dir, model)
+        if found is None:
+            return DraftFacts(on=on, why_not=why_not)
+        check_match(found, model, target, tokenizer)
+        rest = max(0, budget_bytes - types.nbytes(target.module))
+        draft, plan = _rehearsed(found, settings.dtype, rest, slow_blas=slow_blas)
+    except ModelError as error:
+        if wish != DRAFT_AUTO:
+            raise ModelError(f"--draft {wish}: {error}") from error
+        return DraftFacts(on=on, why_not=why_not, why_no_model=str(error))
+    return DraftFacts(
+        on=on, model=found.name, architecture=found.architecture, dtype=plan.computes, bytes=plan.nbytes(draft.module)
+    )
+
+
+def _rehearsed(draft: OpenedModel, dtype: str, budget_bytes: int, *, slow_blas: bool) -> tuple[LoadedModel, DtypePlan]:
+    """Returns the draft model, made of placeholders, and the types of its weights. Raises ModelError if it could not
+    draft."""
+    rehearsed = LoadedModel(rehearse(draft)[0])
+    plan = plan_dtypes(dtype, rehearsed.module, budget_bytes, slow_blas=slow_blas)
+    if fault := plan.over_budget(budget_bytes, rehearsed.module) or unmarkable_layers(rehearsed.make_layers()):
+        raise ModelError(fault)
+    return rehearsed, plan

@@ -1,0 +1,79 @@
+"""Which model drafts: the one that `--draft` names, or the one that lies beside the model in the store."""
+
+from pathlib import Path
+
+import mlx.core as mx
+
+from runner.engine.draft_model.own_model import OwnDraftModel
+from runner.engine.draft_model.vocabulary import check_vocabulary
+from runner.errors import DraftError, ModelError
+from runner.logs import Log, error_line
+from runner.model import OpenedModel
+from runner.model.draft import open_draft, open_own_draft
+from runner.model.weights.load import LoadedModel, load
+from runner.settings import DRAFT_AUTO, DRAFT_OFF, Settings
+from runner.tokenizer import Tokenizer
+
+log = Log(__name__)
+
+
+def find_draft(wish: str, models_dir: Path, target: OpenedModel) -> OpenedModel | None:
+    """Returns the model that is to draft, by its headers; None if there is none. `wish` is the value of `--draft`.
+    Raises ModelError if there is one that cannot be used."""
+    if wish == DRAFT_OFF or (wish == DRAFT_AUTO and not target.checkpoint.draft_bytes):
+        return None
+    return open_own_draft(target, models_dir) if wish == DRAFT_AUTO else open_draft(wish, models_dir)
+
+
+def check_match(draft: OpenedModel, target: OpenedModel, loaded: LoadedModel, tokenizer: Tokenizer) -> None:
+    """Raises ModelError unless the draft model may draft for the target, which is `loaded`, or rehearsed."""
+    if loaded.undraftable:
+        raise ModelError(f"answers of {target.name} cannot be drafted: {loaded.undraftable}")
+    check_vocabulary(draft, target, tokenizer)
+
+
+class DraftModelOpener:
+    """Opens the model that drafts, in two steps around the loading of the target. If it cannot be used, it is refused
+    if `--draft` names it, and else left out. Owner: the engine thread."""
+
+    def __init__(self, settings: Settings, target: OpenedModel) -> None:
+        """Reads headers alone. Raises DraftError for a model that is refused."""
+        self._settings = settings
+        self._target = target
+        self._found: OpenedModel | None = None
+        try:
+            self._found = find_draft(settings.draft, settings.models_dir, target)
+        except ModelError as error:
+            self._give_up(error)
+
+    def reserved_bytes(self, budget_bytes: int) -> int:
+        """Returns what loading the target should leave of the budget for the draft model: nothing, where both are too
+        large in any case."""
+        if self._found is None or self._found.total_bytes + self._target.total_bytes > budget_bytes:
+            return 0
+        return self._found.total_bytes
+
+    def load(
+        self, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int, *, slow_blas: bool
+    ) -> OwnDraftModel | None:
+        """Loads the draft model; None if there is none. `loaded` and `tokenizer` are the target's, `budget_bytes` the
+        limit for both. Raises as the constructor."""
+        found = self._found
+        if found is None:
+            return None
+        try:
+            check_match(found, self._target, loaded, tokenizer)
+            rest = max(0, budget_bytes - mx.get_active_memory())
+            weights = load(found, self._settings.dtype, rest, slow_blas=slow_blas)
+            model = OwnDraftModel(found.name, weights.make_layers, weights.logits, found.vocab_size)
+        except Exception as error:  # of MLX, at its first forward, too
+            self._give_up(error)
+            return None
+        log.info("draft model loaded", model=found.name, architecture=found.architecture, bytes=found.total_bytes)
+        return model
+
+    def _give_up(self, error: Exception) -> None:
+        why = str(error) if isinstance(error, ModelError) else error_line(error)
+        if self._settings.draft != DRAFT_AUTO:
+            raise DraftError(f"--draft {self._settings.draft}: {why}") from error
+        log.info("the draft model beside this one is not used", why=why)

@@ -1,0 +1,235 @@
+"""Which model drafts for another one: by `--draft`, or because it lies beside it in the store; and why one cannot."""
+
+import json
+import logging
+from pathlib import Path
+from unittest.mock import patch
+
+import mlx.core as mx
+import msgspec
+import pytest
+
+from runner.commands.check.facts import inspect
+from runner.commands.check.text import as_text
+from runner.engine.draft_model.opening import DraftModelOpener
+from runner.engine.draft_model.own_model import OwnDraftModel
+from runner.errors import DraftError
+from runner.model import OpenedModel, open_model
+from runner.model.weights.load import load
+from runner.settings import CheckSettings, Settings
+from runner.sizes import Bound
+from runner.tokenizer import open_tokenizer
+from scripts.tools.models.checkpoints import VOCABULARY_SIZE, write_checkpoint
+from scripts.tools.models.store import Store, add_draft, write_store
+from tests.model.loading.test_check_text import value
+
+LARGE = 1 << 40
+REFUSALS = {
+    "another vocabulary": "it has another vocabulary than the model: token 7 is ",
+    "no tokenizer": "load tokenizer config: no tokenizer.json",
+    "layers of its own": "there is no way back in its LayerCache",
+    "draws on the model": "Gemma4AssistantForCausalLM drafts from what the model has computed, which is not",
+    "a diffusion draft": "DFlashDraftModel drafts from what the model has computed, which is not supported yet",
+    "not there": "no such file or directory",
+    "a tensor short": "lacks 1 tensors: model.layers.0.self_attn.q_proj.weight",
+    "too large": "the weights take ",
+}
+"""Drafts that cannot be used, and what is said of them."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A random llama."""
+    return write_store(tmp_path / "models", "tiny", write_checkpoint(tmp_path / "source", "llama"))
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    """A smaller one of the same vocabulary."""
+    return write_checkpoint(tmp_path / "draft", "llama", seed=3, overrides={"num_hidden_layers": 1})
+
+
+def spoil(draft: Path, how: str) -> Path:
+    """Makes a model of which a table above tells what is wrong."""
+    config = json.loads((draft / "config.json").read_text())
+    if how == "another vocabulary":
+        tokenizer = json.loads((draft / "tokenizer.json").read_text())
+        entries = tokenizer["model"]["vocab"]
+        seven, eight = (next(piece for piece in entries if entries[piece] == token) for token in (7, 8))
+        entries[seven], entries[eight] = 8, 7
+        (draft / "tokenizer.json").write_text(json.dumps(tokenizer))
+    elif how == "no tokenizer":
+        (draft / "tokenizer.json").unlink()
+    elif how == "layers of its own":
+        return write_checkpoint(draft.parent / "own", "deepseek_v41")
+    elif how == "draws on the model":
+        (draft / "config.json").write_text(
+            json.dumps({**config, "architectures": ["Gemma4AssistantForCausalLM"], "backbone_hidden_size": 64})
+        )
+    elif how == "a diffusion draft":
+        (draft / "config.json").write_text(
+            json.dumps({**config, "architectures": ["DFlashDraftModel"], "dflash_config": {}})
+        )
+    elif how == "not there":
+        return draft.parent / "nowhere"
+    elif how == "a tensor short":
+        weights = mx.load(str(draft / "model.safetensors"))
+        assert isinstance(weights, dict)
+        weights = {name: mx.array(weight) for name, weight in weights.items() if "q_proj" not in name}
+        mx.save_safetensors(str(draft / "model.safetensors"), weights)
+    return draft
+
+
+def settings(store: Store, wish: str) -> Settings:
+    return Settings(
+        model="tiny",
+        port=0,
+        models_dir=store.models_dir,
+        cache="trie",
+        blas="off",
+        blas_threads=None,
+        log_level=20,
+        watch_parent=False,
+        draft=wish,
+    )
+
+
+def opened(store: Store, wish: str, budget_bytes: int = LARGE) -> OwnDraftModel | None:
+    """Goes the way of a start."""
+    model = open_model("tiny", store.models_dir)
+    opener = DraftModelOpener(settings(store, wish), model)
+    tokenizer = open_tokenizer(model.file)
+    return opener.load(load(model), tokenizer, mx.get_active_memory() + budget_bytes, slow_blas=True)
+
+
+def checked(store: Store, wish: str, memory: int = LARGE) -> str:
+    """Returns the report of `mlx-runner check`."""
+    wanted = CheckSettings(
+        model="tiny", models_dir=store.models_dir, draft=wish, memory=Bound(bytes=memory), blas="off", log_level=0
+    )
+    return as_text(inspect(wanted))
+
+
+def test_a_wished_model_drafts_and_nothing_does_without_a_wish_or_a_draft(store: Store, draft: Path) -> None:
+    found = opened(store, str(draft))
+    assert found is not None
+    assert found.name == str(draft)
+    assert found.nbytes == 0 < found.most_bytes
+    write_store(store.models_dir, "small", draft)
+    stored = opened(store, "small")
+    assert stored is not None
+    assert stored.name == "small"
+    for wish in ("auto", "off"):
+        assert opened(store, wish) is None
+    assert f"from known text, and by {draft} (LlamaForCausalLM, float32, " in " ".join(
+        checked(store, str(draft)).split()
+    )
+    assert value(checked(store, "auto"), "drafts") == "from known text"
+    assert value(checked(store, "off"), "drafts") == "off; with --draft auto, from known text"
+
+
+def test_a_draft_beside_the_model_is_used_by_itself(store: Store, draft: Path) -> None:
+    add_draft(store, draft)
+    found = opened(store, "auto")
+    assert found is not None
+    assert found.name == "the draft of tiny"
+    assert opened(store, "off") is None
+    assert value(checked(store, "auto"), "drafts").startswith("from known text, and by the draft of tiny (Llama")
+    without = open_model("tiny", store.models_dir)
+    assert not any(name.startswith("draft") for name in without.tensors)
+
+
+def test_a_draft_beside_the_model_needs_no_tokenizer(store: Store, draft: Path) -> None:
+    add_draft(store, draft)
+    for layer in ("draft/tokenizer.json", "draft/tokenizer_config.json"):
+        store.drop(layer)
+    assert opened(store, "auto") is not None
+
+
+def test_one_that_lies_beside_the_model_and_one_of_the_same_name_are_the_same_model(store: Store, draft: Path) -> None:
+    add_draft(store, draft)
+    beside, named = opened(store, "auto"), opened(store, str(draft))
+    assert beside is not None
+    assert named is not None
+    first, second = (model._reader._forward(mx.array([[1, 2, 3]]), layers(model)) for model in (beside, named))
+    assert mx.array_equal(first, second)
+
+
+def layers(model: OwnDraftModel) -> list[object]:
+    model._reader.reset()
+    return model._reader._sequence.layers
+
+
+@pytest.mark.parametrize("how", REFUSALS)
+def test_a_wished_model_that_cannot_draft_is_refused(how: str, store: Store, draft: Path) -> None:
+    wish, room = str(spoil(draft, how)), 1000 if how == "too large" else LARGE
+    with pytest.raises(DraftError) as refused:
+        opened(store, wish, room)
+    assert str(refused.value).startswith(f"--draft {wish}: ")
+    assert REFUSALS[how] in str(refused.value)
+    report = checked(store, wish, memory=room if how != "too large" else 437_000)
+    assert "verdict       would not load: 1 problem" in report
+    assert f"--draft {wish}: " in value(report, "PROBLEM")
+    assert REFUSALS[how] in value(report, "PROBLEM")
+
+
+@pytest.mark.parametrize("how", [how for how in REFUSALS if how not in ("not there", "no tokenizer")])
+def test_a_draft_beside_the_model_that_cannot_draft_is_left_out(
+    how: str, store: Store, draft: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_draft(store, spoil(draft, how))
+    caplog.set_level(logging.INFO)
+    room = 1000 if how == "too large" else LARGE
+    assert opened(store, "auto", room) is None
+    assert [record.message for record in caplog.records if "draft" in record.message] == [
+        "the draft model beside this one is not used"
+    ]
+    report = checked(store, "auto", memory=room if how != "too large" else 437_000)
+    assert "verdict       would load\n" in report
+    assert REFUSALS[how] in " ".join(report.split())
+
+
+@pytest.mark.parametrize(("most", "same"), [(3, True), (2, False)])
+def test_a_few_more_tokens_are_the_same_vocabulary(most: int, same: bool, store: Store, draft: Path) -> None:
+    tokenizer = json.loads((draft / "tokenizer.json").read_text())
+    added = tokenizer["added_tokens"][0]
+    tokenizer["added_tokens"] += [
+        {**added, "id": VOCABULARY_SIZE + number, "content": f"<|more {number}|>"} for number in range(3)
+    ]
+    (draft / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with patch("runner.engine.draft_model.vocabulary._MOST_MORE", most):
+        if same:
+            assert opened(store, str(draft)) is not None
+        else:
+            with pytest.raises(DraftError, match="another vocabulary than the model: 277 tokens instead of 274"):
+                opened(store, str(draft))
+
+
+def test_a_model_whose_answers_cannot_be_drafted_takes_no_draft(store: Store, draft: Path) -> None:
+    with (
+        patch.dict("runner.model.weights.load.UNDRAFTABLE", {"llama": "its masks look ahead"}),
+        pytest.raises(DraftError, match="answers of tiny cannot be drafted: its masks look ahead"),
+    ):
+        opened(store, str(draft))
+    with patch.dict("runner.model.weights.load.UNDRAFTABLE", {"llama": "its masks look ahead"}):
+        assert value(checked(store, "auto"), "drafts") == "none: its masks look ahead"
+
+
+def test_the_target_leaves_memory_for_the_draft_unless_both_are_too_large(store: Store, draft: Path) -> None:
+    model = open_model("tiny", store.models_dir)
+    opener = DraftModelOpener(settings(store, str(draft)), model)
+    drafts = total(open_model(str(draft), store.models_dir))
+    assert opener.reserved_bytes(total(model) + drafts) == drafts
+    assert opener.reserved_bytes(total(model) + drafts - 1) == 0
+    assert DraftModelOpener(settings(store, "off"), model).reserved_bytes(LARGE) == 0
+
+
+def total(model: OpenedModel) -> int:
+    return model.total_bytes
+
+
+def test_the_facts_are_in_the_json(store: Store, draft: Path) -> None:
+    wanted = CheckSettings(model="tiny", models_dir=store.models_dir, draft=str(draft), blas="off", log_level=0)
+    told = msgspec.json.decode(msgspec.json.encode(inspect(wanted)))["drafts"]
+    assert (told["on"], told["model"], told["architecture"]) == (True, str(draft), "LlamaForCausalLM")
+    assert told["bytes"] > VOCABULARY_SIZE * 64 * 4
