@@ -16,10 +16,10 @@ class DraftModel(Protocol):
 
     name: str
 
-    def read(self, session: LiveSession) -> bool:
+    def read(self, session: LiveSession, *, briefly: bool) -> bool:
         """Reads a part of the text if the model has too little of it to draft. Returns False if it had enough.
 
-        A part takes no longer than a short slice of a prompt.
+        A part takes no longer than a short slice of a prompt. `briefly` asks for as little as a single try is worth.
         """
         ...
 

@@ -6,11 +6,12 @@ import mlx.core as mx
 
 from runner.cache.sequence import SequenceLayers
 from runner.cache.session import LiveSession
-from runner.engine.draft_model.reader import MOST_TOKENS, Forward, Reader
+from runner.engine.draft_model.reader import MOST_TOKENS, WINDOW_TOKENS, Forward, Reader
 from runner.errors import ModelError
 from runner.sampling.sampler import Sampler
 
 _PART_TOKENS = 64  # of a text, beside a step of its answer: takes about as long as a step of a model ten times as large
+_BRIEF_TOKENS = _PART_TOKENS // 2
 _TRIED_TOKENS = 4
 _GROWTH_TOKENS = 256  # mlx-lm's layers grow by as many at a time
 
@@ -44,8 +45,8 @@ class OwnDraftModel:
     def nbytes(self) -> int:
         return self._reader.nbytes
 
-    def read(self, session: LiveSession) -> bool:
-        self._reader.turn_to(session.recorded)
+    def read(self, session: LiveSession, *, briefly: bool) -> bool:
+        self._reader.turn_to(session.recorded, _BRIEF_TOKENS if briefly else WINDOW_TOKENS)
         behind = self._reader.left > _PART_TOKENS
         if behind:
             self._reader.read(_PART_TOKENS)

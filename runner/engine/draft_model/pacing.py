@@ -92,7 +92,7 @@ class AnswerPacing:
     def _reads(self, session: LiveSession) -> bool:
         started = monotonic()
         try:
-            return self._shared.model.read(session)
+            return self._shared.model.read(session, briefly=self._wanted == 1)
         except Exception as error:  # as above
             self._shared.fail(error)
             return True

@@ -9,9 +9,9 @@ from runner.cache.layer_facts import LayerFacts
 from runner.cache.prefix import common_prefix
 from runner.cache.sequence import SequenceLayers, SequenceMark
 
-WINDOW_TOKENS = 512
+WINDOW_TOKENS = 256
 """The end of a text with which a draft model begins. More would take longer to read than it makes drafts better."""
-MOST_TOKENS = 2 * WINDOW_TOKENS
+MOST_TOKENS = 4 * WINDOW_TOKENS
 """With more than these the model begins again, so its layers stay small, however long the text."""
 _LEAD_TOKENS = 4  # of the text, before its end: many models look at their first tokens when there is nothing to see
 _FIRST_ROUND = 2  # tokens; a single one is written into the arrays that a mark holds
@@ -48,15 +48,15 @@ class Reader:
         """The bytes of the layers."""
         return self._sequence.nbytes
 
-    def turn_to(self, text: Sequence[int]) -> None:
-        """Turns to this text: goes back to what the layers have in common with it, or begins anew near its end. At
-        least one token is left to read then, unless the last one is none of the model's."""
+    def turn_to(self, text: Sequence[int], window: int = WINDOW_TOKENS) -> None:
+        """Turns to this text: goes back to what the layers have in common with it. If more than `window` tokens would
+        be left to read, begins anew with as many. At least one is left, unless the last one is none of the model's."""
         seen = self._part(text)
         common = min(common_prefix(self._held, seen), len(seen) - 1)
         goes_on = self._start < len(text) and len(seen) <= MOST_TOKENS and self._go_back(common)
         self._left = seen[len(self._held) :]
-        if not goes_on or len(self._left) > WINDOW_TOKENS or not all(map(self._knows, self._left)):
-            self._begin(text)
+        if not goes_on or len(self._left) > window + _LEAD_TOKENS or not all(map(self._knows, self._left)):
+            self._begin(text, window)
 
     def read(self, most: int) -> None:
         """Reads at most so many of the tokens that are left, but for the last two, with which drafting begins."""
@@ -100,9 +100,9 @@ class Reader:
         self._sequence.advance(tokens.shape[1])
         return logits
 
-    def _begin(self, text: Sequence[int]) -> None:
+    def _begin(self, text: Sequence[int], window: int) -> None:
         self.reset()
-        end = max(0, len(text) - WINDOW_TOKENS)
+        end = max(0, len(text) - window)
         unknown = [place for place in range(end, len(text)) if not self._knows(text[place])]
         start = unknown[-1] + 1 if unknown else end
         if start > _LEAD_TOKENS and all(map(self._knows, text[:_LEAD_TOKENS])):

@@ -147,7 +147,7 @@ class Model:
     def __init__(self, parts: int = 0) -> None:
         self.parts, self.asked = parts, list[int]()
 
-    def read(self, session: LiveSession) -> bool:
+    def read(self, session: LiveSession, *, briefly: bool) -> bool:
         self.parts -= 1
         return self.parts >= 0
 
