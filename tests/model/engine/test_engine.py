@@ -61,7 +61,7 @@ async def loaded(tmp_path: Path, parallel: int = 1) -> Engine:
         log_level=20,
         watch_parent=False,
         parallel=parallel,
-        draft=False,  # tests count steps
+        draft="off",  # tests count steps
     )
     model = open_model(settings.model, settings.models_dir)
     tokenizer: Future[Tokenizer] = Future()
