@@ -103,7 +103,8 @@ def _round(line: _Line, tokens: list[int], wrong: list[int], right: list[mx.arra
     yield
     sequence.revert(mark, at)
     mark = sequence.mark(_COUNT)
-    again = line.read([*tokens[:_RIGHT], *wrong])
+    with mark.watched():
+        again = line.read([*tokens[:_RIGHT], *wrong])
     moved = [difference(again[row][None], logits[row][None]) for row in range(_RIGHT)]
     yield
     sequence.revert(mark, at + _RIGHT)

@@ -16,6 +16,8 @@ from runner.cache.interface import Miss
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    from runner.cache.layers.scans import RoundReads
+
 
 class Snapshot(ABC):
     """What one layer held for the tokens [start, stop).
@@ -71,6 +73,8 @@ class Mark(NamedTuple):
     """What takes the layer back there; None if it rewinds by itself."""
     nbytes: int = 0
     """Bytes of the arrays that the mark keeps alive, once the layer has replaced them."""
+    reads: "RoundReads | None" = None
+    """What the layer reads in the round, if that lets it stand behind any token of it."""
 
 
 class LayerState(ABC):

@@ -1,6 +1,7 @@
 """All layers of one sequence of tokens, moved together."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -10,6 +11,7 @@ from runner.cache.layer_facts import LayerFacts
 from runner.cache.layer_interface import LayerState, Mark, Snapshot
 from runner.cache.layers import adapt, distrust, flatten
 from runner.cache.layers.kv import spare_room
+from runner.cache.layers.scans import watched
 from runner.cache.layers.snapshot import Ledger, complete
 from runner.logs import Log
 
@@ -29,6 +31,10 @@ class SequenceMark(NamedTuple):
     def nbytes(self) -> int:
         """Bytes that the mark keeps alive until it is used up, once the layers have replaced them."""
         return sum(mark.nbytes for _, mark in self.marks)
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Surrounds the call of the model over the round, so that layers can go back to behind any token of it."""
+        return watched([mark.reads for _, mark in self.marks if mark.reads is not None])
 
 
 class SequenceLayers:

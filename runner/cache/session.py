@@ -110,7 +110,8 @@ class LiveSession(Session):
         self._failed = self.cache_invalid = True
         self.sequence.page_out()
         self.cache_invalid = self._ready = False
-        yield
+        with mark.watched():
+            yield
         self._mark = mark
         self._failed = False
 

@@ -66,13 +66,13 @@ def test_a_conversation_in_rounds_leaves_what_a_plain_one_does(kind: str, cache_
 
 
 @every_kind
-def test_which_layers_compute_again_what_was_right(kind: str) -> None:
+def test_no_layer_computes_again_what_was_right(kind: str) -> None:
     model = tiny(kind)
     for length in (10, 60):
         plain = ask_uncached(model, words(length), say=8)
         with closing(Drafting(model, NullCache(model.make_layers), words(length), plain.tokens)) as drafting:
             assert drafting.round(5, 5)
-            assert drafting.round(4, 2) == (kind not in STATEFUL)
+            assert drafting.round(4, 2)
 
 
 @every_kind
@@ -94,8 +94,7 @@ def test_who_leaves_in_a_round_leaves_nothing_of_it(kind: str, cache_kind: str, 
         drafting.draft(5, 3)  # the next token, which is recorded, and four behind it
         for token in said[4 : 4 + known]:
             drafting.session.record(token)
-        if kind not in STATEFUL:  # the others stand where they did
-            plain.step()
+        plain.step()
         plain.session.recorded[length:] = said[: 4 + known]
     check_closed(model, ours, theirs, [*prompt, *said])
 
@@ -147,7 +146,7 @@ def test_a_class_that_is_unknown_has_no_rounds(kind: str) -> None:
 
 @every_kind
 def test_what_a_round_keeps_is_what_it_says(kind: str) -> None:
-    """Windows that are full, and states; nothing of layers that rewind."""
+    """Windows that are full, and states with what they read; nothing of layers that rewind."""
     model = tiny(kind)
     said = ask_uncached(model, words(60), say=8).tokens
     with closing(Drafting(model, NullCache(model.make_layers), words(60), said)) as drafting:
@@ -156,7 +155,8 @@ def test_what_a_round_keeps_is_what_it_says(kind: str) -> None:
         held = sum(
             state.nbytes for _, state in sequence.used if state.whole or (kind == "gemma3" and not state.sliceable)
         )
-        assert drafting.session.round_bytes(4) == held
+        said_bytes = drafting.session.round_bytes(4)
+        assert said_bytes > held if kind in STATEFUL else said_bytes == held
         assert (held == 0) == (kind not in (*STATEFUL, "gemma3"))
 
 
