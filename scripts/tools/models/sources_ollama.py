@@ -129,10 +129,25 @@ _NEMOTRON: Config = {
 def _nemotron() -> dict[str, Source]:
     raw = (per_expert("mixer.switch_mlp", "mixer.experts", {"fc1": "up_proj", "fc2": "down_proj"}), raw_convolutions)
     prediction: dict[str, Shape] = {
+        "mtp.layers.0.enorm.weight": (64,),
+        "mtp.layers.0.hnorm.weight": (64,),
         "mtp.layers.0.eh_proj.weight": (64, 128),
         "mtp.layers.0.norm.weight": (64,),
         "mtp.layers.0.mixer.q_proj.weight": (64, 64),
-        **{f"mtp.layers.1.mixer.experts.{expert}.up_proj.weight": (64, 64) for expert in range(4)},
+        "mtp.layers.0.mixer.k_proj.weight": (32, 64),
+        "mtp.layers.0.mixer.v_proj.weight": (32, 64),
+        "mtp.layers.0.mixer.o_proj.weight": (64, 64),
+        "mtp.layers.1.norm.weight": (64,),
+        "mtp.layers.1.mixer.gate.weight": (16, 64),
+        "mtp.layers.1.mixer.gate.e_score_correction_bias": (16,),
+        "mtp.layers.1.mixer.shared_experts.up_proj.weight": (64, 64),
+        "mtp.layers.1.mixer.shared_experts.down_proj.weight": (64, 64),
+        **{
+            f"mtp.layers.1.mixer.experts.{expert}.{projection}_proj.weight": (64, 64)
+            for expert in range(16)
+            for projection in ("up", "down")
+        },
+        "mtp.layers.1.final_layernorm.weight": (64,),
     }
     vision = {**tower("vision_model.radio_model."), "mlp1.1.weight": (64, 64)}
     sound = {**tower("sound_encoder.encoder."), "sound_projection.linear1.weight": (64, 64)}

@@ -47,17 +47,35 @@ _PREDICTION: dict[str, Shape] = {
     "mtp.fc.weight": (64, 128),
     "mtp.norm.weight": (64,),
     "mtp.pre_fc_norm_embedding.weight": (64,),
+    "mtp.pre_fc_norm_hidden.weight": (64,),
     "mtp.layers.0.input_layernorm.weight": (64,),
+    "mtp.layers.0.post_attention_layernorm.weight": (64,),
     "mtp.layers.0.self_attn.q_proj.weight": (128, 64),
+    "mtp.layers.0.self_attn.k_proj.weight": (32, 64),
+    "mtp.layers.0.self_attn.v_proj.weight": (32, 64),
+    "mtp.layers.0.self_attn.o_proj.weight": (64, 64),
     "mtp.layers.0.self_attn.q_norm.weight": (16,),
+    "mtp.layers.0.self_attn.k_norm.weight": (16,),
+}
+_PREDICTION_DENSE: dict[str, Shape] = {
+    **_PREDICTION,
+    "mtp.layers.0.mlp.gate_proj.weight": (128, 64),
+    "mtp.layers.0.mlp.up_proj.weight": (128, 64),
+    "mtp.layers.0.mlp.down_proj.weight": (64, 128),
+}
+_PREDICTION_SHARED: dict[str, Shape] = {
+    **_PREDICTION,
+    "mtp.layers.0.mlp.gate.weight": (4, 64),
+    "mtp.layers.0.mlp.shared_expert_gate.weight": (1, 64),
+    **{f"mtp.layers.0.mlp.shared_expert.{projection}_proj.weight": (64, 64) for projection in ("gate", "up", "down")},
 }
 _PREDICTION_MOE: dict[str, Shape] = {
-    **_PREDICTION,
+    **_PREDICTION_SHARED,
     "mtp.layers.0.mlp.experts.gate_up_proj": (4, 128, 64),
     "mtp.layers.0.mlp.experts.down_proj": (4, 64, 64),
 }
 _PREDICTION_SEPARATE: dict[str, Shape] = {
-    **_PREDICTION,
+    **_PREDICTION_SHARED,
     **{
         f"mtp.layers.0.mlp.experts.{expert}.{projection}_proj.weight": (64, 64)
         for expert in range(4)
@@ -91,9 +109,11 @@ _NEXT_MODERN: Config = {
 
 
 SOURCES = {
-    "qwen3.5-text": _causal(_DENSE, "Qwen3_5ForCausalLM", "qwen3_5")._replace(steps=(*_RAW, _FLAT), spare=_PREDICTION),
+    "qwen3.5-text": _causal(_DENSE, "Qwen3_5ForCausalLM", "qwen3_5")._replace(
+        steps=(*_RAW, _FLAT), spare=_PREDICTION_DENSE
+    ),
     "qwen3.5": plain("Qwen3_5ForConditionalGeneration", _wrapped(_DENSE, "qwen3_5"))._replace(
-        steps=(*_RAW, _IN_MODEL), spare={**tower("model.visual."), **_PREDICTION}
+        steps=(*_RAW, _IN_MODEL), spare={**tower("model.visual."), **_PREDICTION_DENSE}
     ),
     "qwen3.5-visual": plain("Qwen3_5ForConditionalGeneration", _wrapped(_DENSE, "qwen3_5"))._replace(
         steps=(*_RAW, _IN_MODEL),

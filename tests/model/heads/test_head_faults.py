@@ -1,0 +1,170 @@
+"""Heads that cannot be used: they cost drafts and one line of the log, never the model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+import pytest
+
+from runner.model.heads.load import load_head
+from runner.model.weights.load import load
+from scripts.tools.models.checkpoints import write_directory
+from scripts.tools.models.sources import Published
+from scripts.tools.models.sources_form import read_config
+from scripts.tools.models.sources_steps import Weights
+from tests.model.heads.test_head_values import check
+from tests.model.loading.conftest import run
+from tests.model.loading.stored import Stored, put
+
+Change = Callable[[Weights], object]
+LAYER = "mtp.layers.0"
+
+
+def changed(root: Path, published: Published, name: str, change: Change) -> Stored:
+    """Stores a published model with other tensors."""
+    source = published(name)
+    weights = cast("Weights", mx.load(str(source / "model.safetensors")))
+    change(weights)
+    return put(root, name, write_directory(root / "source", read_config(source), weights))
+
+
+def named(*changes: tuple[str, str]) -> Change:
+    def change(weights: Weights) -> None:
+        for old, new in changes:
+            weights[new] = weights.pop(old)
+
+    return change
+
+
+def dense(layer: str) -> Change:
+    """Puts plain projections in place of a layer's experts."""
+
+    def change(weights: Weights) -> None:
+        for name in [name for name in weights if name.startswith(f"{layer}.mixer.")]:
+            del weights[name]
+        weights[f"{layer}.mixer.up_proj.weight"] = mx.random.normal((128, 64)) / 8
+        weights[f"{layer}.mixer.down_proj.weight"] = mx.random.normal((64, 128)) / 8
+
+    return change
+
+
+def without(*endings: str) -> Change:
+    def change(weights: Weights) -> None:
+        for name in [name for name in weights if "mtp." in name and name.endswith(endings)]:
+            del weights[name]
+
+    return change
+
+
+def only(layer: int) -> Change:
+    """Leaves this one of two layers."""
+
+    def change(weights: Weights) -> None:
+        kept = {
+            name.replace(f"layers.{1 - layer}.", f"layers.{layer}."): array
+            for name, array in weights.items()
+            if name.endswith(("enorm.weight", "hnorm.weight", "eh_proj.weight", "final_layernorm.weight"))
+        }
+        for name in [name for name in weights if name.startswith(f"mtp.layers.{1 - layer}.")]:
+            del weights[name]
+        weights.update(kept)
+
+    return change
+
+
+VARIANTS: dict[str, Change] = {
+    "names of others": named(
+        ("mtp.layers.0.enorm.weight", "mtp.pre_fc_norm_embedding.weight"),
+        ("mtp.layers.0.hnorm.weight", "mtp.pre_fc_norm_hidden.weight"),
+        ("mtp.layers.0.eh_proj.weight", "mtp.fc.weight"),
+        ("mtp.layers.1.final_layernorm.weight", "mtp.norm.weight"),
+    ),
+    "plain projections": dense("mtp.layers.1"),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_of_nemotrons_head_are_read(variant: str, published: Published, tmp_path: Path) -> None:
+    check(changed(tmp_path, published, "nemotron-h", VARIANTS[variant]), 1e-5)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_head_may_be_one_layer_of_any_kind(layer: int, published: Published, tmp_path: Path) -> None:
+    """The second one has experts alone, and no cache."""
+    stored = changed(tmp_path, published, "nemotron-h", only(layer))
+    opened = stored.open()
+    head = load_head(opened, load(opened)).head
+    assert head is not None
+    assert len(head.make_layers()) == 1 - layer
+    hidden, layers = mx.random.normal((1, 5, 64)), head.make_layers()
+    at_once = head.states(hidden, mx.array([[1, 2, 3, 4, 5]]), head.make_layers())
+    steps = [head.states(hidden[:, i : i + 1], mx.array([[i + 1]]), layers) for i in range(5)]
+    assert mx.allclose(at_once, mx.concatenate(steps, axis=1), atol=1e-5)
+
+
+def put_tensor(name: str, *shape: int) -> Change:
+    return lambda weights: weights.update({name: mx.zeros(shape)})
+
+
+FAULTS: dict[str, tuple[str, Change, str]] = {
+    "no head": ("qwen3.5", without(""), "the model has no head for drafts"),
+    "a part of one": ("qwen3.5", without("fc.weight"), "the model has no head for drafts"),
+    "a norm less": ("qwen3.5", without("pre_fc_norm_hidden.weight"), "lacks 1 tensors: pre_fc_norm_hidden.weight"),
+    "no layer": ("qwen3.5", without("proj.weight", "layernorm.weight", "k_norm.weight", "q_norm.weight"), "lacks"),
+    "a matrix less": ("qwen3.5", without("self_attn.o_proj.weight"), "lacks 1 tensors: layers.0.self_attn.o_proj"),
+    "another width": ("qwen3.5", put_tensor("mtp.fc.weight", 64, 64), "want shape [64, 128], found [64, 64]"),
+    "something else": ("qwen3.5", put_tensor("mtp.embed_tokens.weight", 64, 64), "does not know: embed_tokens.weight"),
+    "a hundred layers": ("qwen3.5", put_tensor("mtp.layers.99.mlp.weight", 4), "lacks most of 100 layers"),
+    "half of the experts": ("qwen3.5-moe", without("experts.down_proj"),
+        "lacks 1 tensors: layers.0.mlp.switch_mlp.down_proj"),
+    "a shared expert less": ("qwen3-next", without("shared_expert_gate.weight"), "shared_expert_gate"),
+    "no layers": ("nemotron-h", lambda weights: named(("mtp.layers.0.eh_proj.weight", "mtp.fc.weight"))(weights)
+        or [weights.pop(name) for name in list(weights) if "mtp.layers" in name], "it lacks its layers"),
+    "a recurrent layer": ("nemotron-h", lambda weights: (without("k_proj.weight", "q_proj.weight", "v_proj.weight",
+        "o_proj.weight")(weights), put_tensor("mtp.layers.0.mixer.in_proj.weight", 64, 64)(weights)),
+        "one of its layers is recurrent"),
+    "a layer of nothing": ("nemotron-h", put_tensor("mtp.layers.7.norm.weight", 64),
+        "one of its layers is of an unknown kind"),
+    "no last norm": ("nemotron-h", without("final_layernorm.weight"), "lacks 1 tensors: final_layernorm.weight"),
+    "two of one": ("nemotron-h", lambda weights: weights.update(
+        {"mtp.enorm.weight": weights["mtp.layers.0.enorm.weight"]}), "two of its tensors are the same parameter"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_head_costs_the_head_alone(
+    fault: str, published: Published, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And one line of the log, if there is anything of a head."""
+    name, change, why = FAULTS[fault]
+    opened = changed(tmp_path, published, name, change).open()
+    loaded = load(opened)
+    before = run(loaded)
+    caplog.clear()
+    found = load_head(opened, loaded)
+    assert found.head is None
+    assert why in found.why
+    assert len(caplog.records) == (not why.startswith("the model has no head"))
+    assert mx.array_equal(run(loaded), before)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "budget_bytes", "why"),
+    [("keep", 1000, "the weights take"), ("keep", None, "Error"), ("float32", None, "")],
+)
+def test_a_head_that_cannot_compute_here_is_left_out(
+    dtype: str, budget_bytes: int | None, why: str, published: Published, tmp_path: Path
+) -> None:
+    """For want of memory, or since a CPU has no experts in 16 bits."""
+    stored = put(tmp_path, "qwen3.5-moe", published("qwen3.5-moe", "bfloat16"))
+    opened = stored.open()
+    loaded = load(opened, dtype)
+    found = load_head(opened, loaded, dtype, budget_bytes)
+    assert (found.head is None) == bool(why)
+    assert why in found.why
+
+
+def test_a_model_of_another_family_has_no_head(published: Published, tmp_path: Path) -> None:
+    opened = put(tmp_path, "llama", published("llama")).open()
+    assert load_head(opened, load(opened)).why == "the model has no head for drafts"

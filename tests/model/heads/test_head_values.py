@@ -1,0 +1,87 @@
+"""Heads loaded from stores compute what the formulas make of the published tensors."""
+
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+import pytest
+
+from runner.model.heads.head import Head
+from runner.model.heads.load import load_head, plan_head
+from runner.model.weights.load import load
+from scripts.tools.models.layouts import HEAD, LAYOUTS, Layout
+from scripts.tools.models.sources import Published
+from scripts.tools.models.sources_form import read_config
+from scripts.tools.models.store import Quantization
+from scripts.tools.models.tensors import rounded
+from tests.model.heads.plain import states
+from tests.model.loading.stored import Stored, put
+
+NAMES = (
+    "qwen3.5", "qwen3.5-text", "qwen3.5-moe", "qwen3.5-moe-text", "qwen3.5-moe-separate", "qwen3-next",
+    "qwen3-next-moe", "qwen3-next-wrapped", "nemotron-h",
+)  # fmt: skip
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+
+
+def head_of(stored: Stored) -> Head:
+    opened = stored.open()
+    found = load_head(opened, load(opened, "float32"), "float32")
+    assert found.why == ""
+    assert found.head is not None
+    plan = plan_head(opened)
+    assert plan is not None
+    assert plan.nbytes == sum(
+        blob.nbytes for blob in stored.plan.blobs if any("mtp." in origin for origin in blob.origins)
+    )
+    return found.head
+
+
+def check(stored: Stored, tolerance: float) -> None:
+    head = head_of(stored)
+    weights = cast("dict[str, mx.array]", mx.load(str(stored.source_dir / "model.safetensors")))
+    packings = stored.plan.packings
+    weights = {name: rounded(array, packings[name]) if name in packings else array for name, array in weights.items()}
+    hidden = mx.random.normal((1, len(TOKENS), 64), key=mx.random.key(1))
+    embedded = head.target.embed(mx.array([TOKENS]))
+    wanted = states(read_config(stored.source_dir), weights, embedded[0].astype(mx.float32), hidden[0])
+    at_once = head.states(hidden, mx.array([TOKENS]), head.make_layers())[0]
+    layers, steps = head.make_layers(), []
+    for begin, end in ((0, 4), (4, 5), (5, 8), (8, 9)):
+        steps.append(head.states(hidden[:, begin:end], mx.array([TOKENS[begin:end]]), layers)[0])
+    for found in (at_once, mx.concatenate(steps)):
+        assert mx.abs(found - wanted).max() < tolerance * mx.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_head_computes_what_its_formulas_say(name: str, published: Published, tmp_path: Path) -> None:
+    check(put(tmp_path, name, published(name)), 1e-5)
+
+
+@pytest.mark.parametrize("quantization", ["int4", "int8", "nvfp4", "mxfp8"])
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-moe", "qwen3.5-moe-separate", "qwen3-next", "nemotron-h"])
+def test_a_packed_head_computes_the_same(
+    name: str,
+    quantization: Quantization,
+    published: Published,
+    tmp_path: Path,
+) -> None:
+    stored = put(tmp_path, name, published(name), quantization)
+    assert any("mtp." in each for each in stored.plan.packings)
+    check(stored, 1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("layout", [LAYOUTS["0.30"], LAYOUTS["0.31.2"]], ids=["0.30", "0.31.2"])
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_what_older_releases_wrote_is_the_same_head(
+    name: str,
+    layout: Layout,
+    quantization: Quantization | None,
+    published: Published,
+    tmp_path: Path,
+) -> None:
+    """0.30 made bfloat16 of everything, and added 1 to some of the norms in it."""
+    rewritten = layout is not HEAD and layout.qwen != "verbatim" and name.startswith("qwen")
+    stored = put(tmp_path, name, published(name, "bfloat16" if rewritten else "float32"), quantization, layout)
+    check(stored, 2e-2 if rewritten else 1e-4)
