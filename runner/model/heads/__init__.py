@@ -7,6 +7,7 @@ comes after the next token (multi-token prediction).
 | `head` | a head with all that it needs to draft |
 | `qwen3_5`, `nemotron_h` | the modules of two families |
 | `load` | finds the tensors of a head, and loads it |
+| `drafter` | drafts the tokens of one answer after the other |
 
 Everything runs on the engine thread, which owns MLX.
 """

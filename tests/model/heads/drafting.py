@@ -1,0 +1,86 @@
+"""Answers that are drafted by a head, as an engine would have it."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from runner.cache.interface import Cache
+from runner.cache.session import LiveSession
+from runner.model.heads.drafter import Draw, HeadDrafter
+from runner.model.weights.load import LoadedModel
+from runner.sampling.options import SamplingOptions
+from runner.sampling.sampler import Sampler
+
+
+class Said(NamedTuple):
+    """An answer and how it came about."""
+
+    tokens: list[int]
+    drafted: int
+    accepted: int
+    session: LiveSession
+
+
+Observe = Callable[[LiveSession, list[int]], None]
+
+
+def preview(sampler: Sampler, session: LiveSession, vocab_size: int) -> Draw:
+    """Draws what the sampler of the session would, and leaves it as it is."""
+    total = session.total
+    copied = Sampler(sampler.options, session.recorded[:total], vocab_size, 4096, session.recorded[total:])
+    return lambda logits: copied(logits).token
+
+
+def answer(
+    loaded: LoadedModel,
+    cache: Cache,
+    prompt: Sequence[int],
+    count: int,
+    options: SamplingOptions,
+    drafter: HeadDrafter | None = None,
+    most: int = 0,
+    observe: Observe = lambda *_: None,
+    part: int = 16,
+) -> Said:
+    """Answers a prompt with `count` tokens, `most` drafts in each round. `observe` sees the session and the drafts
+    before each of them."""
+    forward = loaded.logits if drafter is None else drafter.watch(loaded.logits)
+    if drafter is not None:
+        drafter.tap.turn(True)
+    session = cache.begin(prompt)
+    assert isinstance(session, LiveSession)
+    try:
+        while length := session.next_forward(part):
+            at = session.position
+            with session.forward(length):
+                forward(mx.array([prompt[at : at + length]]), session.layers)
+            mx.eval(session.state())
+        vocab_size = loaded.logits(mx.array([[1]]), loaded.make_layers()).shape[-1]
+        sampler = Sampler(options, prompt, vocab_size, 4096)
+        end, drafted, accepted = len(prompt) + count, 0, 0
+        while len(session.recorded) < end:
+            drafts = list[int]()
+            wanted = min(most, end - len(session.recorded) - 1)
+            if drafter is not None and wanted > 0:
+                draw = preview(sampler, session, vocab_size)
+                drafts = drafter.propose(session.layers, session.position, session.recorded, wanted, draw)
+                observe(session, drafts)
+            tokens = mx.array([[session.recorded[-1], *drafts]])
+            with session.draft_round(1 + len(drafts)) if drafts else session.forward(1):
+                logits = forward(tokens, session.layers)
+            drawn = [choice.token for choice in sampler.draw_ahead(logits[0], drafts).read()]
+            right = 0
+            while right < len(drafts) and drawn[right] == drafts[right]:
+                right += 1
+            sampler.skip(drawn[: right + 1])
+            for token in drawn[: right + 1]:
+                session.record(token)
+            if drafts:
+                assert session.accept(1 + right)
+            drafted, accepted = drafted + len(drafts), accepted + right
+        return Said(session.recorded[len(prompt) :], drafted, accepted, session)
+    finally:
+        session.close()
+        if drafter is not None:
+            drafter.tap.turn(False)

@@ -1,0 +1,297 @@
+"""A head drafts behind the text that it follows, and no answer is another for it."""
+
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_map_with_path
+
+from runner.cache import make_cache
+from runner.cache.none import NullCache
+from runner.cache.session import LiveSession
+from runner.model.heads.drafter import HeadDrafter
+from runner.model.heads.head import Head
+from runner.model.heads.load import load_head
+from runner.model.heads.target import Tap, target_of
+from runner.model.weights.load import LoadedModel, load
+from runner.sampling.options import SamplingOptions
+from scripts.tools.models.sources import Published
+from tests.model.heads.drafting import answer
+from tests.model.loading.stored import put
+
+NAMES = ("qwen3.5", "qwen3.5-moe", "qwen3-next", "nemotron-h")
+PROMPT = [(7 * index + index * index) % 200 for index in range(21)]
+GREEDY = SamplingOptions(temperature=0)
+DRAWN = {
+    "greedy": GREEDY,
+    "drawn": SamplingOptions(temperature=0.9, seed=5),
+    "filtered": SamplingOptions(temperature=1.2, seed=7, top_k=20, top_p=0.9, min_p=0.01),
+    "penalties": SamplingOptions(
+        temperature=0.8, seed=9, repeat_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, repeat_last_n=16
+    ),
+}
+
+
+class Pair(NamedTuple):
+    loaded: LoadedModel
+    head: Head
+
+
+Pairs = Callable[[str], Pair]
+
+
+@pytest.fixture(scope="module")
+def pairs(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    """Models with the heads of their packages, whose weights are random: their drafts are hardly ever right."""
+    found: dict[str, Pair] = {}
+
+    def get(name: str) -> Pair:
+        if name not in found:
+            opened = put(tmp_path_factory.mktemp("store"), name, published(name)).open()
+            loaded = load(opened)
+            head = load_head(opened, loaded).head
+            assert head is not None
+            found[name] = Pair(loaded, head)
+        return found[name]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def right(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A model that sees its last token only, and a head that does the same: its drafts are right."""
+    opened = put(tmp_path_factory.mktemp("right"), "qwen3.5", published("qwen3.5")).open()
+    loaded = load(opened)
+    head = load_head(opened, loaded).head
+    assert head is not None
+
+    def silent(path: str, array: mx.array) -> mx.array:
+        return (
+            mx.zeros_like(array) if path.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")) else array
+        )
+
+    for module in (loaded.module, head.module):
+        module.update(tree_map_with_path(silent, module.parameters()))
+    width = head.target.norm.weight.shape[0]
+    head.module.update(
+        {
+            "pre_fc_norm_embedding": {"weight": mx.ones(width)},
+            "fc": {"weight": mx.concatenate([mx.eye(width), mx.zeros((width, width))], axis=1)},
+            "norm": {"weight": head.target.norm.weight},
+        }
+    )
+    return Pair(loaded, head)
+
+
+def from_scratch(pair: Pair, text: list[int], count: int) -> list[int]:
+    """The most probable drafts behind a text, by one forward over all of it for each."""
+    tap = Tap(pair.head.target.norm)
+    tap.turn(True)
+    pair.loaded.logits(mx.array([text[:-1]]), pair.loaded.make_layers())
+    hidden = tap.take()
+    tap.turn(False)
+    assert hidden is not None
+    drafts: list[int] = []
+    for _ in range(count):
+        tokens = mx.array([[*text[1:], *drafts]])
+        states = pair.head.states(hidden, tokens, pair.head.make_layers())
+        drafts.append(cast("int", mx.argmax(pair.head.logits(states)[0, -1]).item()))
+        hidden = mx.concatenate([hidden, states[:, -1:]], axis=1)
+    return drafts
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_is_the_same_with_a_head(name: str, kind: str, pairs: Pairs) -> None:
+    pair = pairs(name)
+    plain = answer(pair.loaded, NullCache(pair.loaded.make_layers), PROMPT, 24, DRAWN[kind])
+    drafted = answer(
+        pair.loaded, NullCache(pair.loaded.make_layers), PROMPT, 24, DRAWN[kind], HeadDrafter(pair.head), 3
+    )
+    assert drafted.tokens == plain.tokens
+    assert drafted.drafted > 24
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_drafts_that_are_right_are_all_accepted(kind: str, right: Pair) -> None:
+    """They are drawn with the numbers, filters and penalties of the answer."""
+    plain = answer(right.loaded, NullCache(right.loaded.make_layers), PROMPT, 24, DRAWN[kind])
+    drafted = answer(
+        right.loaded, NullCache(right.loaded.make_layers), PROMPT, 24, DRAWN[kind], HeadDrafter(right.head), 3
+    )
+    assert drafted.tokens == plain.tokens
+    assert (drafted.drafted, drafted.accepted) == (18, 18)
+    assert len(set(plain.tokens)) > 1
+
+
+@pytest.mark.parametrize("most", [1, 3, 7])
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts_are_those_of_the_whole_text(name: str, most: int, pairs: Pairs) -> None:
+    """The head's layers hold what is certain: neither a draft that was wrong nor one's own guess."""
+    pair, seen = pairs(name), []
+
+    def observe(session: LiveSession, drafts: list[int]) -> None:
+        seen.append(drafts)
+        assert drafts == from_scratch(pair, session.recorded, len(drafts))
+
+    answer(pair.loaded, NullCache(pair.loaded.make_layers), PROMPT, 20, GREEDY, HeadDrafter(pair.head), most, observe)
+    assert len(seen) > 2
+    assert any(map(len, seen))
+
+
+def test_a_conversation_goes_on_with_the_head(pairs: Pairs) -> None:
+    """Each turn begins with what is new of its prompt, and drafts from there."""
+    pair = pairs("qwen3.5")
+    drafter, cache = HeadDrafter(pair.head), make_cache("trie", pair.loaded.make_layers)
+    prompt, plain_cache = [*PROMPT], make_cache("trie", pair.loaded.make_layers)
+    for turn in range(3):
+        plain = answer(pair.loaded, plain_cache, prompt, 10, DRAWN["drawn"])
+        said = answer(pair.loaded, cache, prompt, 10, DRAWN["drawn"], drafter, 3)
+        assert said.tokens == plain.tokens
+        assert said.session.cached == plain.session.cached
+        assert said.drafted > 0
+        prompt = [*prompt, *said.tokens, turn + 3, turn + 5]
+
+
+def test_a_tap_keeps_what_the_norm_returns_and_changes_nothing(pairs: Pairs) -> None:
+    loaded = pairs("qwen3.5").loaded
+    target = target_of(loaded.module)
+    tap, kind = Tap(target.norm), type(target.norm)
+    tokens = mx.array([PROMPT])
+    plain = loaded.logits(tokens, loaded.make_layers())
+    tap.turn(True)
+    assert tap.on
+    tapped = loaded.logits(tokens, loaded.make_layers())
+    hidden = tap.take()
+    assert hidden is not None
+    assert mx.array_equal(tapped, plain)
+    assert mx.array_equal(target.unembed(hidden), plain)
+    assert tap.take() is None
+    loaded.logits(tokens, loaded.make_layers())
+    tap.turn(False)
+    assert tap.hidden is None
+    loaded.logits(tokens, loaded.make_layers())
+    assert tap.hidden is None
+    assert type(target.norm) is kind
+
+
+# What the drafter keeps.
+
+
+def drafter_of(rows: int, layer: object, *, most_rows: int = 8, most_slots: int = 4096, pair: Pair) -> HeadDrafter:
+    drafter = HeadDrafter(pair.head, most_rows, most_slots)
+    drafter.saw([layer], 0, hidden(rows))
+    return drafter
+
+
+def hidden(rows: int, seed: int = 0) -> mx.array:
+    return mx.random.normal((1, rows, 64), key=mx.random.key(seed))
+
+
+def greedy(logits: mx.array) -> mx.array:
+    return mx.argmax(logits, axis=-1)
+
+
+class Counting:
+    """A layer of a target, as far as a drafter looks."""
+
+    offset = 0
+
+
+def test_a_drafter_keeps_the_last_rows_only(pairs: Pairs) -> None:
+    layer, pair = Counting(), pairs("qwen3.5")
+    drafter = drafter_of(100, layer, pair=pair)
+    assert drafter.nbytes == 8 * 64 * 4
+    for start in range(100, 300):
+        drafter.saw([layer], start, hidden(1, start))
+    assert drafter.nbytes <= 16 * 64 * 4
+    assert len(drafter.propose([layer], 300, [1] * 301, 3, greedy)) == 3
+    assert drafter._slots <= 16
+
+
+def test_layers_begin_again_when_they_are_full(pairs: Pairs) -> None:
+    layer, pair = Counting(), pairs("qwen3.5")
+    drafter, slots = drafter_of(4, layer, most_slots=10, pair=pair), []
+    for end in range(5, 40):
+        drafter.saw([layer], end - 1, hidden(1, end))
+        assert len(drafter.propose([layer], end, [1] * (end + 1), 2, greedy)) == 2
+        slots.append(drafter._slots)
+    assert max(slots) == 10
+    assert slots.count(1) == 3
+
+
+def test_the_same_place_is_drafted_again_without_reading(pairs: Pairs) -> None:
+    layer = Counting()
+    drafter = drafter_of(6, layer, pair=pairs("qwen3.5"))
+    first = drafter.propose([layer], 6, [1] * 7, 3, greedy)
+    assert drafter.propose([layer], 6, [1] * 7, 3, greedy) == first
+    assert drafter.propose([layer], 6, [1] * 7, 5, greedy)[:3] == first
+
+
+def test_nothing_is_drafted_where_the_text_is_not_known(pairs: Pairs) -> None:
+    layer, pair = Counting(), pairs("qwen3.5")
+    drafter = drafter_of(6, layer, pair=pair)
+    text = [1] * 30
+    assert drafter.propose([Counting()], 6, text[:7], 3, greedy) == []  # another answer
+    assert drafter.propose([layer], 6, text[:9], 3, greedy) == []  # more than one token that the target has not seen
+    assert drafter.propose([layer], 8, text[:9], 3, greedy) == []  # two tokens that only others have seen
+    assert drafter.propose([layer], 6, text[:7], 0, greedy) == []
+    assert drafter.propose([], 6, text[:7], 3, greedy) == []
+    drafter.saw([layer], 8, hidden(2))  # behind a gap
+    assert len(drafter.propose([layer], 10, text[:11], 3, greedy)) == 3
+    assert drafter._slots == 2
+
+
+def test_what_was_not_right_is_forgotten(pairs: Pairs) -> None:
+    """A round of which one token was right, and an answer that was set back."""
+    pair, text = pairs("qwen3.5"), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+    layer, plain = Counting(), Counting()
+    rows = hidden(9)
+    ours, theirs = (HeadDrafter(pair.head) for _ in range(2))
+    ours.saw([layer], 0, rows[:, :4])
+    ours.saw([layer], 4, mx.concatenate([rows[:, 4:5], hidden(3, 7)], axis=1))
+    ours.saw([layer], 5, rows[:, 5:])
+    theirs.saw([plain], 0, rows)
+    wanted = theirs.propose([plain], 9, text, 3, greedy)
+    assert ours.propose([layer], 9, text, 3, greedy) == wanted
+    ours.saw([layer], 0, rows)  # all of it once more
+    assert ours.propose([layer], 9, text, 3, greedy) == wanted
+    assert ours._slots == 9
+
+
+def test_a_picture_is_not_read(pairs: Pairs) -> None:
+    """What stands before it neither."""
+    layer = Counting()
+    drafter = drafter_of(8, layer, pair=pairs("qwen3.5"))
+    assert len(drafter.propose([layer], 8, [1, 2, -5, -6, 3, 4, 5, 6, 7], 2, greedy)) == 2
+    assert drafter._slots == 5
+    drafter.saw([layer], 8, hidden(1))
+    assert drafter.propose([layer], 9, [1, 2, -5, -6, 3, 4, 5, 6, 7, -8], 2, greedy) == []
+
+
+def test_the_rows_of_a_batch_are_not_followed(pairs: Pairs) -> None:
+    pair = pairs("qwen3.5")
+    drafter = HeadDrafter(pair.head)
+    forward, layers = drafter.watch(pair.loaded.logits), pair.loaded.make_layers()
+    forward(mx.array([PROMPT]), layers)
+    assert drafter.nbytes == 0  # the tap is off
+    drafter.tap.turn(True)
+    forward(mx.array([PROMPT, PROMPT]), pair.loaded.make_layers())
+    assert drafter.nbytes == 0
+    forward(mx.array([PROMPT]), layers)
+    assert drafter.nbytes == len(PROMPT) * 64 * 4
+    drafter.tap.turn(False)
+
+
+def test_a_drafter_keeps_no_layers_of_the_target_alive(pairs: Pairs) -> None:
+    layer = Counting()
+    drafter = drafter_of(6, layer, pair=pairs("qwen3.5"))
+    drafter.propose([layer], 6, [1] * 7, 2, greedy)
+    alive = weakref.ref(layer)
+    del layer
+    assert alive() is None
+    assert drafter.nbytes > 0
+    drafter.free()
+    assert drafter.nbytes == 0
