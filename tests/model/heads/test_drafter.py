@@ -239,6 +239,7 @@ def test_nothing_is_drafted_where_the_text_is_not_known(pairs: Pairs) -> None:
     assert drafter.propose([layer], 8, text[:9], 3, greedy) == []  # two tokens that only others have seen
     assert drafter.propose([layer], 6, text[:7], 0, greedy) == []
     assert drafter.propose([], 6, text[:7], 3, greedy) == []
+    assert len(drafter.propose([layer], 6, text[:7], 3, greedy)) == 3
     drafter.saw([layer], 8, hidden(2))  # behind a gap
     assert len(drafter.propose([layer], 10, text[:11], 3, greedy)) == 3
     assert drafter._slots == 2
