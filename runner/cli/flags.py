@@ -154,9 +154,9 @@ FLAGS = (
         default=DRAFT_AUTO,
         short="draft tokens where text repeats, or by a model",
         help="drafts: `auto` tries several tokens in one step where the request's own text or an earlier answer went on"
-        " with them, or where the draft model that lies beside the model in the store suggests them, as long as that is"
-        " faster; answers stay the same; the name or the directory of a small model with the same vocabulary lets that"
-        " one draft",
+        " with them, or where the model's own head or the draft model beside it in the store suggests them, as long as"
+        " that is faster; answers stay the same; the name or the directory of a small model with the same vocabulary"
+        " lets that one draft",
     ),
     Flag(
         group=COMPUTE,

@@ -16,8 +16,8 @@ from runner.cache.draft_trial import DraftTrial
 from runner.cache.layers.batch_trial import BatchTrial
 from runner.drafts.policy import DraftPolicy
 from runner.engine.context import EngineContext
+from runner.engine.draft_model.interface import DraftModel
 from runner.engine.draft_model.opening import DraftModelOpener
-from runner.engine.draft_model.own_model import OwnDraftModel
 from runner.engine.drafting import Drafting
 from runner.engine.events import Outbox
 from runner.engine.formats import Formats
@@ -106,7 +106,7 @@ def assemble(
     formats = Formats(model, tokenizer, settings.parallel, opened.budget_bytes - mx.get_active_memory())
     grammar_bytes = (lambda: formats.nbytes) if opened.shares_memory else (lambda: 0)
     context = EngineContext(
-        forward=loaded.logits,
+        forward=loaded.logits if draft_model is None else draft_model.watch(loaded.logits),
         tokenizer=tokenizer,
         context_length=model.context_length,
         make_cache=new_cache,
@@ -168,7 +168,7 @@ def _drafting(
     make_layers: MakeLayers,
     vocab_size: int,
     salt: str,
-    model: OwnDraftModel | None,
+    model: DraftModel | None,
     *,
     on_cpu: bool,
 ) -> Drafting | None:

@@ -6,6 +6,7 @@ from runner.engine.draft_model.opening import check_match, find_draft
 from runner.engine.draft_model.own_model import unmarkable_layers
 from runner.errors import ModelError
 from runner.model import OpenedModel
+from runner.model.heads.load import plan_head
 from runner.model.weights.assemble import rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.load import LoadedModel
@@ -25,6 +26,8 @@ class DraftFacts(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str | None = None
     bytes: int | None = None
     """The draft model's weights in memory."""
+    head_bytes: int | None = None
+    """What the model's own head for drafts takes as it is stored; None if it has none, or another model drafts."""
     why_no_model: str | None = None
     """The reason why the model that was to draft cannot."""
 
@@ -46,7 +49,8 @@ def draft_facts(
     try:
         found = find_draft(wish, settings.models_dir, model)
         if found is None:
-            return DraftFacts(on=on, why_not=why_not)
+            head = plan_head(model)
+            return DraftFacts(on=on, why_not=why_not, head_bytes=None if head is None else head.nbytes)
         check_match(found, model, target, tokenizer)
         rest = max(0, budget_bytes - types.nbytes(target.module))
         draft, plan = _rehearsed(found, settings.dtype, rest, slow_blas=slow_blas)

@@ -97,9 +97,13 @@ def _drafts(facts: DraftFacts) -> str:
     if facts.why_not:
         return f"none: {facts.why_not}"
     by_model = f"by {facts.model} ({facts.architecture}, {facts.dtype}, {shown(facts.bytes or 0)})"
-    found = f"from known text, and {by_model}" if facts.model else "from known text"
+    found = "from known text"
+    if facts.model:
+        found += f", and {by_model}"
+    if facts.head_bytes is not None:
+        found += f", and by the model's own head ({shown(facts.head_bytes)})"
     if facts.why_no_model:
-        found += f"; the draft model in the store is not used: {facts.why_no_model}"
+        found += f"; the draft in the store is not used: {facts.why_no_model}"
     return plain(found if facts.on else f"off; with --draft auto, {found}")
 
 

@@ -1,9 +1,15 @@
 """A model that drafts, as answers see it."""
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+import mlx.core as mx
 
 from runner.cache.session import LiveSession
 from runner.sampling.sampler import Sampler
+
+Forward: TypeAlias = Callable[[mx.array, list[object]], mx.array]
+"""Maps tokens [1, L] and the layers of one text to logits [1, L, V]."""
 
 
 class DraftModel(Protocol):

@@ -1,15 +1,17 @@
-"""Which model drafts: the one that `--draft` names, or the one that lies beside the model in the store."""
+"""Which model drafts: the one that `--draft` names, the one that lies beside the model in the store, or its head."""
 
 from pathlib import Path
 
 import mlx.core as mx
 
+from runner.engine.draft_model.head_model import HeadModel
 from runner.engine.draft_model.own_model import OwnDraftModel
 from runner.engine.draft_model.vocabulary import check_vocabulary
 from runner.errors import DraftError, ModelError
 from runner.logs import Log, error_line
 from runner.model import OpenedModel
 from runner.model.draft import open_draft, open_own_draft
+from runner.model.heads.load import load_head
 from runner.model.weights.load import LoadedModel, load
 from runner.settings import DRAFT_AUTO, DRAFT_OFF, Settings
 from runner.tokenizer import Tokenizer
@@ -55,12 +57,23 @@ class DraftModelOpener:
 
     def load(
         self, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int, *, slow_blas: bool
+    ) -> OwnDraftModel | HeadModel | None:
+        """Loads the draft model, or with `auto`, where there is none, the head of the target; None if it has none.
+        `loaded` and `tokenizer` are the target's, `budget_bytes` the limit for both. Raises as the constructor."""
+        model: OwnDraftModel | HeadModel | None = None
+        if self._found is not None:
+            model = self._load(self._found, loaded, tokenizer, budget_bytes, slow_blas=slow_blas)
+        if model is None and self._settings.draft == DRAFT_AUTO and not loaded.undraftable:
+            rest = max(0, budget_bytes - mx.get_active_memory())
+            head, _ = load_head(self._target, loaded, self._settings.dtype, rest, slow_blas=slow_blas)
+            if head is not None:
+                log.info("head for drafts loaded", bytes=head.nbytes)
+                return HeadModel(head)
+        return model
+
+    def _load(
+        self, found: OpenedModel, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int, *, slow_blas: bool
     ) -> OwnDraftModel | None:
-        """Loads the draft model; None if there is none. `loaded` and `tokenizer` are the target's, `budget_bytes` the
-        limit for both. Raises as the constructor."""
-        found = self._found
-        if found is None:
-            return None
         try:
             check_match(found, self._target, loaded, tokenizer)
             rest = max(0, budget_bytes - mx.get_active_memory())

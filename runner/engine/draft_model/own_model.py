@@ -6,7 +6,8 @@ import mlx.core as mx
 
 from runner.cache.sequence import SequenceLayers
 from runner.cache.session import LiveSession
-from runner.engine.draft_model.reader import MOST_TOKENS, WINDOW_TOKENS, Forward, Reader
+from runner.engine.draft_model.interface import Forward
+from runner.engine.draft_model.reader import MOST_TOKENS, WINDOW_TOKENS, Reader
 from runner.errors import ModelError
 from runner.sampling.sampler import Sampler
 
@@ -40,6 +41,10 @@ class OwnDraftModel:
         self.most_bytes = (MOST_TOKENS // _GROWTH_TOKENS + 1) * self._reader.nbytes
         """The bytes that its layers may take."""
         self._reader.reset()
+
+    def watch(self, forward: Forward) -> Forward:
+        """Returns the forward of the answer's model, which it takes no notice of."""
+        return forward
 
     @property
     def nbytes(self) -> int:

@@ -8,6 +8,7 @@ import mlx.core as mx
 from runner.cache.layer_facts import LayerFacts
 from runner.cache.prefix import common_prefix
 from runner.cache.sequence import SequenceLayers, SequenceMark
+from runner.engine.draft_model.interface import Forward
 
 WINDOW_TOKENS = 256
 """The end of a text with which a draft model begins. More would take longer to read than it makes drafts better."""
@@ -16,7 +17,7 @@ MOST_TOKENS = 4 * WINDOW_TOKENS
 _LEAD_TOKENS = 4  # of the text, before its end: many models look at their first tokens when there is nothing to see
 _FIRST_ROUND = 2  # tokens; a single one is written into the arrays that a mark holds
 
-Forward = Callable[[mx.array, list[object]], mx.array]
+
 Draw = Callable[[mx.array], mx.array]
 """Maps logits [1, V] to a token, uint32 [1], lazily."""
 

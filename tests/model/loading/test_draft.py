@@ -11,6 +11,7 @@ import pytest
 
 from runner.commands.check.facts import inspect
 from runner.commands.check.text import as_text
+from runner.engine.draft_model.head_model import HeadModel
 from runner.engine.draft_model.opening import DraftModelOpener
 from runner.engine.draft_model.own_model import OwnDraftModel
 from runner.errors import DraftError
@@ -99,7 +100,9 @@ def opened(store: Store, wish: str, budget_bytes: int = LARGE) -> OwnDraftModel 
     model = open_model("tiny", store.models_dir)
     opener = DraftModelOpener(settings(store, wish), model)
     tokenizer = open_tokenizer(model.file)
-    return opener.load(load(model), tokenizer, mx.get_active_memory() + budget_bytes, slow_blas=True)
+    found = opener.load(load(model), tokenizer, mx.get_active_memory() + budget_bytes, slow_blas=True)
+    assert not isinstance(found, HeadModel)
+    return found
 
 
 def checked(store: Store, wish: str, memory: int = LARGE) -> str:
