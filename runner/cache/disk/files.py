@@ -1,0 +1,111 @@
+"""The calls to the operating system. Nothing else in the disk tier touches a file or a clock, so tests put every fault
+here."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_OLD = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+class Entry(NamedTuple):
+    """A file in a directory."""
+
+    name: str
+    nbytes: int
+    used_s: float
+    """The time of its last modification or `touch`."""
+
+
+class Files:
+    """Every method raises OSError."""
+
+    def make_directory(self, path: Path) -> None:
+        """Makes a directory that only its owner may enter, unless it is there."""
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def is_private(self, path: Path) -> bool:
+        """Returns True if the directory belongs to this user and nobody else may write to it."""
+        found = path.stat()
+        return found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+    def exists(self, path: Path) -> bool:
+        """Returns True if there is such a file."""
+        return path.exists()
+
+    def names(self, path: Path) -> list[str]:
+        """Returns the names in a directory."""
+        return os.listdir(path)  # noqa: PTH208 - names alone: a Path for each of 65,000 would take longer than the call
+
+    def changed_ns(self, path: Path) -> int:
+        """Returns when something was last added to a directory or removed from it."""
+        return path.stat().st_mtime_ns
+
+    def entries(self, path: Path) -> Iterator[Entry]:
+        """Yields the plain files of a directory; those that vanish meanwhile are left out."""
+        with os.scandir(path) as found:
+            for each in found:
+                try:
+                    if each.is_file(follow_symlinks=False):
+                        stat = each.stat(follow_symlinks=False)
+                        yield Entry(each.name, stat.st_size, stat.st_mtime)
+                except FileNotFoundError:
+                    continue
+
+    def create(self, path: Path) -> int:
+        """Opens a new file, which only its owner may read."""
+        return os.open(path, _NEW, 0o600)
+
+    def write(self, file: int, data: memoryview) -> int:
+        """Writes some of the data; returns how many bytes."""
+        return os.write(file, data)
+
+    def open(self, path: Path) -> int:
+        """Opens a file for reading; never a symbolic link."""
+        return os.open(path, _OLD)
+
+    def size(self, file: int) -> int:
+        """Returns the bytes of an open file."""
+        return os.fstat(file).st_size
+
+    def read(self, file: int, into: memoryview, offset: int) -> int:
+        """Reads some bytes from `offset` on; returns how many, 0 at the end."""
+        return os.preadv(file, [into], offset) if hasattr(os, "preadv") else _read(file, into, offset)
+
+    def close(self, file: int) -> None:
+        """Closes a file."""
+        os.close(file)
+
+    def rename(self, path: Path, to: Path) -> None:
+        """Renames a file, over another one if need be."""
+        path.rename(to)
+
+    def unlink(self, path: Path) -> None:
+        """Removes a file, which may be gone already."""
+        path.unlink(missing_ok=True)
+
+    def remove_directory(self, path: Path) -> None:
+        """Removes an empty directory."""
+        path.rmdir()
+
+    def touch(self, path: Path) -> None:
+        """Marks a file as just used."""
+        os.utime(path)
+
+    def space(self, path: Path) -> tuple[int, int]:
+        """Returns the free bytes of a volume, and all of them."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+    def now_s(self) -> float:
+        """Returns the time, on the clock of the files."""
+        return time.time()
+
+
+def _read(file: int, into: memoryview, offset: int) -> int:
+    data = os.pread(file, len(into), offset)
+    into[: len(data)] = data
+    return len(data)

@@ -1,0 +1,200 @@
+"""The bytes of a segment: a safetensors file whose first tensor is the tokens, and whose header has a sum of each.
+
+    length of the header (8 bytes), header (JSON), tokens, the tensors of the records, seal
+
+The header's metadata say everything about the segment (`Facts`); all else in the header follows from them, and is
+compared. The seal is a digest of the header. So a file is whole and unchanged, or it is refused. Pure: no file is
+touched here, and nothing but JSON is evaluated.
+"""
+
+import json
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from math import prod
+from typing import NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from runner.cache.disk.name import Name
+from runner.cache.disk.point import Tokens
+
+VERSION = 1
+"""Of the files; part of the name of their directory."""
+MOST_BYTES = 1 << 30
+"""The largest file. What is larger is not kept."""
+ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "F64": 8,
+    "I64": 8, "U64": 8, "C64": 8,
+}  # fmt: skip
+"""The types of tensors, by the names of the format."""
+_MOST_HEADER_BYTES = 1 << 24
+_SEAL_BYTES = 16
+
+
+class SegmentError(Exception):
+    """A file is not the segment that it should be. `reason` is `torn`, `crc`, `tokens` or `layers`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """An array of a record."""
+
+    dtype: str
+    """One of ITEM_BYTES."""
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What one layer holds of the tokens [start, stop of the segment)."""
+
+    slot: int
+    start: int
+    tensors: tuple[Tensor, ...]
+    content: str = ""
+    """Of a state: JSON of the attributes, in which arrays are numbers of tensors."""
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a segment says about itself."""
+
+    name: tuple[str, str, int, int, str]
+    namespace: str
+    layers: dict[str, str]
+    """Every layer that the model uses, by slot: its class and sizes."""
+    records: tuple[Record, ...]
+    pictures: tuple[str, ...] = ()
+    """Digests, in hex. In the tokens, picture k is -1 - k."""
+    checkpoint: bool = False
+    """True for a state or tail at a place made to return to."""
+    sums: tuple[str, ...] = ()
+    """The CRC-32 of the tokens and of each tensor, in hex."""
+
+    @property
+    def tokens(self) -> int:
+        """The number of its tokens; those of a tail or a state are not repeated."""
+        return self.name[3] - self.name[2] if self.name[4] == "kv" else 0
+
+    @property
+    def sizes(self) -> list[int]:
+        """The bytes of the tokens and of each tensor."""
+        return [4 * self.tokens, *(tensor.nbytes for record in self.records for tensor in record.tensors)]
+
+
+class Segment(NamedTuple):
+    """A segment in memory. `data` holds the tokens and the tensors, one behind the other."""
+
+    facts: Facts
+    data: memoryview
+
+    @property
+    def name(self) -> Name:
+        return Name(*self.facts.name)
+
+    @property
+    def tokens(self) -> Tokens:
+        """Its tokens, as stored: pictures by their place in the facts."""
+        return array("i", bytes(self.data[: 4 * self.facts.tokens]))
+
+    def arrays(self, record: int) -> list[memoryview]:
+        """Returns the bytes of the tensors of a record."""
+        before = sum(len(each.tensors) for each in self.facts.records[:record])
+        sizes = self.facts.sizes
+        at = sum(sizes[: 1 + before])
+        found = []
+        for size in sizes[1 + before : 1 + before + len(self.facts.records[record].tensors)]:
+            found.append(self.data[at : at + size])
+            at += size
+        return found
+
+
+def file_bytes(facts: Facts) -> int:
+    """Returns the size of the file of a segment."""
+    return 8 + len(_header(_summed(facts, [0] * len(facts.sizes)))) + sum(facts.sizes) + _SEAL_BYTES
+
+
+def sealed(segment: Segment) -> list[memoryview]:
+    """Returns the bytes of the file, in parts. Computes the sums."""
+    sums, at = [], 0
+    for size in segment.facts.sizes:
+        sums.append(crc32(segment.data[at : at + size]))
+        at += size
+    header = _header(_summed(segment.facts, sums))
+    seal = blake2b(header, digest_size=_SEAL_BYTES).digest()
+    return [memoryview(len(header).to_bytes(8, "little") + header), segment.data[:at], memoryview(seal)]
+
+
+def header_bytes(length: bytes, file_bytes: int) -> int:
+    """Returns the bytes of the header from the first 8 of a file. Raises SegmentError."""
+    found = int.from_bytes(length, "little")
+    if len(length) != 8 or found > min(_MOST_HEADER_BYTES, file_bytes - 8 - _SEAL_BYTES):
+        raise SegmentError("torn")
+    return found
+
+
+def read_facts(header: bytes, name: Name, namespace: str, file_bytes: int) -> Facts:
+    """Returns the facts in a header. Raises SegmentError unless they are those of this name and of so many bytes."""
+    try:
+        facts = msgspec.json.decode(json.loads(header)["__metadata__"]["segment"], type=Facts)
+        same = _header(facts) == header
+    except (ValueError, KeyError, TypeError, RecursionError, AttributeError, msgspec.MsgspecError):
+        raise SegmentError("crc") from None
+    if not same or len(facts.sums) != len(facts.sizes):
+        raise SegmentError("crc")
+    if Name(*facts.name) != name or facts.namespace != namespace:
+        raise SegmentError("tokens")  # a whole file, under the name of another
+    if 8 + len(header) + sum(facts.sizes) + _SEAL_BYTES != file_bytes:
+        raise SegmentError("torn")
+    return facts
+
+
+def read_segment(file: memoryview, name: Name, namespace: str) -> Segment:
+    """Returns the segment in the bytes of a file. Raises SegmentError unless all of it is as it was written."""
+    count = header_bytes(bytes(file[:8]), len(file))
+    header = bytes(file[8 : 8 + count])
+    if blake2b(header, digest_size=_SEAL_BYTES).digest() != file[-_SEAL_BYTES:]:
+        raise SegmentError("crc")
+    facts = read_facts(header, name, namespace, len(file))
+    data = file[8 + count : -_SEAL_BYTES]
+    at = 0
+    for size, wanted in zip(facts.sizes, facts.sums, strict=True):
+        if f"{crc32(data[at : at + size]):08x}" != wanted:
+            raise SegmentError("crc")
+        at += size
+    return Segment(facts, data)
+
+
+def local_tokens(facts: Facts, tokens: Tokens, names: Sequence[int]) -> Tokens:
+    """Returns the tokens of a segment with the names that its pictures have in this process. Raises SegmentError."""
+    if any(token < -len(names) for token in tokens):
+        raise SegmentError("tokens")
+    return array("i", (token if token >= 0 else names[-1 - token] for token in tokens)) if facts.pictures else tokens
+
+
+def _summed(facts: Facts, sums: Sequence[int]) -> Facts:
+    return msgspec.structs.replace(facts, sums=tuple(f"{each:08x}" for each in sums))
+
+
+def _header(facts: Facts) -> bytes:
+    """Returns the header, a multiple of 8 bytes. Its length does not depend on the sums."""
+    table: dict[str, object] = {
+        "__metadata__": {"segment": msgspec.json.encode(facts).decode()},
+        "tokens": {"dtype": "I32", "shape": [facts.tokens], "data_offsets": [0, 4 * facts.tokens]},
+    }
+    at = 4 * facts.tokens
+    for record in facts.records:
+        for index, tensor in enumerate(record.tensors):
+            entry = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, at + tensor.nbytes]}
+            table[f"{record.slot}.{index}"] = entry
+            at += tensor.nbytes
+    table["seal"] = {"dtype": "U8", "shape": [_SEAL_BYTES], "data_offsets": [at, at + _SEAL_BYTES]}
+    text = json.dumps(table, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % 8)

@@ -1,0 +1,242 @@
+"""The directory of one model's segments: list, read, publish. Owner: the disk thread, but for `index` and the counts,
+which any thread may read.
+
+A file is written under a name of its own and renamed when it is complete, so that whatever ends the process leaves a
+whole segment or none. There is no fsync: SIGKILL loses nothing of the page cache, and after a power cut the sums tell.
+"""
+
+import errno
+import os
+from array import array
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from runner.cache.disk.files import Files
+from runner.cache.disk.index import Index
+from runner.cache.disk.name import Name, parse_name, temporary
+from runner.cache.disk.point import Tokens
+from runner.cache.disk.segment import (
+    MOST_BYTES,
+    Facts,
+    Segment,
+    SegmentError,
+    header_bytes,
+    read_facts,
+    read_segment,
+    sealed,
+)
+from runner.logs import Log
+
+log = Log(__name__)
+_FOR_GOOD = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3600.0
+_RELIST_S = 2.0
+_DAY_S = 86_400.0
+
+
+class Shelf:
+    """The segments of one namespace. No method raises OSError: a fault is a miss, and a line in the log."""
+
+    def __init__(self, files: Files, directory: Path, namespace: str, about: bytes, most_written: int) -> None:
+        """`directory` is that of all models, `namespace` the name of this model's folder in it, `about` what the folder
+        says of itself in words. Writes at most `most_written` bytes a day."""
+        self.index = Index()
+        self.namespace = namespace
+        self.folder = directory / namespace
+        self.rejected: Counter[str] = Counter()
+        """Files that were not what they should be, by reason."""
+        self.read_bytes = self.written_bytes = self.write_errors = 0
+        self.listed = False
+        """True once the index can be relied on."""
+        self.why_not_writing = ""
+        """The reason why nothing is written any more; empty if it is, or may be again."""
+        self._files, self._about, self._most_written = files, about, most_written
+        self._number = 0
+        self._changed_ns = -1
+        self._listed_s = self._paused_until_s = self._day_s = float("-inf")
+        self._pause_s = _PAUSE_S
+        self._written_today = 0
+
+    # --- the listing
+
+    def open(self) -> None:
+        """Makes the folder, unless it is there, and lists it."""
+        try:
+            self._make_folder()
+        except OSError as error:
+            self._stop_writing(error)
+        self.relist()
+        self.listed = True
+
+    def relist(self) -> None:
+        """Lists the folder again if another process has changed it, at most every other second."""
+        now_s = self._files.now_s()
+        if 0 <= now_s - self._listed_s < _RELIST_S:
+            return
+        self._listed_s = now_s
+        try:
+            changed_ns = self._files.changed_ns(self.folder)
+            if changed_ns != self._changed_ns:
+                names = map(parse_name, self._files.names(self.folder))
+                self.index.replace(name for name in names if name is not None)
+                self._changed_ns = changed_ns
+        except OSError:
+            self.index.replace(())
+            self._changed_ns = -1
+
+    # --- reading
+
+    def read(self, name: Name) -> Segment | None:
+        """Returns a segment, compared with all its sums; None if it is gone or damaged, which removes it."""
+        try:
+            file = self._files.open(self.folder / name.file)
+            try:
+                size = self._files.size(file)
+                if size > MOST_BYTES:
+                    raise SegmentError("torn")
+                buffer = memoryview(bytearray(size))
+                self._fill(file, buffer, 0)
+            finally:
+                self._files.close(file)
+            self.read_bytes += size
+            return read_segment(buffer, name, self.namespace)
+        except SegmentError as error:
+            self.reject(name, error.reason)
+        except (OSError, MemoryError):
+            self.index.discard(name)
+        return None
+
+    def look(self, name: Name) -> tuple[Facts, Tokens] | None:
+        """Returns the facts and the tokens of a segment, of which nothing else is read; None as `read` does. They may
+        be damaged: `read` before they count."""
+        try:
+            file = self._files.open(self.folder / name.file)
+            try:
+                size = self._files.size(file)
+                length = memoryview(bytearray(8))
+                self._fill(file, length, 0)
+                count = header_bytes(bytes(length), size)
+                header = memoryview(bytearray(count))
+                self._fill(file, header, 8)
+                facts = read_facts(bytes(header), name, self.namespace, size)
+                tokens = memoryview(bytearray(4 * facts.tokens))
+                self._fill(file, tokens, 8 + count)
+            finally:
+                self._files.close(file)
+            return facts, array("i", bytes(tokens))
+        except SegmentError as error:
+            self.reject(name, error.reason)
+        except (OSError, MemoryError):
+            self.index.discard(name)
+        return None
+
+    def reject(self, name: Name, reason: str) -> None:
+        """Removes a segment that is not what it should be."""
+        if not self.rejected[reason]:
+            log.warning("a file of the disk cache is damaged: removed", reason=reason, file=name.file)
+        self.rejected[reason] += 1
+        self.drop(name)
+
+    def drop(self, name: Name) -> None:
+        """Removes a segment."""
+        self.index.discard(name)
+        try:
+            self._files.unlink(self.folder / name.file)
+        except OSError:
+            return  # it cannot be removed, but neither is it used
+
+    def touch(self, name: Name) -> None:
+        """Marks a segment as just used."""
+        try:
+            self._files.touch(self.folder / name.file)
+        except OSError:
+            self.index.discard(name)
+
+    def _fill(self, file: int, buffer: memoryview, offset: int) -> None:
+        at = 0
+        while at < len(buffer):
+            count = self._files.read(file, buffer[at:], offset + at)
+            if count <= 0:
+                raise SegmentError("torn")
+            at += count
+
+    # --- writing
+
+    @property
+    def may_write(self) -> bool:
+        """True unless writing is off for good, rests after an error, or the day's bytes are written."""
+        now_s = self._files.now_s()
+        if not 0 <= now_s - self._day_s < _DAY_S:
+            self._day_s, self._written_today = now_s, 0
+        if self.why_not_writing or self._written_today >= self._most_written:
+            return False
+        return not 0 < self._paused_until_s - now_s <= _LONGEST_PAUSE_S
+
+    def publish(self, segment: Segment) -> bool:
+        """Writes a segment. Returns False if that was not possible; nothing is left of it then."""
+        name = segment.name
+        if name in self.index:
+            self.touch(name)
+            return True
+        parts = sealed(segment)
+        size = sum(map(len, parts))
+        path = self._temporary()
+        try:
+            self._make_folder()
+            file = self._files.create(path)
+            try:
+                for part in parts:
+                    self._write(file, part)
+            finally:
+                self._files.close(file)
+            self._files.rename(path, self.folder / name.file)
+        except OSError as error:
+            self._failed(path, error)
+            return False
+        self._pause_s = _PAUSE_S
+        self.written_bytes += size
+        self._written_today += size
+        self.index.add(name)
+        return True
+
+    def _write(self, file: int, data: memoryview) -> None:
+        at = 0
+        while at < len(data):
+            count = self._files.write(file, data[at:])
+            if count <= 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            at += count
+
+    def _make_folder(self) -> None:
+        """Makes the folder, and says in it what it is for."""
+        about = self.folder / "about.json"
+        self._files.make_directory(self.folder)
+        if self._files.exists(about):
+            return
+        path = self._temporary()
+        file = self._files.create(path)
+        try:
+            self._write(file, memoryview(self._about))
+        finally:
+            self._files.close(file)
+        self._files.rename(path, about)
+
+    def _temporary(self) -> Path:
+        self._number += 1
+        return self.folder / temporary(os.getpid(), self._number)
+
+    def _failed(self, path: Path, error: OSError) -> None:
+        self.write_errors += 1
+        with suppress(OSError):  # the sweep finds it
+            self._files.unlink(path)
+        if error.errno in _FOR_GOOD:
+            self._stop_writing(error)
+            return
+        self._paused_until_s = self._files.now_s() + self._pause_s
+        log.warning("the disk cache rests", why=os.strerror(error.errno or 0), seconds=self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _stop_writing(self, error: OSError) -> None:
+        self.why_not_writing = os.strerror(error.errno or 0)
+        log.warning("the disk cache writes nothing any more", why=self.why_not_writing, directory=str(self.folder))

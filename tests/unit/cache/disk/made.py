@@ -1,0 +1,134 @@
+"""Segments made up for tests: two layers, of which one has entries and the other a state."""
+
+import errno
+import os
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+from runner.cache.disk.files import Entry, Files
+from runner.cache.disk.name import ENTRIES, Name
+from runner.cache.disk.point import Points
+from runner.cache.disk.segment import Facts, Record, Segment, Tensor
+from runner.cache.disk.shelf import Shelf
+
+ROOT = b"r" * 32
+NAMESPACE = f"v1-{'0' * 32}"
+
+
+class CrashError(BaseException):
+    """The process ends here."""
+
+
+class FakeFiles(Files):
+    """Real files, a made-up clock, and a fault at one call: an exception, or a short count."""
+
+    def __init__(self, at: int | None = None, fault: BaseException | None = None) -> None:
+        self.calls: list[str] = []
+        self.at, self.fault = at, fault
+        self.now = 1e9
+        self.free = (1 << 50, 1 << 50)
+        self.most_at_once: int | None = None
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if self.at is not None and len(self.calls) - 1 == self.at and self.fault is not None:
+            raise self.fault
+
+    def make_directory(self, path: Path) -> None:
+        self._call("make_directory")
+        super().make_directory(path)
+
+    def exists(self, path: Path) -> bool:
+        self._call("exists")
+        return super().exists(path)
+
+    def names(self, path: Path) -> list[str]:
+        self._call("names")
+        return super().names(path)
+
+    def changed_ns(self, path: Path) -> int:
+        self._call("changed_ns")
+        return super().changed_ns(path)
+
+    def entries(self, path: Path) -> Iterator[Entry]:
+        self._call("entries")
+        return super().entries(path)
+
+    def create(self, path: Path) -> int:
+        self._call("create")
+        return super().create(path)
+
+    def write(self, file: int, data: memoryview) -> int:
+        self._call("write")
+        return super().write(file, data[: self.most_at_once])
+
+    def open(self, path: Path) -> int:
+        self._call("open")
+        return super().open(path)
+
+    def size(self, file: int) -> int:
+        self._call("size")
+        return super().size(file)
+
+    def read(self, file: int, into: memoryview, offset: int) -> int:
+        self._call("read")
+        return super().read(file, into[: self.most_at_once], offset)
+
+    def close(self, file: int) -> None:
+        super().close(file)  # a process that ends closes all of its files
+        self._call("close")
+
+    def rename(self, path: Path, to: Path) -> None:
+        self._call("rename")
+        super().rename(path, to)
+
+    def unlink(self, path: Path) -> None:
+        self._call("unlink")
+        super().unlink(path)
+
+    def touch(self, path: Path) -> None:
+        self._call("touch")
+        os.utime(path, (self.now, self.now))
+
+    def space(self, path: Path) -> tuple[int, int]:
+        self._call("space")
+        return self.free
+
+    def now_s(self) -> float:
+        return self.now
+
+
+ERRORS = [OSError(code, os.strerror(code)) for code in (errno.ENOSPC, errno.EROFS, errno.EIO, errno.ENOENT)]
+
+
+def points(tokens: Sequence[int], salt: str = "") -> Points:
+    return Points(ROOT, salt, tokens)
+
+
+def named(tokens: Sequence[int], start: int, stop: int, kind: str = ENTRIES) -> Name:
+    """Returns the segment of a prompt's tokens [start, stop)."""
+    of = points(tokens)
+    return Name(of.at(start if kind == ENTRIES else stop), of.at(stop), start, stop, kind)
+
+
+def segment(tokens: Sequence[int], start: int, stop: int, kind: str = ENTRIES) -> Segment:
+    """Returns a segment of a prompt, whose arrays depend on all tokens up to `stop`."""
+    count = stop - start
+    numbers = Random(repr(list(tokens[:stop])))
+    if kind == ENTRIES:
+        shapes = [Tensor("BF16", (1, 2, count, 4)), Tensor("F32", (1, 1, count, 3))]
+        record = Record(0, start, tuple(shapes))
+        data = array("i", tokens[start:stop]).tobytes()
+    else:
+        record, data = Record(1, start, (Tensor("F32", (1, 5)),), '["l",[["a",0]]]'), b""
+    data += b"".join(numbers.randbytes(tensor.nbytes) for tensor in record.tensors)
+    facts = Facts(tuple(named(tokens, start, stop, kind)), NAMESPACE, {"0": "A", "1": "B"}, (record,))
+    return Segment(facts, memoryview(data))
+
+
+def shelf(directory: Path, files: Files | None = None, most_written: int = 1 << 40) -> Shelf:
+    opened = Shelf(files or FakeFiles(), directory, NAMESPACE, b'{"model":"tiny"}', most_written)
+    opened.open()
+    return opened

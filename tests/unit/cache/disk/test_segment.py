@@ -1,0 +1,112 @@
+"""A file is the segment that was written, or it is refused."""
+
+import json
+from array import array
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runner.cache.disk.name import STATE, Name, parse_name
+from runner.cache.disk.segment import (
+    Segment,
+    SegmentError,
+    file_bytes,
+    local_tokens,
+    read_segment,
+    sealed,
+)
+from tests.unit.cache.disk.made import NAMESPACE, named, segment
+
+TOKENS = list(range(40))
+WHOLE = segment(TOKENS, 3, 33)
+
+
+def written(of: Segment = WHOLE) -> bytearray:
+    return bytearray(b"".join(sealed(of)))
+
+
+def read(data: bytes | bytearray, name: Name = WHOLE.name) -> Segment:
+    return read_segment(memoryview(data), name, NAMESPACE)
+
+
+@pytest.mark.parametrize("of", [WHOLE, segment(TOKENS, 32, 33, STATE)], ids=["entries", "state"])
+def test_what_is_written_is_read(of: Segment) -> None:
+    data = written(of)
+    found = read_segment(memoryview(data), of.name, NAMESPACE)
+    assert found.facts.records == of.facts.records
+    assert bytes(found.data) == bytes(of.data)
+    assert found.tokens == of.tokens
+    assert [bytes(each) for each in found.arrays(0)] == [bytes(each) for each in of.arrays(0)]
+    assert file_bytes(of.facts) == len(data)
+
+
+def test_any_tool_can_look_into_it() -> None:
+    data = written()
+    count = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + count])
+    ends = sorted(entry["data_offsets"] for name, entry in header.items() if name != "__metadata__")
+    assert [start for start, _ in ends] == [0, *(stop for _, stop in ends[:-1])]
+    assert 8 + count + ends[-1][1] == len(data)
+    assert count % 8 == 0
+    assert all(isinstance(value, str) for value in header["__metadata__"].values())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_flipped_bit_passes(seed: int) -> None:
+    """160 places a seed: the length, the header, each tensor, the seal."""
+    numbers, data = Random(seed), written()
+    for place in [*range(8), len(data) - 1, *(numbers.randrange(len(data)) for _ in range(151))]:
+        data[place] ^= (bit := 1 << numbers.randrange(8))
+        with pytest.raises(SegmentError):
+            read(data)
+        data[place] ^= bit
+    read(data)
+
+
+@pytest.mark.parametrize("change", ["cut", "insert", "zeros", "more"])
+def test_no_other_length_passes(change: str) -> None:
+    whole, numbers = written(), Random(change)
+    for at in [0, 4, 8, 9, len(whole) - 17, len(whole) - 1, *(numbers.randrange(len(whole)) for _ in range(40))]:
+        changed = {
+            "cut": whole[:at],
+            "insert": whole[:at] + b"\0" + whole[at:],
+            "zeros": bytearray(len(whole)),
+            "more": whole + bytes(at + 1),
+        }[change]
+        with pytest.raises(SegmentError):
+            read(changed)
+
+
+def test_a_file_under_the_name_of_another_is_refused() -> None:
+    other = segment([*TOKENS[:32], 77, 5], 3, 33)
+    with pytest.raises(SegmentError, match="tokens"):
+        read(written(other))
+    with pytest.raises(SegmentError, match="tokens"):
+        read_segment(memoryview(written()), WHOLE.name, f"v1-{'1' * 32}")
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(SegmentError):
+        read(data)
+    with pytest.raises(SegmentError):
+        read(len(data).to_bytes(8, "little") + data + bytes(16))
+
+
+def test_names_carry_everything() -> None:
+    for name in (WHOLE.name, named(TOKENS, 8, 9, STATE)):
+        assert parse_name(name.file) == name
+    file = WHOLE.name.file
+    for wrong in ("about.json", file + ".tmp", file.replace("kv", "state"), file.replace(".3-33", ".33-3"), f"x{file}"):
+        assert parse_name(wrong) is None
+    assert parse_name(file.replace(".3-", ".03-")) is None  # no two files of one segment
+
+
+def test_pictures_are_named_anew() -> None:
+    facts = WHOLE.facts.__class__(tuple(WHOLE.name), NAMESPACE, {}, (), ("ab", "cd"))
+    assert local_tokens(facts, array("i", [1, -1, -2, 4]), [-7, -9]) == array("i", [1, -7, -9, 4])
+    with pytest.raises(SegmentError, match="tokens"):
+        local_tokens(facts, array("i", [-3]), [-7, -9])

@@ -1,0 +1,274 @@
+"""Whatever happens to the files: what is found is what was written, and nothing is left behind."""
+
+import errno
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from runner.cache.disk.files import Files
+from runner.cache.disk.name import STATE, is_temporary, parse_name
+from runner.cache.disk.shelf import Shelf
+from runner.cache.disk.sweep import Sweep
+from tests.unit.cache.disk.made import ERRORS, NAMESPACE, CrashError, FakeFiles, named, segment, shelf
+
+TOKENS = list(range(600))
+STORY = [
+    segment(TOKENS, 0, 40),
+    segment(TOKENS, 39, 40, STATE),
+    segment(TOKENS, 40, 80),
+    segment([*TOKENS[:40], 9, 9, 9], 40, 43),
+]
+
+
+def story(files: Files, directory: Path) -> Shelf:
+    """Writes, reads, looks, touches and sweeps."""
+    opened = shelf(directory, files)
+    for each in STORY:
+        opened.publish(each)
+        opened.read(each.name)
+        opened.look(each.name)
+        opened.touch(each.name)
+    for _ in Sweep(files, directory, 1 << 40, 1e9).run():
+        pass
+    return opened
+
+
+def check_found(directory: Path, after_sweep: bool = True) -> int:
+    """Checks that whatever is found equals what was written. Returns how much."""
+    files, found = FakeFiles(), 0
+    files.now = 3e9  # long after everything that was abandoned
+    opened = shelf(directory, files)
+    for each in STORY:
+        read = opened.read(each.name) if each.name in opened.index else None
+        if read is not None:
+            assert bytes(read.data) == bytes(each.data)
+            found += 1
+    assert not opened.rejected
+    if after_sweep:
+        for _ in Sweep(files, directory, 1 << 40, 1e12).run():
+            pass
+        left = listed(directory) if (directory / NAMESPACE).exists() else []
+        assert not [name for name in left if is_temporary(name)]
+        assert all(parse_name(name) or name == "about.json" for name in left)
+    return found
+
+
+def listed(directory: Path) -> list[str]:
+    return [path.name for path in (directory / NAMESPACE).iterdir()]
+
+
+def count_calls(directory: Path) -> int:
+    files = FakeFiles()
+    story(files, directory)
+    assert check_found(directory) == len(STORY)
+    return len(files.calls)
+
+
+def test_a_crash_at_any_call_leaves_whole_segments_or_none(tmp_path: Path) -> None:
+    calls = count_calls(tmp_path / "whole")
+    assert calls > 60
+    for at in range(calls):
+        directory = tmp_path / str(at)
+        with pytest.raises(CrashError):
+            story(FakeFiles(at, CrashError()), directory)
+        check_found(directory)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: errno.errorcode[error.errno])
+def test_an_error_at_any_call_raises_nothing(tmp_path: Path, error: OSError) -> None:
+    for at in range(count_calls(tmp_path / "whole")):
+        directory = tmp_path / str(at)
+        story(FakeFiles(at, error), directory)
+        check_found(directory)
+
+
+def test_short_counts_are_gone_on_with(tmp_path: Path) -> None:
+    files = FakeFiles()
+    files.most_at_once = 100
+    story(files, tmp_path)
+    assert check_found(tmp_path) == len(STORY)
+
+
+def test_a_full_disk_is_left_alone_for_a_while_and_a_broken_one_for_good(tmp_path: Path) -> None:
+    files = FakeFiles()
+    opened = shelf(tmp_path, files)
+    files.at, files.fault = len(files.calls) + 3, OSError(errno.ENOSPC, "full")
+    assert not opened.publish(STORY[0])
+    assert not opened.may_write
+    files.now += 61
+    assert opened.may_write
+    assert opened.publish(STORY[0])
+    files.at, files.fault = len(files.calls) + 3, OSError(errno.EROFS, "read-only")
+    assert not opened.publish(STORY[2])
+    files.now += 1e6
+    assert not opened.may_write
+    assert opened.read(STORY[0].name) is not None
+    assert sorted(listed(tmp_path)) == sorted(["about.json", STORY[0].name.file])
+
+
+def test_a_clock_that_goes_back_stops_nothing(tmp_path: Path) -> None:
+    files = FakeFiles()
+    opened = shelf(tmp_path, files)
+    files.at, files.fault = len(files.calls) + 3, OSError(errno.ENOSPC, "full")
+    assert not opened.publish(STORY[0])
+    files.now -= 1e6
+    assert opened.may_write
+
+
+def test_a_day_has_so_many_bytes(tmp_path: Path) -> None:
+    files = FakeFiles()
+    opened = shelf(tmp_path, files, most_written=1)
+    assert opened.may_write
+    assert opened.publish(STORY[0])
+    assert not opened.may_write
+    files.now += 86_401
+    assert opened.may_write
+
+
+def test_a_damaged_file_is_a_miss_counted_and_removed(tmp_path: Path) -> None:
+    """1,000 corruptions of three kinds."""
+    numbers, opened = Random(1), shelf(tmp_path)
+    opened.publish(STORY[0])
+    path = opened.folder / STORY[0].name.file
+    whole = path.read_bytes()
+    for refused in range(1000):
+        at = numbers.randrange(len(whole))
+        changed = bytearray(whole)
+        changed[at] ^= 1 << numbers.randrange(8)
+        path.write_bytes(numbers.choice((changed, whole[:at], whole[:at] + b"\0" + whole[at:])))
+        opened.index.add(STORY[0].name)
+        assert opened.read(STORY[0].name) is None
+        assert not path.exists()
+        assert STORY[0].name not in opened.index
+        assert opened.rejected.total() == refused + 1
+    assert set(opened.rejected) == {"torn", "crc"}
+
+
+def test_two_files_that_changed_places_are_misses(tmp_path: Path) -> None:
+    opened = shelf(tmp_path)
+    for each in STORY:
+        opened.publish(each)
+    one, other = (opened.folder / STORY[index].name.file for index in (2, 3))
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+    assert opened.read(STORY[2].name) is None
+    assert opened.look(STORY[3].name) is None
+    assert opened.rejected == {"tokens": 2}
+
+
+def test_links_and_vanished_files_are_no_segments(tmp_path: Path) -> None:
+    opened = shelf(tmp_path / "a")
+    opened.publish(STORY[0])
+    path = opened.folder / STORY[0].name.file
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert opened.read(STORY[0].name) is None
+    assert (tmp_path / "elsewhere").exists()
+    assert not opened.rejected
+
+
+def test_another_process_writes_too(tmp_path: Path) -> None:
+    files = FakeFiles()
+    one, other = shelf(tmp_path, files), shelf(tmp_path)
+    other.publish(STORY[0])
+    one.relist()
+    assert STORY[0].name not in one.index  # not yet: it looked a moment ago
+    files.now += 3
+    one.relist()
+    assert STORY[0].name in one.index
+    assert one.publish(STORY[0])
+    assert one.written_bytes == 0
+
+
+def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    opened = shelf(tmp_path / "new")
+    opened.publish(STORY[0])
+    assert (tmp_path / "new" / NAMESPACE).stat().st_mode & 0o777 == 0o700
+    assert (opened.folder / STORY[0].name.file).stat().st_mode & 0o777 == 0o600
+    assert not Files().is_private(Path("/tmp"))
+    assert Files().is_private(tmp_path / "new")
+
+
+# --- the sweep
+
+
+def swept(files: FakeFiles, directory: Path, most: int = 1 << 40, age: float = 1e12) -> Sweep:
+    sweep = Sweep(files, directory, most, age)
+    for _ in sweep.run():
+        pass
+    return sweep
+
+
+def test_all_models_share_one_bound_and_the_longest_idle_goes_first(tmp_path: Path) -> None:
+    files = FakeFiles()
+    opened = shelf(tmp_path, files)
+    other = Shelf(files, tmp_path, f"v1-{'1' * 32}", b"{}", 1 << 40)
+    other.open()
+    for each in STORY[:3]:
+        opened.publish(each)
+        opened.touch(each.name)
+        files.now += 100
+    size = swept(files, tmp_path).last.nbytes
+    assert size == sum(file.stat().st_size for file in opened.folder.iterdir()) + 2
+    found = swept(files, tmp_path, size - 1).last
+    assert 0 < found.removed < 3
+    assert found.nbytes <= size - 1
+    assert not (opened.folder / STORY[0].name.file).exists()
+    assert swept(files, tmp_path, 0).last.files == 0
+    assert swept(files, tmp_path / "nothing").last.nbytes == 0
+
+
+def test_leaves_go_before_what_they_hang_from(tmp_path: Path) -> None:
+    files = FakeFiles()
+    opened = shelf(tmp_path, files)
+    for each in (STORY[0], STORY[2]):
+        opened.publish(each)
+        opened.touch(each.name)
+    swept(files, tmp_path, swept(files, tmp_path).last.nbytes - 1)
+    assert (opened.folder / STORY[0].name.file).exists()
+    assert not (opened.folder / STORY[2].name.file).exists()
+
+
+def test_what_is_old_abandoned_or_of_another_format_goes_and_nothing_else(tmp_path: Path) -> None:
+    files = FakeFiles()
+    opened = shelf(tmp_path, files)
+    opened.publish(STORY[0])
+    opened.touch(STORY[0].name)
+    former = tmp_path / f"v0-{'0' * 32}"
+    former.mkdir()
+    (former / STORY[0].name.file).write_bytes(b"old")
+    mine = [tmp_path / "notes.txt", opened.folder / "letter.txt", tmp_path / "photos" / STORY[0].name.file]
+    abandoned = [opened.folder / ".77-1.tmp"]
+    mine[2].parent.mkdir()
+    for path in (*mine, *abandoned):
+        path.write_text("x")
+        os.utime(path, (files.now, files.now))
+    files.now += 10
+    assert swept(files, tmp_path, age=11).last.files == 1
+    assert abandoned[0].exists()  # somebody may still be writing it
+    assert not former.exists()
+    files.now += 4000
+    assert swept(files, tmp_path, age=11).last.files == 0
+    assert not abandoned[0].exists()
+    assert all(path.exists() for path in mine)
+
+
+def test_a_volume_that_is_nearly_full_counts_as_a_bound(tmp_path: Path) -> None:
+    files = FakeFiles()
+    opened = shelf(tmp_path, files)
+    opened.publish(STORY[0])
+    files.free = (1 << 30, 1 << 40)
+    assert swept(files, tmp_path).last.files == 0
+
+
+def test_a_sweep_stops_now_and_then_for_more_urgent_things(tmp_path: Path) -> None:
+    files = FakeFiles()
+    opened = shelf(tmp_path, files)
+    for index in range(600):
+        (opened.folder / named([index, 1], 0, 2).file).write_bytes(b"")
+    sweep = Sweep(files, tmp_path, 1 << 40, 1e12)
+    assert sum(1 for _ in sweep.run()) >= 2
+    assert sweep.last.files == 600
