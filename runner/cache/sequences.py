@@ -23,7 +23,7 @@ class LiveSequences:
         self._make_layers = make_layers
         self.facts = LayerFacts()
         self.sessions: list[TrieSession] = []
-        self.kept = self._fresh()
+        self.kept = self.fresh()
         self.end: Node | None = None
         self._untrusted_known = 0
 
@@ -60,7 +60,7 @@ class LiveSequences:
         """Returns layers for a session, and the node where they stand: the kept sequence if it is idle, a fresh one
         otherwise."""
         if not self.idle:
-            return self._fresh(), None
+            return self.fresh(), None
         end, self.end = self.end, None
         return self.kept, end
 
@@ -97,7 +97,7 @@ class LiveSequences:
         if self.idle:
             self.kept.discard()
         self.facts.ledger = Ledger()
-        self.kept, self.end = self._fresh(), None
+        self.kept, self.end = self.fresh(), None
 
     def check_trust(self) -> bool:
         """Returns True if layers have proved untrusted since the last call. All sequences have replaced their adapters
@@ -113,5 +113,6 @@ class LiveSequences:
         self.hand_over_shared(sequence)
         sequence.reset()
 
-    def _fresh(self) -> SequenceLayers:
+    def fresh(self) -> SequenceLayers:
+        """Returns new layers."""
         return SequenceLayers(self._make_layers(), self.facts)

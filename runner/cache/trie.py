@@ -30,10 +30,11 @@ class Node:
     """An edge, its snapshots and its children.
 
     `slots` is empty or has one entry per layer. A `checkpoint` is a node made to return to: it is kept even if nothing
-    branches off. `used` is the tick of the trie's clock at its last use.
+    branches off. `used` is the tick of the trie's clock at its last use. The first `stored` tokens of
+    the edge are on disk.
     """
 
-    __slots__ = ("checkpoint", "children", "end", "locks", "parent", "slots", "tokens", "used")
+    __slots__ = ("checkpoint", "children", "end", "locks", "parent", "slots", "stored", "tokens", "used")
 
     def __init__(self, tokens: Tokens, parent: "Node | None") -> None:
         self.tokens = tokens
@@ -42,8 +43,7 @@ class Node:
         self.children: dict[int, Node] = {}
         self.slots: list[Snapshot | None] = []
         self.checkpoint = False
-        self.used = 0
-        self.locks = 0
+        self.used = self.locks = self.stored = 0
 
     @property
     def start(self) -> int:
@@ -165,6 +165,7 @@ class PrefixTrie:
             raise ValueError(f"cannot cut {node!r} after {at} of its tokens")
         upper = Node(node.tokens[:at], node.parent)
         upper.used, upper.locks = node.used, node.locks
+        upper.stored, node.stored = min(node.stored, at), max(0, node.stored - at)
         halves = [held.split(upper.end) if held is not None else (None, None) for held in node.slots]
         upper.slots, node.slots = [first for first, _ in halves], [second for _, second in halves]
         node.parent.children[upper.tokens[0]] = upper
@@ -189,6 +190,7 @@ class PrefixTrie:
         slots = max(len(node.slots), len(child.slots))
         above, below = _padded(node.slots, slots), _padded(child.slots, slots)
         child.slots = [_joined(first, second) for first, second in zip(above, below, strict=True)]
+        child.stored = node.stored + (child.stored if node.stored == len(node.tokens) else 0)
         child.tokens = node.tokens + child.tokens
         child.used = max(node.used, child.used)
         child.parent = node.parent

@@ -49,7 +49,7 @@ class TrieCache(Cache):
         self.reserved_bytes = 0
         self.trie = PrefixTrie()
         self.sequences = LiveSequences(make_layers)
-        self._enforcer = BudgetEnforcer(self.trie, self.sequences)
+        self.enforcer = BudgetEnforcer(self.trie, self.sequences)
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> Session:
         if not tokens:
@@ -81,7 +81,7 @@ class TrieCache(Cache):
         # Nodes and live snapshots refer to each other: without this they would wait for Python's garbage collector.
         self.trie.clear()
         self.sequences.detach_sessions()
-        self._enforcer.reset()
+        self.enforcer.reset()
 
     # --- begin
 
@@ -106,7 +106,7 @@ class TrieCache(Cache):
                 session.add_checkpoint(ahead)
                 return True
             if session.sequence.sliceable and session.node.end < ahead:
-                self._advance_to(session, ahead)
+                self.advance_to(session, ahead)
         return False
 
     def admits(self, tokens: int) -> bool:
@@ -192,7 +192,7 @@ class TrieCache(Cache):
         resume.restore_to(sequence, path, at, common)
         node = next(node for node in path if node.end == at)
         resume.capture(sequence, node)
-        self._enforcer.touch(node)
+        self.enforcer.touch(node)
         return node, refusal
 
     # --- forward
@@ -200,8 +200,7 @@ class TrieCache(Cache):
     def _after_forward(self, session: TrieSession, count: int, stepwise: bool) -> None:
         if session.detached:
             return
-        if self.sequences.check_trust():
-            resume.drop_slots(self.trie, self.sequences.facts.untrusted)
+        self.heed_distrust()
         self._take_checkpoints(session)
         if not stepwise or not self.session_bytes(1):
             session.sequence.measure()
@@ -209,22 +208,27 @@ class TrieCache(Cache):
             # More than needed, so that not every few tokens of a decode evict something.
             self.enforce_budget(spare=(self.budget_bytes or 0) // 32)
 
+    def heed_distrust(self) -> None:
+        """Drops what layers hold that have proved untrusted since the last call."""
+        if self.sequences.check_trust():
+            resume.drop_slots(self.trie, self.sequences.facts.untrusted)
+
     def _take_checkpoints(self, session: TrieSession) -> None:
         position = session.position
         while session.checkpoints and session.checkpoints[0].at <= position:
             checkpoint = session.checkpoints.pop(0)
             if checkpoint.at == position:
-                self._advance_to(session, position)
+                self.advance_to(session, position)
                 session.node.checkpoint |= checkpoint.keep
 
-    def _advance_to(self, session: TrieSession, to: int) -> None:
+    def advance_to(self, session: TrieSession, to: int) -> None:
         """Extends the trie to `to`, where the layers stand, and stores what they hold."""
         passed = self.trie.advance(session.node, keys(session.recorded[session.node.end : to]))
         for node in passed:
             resume.capture(session.sequence, node)
         self.sequences.flush()
         self._move_to(session, passed[-1] if passed else session.node)
-        self._enforcer.touch(session.node)
+        self.enforcer.touch(session.node)
 
     def _move_to(self, session: TrieSession, node: Node) -> None:
         """Moves the session's lock to `node`."""
@@ -269,7 +273,7 @@ class TrieCache(Cache):
             reached = node.end
         sequence.evaluate()
         sequence.measure()
-        self._advance_to(session, reached)
+        self.advance_to(session, reached)
         end = session.node
         self.trie.unlock(end)
         self.sequences.release(sequence, end)
@@ -290,4 +294,4 @@ class TrieCache(Cache):
 
     def enforce_budget(self, spare: int = 0) -> None:
         """Makes everything held fit the budget; frees `spare` bytes more if it did not."""
-        self._enforcer.enforce(self.budget_bytes, self.reserved_bytes, spare)
+        self.enforcer.enforce(self.budget_bytes, self.reserved_bytes, spare)

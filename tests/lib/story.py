@@ -274,7 +274,7 @@ def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
 
 def check_order(cache: TrieCache) -> None:
     """Checks that the next victim, and the weight of every node, are those that a fresh look at all nodes finds."""
-    eviction, spared, now = cache._enforcer._current(), cache.sequences.end, cache.trie.now
+    eviction, spared, now = cache.enforcer._current(), cache.sequences.end, cache.trie.now
     order = eviction.order
     ranks = [
         order.rank(node, now)

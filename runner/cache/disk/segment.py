@@ -17,7 +17,7 @@ from zlib import crc32
 
 import msgspec
 
-from runner.cache.disk.name import Name
+from runner.cache.disk.name import ENTRIES, Name
 from runner.cache.disk.point import Tokens
 
 VERSION = 1
@@ -66,7 +66,7 @@ class Record(msgspec.Struct, frozen=True):
 class Facts(msgspec.Struct, frozen=True):
     """What a segment says about itself."""
 
-    name: tuple[str, str, int, int, str]
+    name: Name
     namespace: str
     layers: dict[str, str]
     """Every layer that the model uses, by slot: its class and sizes."""
@@ -81,7 +81,7 @@ class Facts(msgspec.Struct, frozen=True):
     @property
     def tokens(self) -> int:
         """The number of its tokens; those of a tail or a state are not repeated."""
-        return self.name[3] - self.name[2] if self.name[4] == "kv" else 0
+        return self.name.stop - self.name.start if self.name.kind == ENTRIES else 0
 
     @property
     def sizes(self) -> list[int]:
@@ -97,7 +97,7 @@ class Segment(NamedTuple):
 
     @property
     def name(self) -> Name:
-        return Name(*self.facts.name)
+        return self.facts.name
 
     @property
     def tokens(self) -> Tokens:
@@ -149,7 +149,7 @@ def read_facts(header: bytes, name: Name, namespace: str, file_bytes: int) -> Fa
         raise SegmentError("crc") from None
     if not same or len(facts.sums) != len(facts.sizes):
         raise SegmentError("crc")
-    if Name(*facts.name) != name or facts.namespace != namespace:
+    if facts.name != name or facts.namespace != namespace:
         raise SegmentError("tokens")  # a whole file, under the name of another
     if 8 + len(header) + sum(facts.sizes) + _SEAL_BYTES != file_bytes:
         raise SegmentError("torn")

@@ -37,6 +37,10 @@ class LayerAdapter(LayerState, Generic[Content]):
     def copy(self, start: int, stop: int) -> Owned[Content]:
         """Returns a copy of what the layer holds of the tokens [start, stop), not evaluated."""
 
+    def adopted(self, start: int, stop: int, owned: Owned[Content]) -> Snapshot:  # noqa: ARG002
+        """Returns a snapshot of the tokens [start, stop) that another process has made."""
+        raise TypeError(f"{type(self).__name__} adopts nothing")
+
     def advance(self, count: int) -> None:
         """Does nothing: the layer counts by itself."""
 
@@ -123,6 +127,9 @@ class TailState(MovedState[Buffers]):
     def needs(self, at: int) -> int:
         return self._needs(at)
 
+    def adopted(self, start: int, stop: int, owned: Owned[Buffers]) -> Snapshot:
+        return TailSnapshot(start, stop, None, self.ledger, owned, needs=self._needs)
+
     def snapshot(self, start: int, stop: int) -> Snapshot | None:
         if not start < stop == self.offset:
             return None
@@ -170,6 +177,14 @@ class CountedState(MovedState[Content]):
 
     def needs(self, at: int) -> int:
         return at - 1
+
+    @property
+    def content(self) -> Content:
+        """The present state, not copied."""
+        raise TypeError(f"{type(self).__name__} shows no state")
+
+    def adopted(self, start: int, stop: int, owned: Owned[Content]) -> Snapshot:  # noqa: ARG002  a state has no start
+        return StateSnapshot(stop - 1, stop, None, self.ledger, owned)
 
     def advance(self, count: int) -> None:
         self._offset += count

@@ -29,6 +29,10 @@ class GenericState(CountedState[Attributes]):
     def arrays(self) -> list[mx.array]:
         return list(gather(vars(self.layer), set()))
 
+    @property
+    def content(self) -> Attributes:
+        return vars(self.layer)
+
     def copy(self, start: int, stop: int) -> Owned[Attributes]:  # noqa: ARG002  there is only the one state
         """Returns a deep copy whose arrays own their bytes: `copy.deepcopy` alone shares the buffers."""
         attributes = vars(self.layer)

@@ -52,6 +52,9 @@ class KVState(LayerAdapter[Buffers]):
     def snapshot(self, start: int, stop: int) -> Snapshot | None:
         return SliceSnapshot(start, stop, self, self.ledger) if start < stop <= self.offset else None
 
+    def adopted(self, start: int, stop: int, owned: Owned[Buffers]) -> Snapshot:
+        return SliceSnapshot(start, stop, None, self.ledger, owned)
+
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
         at = self.offset
         missing: list[SliceSnapshot] = []

@@ -62,6 +62,10 @@ class RecurrentState(CountedState[States]):
     def arrays(self) -> list[mx.array]:
         return [x for x in (*self.layer.cache, self.layer.left_padding, self.layer.lengths) if x is not None]
 
+    @property
+    def content(self) -> States:
+        return self.layer.cache
+
     def copy(self, start: int, stop: int) -> Owned[States]:  # noqa: ARG002  there is only the one state
         states = [None if x is None else own(x) for x in self.layer.cache]
         return Owned(states, [x for x in states if x is not None])

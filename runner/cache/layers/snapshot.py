@@ -99,6 +99,11 @@ class LayerSnapshot(Snapshot, Generic[Content]):
         return self._home is not None
 
     @property
+    def home(self) -> Home[Content] | None:
+        """The layer in whose buffers it is live."""
+        return self._home
+
+    @property
     def nbytes(self) -> int:
         return self._nbytes
 

@@ -123,7 +123,7 @@ class Forest:
             else:
                 node.slots.append(SliceSnapshot(node.start, node.end, None, ledger, Owned(pair, pair)))
         mx.eval([held.content for held in node.slots if isinstance(held, SliceSnapshot | StateSnapshot)])
-        self.cache._enforcer.touch(node)
+        self.cache.enforcer.touch(node)
         return node
 
     def _ask(self, prompt: list[int]) -> None:

@@ -124,7 +124,7 @@ def segment(tokens: Sequence[int], start: int, stop: int, kind: str = ENTRIES) -
     else:
         record, data = Record(1, start, (Tensor("F32", (1, 5)),), '["l",[["a",0]]]'), b""
     data += b"".join(numbers.randbytes(tensor.nbytes) for tensor in record.tensors)
-    facts = Facts(tuple(named(tokens, start, stop, kind)), NAMESPACE, {"0": "A", "1": "B"}, (record,))
+    facts = Facts(named(tokens, start, stop, kind), NAMESPACE, {"0": "A", "1": "B"}, (record,))
     return Segment(facts, memoryview(data))
 
 

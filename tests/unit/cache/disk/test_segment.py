@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from runner.cache.disk.name import STATE, Name, parse_name
 from runner.cache.disk.segment import (
+    Facts,
     Segment,
     SegmentError,
     file_bytes,
@@ -106,7 +107,7 @@ def test_names_carry_everything() -> None:
 
 
 def test_pictures_are_named_anew() -> None:
-    facts = WHOLE.facts.__class__(tuple(WHOLE.name), NAMESPACE, {}, (), ("ab", "cd"))
+    facts = Facts(WHOLE.name, NAMESPACE, {}, (), ("ab", "cd"))
     assert local_tokens(facts, array("i", [1, -1, -2, 4]), [-7, -9]) == array("i", [1, -7, -9, 4])
     with pytest.raises(SegmentError, match="tokens"):
         local_tokens(facts, array("i", [-3]), [-7, -9])

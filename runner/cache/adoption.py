@@ -1,0 +1,124 @@
+"""Puts what another process has computed, read from disk, into the trie. Owner: the engine thread.
+
+Nodes are made and filled here, and no layer moves: what a prompt can use of them is decided by the trie, as ever.
+"""
+
+import mlx.core as mx
+
+from runner.cache.disk.name import ENTRIES
+from runner.cache.disk.segment import Facts, Segment, SegmentError
+from runner.cache.layer_interface import Snapshot
+from runner.cache.layers.cargo import CargoError, adopted, array_of, describe, is_tail
+from runner.cache.layers.snapshot import own
+from runner.cache.resume import deepest_offset, shared_tokens
+from runner.cache.trie import Tokens
+from runner.cache.trie_cache import TrieCache
+
+
+def standing(cache: TrieCache, tokens: Tokens, salt: str) -> int:
+    """Returns the tokens of a prompt that would come from the cache if it began now. Changes nothing."""
+    sequences = cache.sequences
+    path, matched = cache.trie.match(cache.trie.root(salt), tokens)
+    branch = min(matched, len(tokens) - 1)
+    if path[-1].start == branch < matched:
+        path.pop()
+    sequence, end = (sequences.kept, sequences.end) if sequences.idle else (sequences.fresh(), None)
+    return deepest_offset(sequence, path, branch, shared_tokens(path, branch, end))[0]
+
+
+def adopt(cache: TrieCache, prefix: Tokens, salt: str, segment: Segment) -> bool:
+    """Puts a segment into the trie. `prefix` are the tokens from the first one to the end of the segment.
+
+    Returns False, and leaves all as it was, if what it follows is not there or there is no room for it. Raises
+    SegmentError if it does not fit the layers. Adopted nodes count as just used.
+    """
+    facts, name = segment.facts, segment.name
+    _learn(cache, facts)
+    nbytes = sum(tensor.nbytes for record in facts.records for tensor in record.tensors)
+    fits = _make_room(cache, nbytes)  # first: what it evicts may be a part of the way
+    root, sequences = cache.trie.root(salt), cache.sequences
+    _, matched = cache.trie.match(root, prefix)
+    entries = name.kind == ENTRIES
+    if entries and matched >= name.stop:
+        return True
+    needed = name.start if entries else name.stop if any(state.sliceable for _, state in sequences.kept.used) else 0
+    if not fits or matched < needed:
+        return False
+    held = _snapshots(cache, segment, matched)
+    node = cache.trie.advance(root, prefix)[-1]
+    node.slots = node.slots or [None] * len(sequences.kept.states)
+    for slot, snapshot in held.items():
+        if node.slots[slot] is None:
+            node.slots[slot] = snapshot
+        else:
+            snapshot.close()
+    if entries:
+        node.stored = len(node.tokens)
+    node.checkpoint |= facts.checkpoint
+    sequences.flush()
+    cache.enforcer.touch(node)
+    cache.enforce_budget()
+    return node.parent is not None
+
+
+def _make_room(cache: TrieCache, nbytes: int) -> bool:
+    """Evicts what was not used lately until so many bytes fit. Returns False if they cannot."""
+    budget_bytes = cache.budget_bytes
+    if budget_bytes is None:
+        return True
+    cache.enforcer.enforce(budget_bytes, cache.reserved_bytes + nbytes, 0)
+    return cache.nbytes + nbytes <= budget_bytes
+
+
+def _learn(cache: TrieCache, facts: Facts) -> None:
+    """Learns from another process what the first forward shows: which layers the model uses, which of them count
+    something else than tokens, and what a token takes. Until it is known which layers are used, the trie would think
+    that none is needed. Raises SegmentError if the layers are others."""
+    sequences, known = cache.sequences, cache.sequences.facts
+    states, distrusted = sequences.kept.states, set[int]()
+    for name, described in facts.layers.items():
+        slot = int(name)
+        if not 0 <= slot < len(states) or not described:
+            raise SegmentError("layers")
+        if describe(states[slot]) != described:
+            if describe(states[slot], distrusted=True) != described:
+                raise SegmentError("layers")
+            distrusted.add(slot)
+    used = set(map(int, facts.layers))
+    if known.used - used or not used or any(str(record.slot) not in facts.layers for record in facts.records):
+        raise SegmentError("layers")
+    known.used.update(used)
+    if distrusted:
+        known.untrusted.update(distrusted)
+        cache.heed_distrust()
+    tokens, nbytes = (
+        facts.tokens,
+        {record.slot: sum(each.nbytes for each in record.tensors) for record in facts.records},
+    )
+    if tokens:
+        known.token_bytes = known.token_bytes or sum(nbytes.values()) // tokens
+        return
+    tails = sum(size for slot, size in nbytes.items() if is_tail(states[slot]))
+    known.tail_bytes = max(known.tail_bytes, tails)
+    known.state_bytes = max(known.state_bytes, sum(nbytes.values()) - tails)
+
+
+def _snapshots(cache: TrieCache, segment: Segment, matched: int) -> dict[int, Snapshot]:
+    """Returns the snapshots of all records, by slot; of entries, those from `matched` on."""
+    held: dict[int, Snapshot] = {}
+    try:
+        for index, record in enumerate(segment.facts.records):
+            state, start = cache.sequences.kept.states[record.slot], record.start
+            tensors = zip(segment.arrays(index), record.tensors, strict=True)
+            arrays = [array_of(data, tensor.dtype, tensor.shape) for data, tensor in tensors]
+            if state.sliceable and start < matched:
+                arrays, start = [own(array[..., matched - start :, :]) for array in arrays], matched
+            mx.eval(arrays)
+            held[record.slot] = adopted(state, start, segment.name.stop, arrays, record.content)
+    except BaseException as error:
+        for snapshot in held.values():
+            snapshot.close()
+        if isinstance(error, (CargoError, ValueError, IndexError)):
+            raise SegmentError("layers") from error
+        raise
+    return held

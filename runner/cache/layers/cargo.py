@@ -1,0 +1,169 @@
+"""What snapshots hold, as bytes: for files, and back.
+
+A state is a tree of plain values and arrays. Of values that are neither the model is not kept on disk: nothing here
+runs code that comes from a file.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, cast
+
+import mlx.core as mx
+
+from runner.cache.layer_interface import LayerState, Snapshot
+from runner.cache.layers.adapter import CountedState, LayerAdapter, TailState
+from runner.cache.layers.kv import KVState
+from runner.cache.layers.snapshot import Owned, SliceSnapshot, StateSnapshot, TailSnapshot, own
+
+_DTYPES = {
+    "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "I16": mx.int16, "U16": mx.uint16, "F16": mx.float16,
+    "BF16": mx.bfloat16, "I32": mx.int32, "U32": mx.uint32, "F32": mx.float32, "I64": mx.int64, "U64": mx.uint64,
+    "C64": mx.complex64,
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_WORDS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_PLAIN = (type(None), bool, int, float, str)
+
+
+class CargoError(TypeError):
+    """A layer has something that no file can hold; the text says what."""
+
+
+class Part(NamedTuple):
+    """The entries [low, high) of an array, on the axis of tokens; all of it if that is None."""
+
+    array: mx.array
+    span: tuple[int, int] | None = None
+
+    @property
+    def dtype(self) -> str:
+        """The name of the type in files. Raises CargoError."""
+        name = _NAMES.get(self.array.dtype)
+        if name is None:
+            raise CargoError(f"{self.array.dtype}")
+        return name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = tuple(self.array.shape)
+        return shape if self.span is None else (*shape[:-2], self.span[1] - self.span[0], shape[-1])
+
+
+def describe(state: LayerState, *, distrusted: bool = False) -> str:
+    """Returns the class of a layer and the numbers that it was made with; empty if it cannot be kept. Layers of equal
+    descriptions can adopt each other's snapshots. With `distrusted` returns what it would be if its own token count
+    had proved wrong."""
+    if not isinstance(state, LayerAdapter):
+        return ""
+    sizes = [
+        f"{name}={len(value) if isinstance(value, list) else value}"
+        for name, value in sorted(state.fresh.items())
+        if isinstance(value, (*_PLAIN, list))
+    ]
+    adapter = "GenericState" if distrusted else type(state).__name__
+    return " ".join((adapter, type(state.layer).__name__, *sizes))
+
+
+def is_tail(state: LayerState) -> bool:
+    """Returns True for a layer that keeps the last tokens."""
+    return isinstance(state, TailState)
+
+
+def parts(snapshot: Snapshot, start: int, stop: int) -> tuple[list[Part], str]:
+    """Returns the arrays in which a snapshot holds the tokens [start, stop), and, of a state, the JSON of all else.
+    Use them before anything else happens: the arrays may be those of a live layer. Raises CargoError."""
+    if isinstance(snapshot, StateSnapshot):
+        home = snapshot.home
+        content = snapshot.content if home is None else home.content if isinstance(home, CountedState) else None
+        arrays: list[mx.array] = []
+        tree = _encoded(content, arrays)
+        return [Part(array) for array in arrays], json.dumps(tree)
+    if isinstance(snapshot, TailSnapshot) and snapshot.live:
+        return [Part(array) for array in snapshot.parts(start, stop)], ""
+    if not isinstance(snapshot, SliceSnapshot):
+        raise CargoError(type(snapshot).__name__)
+    if isinstance(snapshot.home, KVState):
+        return [Part(array, (start, stop)) for array in snapshot.home.arrays()], ""
+    return [Part(array, (start - snapshot.start, stop - snapshot.start)) for array in snapshot.content], ""
+
+
+def copy_out(part: Part, into: memoryview, *, on_device: bool) -> None:
+    """Copies the bytes of a part. With `on_device` its entries are copied there first: the host's look at an array
+    would move the whole buffer."""
+    array, span = part
+    low, high = span or (0, 0)
+    if not into.nbytes:
+        return
+    if on_device or not _is_contiguous(array):
+        array, span = own(array if span is None else array[..., low:high, :]), None
+    with _view(array) as view, view.cast("B") as source:
+        if span is None:
+            into[:] = source
+            return
+        capacity, width = array.shape[-2], view.itemsize * array.shape[-1]
+        count = (high - low) * width
+        for run in range(into.nbytes // count):
+            at = (run * capacity + low) * width
+            into[run * count : (run + 1) * count] = source[at : at + count]
+
+
+def array_of(data: memoryview, dtype: str, shape: Sequence[int]) -> mx.array:
+    """Returns an array with a copy of these bytes."""
+    if not data.nbytes:
+        return mx.zeros(shape, _DTYPES[dtype])
+    words = mx.array(cast("list[int]", data.cast(_WORDS[_DTYPES[dtype].size])))
+    return words.view(_DTYPES[dtype]).reshape(*shape) if shape else words.view(_DTYPES[dtype])[0]
+
+
+def adopted(state: LayerState, start: int, stop: int, arrays: list[mx.array], content: str) -> Snapshot:
+    """Returns a snapshot that holds these arrays, evaluated, for a layer. Raises CargoError if they cannot be its."""
+    if not isinstance(state, LayerAdapter):
+        raise CargoError(type(state).__name__)
+    if isinstance(state, CountedState):
+        found = _decoded(json.loads(content), arrays)
+        if not isinstance(found, type(state.content)):
+            raise CargoError(f"{type(found).__name__} for a {type(state.content).__name__}")
+        return state.adopted(start, stop, Owned(found, arrays))
+    if any(array.ndim < 2 or array.shape[-2] != stop - start for array in arrays) or len(arrays) % 2:
+        raise CargoError(f"{[array.shape for array in arrays]} for {stop - start} tokens")
+    return state.adopted(start, stop, Owned(arrays, arrays))
+
+
+def _is_contiguous(array: mx.array) -> bool:
+    with _view(array) as view:
+        return view.c_contiguous
+
+
+def _view(array: mx.array) -> "memoryview[int]":
+    """Returns a view of the bytes of an array, evaluated. Release it at once: a write into the array shows in it."""
+    return memoryview(cast("bytes", array))
+
+
+def _encoded(value: object, arrays: list[mx.array]) -> object:
+    if isinstance(value, mx.array):
+        arrays.append(value)
+        return ["a", len(arrays) - 1]
+    if type(value) in _PLAIN:
+        return ["v", value]
+    if type(value) is list:
+        return ["l", [_encoded(item, arrays) for item in value]]
+    if type(value) is tuple:
+        return ["t", [_encoded(item, arrays) for item in value]]
+    if type(value) is dict and all(type(name) is str for name in value):
+        return ["d", {name: _encoded(item, arrays) for name, item in value.items()}]
+    raise CargoError(type(value).__name__)
+
+
+def _decoded(tree: object, arrays: Sequence[mx.array]) -> object:
+    match tree:
+        case ["a", int(index)]:
+            return arrays[index]
+        case ["v", value]:
+            return value
+        case ["l", list(items)]:
+            return [_decoded(item, arrays) for item in items]
+        case ["t", list(items)]:
+            return tuple(_decoded(item, arrays) for item in items)
+        case ["d", dict(items)]:
+            return {name: _decoded(item, arrays) for name, item in items.items()}
+    raise CargoError("a tree that is none")

@@ -1,0 +1,283 @@
+"""A restored answer is bit for bit what the trie of the process that wrote would have answered."""
+
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import mlx.core as mx
+import pytest
+
+from runner.cache.adoption import adopt, standing
+from runner.cache.checkpoints import TurnCheckpoints
+from runner.cache.disk.reader import Reader, Wanted
+from runner.cache.disk.segment import SegmentError
+from runner.cache.disk.shelf import Shelf
+from runner.cache.freight import Freight
+from runner.cache.layers.cargo import Part, array_of, copy_out
+from runner.cache.trie_cache import TrieCache
+from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
+from tests.lib.driver import Answer, ask, ask_uncached, check_equal, check_trie
+from tests.lib.tiny_engine import SLICEABLE
+from tests.unit.cache.disk.made import NAMESPACE, ROOT, shelf
+
+
+def words(count: int, seed: int = 0) -> list[int]:
+    return [(7 * index + 3 * seed + index * index) % VOCAB for index in range(count)]
+
+
+class Process:
+    """A process with a trie over a model, and a directory."""
+
+    def __init__(self, model: Tiny, directory: Path, budget: int | None = None) -> None:
+        self.model = model
+        self.cache = TrieCache(model.make_layers, budget, TurnCheckpoints(gap=8, first_distance=64))
+        self.shelf: Shelf = shelf(directory)
+        self.freight = Freight(self.shelf.index, NAMESPACE, ROOT)
+        self.reader = Reader(self.shelf, ROOT)
+
+    def ask(self, prompt: Sequence[int], say: int = 4) -> Answer:
+        answer = ask(self.model, self.cache, prompt, say=say, chunk=32)
+        check_trie(self.cache)
+        return answer
+
+    def save(self) -> int:
+        """Writes everything that is not on disk; returns the number of segments."""
+        count = 0
+        while (load := self.freight.next(self.cache)) is not None:
+            while load.segment is None:
+                assert load.advance()
+            assert self.shelf.publish(load.segment)
+            self.freight.end(load, written=True)
+            count += 1
+        return count
+
+    def restore(self, prompt: Sequence[int]) -> int:
+        """Adopts what there is of a prompt; returns the tokens that can be reused now."""
+        tokens = array("i", prompt)
+        states = self.cache.sequences.kept.states
+        tails = [state for state in states if not state.sliceable and not state.whole]
+        wanted = Wanted(
+            tokens,
+            "",
+            standing(self.cache, tokens, ""),
+            lambda at: min((state.needs(at) for state in tails), default=at - 1),
+        )
+        for found in self.reader.read(wanted):
+            if not adopt(self.cache, found.prefix, "", found.segment):
+                break
+        check_trie(self.cache)
+        return standing(self.cache, tokens, "")
+
+
+def same(one: Answer, other: Answer) -> None:
+    assert one.session.cached == other.session.cached
+    assert one.tokens == other.tokens
+    for ours, theirs in zip(one.logits, other.logits, strict=True):
+        assert mx.array_equal(ours, theirs)
+
+
+def following(answer: Answer, prompt: Sequence[int], count: int = 20) -> list[int]:
+    return [*prompt, *answer.tokens, *words(count, 5)]
+
+
+FIRST, OTHER = words(600), [*words(300), *words(280, 9)]
+PROMPTS: dict[str, Callable[[Answer], list[int]]] = {
+    "one turn more": lambda answer: following(answer, FIRST),
+    "the same again": lambda _: FIRST,
+    "an edit": lambda _: [*FIRST[:450], *words(60, 3)],
+    "the other branch": lambda _: [*OTHER, *words(30, 2)],
+}
+
+
+@pytest.mark.parametrize("ask", PROMPTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restored_answer_is_what_the_writer_would_have_answered(kind: str, ask: str, tmp_path: Path) -> None:
+    writer = Process(tiny(kind), tmp_path)
+    writer.ask(OTHER)
+    prompt = PROMPTS[ask](writer.ask(FIRST))
+    writer.ask(words(40, 4))  # what the reader will ask for is paged out
+    assert writer.save() >= 3
+    assert writer.save() == 0
+    reader = Process(tiny(kind), tmp_path)
+    assert reader.restore(prompt) >= 250
+    ours, theirs = reader.ask(prompt), writer.ask(prompt)
+    if ask == "one turn more" or kind in SLICEABLE:
+        same(ours, theirs)
+    else:  # memory also knows what it cannot stand at: it stops there, or within a tail, a few tokens later
+        assert theirs.session.cached - 32 <= ours.session.cached <= theirs.session.cached
+        check_equal(tiny(kind), ours, theirs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_conversation_goes_on_over_many_processes(kind: str, tmp_path: Path) -> None:
+    model = tiny(kind)
+    lasting = Process(model, tmp_path / "lasting")
+    prompt, written = words(400), 0
+    for turn in range(4):
+        process = Process(model, tmp_path / "short")
+        process.restore(prompt)
+        answer = process.ask(prompt)
+        lasting.ask(words(40, turn + 50))  # what it is asked for is paged out
+        same(answer, lasting.ask(prompt))
+        assert (answer.session.cached > 0) == (turn > 0)
+        process.save()
+        written += process.shelf.written_bytes
+        prompt = following(answer, prompt, 40)
+    again = Process(model, tmp_path / "short")
+    again.restore(prompt[:-40])
+    assert again.save() == 0
+
+
+def test_a_trie_that_was_filled_before_the_first_forward_knows_its_layers(tmp_path: Path) -> None:
+    """Without them it would take a prompt for cached while its layers stand at 0."""
+    for kind in ("llama", "gemma3", "qwen3_next", "mamba2"):
+        writer = Process(tiny(kind), tmp_path / kind)
+        prompt = words(400)
+        writer.ask(prompt)
+        writer.save()
+        reader = Process(tiny(kind), tmp_path / kind)
+        reader.restore(prompt)
+        facts, theirs = reader.cache.sequences.facts, writer.cache.sequences.facts
+        assert facts.used == theirs.used
+        assert facts.token_bytes == theirs.token_bytes
+        assert reader.cache.session_bytes(1000) > 0
+        session = reader.cache.begin(prompt)
+        assert session.cached == reader.cache.sequences.kept.offset > 300
+        session.close()
+
+
+def test_a_clipped_prompt_takes_what_it_shares(tmp_path: Path) -> None:
+    """Segments are cut where turns end, and part where prompts do."""
+    writer = Process(tiny("llama"), tmp_path)
+    writer.ask(words(600))
+    writer.save()
+    for length in (513, 400, 300):
+        reader = Process(tiny("llama"), tmp_path)
+        assert reader.restore(words(length)) == length - 1
+    assert Process(tiny("llama"), tmp_path).restore(words(255)) == 0  # not worth it
+
+
+def test_each_token_is_written_once(tmp_path: Path) -> None:
+    """20 turns over 4 branches."""
+    process = Process(tiny("llama"), tmp_path)
+    system, distinct = words(300), set[tuple[int, ...]]()
+    talks = [[*system, *words(40, branch)] for branch in range(4)]
+    for turn in range(5):
+        for branch, talk in enumerate(talks):
+            answer = process.ask(talk)
+            process.save()
+            seen = [*talk, *answer.tokens]
+            distinct.update(tuple(seen[: at + 1]) for at in range(len(seen)))
+            talks[branch] = [*seen, *words(30, turn * 4 + branch)]
+    names = process.shelf.index.names.values()
+    assert sum(name.stop - name.start for name in names) <= 1.02 * len(distinct)
+
+
+def test_a_budget_takes_the_beginning_and_keeps_its_bound(tmp_path: Path) -> None:
+    for kind in ("llama", "qwen3_next"):
+        writer = Process(tiny(kind), tmp_path / kind)
+        prompt = words(1500)
+        writer.ask(prompt)
+        writer.save()
+        budget = writer.cache.session_bytes(800)
+        reader = Process(tiny(kind), tmp_path / kind, budget)
+        reader.restore(prompt)
+        assert 0 < reader.cache.nbytes <= budget
+        reader.ask(prompt[:700])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next"])
+def test_damaged_files_cost_a_recomputation_and_nothing_else(kind: str, tmp_path: Path) -> None:
+    writer = Process(tiny(kind), tmp_path)
+    prompt = words(700)
+    writer.ask(prompt)
+    writer.save()
+    wanted = ask_uncached(tiny(kind), prompt, chunk=32)
+    numbers = Random(3)
+    for path in sorted(writer.shelf.folder.iterdir()):
+        whole = path.read_bytes()
+        data = bytearray(whole)
+        data[numbers.randrange(len(data))] ^= 4
+        path.write_bytes(data)
+        reader = Process(tiny(kind), tmp_path)
+        reader.restore(prompt)
+        check_equal(tiny(kind), reader.ask(prompt), wanted)
+        path.write_bytes(whole)
+
+
+def test_other_layers_adopt_nothing(tmp_path: Path) -> None:
+    """As if the name of the directory had not told."""
+    writer = Process(tiny("llama"), tmp_path)
+    writer.ask(words(400))
+    writer.save()
+    for other in ("quantized", "gemma3", "mamba2"):
+        reader = Process(tiny(other), tmp_path)
+        with pytest.raises(SegmentError, match="layers"):
+            reader.restore(words(400))
+        assert reader.cache.nbytes == 0
+        assert reader.cache.describe().snapshots == 0
+
+
+def test_a_load_is_dropped_when_its_node_changes(tmp_path: Path) -> None:
+    process = Process(tiny("llama"), tmp_path)
+    process.ask(words(400))
+    load = process.freight.next(process.cache)
+    assert load is not None
+    assert load.advance()
+    process.ask([*words(100), 3, 4, 5])  # splits the node
+    assert not load.advance()
+    process.freight.end(load, written=False)
+    assert process.save() >= 2
+    assert Process(tiny("llama"), tmp_path).restore(words(400)) == 399
+
+
+def test_pictures_are_found_by_their_digest_whatever_their_name(tmp_path: Path) -> None:
+    digests = {-1: b"a" * 32, -2: b"b" * 32}
+    prompt = [*words(200), *[-1] * 40, *words(80), *[-2] * 30, *words(50)]
+    writer = Process(tiny("llama"), tmp_path)
+    writer.freight = Freight(writer.shelf.index, NAMESPACE, ROOT, digest_of=digests.get)
+    writer.ask(prompt)
+    writer.save()
+
+    names = {b"a" * 32: -7, b"b" * 32: -3, b"c" * 32: -9}
+    of = {name: digest for digest, name in names.items()}
+    for pictures, held in (((-7, -3), 399), ((-7, -9), 320), ((-9, -3), 200)):
+        shown = [pictures[-1 - token] if token < 0 else token for token in prompt]
+        reader = Process(tiny("llama"), tmp_path)
+        reader.reader = Reader(reader.shelf, ROOT, of.get, names.__getitem__)
+        assert reader.restore(shown) == (held if held > 256 else 0)
+
+    forgotten = Process(tiny("llama"), tmp_path / "other")
+    forgotten.ask(prompt)
+    assert forgotten.save() == 0
+
+
+def test_views_of_live_layers_do_not_outlive_the_copy() -> None:
+    """A view that is left, and MLX would copy the whole buffer with the next write; a reference, likewise."""
+    layers = mx.zeros((1, 2, 512, 8))
+    mx.eval(layers)
+    into = memoryview(bytearray(2 * 100 * 8 * 4))
+    before = sys.getrefcount(layers)
+    copy_out(Part(layers, (100, 200)), into, on_device=False)
+    assert sys.getrefcount(layers) == before
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32, mx.uint32, mx.uint8, mx.bool_, mx.int64])
+@pytest.mark.parametrize("shape", [(1, 2, 6, 4), (1, 1, 6, 3), (5,), (), (1, 2, 0, 4)])
+def test_arrays_are_copied_bit_for_bit(dtype: mx.Dtype, shape: tuple[int, ...]) -> None:
+    array_ = (mx.random.uniform(shape=shape) * 100).astype(dtype)
+    part = Part(array_)
+    data = memoryview(bytearray(array_.nbytes))
+    for on_device in (False, True):
+        copy_out(part, data, on_device=on_device)
+        back = array_of(data, part.dtype, part.shape)
+        assert (back.shape, back.dtype) == (array_.shape, array_.dtype)
+        assert mx.array_equal(back, array_)
+    if len(shape) == 4 and shape[-2]:
+        for source in (array_, mx.transpose(mx.contiguous(mx.transpose(array_, (0, 2, 1, 3))), (0, 2, 1, 3))):
+            some = Part(source, (2, 5))
+            data = memoryview(bytearray(source.nbytes // 2))
+            copy_out(some, data, on_device=False)
+            assert mx.array_equal(array_of(data, some.dtype, some.shape), array_[..., 2:5, :])
