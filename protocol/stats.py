@@ -135,6 +135,35 @@ class DraftCounts(msgspec.Struct, frozen=True, kw_only=True):
     """None if no model drafts."""
 
 
+class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The disk cache; all zero without `--disk-cache`."""
+
+    state: str = "none"
+    """`on`, `reading` (nothing is written any more), `off` (after an error) or `none` (not asked for)."""
+    segments: int = 0
+    """The files of this model."""
+    held_bytes: int = 0
+    """Of all models; what other processes wrote is counted every minute."""
+    budget_bytes: int = 0
+    """The most that all models may hold."""
+    written_bytes: int = 0
+    """By this process, as the following."""
+    read_bytes: int = 0
+    evicted_bytes: int = 0
+    restores: int = 0
+    """The requests for which something was restored."""
+    restored_tokens: int = 0
+    restore_s: float = 0.0
+    """The time that requests waited for these."""
+    copy_s: float = 0.0
+    """The engine's time that writing took."""
+    pending_tokens: int = 0
+    """Tokens in memory that are not on disk."""
+    write_errors: int = 0
+    rejected: dict[str, int] = {}
+    """Files that were refused, by reason: `torn`, `crc`, `tokens` (another prompt's) or `layers` (another model's)."""
+
+
 class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request between its arrival and its end."""
 
@@ -178,6 +207,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     slices: SliceCounts = SliceCounts()
     pictures: PictureCounts = PictureCounts()
     drafts: DraftCounts = DraftCounts()
+    disk: DiskCounts = DiskCounts()
     running: list[RunningRequest] = []
     """The running requests, then the waiting ones, in the order of arrival."""
     ttft_s: float | None = None

@@ -60,6 +60,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cache: str
     cache_memory: Bound = Bound()
     """The limit for the prefix cache, live and paged out. A share is one of the device's memory."""
+    disk_cache: Path | None = None
+    """The directory in which the trie is kept between processes; None: not at all."""
+    disk_memory: Bound = Bound(16 << 30, 25)
+    """The limit for everything in it, of all models. A share is one of the volume's free bytes."""
     kv_bits: int | None = None
     """The bits of keys and values; None: not quantized."""
     parallel: int = DEFAULT_PARALLEL

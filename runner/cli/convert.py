@@ -6,6 +6,7 @@ goes on with its default too. Such a variable is ignored with a warning for the 
 
 import logging
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -50,6 +51,26 @@ def memory_bound(values: Values, name: str) -> Bound:
         raise UsageError(
             f"--{name} {values[name]}: give bytes (123456, 512MiB, 8G), a share (25%), or both (8G,25%)"
         ) from error
+
+
+def disk_directory(values: Values) -> Path | None:
+    """Returns the directory of the disk cache, absolute; None without one. Raises UsageError if somebody else could put
+    files into it."""
+    given = values.get("disk-cache")
+    if not given:
+        return None
+    path = Path(os.path.abspath(os.path.expanduser(given)))  # noqa: PTH100, PTH111 - as for the store
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return path
+    except OSError as error:
+        raise UsageError(f"--disk-cache {path}: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise UsageError(f"--disk-cache {path}: not a directory")
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise UsageError(f"--disk-cache {path}: others may write to it; name a directory of your own (chmod 700)")
+    return path
 
 
 def context_tokens(values: Values) -> int | None:

@@ -112,6 +112,23 @@ FLAGS = (
     ),
     Flag(
         group=CACHE,
+        name="disk-cache",
+        metavar="DIR",
+        short="keep the prefix cache in this directory, too",
+        help="a directory in which conversations are kept, so that they survive the process: prompts are then on disk,"
+        " readable for whoever may read your files; see docs/disk.md",
+    ),
+    Flag(
+        group=CACHE,
+        name="disk-memory",
+        metavar="BYTES|N%",
+        default="16GiB,25%",
+        short="limit for --disk-cache, the smaller of both",
+        help="the limit for everything in the directory of --disk-cache, of all models: an amount, a share of what is"
+        " free on its volume at the start, or both, of which the smaller counts",
+    ),
+    Flag(
+        group=CACHE,
         name="kv-bits",
         metavar="8|4|off",
         choices=("8", "4", "off"),

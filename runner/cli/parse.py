@@ -7,6 +7,7 @@ from pathlib import Path
 from runner.cli.convert import (
     blas_threads,
     context_tokens,
+    disk_directory,
     kv_bits,
     log_level,
     memory_bound,
@@ -75,6 +76,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         memory=memory_bound(values, "memory"),
         cache=values["cache"],
         cache_memory=memory_bound(values, "cache-memory"),
+        disk_cache=disk_directory(values),
+        disk_memory=memory_bound(values, "disk-memory"),
         kv_bits=bits,
         parallel=running,
         max_gap_s=whole_number(values, "max-gap-ms", 1, 60_000) / 1000,

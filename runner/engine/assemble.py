@@ -6,7 +6,7 @@ Importing this module imports MLX, so only the engine thread does, once it runs.
 from collections.abc import Callable
 from concurrent.futures import Future
 from time import perf_counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
@@ -36,6 +36,9 @@ from runner.model.weights.load import LoadedModel, load
 from runner.settings import CPU_CHUNK_TOKENS, DRAFT_OFF, GPU_CHUNK_TOKENS, Settings
 from runner.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from runner.engine.disk.tier import DiskTier
+
 log = Log(__name__)
 _WARM_BYTES = 256 << 20  # on a CPU, a larger model's own forwards take so long that the extra of the first is nothing
 MakeLayers = Callable[[], list[object]]
@@ -52,6 +55,7 @@ class Assembly(NamedTuple):
     warm_up: Callable[[], None]
     """Computes what a first request would. Raises ComputeError if the model cannot."""
     on_gpu: bool
+    disk: "DiskTier | None" = None
 
 
 class _Device(NamedTuple):
@@ -72,12 +76,13 @@ def assemble(
     opening: Future[Tokenizer],
     outbox: Outbox,
     started_s: float,
-    wake: Callable[[], None],
+    post: Callable[[Callable[[], None] | None], None],
 ) -> Assembly:
     """Loads the model and builds an engine around it. Runs on the engine thread.
 
-    `opening` gives the tokenizer; `started_s` is when the engine began to load, for the log; `wake` makes an engine
-    that waits look for work. Raises ModelError if the model or its tokenizer cannot be loaded.
+    `opening` gives the tokenizer; `started_s` is when the engine began to load, for the log; `post` calls a function
+    between two slices, and with None only wakes an engine that waits. Raises ModelError if the model or its tokenizer
+    cannot be loaded.
     """
     opened = _open_device(settings)
     slow_blas = blas.detect(settings.blas).is_slow
@@ -91,7 +96,13 @@ def assemble(
         from runner.engine.pictures.sight import open_sight  # no other model needs it
 
         sight = open_sight(
-            model, loaded, tokenizer, settings, opened.budget_bytes - mx.get_active_memory(), wake, slow_blas=slow_blas
+            model,
+            loaded,
+            tokenizer,
+            settings,
+            opened.budget_bytes - mx.get_active_memory(),
+            lambda: post(None),
+            slow_blas=slow_blas,
         )
     make_layers, salt = _choose_kv_format(loaded, model.vocab_size, settings.kv_bits)
     cache_bytes = settings.cache_memory.bytes_of(opened.total_bytes)
@@ -122,7 +133,10 @@ def assemble(
     scheduler = Scheduler(context, SlicePolicy(chunk_tokens, settings.max_gap_s), settings.parallel, outbox)
     identity = Identity(__version__, model.name, model.architecture, device(), model.context_length, settings.cache)
     shown = tokenizer if settings.inspect_text else None
-    report = Report(identity, scheduler, context.memory, shown, sight.encoder, context.drafting)
+    disk = None
+    if settings.disk_cache is not None:
+        disk = _open_disk(settings, model, loaded, make_layers, sight, scheduler, salt, post)
+    report = Report(identity, scheduler, context.memory, shown, sight.encoder, context.drafting, disk)
     log.info(
         "model loaded",
         model=model.name,
@@ -137,7 +151,7 @@ def assemble(
         parallel=scheduler.parallel,
     )
     warm = _warm_up_of(model, loaded, make_layers, on_cpu=opened.on_cpu)
-    return Assembly(scheduler, report, tokenizer, sight.support, formats, warm, not opened.on_cpu)
+    return Assembly(scheduler, report, tokenizer, sight.support, formats, warm, not opened.on_cpu, disk)
 
 
 def _open_device(settings: Settings) -> _Device:
@@ -179,6 +193,22 @@ def _drafting(
     fault = loaded.undraftable
     trial = SettledTrial(fault) if fault else DraftTrial(make_layers, loaded.logits, vocab_size)
     return Drafting(policy, trial, salt, model)
+
+
+def _open_disk(
+    settings: Settings,
+    model: OpenedModel,
+    loaded: LoadedModel,
+    make_layers: MakeLayers,
+    sight: Sight,
+    scheduler: Scheduler,
+    salt: str,
+    post: Callable[[Callable[[], None] | None], None],
+) -> "DiskTier | None":
+    from runner.engine.disk.open import open_tier  # nothing of it is imported without the flag
+
+    names = sight.support.names if isinstance(sight.support, PictureSupport) else None
+    return open_tier(settings, model, make_layers, loaded.dtypes, names, scheduler, salt, post)
 
 
 def _warm_up_of(

@@ -140,7 +140,7 @@ class Engine:
             raise no_mlx(error) from error
         from runner.engine.assemble import assemble
 
-        self.parts = assemble(self._settings, self._model, self._opening, self._outbox, started, self._wake)
+        self.parts = assemble(self._settings, self._model, self._opening, self._outbox, started, self._mailbox.put)
         self.tokenizer, self.pictures = self.parts.tokenizer, self.parts.pictures
         self._publish()
 
@@ -152,6 +152,10 @@ class Engine:
         scheduler = self.parts.scheduler
         scheduler.advance()
         self._idle = scheduler.idle
+        if self.parts.disk is not None and self.parts.disk.pending(idle=self._idle):
+            self.parts.disk.advance(idle=self._idle, interrupted=lambda: not self._mailbox.empty())
+            TRACE.lap("disk")
+            self._idle = scheduler.idle and not self.parts.disk.pending(idle=True)
         if self._idle or perf_counter() >= self._publish_at:
             self._publish()
             if TRACE.on:
@@ -177,6 +181,10 @@ class Engine:
             with suppress(queue.Empty):
                 return self._mailbox.get(timeout=_MASK_POLL_S)
             return None
+        if self.parts.disk is not None and self.parts.disk.patience_s is not None:
+            with suppress(queue.Empty):
+                return self._mailbox.get(timeout=self.parts.disk.patience_s)
+            return None
         while scheduler.matcher.untried:
             try:
                 return self._mailbox.get(timeout=quiet_s)
@@ -187,7 +195,7 @@ class Engine:
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Request):
-            self.parts.scheduler.add(message)
+            (self.parts.disk or self.parts.scheduler).add(message)
         elif message is not None:
             message()
 

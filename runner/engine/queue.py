@@ -10,8 +10,9 @@ from runner.engine.request import Request
 class RequestQueue:
     """Decides which request begins next. Owner: the engine thread.
 
-    First in, first out. A request at the head of the queue whose prefix another one is about to compute leaves the
-    queue and waits for that. It counts as running, and begins before those that are still in the queue.
+    First in, first out, except that others pass a request that waits for the disk. A request at the head of the queue
+    whose prefix another one is about to compute leaves the queue and waits for that. It counts as running, and begins
+    before those that are still in the queue.
     """
 
     def __init__(self, salt: str, parallel: int) -> None:
@@ -61,7 +62,7 @@ class RequestQueue:
         self._next, self.changed = None, True
         left_ns = self.awaiting_prefix.pop(request, None)
         if left_ns is None:
-            self.arrived.popleft()
+            self.arrived.remove(request)
         return left_ns
 
     def _find(self, cache: Cache, memory: MemoryBudget, computed: int) -> Request | None:
@@ -69,8 +70,7 @@ class RequestQueue:
             if not cache.follows(request.keys, self._salt):
                 return request if not computed or memory.admits(cache, len(request.prompt)) else None
         running = computed + len(self.awaiting_prefix)
-        if self.arrived and running < self._parallel:
-            request = self.arrived[0]
-            if not running or memory.admits(cache, len(request.prompt)):
-                return request
+        head = next((each for each in self.arrived if not each.restoring), None)
+        if head is not None and running < self._parallel and (not running or memory.admits(cache, len(head.prompt))):
+            return head
         return None

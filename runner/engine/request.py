@@ -35,7 +35,7 @@ class Limits(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class Request:
-    """A completion to compute. Made off the engine thread, which only reads it; any thread may cancel it."""
+    """A completion to compute. Made off the engine thread; any thread may cancel it."""
 
     prompt: list[int]
     """The ids of the prompt; those of soft tokens stand in the places of pictures."""
@@ -53,6 +53,8 @@ class Request:
     """The same format, being compiled while the prompt is computed."""
     stream: EventStream = field(default_factory=EventStream)
     cancelled: bool = False
+    restoring: bool = False
+    """True while the disk is asked for its prompt: it cannot begin. Set by the engine thread."""
     number: int = field(default_factory=_numbers.__next__)
     """The name of this request in the log, where the lines of several requests alternate."""
     arrived_ns: int = field(default_factory=perf_counter_ns)

@@ -55,6 +55,7 @@ class PictureNames:
         """Remembers the last `most` pictures."""
         self._most = most
         self._names: OrderedDict[bytes, int] = OrderedDict()
+        self._digests: dict[int, bytes] = {}
         self._last = 0
         self._lock = Lock()
 
@@ -65,10 +66,15 @@ class PictureNames:
             if name is None:
                 self._last -= 1
                 name = self._names[digest] = self._last
+                self._digests[name] = digest
                 if len(self._names) > self._most:
-                    self._names.popitem(last=False)
+                    del self._digests[self._names.popitem(last=False)[1]]
             self._names.move_to_end(digest)
             return name
+
+    def digest_of(self, name: int) -> bytes | None:
+        """Returns the digest of the picture of this name; None if it is forgotten."""
+        return self._digests.get(name)
 
 
 class PicturePrompt:

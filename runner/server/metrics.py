@@ -44,7 +44,7 @@ class Exporter(Collector):
     def collect(self) -> Iterator[Metric]:
         if self._published is not None:
             stats = self._published.stats
-            for metrics in (_about, _requests, _tokens, _cache, _memory, _slices, _pictures, _drafts):
+            for metrics in (_about, _requests, _tokens, _cache, _memory, _slices, _pictures, _drafts, _disk):
                 yield from metrics(stats)
             yield from _distributions(self._published.distributions)
 
@@ -133,6 +133,24 @@ def _drafts(stats: Stats) -> Iterator[Metric]:
         ("accepted_tokens", "Drafted tokens that were right, by source.", drafts.accepted),
     ):
         yield _counters(name, help_, ("source",), [((source,), count) for source, count in tokens.items()])
+
+
+def _disk(stats: Stats) -> Iterator[Metric]:
+    disk = stats.disk
+    yield _gauge("disk_held_bytes", "Files of all models in the directory of the disk cache.", disk.held_bytes)
+    yield _gauge("disk_budget_bytes", "The most that these may take.", disk.budget_bytes)
+    yield _gauge("disk_segments", "Files of this model.", disk.segments)
+    yield _gauge("disk_pending_tokens", "Tokens in memory that are not on disk.", disk.pending_tokens)
+    yield _counter("disk_written_bytes", "Bytes written.", disk.written_bytes)
+    yield _counter("disk_read_bytes", "Bytes read.", disk.read_bytes)
+    yield _counter("disk_evicted_bytes", "Bytes removed to make room, or because of their age.", disk.evicted_bytes)
+    yield _counter("disk_restores", "Requests for which something was restored.", disk.restores)
+    yield _counter("disk_restored_tokens", "Tokens restored.", disk.restored_tokens)
+    yield _counter("disk_restore_seconds", "Time that requests waited for these.", disk.restore_s)
+    yield _counter("disk_copy_seconds", "The engine's time that writing took.", disk.copy_s)
+    yield _counter("disk_write_errors", "Files that could not be written.", disk.write_errors)
+    rejected = [((reason,), count) for reason, count in disk.rejected.items()]
+    yield _counters("disk_rejected", "Files that were refused, by reason.", ("reason",), rejected)
 
 
 def _slices(stats: Stats) -> Iterator[Metric]:

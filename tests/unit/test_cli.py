@@ -87,6 +87,8 @@ def test_every_flag_has_its_variable() -> None:
         "verbose": "on",
         "cache": "none",
         "cache-memory": "3MiB",
+        "disk-cache": "/kept",
+        "disk-memory": "5G",
         "memory": "9G,60%",
         "kv-bits": "4",
         "parallel": "5",
@@ -108,6 +110,23 @@ def test_every_flag_has_its_variable() -> None:
     assert (by_flag.context_tokens, by_flag.verify, by_flag.dtype) == (4096, True, "float16")
     assert (by_flag.trace, by_flag.inspect_text, by_flag.no_media) == (Path("/t.json"), True, True)
     assert (by_flag.parallel, by_flag.max_gap_s, by_flag.prefill_chunk_tokens) == (5, 0.007, 8)
+    assert (by_flag.disk_cache, by_flag.disk_memory) == (Path("/kept"), Bound(5 << 30))
+
+
+def test_a_directory_that_others_may_write_to_keeps_no_conversations(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    argv = ["--model", "m", "--disk-cache", str(kept)]
+    assert parse(["--model", "m"], {}).disk_cache is None
+    assert parse(argv, {}).disk_cache == kept  # it will be made
+    kept.mkdir(mode=0o700)
+    assert parse(argv, {}).disk_cache == kept
+    kept.chmod(0o777)
+    with pytest.raises(UsageError, match="others may write to it"):
+        parse(argv, {})
+    kept.rmdir()
+    kept.write_text("")
+    with pytest.raises(UsageError, match="not a directory"):
+        parse(argv, {})
 
 
 def test_every_flag_of_check_has_its_variable() -> None:

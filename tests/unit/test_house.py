@@ -148,6 +148,10 @@ def test_drafts_are_found_without_mlx() -> None:
     assert all(not path.startswith("runner/drafts/") for path in users_of("mlx") | users_of("numpy"))
 
 
+def test_files_of_the_disk_cache_are_read_without_mlx() -> None:
+    assert all(not path.startswith("runner/cache/disk/") for path in users_of("mlx") | users_of("mlx_lm"))
+
+
 def test_one_module_knows_pillow() -> None:
     assert users_of("PIL") == {"runner/media/picture.py"}
 

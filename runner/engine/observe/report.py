@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
-from protocol.stats import CacheNode, DraftCounts, MemoryCounts, PictureCounts, RunningRequest, Stats
+from protocol.stats import CacheNode, DiskCounts, DraftCounts, MemoryCounts, PictureCounts, RunningRequest, Stats
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.observe.counters import EngineStats
 from runner.tokenizer import Tokenizer
 from runner.tokenizer.utf8 import decode
 
 if TYPE_CHECKING:
+    from runner.engine.disk.tier import DiskTier
     from runner.engine.drafting import Drafting
     from runner.engine.generation import Generation
     from runner.engine.pictures.encoder import PictureEncoder
@@ -48,10 +49,12 @@ class Report:
         tokenizer: Tokenizer | None,
         encoder: "PictureEncoder | None" = None,
         drafting: "Drafting | None" = None,
+        disk: "DiskTier | None" = None,
     ) -> None:
         """With a `tokenizer`, cache nodes show the beginning of their text."""
         self._encoder = encoder
         self._drafting = drafting
+        self._disk = disk
         self._identity = identity
         self._scheduler = scheduler
         self._memory = memory
@@ -78,6 +81,7 @@ class Report:
             slices=counters.slices(),
             pictures=self._encoder.counts if self._encoder is not None else PictureCounts(),
             drafts=self._drafting.counts if self._drafting is not None else DraftCounts(),
+            disk=self._disk.counts() if self._disk is not None else DiskCounts(),
             running=[
                 *(_running(generation, now_ns) for generation in counters.running),
                 *(_queued(request, now_ns) for request in queued),

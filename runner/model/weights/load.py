@@ -63,6 +63,12 @@ class LoadedModel(NamedTuple):
         experts = (layer for layer in self.module.modules() if type(layer) is SwitchLinear)
         return any(layer.weight.dtype in (mx.bfloat16, mx.float16) for layer in experts)
 
+    @property
+    def dtypes(self) -> list[str]:
+        """The types of the parameters in memory."""
+        arrays = cast("list[tuple[str, mx.array]]", tree_flatten(self.module.parameters()))
+        return sorted({str(array.dtype) for _, array in arrays})
+
     def make_layers(self) -> list[object]:
         """Returns fresh layer caches for one sequence, one per layer with state."""
         return list(make_prompt_cache(self.module))

@@ -1,0 +1,146 @@
+"""Builds the disk cache of an engine."""
+
+import importlib.metadata
+import json
+import sys
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import mlx.core as mx
+
+from runner import __version__, blas
+from runner.cache.disk.files import Files
+from runner.cache.disk.reader import Reader
+from runner.cache.disk.segment import VERSION
+from runner.cache.disk.shelf import Shelf
+from runner.cache.disk.sweep import Sweep
+from runner.cache.disk.thread import DiskThread
+from runner.cache.freight import Freight
+from runner.cache.layers import adapt, flatten
+from runner.cache.layers.cargo import describe
+from runner.cache.layers.snapshot import Ledger
+from runner.cache.trie_cache import TrieCache
+from runner.engine.disk.restores import Restores
+from runner.engine.disk.tier import DiskTier
+from runner.engine.disk.writes import Writes
+from runner.logs import Log
+from runner.media.prompt import PictureNames
+from runner.model import OpenedModel
+from runner.model.identity import weights_identity
+from runner.model.weights.dtype import device
+from runner.settings import Settings
+from runner.sizes import shown
+
+if TYPE_CHECKING:
+    from runner.engine.scheduler import Scheduler
+
+log = Log(__name__)
+_MOST_AGE_S = 30 * 86_400.0
+_MOST_WRITTEN = 100 << 30
+"""Bytes a day: a disk that lasts for 600 TB lasts 15 years."""
+_KNOWN_TOKENS = 64  # computed, until their speed says something
+
+
+class _Namespace(NamedTuple):
+    """Everything that shapes the bytes of a model's keys and values, and its digests."""
+
+    name: str
+    """The name of the folder."""
+    root: bytes
+    """The key of all points."""
+    about: bytes
+    """The same in words."""
+
+
+def open_tier(
+    settings: Settings,
+    model: OpenedModel,
+    make_layers: Callable[[], list[object]],
+    dtypes: list[str],
+    names: PictureNames | None,
+    scheduler: "Scheduler",
+    salt: str,
+    post: Callable[[Callable[[], None]], None],
+) -> DiskTier | None:
+    """Returns the disk cache that `--disk-cache` asks for, and starts its thread; None if there can be none, which the
+    log explains. `dtypes` are those of the weights in memory; `post` runs a function between two slices."""
+    directory = settings.disk_cache
+    if directory is None:
+        return None
+    if not isinstance(scheduler.cache, TrieCache):
+        log.warning("no disk cache", why=f"it needs --cache trie, not --cache {settings.cache}")
+        return None
+    files = Files()
+    try:
+        files.make_directory(directory)
+        if not files.is_private(directory):
+            log.warning("no disk cache", why="others may write to the directory", directory=str(directory))
+            return None
+        budget_bytes = settings.disk_memory.bytes_of(files.space(directory)[0])
+        namespace = _namespace(settings, model, make_layers, dtypes, salt)
+    except OSError as error:
+        log.warning("no disk cache", why=f"{error.filename}: {error.strerror}")
+        return None
+    shelf = Shelf(files, directory, namespace.name, namespace.about, _MOST_WRITTEN)
+    digest_of = names.digest_of if names is not None else lambda _: None
+    name_of = names.name_of if names is not None else lambda _: 0
+    reader = Reader(shelf, namespace.root, digest_of, name_of)
+    disk = DiskThread(files, shelf, Sweep(files, directory, budget_bytes, _MOST_AGE_S), reader, post)
+    counters = scheduler.journal.counters
+
+    def prefill_token_s() -> float | None:
+        slices = counters.slices()
+        return slices.prefill_s / slices.prefill_tokens if slices.prefill_tokens >= _KNOWN_TOKENS else None
+
+    def ready() -> None:
+        scheduler.journal.queue.changed = True
+
+    on_device = device() != "cpu" and not mx.metal.is_available()  # CUDA moves what the host looks at
+
+    def make_freight() -> Freight:
+        index = shelf.index
+        return Freight(
+            index, namespace.name, namespace.root, digest_of=digest_of, touch=disk.touch, on_device=on_device
+        )
+
+    restores = Restores(disk, salt, prefill_token_s=prefill_token_s, ready=ready)
+    tier = DiskTier(disk, restores, Writes(disk, make_freight), scheduler)
+    log.info("disk cache", directory=str(directory), namespace=namespace.name, budget=shown(budget_bytes))
+    disk.start()
+    return tier
+
+
+def _namespace(
+    settings: Settings, model: OpenedModel, make_layers: Callable[[], list[object]], dtypes: list[str], salt: str
+) -> _Namespace:
+    """Returns the namespace of a model as it computes here. Raises OSError."""
+    identity = {
+        "format": VERSION,
+        "weights": weights_identity(model.checkpoint),
+        "architecture": model.architecture,
+        "dtypes": dtypes,
+        "keys and values": salt,
+        "layers": [describe(adapt(layer, Ledger())) for layer in flatten(make_layers())],
+        "versions": {
+            "runner": __version__,
+            **{name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm")},
+        },
+        "device": [device(), str(mx.device_info().get("device_name", "")), _machine()],
+        "blas": blas.detect(settings.blas, settings.blas_threads).name,
+        "byte order": sys.byteorder,
+    }
+    text = json.dumps(identity, sort_keys=True).encode()
+    root = blake2b(text, digest_size=32).digest()
+    name = f"v{VERSION}-{blake2b(text, digest_size=16).hexdigest()}"
+    return _Namespace(name, root, json.dumps({"model": model.name, **identity}, indent=1).encode())
+
+
+def _machine() -> str:
+    """Returns the kind of processor: other instructions round otherwise."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -1,0 +1,169 @@
+"""The requests that wait for what the disk has of their prompts. Owner: the engine thread."""
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+
+from runner.cache.adoption import adopt, standing
+from runner.cache.disk.reader import WORTH_TOKENS, Found, Wanted
+from runner.cache.disk.segment import SegmentError
+from runner.cache.disk.thread import DiskThread, Reading
+from runner.cache.layers.cargo import is_tail
+from runner.cache.trie_cache import TrieCache
+from runner.engine.request import Request
+from runner.logs import Log
+
+log = Log(__name__)
+_PATIENCE_S, _LEAST_PATIENCE_S = 5.0, 0.1
+_WEIGHT = 0.25  # of the latest measurement in an average
+_AGAIN = 16  # requests: one in so many is tried although the disk was slower than computing
+
+
+class _Restore:
+    """A request, and what was read for it."""
+
+    def __init__(self, request: Request, held: int, began_s: float, patience_s: float) -> None:
+        self.request, self.held, self.began_s = request, held, began_s
+        self.until_s = began_s + patience_s
+        self.found: deque[Found] = deque()
+        self.tokens = 0
+        """The tokens adopted so far."""
+        self.ended = False
+        """True if nothing more will be read."""
+        self.reading: Reading | None = None
+
+
+class Restores:
+    """Lets a request begin once the disk has nothing more for it. It waits no longer than computing would take."""
+
+    def __init__(
+        self,
+        disk: DiskThread,
+        salt: str,
+        *,
+        prefill_token_s: Callable[[], float | None],
+        ready: Callable[[], None],
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """`prefill_token_s` returns the seconds that computing a token takes; None if nobody knows. `ready` is called
+        when a request may begin."""
+        self.count = 0
+        """The requests for which something was restored."""
+        self.tokens = 0
+        """The tokens restored so far."""
+        self.seconds = 0.0
+        """The time that requests have waited for them."""
+        self._disk, self._salt = disk, salt
+        self._prefill_token_s, self._ready, self._clock = prefill_token_s, ready, clock
+        self._waiting: list[_Restore] = []
+        self._token_s: float | None = None
+        self._skipped = 0
+
+    @property
+    def pending(self) -> bool:
+        """True if there is something to do at once."""
+        now_s = self._clock()
+        return any(
+            each.found or each.ended or each.request.cancelled or now_s >= each.until_s for each in self._waiting
+        )
+
+    @property
+    def patience_s(self) -> float | None:
+        """The seconds until a request has waited long enough; None if none waits."""
+        until_s = min((each.until_s for each in self._waiting), default=None)
+        return None if until_s is None else max(0.0, until_s - self._clock())
+
+    def add(self, cache: TrieCache, request: Request) -> None:
+        """Looks for the prompt of a request on disk, if that may be worth it: the request is `restoring` then."""
+        keys = array("i", request.keys)
+        if self._disk.fault or len(keys) <= WORTH_TOKENS or not self._disk_wins():
+            return
+        if self._disk.shelf.listed and not self._disk.shelf.index.names:
+            return
+        held = standing(cache, keys, self._salt)
+        if len(keys) - 1 < held + WORTH_TOKENS:
+            return
+        states = cache.sequences.kept.states
+        tails = [state for state in states if is_tail(state)]
+        wanted = Wanted(
+            keys, self._salt, held, lambda at: min((state.needs(at) for state in tails), default=max(0, at - 1))
+        )
+        token_s = self._prefill_token_s()
+        patience_s = _PATIENCE_S if token_s is None else max(_LEAST_PATIENCE_S, token_s * (len(keys) - held))
+        restore = _Restore(request, held, self._clock(), patience_s)
+        restore.reading = Reading(wanted, lambda found: self._take(restore, found))
+        request.restoring = True
+        self._waiting.append(restore)
+        self._disk.read(restore.reading)
+
+    def advance(self, cache: TrieCache) -> bool:
+        """Adopts one segment, or lets a request begin. Returns False if there is nothing to do."""
+        now_s = self._clock()
+        for restore in self._waiting:
+            if restore.request.cancelled or now_s >= restore.until_s or (restore.ended and not restore.found):
+                self._end(restore)
+                return True
+            if restore.found:
+                self._adopt(cache, restore, restore.found.popleft())
+                return True
+        return False
+
+    def release(self) -> None:
+        """Lets all requests begin at once."""
+        for restore in self._waiting:
+            restore.request.restoring = False
+        self._waiting.clear()
+        self._ready()
+
+    def _take(self, restore: _Restore, found: Found | None) -> None:
+        if found is None:
+            restore.ended = True
+        else:
+            restore.found.append(found)
+
+    def _adopt(self, cache: TrieCache, restore: _Restore, found: Found) -> None:
+        try:
+            fits = adopt(cache, found.prefix, self._salt, found.segment)
+        except SegmentError as error:
+            self._disk.shelf.rejected[error.reason] += 1
+            log.warning("what is on disk is of other layers", file=found.segment.name.file)
+            fits = False
+        except Exception:  # the trie may be half changed: begin anew, as after a conversation that cannot be resumed
+            log.exception("cache freed: what is on disk could not be adopted")
+            cache.detach()
+            fits = False
+        if not fits:
+            restore.found.clear()
+            self._end(restore)
+            return
+        restore.tokens = max(restore.tokens, found.segment.name.stop - restore.held)
+        if restore.reading is not None:
+            self._disk.adopted(restore.reading)
+
+    def _end(self, restore: _Restore) -> None:
+        self._waiting.remove(restore)
+        if restore.reading is not None and not restore.ended:
+            restore.reading.dropped = True
+            self._disk.adopted(restore.reading)
+        if restore.tokens:
+            seconds = self._clock() - restore.began_s
+            token_s = seconds / restore.tokens
+            self._token_s = token_s if self._token_s is None else self._token_s + (token_s - self._token_s) * _WEIGHT
+            self.count, self.tokens, self.seconds = self.count + 1, self.tokens + restore.tokens, self.seconds + seconds
+            log.info(
+                "restored from disk",
+                request=restore.request.number,
+                tokens=restore.tokens,
+                milliseconds=round(seconds * 1e3, 1),
+            )
+        restore.request.restoring = False
+        self._ready()
+
+    def _disk_wins(self) -> bool:
+        """Returns True unless restoring a token took longer lately than computing one."""
+        computing = self._prefill_token_s()
+        if self._token_s is None or computing is None or self._token_s < computing:
+            return True
+        self._skipped += 1
+        return self._skipped % _AGAIN == 0

@@ -1,0 +1,93 @@
+"""The disk cache as the engine sees it. Owner: the engine thread."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from protocol.stats import DiskCounts
+from runner.cache.trie_cache import TrieCache
+from runner.engine.request import Request
+from runner.logs import Log
+
+if TYPE_CHECKING:
+    from runner.cache.disk.thread import DiskThread
+    from runner.engine.disk.restores import Restores
+    from runner.engine.disk.writes import Writes
+    from runner.engine.scheduler import Scheduler
+
+log = Log(__name__)
+
+
+class DiskTier:
+    """Restores before a request begins, and writes between slices. Whatever goes wrong here switches it off: answers
+    go on without it."""
+
+    def __init__(self, disk: "DiskThread", restores: "Restores", writes: "Writes", scheduler: "Scheduler") -> None:
+        self._disk, self._restores, self._writes, self._scheduler = disk, restores, writes, scheduler
+        self._off = False
+
+    @property
+    def _cache(self) -> TrieCache:
+        cache = self._scheduler.cache
+        assert isinstance(cache, TrieCache)
+        return cache
+
+    @property
+    def _state(self) -> str:
+        if self._off or self._disk.fault:
+            return "off"
+        refused = self._writes.freight.refused if self._writes.freight is not None else ""
+        return "reading" if self._disk.shelf.why_not_writing or refused else "on"
+
+    @property
+    def patience_s(self) -> float | None:
+        """The longest that the engine may wait for a message, in seconds; None: for good."""
+        return self._restores.patience_s
+
+    def add(self, request: Request) -> None:
+        """Queues a request, which waits there while the disk is asked."""
+        if not self._off:
+            with self._guarded():
+                self._restores.add(self._cache, request)
+        self._scheduler.add(request)
+
+    def pending(self, *, idle: bool) -> bool:
+        """Returns True if `advance` has something to do. `idle`: the engine has nothing else to compute."""
+        if self._off:
+            return False
+        return self._restores.pending or self._writes.pending(self._cache, idle=idle)
+
+    def advance(self, *, idle: bool, interrupted: Callable[[], bool]) -> None:
+        """Adopts one segment, or copies for a moment."""
+        with self._guarded():
+            if not self._restores.advance(self._cache) and self._writes.pending(self._cache, idle=idle):
+                self._writes.advance(self._cache, idle=idle, interrupted=interrupted)
+
+    def counts(self) -> DiskCounts:
+        """Returns the numbers of the tier."""
+        shelf, sweep, freight = self._disk.shelf, self._disk.sweep, self._writes.freight
+        return DiskCounts(
+            state=self._state,
+            segments=len(shelf.index.names),
+            held_bytes=self._disk.held_bytes,
+            budget_bytes=sweep.most_bytes,
+            written_bytes=shelf.written_bytes,
+            read_bytes=shelf.read_bytes,
+            evicted_bytes=sweep.evicted_bytes,
+            restores=self._restores.count,
+            restored_tokens=self._restores.tokens,
+            restore_s=self._restores.seconds,
+            copy_s=self._writes.seconds,
+            pending_tokens=freight.pending_tokens(self._cache) if freight is not None else 0,
+            write_errors=shelf.write_errors,
+            rejected=dict(shelf.rejected),
+        )
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            log.exception("the disk cache is off")
+            self._off = True
+            self._restores.release()

@@ -1,0 +1,253 @@
+"""The disk cache over the real scheduler: requests wait for the disk, and writing comes between slices."""
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+import runner.engine.disk.restores
+from runner.cache.disk.files import Files
+from runner.cache.disk.reader import Reader
+from runner.cache.disk.sweep import Sweep
+from runner.cache.disk.thread import DiskThread
+from runner.cache.freight import Freight
+from runner.cache.trie_cache import TrieCache
+from runner.engine.disk.restores import Restores
+from runner.engine.disk.tier import DiskTier
+from runner.engine.disk.writes import Writes
+from runner.sampling import SamplingOptions
+from scripts.tools.models.tiny import KINDS, VOCAB
+from tests.lib.tiny_engine import ClientRequest, Clock, RequestSpec, TinyEngine
+from tests.unit.cache.disk.made import ERRORS, NAMESPACE, ROOT, FakeFiles, shelf
+
+
+def words(count: int, seed: int = 0) -> list[int]:
+    return [(7 * index + 3 * seed + index * index) % VOCAB for index in range(count)]
+
+
+class Process:
+    """An engine with a disk cache. The disk thread works when it is told to."""
+
+    def __init__(self, kind: str, directory: Path, files: Files | None = None, **options: int) -> None:
+        self.engine = TinyEngine(kind, **options)  # type: ignore[arg-type]
+        self.messages: deque[Callable[[], None]] = deque()
+        self.clock = Clock()
+        self.files = files or FakeFiles()
+        self.shelf = shelf(directory, self.files)
+        self.disk = DiskThread(
+            self.files,
+            self.shelf,
+            Sweep(self.files, directory, 1 << 40, 1e12),
+            Reader(self.shelf, ROOT),
+            self.messages.append,
+        )
+        self.slow = False
+        """True if the disk thread does nothing by itself."""
+        scheduler = self.engine.scheduler
+        self.restores = Restores(
+            self.disk,
+            "",
+            prefill_token_s=lambda: 0.01,
+            ready=lambda: setattr(scheduler.journal.queue, "changed", True),
+            clock=self.clock,
+        )
+        self.writes = Writes(
+            self.disk,
+            lambda: Freight(self.shelf.index, NAMESPACE, ROOT, touch=self.disk.touch),
+            clock=self.clock,
+        )
+        self.tier = DiskTier(self.disk, self.restores, self.writes, scheduler)
+
+    def ask(self, prompt: list[int], max_tokens: int = 4) -> ClientRequest:
+        client = ClientRequest(self.engine.kind, RequestSpec(tuple(prompt), max_tokens, SamplingOptions()))
+        self.engine.requests.append(client)
+        self.tier.add(client.request)
+        return client
+
+    def step(self) -> bool:
+        """Does what the engine does between two looks at its mailbox; returns False if it would wait."""
+        if not self.slow:
+            while self.disk.step():
+                pass
+        while self.messages:
+            self.messages.popleft()()
+        self.engine.advance()
+        idle = self.engine.scheduler.idle
+        if self.tier.pending(idle=idle):
+            self.tier.advance(idle=idle, interrupted=lambda: bool(self.messages))
+        return not (self.engine.scheduler.idle and not self.tier.pending(idle=True))
+
+    def run(self) -> None:
+        """Goes on until nothing is left to do."""
+        for _ in range(20_000):
+            if not self.step() and not self.messages and (self.slow or not self.disk.step()) and not self.messages:
+                return
+        raise AssertionError("never idle")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_conversation_goes_on_after_the_process_has_gone(kind: str, tmp_path: Path) -> None:
+    first = Process(kind, tmp_path)
+    asked = first.ask(words(500))
+    first.run()
+    first.engine.check()
+    prompt = [*words(500), *asked.tokens, *words(20, 3)]
+
+    second = Process(kind, tmp_path)
+    again = second.ask(prompt)
+    assert again.request.restoring
+    second.run()
+    second.engine.check()
+    assert again.cached >= 480
+    counts = second.tier.counts()
+    assert (counts.restores, counts.state, counts.rejected) == (1, "on", {})
+    assert counts.restored_tokens >= 480
+    assert first.tier.counts().pending_tokens == 0
+
+
+def test_others_pass_a_request_that_waits_for_the_disk(tmp_path: Path) -> None:
+    first = Process("llama", tmp_path)
+    first.ask(words(500))
+    first.run()
+
+    second = Process("llama", tmp_path)
+    second.slow = True
+    waiting, other = second.ask(words(500)), second.ask(words(100, 5))
+    second.run()
+    assert other.finished
+    assert not waiting.started
+    assert second.tier.patience_s == pytest.approx(5.0)
+    second.slow = False
+    second.run()
+    assert waiting.cached == 499
+    second.engine.check()
+
+
+def test_nobody_waits_for_the_disk_longer_than_computing_takes(tmp_path: Path) -> None:
+    first = Process("llama", tmp_path)
+    first.ask(words(500))
+    first.run()
+
+    second = Process("llama", tmp_path)
+    second.slow = True
+    waiting = second.ask(words(500))
+    second.run()
+    assert not waiting.started
+    second.clock.now += 5.0
+    assert second.tier.patience_s == 0.0
+    second.run()
+    assert waiting.cached == 0
+    second.slow = False
+    second.run()  # what is read now is not wanted any more
+    second.engine.check()
+
+
+def test_a_client_that_leaves_ends_the_wait(tmp_path: Path) -> None:
+    first = Process("llama", tmp_path)
+    first.ask(words(500))
+    first.run()
+
+    second = Process("llama", tmp_path)
+    second.slow = True
+    waiting = second.ask(words(500))
+    waiting.request.cancel()
+    second.run()
+    assert second.tier.patience_s is None
+    second.slow = False
+    second.run()
+    assert second.tier.counts().restores == 0
+
+
+def test_a_long_prompt_is_on_disk_before_its_answer_ends(tmp_path: Path) -> None:
+    """A host with keep_alive 0 ends the process with the last line."""
+    process = Process("llama", tmp_path)
+    asked = process.ask(words(3000), max_tokens=40)
+    while len(asked.tokens) < 30:
+        process.clock.now += 1.0
+        assert process.step()
+    assert sum(name.stop - name.start for name in process.shelf.index.names.values()) >= 2500
+    process.run()
+    process.engine.check()
+
+    second = Process("llama", tmp_path)
+    again = second.ask(words(3000))
+    second.run()
+    assert again.cached == 2999
+
+
+def test_writing_takes_no_more_than_its_share_of_the_time_that_others_compute(tmp_path: Path) -> None:
+    process = Process("llama", tmp_path)
+    process.ask(words(600))
+    process.run()
+    other = process.ask(words(400, 7), max_tokens=200)
+    written = process.shelf.written_bytes
+    while len(other.tokens) < 100:  # no time passes: there is none to share
+        assert process.step()
+    assert process.shelf.written_bytes == written
+
+
+def test_memory_behaves_as_without_the_disk(tmp_path: Path) -> None:
+    with_disk, without = Process("gemma3", tmp_path), TinyEngine("gemma3")
+    for prompt in (words(300), [*words(200), *words(90, 3)], words(350)):
+        one = with_disk.ask(prompt)
+        with_disk.run()
+        other = without.ask(prompt, max_tokens=4)
+        without.finish()
+        assert one.cached == other.cached
+        ours, theirs = with_disk.engine.trie.describe(), without.trie.describe()
+        assert (ours.counts, ours.snapshots) == (theirs.counts, theirs.snapshots)
+
+
+@pytest.mark.parametrize("error", ERRORS[:3], ids=str)
+def test_an_error_at_any_call_costs_no_answer(error: OSError, tmp_path: Path) -> None:
+    clean = FakeFiles()
+    calls = len(_story(tmp_path / "clean", clean))
+    assert calls > 25
+    for at in range(0, calls, 3):
+        _story(tmp_path / str(at), FakeFiles(at, error))
+
+
+def _story(directory: Path, files: FakeFiles) -> list[str]:
+    for _ in range(2):
+        process = Process("llama", directory, files)
+        process.ask(words(400))
+        process.run()
+        process.engine.check()
+        assert process.tier.counts().state in ("on", "reading")
+    return files.calls
+
+
+def test_a_fault_of_its_own_code_switches_the_tier_off(tmp_path: Path) -> None:
+    process = Process("llama", tmp_path)
+    process.ask(words(400))
+    process.run()
+    process.engine.trie.detach()
+    asked = process.ask(words(400))
+    with (
+        patch.object(runner.engine.disk.restores, "adopt", side_effect=KeyError),
+        patch.object(TrieCache, "detach", side_effect=KeyError),
+    ):
+        process.run()
+    assert process.tier.counts().state == "off"
+    process.ask(words(300, 5))
+    process.run()
+    assert asked.cached == 0
+    process.engine.check()
+
+
+def test_a_fault_of_the_thread_costs_no_answer(tmp_path: Path) -> None:
+    process = Process("llama", tmp_path)
+    process.ask(words(400))
+    process.run()
+    process.engine.trie.detach()
+    process.slow = True
+    process.ask(words(400))
+    with patch.object(Reader, "read", side_effect=KeyError):
+        process.disk._run()
+    process.run()
+    assert process.tier.counts().state == "off"
+    process.ask(words(300, 5))
+    process.run()
+    process.engine.check()

@@ -1,0 +1,51 @@
+"""`--disk-cache`: a process that is killed leaves its conversations to the next one."""
+
+import asyncio
+from pathlib import Path
+
+from scripts.tools.host.lib import Client, Process, Request
+from tests.process.conftest import RANDOM, SpawnModel, read_stats
+
+PROMPT = "so many words about zebras " * 14
+
+
+async def written(client: Client) -> None:
+    """Returns when everything in memory is on disk."""
+    while (await read_stats(client)).disk.pending_tokens or not (await read_stats(client)).disk.segments:
+        await asyncio.sleep(0.05)
+
+
+async def answer(process: Process, prompt: str) -> tuple[str, int]:
+    """Returns an answer and the tokens that were cached, and kills the process when all is written."""
+    async with Client.of(process) as client:
+        found = await client.complete(Request(prompt, {"num_predict": 6, "temperature": 0}))
+        await written(client)
+        stats = await read_stats(client)
+    assert stats.disk.state == "on"
+    process.kill()
+    return found.text, stats.tokens.cached
+
+
+async def test_a_killed_process_leaves_its_conversations(start: SpawnModel, tmp_path: Path) -> None:
+    words = ["--disk-cache", str(tmp_path / "kept")]
+    text, cached = await answer(start(RANDOM, words), PROMPT)
+    assert cached == 0
+    process = start(RANDOM, words)
+    again, cached = await answer(process, PROMPT)
+    assert again == text
+    assert cached > 300
+    assert any("restored from disk" in line for line in process.output.lines)
+    longer, cached = await answer(start(RANDOM, words), PROMPT + text + " and more")
+    plain, none = await answer_alone(start, PROMPT + text + " and more")
+    assert (longer, none) == (plain, 0)
+    assert cached > 300
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "kept").iterdir()} == {0o700}
+
+
+async def answer_alone(start: SpawnModel, prompt: str) -> tuple[str, int]:
+    process = start(RANDOM)
+    async with Client.of(process) as client:
+        found = await client.complete(Request(prompt, {"num_predict": 6, "temperature": 0}))
+        stats = await read_stats(client)
+    assert stats.disk.state == "none"
+    return found.text, stats.tokens.cached
