@@ -163,6 +163,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     # Tools: the conformance suite as the newest generation of hosts, benchmarks and soaks by their parts.
     "tests/tools/bench/test_cache.py::test_all_caches_give_equal_answers": ("window",),
     "tests/tools/bench/test_decode.py::test_a_miniature_run": NONE,
+    "tests/tools/bench/test_disk.py::test_a_miniature_run": NONE,
     "tests/tools/bench/test_format.py::test_a_miniature_run": NONE,
     "tests/tools/bench/test_parallel.py::test_a_miniature_run": NONE,
     "tests/tools/bench/test_start.py::test_a_miniature_run_measures_what_it_says": NONE,

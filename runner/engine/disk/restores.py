@@ -15,7 +15,8 @@ from runner.engine.request import Request
 from runner.logs import Log
 
 log = Log(__name__)
-_PATIENCE_S, _LEAST_PATIENCE_S = 5.0, 0.1
+_PATIENCE_S, _LEAST_PATIENCE_S = 10.0, 0.1
+"""The longest wait for the disk while the speed of computing is unknown, and the longest that is always allowed."""
 _WEIGHT = 0.25  # of the latest measurement in an average
 _AGAIN = 16  # requests: one in so many is tried although the disk was slower than computing
 

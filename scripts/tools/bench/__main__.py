@@ -44,6 +44,7 @@ BENCHMARKS = {
     "drafts": _here("drafts.benchmark", "drafts: tokens per second where text repeats, and where it does not"),
     "media": _here("media.benchmark", "pictures in prompts against text: first tokens, speed of text, gaps"),
     "cache": _here("cache.benchmark", "prefix caches under the requests of several agents, every kind of model"),
+    "disk": _here("disk", "the first token after the process was killed, from the disk cache, memory and nothing"),
     "memory": _here("memory.benchmark", "bytes held for conversations with one prefix, and over many prompts"),
     "nodes": _here("micro.nodes", "match, split and evict in a trie of ten thousand nodes"),
     "wire": _here("micro.wire", "lines per second through the server, and what one costs it"),

@@ -1,0 +1,144 @@
+"""The disk thread, a piece of work at a time."""
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from runner.cache.disk.reader import Found, Reader, Wanted
+from runner.cache.disk.segment import Segment
+from runner.cache.disk.sweep import Sweep
+from runner.cache.disk.thread import DiskThread, Reading
+from tests.unit.cache.disk.made import ROOT, FakeFiles, segment, shelf
+
+TOKENS = [7 * index % 1000 for index in range(900)]
+
+
+class Thread(DiskThread):
+    """A thread that works when it is told to."""
+
+    def __init__(self, directory: Path, most: int = 1 << 40) -> None:
+        self.files = FakeFiles()
+        self.messages: deque[Callable[[], None]] = deque()
+        kept = shelf(directory, self.files)
+        sweep = Sweep(self.files, directory, most, 1e12)
+        super().__init__(self.files, kept, sweep, Reader(kept, ROOT), self.messages.append)
+
+    def rest(self) -> None:
+        """Works until there is nothing to do, and delivers its messages."""
+        while self.step():
+            pass
+        while self.messages:
+            self.messages.popleft()()
+
+    def put(self, *segments: Segment) -> list[bool]:
+        """Writes segments; returns what became of each."""
+        done: list[bool] = []
+        for each in segments:
+            self.write(each, done.append)
+        self.rest()
+        return done
+
+
+def cut(stop: int = 768) -> list[Segment]:
+    return [segment(TOKENS, start, start + 256) for start in range(0, stop, 256)]
+
+
+def wanted(held: int = 0) -> Wanted:
+    return Wanted(array("i", TOKENS), "", held, lambda at: at - 1)
+
+
+def test_what_was_written_is_read_in_order_and_two_pieces_ahead(tmp_path: Path) -> None:
+    thread = Thread(tmp_path)
+    assert thread.put(*cut()) == [True] * 3
+    taken: list[Found | None] = []
+    reading = Reading(wanted(), taken.append)
+    thread.read(reading)
+    thread.rest()
+    assert [found.segment.name.start for found in taken if found] == [0, 256]
+    thread.adopted(reading)
+    thread.rest()
+    assert len(taken) == 3
+    thread.adopted(reading)
+    thread.rest()
+    assert taken[-1] is None
+    assert [bytes(found.segment.data) for found in taken if found] == [bytes(each.data) for each in cut()]
+
+
+def test_reads_go_before_writes_and_writes_before_sweeps(tmp_path: Path) -> None:
+    thread, order = Thread(tmp_path), list[str]()
+    thread.put(*cut(512))
+    thread.files.now += 61
+    thread.write(segment(TOKENS, 512, 768), lambda _: order.append("written"))
+    thread.read(Reading(wanted(), lambda _: order.append("read")))
+    calls = len(thread.files.calls)
+    thread.rest()
+    assert order == ["read", "read", "written"]
+    assert "entries" in thread.files.calls[calls:]
+
+
+def test_a_reading_that_nobody_waits_for_ends(tmp_path: Path) -> None:
+    thread = Thread(tmp_path)
+    thread.put(*cut())
+    taken: list[Found | None] = []
+    reading = Reading(wanted(), taken.append)
+    reading.dropped, reading.credit = True, 0
+    thread.read(reading)
+    thread.rest()
+    assert taken == [None]
+    assert thread.shelf.read_bytes == 0
+
+
+def test_a_damaged_piece_leaves_what_comes_before_it(tmp_path: Path) -> None:
+    thread = Thread(tmp_path)
+    thread.put(*cut())
+    path = thread.shelf.folder / cut()[1].name.file
+    data = bytearray(path.read_bytes())
+    data[-30] ^= 1
+    path.write_bytes(data)
+    taken: list[Found | None] = []
+    reading = Reading(wanted(), taken.append)
+    reading.credit = 9
+    thread.read(reading)
+    thread.rest()
+    assert [found and found.segment.name.start for found in taken] == [0, None]
+    assert thread.shelf.rejected == {"crc": 1}
+
+
+def test_little_is_not_read(tmp_path: Path) -> None:
+    thread = Thread(tmp_path)
+    thread.put(*cut())
+    taken: list[Found | None] = []
+    thread.read(Reading(wanted(held=600), taken.append))
+    thread.rest()
+    assert taken == [None]
+
+
+def test_the_bound_holds_over_two_processes_and_what_is_evicted_is_not_looked_for(tmp_path: Path) -> None:
+    size = sum(path.stat().st_size for path in _filled(tmp_path / "one").shelf.folder.iterdir())
+    one, other = Thread(tmp_path / "two", size // 2), Thread(tmp_path / "two", size // 2)
+    one.put(*cut())
+    other.put(segment(TOKENS[::-1], 0, 200))
+    for thread in (one, other):
+        thread.files.now += 61
+        thread.rest()
+    assert sum(path.stat().st_size for path in one.shelf.folder.iterdir()) <= size // 2
+    left = {path.name for path in one.shelf.folder.iterdir()}
+    assert set(other.shelf.index.names) <= left
+    assert one.sweep.evicted_bytes + other.sweep.evicted_bytes > 0
+    assert thread.held_bytes <= size // 2
+
+
+def _filled(directory: Path) -> Thread:
+    thread = Thread(directory)
+    thread.put(*cut())
+    return thread
+
+
+def test_a_start_reads_no_file_however_many_there_are(tmp_path: Path) -> None:
+    thread = _filled(tmp_path)
+    again = Thread(tmp_path)
+    again.rest()
+    assert len(again.shelf.index.names) == 3
+    assert not {"open", "read"} & set(again.files.calls)
+    assert thread.shelf.index.names.keys() == again.shelf.index.names.keys()
