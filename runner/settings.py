@@ -139,5 +139,6 @@ class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
     memory: Bound = Bound(percent=MEMORY_PERCENT)
     blas: str = "auto"
     blas_threads: int | None = None
+    disk_cache: Path | None = None
     json: bool = False
     log_level: int

@@ -113,6 +113,7 @@ def parse_check(words: Sequence[str], environ: Mapping[str, str]) -> CheckSettin
         memory=memory_bound(values, "memory"),
         blas=values["blas"],
         blas_threads=blas_threads(values),
+        disk_cache=disk_directory(values),
         json=values["json"] == "on",
         log_level=log_level(values, environ),
     )

@@ -132,6 +132,7 @@ def test_a_directory_that_others_may_write_to_keeps_no_conversations(tmp_path: P
 def test_every_flag_of_check_has_its_variable() -> None:
     examples = {"models-dir": "/m", "context": "4096", "verify": "on", "log-level": "debug", "json": "on"}
     examples |= {"draft": "small", "dtype": "keep", "memory": "40%", "blas": "off", "blas-threads": "2"}
+    examples |= {"disk-cache": "/kept"}
     assert set(examples) == {flag.name for flag in CHECK_FLAGS}
     variables = {flag.variable: examples[flag.name] for flag in CHECK_FLAGS}
     by_variable = parse_check([], {**variables, "MLX_RUNNER_MODEL": "m"})
@@ -140,7 +141,7 @@ def test_every_flag_of_check_has_its_variable() -> None:
     assert (by_flag.model, by_flag.models_dir, by_flag.context_tokens) == ("m", Path("/m"), 4096)
     assert (by_flag.verify, by_flag.json, by_flag.log_level) == (True, True, logging.DEBUG)
     assert (by_flag.dtype, by_flag.draft, by_flag.blas, by_flag.blas_threads) == ("keep", "small", "off", 2)
-    assert by_flag.memory == Bound(percent=40)
+    assert (by_flag.memory, by_flag.disk_cache) == (Bound(percent=40), Path("/kept"))
 
 
 def test_check_takes_its_model_before_or_after_its_flags() -> None:

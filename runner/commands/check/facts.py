@@ -13,6 +13,7 @@ from runner.cache.layers.kv import KVState
 from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.window import WindowState
+from runner.commands.check.disk import DiskFacts, disk_facts
 from runner.commands.check.drafts import DraftFacts, draft_facts
 from runner.commands.check.pictures import PictureFacts, picture_facts
 from runner.errors import ModelError
@@ -112,6 +113,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: TokenizerFacts | None
     pictures: PictureFacts | None
     drafts: DraftFacts | None
+    disk: DiskFacts | None
+    """The directory of the disk cache, if one is named."""
     warnings: list[str]
     problems: list[str]
 
@@ -169,6 +172,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         tokenizer=_tokenizer_facts(tokenizer, opened) if tokenizer else None,
         pictures=pictures,
         drafts=drafts,
+        disk=disk_facts(settings.disk_cache),
         warnings=[
             *_tensor_warnings(found),
             *((types.lacking,) if types and types.lacking else ()),

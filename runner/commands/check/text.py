@@ -4,6 +4,7 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator
 
+from runner.commands.check.disk import DiskFacts
 from runner.commands.check.drafts import DraftFacts
 from runner.commands.check.facts import (
     BlasFacts,
@@ -69,6 +70,8 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "pictures", _pictures(found.pictures)
     if found.drafts:
         yield "drafts", _drafts(found.drafts)
+    if found.disk:
+        yield "disk cache", _kept(found.disk)
 
 
 def _value(value: object) -> str:
@@ -81,6 +84,14 @@ def _tokenizer(facts: TokenizerFacts) -> Iterator[tuple[str, str]]:
     yield "tokenizer", f"{facts.kind} of {facts.file}: {facts.vocabulary} tokens{rows}, {added}"
     yield "BOS", _token(facts.bos) + (", added before each prompt" if facts.add_bos else "") if facts.bos else "none"
     yield "EOS", ", ".join(map(_token, facts.eos)) or "none"
+
+
+def _kept(facts: DiskFacts) -> str:
+    models = (
+        f"{plain(model.name)}, {shown(model.bytes)} in {_counted(model.files, 'file')} ({model.folder})"
+        for model in facts.models
+    )
+    return f"{plain(facts.directory)}: {'; '.join(models) or 'empty'}"
 
 
 def _pictures(facts: PictureFacts) -> str:

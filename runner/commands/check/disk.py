@@ -1,0 +1,45 @@
+"""What `mlx-runner check --disk-cache DIR` says about the directory."""
+
+import json
+from pathlib import Path
+
+import msgspec
+
+from runner.cache.disk.files import Files
+from runner.cache.disk.name import format_of
+
+
+class KeptModel(msgspec.Struct, frozen=True):
+    """A model whose conversations are kept; one of other weights, versions or types counts as another."""
+
+    name: str
+    folder: str
+    files: int
+    bytes: int
+
+
+class DiskFacts(msgspec.Struct, frozen=True):
+    """The directory of the disk cache, the largest model first."""
+
+    directory: str
+    models: list[KeptModel]
+
+
+def disk_facts(directory: Path | None) -> DiskFacts | None:
+    """Returns what is in a directory; None without one. What cannot be read is left out."""
+    if directory is None:
+        return None
+    models = []
+    try:
+        folders = [name for name in Files().names(directory) if format_of(name) is not None]
+    except OSError:
+        folders = []
+    for folder in folders:
+        try:
+            sizes = [entry.nbytes for entry in Files().entries(directory / folder)]
+            about = json.loads((directory / folder / "about.json").read_bytes())
+        except (OSError, ValueError, RecursionError):
+            continue
+        name = about.get("model") if isinstance(about, dict) else None
+        models.append(KeptModel(str(name), folder, len(sizes), sum(sizes)))
+    return DiskFacts(str(directory), sorted(models, key=lambda model: (-model.bytes, model.folder)))

@@ -1,0 +1,30 @@
+"""What `mlx-runner check` says about the directory of the disk cache."""
+
+from pathlib import Path
+
+from runner.commands.check.disk import DiskFacts, disk_facts
+from runner.commands.check.text import _kept
+from tests.unit.cache.disk.made import NAMESPACE, segment, shelf
+
+
+def test_a_directory_is_listed_by_model(tmp_path: Path) -> None:
+    tokens = list(range(40))
+    opened = shelf(tmp_path)
+    for stop in (30, 40):
+        opened.publish(segment(tokens, 0, stop))
+    (tmp_path / "photos").mkdir()
+    (tmp_path / f"v1-{'1' * 32}").mkdir()
+    (tmp_path / f"v1-{'1' * 32}" / "about.json").write_text("{")
+    facts = disk_facts(tmp_path)
+    assert facts is not None
+    (model,) = facts.models
+    size = sum(path.stat().st_size for path in opened.folder.iterdir())
+    assert (model.name, model.folder, model.files, model.bytes) == ("tiny", NAMESPACE, 3, size)
+    assert _kept(facts) == f"{tmp_path}: tiny, {size / 1e3:.1f} KB in 3 files ({NAMESPACE})"
+
+
+def test_an_empty_one_a_missing_one_and_none(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path / "nothing"):
+        assert disk_facts(directory) == DiskFacts(str(directory), [])
+    assert _kept(DiskFacts("/kept", [])) == "/kept: empty"
+    assert disk_facts(None) is None
