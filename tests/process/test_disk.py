@@ -49,3 +49,9 @@ async def answer_alone(start: SpawnModel, prompt: str) -> tuple[str, int]:
         stats = await read_stats(client)
     assert stats.disk.state == "none"
     return found.text, stats.tokens.cached
+
+
+async def test_a_cache_of_one_conversation_is_not_kept(start: SpawnModel, tmp_path: Path) -> None:
+    process = start(RANDOM, ["--disk-cache", str(tmp_path / "kept"), "--cache", "single"])
+    assert any("no disk cache" in line and "--cache trie" in line for line in process.output.lines)
+    assert not (tmp_path / "kept").exists()

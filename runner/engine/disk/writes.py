@@ -39,7 +39,9 @@ class Writes:
 
     def pending(self, cache: TrieCache, *, idle: bool) -> bool:
         """Returns True if there is something to copy now."""
-        if self._disk.fault or self._writing >= _AT_ONCE or not self._disk.shelf.listed:
+        if self._disk.fault or self._writing >= _AT_ONCE:
+            return False
+        if not (self._disk.shelf.listed and self._disk.shelf.may_write):
             return False
         if self._load is not None or cache is not self._cache or self._nothing != (cache.trie.now, idle):
             return True
@@ -66,8 +68,7 @@ class Writes:
         if cache is not self._cache:
             self._cache, self._load, self.freight = cache, None, self._make_freight()
         freight = self.freight
-        if freight is None or not self.pending(cache, idle=idle) or not self._disk.shelf.may_write:
-            self._nothing = cache.trie.now, idle
+        if freight is None or not self.pending(cache, idle=idle):
             return False
         if self._load is None:
             self._load = freight.next(cache, idle=idle)

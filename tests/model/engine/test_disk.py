@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 from unittest.mock import patch
 
 import pytest
@@ -217,6 +218,24 @@ def _story(directory: Path, files: FakeFiles) -> list[str]:
         process.engine.check()
         assert process.tier.counts().state in ("on", "reading")
     return files.calls
+
+
+def test_an_engine_whose_disk_rests_does_too(tmp_path: Path) -> None:
+    """Even in the middle of a copy: there is nothing to do until the disk writes again."""
+    process = Process("llama", tmp_path)
+    files = cast("FakeFiles", process.files)
+    for _ in range(2):
+        process.shelf._paused_until_s = files.now_s() + 60
+        if not process.engine.requests:
+            process.ask(words(400))
+        process.run()
+        assert not process.tier.pending(idle=True)
+        files.now += 61
+        assert process.tier.pending(idle=True)
+        process.tier.advance(idle=True, interrupted=lambda: True)
+        assert process.writes._load is not None
+    process.run()
+    assert process.tier.counts().pending_tokens == 0
 
 
 def test_a_fault_of_its_own_code_switches_the_tier_off(tmp_path: Path) -> None:
