@@ -123,7 +123,7 @@ FLAGS = (
         name="disk-memory",
         metavar="BYTES|N%",
         default="16GiB,25%",
-        short="limit for --disk-cache, the smaller of both",
+        short="limit for that, the smaller of both",
         help="the limit for everything in the directory of --disk-cache, of all models: an amount, a share of what is"
         " free on its volume at the start, or both, of which the smaller counts",
     ),
@@ -267,7 +267,18 @@ FLAGS = (
     switch(PROCESS, "verbose", "no effect; hosts send it", "accepted because hosts send it; has no effect"),
 )
 
-_CHECKED = "models-dir context verify log-level draft dtype memory blas blas-threads disk-cache".split()
+_CHECKED = [
+    "models-dir",
+    "context",
+    "verify",
+    "log-level",
+    "draft",
+    "dtype",
+    "memory",
+    "blas",
+    "blas-threads",
+    "disk-cache",
+]
 
 CHECK_FLAGS = (
     *(flag for flag in FLAGS if flag.name in _CHECKED),

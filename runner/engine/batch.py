@@ -100,7 +100,7 @@ class Batch:
         """Reads the next token of each generation. Before that it dispatches the forward after them; after it, the
         grammars advance."""
         drafts = Drafts()
-        if self._accept() and self.may_draft and isinstance(self._sampler, Sampler):
+        if (self._round is None or self._accept()) and self.may_draft and isinstance(self._sampler, Sampler):
             drafts = find_drafts(
                 self.generations[0],
                 self._sampler.vocab_size,
