@@ -267,21 +267,10 @@ FLAGS = (
     switch(PROCESS, "verbose", "no effect; hosts send it", "accepted because hosts send it; has no effect"),
 )
 
-_CHECKED = [
-    "models-dir",
-    "context",
-    "verify",
-    "log-level",
-    "draft",
-    "dtype",
-    "memory",
-    "blas",
-    "blas-threads",
-    "disk-cache",
-]
+_CHECKED = ("models-dir", "context", "verify", "log-level", "draft", "dtype", "memory", "blas", "blas-threads")
 
 CHECK_FLAGS = (
-    *(flag for flag in FLAGS if flag.name in _CHECKED),
+    *(flag for flag in FLAGS if flag.name in (*_CHECKED, "disk-cache")),
     switch(
         "output",
         "json",

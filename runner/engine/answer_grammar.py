@@ -76,11 +76,6 @@ class AnswerGrammar:
         return self.guide is not None and self.guide.complete
 
     @property
-    def fault(self) -> str:
-        """The reason why the answer cannot go on; empty if it can."""
-        return "" if self.guide is None else self.guide.fault
-
-    @property
     def mask(self) -> Mask | None:
         """The tokens that may come next. None if all may, or if none may, which `Generation.take` will find."""
         return None if self.guide is None or self.guide.over else self.guide.mask()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from runner.cache.decode_rows import DecodeRows
+from runner.engine.events import Outbox
 from runner.engine.fall_back import fall_back
 from runner.engine.generation import Forward, Generation
 from runner.engine.observe.trace import TRACE
@@ -101,12 +102,7 @@ class Batch:
         grammars advance."""
         drafts = Drafts()
         if (self._round is None or self._accept()) and self.may_draft and isinstance(self._sampler, Sampler):
-            drafts = find_drafts(
-                self.generations[0],
-                self._sampler.vocab_size,
-                on_its_way=self._ahead is not None,
-                patience_s=_GRAMMAR_WAIT_ALONE_S,
-            )
+            drafts = find_drafts(self.generations[0], self._sampler.vocab_size, on_its_way=self._ahead is not None)
         if drafts.tokens and self._ahead is None:
             self._round = Round(self.generations[0], drafts)
             choice = self._round.draw(self._run(self._round.tokens, drafted=True))
@@ -290,3 +286,14 @@ class Batch:
         if isinstance(self._sampler, SamplerBatch):
             self._sampler.release()
         self._sampler = None
+
+
+def tell(outbox: Outbox, results: Results) -> list[Generation]:
+    """Delivers the events of each generation to its client. Returns the generations that are done."""
+    done = []
+    for generation, events in results:
+        for event in events:
+            outbox.put(generation.request.stream, event)
+        if generation.done:
+            done.append(generation)
+    return done

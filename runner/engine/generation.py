@@ -182,8 +182,10 @@ class Generation:
                 if not self.done:
                     events += self._take(each)
             if not self.done:
-                fault = self.grammar.fault
-                events += self.abort(fault) if fault else self._take(last, completes=self.grammar.complete)
+                guide = self.grammar.guide
+                if guide is not None and guide.fault:
+                    return events + self.abort(guide.fault)
+                events += self._take(last, completes=guide is not None and guide.complete)
         except Exception as error:  # of this request alone
             return events + self.fail(error)
         return events

@@ -13,6 +13,8 @@ from runner.engine.generation import Generation
 from runner.sampling.mask import Mask
 from runner.sampling.sample import Choice
 
+_PATIENCE_S = 0.005  # for a grammar to look ahead; what it does not know by then is not tried
+
 
 class Drafts(NamedTuple):
     """What a round tries."""
@@ -82,9 +84,8 @@ class Round:
         return session.accept(max(0, min(len(self._unseen) + self._right, end - session.position)))
 
 
-def find_drafts(generation: Generation, vocab_size: int, *, on_its_way: bool, patience_s: float) -> Drafts:
-    """Returns tokens to try behind the recorded ones; the last of them may end the answer. A grammar has `patience_s`
-    to look ahead.
+def find_drafts(generation: Generation, vocab_size: int, *, on_its_way: bool) -> Drafts:
+    """Returns tokens to try behind the recorded ones; the last of them may end the answer.
 
     If a token is `on_its_way` and not recorded yet, returns a token that stands for those that a round should try
     behind it.
@@ -104,7 +105,7 @@ def find_drafts(generation: Generation, vocab_size: int, *, on_its_way: bool, pa
             break
     if grammar.guide is None or not drafts:
         return Drafts(drafts)
-    masks, forced_behind = grammar.look_ahead(drafts, patience_s)
+    masks, forced_behind = grammar.look_ahead(drafts, _PATIENCE_S)
     if not masks:
         drafter.learn(1, 0)
     return Drafts(drafts[: len(masks)], [grammar.mask, *masks], forced_behind)

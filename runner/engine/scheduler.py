@@ -3,7 +3,7 @@
 from time import perf_counter, perf_counter_ns
 
 from runner.cache.session import LiveSession
-from runner.engine.batch import Batch
+from runner.engine.batch import Batch, tell
 from runner.engine.batch_matching import BatchMatcher
 from runner.engine.batches import Batches
 from runner.engine.context import EngineContext
@@ -16,7 +16,7 @@ from runner.engine.policy import AdvanceTrial, Begin, Decode, Encode, Prefill, S
 from runner.engine.queue import RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
 from runner.engine.request import Request
-from runner.engine.results import Results, tell
+from runner.engine.results import Results
 from runner.engine.trial import SettledTrial
 from runner.logs import Log, error_line
 
