@@ -24,7 +24,7 @@ async def held_bytes(process: Process) -> tuple[int, int]:
 
 
 async def test_without_media_a_model_that_sees_serves_texts_and_saves_its_tower(start: SpawnModel) -> None:
-    sees, blind = start(SEEING), start(SEEING, ["--no-media"])
+    sees, blind = start(SEEING, ["--draft", "off"]), start(SEEING, ["--no-media", "--draft", "off"])
     (memory, weights), (less_memory, less_weights) = await held_bytes(sees), await held_bytes(blind)
     found = re.search(r'msg="the model sees pictures".* bytes=(\d+)', sees.output.text)
     assert found is not None

@@ -27,7 +27,7 @@ KEYS = (
         "weights",
     ),
     *("read_bytes", "files", "skipped", "device", "computes", "blas", "context", "tokenizer", "pictures"),
-    *("drafts", "warnings", "problems"),
+    *("drafts", "disk", "warnings", "problems"),
 )
 
 
@@ -129,7 +129,7 @@ def test_the_keys_of_the_object_are_always_the_same(store: Store) -> None:
     assert tuple(broken) == KEYS
     assert [key for key in KEYS if broken[key] is None] == [
         *("architecture", "module", "layers", "parameters", "caches", "weights", "read_bytes", "files", "skipped"),
-        *("computes", "context", "pictures", "drafts"),
+        *("computes", "context", "pictures", "drafts", "disk"),
     ]
 
 

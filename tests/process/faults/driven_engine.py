@@ -88,6 +88,7 @@ class DrivenEngine:
             blas_threads=1,
             log_level=20,
             watch_parent=False,
+            draft="off",  # the sweeps count what a plain answer calls
         )
         known = {"total_bytes": 0, "context_length": CONTEXT, "vocab_size": VOCAB, "has_vision": False}
         model = SimpleNamespace(name=kind, architecture=kind, **known)

@@ -30,14 +30,15 @@ def clocks(path: Path) -> Iterator[str]:
             yield node.attr
 
 
-def test_only_log_lines_use_the_wall_clock() -> None:
+def test_only_log_lines_and_the_ages_of_files_use_the_wall_clock() -> None:
+    """A jump makes files of the disk cache older or younger: it keeps some longer, or loses them."""
     users = {
         str(path.relative_to(_ROOT)): list(clocks(path))
         for folder in (_ROOT, _ROOT.parent / "protocol")
         for path in sorted(folder.rglob("*.py"))
         if list(clocks(path))
     }
-    assert users == {"logs.py": ["fromtimestamp"]}
+    assert users == {"cache/disk/files.py": ["time"], "logs.py": ["fromtimestamp"]}
 
 
 async def test_a_clock_that_jumps_by_decades_affects_only_the_log(start: SpawnModel) -> None:

@@ -92,7 +92,7 @@ async def decode(endpoint: Endpoint, prompts: Prompts, streams: int, tokens: int
 
 async def gaps(endpoint: Endpoint, prompts: Prompts, length: int) -> Gaps:
     """A stream runs, and a prompt of `length` tokens comes."""
-    return await gaps_beside(endpoint, prompts, lambda: first_line_s(endpoint, prompts.text(length)))
+    return await gaps_beside(endpoint, prompts, lambda: first_line_s(endpoint, prompts.text(length)), PATIENCE_S)
 
 
 async def gaps_beside(
