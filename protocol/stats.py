@@ -119,7 +119,8 @@ class DraftModelState(msgspec.Struct, frozen=True, kw_only=True):
 
 class DraftCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The drafts of all answers. Their sources: `path`, another conversation in the cache that begins with all of this
-    one; `own`, the text of the request itself; `earlier`, earlier answers; `model`, a model that drafts."""
+    one; `own`, the text of the request itself; `earlier`, earlier answers; `model`, a model that drafts; `known`, the
+    greedy answer to the same prompt, whose tokens are not even tried."""
 
     rounds: int = 0
     """The decode steps that tried drafts."""

@@ -75,6 +75,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     and by the draft that lies beside the model; or the name or path of a model that drafts where no text does."""
     draft_tokens: int | None = None
     """The most drafts of one step; None: as suits the device."""
+    draft_known: bool = False
+    """True if greedy answers begin with what the cache knows of them."""
     prefill_chunk_tokens: int | None = None
     """Prompt tokens per forward pass while no answer is generated; None: as suits the device."""
     blas: str

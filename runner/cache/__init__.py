@@ -9,6 +9,7 @@ Everything here runs on the engine thread, which alone owns sessions, layers, no
 * `trie.py`: the nodes; `sequences.py`: who uses which layers; `resume.py`: how far along a path they can be taken;
   `trie_cache.py` puts these together, `trie_session.py` is its session;
 * policies: `checkpoints.py` (where to stop), `eviction.py` (what goes first), `enforce.py` (until it fits);
+* `known_choices.py`: answers that need not be computed twice;
 * `decode_rows.py`: sessions that decode in one batch; `draft_trial.py`: may a model draft; `report.py`: the cache in
   plain data.
 
@@ -34,17 +35,23 @@ def make_cache(
     *,
     budget_bytes: int | None = None,
     turn_tokens: frozenset[int] = frozenset(),
+    known_choices: bool = False,
 ) -> Cache:
     """Returns a cache of a kind in CACHE_KINDS, over the layers of one model.
 
     `make_layers` returns a fresh cache list of that model, as its forward takes it. `budget_bytes` limits what the trie
-    holds between requests. `turn_tokens`, the special tokens around messages, tell it where prompts often diverge.
-    Raises ValueError for an unknown kind.
+    holds between requests. `turn_tokens`, the special tokens around messages, tell it where prompts often diverge. With
+    `known_choices` it knows the tokens of greedy answers, which no other kind does. Raises ValueError for an unknown
+    kind.
     """
     if kind == "trie":
         from runner.cache.checkpoints import TurnCheckpoints
         from runner.cache.trie_cache import TrieCache
 
+        if known_choices:
+            from runner.cache.known_choices import GreedyTrieCache
+
+            return GreedyTrieCache(make_layers, budget_bytes, TurnCheckpoints(turn_tokens))
         return TrieCache(make_layers, budget_bytes, TurnCheckpoints(turn_tokens))
     if kind == "single":
         from runner.cache.single import SingleEntryCache

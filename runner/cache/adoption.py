@@ -10,8 +10,8 @@ from runner.cache.disk.segment import Facts, Segment, SegmentError
 from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.cargo import CargoError, adopted, array_of, describe, is_tail
 from runner.cache.layers.snapshot import own
+from runner.cache.node import Tokens
 from runner.cache.resume import deepest_offset, shared_tokens
-from runner.cache.trie import Tokens
 from runner.cache.trie_cache import TrieCache
 
 

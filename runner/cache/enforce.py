@@ -2,8 +2,9 @@
 
 from runner.cache import resume
 from runner.cache.eviction import Eviction, EvictionOrder, LeastRecentLeaf, LeastWorth
+from runner.cache.node import Node
 from runner.cache.sequences import LiveSequences
-from runner.cache.trie import Node, PrefixTrie
+from runner.cache.trie import PrefixTrie
 from runner.logs import Log
 
 log = Log(__name__)

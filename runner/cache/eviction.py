@@ -11,7 +11,8 @@ from itertools import count
 from math import floor, log2
 from typing import TypeAlias
 
-from runner.cache.trie import Node, PrefixTrie
+from runner.cache.node import Node
+from runner.cache.trie import PrefixTrie
 
 
 class EvictionOrder(ABC):

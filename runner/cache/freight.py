@@ -16,7 +16,7 @@ from runner.cache.disk.point import DigestOf, Points, UnknownPictureError
 from runner.cache.disk.segment import MOST_BYTES, Facts, Record, Segment, Tensor
 from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.cargo import CargoError, copy_out, describe, is_tail, parts
-from runner.cache.trie import Node, Tokens, spelled
+from runner.cache.node import Node, Tokens, spelled
 from runner.cache.trie_cache import TrieCache
 from runner.logs import Log
 

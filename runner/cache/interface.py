@@ -15,7 +15,7 @@ Owner of every object here: the engine thread.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -140,6 +140,12 @@ class PrefixCache(ABC):
         Raises ValueError for an empty prompt, and RuntimeError while another session is open unless the cache is
         concurrent; both leave the cache as it was. `tokens` is copied.
         """
+
+    def begin_greedy(self, tokens: Sequence[int], most: int, ends: Collection[int], salt: str = "") -> Session:  # noqa: ARG002
+        """Opens a session as `begin` does, for an answer each of whose tokens is the most probable one behind those
+        before it. A cache that knows such tokens gives the session up to `most` of them, and none from the first one in
+        `ends` on."""
+        return self.begin(tokens, salt)
 
     def follows(self, tokens: Sequence[int], salt: str = "") -> bool:  # noqa: ARG002
         """Returns True if an open session is about to compute more of this prompt than is cached. That session then

@@ -11,8 +11,9 @@ from protocol.stats import CacheCounts, CacheNode
 from runner.cache.interface import CacheDescription, Spell
 from runner.cache.layer_facts import LayerFacts
 from runner.cache.layer_interface import LayerState
+from runner.cache.node import Node
 from runner.cache.sequence import SequenceLayers
-from runner.cache.trie import Node, PrefixTrie
+from runner.cache.trie import PrefixTrie
 
 
 def describe_trie(

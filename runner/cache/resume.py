@@ -9,8 +9,9 @@ from collections.abc import Collection, Sequence
 
 from runner.cache.interface import Miss
 from runner.cache.layer_interface import LayerState, Snapshot
+from runner.cache.node import Node, spelled
 from runner.cache.sequence import SequenceLayers
-from runner.cache.trie import Node, PrefixTrie, spelled
+from runner.cache.trie import PrefixTrie
 
 
 def shared_tokens(path: Sequence[Node], matched: int, end: Node | None) -> int:

@@ -10,8 +10,8 @@ from runner.cache import resume
 from runner.cache.layer_facts import LayerFacts
 from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.snapshot import Ledger
+from runner.cache.node import Node
 from runner.cache.sequence import SequenceLayers
-from runner.cache.trie import Node
 from runner.cache.trie_session import TrieSession
 
 

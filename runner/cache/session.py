@@ -44,6 +44,9 @@ class LiveSession(Session):
         self.recorded = prompt
         self.cache_invalid = False
         """True if the cache's own part of a forward was interrupted: nothing in the cache can be trusted then."""
+        self.known: list[int] = []
+        """The first tokens of the answer, which need not be drawn, as far as they are not recorded yet. While there are
+        any, the layers may have seen more tokens than are recorded. `end_known` before anything is computed."""
         self.due = 0
         """The position from which on `_passed` is called after forwards of a single token, too."""
         self._end: Callable[[LiveSession, bool], None] | None = end
@@ -151,6 +154,10 @@ class LiveSession(Session):
     def continuation(self, most: int) -> list[int]:  # noqa: ARG002
         """Returns up to `most` tokens that followed all recorded ones in another conversation; pictures end them."""
         return []
+
+    def end_known(self) -> None:
+        """Forgets the rest of the known tokens: the layers have not seen the last recorded token any more."""
+        self.known = []
 
     def record(self, token: int) -> None:
         self.recorded.append(token)

@@ -10,71 +10,13 @@ The rules are those of Ollama's trie at HEAD (August 2026), except that counted 
 and that an edge never grows in place.
 """
 
-from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from runner.cache.layer_interface import Snapshot
+from runner.cache.node import Node, Tokens, keys
 from runner.cache.prefix import common_prefix
-
-Tokens: TypeAlias = "array[int]"
-
-
-def keys(tokens: Iterable[int]) -> Tokens:
-    """Returns token ids as the trie stores them: four bytes each."""
-    return array("i", tokens)
-
-
-class Node:
-    """An edge, its snapshots and its children.
-
-    `slots` is empty or has one entry per layer. A `checkpoint` is a node made to return to: it is kept even if nothing
-    branches off. `used` is the tick of the trie's clock at its last use. The first `stored` tokens of
-    the edge are on disk.
-    """
-
-    __slots__ = ("checkpoint", "children", "end", "locks", "parent", "slots", "stored", "tokens", "used")
-
-    def __init__(self, tokens: Tokens, parent: "Node | None") -> None:
-        self.tokens = tokens
-        self.parent = parent
-        self.end: int = len(tokens) + (parent.end if parent else 0)
-        self.children: dict[int, Node] = {}
-        self.slots: list[Snapshot | None] = []
-        self.checkpoint = False
-        self.used = self.locks = self.stored = 0
-
-    @property
-    def start(self) -> int:
-        """Tokens from the root to the beginning of the edge."""
-        return self.end - len(self.tokens)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that its snapshots own."""
-        return sum(snapshot.nbytes for snapshot in self.slots if snapshot is not None)
-
-    def path(self) -> "list[Node]":
-        """Returns the nodes from the root to this one, both included."""
-        nodes = [self]
-        while nodes[-1].parent is not None:
-            nodes.append(nodes[-1].parent)
-        return nodes[::-1]
-
-    def only_child(self) -> "Node | None":
-        """Returns the child if there is exactly one."""
-        return next(iter(self.children.values())) if len(self.children) == 1 else None
-
-    def clear(self) -> None:
-        """Closes all snapshots of the node."""
-        for snapshot in self.slots:
-            if snapshot is not None:
-                snapshot.close()
-        self.slots = []
-
-    def __repr__(self) -> str:
-        return f"<{self.start}..{self.end}{' *' if self.checkpoint else ''}>"
 
 
 class Found(NamedTuple):
@@ -169,6 +111,7 @@ class PrefixTrie:
         halves = [held.split(upper.end) if held is not None else (None, None) for held in node.slots]
         upper.slots, node.slots = [first for first, _ in halves], [second for _, second in halves]
         node.parent.children[upper.tokens[0]] = upper
+        upper.known, node.known = node.known[:at], node.known[at:]
         node.tokens = node.tokens[at:]
         node.parent = upper
         upper.children[node.tokens[0]] = node
@@ -191,6 +134,7 @@ class PrefixTrie:
         above, below = _padded(node.slots, slots), _padded(child.slots, slots)
         child.slots = [_joined(first, second) for first, second in zip(above, below, strict=True)]
         child.stored = node.stored + (child.stored if node.stored == len(node.tokens) else 0)
+        child.known = node.known.ljust(len(node.tokens), b"\0") + child.known if child.known else node.known
         child.tokens = node.tokens + child.tokens
         child.used = max(node.used, child.used)
         child.parent = node.parent
@@ -270,14 +214,6 @@ class PrefixTrie:
         parent.children[tokens[0]] = node
         self.changed.update((parent, node))
         return node
-
-
-def spelled(path: Sequence[Node]) -> Tokens:
-    """Returns the tokens along a path from a root."""
-    whole = keys(())
-    for node in path:
-        whole.extend(node.tokens)
-    return whole
 
 
 def _joined(first: Snapshot | None, second: Snapshot | None) -> Snapshot | None:

@@ -15,12 +15,13 @@ from runner.cache import resume
 from runner.cache.checkpoints import CheckpointPolicy, TurnCheckpoints
 from runner.cache.enforce import BudgetEnforcer
 from runner.cache.interface import Cache, CacheDescription, Match, Miss, Session, Spell
+from runner.cache.node import Node, keys
 from runner.cache.prefix import common_prefix
 from runner.cache.report import describe_trie, trie_nodes
 from runner.cache.sequence import SequenceLayers
 from runner.cache.sequences import LiveSequences
 from runner.cache.session import LiveSession
-from runner.cache.trie import Node, PrefixTrie, keys
+from runner.cache.trie import PrefixTrie
 from runner.cache.trie_session import CHECK_TOKENS, TrieSession
 from runner.logs import Log
 
@@ -41,9 +42,7 @@ class TrieCache(Cache):
         policy: CheckpointPolicy | None = None,
     ) -> None:
         """`make_layers` returns a fresh cache list. `budget_bytes` limits all that open sessions do not need; None is
-        no limit.
-
-        The parts are public for those who build caches and test them; the engine sees the interfaces only."""
+        no limit. The parts are public for those who build caches and test them; the engine sees the interfaces."""
         self.budget_bytes = self._most = budget_bytes
         self.policy = policy or TurnCheckpoints()
         self.reserved_bytes = 0
@@ -142,10 +141,10 @@ class TrieCache(Cache):
             log.exception("cache freed: unused entries could not be evicted")
             self.detach()
 
-    def _open(self, prompt: list[int], salt: str) -> TrieSession:
+    def _open(self, prompt: list[int], salt: str, known: Sequence[int] = ()) -> TrieSession:
         others = list(self.sequences.sessions)
         try:
-            session = self._resume(prompt, salt)
+            session = self._resume(prompt, salt, known)
             self.enforce_budget()
         except Exception:
             log.exception("cache freed: a conversation could not be resumed")
@@ -155,18 +154,22 @@ class TrieCache(Cache):
         self.detach()  # only now: the error held what is to be freed
         return self._resume(prompt, salt)
 
-    def _resume(self, prompt: list[int], salt: str) -> TrieSession:
+    def _resume(self, prompt: list[int], salt: str, known: Sequence[int] = ()) -> TrieSession:
         root = self.trie.root(salt)
-        path, matched = self.trie.match(root, keys(prompt))
+        sequence, end = self.sequences.acquire()
+        wanted = [*prompt, *known] if known and sequence.sliceable else prompt
+        path, matched = self.trie.match(root, keys(wanted))
         # One token is always evaluated again: the first logits come from it.
-        branch = min(matched, len(prompt) - 1)
+        branch = min(matched, len(wanted) - 1)
         if path[-1].start == branch < matched:
             path.pop()
         miss = Miss.NONE if matched else self._why_nothing(root)
-        sequence, end = self.sequences.acquire()
         node, refusal = self._restore(sequence, end, path, branch)
-        match = Match(matched, node.end, miss or refusal)
+        last = len(prompt) - 1
+        miss = miss or (refusal if node.end < last else Miss.NONE)
+        match = Match(min(matched, len(prompt)), min(node.end, last), miss)
         session = TrieSession(sequence, prompt, match, node, self.trie, self._after_forward, self._close)
+        session.known = [*known]
         self.trie.lock(node)
         if not sequence.sliceable:
             session.checkpoints = self.policy.plan(

@@ -6,9 +6,10 @@ from itertools import takewhile
 
 from runner.cache.checkpoints import Checkpoint
 from runner.cache.interface import Match
+from runner.cache.node import Node, keys
 from runner.cache.sequence import SequenceLayers
 from runner.cache.session import LiveSession
-from runner.cache.trie import Node, PrefixTrie, keys
+from runner.cache.trie import PrefixTrie
 
 CHECK_TOKENS = 64
 """The decode steps between two checks of the bytes held; layers grow by more tokens at a time."""
@@ -37,6 +38,10 @@ class TrieSession(LiveSession):
         self.detached = False
         """True if the trie was cleared under this session: it keeps its layers, and stores nothing."""
         self._report = passed
+        self.greedy = False
+        """True if each token of the answer is the most probable one behind those before it."""
+        self.go_back: Callable[[TrieSession, int], None] | None = None
+        """Takes layers that are ahead of the record back to so many tokens."""
 
     def add_checkpoint(self, at: int) -> None:
         """Adds a stop to the prefill, where another prompt diverges from this one."""
@@ -54,6 +59,18 @@ class TrieSession(LiveSession):
         if ahead and not found:
             self._left_at = self.node  # for good: what is recorded behind it stays
         return [*takewhile(lambda token: token >= 0, found)]
+
+    def end_known(self) -> None:
+        self.known = []
+        at = len(self.recorded) - 1
+        if self.position <= at:
+            return
+        self._failed = self.cache_invalid = True
+        if self.detached or self.go_back is None:
+            self.sequence.rewind(at)
+        else:
+            self.go_back(self, at)
+        self._failed = self.cache_invalid = False
 
     def _next_checkpoint(self) -> int | None:
         return next((each.at for each in self.checkpoints if each.at > self.position), None)

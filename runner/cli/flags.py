@@ -29,13 +29,7 @@ OLLAMA_COMMANDS = (Command("serve", "[OLLAMA ...]", "start an installed Ollama w
 """The commands below `mlx-runner ollama`."""
 
 
-MODEL, CACHE, USERS, COMPUTE, PROCESS = (
-    "what to serve",
-    "memory and cache",
-    "concurrency",
-    "computing",
-    "process",
-)
+MODEL, CACHE, USERS, COMPUTE, PROCESS = "what to serve", "memory and cache", "concurrency", "computing", "process"
 MOST_PARALLEL = 64
 
 FLAGS = (
@@ -182,6 +176,14 @@ FLAGS = (
         short=f"most drafts of one step [{GPU_TOKENS} on GPUs, {CPU_TOKENS} on CPUs]",
         help="the most drafts of one step, at most 63; a request may set less with the option `draft_num_predict`;"
         f" default: {GPU_TOKENS} on GPUs, {CPU_TOKENS} on CPUs",
+    ),
+    switch(
+        COMPUTE,
+        "draft-known",
+        "take a repeated greedy answer from the prefix cache",
+        "take the tokens of a greedy answer from the prefix cache, as far as it has the same answer to the same prompt,"
+        " and compute only what follows: at temperature 0, without penalties, log-probabilities and a format; needs"
+        " `--cache trie`",
     ),
     Flag(
         group=COMPUTE,

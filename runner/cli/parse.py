@@ -83,6 +83,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         max_gap_s=whole_number(values, "max-gap-ms", 1, 60_000) / 1000,
         draft=values["draft"],
         draft_tokens=whole_number(values, "draft-tokens", 1, MOST_TOKENS) if "draft-tokens" in values else None,
+        draft_known=_draft_known(values),
         prefill_chunk_tokens=whole_number(values, "prefill-chunk", 1, 1 << 20) if "prefill-chunk" in values else None,
         blas=values["blas"],
         blas_threads=blas_threads(values),
@@ -95,6 +96,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         ollama=_ollama_runner(argv, environ) if hosted else None,
         warnings=(*kv_warnings, *parallel_warnings),
     )
+
+
+def _draft_known(values: Mapping[str, str]) -> bool:
+    known = values["draft-known"] == "on"
+    if known and values["cache"] != "trie":
+        raise UsageError(f"--draft-known takes answers from the trie, which --cache {values['cache']} does not keep")
+    return known
 
 
 def parse_check(words: Sequence[str], environ: Mapping[str, str]) -> CheckSettings:

@@ -67,8 +67,7 @@ def server_parser() -> Parser:
         usage="mlx-runner --model NAME|DIR [--port N] [flags]\n       mlx-runner COMMAND ...",
         description="Serves one MLX model on 127.0.0.1, to an Ollama host or to any HTTP client.",
         epilog="Defaults are shown in brackets. Every flag is also an environment variable, such as"
-        " MLX_RUNNER_KV_BITS for --kv-bits. docs/flags.md explains each flag; docs/operating.md helps when something"
-        " goes wrong.",
+        " MLX_RUNNER_KV_BITS for --kv-bits. More: docs/flags.md, docs/operating.md.",
     )
     parser.add_commands(COMMANDS)
     parser.add_flags(FLAGS)

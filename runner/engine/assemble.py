@@ -109,7 +109,13 @@ def assemble(
     chunk_tokens = settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if opened.on_cpu else GPU_CHUNK_TOKENS)
 
     def new_cache() -> Cache:
-        return make_cache(settings.cache, make_layers, budget_bytes=cache_bytes, turn_tokens=tokenizer.special)
+        return make_cache(
+            settings.cache,
+            make_layers,
+            budget_bytes=cache_bytes,
+            turn_tokens=tokenizer.special,
+            known_choices=settings.draft_known,
+        )
 
     unbatchable = loaded.unbatchable
     trial = SettledTrial(unbatchable) if unbatchable else BatchTrial(make_layers, loaded.logits, model.vocab_size)

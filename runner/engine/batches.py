@@ -40,7 +40,9 @@ class Batches:
         """Starts a batch of one request, which has been prefilled. It is not drafted where memory is short."""
         if generation.drafter is not None and not memory.allows_drafts(cache):
             generation.drafter = None
-        self.all.append(Batch(generation, memory.measured(forward)))
+        batch = Batch(generation, memory.measured(forward))
+        batch.steps = int(generation.life.known > 0)  # it goes on as if it had drawn what was known
+        self.all.append(batch)
 
     def join(self, batch: Batch, cache: CacheBudget) -> tuple[Batch, Results]:
         """Joins a batch of one request with the one that suits it best, if any. Returns the batch that the request is

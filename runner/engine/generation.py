@@ -65,7 +65,7 @@ class Generation:
         """True if the request was restarted once because memory ran out."""
         self.grammar = AnswerGrammar(request.grammar, tokenizer.eos, draws_all=request.sampling.logprobs)
         self.tokenizer = tokenizer
-        self._text: Detokenizer[Logprob] = Detokenizer(tokenizer, request.stops)
+        self.text: Detokenizer[Logprob] = Detokenizer(tokenizer, request.stops)
         self._context_length = context_length
         self._sampling = request.sampling
         self._sampler: Sampler | None = None
@@ -81,8 +81,8 @@ class Generation:
 
     @property
     def left(self) -> int:
-        """The number of tokens to prefill before the first decode step."""
-        return max(0, len(self.session.recorded) - 1 - self.session.position)
+        """The number of tokens to prefill, or to take because they are known, before the first decode step."""
+        return max(len(self.session.known), len(self.session.recorded) - 1 - self.session.position)
 
     def prefill(self, most: int, forward: Forward) -> int:
         """Computes the next slice of the prompt, of at most `most` tokens. Returns the number of tokens."""
@@ -123,7 +123,7 @@ class Generation:
             return []
         try:
             grammar.start()
-            events = self._push(grammar.forced(self.room), completes=grammar.complete)
+            events = self.push(grammar.forced(self.room), completes=grammar.complete)
         except Exception as error:  # of this request alone
             return self.fail(error)
         self.life.forced = self.life.generated
@@ -243,11 +243,11 @@ class Generation:
             return self._finish(DoneReason.STOP)
         before = self.life.generated
         logprob = None if choice.logprob is None else entry(choice, choice.logprob, self.tokenizer)
-        events = self._push([choice.token, *choice.forced], logprob, completes=completes)
+        events = self.push([choice.token, *choice.forced], logprob, completes=completes)
         self.life.forced += self.life.generated - before - 1
         return events
 
-    def _push(self, tokens: Sequence[int], entry: Logprob | None = None, *, completes: bool) -> list[Event]:
+    def push(self, tokens: Sequence[int], entry: Logprob | None = None, *, completes: bool = False) -> list[Event]:
         """Appends these tokens to the answer, which they may complete; `entry` belongs to the first one. Returns the
         events for the client."""
         if tokens:
@@ -259,10 +259,10 @@ class Generation:
         for token in tokens:
             self.life.generated += 1
             self.room -= 1
-            if piece := self._text.push(token, entry):
+            if piece := self.text.push(token, entry):
                 pieces.append(piece)
             entry = None
-            cut = self._text.stopped or not self.room
+            cut = self.text.stopped or not self.room
             if cut:
                 break
         events = self._tell(joined(pieces)) if pieces else []
@@ -271,9 +271,9 @@ class Generation:
         return [*events, *self._finish(DoneReason.LENGTH)] if cut else events
 
     def _finish(self, reason: DoneReason) -> list[Event]:
-        rest = self._tell(self._text.finish())
+        rest = self._tell(self.text.finish())
         self._end()
-        if self._text.stopped:
+        if self.text.stopped:
             reason = DoneReason.STOP
         self.life.outcome = "done" if reason is DoneReason.STOP else "length"
         return [*rest, Finished(reason, self.metrics())]

@@ -36,6 +36,8 @@ class Lifecycle:
     """Tokens of the answer, the end-of-sequence token excluded."""
     forced: int = 0
     """The number of them that the grammar forced."""
+    known: int = 0
+    """The number of them that were known choices."""
     drafted: int = 0
     """Drafts that were tried."""
     accepted: int = 0
@@ -96,6 +98,7 @@ def report(request: "Request", session: "LiveSession", life: Lifecycle) -> None:
         evicted_bytes=session.evicted_bytes,
         generated=life.generated,
         forced=life.forced,
+        known=life.known,
         drafted=life.drafted,
         accepted=life.accepted,
         model_drafted=life.model_drafted,

@@ -2,7 +2,6 @@
 
 from time import perf_counter, perf_counter_ns
 
-from runner.cache.session import LiveSession
 from runner.engine.batch import Batch, tell
 from runner.engine.batch_matching import BatchMatcher
 from runner.engine.batches import Batches
@@ -10,6 +9,7 @@ from runner.engine.context import EngineContext
 from runner.engine.encodings import Encodings
 from runner.engine.events import Failed, Outbox, Refused, Started
 from runner.engine.generation import Generation
+from runner.engine.known import open_session, take_known
 from runner.engine.observe.journal import Journal
 from runner.engine.observe.trace import TRACE
 from runner.engine.policy import AdvanceTrial, Begin, Decode, Encode, Prefill, Slice, SlicePolicy, View
@@ -28,8 +28,7 @@ class Scheduler:
     """Advances requests slice by slice. Owner: the engine thread.
 
     A request waits in the queue, then for a prefix that another one computes, is prefilled, waits for its grammar, and
-    decodes in a batch: in one of these places at a time. A fault of one request ends that one, and leaves the others
-    as they are.
+    decodes in a batch: in one of these places at a time. A fault of one request leaves the others as they are.
     """
 
     def __init__(self, context: EngineContext, policy: SlicePolicy, parallel: int, outbox: Outbox) -> None:
@@ -72,9 +71,8 @@ class Scheduler:
 
     @property
     def _next_request(self) -> Request | None:
-        queue = self._queue
-        waiting = queue.arrived or queue.awaiting_prefix
-        return queue.next_request(self.cache, self.memory, len(self._generations)) if waiting else None
+        waiting = self._queue.arrived or self._queue.awaiting_prefix
+        return self._queue.next_request(self.cache, self.memory, len(self._generations)) if waiting else None
 
     @property
     def _generations(self) -> list[Generation]:
@@ -147,9 +145,7 @@ class Scheduler:
             if self.cache.follows(request.keys, self._context.salt):
                 return self._queue.await_prefix(request, started_ns)
         try:
-            session = self.cache.begin(request.keys, self._context.salt)
-            assert isinstance(session, LiveSession)
-            generation = self._context.generation(request, session, started_ns)
+            generation = self._context.generation(request, open_session(self.cache, request, self._context), started_ns)
         except Exception as error:  # this request ends, the engine goes on
             log.exception("a request failed", request=request.number)
             self._outbox.put(request.stream, Failed(error_line(error)))
@@ -175,17 +171,21 @@ class Scheduler:
             self._compiling.append(generation)
 
     def _prefill(self, generation: Generation, most: int) -> int:
-        """Computes the next slice of a prompt; returns the number of its tokens."""
+        """Computes the next slice of a prompt, or takes known tokens; returns the number of tokens computed."""
+        computed = 0
         try:
-            tokens = self.memory.slice_tokens(self.cache, most, generation.session.position)
-            computed = generation.prefill(tokens, self.memory.measured(self._context.forward))
-            self.memory.prefilled(computed, generation.session.position)
+            if generation.session.known:
+                self._deliver([(generation, take_known(generation))])
+            else:
+                tokens = self.memory.slice_tokens(self.cache, most, generation.session.position)
+                computed = generation.prefill(tokens, self.memory.measured(self._context.forward))
+                self.memory.prefilled(computed, generation.session.position)
         except Exception as error:  # this request restarts or ends, the engine goes on
             self.prefilling.remove(generation)
             self._deliver(self._recovery.retry_or_fail(generation, error))
             return 0
         self.journal.prefilled(generation)
-        if not generation.left or generation.lacks_picture:
+        if generation.done or not generation.left or generation.lacks_picture:
             self.prefilling.remove(generation)
             self._continue(generation)
         return computed

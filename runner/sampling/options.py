@@ -37,8 +37,6 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
         Off is temperature 0 (greedy), top_k 0, top_p 1, min_p 0, repeat_penalty 1, top_logprobs 0 and, for all
         penalties together, repeat_last_n 0. An unseeded request gets a random seed of 64 bits.
         """
-        penalised = self.repeat_penalty > 0 and self.repeat_penalty != 1
-        penalised = penalised or self.presence_penalty != 0 or self.frequency_penalty != 0
         last_n = context_length if self.repeat_last_n < 0 else min(self.repeat_last_n, context_length)
         return msgspec.structs.replace(
             self,
@@ -49,10 +47,20 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
             repeat_penalty=_clipped(self.repeat_penalty, 1 / _LARGEST_PENALTY) if self.repeat_penalty > 0 else 1.0,
             presence_penalty=_clipped(self.presence_penalty, -_LARGEST_PENALTY),
             frequency_penalty=_clipped(self.frequency_penalty, -_LARGEST_PENALTY),
-            repeat_last_n=last_n if penalised else 0,
+            repeat_last_n=last_n if self._penalised else 0,
             seed=self.seed if self.seed is not None and self.seed >= 0 else int.from_bytes(os.urandom(8), "little"),
             top_logprobs=min(max(self.top_logprobs, 0), vocab_size) if self.logprobs else 0,
         )
+
+    @property
+    def greedy(self) -> bool:
+        """True if each token is the most probable one, whatever tokens came before."""
+        return self.temperature < _SMALLEST_TEMPERATURE and not (self._penalised and self.repeat_last_n)
+
+    @property
+    def _penalised(self) -> bool:
+        repeated = self.repeat_penalty > 0 and self.repeat_penalty != 1
+        return repeated or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 def _clipped(penalty: float, smallest: float) -> float:

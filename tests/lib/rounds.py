@@ -14,8 +14,8 @@ from typing import TypeAlias
 import mlx.core as mx
 
 from runner.cache.interface import Cache, CacheDescription
+from runner.cache.node import spelled
 from runner.cache.session import LiveSession
-from runner.cache.trie import spelled
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import VOCAB, Tiny
 from tests.lib.driver import Answer

@@ -451,6 +451,7 @@ class TinyEngine:
         memory: MemoryBudget | None = None,
         eos: frozenset[int] = frozenset(),
         trial: Trial | None = None,
+        known: bool = False,
     ) -> None:
         self.kind = tiny(name)
         self.requests: list[ClientRequest] = []
@@ -463,14 +464,14 @@ class TinyEngine:
         self.drafter: Callable[[ClientRequest], Drafter] | None = None
         """Makes the drafter of each request."""
         self._eos = eos
-        known = SettledTrial("" if trial else batch_fault(name))  # found before a test breaks anything
+        settled = SettledTrial("" if trial else batch_fault(name))  # found before a test breaks anything
         context = EngineContext(
             self.forward,
             tokenizer(eos),
             CONTEXT,
-            lambda: make_cache(cache, self.kind.make_layers, budget_bytes=budget),
+            lambda: make_cache(cache, self.kind.make_layers, budget_bytes=budget, known_choices=known),
             memory or MemoryBudget(ZeroMeter(), room, 2048),
-            trial=trial or known,
+            trial=trial or settled,
         )
         self._outbox = Outbox(cast("AbstractEventLoop", _Loop()))
         self.scheduler = Scheduler(context, self.schedule, parallel, self._outbox)

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from unittest.mock import patch
 
 from runner.cache.checkpoints import CheckpointPolicy
+from runner.cache.node import Node, spelled
 from runner.cache.sequence import SequenceLayers
-from runner.cache.trie import Node, spelled
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession
 from tests.lib.fakes import FAMILIES, Content, FakeLayer, content_of, shown

@@ -96,6 +96,7 @@ def test_every_flag_has_its_variable() -> None:
         "prefill-chunk": "8",
         "draft": "small:latest",
         "draft-tokens": "3",
+        "draft-known": "off",
         "dtype": "float16",
         "trace": "/t.json",
         "no-media": "on",
@@ -127,6 +128,11 @@ def test_a_directory_that_others_may_write_to_keeps_no_conversations(tmp_path: P
     kept.write_text("")
     with pytest.raises(UsageError, match="not a directory"):
         parse(argv, {})
+
+
+def test_known_answers_need_the_trie() -> None:
+    assert parse(["--model", "m", "--draft-known"], {}).draft_known
+    assert not parse(["--model", "m", "--cache", "none"], {}).draft_known
 
 
 def test_every_flag_of_check_has_its_variable() -> None:
@@ -472,6 +478,7 @@ def test_the_help_tells_of_check_and_check_has_its_own(capsys: pytest.CaptureFix
         (["--model", "m", "--cache-memory", "8Q"], {}, "--cache-memory 8Q: give bytes (123456, 512MiB, 8G), a share"),
         (["--model", "m"], {"MLX_RUNNER_CACHE_MEMORY": "much"}, "--cache-memory much: give bytes"),
         (["--model", "m", "--memory", "all"], {}, "--memory all: give bytes (123456, 512MiB, 8G), a share (25%)"),
+        (["--model", "m", "--draft-known", "--cache", "single"], {}, "--draft-known takes answers from the trie"),
         (["completion"], {}, "mlx-runner completion bash|zsh|fish"),
         (["completion", "ksh"], {}, "mlx-runner completion bash|zsh|fish"),
         (["--model", "m", "--kv-bits", "6"], {}, "invalid choice: '6'"),

@@ -86,7 +86,7 @@ class Counters:
         self.ttft_s: float | None = None
         """The time to the first token of the last request that had one."""
         self._prompt = self._matched = self._cached = 0
-        self._generated = self._forced = 0  # by requests that have ended
+        self._generated = self._forced = self._known = 0  # by requests that have ended
         self._begins = self._prefills = self._prefill_tokens = self._encodes = self._steps = self._rows = 0
         self._prefill_s = self._encode_s = self._decode_s = 0.0
         self._former = CacheCounts()  # of caches that were replaced
@@ -143,6 +143,7 @@ class Counters:
         self.outcomes[life.outcome] += 1
         self._generated += life.generated
         self._forced += life.forced
+        self._known += life.known
         if life.tokens_per_s:
             self._decode_rate.add(life.tokens_per_s)
         return life
@@ -177,6 +178,11 @@ class Counters:
             generated=self._generated + sum(life.generated for life in lives),
             forced=self._forced + sum(life.forced for life in lives),
         )
+
+    @property
+    def known(self) -> int:
+        """The known choices that were taken, those of running requests included."""
+        return self._known + sum(generation.life.known for generation in self._stepped_s)
 
     def slices(self) -> SliceCounts:
         """Returns the counts of slices."""

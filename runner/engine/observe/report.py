@@ -7,6 +7,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
+from msgspec import structs
 
 from protocol.stats import CacheNode, DiskCounts, DraftCounts, MemoryCounts, PictureCounts, RunningRequest, Stats
 from runner.engine.memory.budget import MemoryBudget
@@ -80,7 +81,7 @@ class Report:
             memory=_memory_counts(self._memory),
             slices=counters.slices(),
             pictures=self._encoder.counts if self._encoder is not None else PictureCounts(),
-            drafts=self._drafting.counts if self._drafting is not None else DraftCounts(),
+            drafts=self._draft_counts(counters.known),
             disk=self._disk.counts() if self._disk is not None else DiskCounts(),
             running=[
                 *(_running(generation, now_ns) for generation in counters.running),
@@ -89,6 +90,14 @@ class Report:
             ttft_s=counters.ttft_s,
         )
         return EngineStats(stats, counters.distributions(), cache.mark)
+
+    def _draft_counts(self, known: int) -> DraftCounts:
+        counts = self._drafting.counts if self._drafting is not None else DraftCounts()
+        if not known:
+            return counts
+        return structs.replace(
+            counts, drafted={**counts.drafted, "known": known}, accepted={**counts.accepted, "known": known}
+        )
 
     def nodes(self) -> list[CacheNode]:
         """Returns the nodes of the cache."""

@@ -11,6 +11,7 @@ Invariants:
 
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from runner.engine.output.stop_strings import StopStrings
@@ -82,6 +83,18 @@ class Detokenizer(Generic[Entry]):
             self._unsettled.append(entry)
         text = self._utf8.feed(self._vocabulary.token_bytes(token_id))
         return self._deliver(self._advance(text)) if text else None
+
+    def before_stop(self, tokens: Sequence[int]) -> int:
+        """Returns how many of these tokens can be pushed before one completes a stop string. Changes nothing."""
+        if self._stops is None:
+            return len(tokens)
+        ahead = copy(self)
+        ahead._utf8, ahead._settled, ahead._unsettled = copy(self._utf8), deque(), []
+        for count, token in enumerate(tokens):
+            ahead.push(token)
+            if ahead.stopped:
+                return count
+        return len(tokens)
 
     def finish(self) -> Piece[Entry] | None:
         """Ends the text at EOS or at a limit. Returns the text that was held: it was no stop string after all.

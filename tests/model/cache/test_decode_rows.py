@@ -22,7 +22,7 @@ from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.batch import BatchedLayers
 from runner.cache.layers.snapshot import LayerSnapshot
-from runner.cache.trie import spelled
+from runner.cache.node import spelled
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession
 

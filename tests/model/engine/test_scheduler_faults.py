@@ -204,7 +204,7 @@ def test_a_fault_of_one_row_leaves_the_others_together() -> None:
     engine = TinyEngine("llama")
     first, second, third = (engine.ask(words(30, number), 20) for number in range(3))
     engine.until(lambda: len(second.tokens) > 5)
-    texts = {generation.request: generation._text for generation in engine.generations()}
+    texts = {generation.request: generation.text for generation in engine.generations()}
     with breaking(texts[second.request], "push", 0):
         engine.advance(2)
     assert second.failed

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
+from runner.cache.node import keys
 from runner.cache.session import LiveSession
-from runner.cache.trie import PrefixTrie, keys
+from runner.cache.trie import PrefixTrie
 from tests.lib.story import Conversation
 
 ANSWER = [20, 21, 22, 23]

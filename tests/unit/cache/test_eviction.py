@@ -12,7 +12,8 @@ import pytest
 
 from runner.cache.eviction import Eviction, EvictionOrder, LeastRecentLeaf, LeastWorth
 from runner.cache.layer_interface import Snapshot
-from runner.cache.trie import Node, PrefixTrie, keys
+from runner.cache.node import Node, keys
+from runner.cache.trie import PrefixTrie
 
 SLICE, STATE = 0, 1
 LEAF, WORTH = LeastRecentLeaf(), LeastWorth((STATE,))

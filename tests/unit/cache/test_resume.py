@@ -11,8 +11,8 @@ import pytest
 from runner.cache import resume
 from runner.cache.interface import Miss
 from runner.cache.layer_interface import Copy, LayerState, Snapshot
+from runner.cache.node import Node, keys
 from runner.cache.sequence import SequenceLayers
-from runner.cache.trie import Node, keys
 
 
 class Held(Snapshot):

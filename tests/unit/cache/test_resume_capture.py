@@ -6,8 +6,9 @@ import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache import resume
 from runner.cache.interface import Miss
 from runner.cache.layers.snapshot import complete
+from runner.cache.node import Node, keys
 from runner.cache.sequence import SequenceLayers
-from runner.cache.trie import Node, PrefixTrie, keys
+from runner.cache.trie import PrefixTrie
 
 from mlx_lm.models.cache import KVCache  # isort: skip
 

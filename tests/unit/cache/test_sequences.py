@@ -9,9 +9,10 @@ import pytest
 
 from runner.cache import resume
 from runner.cache.interface import Match
+from runner.cache.node import Node, keys
 from runner.cache.sequence import SequenceLayers
 from runner.cache.sequences import LiveSequences
-from runner.cache.trie import Node, PrefixTrie, keys
+from runner.cache.trie import PrefixTrie
 from runner.cache.trie_session import TrieSession
 from tests.lib.fakes import FAMILIES, FakeLayer
 

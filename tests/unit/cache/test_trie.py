@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from runner.cache.layer_interface import Snapshot
-from runner.cache.trie import Found, Node, PrefixTrie, Tokens, keys, spelled
+from runner.cache.node import Node, Tokens, keys, spelled
+from runner.cache.trie import Found, PrefixTrie
 
 
 class Pieces:

@@ -123,6 +123,22 @@ def test_held_back_is_only_what_may_become_a_stop_string(chunks: list[bytes], st
         assert not held or any(word.startswith(held) for word in stop) or len(delivered) == cut(decoded, stop)
 
 
+@given(chunk_lists(broken=True), stop_lists, st.integers(0, 12))
+@example([b"ab", b"\xc3", b"\xa9", b"c"], ["\u00e9"], 2)
+def test_the_tokens_before_a_stop_string_are_counted_ahead(chunks: list[bytes], stop: list[str], at: int) -> None:
+    """From any place, and without a trace."""
+    stream: Detokenizer[int] = Detokenizer(Words(chunks), StopStrings(stop))
+    pushed, found = [], None
+    for token_id in range(len(chunks)):
+        if token_id == at:
+            found = stream.before_stop(range(at, len(chunks)))
+        pushed.append(stream.push(token_id, token_id))
+        if stream.stopped:
+            break
+    assert found in (None, len(pushed) - stream.stopped - at)
+    assert Run(pushed, stream.finish(), stream.stopped) == run(chunks, stop)
+
+
 @given(chunk_lists(broken=True))
 def test_without_stop_strings_every_whole_character_comes_at_once(chunks: list[bytes]) -> None:
     decoder = Utf8Stream()

@@ -70,3 +70,12 @@ def test_normalised_options_stay_as_they_are() -> None:
     ):
         once = options.normalised(100, 50)
         assert once.normalised(100, 50) == once
+
+
+def test_greedy_answers_take_the_most_probable_token_whatever_came_before() -> None:
+    for plain in ({}, {"temperature": 1e-40}, {"top_k": 5, "min_p": 0.5}, {"repeat_last_n": 8, "repeat_penalty": 1.0}):
+        assert SamplingOptions(**plain).greedy  # type: ignore[arg-type]  # names and types are the struct's own
+    assert SamplingOptions(repeat_penalty=1.5).greedy, "without a window"
+    assert not SamplingOptions(temperature=1e-30).greedy
+    for penalty in ({"repeat_penalty": 1.1}, {"presence_penalty": -0.1}, {"frequency_penalty": 0.1}):
+        assert not SamplingOptions(repeat_last_n=-1, **penalty).greedy  # type: ignore[arg-type]

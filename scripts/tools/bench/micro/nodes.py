@@ -29,7 +29,7 @@ import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its pa
 from mlx_lm.models.cache import ArraysCache, KVCache
 
 from runner.cache.layers.snapshot import Owned, SliceSnapshot, StateSnapshot
-from runner.cache.trie import Node, keys, spelled
+from runner.cache.node import Node, keys, spelled
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.bench.common.figure import Bars, Chart
 from scripts.tools.bench.common.interleave import interleave
