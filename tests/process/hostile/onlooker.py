@@ -21,8 +21,8 @@ from tests.process.conftest import read_stats
 from tests.process.hostile.victim import PATIENCE_S, PLAIN_HEAD, Victim
 
 SEEING = "seeing:latest"
-STORY = Request("Tell me a story.", {"num_predict": 200})
-"""What somebody else asks for."""
+STORY = Request("Tell me a story.", {"num_predict": 1000})
+"""What somebody else asks for: long enough to last, though its tokens are drafted from the second time on."""
 
 
 def write_seeing(directory: Path, context: int) -> Path:
@@ -111,13 +111,21 @@ class Onlooker:
     @asynccontextmanager
     async def beside_a_story(self) -> AsyncIterator[None]:
         """A block during which somebody else's answer begins, and behind which it ends as if nothing had happened."""
+        begun = asyncio.Event()
+
+        async def tell() -> str:
+            text = ""
+            async with client.stream(STORY) as stream:
+                async for answer in stream:
+                    text += answer.content
+                    begun.set()
+            return text
+
         async with Client.of(self.victim.process) as client:
-            telling = asyncio.create_task(client.complete(STORY))
-            async with asyncio.timeout(PATIENCE_S):
-                while not (await read_stats(client)).running:
-                    await asyncio.sleep(0.001)
+            telling = asyncio.create_task(tell())
+            await asyncio.wait_for(begun.wait(), PATIENCE_S)
             yield
-            assert (await asyncio.wait_for(telling, PATIENCE_S)).text == self._story
+            assert await asyncio.wait_for(telling, PATIENCE_S) == self._story
 
     async def stats(self) -> Stats:
         """Returns the present statistics."""
