@@ -95,6 +95,8 @@ class Batch:
         self.steps += 1
         if self.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
+        if len(paused.choices) == 1 and (drafter := self.generations[0].drafter) is not None:
+            drafter.took(len(paused.choices[0].tokens), self._forward_rows, monotonic() - self._started_s)
         return paused.choices
 
     def _advance(self, guided: bool) -> PausedStep:
@@ -163,8 +165,6 @@ class Batch:
         pairs = zip(self.generations, choices, strict=True)
         lost, self._unreported = self._unreported, []
         results = lost + [(generation, generation.take(choice)) for generation, choice in pairs]
-        if len(choices) == 1 and (drafter := self.generations[0].drafter) is not None:
-            drafter.took(len(choices[0].tokens), self._forward_rows, monotonic() - self._started_s)
         if TRACE.on:
             TRACE.lap("text")
         return results

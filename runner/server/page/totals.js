@@ -21,8 +21,15 @@ export const about = (stats) =>
 export const requestsNote = ({ running, queued }) =>
   running || queued ? `${count(running)} running, ${count(queued)} waiting` : "idle";
 
-/** Of counts by source. */
-const sum = (bySource) => Object.values(bySource).reduce((total, tokens) => total + tokens, 0);
+/** Of counts by source: drafts from known text. */
+const fromText = ({ path = 0, own = 0, earlier = 0 }) => path + own + earlier;
+
+/** Rows about drafts: those from known text, those of a model, and what was known without a forward. */
+const drafts = ({ rounds, drafted, accepted, state, model }) => [
+  ...(rounds ? [["Drafts", `${count(fromText(accepted))} of ${count(fromText(drafted))} tokens right, ${state}`]] : []),
+  ...(model ? [["Draft model", `${count(accepted.model ?? 0)} of ${count(drafted.model ?? 0)} tokens right, ${model.state}`]] : []),
+  ...(accepted.known ? [["Known answers", `${count(accepted.known)} tokens`]] : []),
+];
 
 /** [name, value] rows; `reading` is the recent speed of reading prompts, or null. */
 export function totals(stats, reading) {
@@ -38,7 +45,7 @@ export function totals(stats, reading) {
     ["Computed", `${count(tokens.recomputed)} tokens`],
     ["Generated", `${count(tokens.generated)} tokens`],
     ...(tokens.forced ? [["Forced by a grammar", `${count(tokens.forced)} tokens (${percent(tokens.forced / Math.max(1, tokens.generated))})`]] : []),
-    ...(stats.drafts.rounds ? [["Drafts", `${count(sum(stats.drafts.accepted))} of ${count(sum(stats.drafts.drafted))} tokens right, ${stats.drafts.state}`]] : []),
+    ...drafts(stats.drafts),
     ...(stats.pictures.encoded ? [["Pictures", `${count(stats.pictures.encoded)} of ${count(stats.pictures.soft_tokens)} tokens, ${duration(stats.pictures.encode_s)}`]] : []),
     ["Cache, live", bytes(cache.live_bytes)],
     ["Cache, paged out", bytes(cache.paged_bytes)],

@@ -126,6 +126,17 @@ POINTS: dict[str, tuple[str, ...]] = {
     "part samples": ("runner.sampling.sample:Sample.take",),
     "absorb": ("runner.cache.session:LiveSession.absorb",),
     "absorb layers": ("runner.cache.sequence:SequenceLayers.absorb",),
+    # Reached only by drafted answers.
+    "propose drafts": ("runner.engine.drafting:AnswerDrafter.propose",),
+    "learn from drafts": ("runner.engine.drafting:AnswerDrafter.learn",),
+    "time a step": ("runner.engine.drafting:AnswerDrafter.took",),
+    "keep an answer": ("runner.engine.drafting:AnswerDrafter.close",),
+    "draw ahead": ("runner.sampling.sampler:Sampler.draw_ahead",),
+    "open round": ("runner.cache.session:LiveSession.draft_round",),
+    "mark layers": ("runner.cache.sequence:SequenceLayers.mark",),
+    "accept drafts": ("runner.cache.session:LiveSession.accept",),
+    "revert layers": ("runner.cache.sequence:SequenceLayers.revert",),
+    # Reached only after a fault.
     "return to prefill": ("runner.engine.generation:Generation.return_to_prefill",),
 }
 
@@ -157,6 +168,12 @@ CONCURRENT_ONLY = frozenset(
     | {"admit"}
 )
 """Points that only concurrent requests reach."""
+
+DRAFTED_ONLY = frozenset(
+    {"propose drafts", "learn from drafts", "time a step", "keep an answer"}
+    | {"draw ahead", "open round", "mark layers", "accept drafts", "revert layers"}
+)
+"""Points that only drafted answers reach."""
 
 HARMLESS = CONCURRENT_ONLY - {"absorb", "absorb layers"}
 """Points at which a fault ends no request."""

@@ -42,6 +42,7 @@ from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tiny import VOCAB, tiny
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.lib.driver import check_level, check_trie
+from tests.process.faults.drafts import draft_always
 from tests.process.faults.workloads import PlannedRequest, Wave, expected
 
 CHUNK = 24
@@ -73,7 +74,8 @@ def _tokenizer() -> Tokenizer:
 class DrivenEngine:
     """One engine. Owner: the test, which acts as its thread and its event loop."""
 
-    def __init__(self, kind: str, cache: str, budget_bytes: int | None = None) -> None:
+    def __init__(self, kind: str, cache: str, budget_bytes: int | None = None, *, drafted: bool = False) -> None:
+        """With `drafted`, most answers come in rounds of several tokens, some of them wrong."""
         self.kind = kind
         settings = Settings(
             model=kind,
@@ -88,10 +90,11 @@ class DrivenEngine:
             blas_threads=1,
             log_level=20,
             watch_parent=False,
-            draft="off",  # the sweeps count what a plain answer calls
+            draft="auto" if drafted else "off",
         )
+        checkpoint = SimpleNamespace(draft_bytes=0)
         known = {"total_bytes": 0, "context_length": CONTEXT, "vocab_size": VOCAB, "has_vision": False}
-        model = SimpleNamespace(name=kind, architecture=kind, **known)
+        model = SimpleNamespace(name=kind, architecture=kind, checkpoint=checkpoint, **known)
         tokenizer: Future[Tokenizer] = Future()
         tokenizer.set_result(_tokenizer())
         self.engine = Engine(settings, cast("OpenedModel", model), tokenizer)
@@ -101,6 +104,8 @@ class DrivenEngine:
             self.engine._load()
         self.running = self.engine.parts.scheduler
         self.running.matcher.lone_steps = 0  # so that short answers join batches, too
+        if drafted:
+            draft_always(self.running, kind)
         self.compared = 0
         self.most_together = 0
         """The number of rows of the largest forward."""

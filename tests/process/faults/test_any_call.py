@@ -19,7 +19,16 @@ import pytest
 
 from runner.cache.session import LiveSession
 from runner.engine.events import Failed
-from scripts.tools.conformance.fault_points import CONCURRENT_ONLY, FATAL, FAULTS, HARMLESS, POINTS, TRIE_ONLY, watching
+from scripts.tools.conformance.fault_points import (
+    CONCURRENT_ONLY,
+    DRAFTED_ONLY,
+    FATAL,
+    FAULTS,
+    HARMLESS,
+    POINTS,
+    TRIE_ONLY,
+    watching,
+)
 from scripts.tools.host.lib import OUT_OF_MEMORY
 from scripts.tools.models.tiny import KINDS
 from tests.lib.memory import held_bytes
@@ -40,8 +49,8 @@ STATES_ONLY = ("mamba2", "deepseek_v41")
 """Kinds whose layers are states of constant size: no conversation is too large, and few positions can be rewound to."""
 AFTER_A_FAULT = frozenset({"drop", "return to prefill"})
 """Points that are reached only after a fault."""
-ALONE = frozenset(ALL) - CONCURRENT_ONLY - AFTER_A_FAULT
-"""Points that one request at a time reaches."""
+ALONE = frozenset(ALL) - CONCURRENT_ONLY - DRAFTED_ONLY - AFTER_A_FAULT
+"""Points that one request at a time reaches without drafts."""
 NEVER: dict[Setup, frozenset[str]] = {
     SINGLE: TRIE_ONLY - {"page out layers"},
     NONE: TRIE_ONLY - {"page out layers"} | {"rewind layers", "evaluate layers"},
@@ -108,7 +117,9 @@ class Injector:
                 raise late
 
 
-def serve(kind: str, setup: Setup, injector: Injector, waves: Sequence[Wave] = ()) -> DrivenEngine:
+def serve(
+    kind: str, setup: Setup, injector: Injector, waves: Sequence[Wave] = (), *, drafted: bool = False
+) -> DrivenEngine:
     """Serves a workload with the injector's faults: these waves, or the sequence with two of its requests repeated.
 
     Checks that every fault ends at most one request and that all other answers are right.
@@ -120,7 +131,7 @@ def serve(kind: str, setup: Setup, injector: Injector, waves: Sequence[Wave] = (
     budget = round(unbounded_bytes(kind) * share) if share else None
     before = active_bytes()
     with close_checkpoints(), watching(injector, *injector.watched), last_layer(kind, injector.layer):
-        driven = DrivenEngine(kind, cache, budget)
+        driven = DrivenEngine(kind, cache, budget, drafted=drafted)
         for injector.request, wave in enumerate(waves):
             raised = injector.raised
             with injector.around():

@@ -25,8 +25,9 @@ from tests.process.faults.test_any_call_concurrent import CLOSE, WIDE, serve_con
 pytestmark = pytest.mark.usefixtures("quiet")
 _ROOT = Path(inspect.getfile(runner)).parent
 _WATCHED = (
-    *(f"{_ROOT / folder}/" for folder in ("cache", "sampling")),
+    *(f"{_ROOT / folder}/" for folder in ("cache", "drafts", "sampling")),
     *(str(_ROOT / "engine" / name) for name in ("generation.py", "batch.py", "output/detokenizer.py")),
+    *(str(_ROOT / "engine" / name) for name in ("round.py", "drafting.py")),
 )
 _ENGINE = str(_ROOT / "engine" / "scheduler.py")
 assert all(Path(path).exists() for path in (*_WATCHED, _ENGINE))

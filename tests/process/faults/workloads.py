@@ -10,6 +10,8 @@ from scripts.tools.models.tiny import VOCAB, tiny, words
 from tests.lib.driver import ask_uncached, largest
 
 SAY = 4
+SAY_DRAFTED = 10
+"""Tokens of a drafted answer: some rounds."""
 
 
 class PlannedRequest(NamedTuple):
@@ -48,7 +50,8 @@ def spelled(tokens: Sequence[int]) -> str:
     return bytes(token + 1 for token in tokens).decode()
 
 
-def _tokens(text: str) -> list[int]:
+def tokens_of(text: str) -> list[int]:
+    """Returns the tokens of a text of `spelled`."""
     return [byte - 1 for byte in text.encode()]
 
 
@@ -57,7 +60,7 @@ def sequence(kind: str) -> tuple[PlannedRequest, ...]:
     """Ten requests, one at a time: a conversation continues, branches and is edited; one client disconnects during
     prefill and asks again, another disconnects during decode; an answer is regenerated; a prompt exceeds the budget."""
     first = words(50)
-    said = _tokens(expected(kind, tuple(first)).text)
+    said = tokens_of(expected(kind, tuple(first)).text)
     second = [*first, *said, 1, *words(20, 2)]
     edited = list(second)
     edited[30] = (edited[30] + 5) % VOCAB
@@ -70,7 +73,7 @@ def sequence(kind: str) -> tuple[PlannedRequest, ...]:
         PlannedRequest(other, leave_after=2),
         PlannedRequest(other),
         PlannedRequest(second, logprobs=True),
-        PlannedRequest([*other, *_tokens(expected(kind, tuple(other)).text), 2, 9], leave_after=4),
+        PlannedRequest([*other, *tokens_of(expected(kind, tuple(other)).text), 2, 9], leave_after=4),
         PlannedRequest(words(150, 7)),
         PlannedRequest(first),
     )
@@ -81,7 +84,7 @@ def concurrent_waves(kind: str) -> tuple[Wave, ...]:
     """Waves of concurrent requests: two share a prefix, a third arrives during their decode, and there are more
     requests than places. One client disconnects during prefill, one during batched decode, one from the queue."""
     first, other, third = words(90), words(60, 5), words(33, 3)
-    said = _tokens(expected(kind, tuple(first)).text)
+    said = tokens_of(expected(kind, tuple(first)).text)
     second = [*first, *said, 1, *words(20, 2)]
     return (
         (

@@ -5,7 +5,15 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from protocol.stats import CacheCounts, MemoryCounts, RequestCounts, RunningRequest, TokenCounts
+from protocol.stats import (
+    CacheCounts,
+    DraftCounts,
+    DraftModelState,
+    MemoryCounts,
+    RequestCounts,
+    RunningRequest,
+    TokenCounts,
+)
 from tests.process.page.conftest import Look, View
 from tests.process.page.stand_in import MEGABYTE, STATS, StandIn, node
 
@@ -76,6 +84,13 @@ async def test_the_page_shows_the_numbers_of_the_runner(stand_in: StandIn, look:
             nodes=3, held_bytes=MEGABYTE, budget_bytes=4 * MEGABYTE, misses={"window_passed": 9, "new_one": 1}
         ),
         memory=MemoryCounts(used_bytes=21 * MEGABYTE, peak_bytes=35 * MEGABYTE, budget_bytes=40 * MEGABYTE),
+        drafts=DraftCounts(
+            rounds=9,
+            drafted={"own": 30, "path": 10, "model": 20, "known": 7},
+            accepted={"own": 25, "path": 10, "model": 11, "known": 7},
+            state="on",
+            model=DraftModelState(name="small:latest", bytes=0, state="resting", why="slower"),
+        ),
         running=[writing(50), RunningRequest(number=8, phase="queued", prompt=12_000, max_tokens=9, age_s=3.0)],
     )  # fmt: skip
     view = await look(stand_in.url)
@@ -96,6 +111,9 @@ async def test_the_page_shows_the_numbers_of_the_runner(stand_in: StandIn, look:
         "Answered\n5",
         "Cancelled\n2",
         "Generated\n1,234 tokens",
+        "Drafts\n35 of 40 tokens right, on",
+        "Draft model\n11 of 20 tokens right, resting",
+        "Known answers\n7 tokens",
         "outside a sliding window\n9",
         "Miss: new one\n1",
     ):
