@@ -1,21 +1,19 @@
 """Takes what the trie holds, and the disk does not, out of it: one segment at a time, from the root. Owner: the engine
 thread.
-
-Copying stops after every layer, so that a slice can come between. What was copied of entries stays right whatever
-happens to the layers meanwhile: they are those of the same tokens as long as the node holds the same snapshot.
 """
 
 from array import array
 from collections.abc import Callable
-from typing import NamedTuple
+from mmap import mmap
 
 from runner.cache.disk.index import Index
 from runner.cache.disk.name import ENTRIES, STATE, TAIL, Name
 from runner.cache.disk.plan import MOST_TOKENS
 from runner.cache.disk.point import DigestOf, Points, UnknownPictureError
-from runner.cache.disk.segment import MOST_BYTES, Facts, Record, Segment, Tensor
+from runner.cache.disk.segment import MOST_BYTES, Facts, Record, Tensor
 from runner.cache.layer_interface import Snapshot
-from runner.cache.layers.cargo import CargoError, copy_out, describe, is_tail, parts
+from runner.cache.layers.cargo import CargoError, describe, is_tail, parts
+from runner.cache.load import Load, Source
 from runner.cache.node import Node, Tokens, spelled
 from runner.cache.trie_cache import TrieCache
 from runner.logs import Log
@@ -24,53 +22,6 @@ log = Log(__name__)
 _LEAST_TOKENS = 256
 _ENTRY_BYTES = 32 << 20
 """The most bytes of a segment of entries."""
-
-
-class _Source(NamedTuple):
-    """A record to copy: a snapshot, as long as the node holds it."""
-
-    slot: int
-    snapshot: Snapshot
-    live: bool
-    start: int
-    record: Record
-
-
-class Load:
-    """A segment that is being copied."""
-
-    def __init__(
-        self, node: Node, facts: Facts, sources: list[_Source], tokens: Tokens, buffer: bytearray, *, on_device: bool
-    ) -> None:
-        """`buffer` is large enough."""
-        self.node, self.buffer = node, buffer
-        self._facts, self._sources, self._on_device = facts, sources, on_device
-        self._data = memoryview(buffer)[: sum(facts.sizes)]
-        self._at = 4 * facts.tokens
-        self._data[: self._at] = tokens.tobytes()
-        self._done = 0
-
-    @property
-    def segment(self) -> Segment | None:
-        """The segment, once all of it is copied."""
-        return Segment(self._facts, self._data) if self._done == len(self._sources) else None
-
-    def advance(self) -> bool:
-        """Copies the next layer. Returns False if it is no longer there: the load is to be dropped."""
-        slot, snapshot, live, start, record = self._sources[self._done]
-        slots = self.node.slots
-        if slot >= len(slots) or slots[slot] is not snapshot or snapshot.live != live:
-            return False
-        found, content = parts(snapshot, start, self._facts.name.stop)
-        if [(part.dtype, part.shape) for part in found] != [(each.dtype, each.shape) for each in record.tensors]:
-            return False
-        if content != record.content:
-            return False
-        for part, tensor in zip(found, record.tensors, strict=True):
-            copy_out(part, self._data[self._at : self._at + tensor.nbytes], on_device=self._on_device)
-            self._at += tensor.nbytes
-        self._done += 1
-        return True
 
 
 class Freight:
@@ -86,14 +37,14 @@ class Freight:
         touch: Callable[[Name], None] = lambda _: None,
         on_device: bool = False,
     ) -> None:
-        """`touch` learns of segments that are there already. `on_device` is as for `copy_out`."""
+        """`touch` learns of segments that are there already. `on_device` is as for `copy_tokens`."""
         self._index, self._namespace, self._root = index, namespace, root
         self._digest_of, self._touch, self._on_device = digest_of, touch, on_device
         self._held: set[tuple[Node, str]] = set()  # tails and states that are on disk, or cannot be
         self._done: dict[Node, int] = {}  # when the nodes of which nothing is left to write were last used
         self._seen: tuple[int, bool] | None = None
         self._waiting: list[tuple[str, Node]] = []
-        self._buffers: list[bytearray] = []  # used again: new pages cost several times the copy
+        self._buffers: list[mmap] = []  # used again: new pages cost several times the copy
         self._points: tuple[Node, int, Points] | None = None
         self.least = _LEAST_TOKENS
         """The fewest tokens of a conversation that is worth a file."""
@@ -237,7 +188,7 @@ class Freight:
             low = start if states[slot].sliceable else snapshot.start
             found, content = parts(snapshot, low, stop)
             tensors = tuple(Tensor(part.dtype, part.shape) for part in found)
-            sources.append(_Source(slot, snapshot, snapshot.live, low, Record(slot, low, tensors, content)))
+            sources.append(Source(slot, snapshot, snapshot.live, low, Record(slot, low, tensors, content)))
         tokens, pictures = self._tokens(points.tokens[start:stop]) if kind == ENTRIES else (array("i"), ())
         last = points.at(stop)
         name = Name(points.at(start) if kind == ENTRIES else last, last, start, stop, kind)
@@ -248,9 +199,10 @@ class Freight:
             return None
         return Load(node, facts, sources, tokens, self._buffer(sum(facts.sizes)), on_device=self._on_device)
 
-    def _buffer(self, nbytes: int) -> bytearray:
-        buffer = self._buffers.pop() if self._buffers else bytearray()
-        return buffer if len(buffer) >= nbytes else bytearray(nbytes)
+    def _buffer(self, nbytes: int) -> mmap:
+        """Returns a buffer, whose pages the system makes as they are written: all at once would be a pause."""
+        buffer = self._buffers.pop() if self._buffers else None
+        return buffer if buffer is not None and len(buffer) >= nbytes else mmap(-1, max(1, nbytes))
 
     def _points_of(self, salt: str, node: Node) -> Points:
         if self._points is None or self._points[:2] != (node, node.start):

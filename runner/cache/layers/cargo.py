@@ -23,6 +23,8 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _WORDS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _PLAIN = (type(None), bool, int, float, str)
+PIECE_BYTES = 1 << 19
+"""What is copied at once: it takes a millisecond where memory is slow."""
 
 
 class CargoError(TypeError):
@@ -87,24 +89,50 @@ def parts(snapshot: Snapshot, start: int, stop: int) -> tuple[list[Part], str]:
     return [Part(array, (start - snapshot.start, stop - snapshot.start)) for array in snapshot.content], ""
 
 
-def copy_out(part: Part, into: memoryview, *, on_device: bool) -> None:
-    """Copies the bytes of a part. With `on_device` its entries are copied there first: the host's look at an array
-    would move the whole buffer."""
-    array, span = part
-    low, high = span or (0, 0)
-    if not into.nbytes:
+def copy_tokens(part: Part, into: memoryview, first: int, count: int, *, on_device: bool) -> None:
+    """Copies a part into the bytes of an array of `count` tokens, from the token `first` on. With `on_device` its
+    entries are copied there first: the host's look at an array would move the whole buffer."""
+    array, (low, high) = part.array, part.span or (0, part.array.shape[-2])
+    if not into.nbytes or low == high:
         return
     if on_device or not _is_contiguous(array):
-        array, span = own(array if span is None else array[..., low:high, :]), None
+        array, low, high = own(array[..., low:high, :]), 0, high - low
     with _view(array) as view, view.cast("B") as source:
-        if span is None:
-            into[:] = source
-            return
         capacity, width = array.shape[-2], view.itemsize * array.shape[-1]
-        count = (high - low) * width
-        for run in range(into.nbytes // count):
-            at = (run * capacity + low) * width
-            into[run * count : (run + 1) * count] = source[at : at + count]
+        length = (high - low) * width
+        for run in range(into.nbytes // (count * width)):
+            at, to = (run * capacity + low) * width, (run * count + first) * width
+            into[to : to + length] = source[at : at + length]
+
+
+def copy_piece(array: mx.array, into: memoryview, at: int, *, on_device: bool) -> int:
+    """Copies the next bytes of an array, of which `into` has the first `at`: at most PIECE_BYTES. Returns how many it
+    has then. `on_device` is as for `copy_tokens`."""
+    if on_device or not _is_contiguous(array):
+        array, stop = _piece(array, at)
+        with _view(own(array)) as view, view.cast("B") as source:
+            into[at:stop] = source
+        return stop
+    stop = min(at + PIECE_BYTES, into.nbytes)
+    if at < stop:
+        with _view(array) as view, view.cast("B") as source:
+            into[at:stop] = source[at:stop]
+    return stop
+
+
+def _piece(array: mx.array, at: int) -> tuple[mx.array, int]:
+    """Returns the piece of an array that starts with the byte `at`, where an earlier one ended, and its end."""
+    stop, within = array.nbytes, array
+    start = 0
+    while within.ndim and within.nbytes > PIECE_BYTES:
+        size = within.nbytes // within.shape[0]  # of one index of the first axis
+        index = (at - start) // size
+        if size <= PIECE_BYTES:
+            count = min(PIECE_BYTES // size, within.shape[0] - index)
+            return within[index : index + count], start + (index + count) * size
+        within, start = within[index], start + index * size
+        stop = start + size
+    return within, stop
 
 
 def array_of(data: memoryview, dtype: str, shape: Sequence[int]) -> mx.array:

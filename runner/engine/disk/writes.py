@@ -1,15 +1,16 @@
-"""Copies what is to be written, a layer at a time. Owner: the engine thread."""
+"""Copies what is to be written, a piece at a time. Owner: the engine thread."""
 
 from collections.abc import Callable
 from time import perf_counter
 
 from runner.cache.disk.thread import DiskThread
-from runner.cache.freight import Freight, Load
+from runner.cache.freight import Freight
+from runner.cache.load import Load
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession
 
 _BUSY_S = 0.001
-"""The longest that copies hold up what runs, but for the last layer."""
+"""The longest that copies hold up what runs, but for the last piece."""
 _SHARE = 0.02
 """Of the time that others compute."""
 _AT_ONCE = 2
@@ -48,7 +49,7 @@ class Writes:
         return not idle and any(map(_extensible, cache.sequences.sharing))
 
     def advance(self, cache: TrieCache, *, idle: bool, interrupted: Callable[[], bool]) -> None:
-        """Copies for a moment; while the engine is `idle` until `interrupted`, at least one layer."""
+        """Copies for a moment; while the engine is `idle` until `interrupted`, at least one piece."""
         began_s = self._clock()
         if not idle:
             self._credit_s = min(_BUSY_S, self._credit_s + _SHARE * (began_s - self._ended_s))
@@ -64,7 +65,7 @@ class Writes:
             self._credit_s -= self._ended_s - began_s
 
     def _copy(self, cache: TrieCache, *, idle: bool) -> bool:
-        """Copies the next layer. Returns False if there is none now."""
+        """Copies the next piece. Returns False if there is none now."""
         if cache is not self._cache:
             self._cache, self._load, self.freight = cache, None, self._make_freight()
         freight = self.freight

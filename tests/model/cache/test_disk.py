@@ -3,6 +3,7 @@
 import sys
 from array import array
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -15,7 +16,8 @@ from runner.cache.disk.reader import Reader, Wanted
 from runner.cache.disk.segment import SegmentError
 from runner.cache.disk.shelf import Shelf
 from runner.cache.freight import Freight
-from runner.cache.layers.cargo import Part, array_of, copy_out
+from runner.cache.layers import cargo
+from runner.cache.layers.cargo import Part, array_of, copy_piece, copy_tokens
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
 from tests.lib.driver import Answer, ask, ask_uncached, check_equal, check_trie
@@ -258,26 +260,31 @@ def test_views_of_live_layers_do_not_outlive_the_copy() -> None:
     """A view that is left, and MLX would copy the whole buffer with the next write; a reference, likewise."""
     layers = mx.zeros((1, 2, 512, 8))
     mx.eval(layers)
-    into = memoryview(bytearray(2 * 100 * 8 * 4))
+    into = memoryview(bytearray(2 * 512 * 8 * 4))
     before = sys.getrefcount(layers)
-    copy_out(Part(layers, (100, 200)), into, on_device=False)
+    copy_tokens(Part(layers, (100, 200)), into, 0, 512, on_device=False)
+    copy_piece(layers, into, 0, on_device=False)
     assert sys.getrefcount(layers) == before
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32, mx.uint32, mx.uint8, mx.bool_, mx.int64])
-@pytest.mark.parametrize("shape", [(1, 2, 6, 4), (1, 1, 6, 3), (5,), (), (1, 2, 0, 4)])
-def test_arrays_are_copied_bit_for_bit(dtype: mx.Dtype, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(1, 2, 6, 4), (1, 1, 6, 3), (5,), (), (1, 2, 0, 4), (3, 2, 2, 2)])
+def test_arrays_are_copied_bit_for_bit(
+    dtype: mx.Dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     array_ = (mx.random.uniform(shape=shape) * 100).astype(dtype)
-    part = Part(array_)
-    data = memoryview(bytearray(array_.nbytes))
-    for on_device in (False, True):
-        copy_out(part, data, on_device=on_device)
-        back = array_of(data, part.dtype, part.shape)
+    turned = mx.transpose(mx.contiguous(mx.transpose(array_)))
+    for source, on_device, piece in product((array_, turned), (False, True), (dtype.size, 24, 1 << 19)):
+        monkeypatch.setattr(cargo, "PIECE_BYTES", piece)
+        data, at = memoryview(bytearray(array_.nbytes)), 0
+        while at < len(data):
+            before, at = at, copy_piece(source, data, at, on_device=on_device)
+            assert before < at <= before + piece
+        back = array_of(data, Part(source).dtype, array_.shape)
         assert (back.shape, back.dtype) == (array_.shape, array_.dtype)
         assert mx.array_equal(back, array_)
-    if len(shape) == 4 and shape[-2]:
-        for source in (array_, mx.transpose(mx.contiguous(mx.transpose(array_, (0, 2, 1, 3))), (0, 2, 1, 3))):
-            some = Part(source, (2, 5))
-            data = memoryview(bytearray(source.nbytes // 2))
-            copy_out(some, data, on_device=False)
-            assert mx.array_equal(array_of(data, some.dtype, some.shape), array_[..., 2:5, :])
+        if len(shape) == 4 and shape[-2] == 6:
+            data = memoryview(bytearray(array_.nbytes // 2))
+            for first, span in ((0, (2, 3)), (1, (3, 5))):
+                copy_tokens(Part(source, span), data, first, 3, on_device=on_device)
+            assert mx.array_equal(array_of(data, Part(source).dtype, (*shape[:2], 3, shape[3])), array_[..., 2:5, :])
