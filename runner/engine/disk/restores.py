@@ -18,6 +18,7 @@ log = Log(__name__)
 _PATIENCE_S, _LEAST_PATIENCE_S = 10.0, 0.1
 """The longest wait for the disk while the speed of computing is unknown, and the longest that is always allowed."""
 _WEIGHT = 0.25  # of the latest measurement in an average
+_LATE = 2.0  # times what has passed: what the disk is taken for that has brought nothing until then
 _AGAIN = 16  # requests: one in so many is tried although the disk was slower than computing
 
 
@@ -102,10 +103,13 @@ class Restores:
         """Adopts one segment, or lets a request begin. Returns False if there is nothing to do."""
         now_s = self._clock()
         for restore in self._waiting:
-            if restore.request.cancelled or now_s >= restore.until_s or (restore.ended and not restore.found):
-                self._end(restore)
+            late = now_s >= restore.until_s
+            if restore.request.cancelled or ((late or restore.ended) and not restore.found):
+                self._end(restore, late=late)
                 return True
-            if restore.found:
+            if restore.found:  # what was read in time counts, however long the engine has looked elsewhere
+                if late:
+                    self._stop_reading(restore)
                 self._adopt(cache, restore, restore.found.popleft())
                 return True
         return False
@@ -136,21 +140,24 @@ class Restores:
             fits = False
         if not fits:
             restore.found.clear()
-            self._end(restore)
+            self._end(restore, late=False)
             return
         restore.tokens = max(restore.tokens, found.segment.name.stop - restore.held)
         if restore.reading is not None:
             self._disk.adopted(restore.reading)
 
-    def _end(self, restore: _Restore) -> None:
-        self._waiting.remove(restore)
+    def _stop_reading(self, restore: _Restore) -> None:
         if restore.reading is not None and not restore.ended:
             restore.reading.dropped = True
             self._disk.adopted(restore.reading)
+
+    def _end(self, restore: _Restore, *, late: bool) -> None:
+        """Lets a request begin. If nothing came before it was `late`, the disk counts as slower than computing."""
+        self._waiting.remove(restore)
+        self._stop_reading(restore)
+        seconds = self._clock() - restore.began_s
         if restore.tokens:
-            seconds = self._clock() - restore.began_s
-            token_s = seconds / restore.tokens
-            self._token_s = token_s if self._token_s is None else self._token_s + (token_s - self._token_s) * _WEIGHT
+            self._measured(seconds / restore.tokens)
             self.count, self.tokens, self.seconds = self.count + 1, self.tokens + restore.tokens, self.seconds + seconds
             log.info(
                 "restored from disk",
@@ -158,8 +165,13 @@ class Restores:
                 tokens=restore.tokens,
                 milliseconds=round(seconds * 1e3, 1),
             )
+        elif late and not restore.request.cancelled:
+            self._measured(_LATE * seconds / (len(restore.request.keys) - restore.held))
         restore.request.restoring = False
         self._ready()
+
+    def _measured(self, token_s: float) -> None:
+        self._token_s = token_s if self._token_s is None else self._token_s + (token_s - self._token_s) * _WEIGHT
 
     def _disk_wins(self) -> bool:
         """Returns True unless restoring a token took longer lately than computing one."""

@@ -140,8 +140,28 @@ def test_nobody_waits_for_the_disk_longer_than_computing_takes(tmp_path: Path) -
     assert second.tier.patience_s == 0.0
     second.run()
     assert waiting.cached == 0
+    assert not second.ask(words(600)).request.restoring  # so slow a disk is not asked for a while
     second.slow = False
     second.run()  # what is read now is not wanted any more
+    asked = [second.ask(words(600, seed)).request.restoring for seed in range(1, 16)]
+    assert asked == [False] * 14 + [True]
+    second.run()
+    second.engine.check()
+
+
+def test_what_was_read_in_time_is_taken_although_the_engine_was_busy(tmp_path: Path) -> None:
+    """A slice of another request may take longer than a request waits for the disk."""
+    first = Process("llama", tmp_path)
+    first.ask(words(1000))
+    first.run()
+
+    second = Process("llama", tmp_path)
+    waiting = second.ask(words(1000))
+    while second.disk.step():
+        pass
+    second.clock.now += 11.0
+    second.run()
+    assert waiting.cached == 512  # two segments were read ahead, and no more is read now
     second.engine.check()
 
 

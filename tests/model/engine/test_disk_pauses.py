@@ -45,7 +45,7 @@ class Paused(Process):
         monkeypatch.setattr(load, "copy_piece", copy_piece)
         advance = self.tier.advance
 
-        def timed(*, idle: bool, interrupted: Callable[[], bool]) -> None:  # noqa: ARG001
+        def timed(*, idle: bool, interrupted: Callable[[], bool]) -> None:
             began_s = self.clock.now
             advance(idle=idle, interrupted=lambda: True)
             self.pauses_s.append(self.clock.now - began_s)

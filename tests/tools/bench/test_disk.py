@@ -31,5 +31,5 @@ def test_a_miniature_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert bench.main(["disk", "--size=1M", "--tokens=400", "--turns=1", f"--json={file}"]) in exits.MEASURED
     (turn,) = json.loads(file.read_text())["turns"]
     assert (turn["computed"]["cold"], turn["computed"]["memory"]) == (400, 33)
-    assert turn["computed"]["disk"] in (32, 33, 448)  # so small a model computes as fast as a busy machine reads
+    assert turn["computed"]["disk"] in (32, 33, 192, 448)  # so small a model computes as fast as a busy machine reads
     assert all(took > 0 for took in turn["ms"].values())
