@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from runner.drafts.acceptance import Acceptance, match_class
+from runner.drafts.acceptance import LOOKUP_PAUSE, MODEL_PAUSE, Acceptance, match_class
 from runner.drafts.cost import DraftCost, RoundCosts, cpu_costs, gpu_costs
 from runner.drafts.draft import MODEL_MATCH, SOURCES, Draft
 
@@ -24,7 +24,11 @@ class DraftPolicy:
         self.most = most
         self._costs = RoundCosts(first_costs)
         self._draft_cost = DraftCost()
-        self._acceptances = {(source, size): Acceptance(size, most) for source in SOURCES for size in range(5)}
+        self._acceptances = {
+            (source, size): Acceptance(size, most, MODEL_PAUSE if source == "model" else LOOKUP_PAUSE)
+            for source in SOURCES
+            for size in range(5)
+        }
 
     @classmethod
     def for_cpu(cls, most: int = CPU_TOKENS) -> "DraftPolicy":

@@ -16,6 +16,7 @@ MOST_TOKENS = 4 * WINDOW_TOKENS
 """With more than these the model begins again, so its layers stay small, however long the text."""
 _LEAD_TOKENS = 4  # of the text, before its end: many models look at their first tokens when there is nothing to see
 _FIRST_ROUND = 2  # tokens; a single one is written into the arrays that a mark holds
+_MANY_TOKENS = 16  # their logits, of which only the last ones are drawn from, would take longer than another forward
 
 
 Draw = Callable[[mx.array], mx.array]
@@ -73,11 +74,12 @@ class Reader:
         sequence = self._sequence
         if not self._left:
             return []
-        if not sequence.sliceable:
-            if len(self._left) < _FIRST_ROUND and not self._read_again():
-                return []
-            if len(self._left) > _FIRST_ROUND:
-                self.read(len(self._left) - _FIRST_ROUND)
+        marked = not sequence.sliceable
+        if marked and len(self._left) < _FIRST_ROUND and not self._read_again():
+            return []
+        if len(self._left) > (_FIRST_ROUND if marked else _MANY_TOKENS):
+            self.read(len(self._left))
+        if marked:
             self._mark = sequence.mark(_FIRST_ROUND + most - 1)
         drafts = [draw(_of_size(self._compute(mx.array([self._left])), size))]
         self._held += self._left

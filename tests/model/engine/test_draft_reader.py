@@ -77,6 +77,17 @@ def test_of_a_long_text_the_end_is_read_and_its_first_tokens(kind: str) -> None:
     assert sum(forward.lengths) < WINDOW_TOKENS + 20
 
 
+def test_logits_are_computed_for_the_end_of_what_is_left_alone() -> None:
+    """Those of a whole part would take longer than the model itself where it has a large vocabulary."""
+    for kind in ("llama", "qwen3_next"):
+        forward = Counted(kind)
+        made, text = reader(kind, forward), words(50)
+        made.turn_to(text)
+        forward.lengths.clear()
+        assert made.draft(3, VOCAB, greedy) == drafts(reader(kind), text, 3)
+        assert forward.lengths == [48, 2, 1, 1]
+
+
 def test_a_text_that_grows_is_read_once_and_begun_again_when_it_is_long() -> None:
     forward = Counted("llama")
     made, text, most = reader("llama", forward), words(40), 0

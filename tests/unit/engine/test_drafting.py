@@ -193,11 +193,11 @@ def test_a_model_whose_drafts_are_never_right_comes_to_rest() -> None:
         drafter.learn(len(drafts), 0)
         drafter.took(1, 1 + len(drafts), 0.01 * (1 + len(drafts) / 4))
     before = len(model.asked)
-    for _ in range(300):
+    for _ in range(2048):
         drafts = drafter.propose(session, MOST, SAMPLER)
         drafter.learn(len(drafts), 0)
         drafter.took(1, 1 + len(drafts), 0.01 * (1 + len(drafts) / 4))
-    assert len(model.asked) - before <= 8
+    assert 0 < len(model.asked) - before <= 9, "each of them reads the end of the text"
 
 
 def test_a_model_rests_by_the_clock_and_what_is_known_is_drafted_all_the_same() -> None:
