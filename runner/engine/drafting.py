@@ -31,8 +31,9 @@ class Drafting:
     """What all drafted answers of an engine share. Owner: the engine thread."""
 
     def __init__(self, policy: DraftPolicy, trial: Trial, salt: str = "", model: DraftModel | None = None) -> None:
-        """Nothing is drafted before the end of the `trial`, which the caller advances while `waits`. Answers under
-        different salts know nothing of each other. The `model` drafts where no known text does."""
+        """Nothing is drafted before the end of the `trial`, which the caller advances while `waits`, or before any
+        answer does. Answers under different salts know nothing of each other. The `model` drafts where no known text
+        does."""
         self.policy = policy
         self.guard = Guard()
         self.ring = Ring(_EARLIER_TOKENS)
@@ -50,8 +51,13 @@ class Drafting:
         """True if the model may not draft."""
         return bool(self._trial.fault)
 
+    @property
+    def untried(self) -> bool:
+        """True until the trial is over."""
+        return self._trial.fault is None
+
     def allows(self) -> bool:
-        """Returns True if answers may be drafted. The trial begins if it has not."""
+        """Returns True if answers may be drafted. If the trial is not over, this one waits for it."""
         self.waits = self._trial.fault is None
         return self._trial.fault == ""
 
@@ -62,7 +68,7 @@ class Drafting:
     def advance(self) -> None:
         """Runs one slice of the trial."""
         self._trial.advance()
-        self.waits = self._trial.fault is None
+        self.waits &= self.untried
         if self._trial.fault:
             log.info("answers are not drafted", why=self._trial.fault)
 

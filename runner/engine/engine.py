@@ -174,8 +174,8 @@ class Engine:
             self._handle(self._mailbox.get())
 
     def _wait(self) -> Message:
-        """Returns the next message. The time until it comes goes into the trial of batches, for which the first answers
-        that run at once would otherwise have to wait."""
+        """Returns the next message. The time until it comes goes into the trials of batches and of drafts, for which
+        the first answers that run at once, or repeat what is known, would otherwise have to wait."""
         scheduler, quiet_s = self.parts.scheduler, _QUIET_S
         if scheduler.awaits_mask:
             with suppress(queue.Empty):
@@ -185,11 +185,12 @@ class Engine:
             with suppress(queue.Empty):
                 return self._mailbox.get(timeout=self.parts.disk.patience_s)
             return None
-        while scheduler.matcher.untried:
+        trials = (scheduler.matcher, scheduler.drafting)
+        while trial := next((each for each in trials if each.untried), None):
             try:
                 return self._mailbox.get(timeout=quiet_s)
             except queue.Empty:
-                scheduler.matcher.advance()
+                trial.advance()
                 quiet_s = 0.0
         return self._mailbox.get()
 

@@ -42,7 +42,7 @@ class Scheduler:
         self.prefilling: list[Generation] = []  # their prompts are being computed
         self._compiling: list[Generation] = []  # prefilled, while their grammars are still being compiled
         self.matcher = BatchMatcher(context.trial if self.parallel > 1 else SettledTrial())
-        self._drafting = context.drafting or SettledTrial()
+        self.drafting = context.drafting or SettledTrial()
         self._recovery = Recovery(self.memory, context.salt)
         self._encodings, self.batches = Encodings(self.memory, self._recovery), Batches(self.matcher, self._recovery)
         self._cache_invalid = False  # replace it before the next request begins
@@ -92,7 +92,7 @@ class Scheduler:
             prefilling=[generation.left for generation in self.prefilling],
             encoding=len(self._encodings.ready) if self._encodings.generations else 0,
             decoding=[batch.id for batch in ready],
-            trial=(self.matcher if len(ready) > 1 else self._drafting).waits,
+            trial=(self.matcher if len(ready) > 1 else self.drafting).waits,
         )
         chosen = self._policy.next(view)
         if TRACE.on:
@@ -129,7 +129,7 @@ class Scheduler:
             case Encode():
                 self._encode()
             case AdvanceTrial():
-                (self.matcher if len(ready) > 1 else self._drafting).advance()
+                (self.matcher if len(ready) > 1 else self.drafting).advance()
         return chosen
 
     # --- begin and prefill

@@ -23,6 +23,7 @@ class SettledTrial:
 
     fault: str = ""
     waits: ClassVar[bool] = False
+    untried: ClassVar[bool] = False
 
     def advance(self) -> None:
         """Does nothing."""

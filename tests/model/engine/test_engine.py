@@ -11,7 +11,9 @@ import mlx.core as mx
 import pytest
 
 from protocol import DoneReason
+from runner.cache.draft_trial import DraftTrial
 from runner.cache.layers.batch_trial import BatchTrial
+from runner.cache.layers.trial import Trial
 from runner.engine.engine import Engine
 from runner.engine.events import Event, EventStream, Failed, Finished, Started, Text
 from runner.engine.generation import Generation
@@ -48,7 +50,8 @@ async def engine(tmp_path: Path) -> Engine:
     return await loaded(tmp_path)
 
 
-async def loaded(tmp_path: Path, parallel: int = 1) -> Engine:
+async def loaded(tmp_path: Path, parallel: int = 1, draft: str = "off") -> Engine:
+    """Returns an engine as above; without drafts, where tests count steps."""
     directory = write_scripted(tmp_path / "model", BYTES, SUCCESSOR, [END])
     settings = Settings(
         model=str(directory),
@@ -61,7 +64,7 @@ async def loaded(tmp_path: Path, parallel: int = 1) -> Engine:
         log_level=20,
         watch_parent=False,
         parallel=parallel,
-        draft="off",  # tests count steps
+        draft=draft,
     )
     model = open_model(settings.model, settings.models_dir)
     tokenizer: Future[Tokenizer] = Future()
@@ -256,36 +259,43 @@ async def test_memory_is_published_after_loading_and_holds_at_least_the_weights(
     assert engine.memory_bytes >= engine._model.total_bytes
 
 
-async def test_an_idle_engine_tries_batches_and_leaves_off_for_a_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("trial", "parallel", "draft", "slices"), [(BatchTrial, 2, "off", 20), (DraftTrial, 1, "auto", 29)]
+)
+async def test_an_idle_engine_runs_its_trials_and_leaves_off_for_a_request(
+    trial: type[Trial], parallel: int, draft: str, slices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request that arrives in a slice of the trial is answered before the next slice."""
+    """A request that arrives in a slice of a trial is answered before the next slice."""
     begun, may_go_on = asyncio.Event(), threading.Event()
     ended: list[int] = []
     """Before each slice: how many requests have been answered."""
     loop = asyncio.get_running_loop()
-    advance = BatchTrial.advance
+    advance = trial.advance
 
-    def held(trial: BatchTrial) -> None:
+    def held(trial: Trial) -> None:
         ended.append(idle.parts.scheduler.journal.counters.outcomes["done"] if len(ended) > 1 else 0)
         if len(ended) == 2:
             loop.call_soon_threadsafe(begun.set)
             assert may_go_on.wait(30)
         advance(trial)
 
-    monkeypatch.setattr(BatchTrial, "advance", held)
+    monkeypatch.setattr(trial, "advance", held)
     monkeypatch.setattr("runner.engine.engine._QUIET_S", 0.0)
-    idle = await loaded(tmp_path, parallel=2)
+    idle = await loaded(tmp_path, parallel, draft)
     await asyncio.wait_for(begun.wait(), 30)
     asked = request()
     idle.submit(asked)
     may_go_on.set()
     assert text(await events(asked)) == "bcdefghijklmnopqrstuvwxy"
     async with asyncio.timeout(30):
-        while idle.parts.scheduler.matcher.untried:
+        while idle.parts.scheduler.matcher.untried or idle.parts.scheduler.drafting.untried:
             await asyncio.sleep(0.01)
-    assert ended == [0, 0, *[1] * 18]
+    assert ended == [0, 0, *[1] * (slices - 2)]
 
 
 async def test_an_engine_that_runs_one_request_at_a_time_tries_no_batches(engine: Engine) -> None:
     assert not engine.parts.scheduler.matcher.untried
+
+
+async def test_an_engine_that_drafts_nothing_tries_no_drafts(engine: Engine) -> None:
+    assert not engine.parts.scheduler.drafting.untried

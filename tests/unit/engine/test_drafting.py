@@ -105,6 +105,16 @@ def test_nothing_is_drafted_before_the_trial_is_over_and_it_begins_with_the_firs
     assert drafter.propose(session, MOST, SAMPLER)
 
 
+def test_after_a_trial_while_nothing_ran_no_answer_waits_for_one() -> None:
+    drafting = Drafting(DraftPolicy.for_cpu(), LateTrial())
+    while drafting.untried:
+        drafting.advance()
+        assert not drafting.waits, "an answer in which nothing repeats would wait for the rest of the trial"
+    drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
+    assert drafter.propose(session, MOST, SAMPLER)
+    assert not drafting.waits
+
+
 def test_a_model_that_fails_the_trial_is_never_drafted(caplog: pytest.LogCaptureFixture) -> None:
     drafting = Drafting(DraftPolicy.for_cpu(), LateTrial("its masks look ahead"))
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
