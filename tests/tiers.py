@@ -38,6 +38,11 @@ FULL: Mapping[str, tuple[str, ...]] = {
         "gemma3",
         "qwen3_next",
     ),
+    "tests/model/cache/test_disk_architectures.py::test_an_architecture_goes_on_in_another_process": MODELS,
+    "tests/model/cache/test_disk_architectures.py::test_quantized_keys_and_values_go_on_in_another_process": (
+        "llama-8",
+        "qwen3_next-4",
+    ),
     "tests/model/engine/test_disk.py::test_a_conversation_goes_on_after_the_process_has_gone": ("llama", "qwen3_next"),
     "tests/model/engine/test_disk.py::test_an_error_at_any_call_costs_no_answer": ("*ENOSPC*", "*Errno 28*"),
     "tests/model/cache/test_draft_trial.py::test_which_architectures_may_draft": (*MODELS, "phi3small", "plamo3"),
