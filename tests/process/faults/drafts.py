@@ -37,7 +37,7 @@ class SweptDrafter(AnswerDrafter):
 def draft_always(scheduler: Scheduler, kind: str) -> None:
     """Lets an engine draft at every step, from the first one on, however little memory there is."""
     scheduler.memory.allows_drafts = lambda cache: True  # type: ignore[method-assign]
-    drafting = scheduler._drafting
+    drafting = scheduler.drafting
     assert isinstance(drafting, Drafting)
     drafting._trial = SettledTrial()
     drafting.guard.allows = lambda: True  # type: ignore[method-assign]  # however slow
