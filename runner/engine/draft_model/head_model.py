@@ -6,7 +6,8 @@ import mlx.core as mx
 
 from runner.cache.session import LiveSession
 from runner.engine.draft_model.interface import Forward
-from runner.model.heads.drafter import MOST_ROWS, MOST_SLOTS, HeadDrafter
+from runner.model.heads.drafter import MOST_SLOTS, HeadDrafter
+from runner.model.heads.follower import MOST_ROWS
 from runner.model.heads.head import Head
 from runner.sampling.sampler import Sampler
 

@@ -7,7 +7,8 @@ import mlx.core as mx
 
 from runner.cache.interface import Cache
 from runner.cache.session import LiveSession
-from runner.model.heads.drafter import Draw, HeadDrafter
+from runner.model.heads.drafter import HeadDrafter
+from runner.model.heads.follower import Draw
 from runner.model.weights.load import LoadedModel
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler

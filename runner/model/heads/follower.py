@@ -1,0 +1,136 @@
+"""Follows what a target computes for one text after the other, for those that draft from it."""
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import mlx.core as mx
+
+MOST_ROWS = 256
+"""Hidden states that wait to be read. Those of a longer part of a prompt are its last ones."""
+
+Draw = Callable[[mx.array], mx.array]
+"""Maps logits [1, V] to a token, uint32 [1], lazily. It is part of the draw's own history from then on."""
+_Forward = Callable[[mx.array, list[object]], mx.array]
+
+
+class AnyTap(Protocol):
+    """Keeps hidden states of the target's last forward while it is on."""
+
+    @property
+    def on(self) -> bool: ...
+
+    def take(self) -> mx.array | None:
+        """Returns those of the last tokens, or of all of them, [B, L, D] (lazy), and forgets them."""
+        ...
+
+
+class _Seen(NamedTuple):
+    """Hidden states of consecutive tokens of a text."""
+
+    start: int
+    hidden: mx.array  # [1, L, D]
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.hidden.shape[1]
+
+    def part(self, start: int, stop: int) -> mx.array:
+        return self.hidden[:, max(0, start - self.start) : stop - self.start]
+
+
+class Follower(ABC):
+    """Keeps the hidden states of the last tokens of one text until they are read.
+
+    The text need not be followed from its beginning, and may go back: what the target sees later replaces what it saw.
+    Owner: the engine thread.
+    """
+
+    def __init__(self, tap: AnyTap, most_rows: int) -> None:
+        self._tap = tap
+        self._most_rows = most_rows
+        self._text: weakref.ref[object] | None = None  # a layer of the target, which stands for the text
+        self._seen: list[_Seen] = []  # without a gap
+
+    @abstractmethod
+    def go_back(self, to: int) -> None:
+        """The tokens of the text from `to` on are others now."""
+
+    @abstractmethod
+    def free(self) -> None:
+        """Frees all but the weights, and forgets the text."""
+        self._text = None
+        self._seen = []
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The bytes of hidden states that wait."""
+        return sum(seen.hidden.nbytes for seen in self._seen)
+
+    def watch(self, forward: _Forward) -> _Forward:
+        """Returns `forward`, the target's, which tells this follower what it sees while the tap is on."""
+
+        def watched(tokens: mx.array, layers: list[object]) -> mx.array:
+            if not self._tap.on:
+                return forward(tokens, layers)
+            layer = counting(layers)
+            start = vars(layer)["offset"] if layer is not None else None
+            logits = forward(tokens, layers)
+            hidden = self._tap.take()
+            if hidden is not None and start is not None and hidden.shape[0] == tokens.shape[0] == 1:
+                self.saw(layers, start + tokens.shape[1] - hidden.shape[1], hidden)
+            return logits
+
+        return watched
+
+    def saw(self, layers: Sequence[object], start: int, hidden: mx.array) -> None:
+        """Takes the hidden states [1, L, D] (lazy) of the tokens from `start` on, which the target has just seen; its
+        `layers` tell one answer from another. What it saw from there on before was not right."""
+        layer = counting(layers)
+        if layer is None:
+            return
+        if not self.follows(layers):
+            self.free()
+            self._text = weakref.ref(layer)
+        self.go_back(start)
+        kept = [seen if seen.stop <= start else _Seen(seen.start, seen.part(0, start)) for seen in self._seen]
+        self._seen = [seen for seen in kept if seen.start < start]
+        if self._seen and self._seen[-1].stop != start:
+            self._seen = []
+        rows = hidden.shape[1]
+        if rows > self._most_rows:
+            start, hidden = start + rows - self._most_rows, hidden[:, -self._most_rows :]
+        if rows > 1:
+            # A part of a prompt may need no logits. Not computed, it would keep keys and values of the target alive,
+            # and MLX would copy them in the next forward.
+            mx.async_eval(hidden)
+        self._seen.append(_Seen(start, hidden))
+        while self._seen[-1].stop - self._seen[0].stop >= self._most_rows:
+            del self._seen[0]
+
+    def follows(self, layers: Sequence[object]) -> bool:
+        """Returns True if the layers are those of the text that is followed."""
+        layer = counting(layers)
+        return layer is not None and self._text is not None and self._text() is layer
+
+    def first_waiting(self, stop: int) -> int | None:
+        """Returns the place of the first token whose hidden states wait; None unless all from there to `stop` do."""
+        if not self._seen or self._seen[-1].stop < stop or self._seen[0].start >= stop:
+            return None
+        return self._seen[0].start
+
+    def waiting(self, start: int, stop: int) -> mx.array:
+        """Returns the hidden states [1, L, D] of these tokens, which wait. Those before `stop` do not any more."""
+        parts = [seen.part(start, stop) for seen in self._seen if seen.stop > start and seen.start < stop]
+        self._seen = [
+            seen if seen.start >= stop else _Seen(stop, seen.part(stop, seen.stop))
+            for seen in self._seen
+            if seen.stop > stop
+        ]
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
+
+
+def counting(layers: Sequence[object]) -> object | None:
+    """Returns the first layer of a target that counts its tokens; None if there is none."""
+    return next((layer for layer in layers if isinstance(getattr(layer, "offset", None), int)), None)
