@@ -32,6 +32,7 @@ from protocol.format import Lark
 from runner.cache import make_cache
 from runner.cache.trie_cache import TrieCache
 from runner.engine.context import EngineContext
+from runner.engine.draft_model.interface import Forward
 from runner.engine.drafter import Drafter
 from runner.engine.events import Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.generation import Generation
@@ -452,7 +453,9 @@ class TinyEngine:
         eos: frozenset[int] = frozenset(),
         trial: Trial | None = None,
         known: bool = False,
+        watch: Callable[[Forward], Forward] = lambda forward: forward,
     ) -> None:
+        """`watch` puts something between the engine and the forward of the model."""
         self.kind = tiny(name)
         self.requests: list[ClientRequest] = []
         self.clock = Clock()
@@ -466,7 +469,7 @@ class TinyEngine:
         self._eos = eos
         settled = SettledTrial("" if trial else batch_fault(name))  # found before a test breaks anything
         context = EngineContext(
-            self.forward,
+            watch(self.forward),
             tokenizer(eos),
             CONTEXT,
             lambda: make_cache(cache, self.kind.make_layers, budget_bytes=budget, known_choices=known),

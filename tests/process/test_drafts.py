@@ -8,6 +8,7 @@ import pytest
 from protocol.stats import Stats
 from scripts.tools.host.lib import Client, Process, Request, capture
 from scripts.tools.models.checkpoints import write_checkpoint
+from scripts.tools.models.dflash import DRAFT, write_dflash
 from scripts.tools.models.store import Store, add_draft, write_store
 from tests.process.conftest import SpawnModel
 from tests.process.test_stats import metrics, stats
@@ -65,14 +66,29 @@ async def test_a_draft_beside_the_model_drafts_with_auto_and_not_without(store: 
         assert bool(told.drafts.drafted.get("model")) is bool(name)
 
 
+@pytest.mark.parametrize("cache", ["trie", "single"])
+async def test_blocks_of_a_dflash_draft_change_no_answer(
+    cache: str, store: Store, start: SpawnModel, tmp_path: Path
+) -> None:
+    add_draft(store, write_dflash(tmp_path / "blocks", DRAFT))
+    wanted, _ = await answers(start("tiny", ["--draft", "off", "--cache", cache], models_dir=store.models_dir))
+    process = start("tiny", ["--draft", "auto", "--cache", cache], models_dir=store.models_dir)
+    found, told = await answers(process)
+    assert found == wanted
+    assert told.drafts.model is not None
+    assert told.drafts.model.name == "the draft of tiny"
+    assert told.drafts.drafted["model"] > 0
+    assert process.output.text.count('msg="draft model loaded"') == 1
+
+
 async def test_a_draft_beside_the_model_that_cannot_be_used_is_one_line(store: Store, start: SpawnModel) -> None:
     add_draft(store, store.models_dir.parent / "source")
-    store.put_json("draft/config.json", {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"})
+    store.put_json("draft/config.json", {"architectures": ["DFlash2DraftModel"], "dflash_config": {}})
     process = start("tiny", ["--draft", "auto"], models_dir=store.models_dir)
     _, told = await answers(process)
     assert told.drafts.model is None
     (line,) = (line for line in process.output.lines if "draft model" in line)
-    assert "DFlashDraftModel drafts from what the model has computed, which is not supported yet" in line
+    assert "DFlash2DraftModel drafts from what the model has computed, which is not supported yet" in line
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from runner.engine.draft_model.opening import check_match, find_draft
 from runner.engine.draft_model.own_model import unmarkable_layers
 from runner.errors import ModelError
 from runner.model import OpenedModel
+from runner.model.dflash.load import rehearse_draft
+from runner.model.draft import is_dflash
 from runner.model.heads.load import plan_head
 from runner.model.weights.assemble import rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
@@ -53,21 +55,21 @@ def draft_facts(
             return DraftFacts(on=on, why_not=why_not, head_bytes=None if head is None else head.nbytes)
         check_match(found, model, target, tokenizer)
         rest = max(0, budget_bytes - types.nbytes(target.module))
-        draft, plan = _rehearsed(found, settings.dtype, rest, slow_blas=slow_blas)
+        plan, nbytes = _rehearsed(found, settings.dtype, rest, slow_blas=slow_blas)
     except ModelError as error:
         if wish != DRAFT_AUTO:
             raise ModelError(f"--draft {wish}: {error}") from error
         return DraftFacts(on=on, why_not=why_not, why_no_model=str(error))
-    return DraftFacts(
-        on=on, model=found.name, architecture=found.architecture, dtype=plan.computes, bytes=plan.nbytes(draft.module)
-    )
+    return DraftFacts(on=on, model=found.name, architecture=found.architecture, dtype=plan.computes, bytes=nbytes)
 
 
-def _rehearsed(draft: OpenedModel, dtype: str, budget_bytes: int, *, slow_blas: bool) -> tuple[LoadedModel, DtypePlan]:
-    """Returns the draft model, made of placeholders, and the types of its weights. Raises ModelError if it could not
-    draft."""
-    rehearsed = LoadedModel(rehearse(draft)[0])
-    plan = plan_dtypes(dtype, rehearsed.module, budget_bytes, slow_blas=slow_blas)
-    if fault := plan.over_budget(budget_bytes, rehearsed.module) or unmarkable_layers(rehearsed.make_layers()):
+def _rehearsed(draft: OpenedModel, dtype: str, budget_bytes: int, *, slow_blas: bool) -> tuple[DtypePlan, int]:
+    """Returns the types of the draft model's weights, and their bytes. Raises ModelError if it could not draft."""
+    module = rehearse_draft(draft) if is_dflash(draft) else rehearse(draft)[0]
+    plan = plan_dtypes(dtype, module, budget_bytes, slow_blas=slow_blas)
+    fault = plan.over_budget(budget_bytes, module)
+    if not fault and not is_dflash(draft):
+        fault = unmarkable_layers(LoadedModel(module).make_layers())
+    if fault:
         raise ModelError(fault)
-    return rehearsed, plan
+    return plan, plan.nbytes(module)

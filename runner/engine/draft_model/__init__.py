@@ -7,6 +7,7 @@
 | `reader` | the layers of a draft model, which follow one text after the other |
 | `own_model` | a draft model with weights of its own |
 | `head_model` | the head of the answering model, which drafts from what that one has computed |
+| `dflash_model` | a DFlash draft, which drafts a block of tokens from what the answering model has computed |
 | `opening` | which model drafts, and why another one cannot |
 | `vocabulary` | whether two models mean the same by each token |
 """

@@ -4,13 +4,15 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from runner.engine.draft_model.dflash_model import DFlashModel
 from runner.engine.draft_model.head_model import HeadModel
 from runner.engine.draft_model.own_model import OwnDraftModel
 from runner.engine.draft_model.vocabulary import check_vocabulary
 from runner.errors import DraftError, ModelError
 from runner.logs import Log, error_line
 from runner.model import OpenedModel
-from runner.model.draft import open_draft, open_own_draft
+from runner.model.dflash.load import check_target, load_draft
+from runner.model.draft import is_dflash, open_draft, open_own_draft
 from runner.model.heads.load import load_head
 from runner.model.weights.load import LoadedModel, load
 from runner.settings import DRAFT_AUTO, DRAFT_OFF, Settings
@@ -31,7 +33,10 @@ def check_match(draft: OpenedModel, target: OpenedModel, loaded: LoadedModel, to
     """Raises ModelError unless the draft model may draft for the target, which is `loaded`, or rehearsed."""
     if loaded.undraftable:
         raise ModelError(f"answers of {target.name} cannot be drafted: {loaded.undraftable}")
-    check_vocabulary(draft, target, tokenizer)
+    if is_dflash(draft):
+        check_target(draft, loaded.module)
+    else:
+        check_vocabulary(draft, target, tokenizer)
 
 
 class DraftModelOpener:
@@ -57,10 +62,10 @@ class DraftModelOpener:
 
     def load(
         self, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int, *, slow_blas: bool
-    ) -> OwnDraftModel | HeadModel | None:
+    ) -> OwnDraftModel | DFlashModel | HeadModel | None:
         """Loads the draft model, or with `auto`, where there is none, the head of the target; None if it has none.
         `loaded` and `tokenizer` are the target's, `budget_bytes` the limit for both. Raises as the constructor."""
-        model: OwnDraftModel | HeadModel | None = None
+        model: OwnDraftModel | DFlashModel | HeadModel | None = None
         if self._found is not None:
             model = self._load(self._found, loaded, tokenizer, budget_bytes, slow_blas=slow_blas)
         if model is None and self._settings.draft == DRAFT_AUTO and not loaded.undraftable:
@@ -73,12 +78,17 @@ class DraftModelOpener:
 
     def _load(
         self, found: OpenedModel, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int, *, slow_blas: bool
-    ) -> OwnDraftModel | None:
+    ) -> OwnDraftModel | DFlashModel | None:
+        model: OwnDraftModel | DFlashModel
         try:
             check_match(found, self._target, loaded, tokenizer)
             rest = max(0, budget_bytes - mx.get_active_memory())
-            weights = load(found, self._settings.dtype, rest, slow_blas=slow_blas)
-            model = OwnDraftModel(found.name, weights.make_layers, weights.logits, found.vocab_size)
+            if is_dflash(found):
+                draft = load_draft(found, loaded, self._settings.dtype, rest, slow_blas=slow_blas)
+                model = DFlashModel(found.name, draft)
+            else:
+                weights = load(found, self._settings.dtype, rest, slow_blas=slow_blas)
+                model = OwnDraftModel(found.name, weights.make_layers, weights.logits, found.vocab_size)
         except Exception as error:  # of MLX, at its first forward, too
             self._give_up(error)
             return None

@@ -230,10 +230,15 @@ def _draft_layers(store: Store) -> list[dict[str, object]]:
     return layers
 
 
-def add_draft(store: Store, source_dir: Path) -> None:
-    """Puts the model in the Hugging Face style directory `source_dir` beside a stored one, as its draft model."""
+def add_draft(store: Store, source_dir: Path, quantization: Quantization | None = None) -> None:
+    """Puts the model in the Hugging Face style directory `source_dir` beside a stored one, as its draft model, its
+    matrices packed if asked for."""
     for name, tensor in source_tensors(source_dir).items():
-        store.put_tensors(f"draft.{name}", {f"draft.{name}": tensor})
+        key = f"draft.{name}"
+        if quantization is not None and len(tensor.shape) == 2:
+            store.put(key, mlx_style_bytes(quantize(tensor, key, PACKINGS[quantization])), TENSOR)
+        else:
+            store.put_tensors(key, {key: tensor})
     for path in sorted(source_dir.glob("*.json")):
         store.put(f"draft/{path.name}", path.read_bytes())
 

@@ -11,7 +11,7 @@ import pytest
 from runner.cache.session import LiveSession
 from runner.drafts.draft import Draft
 from runner.drafts.policy import DraftPolicy
-from runner.engine.draft_model.interface import DraftModel
+from runner.engine.draft_model.interface import DraftModel, Forward
 from runner.engine.draft_model.own_model import OwnDraftModel
 from runner.engine.drafting import Drafting
 from runner.engine.trial import SettledTrial
@@ -97,12 +97,19 @@ class Broken(Stranger):
         self.freed = True
 
 
-def conversation(name: str, options: str, drafting: Drafting | None, cache: str = "trie") -> Seen:
+def conversation(
+    name: str,
+    options: str,
+    drafting: Drafting | None,
+    cache: str = "trie",
+    watch: Callable[[Forward], Forward] = lambda forward: forward,
+    grammar: str = "",
+) -> Seen:
     """An answer, and one more turn behind it."""
-    engine = TinyEngine(name, cache=cache)
+    engine = TinyEngine(name, cache=cache, watch=watch)
     if drafting is not None:
         engine.drafter = lambda client: drafting.drafter(client.spec.prompt)
-    asked = spec(options)
+    asked = spec(options)._replace(grammar=grammar)
     first = engine.submit(asked)
     engine.finish()
     engine.submit(asked._replace(prompt=(*asked.prompt, *first.tokens, *words(7, 3))))

@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from runner.cache.interface import Cache
 from runner.cache.session import LiveSession
+from runner.model.dflash.drafter import BlockDrafter
 from runner.model.heads.drafter import HeadDrafter
 from runner.model.heads.follower import Draw
 from runner.model.weights.load import LoadedModel
@@ -39,7 +40,7 @@ def answer(
     prompt: Sequence[int],
     count: int,
     options: SamplingOptions,
-    drafter: HeadDrafter | None = None,
+    drafter: HeadDrafter | BlockDrafter | None = None,
     most: int = 0,
     observe: Observe = lambda *_: None,
     part: int = 16,

@@ -11,7 +11,8 @@ import pytest
 
 from runner.commands.check.facts import inspect
 from runner.commands.check.text import as_text
-from runner.engine.draft_model.head_model import HeadModel
+from runner.engine.draft_model.dflash_model import DFlashModel
+from runner.engine.draft_model.interface import DraftModel
 from runner.engine.draft_model.opening import DraftModelOpener
 from runner.engine.draft_model.own_model import OwnDraftModel
 from runner.errors import DraftError
@@ -21,16 +22,20 @@ from runner.settings import CheckSettings, Settings
 from runner.sizes import Bound
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE, write_checkpoint
+from scripts.tools.models.dflash import ARCHITECTURES, DRAFT, LAGUNA, write_dflash
 from scripts.tools.models.store import Store, add_draft, write_store
 from tests.model.loading.test_check_text import value
 
 LARGE = 1 << 40
+BLOCKS = {"mask_token_id": 5, "target_layer_ids": [0, 1]}
 REFUSALS = {
     "another vocabulary": "it has another vocabulary than the model: token 7 is ",
     "no tokenizer": "load tokenizer config: no tokenizer.json",
     "layers of its own": "there is no way back in its LayerCache",
     "draws on the model": "Gemma4AssistantForCausalLM drafts from what the model has computed, which is not",
-    "a diffusion draft": "DFlashDraftModel drafts from what the model has computed, which is not supported yet",
+    "a block of another kind": "DFlash2DraftModel drafts from what the model has computed, which is not supported yet",
+    "another model's blocks": "it was made for a model of 32 numbers a token, and this one has 64",
+    "blocks of no size": "config.json lacks block_size",
     "not there": "no such file or directory",
     "a tensor short": "lacks 1 tensors: model.layers.0.self_attn.q_proj.weight",
     "too large": "the weights take ",
@@ -67,10 +72,14 @@ def spoil(draft: Path, how: str) -> Path:
         (draft / "config.json").write_text(
             json.dumps({**config, "architectures": ["Gemma4AssistantForCausalLM"], "backbone_hidden_size": 64})
         )
-    elif how == "a diffusion draft":
+    elif how == "a block of another kind":
         (draft / "config.json").write_text(
-            json.dumps({**config, "architectures": ["DFlashDraftModel"], "dflash_config": {}})
+            json.dumps({**config, "architectures": ["DFlash2DraftModel"], "dflash_config": {}})
         )
+    elif how == "another model's blocks":
+        return write_dflash(draft.parent / "blocks", DRAFT, {"hidden_size": 32})
+    elif how == "blocks of no size":
+        return write_dflash(draft.parent / "blocks", DRAFT, {"dflash_config": {**BLOCKS, "block_size": None}})
     elif how == "not there":
         return draft.parent / "nowhere"
     elif how == "a tensor short":
@@ -97,12 +106,16 @@ def settings(store: Store, wish: str) -> Settings:
 
 def opened(store: Store, wish: str, budget_bytes: int = LARGE) -> OwnDraftModel | None:
     """Goes the way of a start."""
+    found = found_by(store, wish, budget_bytes)
+    assert found is None or isinstance(found, OwnDraftModel)
+    return found
+
+
+def found_by(store: Store, wish: str, budget_bytes: int = LARGE) -> DraftModel | None:
     model = open_model("tiny", store.models_dir)
     opener = DraftModelOpener(settings(store, wish), model)
     tokenizer = open_tokenizer(model.file)
-    found = opener.load(load(model), tokenizer, mx.get_active_memory() + budget_bytes, slow_blas=True)
-    assert not isinstance(found, HeadModel)
-    return found
+    return opener.load(load(model), tokenizer, mx.get_active_memory() + budget_bytes, slow_blas=True)
 
 
 def checked(store: Store, wish: str, memory: int = LARGE) -> str:
@@ -156,6 +169,32 @@ def test_one_that_lies_beside_the_model_and_one_of_the_same_name_are_the_same_mo
     assert named is not None
     first, second = (model._reader._forward(mx.array([[1, 2, 3]]), layers(model)) for model in (beside, named))
     assert mx.array_equal(first, second)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_dflash_draft_beside_the_model_or_by_its_name(architecture: str, store: Store, tmp_path: Path) -> None:
+    """It needs no tokenizer, and its size is known from its headers."""
+    directory = write_dflash(tmp_path / "blocks", architecture)
+    add_draft(store, directory)
+    beside, named = found_by(store, "auto"), found_by(store, str(directory))
+    for found, name in ((beside, "the draft of tiny"), (named, str(directory))):
+        assert isinstance(found, DFlashModel)
+        assert found.name == name
+        assert found.nbytes == 0 < found.most_bytes
+    assert found_by(store, "off") is None
+    report = " ".join(checked(store, "auto").split())
+    assert f"from known text, and by the draft of tiny ({architecture}, float32, " in report
+    told = json.loads(msgspec.json.encode(inspect(CheckSettings(
+        model="tiny", models_dir=store.models_dir, draft=str(directory), blas="off", log_level=0
+    ))))["drafts"]  # fmt: skip
+    weights = mx.load(str(directory / "model.safetensors"))
+    assert isinstance(weights, dict)
+    assert told["bytes"] == sum(mx.array(each).nbytes for each in weights.values())
+
+
+def test_a_packed_dflash_draft_lies_beside_the_model(store: Store, tmp_path: Path) -> None:
+    add_draft(store, write_dflash(tmp_path / "blocks", LAGUNA), "int4")
+    assert isinstance(found_by(store, "auto"), DFlashModel)
 
 
 def layers(model: OwnDraftModel) -> list[object]:

@@ -1,0 +1,199 @@
+"""The layers of a DFlash draft, and the context that they see."""
+
+from typing import NamedTuple, cast
+
+import mlx.core as mx
+from mlx.nn.layers.activations import silu, softplus
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import RMSNorm
+from mlx.utils import tree_flatten
+
+import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
+
+# isort: split
+from mlx_lm.models.cache import KVCache
+from mlx_lm.models.rope_utils import initialize_rope
+
+from runner.model.dflash.config import DFlashConfig
+from runner.model.weights.experts import Weights
+
+
+class Parts(NamedTuple):
+    """Which optional tensors a draft has."""
+
+    gates: bool
+    """A gate for each head of its attention."""
+    tap_norms: bool
+    """A norm for each of the hidden states that it is given."""
+    biases: bool
+    """Biases of queries, keys and values."""
+
+
+class Context:
+    """Keys and values of consecutive tokens of one text, for each layer."""
+
+    def __init__(self, layers: int, start: int) -> None:
+        """`start` is the place of the first token in the text."""
+        self.layers = [KVCache() for _ in range(layers)]
+        self.start = start
+
+    @property
+    def stop(self) -> int:
+        """The place behind the last token."""
+        return self.start + self.layers[0].offset
+
+    def trim(self, stop: int) -> None:
+        """Forgets the tokens from `stop` on."""
+        for layer in self.layers:
+            layer.trim(self.start + layer.offset - stop)
+
+    def forget(self, start: int) -> None:
+        """Forgets the tokens before `start`, one of those that it has."""
+        for layer in self.layers:
+            kept = [mx.contiguous(part[..., start - self.start : layer.offset, :]) for part in _parts(layer)]
+            layer.keys, layer.values = kept
+            layer.offset -= start - self.start
+        self.start = start
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [part for layer in self.layers for part in _parts(layer)]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(cast("int", layer.nbytes) for layer in self.layers)
+
+
+def _parts(layer: KVCache) -> list[mx.array]:
+    return [part for part in (layer.keys, layer.values) if part is not None]
+
+
+class _Attention(Module):
+    def __init__(self, config: DFlashConfig, parts: Parts, window: int, *, causal: bool) -> None:
+        Module.__init__(self)  # MLX's is not typed
+        queries, keys = config.heads * config.head_width, config.key_heads * config.head_width
+        self.q_proj = Linear(config.width, queries, bias=parts.biases)
+        self.k_proj = Linear(config.width, keys, bias=parts.biases)
+        self.v_proj = Linear(config.width, keys, bias=parts.biases)
+        self.o_proj = Linear(queries, config.width, bias=False)
+        self.q_norm = RMSNorm(config.head_width, config.eps)
+        self.k_norm = RMSNorm(config.head_width, config.eps)
+        if parts.gates:
+            self.g_proj = Linear(config.width, config.heads, bias=False)
+        self._width = config.head_width
+        self._window = window
+        self._causal = causal
+        rope = config.rope
+        self._rope = initialize_rope(rope.width, rope.base, rope.interleaved, rope.scaling, rope.most_tokens)
+
+    def remember(self, before: mx.array, cache: KVCache, start: int) -> tuple[mx.array, mx.array]:
+        """Adds the keys and values of rows [1, S, D] to the cache, whose first token is the one at `start` of the text.
+        Returns all that it has."""
+        keys = self._rope(self._split(self.k_norm, self.k_proj(before)), offset=start + cache.offset)
+        found = cache.update_and_fetch(keys, self._split(None, self.v_proj(before)))
+        return cast("tuple[mx.array, mx.array]", found)
+
+    def __call__(self, x: mx.array, before: mx.array | None, cache: KVCache, start: int) -> mx.array:
+        """Returns what the rows `x` [1, L, D] see. Those `before` them stay in the cache."""
+        rows = x.shape[1]
+        keys, values = self.remember(x if before is None else mx.concatenate([before, x], axis=1), cache, start)
+        cache.trim(rows)
+        queries = self._rope(self._split(self.q_norm, self.q_proj(x)), offset=start + cache.offset)
+        if self._window:
+            keys, values = (part[:, :, -(self._window - 1 + rows) :] for part in (keys, values))
+        seen = mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=self._width**-0.5, mask=self._mask(rows, keys.shape[2])
+        )
+        seen = seen.swapaxes(1, 2)
+        if "g_proj" in self:
+            gates = softplus(self.g_proj(x).astype(mx.float32)).astype(seen.dtype)
+            seen = seen * gates[..., None]
+        return self.o_proj(seen.flatten(2))
+
+    def _split(self, norm: Module | None, projected: mx.array) -> mx.array:
+        """Returns [1, H, L, W] for [1, L, H W]."""
+        heads = mx.unflatten(projected, -1, (-1, self._width))
+        return cast("mx.array", heads if norm is None else norm(heads)).swapaxes(1, 2)
+
+    def _mask(self, rows: int, keys: int) -> mx.array | None:
+        """Returns which keys each of the last `rows` places sees, bool [rows, keys]; None for all of them."""
+        if not self._causal and not 0 < self._window < keys:
+            return None
+        place, key = keys - rows + mx.arange(rows)[:, None], mx.arange(keys)
+        near = place - key < (self._window or keys)
+        return mx.logical_and(near, key <= place) if self._causal else near
+
+
+class _Perceptron(Module):
+    def __init__(self, config: DFlashConfig) -> None:
+        Module.__init__(self)
+        self.gate_proj = Linear(config.width, config.inner_width, bias=False)
+        self.up_proj = Linear(config.width, config.inner_width, bias=False)
+        self.down_proj = Linear(config.inner_width, config.width, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class _Layer(Module):
+    def __init__(self, config: DFlashConfig, parts: Parts, window: int, *, causal: bool) -> None:
+        Module.__init__(self)
+        self.self_attn = _Attention(config, parts, window, causal=causal)
+        self.mlp = _Perceptron(config)
+        self.input_layernorm = RMSNorm(config.width, config.eps)
+        self.post_attention_layernorm = RMSNorm(config.width, config.eps)
+        self._context_norm = config.context_norm
+
+    def remember(self, before: mx.array, cache: KVCache, start: int) -> None:
+        self.self_attn.remember(self._normalized(before), cache, start)
+
+    def __call__(self, x: mx.array, before: mx.array | None, cache: KVCache, start: int) -> mx.array:
+        before = None if before is None else self._normalized(before)
+        x = x + self.self_attn(self.input_layernorm(x), before, cache, start)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+    def _normalized(self, before: mx.array) -> mx.array:
+        return self.input_layernorm(before) if self._context_norm else before
+
+
+class DFlashModule(Module):
+    """The weights of a draft."""
+
+    def __init__(self, config: DFlashConfig, parts: Parts) -> None:
+        """Makes it with random lazy parameters."""
+        Module.__init__(self)
+        self.fc = Linear(len(config.taps) * config.width, config.width, bias=False)
+        self.hidden_norm = RMSNorm(config.width, config.eps)
+        if parts.tap_norms:
+            self.aux_hidden_norms = [RMSNorm(config.width, config.eps) for _ in config.taps]
+        self.layers = [
+            _Layer(config, parts, window, causal=causal)
+            for window, causal in zip(config.windows, config.causal, strict=True)
+        ]
+        self.norm = RMSNorm(config.width, config.eps)
+
+    def remember(self, features: mx.array, context: Context) -> None:
+        """Adds to the context the features [1, S, T D] of the tokens that come next. Lazy."""
+        before = self._projected(features)
+        for layer, cache in zip(self.layers, context.layers, strict=True):
+            layer.remember(before, cache, context.start)
+
+    def __call__(self, embedded: mx.array, features: mx.array | None, context: Context) -> mx.array:
+        """Returns the states [1, L, D] of a block, for the rows of its tokens, [1, L, D]. It stands behind the context,
+        to which `features` are added before, if there are any. Lazy."""
+        before, x = None if features is None else self._projected(features), embedded
+        for layer, cache in zip(self.layers, context.layers, strict=True):
+            x = layer(x, before, cache, context.start)
+        return cast("mx.array", self.norm(x))
+
+    def _projected(self, features: mx.array) -> mx.array:
+        if "aux_hidden_norms" in self:
+            parts = mx.split(features, len(self.aux_hidden_norms), axis=-1)
+            features = mx.concatenate([norm(part) for norm, part in zip(self.aux_hidden_norms, parts, strict=True)], -1)
+        return cast("mx.array", self.hidden_norm(self.fc(features)))
+
+    @property
+    def weights(self) -> Weights:
+        """The parameters by name."""
+        return dict(cast("list[tuple[str, mx.array]]", tree_flatten(Module.parameters(self))))

@@ -1,0 +1,29 @@
+"""A target, and drafts for it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runner.model import OpenedModel, open_model
+from runner.model.dflash.drafter import BlockDraft
+from runner.model.dflash.load import load_draft
+from runner.model.draft import open_draft
+from runner.model.weights.load import LoadedModel, load
+from scripts.tools.models.checkpoints import write_checkpoint
+
+Open = Callable[[Path], OpenedModel]
+Load = Callable[[Path], BlockDraft]
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """A random llama of two layers."""
+    directory = write_checkpoint(tmp_path_factory.mktemp("target") / "llama", "llama")
+    return load(open_model(str(directory), directory))
+
+
+@pytest.fixture
+def loaded_draft(target: LoadedModel) -> Load:
+    """Loads the draft in a directory."""
+    return lambda directory: load_draft(open_draft(str(directory), directory), target)

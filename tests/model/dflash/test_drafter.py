@@ -1,0 +1,299 @@
+"""A draft is made behind the text that it follows, and no answer is another for it."""
+
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+import pytest
+
+from runner.cache import make_cache
+from runner.cache.none import NullCache
+from runner.cache.session import LiveSession
+from runner.model import open_model
+from runner.model.dflash.config import read_dflash_config
+from runner.model.dflash.drafter import BlockDrafter
+from runner.model.dflash.target import LayerTap, block_target
+from runner.model.heads.target import Tap, target_of
+from runner.model.weights.load import load
+from runner.sampling.options import SamplingOptions
+from scripts.tools.models.dflash import BLOCK, DRAFT, dflash_config
+from scripts.tools.models.sources import write_source
+from scripts.tools.models.tiny import words
+from tests.model.dflash.tiny_drafts import Prompted, from_scratch, tiny_draft, tiny_target
+from tests.model.heads.drafting import answer
+
+TARGETS = ("llama", "gemma3", "qwen3_next", "deepseek_v3", "llama4")
+PROMPT = words(40)
+GREEDY = SamplingOptions(temperature=0)
+DRAWN = {
+    "greedy": GREEDY,
+    "drawn": SamplingOptions(temperature=0.9, seed=5),
+    "filtered": SamplingOptions(temperature=1.2, seed=7, top_k=20, top_p=0.9, min_p=0.01),
+    "penalties": SamplingOptions(
+        temperature=0.8, seed=9, repeat_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, repeat_last_n=16
+    ),
+}
+SLIDING: dict[str, object] = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
+
+
+def greedy(logits: mx.array) -> mx.array:
+    return mx.argmax(logits, axis=-1)
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+@pytest.mark.parametrize("name", TARGETS)
+def test_an_answer_is_the_same_with_a_draft(name: str, kind: str) -> None:
+    loaded = tiny_target(name)
+    plain = answer(loaded, NullCache(loaded.make_layers), PROMPT, 24, DRAWN[kind])
+    drafter = Prompted(tiny_draft(name), lambda text: plain.tokens[len(text) - len(PROMPT) :])
+    drafted = answer(loaded, NullCache(loaded.make_layers), PROMPT, 24, DRAWN[kind], drafter, 4)
+    assert drafted.tokens == plain.tokens
+    assert drafted.drafted > 24
+    assert drafted.accepted >= 8
+
+
+@pytest.mark.parametrize("changes", [{}, SLIDING], ids=["all", "window"])
+@pytest.mark.parametrize("most", [1, 3, 5])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_next"])
+def test_drafts_are_those_of_the_whole_text(name: str, most: int, changes: dict[str, object]) -> None:
+    """The context holds what is certain, all of it: nothing of a draft that was wrong."""
+    loaded, draft = tiny_target(name), tiny_draft(name, changes)
+    lengths, furthest = list[int](), 0.0
+    plain = answer(loaded, NullCache(loaded.make_layers), PROMPT, 20, GREEDY)
+    drafter = Prompted(draft, lambda text: plain.tokens[len(text) - len(PROMPT) :])
+
+    def observe(session: LiveSession, _: list[int]) -> None:
+        nonlocal furthest
+        found = mx.concatenate(drafter.logits)
+        lengths.append(len(found))
+        assert mx.allclose(found, from_scratch(draft, loaded, session.recorded, len(found)), atol=1e-3)
+        shorter = from_scratch(draft, loaded, session.recorded[1:], len(found))
+        furthest = max(furthest, cast("float", mx.abs(found - shorter).max().item()))
+
+    answer(loaded, NullCache(loaded.make_layers), PROMPT, 20, GREEDY, drafter, most, observe)
+    assert len(lengths) > 4
+    assert max(lengths) == most
+    assert furthest > 0.01  # what the draft sees makes a difference
+
+
+def test_a_conversation_goes_on_with_the_draft() -> None:
+    """Each turn begins with what is new of its prompt, and drafts from there; what the cache restored is missing."""
+    loaded = tiny_target("llama")
+    drafter, cache = BlockDrafter(tiny_draft("llama")), make_cache("trie", loaded.make_layers)
+    prompt, plain_cache = [*PROMPT], make_cache("trie", loaded.make_layers)
+    starts = []
+    for turn in range(3):
+        plain = answer(loaded, plain_cache, prompt, 10, DRAWN["drawn"])
+        said = answer(loaded, cache, prompt, 10, DRAWN["drawn"], drafter, 3)
+        assert said.tokens == plain.tokens
+        assert said.session.cached == plain.session.cached
+        assert said.drafted > 0
+        starts.append(drafter._context.start)
+        prompt = [*prompt, *said.tokens, turn + 3, turn + 5]
+    assert starts == [0, 0, 0]
+    drafter.free()
+    other = answer(loaded, cache, [*PROMPT, 9, 9, 9], 10, GREEDY, drafter, 3)
+    assert drafter._context.start == other.session.cached > 30
+
+
+def test_a_tap_keeps_what_layers_return_and_changes_nothing() -> None:
+    loaded, draft = tiny_target("llama"), tiny_draft("llama")
+    tap, kinds = LayerTap(draft.target.tapped, 16), [type(layer) for layer in draft.target.tapped]
+    norm = Tap(target_of(loaded.module).norm)
+    tokens = mx.array([PROMPT])
+    plain = loaded.logits(tokens, loaded.make_layers())
+    for each in (tap, norm):
+        each.turn(True)
+    assert tap.on
+    assert mx.array_equal(loaded.logits(tokens, loaded.make_layers()), plain)
+    features, hidden = tap.take(), norm.take()
+    assert features is not None
+    assert hidden is not None
+    assert features.shape == (1, 16, 64)
+    assert mx.array_equal(target_of(loaded.module).norm(features[..., 32:]), hidden[:, -16:])  # of the last layer
+    assert tap.take() is None
+    for each in (tap, norm):
+        each.turn(False)
+    loaded.logits(tokens, loaded.make_layers())
+    assert tap.take() is None
+    assert [type(layer) for layer in draft.target.tapped] == kinds
+
+
+@pytest.mark.parametrize("name", ["muse-glimmer", "gemma4-text", "qwen3.5", "laguna"])
+def test_logits_are_on_the_scale_of_the_target(name: str, tmp_path: Path) -> None:
+    """Drafts are drawn with the answer's own numbers, which says nothing on another scale."""
+    directory = write_source(tmp_path, name)
+    loaded = load(open_model(str(directory), directory))
+    target = block_target(read_dflash_config(dflash_config(DRAFT, {"vocab_size": None}), DRAFT), loaded.module)
+    tap, tokens = Tap(target_of(loaded.module).norm), mx.array([[1, 2, 3]])
+    tap.turn(True)
+    wanted = loaded.module(tokens)
+    hidden = tap.take()
+    tap.turn(False)
+    assert hidden is not None
+    assert mx.allclose(target.unembed(hidden), wanted, atol=1e-5)
+    scale = 8.0 if name == "gemma4-text" else 1.0
+    assert mx.allclose(target.embed(tokens), scale * target_of(loaded.module).embed(tokens))
+
+
+# What the drafter keeps.
+
+
+TEXT = [1] * 400
+
+
+class Counting:
+    """A layer of a target, as far as a drafter looks."""
+
+    offset = 0
+
+
+def features(rows: int, seed: int = 0) -> mx.array:
+    return mx.random.normal((1, rows, 64), key=mx.random.key(seed))
+
+
+def drafter_of(rows: int, layer: object, **bounds: int) -> BlockDrafter:
+    drafter = BlockDrafter(tiny_draft("llama"), **bounds)
+    drafter.saw([layer], 0, features(rows))
+    return drafter
+
+
+def proposed(drafter: BlockDrafter, layer: object, position: int, most: int = 3) -> Sequence[int]:
+    return drafter.propose([layer], position, TEXT[: position + 1], most, greedy)
+
+
+def test_a_drafter_keeps_the_last_rows_only() -> None:
+    layer = Counting()
+    drafter = drafter_of(100, layer, most_rows=8)
+    assert drafter.nbytes == 8 * 64 * 4
+    for start in range(100, 300):
+        drafter.saw([layer], start, features(1, start))
+    assert drafter.nbytes <= 16 * 64 * 4
+    assert len(proposed(drafter, layer, 300)) == 3
+    assert drafter._context.start >= 284
+
+
+@pytest.mark.parametrize(("changes", "kept"), [({}, 20), ({**SLIDING, "layer_types": ["sliding_attention"] * 2}, 9)])
+def test_a_context_never_grows_beyond_its_bound(changes: dict[str, object], kept: int) -> None:
+    """It has as many tokens as its layers see back, or as are allowed."""
+    layer, drafter = Counting(), BlockDrafter(tiny_draft("llama", changes), most_rows=4, context_tokens=20)
+    held, most = [], 0
+    for end in range(1, 120):
+        drafter.saw([layer], end - 1, features(1, end))
+        assert len(proposed(drafter, layer, end, 2)) == 2
+        held.append(drafter._context.stop - drafter._context.start)
+        most = max(most, drafter.nbytes)
+    assert max(held) <= 2 * kept
+    assert min(held[40:]) > kept
+    assert most <= 2 * 512 * 512  # of 256 tokens at a time, and those that are being cut
+
+
+def test_what_waits_is_read_in_parts() -> None:
+    """Until little enough is left to be read with the block; the drafts are the same."""
+    layer, other = Counting(), Counting()
+    drafter, at_once = drafter_of(100, layer), drafter_of(100, other)
+    reads = []
+    while drafter.read(100, TEXT, 30):
+        reads.append(drafter._context.stop)
+    assert reads == [30, 60, 90]
+    assert proposed(drafter, layer, 100) == proposed(at_once, other, 100)
+    assert not drafter.read(100, TEXT, 30)
+
+
+def test_for_a_single_try_little_is_read() -> None:
+    layer, other = Counting(), Counting()
+    drafter, short = drafter_of(100, layer), BlockDrafter(tiny_draft("llama"))
+    drafter.skip(90, 16)
+    assert not drafter.read(90, TEXT, 16)
+    short.saw([other], 74, features(100)[:, 74:90])
+    assert proposed(drafter, layer, 90) == proposed(short, other, 90)
+    assert (drafter._context.start, drafter._context.stop) == (74, 90)
+
+
+def test_a_block_is_never_longer_than_the_draft_knows() -> None:
+    layer = Counting()
+    assert len(proposed(drafter_of(6, layer), layer, 6, 50)) == BLOCK - 1
+
+
+def test_the_same_place_is_drafted_again_without_reading() -> None:
+    layer = Counting()
+    drafter = drafter_of(6, layer)
+    first = proposed(drafter, layer, 6)
+    assert proposed(drafter, layer, 6) == first
+    assert drafter._context.stop == 6
+
+
+def test_nothing_is_drafted_where_the_text_is_not_known() -> None:
+    layer = Counting()
+    drafter = drafter_of(6, layer)
+    text = [1] * 30
+    assert drafter.propose([Counting()], 6, text[:7], 3, greedy) == []  # another answer
+    assert drafter.propose([layer], 6, text[:9], 3, greedy) == []  # more than one token that the target has not seen
+    assert drafter.propose([layer], 8, text[:9], 3, greedy) == []  # two tokens that only others have seen
+    assert drafter.propose([layer], 6, text[:7], 0, greedy) == []
+    assert drafter.propose([], 6, text[:7], 3, greedy) == []
+    assert drafter.propose([layer], 6, [*text[:6], -5], 3, greedy) == []  # behind a picture
+    assert BlockDrafter(tiny_draft("llama")).propose([layer], 0, text[:1], 3, greedy) == []
+    assert len(proposed(drafter, layer, 6)) == 3
+    drafter.saw([layer], 8, features(2))  # behind a gap
+    assert len(proposed(drafter, layer, 10)) == 3
+    assert drafter._context.start == 8
+
+
+def test_what_was_not_right_is_forgotten() -> None:
+    """A round of which one token was right, and an answer that was set back, within its context and beyond."""
+    layer, plain, rows = Counting(), Counting(), features(9)
+    ours, theirs = (BlockDrafter(tiny_draft("llama")) for _ in range(2))
+    ours.saw([layer], 0, rows[:, :4])
+    assert len(proposed(ours, layer, 4)) == 3
+    ours.saw([layer], 4, mx.concatenate([rows[:, 4:5], features(3, 7)], axis=1))
+    assert len(proposed(ours, layer, 5)) == 3
+    ours.saw([layer], 5, features(4, 8))
+    assert len(proposed(ours, layer, 9)) == 3
+    ours.saw([layer], 5, rows[:, 5:])
+    theirs.saw([plain], 0, rows)
+    wanted = proposed(theirs, plain, 9, 5)
+    assert proposed(ours, layer, 9, 5) == wanted
+    assert ours._context.start == 0
+    ours.saw([layer], 0, rows)  # all of it once more
+    assert proposed(ours, layer, 9, 5) == wanted
+
+
+def test_the_layers_of_another_answer_bring_no_context_of_this_one() -> None:
+    """A cache gives its layers to the next answer, which may begin otherwise and be just as long."""
+    layer, other, rows = Counting(), Counting(), features(8)
+    ours, theirs = drafter_of(6, layer), BlockDrafter(tiny_draft("llama"))
+    assert len(proposed(ours, layer, 6)) == 3
+    text = [2] * 9
+    for drafter, each in ((ours, layer), (theirs, other)):
+        drafter.saw([each], 6, rows[:, 6:])
+    wanted = theirs.propose([other], 8, text, 5, greedy)
+    assert ours.propose([layer], 8, text, 5, greedy) == wanted
+    assert ours._context.start == 6
+
+
+def test_the_rows_of_a_batch_are_not_followed() -> None:
+    loaded, drafter = tiny_target("llama"), BlockDrafter(tiny_draft("llama"))
+    forward, layers = drafter.watch(loaded.logits), loaded.make_layers()
+    forward(mx.array([PROMPT]), layers)
+    assert drafter.nbytes == 0  # the tap is off
+    drafter.tap.turn(True)
+    forward(mx.array([PROMPT, PROMPT]), loaded.make_layers())
+    assert drafter.nbytes == 0
+    forward(mx.array([PROMPT]), layers)
+    assert drafter.nbytes == len(PROMPT) * 64 * 4
+    drafter.tap.turn(False)
+
+
+def test_a_drafter_keeps_no_layers_of_the_target_alive() -> None:
+    layer = Counting()
+    drafter = drafter_of(6, layer)
+    proposed(drafter, layer, 6)
+    alive = weakref.ref(layer)
+    del layer
+    assert alive() is None
+    assert drafter.nbytes > 0
+    drafter.free()
+    assert drafter.nbytes == 0

@@ -1,0 +1,144 @@
+"""Drafts that cannot be used: each is refused with its reason, and the model stays as it is."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+import pytest
+
+from runner.errors import ModelError
+from runner.model import open_model
+from runner.model.dflash.load import check_target, load_draft, rehearse_draft
+from runner.model.draft import open_draft
+from runner.model.weights.load import LoadedModel, load
+from scripts.tools.models.checkpoints import write_checkpoint
+from scripts.tools.models.dflash import DRAFT, LAGUNA, dflash_config, dflash_weights
+from scripts.tools.models.sources import write_source
+from tests.model.loading.conftest import run
+
+Weights = dict[str, mx.array]
+Change = Callable[[Weights], object]
+
+
+def without(*endings: str) -> Change:
+    def change(weights: Weights) -> None:
+        for name in [name for name in weights if name.endswith(endings)]:
+            del weights[name]
+
+    return change
+
+
+def nothing(_: Weights) -> None: ...
+
+
+def put_tensor(name: str, *shape: int) -> Change:
+    return lambda weights: weights.update({name: mx.zeros(shape)})
+
+
+TENSORS: dict[str, tuple[str, Change, str]] = {
+    "no projection of features": (DRAFT, without("fc.weight"), "lacks 1 tensors: fc.weight"),
+    "a norm less": (DRAFT, without("hidden_norm.weight"), "lacks 1 tensors: hidden_norm.weight"),
+    "a matrix less": (DRAFT, without("1.self_attn.o_proj.weight"), "lacks 1 tensors: layers.1.self_attn.o_proj"),
+    "half of the fused rows": (LAGUNA, put_tensor("layers.0.self_attn.qkv_proj.weight", 64, 64), "self_attn.k_proj"),
+    "a norm for one of two layers": (LAGUNA, without("norms.1.weight"), "lacks 1 tensors: aux_hidden_norms.1.weight"),
+    "another width": (DRAFT, put_tensor("fc.weight", 64, 64), "want shape [64, 128], found [64, 64]"),
+    "a table of its own": (DRAFT, put_tensor("embed_tokens.weight", 274, 64), "does not know: embed_tokens.weight"),
+    "two of one": (DRAFT, put_tensor("model.norm.weight", 64), "two of its tensors are the same parameter: norm"),
+    "whole numbers": (DRAFT, lambda weights: weights.update({"norm.weight": mx.zeros((64,), mx.int32)}),
+        "want a floating-point type"),
+}  # fmt: skip
+CONFIGS: dict[str, tuple[dict[str, object], str]] = {
+    "another width of hidden states": ({"hidden_size": 32}, "made for a model of 32 numbers a token, and this one"),
+    "another vocabulary": ({"vocab_size": 300}, "made for a model of 300 tokens in the vocabulary, and this one has"),
+    "another depth": ({"num_target_layers": 36}, "made for a model of 36 layers, and this one has 2"),
+    "layers beyond the last": ({"target_layer_ids": [0, 7]}, "draws on layer 7, and the model has 2 layers"),
+    "a mask beyond the vocabulary": ({"mask_token_id": 5000}, "its mask token is 5000, and the model has"),
+    "no layers of the target": ({"target_layer_ids": []}, "invalid target_layer_ids: []"),
+    "layers in disorder": ({"target_layer_ids": [1, 0]}, "target_layer_ids must ascend"),
+    "no mask": ({"mask_token_id": None}, "lacks mask_token_id"),
+    "no block": ({"block_size": None}, "lacks block_size"),
+    "a block of nothing": ({"block_size": 1}, "invalid block_size: 1"),
+    "kinds of other layers": ({"layer_types": ["mamba", "mamba"]}, "invalid layer_types of 2 layers"),
+    "no window": ({"layer_types": ["sliding_attention"] * 2}, "lacks sliding_window"),
+    "heads that do not divide": ({"num_key_value_heads": 3}, "must be divisible by 3"),
+    "words for numbers": ({"num_attention_heads": "four"}, "invalid num_attention_heads: 'four'"),
+    "an endless number": ({"rms_norm_eps": "Infinity"}, "invalid rms_norm_eps"),
+    "most of a hundred layers": ({"num_hidden_layers": 60}, "it lacks most of 60 layers"),
+}  # fmt: skip
+
+
+def write(directory: Path, architecture: str, changes: dict[str, object], change: Change) -> Path:
+    config = dflash_config(architecture)
+    nested = cast("dict[str, object]", config["dflash_config"])
+    weights = dflash_weights(config)
+    for key, value in changes.items():
+        place = nested if key in nested else config
+        place[key] = value
+    change(weights)
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights)
+    return directory
+
+
+def refused(directory: Path, target: LoadedModel) -> str:
+    """Returns why a draft is refused: the same by its headers and by loading it."""
+    with pytest.raises(ModelError) as loading:
+        load_draft(open_draft(str(directory), directory), target)
+    with pytest.raises(ModelError) as by_headers:
+        _rehearse(directory, target)
+    assert str(loading.value) == str(by_headers.value)
+    return str(loading.value)
+
+
+def _rehearse(directory: Path, target: LoadedModel) -> None:
+    opened = open_draft(str(directory), directory)
+    check_target(opened, target.module)
+    rehearse_draft(opened)
+
+
+@pytest.mark.parametrize("fault", TENSORS)
+def test_tensors_that_do_not_fit_are_named(fault: str, target: LoadedModel, tmp_path: Path) -> None:
+    architecture, change, why = TENSORS[fault]
+    before = run(target)
+    assert why in refused(write(tmp_path / "draft", architecture, {}, change), target)
+    assert mx.array_equal(run(target), before)
+
+
+@pytest.mark.parametrize("fault", CONFIGS)
+def test_a_draft_for_another_model_is_refused(fault: str, target: LoadedModel, tmp_path: Path) -> None:
+    changes, why = CONFIGS[fault]
+    before = run(target)
+    assert why in refused(write(tmp_path / "draft", DRAFT, changes, nothing), target)
+    assert mx.array_equal(run(target), before)
+
+
+OTHERS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "gpt2": (lambda root: write_source(root, "gpt2"), "the model has no parts that it could share (KeyError: "),
+    "deepseek_v41": (lambda root: write_checkpoint(root, "deepseek_v41"), "and those of the model return "),
+    "falcon_h1": (
+        lambda root: write_checkpoint(root, "falcon_h1"),
+        "none of the model's layers tells how many tokens it has",
+    ),
+}
+"""Models that call their layers otherwise, or hand other things from layer to layer than hidden states."""
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_model_without_the_parts_is_refused(kind: str, tmp_path: Path) -> None:
+    write_target, why = OTHERS[kind]
+    directory = write_target(tmp_path / "target")
+    target = load(open_model(str(directory), directory))
+    draft = write(tmp_path / "draft", DRAFT, {"vocab_size": None}, nothing)
+    with pytest.raises(ModelError) as error:
+        load_draft(open_draft(str(draft), draft), target)
+    assert why in str(error.value)
+    run(target)
+
+
+def test_one_that_is_too_large_is_refused(target: LoadedModel, tmp_path: Path) -> None:
+    draft = write(tmp_path / "draft", DRAFT, {}, nothing)
+    with pytest.raises(ModelError, match="the weights take"):
+        load_draft(open_draft(str(draft), draft), target, budget_bytes=1000)

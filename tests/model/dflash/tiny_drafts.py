@@ -1,0 +1,71 @@
+"""Drafts with random weights for the tiny models of the engine's tests."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from runner.model.dflash.config import read_dflash_config
+from runner.model.dflash.drafter import BlockDraft, BlockDrafter
+from runner.model.dflash.module import DFlashModule, Parts
+from runner.model.dflash.target import LayerTap, block_target
+from runner.model.heads.follower import Draw
+from runner.model.weights.load import LoadedModel
+from scripts.tools.models.dflash import DRAFT, dflash_config
+from scripts.tools.models.tiny import VOCAB, tiny
+
+CHANGES: dict[str, object] = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": VOCAB}
+
+
+def tiny_draft(kind: str, changes: Mapping[str, object] | None = None) -> BlockDraft:
+    """A draft for the tiny model of a kind."""
+    config = read_dflash_config(dflash_config(DRAFT, {**CHANGES, **(changes or {})}), DRAFT)
+    mx.random.seed(1)
+    module = DFlashModule(config, Parts(gates=False, tap_norms=False, biases=False))
+    module.load_weights([(name, array * 2 if array.ndim == 2 else array) for name, array in module.weights.items()])
+    mx.eval(list(module.weights.values()))
+    return BlockDraft(config, module, block_target(config, cast("Module", tiny(kind).model)))
+
+
+def tiny_target(kind: str) -> LoadedModel:
+    return LoadedModel(cast("Module", tiny(kind).model))
+
+
+def from_scratch(draft: BlockDraft, loaded: LoadedModel, text: Sequence[int], count: int) -> mx.array:
+    """The logits [count, V] of the tokens behind a text, by one forward over all of it."""
+    tap = LayerTap(draft.target.tapped, len(text))
+    tap.turn(True)
+    loaded.logits(mx.array([text[:-1]]), loaded.make_layers())
+    features = tap.take()
+    tap.turn(False)
+    return draft.logits(text[-1], count, features, draft.make_context(0))[0]
+
+
+Coming = Callable[[Sequence[int]], Sequence[int]]
+"""Maps the tokens of a text to those that will come."""
+
+
+class Prompted(BlockDrafter):
+    """Drafts what it does, and puts tokens that are right in place of the first two of every other draft."""
+
+    def __init__(self, draft: BlockDraft, coming: Coming, **bounds: int) -> None:
+        super().__init__(draft, **bounds)
+        self.logits: list[mx.array] = []
+        """Those of the present draft, [1, V] each."""
+        self._count = 0
+        self._coming = coming
+
+    def propose(
+        self, layers: Sequence[object], position: int, recorded: Sequence[int], most: int, draw: Draw
+    ) -> list[int]:
+        self.logits = []
+        self._count += 1
+
+        def noted(logits: mx.array) -> mx.array:
+            self.logits.append(logits)
+            return draw(logits)
+
+        own = super().propose(layers, position, recorded, most, noted)
+        right = [*self._coming(recorded)[:2]] if self._count % 2 else []
+        return [*right, *own[len(right) :]][: len(own)]
