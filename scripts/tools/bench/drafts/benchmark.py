@@ -6,11 +6,14 @@ again       a prompt that was answered before
 misleading  behind every six tokens of the answer the prompt goes on otherwise, so that every draft is wrong
 eight       eight answers at once, which are not drafted
 
+Then a small draft model that is always right, and one that is always wrong, each beside the same model without one,
+where nothing repeats.
+
 With --real, tasks for a trained model too, SmolLM2-135M-Instruct in 4 bits (93 MB are fetched once): `edit` code twice,
 `quote` a passage, list `records` as JSON of a schema, `calls` of tools one after the other, and `story`, a free text.
 
 The other models say the words of their vocabulary in order, at the price of a Llama of their size. Tokens per second
-are those of the client, with `--draft auto` over `--draft off`, turn by turn.
+are those of the client, with `--draft auto` over `--draft off`, or with a draft model over without, turn by turn.
 """
 
 import argparse
@@ -31,7 +34,8 @@ from scripts.tools.bench.common.interleave import interleave
 from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
 from scripts.tools.bench.common.requests import MismeasuredError, answer, ask
 from scripts.tools.bench.common.servers import Endpoint, RunnerEndpoint, Server, this_runner
-from scripts.tools.bench.drafts.chain import WORDS, ChainPrompts, write_chain
+from scripts.tools.bench.drafts.chain import ANSWER_TOKENS, PROMPT_TOKENS, WORDS, ChainPrompts, write_chain
+from scripts.tools.bench.drafts.models import DraftModels, measure_models, table
 from scripts.tools.bench.drafts.tasks import TASKS, Done, hold
 from scripts.tools.bench.parallel.clients import Rate
 from scripts.tools.real.fetch import FetchError
@@ -48,7 +52,7 @@ CASES: Mapping[str, tuple[float, str]] = {
 """The least ratio of each case, and its meaning."""
 LEAST = {"story": 0.97, "calls": 1.0, "records": 1.0, "quote": 1.0, "edit": 1.0}
 """The least ratio of each task."""
-PROMPT_TOKENS, ANSWER_TOKENS, STREAMS = 256, 128, 8
+STREAMS = 8
 
 
 class Measured(NamedTuple):
@@ -69,19 +73,23 @@ class DraftsReport(Report):
     turns: int
     models: Sequence[Measured]
     tasks: Mapping[str, Mapping[str, Sequence[Done]]]
+    draft_models: Sequence[DraftModels]
 
     @property
     def targets(self) -> list[Target]:
         """Never slower, and much faster where all repeats."""
-        return [
+        known = [
             Target(f"{model.size}, {case}: {meaning}", model.ratio(case), least, most=False)
             for model in self.models
             for case, (least, meaning) in CASES.items()
-        ] + [
+        ]
+        drafted = [target for each in self.draft_models for target in each.targets]
+        tasks = [
             Target(f"trained model, {task}", self._task_ratio(task), least, most=False)
             for task, least in LEAST.items()
             if task in self.tasks
         ]
+        return [*known, *drafted, *tasks]
 
     def _task_ratio(self, task: str) -> float:
         return median_ratio(*([done.tokens_per_s for done in self.tasks[task][name]] for name in (AUTO, OFF)))
@@ -98,7 +106,10 @@ class DraftsReport(Report):
             for model in self.models
             for case in CASES
         ]
-        tables = [Table(f"tokens/s: medians of {self.turns} turns", ("", AUTO, OFF, "ratio"), rows)]
+        tables = [
+            Table(f"tokens/s: medians of {self.turns} turns", ("", AUTO, OFF, "ratio"), rows),
+            table(self.draft_models),
+        ]
         if self.tasks:
             done = [
                 (
@@ -118,7 +129,12 @@ class DraftsReport(Report):
             task: {name: [done._asdict() for done in found] for name, found in by_name.items()}
             for task, by_name in self.tasks.items()
         }
-        return {"turns": self.turns, "models": {model.size: model.speeds for model in self.models}, "tasks": tasks}
+        return {
+            "turns": self.turns,
+            "models": {model.size: model.speeds for model in self.models},
+            "draft_models": {each.size: each.data() for each in self.draft_models},
+            "tasks": tasks,
+        }
 
     @property
     def charts(self) -> Sequence[Chart]:
@@ -138,11 +154,13 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> DraftsRepo
     """The whole benchmark. ValueError when the options make no sense."""
     if not 0 < arguments.turns < WORDS // 2 // (ANSWER_TOKENS + 1):
         raise ValueError("there is at least one turn, and there are not more than there are words for")
-    models = []
+    models, draft_models = [], []
     for size in arguments.size or ("10M", "60M"):
         say(f"{size} ...")
         models.append(_measure(size, arguments))
-    return DraftsReport(arguments.turns, models, _perform(arguments, say) if arguments.real else {})
+        say(f"{size}, draft models ...")
+        draft_models.append(measure_models(size, arguments))
+    return DraftsReport(arguments.turns, models, _perform(arguments, say) if arguments.real else {}, draft_models)
 
 
 def _contenders(arguments: argparse.Namespace) -> Iterator[Server]:

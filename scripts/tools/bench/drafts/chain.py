@@ -13,13 +13,14 @@ from scripts.tools.bench.llamas import END_TOKEN, FIRST_WORD, VOCABULARY, Prompt
 from mlx_lm.models import llama
 
 WORDS = END_TOKEN - FIRST_WORD
+PROMPT_TOKENS, ANSWER_TOKENS = 256, 128
 _MATCH = 6
 """Tokens of a false promise that are the same as those of the answer."""
 
 
-def write_chain(directory: Path, size: Size, seed: int) -> None:
+def write_chain(directory: Path, size: Size, seed: int, step: int = 1) -> None:
     """Attention and feed-forward networks are computed, and add nothing; the output's row of each word is the embedding
-    of the one before it."""
+    of the one `step` words before it. So with another step every word is another one."""
     config = config_of(size) | {"tie_word_embeddings": False}
     mx.random.seed(seed)
     model = llama.Model(llama.ModelArgs.from_dict(config))
@@ -29,7 +30,7 @@ def write_chain(directory: Path, size: Size, seed: int) -> None:
     table = model.model.embed_tokens.weight
     words = table[FIRST_WORD:END_TOKEN]
     model.lm_head.weight = mx.zeros((VOCABULARY, size.hidden))
-    model.lm_head.weight[FIRST_WORD:END_TOKEN] = mx.concatenate([words[-1:], words[:-1]])
+    model.lm_head.weight[FIRST_WORD:END_TOKEN] = mx.concatenate([words[-step:], words[:-step]])
     named = {"architectures": ["LlamaForCausalLM"], "eos_token_id": END_TOKEN}
     (directory / "config.json").write_text(json.dumps(named | config))
     write_words(directory)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from protocol.stats import Stats
+from protocol.stats import DraftCounts, Stats
 from scripts.tools import ROOT
 from scripts.tools.host.lib import Client, Request
 
@@ -118,5 +118,9 @@ async def hold(client: Client, task: str, seed: int) -> Done:
 
 async def _accepted(client: Client) -> int:
     """Returns the drafts that were right so far."""
-    stats = msgspec.json.decode((await client.send("GET", "/v1/stats")).body, type=Stats)
-    return sum(stats.drafts.accepted.values())
+    return sum((await draft_counts(client)).accepted.values())
+
+
+async def draft_counts(client: Client) -> DraftCounts:
+    """Returns what a runner has drafted so far."""
+    return msgspec.json.decode((await client.send("GET", "/v1/stats")).body, type=Stats).drafts
