@@ -34,6 +34,7 @@ class Acceptance:
         self._pause = _FIRST_PAUSE
         self._waited = 0
         self._probe = 0
+        self._idle = False  # nothing was drafted the last time
 
     @property
     def trusted(self) -> bool:
@@ -48,11 +49,21 @@ class Acceptance:
             rate = (right + rate * _FIRST_WEIGHT) / (tried + _FIRST_WEIGHT)
             yield rate
 
+    def rests(self) -> bool:
+        """Returns True if nothing was drafted the last time, and no probe is due. That counts as another draft that was
+        cut to nothing: there is no need to find that out token by token."""
+        if not self._idle or self._waited + 1 >= self._pause:
+            return False
+        self._waited += 1
+        return True
+
     def probes(self, length: int, *, hopeful: bool = True) -> bool:
         """Returns True if a draft that would be cut to `length` tokens should have one more, to see what comes of it.
         If that would not pay even if it were right, it is not `hopeful`: then only what it costs is seen."""
         self._waited += 1
+        self._idle = False
         if self._waited < self._pause:
+            self._idle = not length
             return False
         self._waited, self._probe = 0, length + 1 if hopeful else 0
         self._pause = min(2 * self._pause, self._most_pause)

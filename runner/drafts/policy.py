@@ -51,10 +51,13 @@ class DraftPolicy:
     def model_length(self, most: int, context_tokens: int) -> int:
         """Returns how many tokens a model should draft, behind so many tokens: as `length`, but for what drafting
         itself takes."""
+        draft = Draft([], "model", MODEL_MATCH)
+        if self._acceptance(draft).rests():
+            return 0
         rounds = self._costs.curve(context_tokens)
         token_s = (self._draft_cost if self._costs.known else DraftCost()).token_s(rounds[0])
         costs = [seconds + length * token_s for length, seconds in enumerate(rounds)]
-        return self._length(Draft([], "model", MODEL_MATCH), most, costs)
+        return self._length(draft, most, costs)
 
     def _length(self, draft: Draft, most: int, costs: Sequence[float]) -> int:
         """Returns how many of at most `most` tokens to take; `costs` are those of none, one, and so on."""

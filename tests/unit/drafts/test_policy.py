@@ -255,3 +255,25 @@ def test_a_models_drafts_are_as_long_as_pays_for_drafting_them(world: World, rig
     best = max(sum(right**i for i in range(rows)) / (cost + share * (rows - 1)) for rows, cost in world.cost.items())
     assert tokens / seconds >= 0.94 * best
     assert tokens / seconds >= 0.97
+
+
+def test_a_model_in_vain_is_not_considered_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left out changes no length."""
+
+    def play(policy: DraftPolicy) -> list[int]:
+        lengths = []
+        for number in range(3000):
+            policy.took(1, 0.01, 1000)
+            lengths.append(policy.model_length(7, 1000))
+            right = lengths[-1] if 1500 < number < 1600 else 0
+            policy.learned(Draft([1] * 8, "model", MODEL_MATCH), lengths[-1], right)
+        return lengths
+
+    policy, considered = DraftPolicy.for_cpu(), list[int]()
+    curve = policy._costs.curve
+    monkeypatch.setattr(policy._costs, "curve", lambda tokens: (considered.append(1), curve(tokens))[1])
+    found = play(policy)
+    assert 20 < sum(map(bool, found)) < 200
+    assert len(considered) < sum(map(bool, found)) + 40
+    monkeypatch.setattr(Acceptance, "rests", lambda _: False)
+    assert play(DraftPolicy.for_cpu()) == found
