@@ -36,6 +36,10 @@ class Files:
         """Returns True if there is such a file."""
         return path.exists()
 
+    def is_folder(self, path: Path) -> bool:
+        """Returns True for a directory that is no symbolic link."""
+        return path.is_dir() and not path.is_symlink()
+
     def names(self, path: Path) -> list[str]:
         """Returns the names in a directory."""
         return os.listdir(path)  # noqa: PTH208 - names alone: a Path for each of 65,000 would take longer than the call
@@ -99,6 +103,10 @@ class Files:
         """Returns the free bytes of a volume, and all of them."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+    def rest(self) -> None:
+        """Lets other threads run Python for a moment."""
+        time.sleep(0.0002)
 
     def now_s(self) -> float:
         """Returns the time, on the clock of the files."""

@@ -1,9 +1,11 @@
 """The index of one directory: its names by the points at their ends. Written by one thread; any may read."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from runner.cache.disk.name import ENTRIES, Name
+from runner.cache.disk.name import ENTRIES, Name, parse_name
+
+_TOGETHER = 256  # names between two moments for other threads
 
 
 class Index:
@@ -65,11 +67,14 @@ class Index:
             if self._held.get((name.kind, name.last)) == name:
                 del self._held[name.kind, name.last]
 
-    def replace(self, names: Iterable[Name]) -> None:
-        """Makes these the only segments."""
-        wanted = {name.file: name for name in names}
-        for file, name in list(self.names.items()):
-            if file not in wanted:
-                self.discard(name)
-        for name in wanted.values():
-            self.add(name)
+    def replace(self, files: Iterable[str], rest: Callable[[], None] = lambda: None) -> None:
+        """Makes the segments among these files the only ones. Only new ones take time, with `rest` now and then."""
+        wanted = set(files)
+        for file in self.names.keys() - wanted:
+            self.discard(self.names[file])
+        for count, file in enumerate(wanted - self.names.keys()):
+            name = parse_name(file)
+            if name is not None:
+                self.add(name)
+            if count % _TOGETHER == _TOGETHER - 1:
+                rest()

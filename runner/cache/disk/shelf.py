@@ -9,12 +9,13 @@ import errno
 import os
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from runner.cache.disk.files import Files
 from runner.cache.disk.index import Index
-from runner.cache.disk.name import Name, parse_name, temporary
+from runner.cache.disk.name import Name, temporary
 from runner.cache.disk.point import Tokens
 from runner.cache.disk.segment import (
     MOST_BYTES,
@@ -29,7 +30,7 @@ from runner.cache.disk.segment import (
 from runner.logs import Log
 
 log = Log(__name__)
-_FOR_GOOD = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+_FOR_GOOD = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EEXIST, errno.ENOTDIR)
 _PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3600.0
 _RELIST_S = 2.0
 _DAY_S = 86_400.0
@@ -52,7 +53,7 @@ class Shelf:
         self.why_not_writing = ""
         """The reason why nothing is written any more; empty if it is, or may be again."""
         self._files, self._about, self._most_written = files, about, most_written
-        self._number = 0
+        self._number = int.from_bytes(os.urandom(6))  # runners in containers may have the same process id
         self._changed_ns = -1
         self._listed_s = self._paused_until_s = self._day_s = float("-inf")
         self._pause_s = _PAUSE_S
@@ -65,7 +66,7 @@ class Shelf:
         try:
             self._make_folder()
         except OSError as error:
-            self._stop_writing(error)
+            self._failed(error)
         self.relist()
         self.listed = True
 
@@ -78,8 +79,7 @@ class Shelf:
         try:
             changed_ns = self._files.changed_ns(self.folder)
             if changed_ns != self._changed_ns:
-                names = map(parse_name, self._files.names(self.folder))
-                self.index.replace(name for name in names if name is not None)
+                self.index.replace(self._files.names(self.folder), self._files.rest)
                 self._changed_ns = changed_ns
         except OSError:
             self.index.replace(())
@@ -181,24 +181,34 @@ class Shelf:
             return True
         parts = sealed(segment)
         size = sum(map(len, parts))
-        path = self._temporary()
         try:
             self._make_folder()
-            file = self._files.create(path)
-            try:
-                for part in parts:
-                    self._write(file, part)
-            finally:
-                self._files.close(file)
-            self._files.rename(path, self.folder / name.file)
+            self._commit(parts, self.folder / name.file)
         except OSError as error:
-            self._failed(path, error)
+            self._failed(error)
             return False
         self._pause_s = _PAUSE_S
         self.written_bytes += size
         self._written_today += size
         self.index.add(name)
         return True
+
+    def _commit(self, parts: Sequence[memoryview], to: Path) -> None:
+        """Writes a file, whole or not at all."""
+        path = self.folder / temporary(os.getpid(), self._number)
+        self._number += 1
+        try:
+            file = self._files.create(path)
+            try:
+                for part in parts:
+                    self._write(file, part)
+            finally:
+                self._files.close(file)
+            self._files.rename(path, to)
+        except OSError:
+            with suppress(OSError):  # the sweep finds it
+                self._files.unlink(path)
+            raise
 
     def _write(self, file: int, data: memoryview) -> None:
         at = 0
@@ -211,25 +221,14 @@ class Shelf:
     def _make_folder(self) -> None:
         """Makes the folder, and says in it what it is for."""
         about = self.folder / "about.json"
-        self._files.make_directory(self.folder)
         if self._files.exists(about):
             return
-        path = self._temporary()
-        file = self._files.create(path)
-        try:
-            self._write(file, memoryview(self._about))
-        finally:
-            self._files.close(file)
-        self._files.rename(path, about)
+        for folder in (self.folder.parent, self.folder):  # both, if somebody has removed everything
+            self._files.make_directory(folder)
+        self._commit([memoryview(self._about)], about)
 
-    def _temporary(self) -> Path:
-        self._number += 1
-        return self.folder / temporary(os.getpid(), self._number)
-
-    def _failed(self, path: Path, error: OSError) -> None:
+    def _failed(self, error: OSError) -> None:
         self.write_errors += 1
-        with suppress(OSError):  # the sweep finds it
-            self._files.unlink(path)
         if error.errno in _FOR_GOOD:
             self._stop_writing(error)
             return

@@ -1,6 +1,8 @@
 """Keeps all segments of all models within one bound. Owner: the disk thread."""
 
+import heapq
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +17,8 @@ _ABANDONED_S = 3600.0
 """The age of a temporary file that nobody will finish."""
 _FORWARD = 16  # tokens: the fixed cost of a forward
 _SPARE = 16  # of the bound: what is freed at once
-_TOGETHER = 256  # files between two looks for something more urgent
+_TOGETHER = 32  # files between two looks for something more urgent
+_SORTED_TOGETHER = 1024  # one sort of 65,000 would hold up all threads for as long as it takes
 _FLOOR_BYTES, _FLOOR_SHARE, _MOST_SHARE = 10 << 30, 20, 4
 
 
@@ -60,9 +63,9 @@ class Sweep:
         gone, freed = 0, 0
         for folder in folders:
             version = format_of(folder)
-            if version is None:
-                continue
             path = self._directory / folder
+            if version is None or not self._files.is_folder(path):  # what a link leads to is not ours
+                continue
             for count, entry in enumerate(self._entries(path)):
                 if count % _TOGETHER == _TOGETHER - 1:
                     yield
@@ -80,23 +83,28 @@ class Sweep:
                     held.append(_Held(path / entry.name, name, entry.nbytes, entry.used_s))
             if version != VERSION:
                 self._remove_folder(path)
-        total = others + sum(each.nbytes for each in held)
+        total, aged = others + sum(each.nbytes for each in held), gone
         limit = self._limit(total)
         if total > limit:
             limit -= limit // _SPARE
-            held.sort(key=lambda each: _worthless(each, now_s))
-            while held and total > limit:
-                victim = held.pop()
-                if len(held) % _TOGETHER == 0:
+            order = partial(_worthless, now_s=now_s)
+            runs = list[list[_Held]]()
+            for at in range(0, len(held), _SORTED_TOGETHER):
+                runs.append(sorted(held[at : at + _SORTED_TOGETHER], key=order, reverse=True))
+                yield
+            for count, victim in enumerate(heapq.merge(*runs, key=order, reverse=True)):
+                if total <= limit:
+                    break
+                if count % _TOGETHER == _TOGETHER - 1:
                     yield
                 if self._unlink(victim.path):
                     removed(victim.path.parent, victim.name)
                     gone, freed = gone + 1, freed + victim.nbytes
-                total -= victim.nbytes
+                    total -= victim.nbytes
         if gone:
             log.info("disk cache swept", files=gone, freed=shown(freed), held=shown(total), bound=shown(limit))
         self.evicted_bytes += freed
-        self.last = Swept(len(held), total, gone, freed)
+        self.last = Swept(len(held) - (gone - aged), total, gone, freed)
 
     def _limit(self, total: int) -> int:
         """Returns the bytes that may be held: the bound, or less if the volume is nearly full."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 _SWEEP_S = 60.0
+_BREATH_S = 0.001
+"""Between two parts of a sweep: other threads run Python, too."""
 _AHEAD = 2  # segments of one prompt that are read and not yet adopted
 
 
@@ -62,7 +64,9 @@ class DiskThread:
         self._sweeping: Iterator[None] | None = None
         self._opened = False
         self._swept_s = float("-inf")
-        self._swept_bytes = -1  # written when the last sweep began
+        self._swept_bytes = self._swept_errors = -1  # of the shelf when the last sweep began
+        self._wrote = False
+        """True if the last piece of work was a write: a sweep that is due goes before the next one."""
 
     @property
     def held_bytes(self) -> int:
@@ -105,11 +109,13 @@ class DiskThread:
             return True
         with self._changed:
             reading = next((each for each in self._readings if each.credit > 0 or each.dropped), None)
-            writing = self._writes.popleft() if reading is None and self._writes else None
+            due = self._wrote and (self._sweeping is not None or self._sweep_in_s() == 0)
+            writing = self._writes.popleft() if reading is None and self._writes and not due else None
             touches = []
             if reading is None and writing is None:
                 touches = list(self._touches)
                 self._touches.clear()
+        self._wrote = writing is not None
         if reading is not None:
             self._read(reading)
         elif writing is not None:
@@ -122,7 +128,8 @@ class DiskThread:
             if next(self._sweeping, self) is self:
                 self._sweeping = None
         elif self._sweep_in_s() == 0:
-            self._swept_s, self._swept_bytes = self._files.now_s(), self.shelf.written_bytes
+            self._swept_s = self._files.now_s()
+            self._swept_bytes, self._swept_errors = self.shelf.written_bytes, self.shelf.write_errors
             self._sweeping = self.sweep.run(self._removed)
         else:
             return False
@@ -146,8 +153,9 @@ class DiskThread:
             self.shelf.index.discard(name)
 
     def _sweep_in_s(self) -> float | None:
-        """Returns the seconds until the next sweep; None if nothing was written since the last one."""
-        if self._swept_bytes == self.shelf.written_bytes:
+        """Returns the seconds until the next sweep; None if nothing was written since the last one, and no attempt
+        failed: a full volume is a smaller bound."""
+        if (self._swept_bytes, self._swept_errors) == (self.shelf.written_bytes, self.shelf.write_errors):
             return None
         passed = self._files.now_s() - self._swept_s
         return max(0.0, _SWEEP_S - passed) if passed >= 0 else 0.0
@@ -155,12 +163,13 @@ class DiskThread:
     def _run(self) -> None:
         try:
             while True:
-                if self.step():
+                worked = self.step()
+                if worked and self._sweeping is None:
                     continue
                 with self._changed:
                     busy = any(each.credit > 0 or each.dropped for each in self._readings)
                     if not (busy or self._writes or self._touches):
-                        self._changed.wait(self._sweep_in_s())
+                        self._changed.wait(_BREATH_S if worked else self._sweep_in_s())
         except Exception as error:  # answers go on without the disk
             log.exception("the disk cache is off")
             self._end(f"{type(error).__name__}: {error}")

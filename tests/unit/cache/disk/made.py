@@ -8,10 +8,11 @@ from pathlib import Path
 from random import Random
 
 from runner.cache.disk.files import Entry, Files
-from runner.cache.disk.name import ENTRIES, Name
+from runner.cache.disk.name import ENTRIES, STATE, Name
 from runner.cache.disk.point import Points
 from runner.cache.disk.segment import Facts, Record, Segment, Tensor
 from runner.cache.disk.shelf import Shelf
+from runner.cache.disk.sweep import Sweep
 
 ROOT = b"r" * 32
 NAMESPACE = f"v1-{'0' * 32}"
@@ -132,3 +133,26 @@ def shelf(directory: Path, files: Files | None = None, most_written: int = 1 << 
     opened = Shelf(files or FakeFiles(), directory, NAMESPACE, b'{"model":"tiny"}', most_written)
     opened.open()
     return opened
+
+
+TOKENS = list(range(600))
+STORY = [
+    segment(TOKENS, 0, 40),
+    segment(TOKENS, 39, 40, STATE),
+    segment(TOKENS, 40, 80),
+    segment([*TOKENS[:40], 9, 9, 9], 40, 43),
+]
+"""Segments of two conversations, and a state."""
+
+
+def listed(directory: Path) -> list[str]:
+    """Returns the names of the files of the namespace."""
+    return [path.name for path in (directory / NAMESPACE).iterdir()]
+
+
+def swept(files: FakeFiles, directory: Path, most: int = 1 << 40, age: float = 1e12) -> Sweep:
+    """Sweeps once."""
+    sweep = Sweep(files, directory, most, age)
+    for _ in sweep.run():
+        pass
+    return sweep

@@ -1,25 +1,17 @@
 """Whatever happens to the files: what is found is what was written, and nothing is left behind."""
 
 import errno
-import os
+import shutil
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from runner.cache.disk.files import Files
-from runner.cache.disk.name import STATE, is_temporary, parse_name
+from runner.cache.disk.name import is_temporary, parse_name
 from runner.cache.disk.shelf import Shelf
 from runner.cache.disk.sweep import Sweep
-from tests.unit.cache.disk.made import ERRORS, NAMESPACE, CrashError, FakeFiles, named, segment, shelf
-
-TOKENS = list(range(600))
-STORY = [
-    segment(TOKENS, 0, 40),
-    segment(TOKENS, 39, 40, STATE),
-    segment(TOKENS, 40, 80),
-    segment([*TOKENS[:40], 9, 9, 9], 40, 43),
-]
+from tests.unit.cache.disk.made import ERRORS, NAMESPACE, STORY, CrashError, FakeFiles, listed, shelf, swept
 
 
 def story(files: Files, directory: Path) -> Shelf:
@@ -53,10 +45,6 @@ def check_found(directory: Path, after_sweep: bool = True) -> int:
         assert not [name for name in left if is_temporary(name)]
         assert all(parse_name(name) or name == "about.json" for name in left)
     return found
-
-
-def listed(directory: Path) -> list[str]:
-    return [path.name for path in (directory / NAMESPACE).iterdir()]
 
 
 def count_calls(directory: Path) -> int:
@@ -106,6 +94,57 @@ def test_a_full_disk_is_left_alone_for_a_while_and_a_broken_one_for_good(tmp_pat
     assert not opened.may_write
     assert opened.read(STORY[0].name) is not None
     assert sorted(listed(tmp_path)) == sorted(["about.json", STORY[0].name.file])
+
+
+def test_a_disk_that_is_full_at_the_start_is_tried_again(tmp_path: Path) -> None:
+    files = FakeFiles()
+    files.at, files.fault = 4, OSError(errno.ENOSPC, "full")
+    opened = shelf(tmp_path / "new", files)
+    assert files.calls[4] == "write"
+    assert listed(tmp_path / "new") == []
+    assert not opened.may_write
+    files.now += 61
+    assert opened.may_write
+    assert opened.publish(STORY[0])
+    assert sorted(listed(tmp_path / "new")) == sorted(["about.json", STORY[0].name.file])
+
+
+def test_a_file_in_the_place_of_a_folder_ends_writing(tmp_path: Path) -> None:
+    (tmp_path / NAMESPACE).write_text("mine")
+    opened = shelf(tmp_path)
+    assert not opened.may_write
+    assert opened.why_not_writing
+    assert not opened.index.names
+    assert swept(FakeFiles(), tmp_path, 0).last.files == 0
+    assert (tmp_path / NAMESPACE).read_text() == "mine"
+
+
+def test_what_somebody_removed_is_made_again_for_its_owner_alone(tmp_path: Path) -> None:
+    files = FakeFiles()
+    opened = shelf(tmp_path / "new", files)
+    opened.publish(STORY[0])
+    shutil.rmtree(tmp_path / "new")
+    assert opened.publish(STORY[2])
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "new", opened.folder)} == {0o700}
+    files.now += 3
+    opened.relist()
+    assert [*opened.index.names] == [STORY[2].name.file]
+
+
+def test_what_another_process_of_the_same_number_left_is_not_in_the_way(tmp_path: Path) -> None:
+    """In a container every runner may be process 1."""
+    names = set[str]()
+
+    class Noting(FakeFiles):
+        def create(self, path: Path) -> int:
+            assert path.name not in names
+            names.add(path.name)
+            return super().create(path)
+
+    for count, each in enumerate(STORY):
+        assert shelf(tmp_path, Noting()).publish(each)
+        assert len(names) == 2 + count
+        (tmp_path / NAMESPACE / min(names)).touch()
 
 
 def test_a_clock_that_goes_back_stops_nothing(tmp_path: Path) -> None:
@@ -190,85 +229,3 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     assert (opened.folder / STORY[0].name.file).stat().st_mode & 0o777 == 0o600
     assert not Files().is_private(Path("/tmp"))
     assert Files().is_private(tmp_path / "new")
-
-
-# --- the sweep
-
-
-def swept(files: FakeFiles, directory: Path, most: int = 1 << 40, age: float = 1e12) -> Sweep:
-    sweep = Sweep(files, directory, most, age)
-    for _ in sweep.run():
-        pass
-    return sweep
-
-
-def test_all_models_share_one_bound_and_the_longest_idle_goes_first(tmp_path: Path) -> None:
-    files = FakeFiles()
-    opened = shelf(tmp_path, files)
-    other = Shelf(files, tmp_path, f"v1-{'1' * 32}", b"{}", 1 << 40)
-    other.open()
-    for each in STORY[:3]:
-        opened.publish(each)
-        opened.touch(each.name)
-        files.now += 100
-    size = swept(files, tmp_path).last.nbytes
-    assert size == sum(file.stat().st_size for file in opened.folder.iterdir()) + 2
-    found = swept(files, tmp_path, size - 1).last
-    assert 0 < found.removed < 3
-    assert found.nbytes <= size - 1
-    assert not (opened.folder / STORY[0].name.file).exists()
-    assert swept(files, tmp_path, 0).last.files == 0
-    assert swept(files, tmp_path / "nothing").last.nbytes == 0
-
-
-def test_leaves_go_before_what_they_hang_from(tmp_path: Path) -> None:
-    files = FakeFiles()
-    opened = shelf(tmp_path, files)
-    for each in (STORY[0], STORY[2]):
-        opened.publish(each)
-        opened.touch(each.name)
-    swept(files, tmp_path, swept(files, tmp_path).last.nbytes - 1)
-    assert (opened.folder / STORY[0].name.file).exists()
-    assert not (opened.folder / STORY[2].name.file).exists()
-
-
-def test_what_is_old_abandoned_or_of_another_format_goes_and_nothing_else(tmp_path: Path) -> None:
-    files = FakeFiles()
-    opened = shelf(tmp_path, files)
-    opened.publish(STORY[0])
-    opened.touch(STORY[0].name)
-    former = tmp_path / f"v0-{'0' * 32}"
-    former.mkdir()
-    (former / STORY[0].name.file).write_bytes(b"old")
-    mine = [tmp_path / "notes.txt", opened.folder / "letter.txt", tmp_path / "photos" / STORY[0].name.file]
-    abandoned = [opened.folder / ".77-1.tmp"]
-    mine[2].parent.mkdir()
-    for path in (*mine, *abandoned):
-        path.write_text("x")
-        os.utime(path, (files.now, files.now))
-    files.now += 10
-    assert swept(files, tmp_path, age=11).last.files == 1
-    assert abandoned[0].exists()  # somebody may still be writing it
-    assert not former.exists()
-    files.now += 4000
-    assert swept(files, tmp_path, age=11).last.files == 0
-    assert not abandoned[0].exists()
-    assert all(path.exists() for path in mine)
-
-
-def test_a_volume_that_is_nearly_full_counts_as_a_bound(tmp_path: Path) -> None:
-    files = FakeFiles()
-    opened = shelf(tmp_path, files)
-    opened.publish(STORY[0])
-    files.free = (1 << 30, 1 << 40)
-    assert swept(files, tmp_path).last.files == 0
-
-
-def test_a_sweep_stops_now_and_then_for_more_urgent_things(tmp_path: Path) -> None:
-    files = FakeFiles()
-    opened = shelf(tmp_path, files)
-    for index in range(600):
-        (opened.folder / named([index, 1], 0, 2).file).write_bytes(b"")
-    sweep = Sweep(files, tmp_path, 1 << 40, 1e12)
-    assert sum(1 for _ in sweep.run()) >= 2
-    assert sweep.last.files == 600

@@ -1,12 +1,13 @@
 """The disk thread, a piece of work at a time."""
 
+import errno
 from array import array
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from runner.cache.disk.reader import Found, Reader, Wanted
-from runner.cache.disk.segment import Segment
+from runner.cache.disk.segment import Segment, sealed
 from runner.cache.disk.sweep import Sweep
 from runner.cache.disk.thread import DiskThread, Reading
 from tests.unit.cache.disk.made import ROOT, FakeFiles, segment, shelf
@@ -127,6 +128,37 @@ def test_the_bound_holds_over_two_processes_and_what_is_evicted_is_not_looked_fo
     assert set(other.shelf.index.names) <= left
     assert one.sweep.evicted_bytes + other.sweep.evicted_bytes > 0
     assert thread.held_bytes <= size // 2
+
+
+def test_a_sweep_that_is_due_goes_between_two_writes(tmp_path: Path) -> None:
+    """Writing without an end must not put it off: the bound would not hold."""
+    size = len(b"".join(sealed(cut()[0])))
+    thread = Thread(tmp_path, 4 * size)
+    thread.rest()
+    for number in range(12):
+        thread.files.now += 61
+        thread.write(segment([number, *TOKENS], 0, 256), lambda _: None)
+        thread.write(segment([number, *TOKENS], 256, 512), lambda _: None)
+        for _ in range(10):  # there is always one more to write
+            thread.step()
+            if len(thread._writes) < 2:
+                thread.write(segment([number, 5, *TOKENS], 0, 256), lambda _: None)
+    assert thread.sweep.evicted_bytes > 0
+    assert thread.sweep.last.nbytes <= 4 * size
+
+
+def test_a_volume_that_others_fill_makes_room_though_nothing_can_be_written(tmp_path: Path) -> None:
+    thread = Thread(tmp_path)
+    thread.put(*cut(512))
+    thread.files.now += 61
+    thread.rest()
+    thread.files.free = (0, 1 << 40)
+    thread.files.at, thread.files.fault = len(thread.files.calls) + 2, OSError(errno.ENOSPC, "full")
+    assert thread.put(cut()[2]) == [False]
+    assert thread.shelf.write_errors == 1
+    thread.files.now += 61
+    thread.rest()
+    assert thread.sweep.last.files == 0
 
 
 def _filled(directory: Path) -> Thread:
