@@ -51,8 +51,9 @@ def standing(index: Index, points: Points, most: int) -> int | None:
     """Returns the largest offset up to `most` at which there are states and tails, as far as the model has such layers;
     None if there is no such offset. Models that have none are told by `index.kinds`."""
     kinds = [kind for kind in (STATE, TAIL) if index.kinds[kind]]
-    for at in sorted((end for end, count in list(index.ends.items()) if count and end <= most), reverse=True):
-        point = points.at(at)
+    ends = sorted(end for end, count in list(index.ends.items()) if count and end <= most)
+    known = [points.at(end) for end in ends]  # the first one first: each goes on from the one before it
+    for at, point in zip(reversed(ends), reversed(known), strict=True):
         if all(index.held(kind, point) for kind in kinds):
             return at
     return None

@@ -5,7 +5,7 @@ import pytest
 from runner.cache.disk.index import Index
 from runner.cache.disk.name import STATE, TAIL, Name
 from runner.cache.disk.plan import branch, chain, held_at, partial, standing
-from runner.cache.disk.point import Points, UnknownPictureError
+from runner.cache.disk.point import Points, Tokens, UnknownPictureError
 from tests.unit.cache.disk.made import ROOT, named, points
 
 A = list(range(1000))
@@ -59,6 +59,22 @@ def test_layers_stand_where_all_of_their_states_and_tails_are() -> None:
     assert held_at(index, points(A), 300, lambda at: at - 250) == [held[0], held[1], held[2]]
     assert held_at(index, points(A), 300, lambda at: at - 200) == [held[1], held[2]]
     assert standing(Index(entries), points(A), 512) is None
+
+
+def test_a_place_to_stand_is_found_by_hashing_the_prompt_once() -> None:
+    """However many states other conversations have left at other offsets."""
+
+    class Counting(Points):
+        hashed = 0
+
+        def _spelled(self, tokens: Tokens) -> bytes:
+            self.hashed += len(tokens)
+            return super()._spelled(tokens)
+
+    states = [named(B, at - 1, at, STATE) for at in range(300, 680)]
+    prompt = Counting(ROOT, "", A)
+    assert standing(Index([named(A, 1, 2, STATE), *states]), prompt, 999) == 2
+    assert prompt.hashed <= len(A)
 
 
 def test_what_is_removed_is_found_no_more() -> None:
