@@ -175,6 +175,8 @@ class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: int
     """The tokens of the prompt."""
     cached: int = 0
+    restored: int = 0
+    """Those of the cached tokens that were brought from disk for the request."""
     prefilled: int = 0
     """The tokens of the prompt that the layers hold, the cached ones included."""
     generated: int = 0

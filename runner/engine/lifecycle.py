@@ -84,6 +84,11 @@ class Lifecycle:
         return tokens / (max(1, self.decoded_ns - self.computed_ns) / 1e9) if self.decoded_ns else 0.0
 
 
+def restored(request: "Request", session: "LiveSession") -> int:
+    """Returns how many of the cached tokens of a request were brought from disk for it."""
+    return min(request.restored, session.cached)
+
+
 def report(request: "Request", session: "LiveSession", life: Lifecycle) -> None:
     """Writes the log line of a request that has ended."""
     log.info(
@@ -93,6 +98,7 @@ def report(request: "Request", session: "LiveSession", life: Lifecycle) -> None:
         total=session.total,
         matched=session.matched,
         cached=session.cached,
+        restored=restored(request, session),
         left=session.total - session.cached,
         miss=session.miss,
         evicted_bytes=session.evicted_bytes,

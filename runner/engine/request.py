@@ -54,7 +54,9 @@ class Request:
     stream: EventStream = field(default_factory=EventStream)
     cancelled: bool = False
     restoring: bool = False
-    """True while the disk is asked for its prompt: it cannot begin. Set by the engine thread."""
+    """True while the disk is asked for its prompt: it cannot begin. Set by the engine thread, as the following."""
+    restored: int = 0
+    """The tokens of the prompt that were brought from disk."""
     number: int = field(default_factory=_numbers.__next__)
     """The name of this request in the log, where the lines of several requests alternate."""
     arrived_ns: int = field(default_factory=perf_counter_ns)

@@ -35,6 +35,7 @@ async def test_a_killed_process_leaves_its_conversations(start: SpawnModel, tmp_
     assert again == text
     assert cached > 300
     assert any("restored from disk" in line for line in process.output.lines)
+    assert any("msg=completion" in line and f" restored={cached} " in line for line in process.output.lines)
     longer, cached = await answer(start(RANDOM, words), PROMPT + text + " and more")
     plain, none = await answer_alone(start, PROMPT + text + " and more")
     assert (longer, none) == (plain, 0)

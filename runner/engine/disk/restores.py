@@ -29,8 +29,8 @@ class _Restore:
         self.request, self.held, self.began_s = request, held, began_s
         self.until_s = began_s + patience_s
         self.found: deque[Found] = deque()
-        self.tokens = 0
-        """The tokens adopted so far."""
+        self.adopted = False
+        """True if something of it is in memory now."""
         self.ended = False
         """True if nothing more will be read."""
         self.reading: Reading | None = None
@@ -105,7 +105,7 @@ class Restores:
         for restore in self._waiting:
             late = now_s >= restore.until_s
             if restore.request.cancelled or ((late or restore.ended) and not restore.found):
-                self._end(restore, late=late)
+                self._end(cache, restore, late=late)
                 return True
             if restore.found:  # what was read in time counts, however long the engine has looked elsewhere
                 if late:
@@ -140,9 +140,9 @@ class Restores:
             fits = False
         if not fits:
             restore.found.clear()
-            self._end(restore, late=False)
+            self._end(cache, restore, late=False)
             return
-        restore.tokens = max(restore.tokens, found.segment.name.stop - restore.held)
+        restore.adopted = True
         if restore.reading is not None:
             self._disk.adopted(restore.reading)
 
@@ -151,22 +151,25 @@ class Restores:
             restore.reading.dropped = True
             self._disk.adopted(restore.reading)
 
-    def _end(self, restore: _Restore, *, late: bool) -> None:
+    def _end(self, cache: TrieCache, restore: _Restore, *, late: bool) -> None:
         """Lets a request begin. If nothing came before it was `late`, the disk counts as slower than computing."""
         self._waiting.remove(restore)
         self._stop_reading(restore)
+        keys, tokens = array("i", restore.request.keys), 0
+        if restore.adopted:  # the prompt may part from them, or layers be unable to stand there
+            tokens = restore.request.restored = max(0, standing(cache, keys, self._salt) - restore.held)
         seconds = self._clock() - restore.began_s
-        if restore.tokens:
-            self._measured(seconds / restore.tokens)
-            self.count, self.tokens, self.seconds = self.count + 1, self.tokens + restore.tokens, self.seconds + seconds
+        if tokens:
+            self._measured(seconds / tokens)
+            self.count, self.tokens, self.seconds = self.count + 1, self.tokens + tokens, self.seconds + seconds
             log.info(
                 "restored from disk",
                 request=restore.request.number,
-                tokens=restore.tokens,
+                tokens=tokens,
                 milliseconds=round(seconds * 1e3, 1),
             )
         elif late and not restore.request.cancelled:
-            self._measured(_LATE * seconds / (len(restore.request.keys) - restore.held))
+            self._measured(_LATE * seconds / (len(keys) - restore.held))
         restore.request.restoring = False
         self._ready()
 

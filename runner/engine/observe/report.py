@@ -10,6 +10,7 @@ import mlx.core as mx
 from msgspec import structs
 
 from protocol.stats import CacheNode, DiskCounts, DraftCounts, MemoryCounts, PictureCounts, RunningRequest, Stats
+from runner.engine.lifecycle import restored
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.observe.counters import EngineStats
 from runner.tokenizer import Tokenizer
@@ -141,6 +142,7 @@ def _running(generation: "Generation", now_ns: int) -> RunningRequest:
         phase=phase,
         prompt=session.total,
         cached=session.cached,
+        restored=restored(request, session),
         prefilled=prefilled,
         generated=life.generated,
         max_tokens=request.max_tokens,

@@ -59,7 +59,7 @@ class Row {
   }
 
   draw(request) {
-    const { phase, prompt, cached, prefilled, generated, max_tokens: most } = request;
+    const { phase, prompt, cached, restored, prefilled, generated, max_tokens: most } = request;
     this.element.dataset.phase = phase;
     write(this.#phase, PHASES[phase] ?? phase);
     write(this.#age, duration(request.age_s));
@@ -67,7 +67,7 @@ class Row {
     this.#read.style.width = width(prefilled - cached, prompt);
     this.#written.style.width = width(generated, most);
     const read = phase === "prefill" && prompt ? `, ${percent(prefilled / prompt)} read` : "";
-    write(this.#prompt, `${counted(prompt, "prompt token")}${cached ? `, ${count(cached)} cached` : ""}${read}`);
+    write(this.#prompt, `${counted(prompt, "prompt token")}${cached ? `, ${count(cached)} cached` : ""}${restored ? ` (${count(restored)} from disk)` : ""}${read}`);
     write(this.#answer, answer(request));
   }
 }

@@ -102,6 +102,7 @@ def test_a_conversation_goes_on_after_the_process_has_gone(kind: str, tmp_path: 
     second.run()
     second.engine.check()
     assert again.cached >= 480
+    assert again.request.restored == second.tier.counts().restored_tokens == again.cached
     counts = second.tier.counts()
     assert (counts.restores, counts.state, counts.rejected) == (1, "on", {})
     assert counts.restored_tokens >= 480
