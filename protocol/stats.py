@@ -163,6 +163,10 @@ class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
     write_errors: int = 0
     rejected: dict[str, int] = {}
     """Files that were refused, by reason: `torn`, `crc`, `tokens` (another prompt's) or `layers` (another model's)."""
+    checks: int = 0
+    """Restored segments that were computed again, to compare."""
+    failed_checks: int = 0
+    """Those that were something else: each time all files of this model were removed."""
 
 
 class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -214,7 +214,7 @@ def _open_disk(
     from runner.engine.disk.open import open_tier  # nothing of it is imported without the flag
 
     names = sight.support.names if isinstance(sight.support, PictureSupport) else None
-    return open_tier(settings, model, make_layers, loaded.dtypes, names, scheduler, salt, post)
+    return open_tier(settings, model, make_layers, loaded.dtypes, loaded.logits, names, scheduler, salt, post)
 
 
 def _warm_up_of(

@@ -149,6 +149,8 @@ def _disk(stats: Stats) -> Iterator[Metric]:
     yield _counter("disk_restore_seconds", "Time that requests waited for these.", disk.restore_s)
     yield _counter("disk_copy_seconds", "The engine's time that writing took.", disk.copy_s)
     yield _counter("disk_write_errors", "Files that could not be written.", disk.write_errors)
+    yield _counter("disk_checks", "Restored segments that were computed again, to compare.", disk.checks)
+    yield _counter("disk_failed_checks", "Those that were something else.", disk.failed_checks)
     rejected = [((reason,), count) for reason, count in disk.rejected.items()]
     yield _counters("disk_rejected", "Files that were refused, by reason.", ("reason",), rejected)
 

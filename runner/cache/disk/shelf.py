@@ -146,6 +146,17 @@ class Shelf:
         except OSError:
             return  # it cannot be removed, but neither is it used
 
+    def empty(self) -> None:
+        """Removes all segments."""
+        self.index.replace(())
+        self._changed_ns = -1
+        try:
+            names = [name for name in map(parse_name, self._files.names(self.folder)) if name is not None]
+        except OSError:
+            return
+        for name in names:
+            self.drop(name)
+
     def touch(self, name: Name) -> None:
         """Marks a segment as just used."""
         try:

@@ -61,6 +61,7 @@ class DiskThread:
         self._readings: deque[Reading] = deque()
         self._writes: deque[tuple[Segment, Callable[[bool], None]]] = deque()
         self._touches: deque[Name] = deque()
+        self._emptying = False
         self._sweeping: Iterator[None] | None = None
         self._opened = False
         self._swept_s = float("-inf")
@@ -101,11 +102,26 @@ class DiskThread:
             self._touches.append(name)
             self._changed.notify()
 
+    def empty(self) -> None:
+        """Removes all segments of the model, and those that wait to be written."""
+        with self._changed:
+            self._emptying = True
+            dropped = list(self._writes)
+            self._writes.clear()
+            self._changed.notify()
+        for _, done in dropped:
+            done(False)
+
     def step(self) -> bool:
         """Does one piece of work; returns False if there is none. Raises whatever is wrong with the code."""
         if not self._opened:
             self._opened = True
             self.shelf.open()
+            return True
+        if self._emptying:
+            self._emptying = False
+            self.shelf.empty()
+            self._swept_s, self._swept_bytes = float("-inf"), -1
             return True
         with self._changed:
             reading = next((each for each in self._readings if each.credit > 0 or each.dropped), None)
@@ -168,7 +184,7 @@ class DiskThread:
                     continue
                 with self._changed:
                     busy = any(each.credit > 0 or each.dropped for each in self._readings)
-                    if not (busy or self._writes or self._touches):
+                    if not (busy or self._writes or self._touches or self._emptying):
                         self._changed.wait(_BREATH_S if worked else self._sweep_in_s())
         except Exception as error:  # answers go on without the disk
             log.exception("the disk cache is off")

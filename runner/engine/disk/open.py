@@ -22,6 +22,7 @@ from runner.cache.layers import adapt, flatten
 from runner.cache.layers.cargo import describe
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.trie_cache import TrieCache
+from runner.engine.disk.check import SelfCheck
 from runner.engine.disk.restores import Restores
 from runner.engine.disk.tier import DiskTier
 from runner.engine.disk.writes import Writes
@@ -59,6 +60,7 @@ def open_tier(
     model: OpenedModel,
     make_layers: Callable[[], list[object]],
     dtypes: list[str],
+    forward: Callable[[mx.array, list[object]], mx.array],
     names: PictureNames | None,
     scheduler: "Scheduler",
     salt: str,
@@ -105,8 +107,9 @@ def open_tier(
             index, namespace.name, namespace.root, digest_of=digest_of, touch=disk.touch, on_device=on_device
         )
 
-    restores = Restores(disk, salt, prefill_token_s=prefill_token_s, ready=ready)
-    tier = DiskTier(disk, restores, Writes(disk, make_freight), scheduler)
+    check = SelfCheck(disk, make_layers, forward)
+    restores = Restores(disk, salt, check, prefill_token_s=prefill_token_s, ready=ready)
+    tier = DiskTier(disk, restores, Writes(disk, make_freight), check, scheduler)
     log.info("disk cache", directory=str(directory), namespace=namespace.name, budget=shown(budget_bytes))
     disk.start()
     return tier

@@ -11,6 +11,7 @@ from runner.cache.disk.segment import SegmentError
 from runner.cache.disk.thread import DiskThread, Reading
 from runner.cache.layers.cargo import is_tail
 from runner.cache.trie_cache import TrieCache
+from runner.engine.disk.check import SelfCheck
 from runner.engine.request import Request
 from runner.logs import Log
 
@@ -31,6 +32,8 @@ class _Restore:
         self.found: deque[Found] = deque()
         self.adopted = False
         """True if something of it is in memory now."""
+        self.last: Found | None = None
+        """The last segment of it that can be checked."""
         self.ended = False
         """True if nothing more will be read."""
         self.reading: Reading | None = None
@@ -43,6 +46,7 @@ class Restores:
         self,
         disk: DiskThread,
         salt: str,
+        check: SelfCheck,
         *,
         prefill_token_s: Callable[[], float | None],
         ready: Callable[[], None],
@@ -56,7 +60,7 @@ class Restores:
         """The tokens restored so far."""
         self.seconds = 0.0
         """The time that requests have waited for them."""
-        self._disk, self._salt = disk, salt
+        self._disk, self._salt, self._check = disk, salt, check
         self._prefill_token_s, self._ready, self._clock = prefill_token_s, ready, clock
         self._waiting: list[_Restore] = []
         self._token_s: float | None = None
@@ -143,6 +147,8 @@ class Restores:
             self._end(cache, restore, late=False)
             return
         restore.adopted = True
+        if self._check.suits(found):
+            restore.last = found
         if restore.reading is not None:
             self._disk.adopted(restore.reading)
 
@@ -162,6 +168,8 @@ class Restores:
         if tokens:
             self._measured(seconds / tokens)
             self.count, self.tokens, self.seconds = self.count + 1, self.tokens + tokens, self.seconds + seconds
+            if restore.last is not None:
+                self._check.sample(restore.last)
             log.info(
                 "restored from disk",
                 request=restore.request.number,

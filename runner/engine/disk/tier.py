@@ -11,6 +11,7 @@ from runner.logs import Log
 
 if TYPE_CHECKING:
     from runner.cache.disk.thread import DiskThread
+    from runner.engine.disk.check import SelfCheck
     from runner.engine.disk.restores import Restores
     from runner.engine.disk.writes import Writes
     from runner.engine.scheduler import Scheduler
@@ -19,11 +20,14 @@ log = Log(__name__)
 
 
 class DiskTier:
-    """Restores before a request begins, and writes between slices. Whatever goes wrong here switches it off: answers
-    go on without it."""
+    """Restores before a request begins, writes between slices, and checks when idle. Whatever goes wrong here switches
+    it off: answers go on without it."""
 
-    def __init__(self, disk: "DiskThread", restores: "Restores", writes: "Writes", scheduler: "Scheduler") -> None:
+    def __init__(
+        self, disk: "DiskThread", restores: "Restores", writes: "Writes", check: "SelfCheck", scheduler: "Scheduler"
+    ) -> None:
         self._disk, self._restores, self._writes, self._scheduler = disk, restores, writes, scheduler
+        self._check = check
         self._off = False
 
     @property
@@ -48,6 +52,7 @@ class DiskTier:
         """Queues a request, which waits there while the disk is asked."""
         if not self._off:
             with self._guarded():
+                self._check.give_way()
                 self._restores.add(self._cache, request)
         self._scheduler.add(request)
 
@@ -55,13 +60,18 @@ class DiskTier:
         """Returns True if `advance` has something to do. `idle`: the engine has nothing else to compute."""
         if self._off:
             return False
-        return self._restores.pending or self._writes.pending(self._cache, idle=idle)
+        checking = idle and self._check.pending and self._restores.patience_s is None
+        return self._restores.pending or self._writes.pending(self._cache, idle=idle) or checking
 
     def advance(self, *, idle: bool, interrupted: Callable[[], bool]) -> None:
-        """Adopts one segment, or copies for a moment."""
+        """Adopts one segment, copies for a moment, or checks a slice of what was restored."""
         with self._guarded():
-            if not self._restores.advance(self._cache) and self._writes.pending(self._cache, idle=idle):
+            if self._restores.advance(self._cache):
+                return
+            if self._writes.pending(self._cache, idle=idle):
                 self._writes.advance(self._cache, idle=idle, interrupted=interrupted)
+            elif idle and self._restores.patience_s is None:
+                self._check.advance(self._cache)
 
     def counts(self) -> DiskCounts:
         """Returns the numbers of the tier."""
@@ -81,6 +91,8 @@ class DiskTier:
             pending_tokens=freight.pending_tokens(self._cache) if freight is not None else 0,
             write_errors=shelf.write_errors,
             rejected=dict(shelf.rejected),
+            checks=self._check.count,
+            failed_checks=self._check.failures,
         )
 
     @contextmanager

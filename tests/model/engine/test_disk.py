@@ -15,12 +15,13 @@ from runner.cache.disk.sweep import Sweep
 from runner.cache.disk.thread import DiskThread
 from runner.cache.freight import Freight
 from runner.cache.trie_cache import TrieCache
+from runner.engine.disk.check import SelfCheck
 from runner.engine.disk.restores import Restores
 from runner.engine.disk.tier import DiskTier
 from runner.engine.disk.writes import Writes
 from runner.sampling import SamplingOptions
-from scripts.tools.models.tiny import KINDS, VOCAB
-from tests.lib.tiny_engine import ClientRequest, Clock, RequestSpec, TinyEngine
+from scripts.tools.models.tiny import KINDS, VOCAB, tiny
+from tests.lib.tiny_engine import ClientRequest, Clock, RequestSpec, TinyEngine, plain_forward
 from tests.unit.cache.disk.made import ERRORS, NAMESPACE, ROOT, FakeFiles, shelf
 
 
@@ -47,9 +48,14 @@ class Process:
         self.slow = False
         """True if the disk thread does nothing by itself."""
         scheduler = self.engine.scheduler
+        self.chance = 1.0
+        """The random number that decides whether a restored segment is checked."""
+        model = tiny(kind)
+        self.check = SelfCheck(self.disk, model.make_layers, plain_forward(model), lambda: self.chance)
         self.restores = Restores(
             self.disk,
             "",
+            self.check,
             prefill_token_s=lambda: 0.01,
             ready=lambda: setattr(scheduler.journal.queue, "changed", True),
             clock=self.clock,
@@ -59,7 +65,7 @@ class Process:
             lambda: Freight(self.shelf.index, NAMESPACE, ROOT, touch=self.disk.touch),
             clock=self.clock,
         )
-        self.tier = DiskTier(self.disk, self.restores, self.writes, scheduler)
+        self.tier = DiskTier(self.disk, self.restores, self.writes, self.check, scheduler)
 
     def ask(self, prompt: list[int], max_tokens: int = 4) -> ClientRequest:
         client = ClientRequest(self.engine.kind, RequestSpec(tuple(prompt), max_tokens, SamplingOptions()))
