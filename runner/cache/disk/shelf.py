@@ -15,7 +15,7 @@ from pathlib import Path
 
 from runner.cache.disk.files import Files
 from runner.cache.disk.index import Index
-from runner.cache.disk.name import Name, temporary
+from runner.cache.disk.name import Name, parse_name, temporary
 from runner.cache.disk.point import Tokens
 from runner.cache.disk.segment import (
     MOST_BYTES,

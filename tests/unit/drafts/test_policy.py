@@ -1,7 +1,7 @@
 """How many tokens of a draft are taken, in made-up worlds: drafts are right with some probability, rounds cost time."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -271,7 +271,12 @@ def test_a_model_in_vain_is_not_considered_token_by_token(monkeypatch: pytest.Mo
 
     policy, considered = DraftPolicy.for_cpu(), list[int]()
     curve = policy._costs.curve
-    monkeypatch.setattr(policy._costs, "curve", lambda tokens: (considered.append(1), curve(tokens))[1])
+
+    def counted(tokens: int) -> Sequence[float]:
+        considered.append(1)
+        return curve(tokens)
+
+    monkeypatch.setattr(policy._costs, "curve", counted)
     found = play(policy)
     assert 20 < sum(map(bool, found)) < 200
     assert len(considered) < sum(map(bool, found)) + 40
