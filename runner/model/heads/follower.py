@@ -12,7 +12,7 @@ MOST_ROWS = 256
 
 Draw = Callable[[mx.array], mx.array]
 """Maps logits [1, V] to a token, uint32 [1], lazily. It is part of the draw's own history from then on."""
-_Forward = Callable[[mx.array, list[object]], mx.array]
+Forward = Callable[[mx.array, list[object]], mx.array]
 
 
 class AnyTap(Protocol):
@@ -68,21 +68,9 @@ class Follower(ABC):
         """The bytes of hidden states that wait."""
         return sum(seen.hidden.nbytes for seen in self._seen)
 
-    def watch(self, forward: _Forward) -> _Forward:
+    def watch(self, forward: Forward) -> Forward:
         """Returns `forward`, the target's, which tells this follower what it sees while the tap is on."""
-
-        def watched(tokens: mx.array, layers: list[object]) -> mx.array:
-            if not self._tap.on:
-                return forward(tokens, layers)
-            layer = counting(layers)
-            start = vars(layer)["offset"] if layer is not None else None
-            logits = forward(tokens, layers)
-            hidden = self._tap.take()
-            if hidden is not None and start is not None and hidden.shape[0] == tokens.shape[0] == 1:
-                self.saw(layers, start + tokens.shape[1] - hidden.shape[1], hidden)
-            return logits
-
-        return watched
+        return watched(forward, self._tap, self.saw)
 
     def saw(self, layers: Sequence[object], start: int, hidden: mx.array) -> None:
         """Takes the hidden states [1, L, D] (lazy) of the tokens from `start` on, which the target has just seen; its
@@ -131,6 +119,24 @@ class Follower(ABC):
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
 
 
+def watched(forward: Forward, tap: AnyTap, saw: Callable[[Sequence[object], int, mx.array], None]) -> Forward:
+    """Returns `forward`, a target's. While the tap is on, it calls `saw` with the layers of a single text, the place of
+    the first token and the hidden states [1, L, D] (lazy) from there on."""
+
+    def watching(tokens: mx.array, layers: list[object]) -> mx.array:
+        if not tap.on:
+            return forward(tokens, layers)
+        layer = counting(layers)
+        start = vars(layer)["offset"] if layer is not None else None
+        logits = forward(tokens, layers)
+        hidden = tap.take()
+        if hidden is not None and start is not None and hidden.shape[0] == tokens.shape[0] == 1:
+            saw(layers, start + tokens.shape[1] - hidden.shape[1], hidden)
+        return logits
+
+    return watching
+
+
 def counting(layers: Sequence[object]) -> object | None:
-    """Returns the first layer of a target that counts its tokens; None if there is none."""
+    """Returns the first layer of a target that counts its tokens, which stands for the text; None if there is none."""
     return next((layer for layer in layers if isinstance(getattr(layer, "offset", None), int)), None)
