@@ -8,8 +8,9 @@ owns MLX.
 
 Read in this order: `opened` (the steps of opening), `sources` (where files and tensors come from), `config` with
 `null_fields` and `layer_count`, `families` (one row per architecture), `packing`; then `weights`, with `model_args`,
-`device` and `progress`. `towers` has the encoders of pictures, `heads` what some packages have for drafts. `inspect`
-examines a model for `mlx-runner check`; `ollama_media` tells which models Ollama's own runner gives pictures and sound.
+`device` and `progress`. `towers` has the encoders of pictures, `heads` what some packages have for drafts, `assistant`
+small models that draft from what Gemma 4 has computed. `inspect` examines a model for `mlx-runner check`;
+`ollama_media` tells which models Ollama's own runner gives pictures and sound.
 """
 
 from runner.model.opened import OpenedModel, open_model

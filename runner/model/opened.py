@@ -84,11 +84,14 @@ def open_model(model: str, models_dir: Path) -> OpenedModel:
     return open_checkpoint(find_checkpoint(model, models_dir))
 
 
-def open_checkpoint(checkpoint: Checkpoint, report: ReportFault = raise_fault) -> OpenedModel:
-    """Interprets a checkpoint. Raises ModelError; passes faults that leave something to go on with to `report`."""
+def open_checkpoint(
+    checkpoint: Checkpoint, report: ReportFault = raise_fault, family: Family | None = None
+) -> OpenedModel:
+    """Interprets a checkpoint, as one of this family or of the one that `config.json` names. Raises ModelError; passes
+    faults that leave something to go on with to `report`."""
     config = read_config(checkpoint)
     architecture = architecture_of(config, from_store=checkpoint.from_store)
-    family = family_of(architecture, config, from_store=checkpoint.from_store)
+    family = family or family_of(architecture, config, from_store=checkpoint.from_store)
     if checkpoint.from_store and checkpoint.files.keys().isdisjoint(_TOKENIZERS):
         report(ModelError(f"load tokenizer config: {checkpoint.missing_file.format(_TOKENIZERS[0])}"))
     text = text_config(config, family)

@@ -6,8 +6,10 @@ from runner.engine.draft_model.opening import check_match, find_draft
 from runner.engine.draft_model.own_model import unmarkable_layers
 from runner.errors import ModelError
 from runner.model import OpenedModel
+from runner.model.assistant.load import plan_assistant
+from runner.model.assistant.opening import is_assistant
 from runner.model.dflash.load import rehearse_draft
-from runner.model.draft import is_dflash
+from runner.model.dflash.opening import is_dflash
 from runner.model.heads.load import plan_head
 from runner.model.weights.assemble import rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
@@ -64,7 +66,11 @@ def draft_facts(
 
 
 def _rehearsed(draft: OpenedModel, dtype: str, budget_bytes: int, *, slow_blas: bool) -> tuple[DtypePlan, int]:
-    """Returns the types of the draft model's weights, and their bytes. Raises ModelError if it could not draft."""
+    """Returns the types of the draft model's weights and their bytes, from placeholders. Raises ModelError if it could
+    not draft."""
+    if is_assistant(draft):
+        assistant, plan = plan_assistant(draft, dtype, budget_bytes, slow_blas=slow_blas)
+        return plan, plan.nbytes(assistant)
     module = rehearse_draft(draft) if is_dflash(draft) else rehearse(draft)[0]
     plan = plan_dtypes(dtype, module, budget_bytes, slow_blas=slow_blas)
     fault = plan.over_budget(budget_bytes, module)

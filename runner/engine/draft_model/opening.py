@@ -4,6 +4,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from runner.engine.draft_model.assistant_model import AssistantModel
 from runner.engine.draft_model.dflash_model import DFlashModel
 from runner.engine.draft_model.head_model import HeadModel
 from runner.engine.draft_model.own_model import OwnDraftModel
@@ -11,14 +12,21 @@ from runner.engine.draft_model.vocabulary import check_vocabulary
 from runner.errors import DraftError, ModelError
 from runner.logs import Log, error_line
 from runner.model import OpenedModel
-from runner.model.dflash.load import check_target, load_draft
-from runner.model.draft import is_dflash, open_draft, open_own_draft
+from runner.model.assistant.load import check_target as check_assistant
+from runner.model.assistant.load import load_assistant
+from runner.model.assistant.opening import is_assistant
+from runner.model.dflash.load import check_target as check_dflash
+from runner.model.dflash.load import load_draft
+from runner.model.dflash.opening import is_dflash
+from runner.model.draft import open_draft, open_own_draft
 from runner.model.heads.load import load_head
 from runner.model.weights.load import LoadedModel, load
 from runner.settings import DRAFT_AUTO, DRAFT_OFF, Settings
 from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
+
+AnyModel = OwnDraftModel | AssistantModel | DFlashModel | HeadModel
 
 
 def find_draft(wish: str, models_dir: Path, target: OpenedModel) -> OpenedModel | None:
@@ -30,13 +38,18 @@ def find_draft(wish: str, models_dir: Path, target: OpenedModel) -> OpenedModel 
 
 
 def check_match(draft: OpenedModel, target: OpenedModel, loaded: LoadedModel, tokenizer: Tokenizer) -> None:
-    """Raises ModelError unless the draft model may draft for the target, which is `loaded`, or rehearsed."""
+    """Raises ModelError unless the draft model may draft for the target, which is `loaded`, or rehearsed. An assistant
+    needs no tokenizer, and a DFlash draft has none."""
     if loaded.undraftable:
         raise ModelError(f"answers of {target.name} cannot be drafted: {loaded.undraftable}")
     if is_dflash(draft):
-        check_target(draft, loaded.module)
-    else:
-        check_vocabulary(draft, target, tokenizer)
+        check_dflash(draft, loaded.module)
+        return
+    if is_assistant(draft):
+        check_assistant(draft, target, loaded.module)
+        if draft.file("tokenizer.json") is None:
+            return
+    check_vocabulary(draft, target, tokenizer)
 
 
 class DraftModelOpener:
@@ -60,12 +73,10 @@ class DraftModelOpener:
             return 0
         return self._found.total_bytes
 
-    def load(
-        self, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int, *, slow_blas: bool
-    ) -> OwnDraftModel | DFlashModel | HeadModel | None:
+    def load(self, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int, *, slow_blas: bool) -> AnyModel | None:
         """Loads the draft model, or with `auto`, where there is none, the head of the target; None if it has none.
         `loaded` and `tokenizer` are the target's, `budget_bytes` the limit for both. Raises as the constructor."""
-        model: OwnDraftModel | DFlashModel | HeadModel | None = None
+        model: AnyModel | None = None
         if self._found is not None:
             model = self._load(self._found, loaded, tokenizer, budget_bytes, slow_blas=slow_blas)
         if model is None and self._settings.draft == DRAFT_AUTO and not loaded.undraftable:
@@ -78,14 +89,17 @@ class DraftModelOpener:
 
     def _load(
         self, found: OpenedModel, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int, *, slow_blas: bool
-    ) -> OwnDraftModel | DFlashModel | None:
-        model: OwnDraftModel | DFlashModel
+    ) -> AnyModel | None:
+        model: AnyModel
         try:
             check_match(found, self._target, loaded, tokenizer)
             rest = max(0, budget_bytes - mx.get_active_memory())
             if is_dflash(found):
                 draft = load_draft(found, loaded, self._settings.dtype, rest, slow_blas=slow_blas)
                 model = DFlashModel(found.name, draft)
+            elif is_assistant(found):
+                assistant = load_assistant(found, loaded, self._settings.dtype, rest, slow_blas=slow_blas)
+                model = AssistantModel(found.name, assistant)
             else:
                 weights = load(found, self._settings.dtype, rest, slow_blas=slow_blas)
                 model = OwnDraftModel(found.name, weights.make_layers, weights.logits, found.vocab_size)

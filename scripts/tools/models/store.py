@@ -231,14 +231,11 @@ def _draft_layers(store: Store) -> list[dict[str, object]]:
 
 
 def add_draft(store: Store, source_dir: Path, quantization: Quantization | None = None) -> None:
-    """Puts the model in the Hugging Face style directory `source_dir` beside a stored one, as its draft model, its
-    matrices packed if asked for."""
-    for name, tensor in source_tensors(source_dir).items():
-        key = f"draft.{name}"
-        if quantization is not None and len(tensor.shape) == 2:
-            store.put(key, mlx_style_bytes(quantize(tensor, key, PACKINGS[quantization])), TENSOR)
-        else:
-            store.put_tensors(key, {key: tensor})
+    """Puts the model in the Hugging Face style directory `source_dir` beside a stored one, as its draft model."""
+    config = json.loads((source_dir / "config.json").read_text())
+    for blob in plan(source_tensors(source_dir), config, quantization).blobs:
+        tensors = {f"draft.{name}": tensor for name, tensor in blob.tensors.items()}
+        store.put_tensors(f"draft.{blob.layer}", tensors, blob.metadata)
     for path in sorted(source_dir.glob("*.json")):
         store.put(f"draft/{path.name}", path.read_bytes())
 

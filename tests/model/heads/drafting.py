@@ -1,4 +1,4 @@
-"""Answers that are drafted by a head, as an engine would have it."""
+"""Answers that are drafted from what their model computes, as an engine would have it."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from runner.cache.interface import Cache
 from runner.cache.session import LiveSession
+from runner.model.assistant.drafter import AssistantDrafter
 from runner.model.dflash.drafter import BlockDrafter
 from runner.model.heads.drafter import HeadDrafter
 from runner.model.heads.follower import Draw
@@ -40,7 +41,7 @@ def answer(
     prompt: Sequence[int],
     count: int,
     options: SamplingOptions,
-    drafter: HeadDrafter | BlockDrafter | None = None,
+    drafter: HeadDrafter | AssistantDrafter | BlockDrafter | None = None,
     most: int = 0,
     observe: Observe = lambda *_: None,
     part: int = 16,

@@ -32,7 +32,6 @@ REFUSALS = {
     "another vocabulary": "it has another vocabulary than the model: token 7 is ",
     "no tokenizer": "load tokenizer config: no tokenizer.json",
     "layers of its own": "there is no way back in its LayerCache",
-    "draws on the model": "Gemma4AssistantForCausalLM drafts from what the model has computed, which is not",
     "a block of another kind": "DFlash2DraftModel drafts from what the model has computed, which is not supported yet",
     "another model's blocks": "it was made for a model of 32 numbers a token, and this one has 64",
     "blocks of no size": "config.json lacks block_size",
@@ -68,10 +67,6 @@ def spoil(draft: Path, how: str) -> Path:
         (draft / "tokenizer.json").unlink()
     elif how == "layers of its own":
         return write_checkpoint(draft.parent / "own", "deepseek_v41")
-    elif how == "draws on the model":
-        (draft / "config.json").write_text(
-            json.dumps({**config, "architectures": ["Gemma4AssistantForCausalLM"], "backbone_hidden_size": 64})
-        )
     elif how == "a block of another kind":
         (draft / "config.json").write_text(
             json.dumps({**config, "architectures": ["DFlash2DraftModel"], "dflash_config": {}})
