@@ -27,8 +27,9 @@ from protocol.request import Options
 from runner.cache import make_cache
 from runner.cache.trie_cache import TrieCache
 from runner.engine.context import EngineContext
+from runner.engine.drafting import Drafting
 from runner.engine.events import Failed, Outbox, Refused
-from runner.engine.generation import Generation
+from runner.engine.generation import Forward, Generation
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.pictures.encoder import PictureEncoder
 from runner.engine.pictures.support import PictureSupport
@@ -171,6 +172,8 @@ class SeeingEngine:
         budget: int | None = None,
         room: int | None = None,
         make_layers: Callable[[], list[object]] | None = None,
+        drafting: Drafting | None = None,
+        watch: Callable[[Forward], Forward] = lambda forward: forward,
     ) -> None:
         self.model: Seeing = seeing(name)
         self.policy = policy or NotingPolicy()
@@ -187,13 +190,14 @@ class SeeingEngine:
         )
         self.memory = MemoryBudget(ZeroMeter(), room, 2048, drop_features=self.encoder.clear)
         context = EngineContext(
-            self._forward,
+            watch(self._forward),
             self.model.tokenizer,
             CONTEXT,
             lambda: make_cache(cache, self.make_layers, budget_bytes=budget),
             self.memory,
             encoder=self.encoder,
             trial=SettledTrial(),
+            drafting=drafting,
         )
         self._outbox = Outbox(cast("AbstractEventLoop", _Loop()))
         self.scheduler = Scheduler(context, self.policy, parallel, self._outbox)

@@ -35,7 +35,7 @@ from runner.engine.context import EngineContext
 from runner.engine.draft_model.interface import Forward
 from runner.engine.drafter import Drafter
 from runner.engine.events import Failed, Finished, Outbox, Refused, Started, Text
-from runner.engine.generation import Generation
+from runner.engine.generation import Forward, Generation
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.output.stop_strings import StopStrings
 from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, View

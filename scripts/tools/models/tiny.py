@@ -21,6 +21,7 @@ from mlx_lm.models import (  # isort: skip
     deepseek_v41,
     falcon_h1,
     gemma3_text,
+    gemma4_text,
     llama,
     llama4,
     mamba2,
@@ -29,7 +30,7 @@ from mlx_lm.models import (  # isort: skip
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache  # isort: skip
 
 VOCAB = 64
-WINDOW = 32  # gemma3: RotatingKVCache of this size in two of three layers
+WINDOW = 32  # gemma3: RotatingKVCache of this size in two of three layers; gemma4: in one of two
 GROUP = 32  # quantized: head width, and entries that share a scale
 CHUNK = 16  # llama4: ChunkedKVCache of this size in three of four layers
 
@@ -87,6 +88,24 @@ def _gemma3() -> Module:
         sliding_window_pattern=3,
     )
     return gemma3_text.Model(args)
+
+
+def _gemma4() -> Module:
+    args = gemma4_text.ModelArgs(
+        hidden_size=32,
+        num_hidden_layers=4,
+        intermediate_size=64,
+        num_attention_heads=4,
+        head_dim=8,
+        global_head_dim=16,
+        vocab_size=VOCAB,
+        vocab_size_per_layer_input=VOCAB,
+        hidden_size_per_layer_input=8,
+        num_kv_shared_layers=2,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )
+    return gemma4_text.Model(args)
 
 
 def _mamba2() -> Module:
@@ -259,6 +278,7 @@ _MAKERS: dict[str, tuple[Callable[[], Module], float]] = {
 }
 
 KINDS = tuple(_MAKERS)
+_OTHERS = {"gemma4": (_gemma4, _NOISE)}  # caches as gemma3's; layers that have none of their own
 
 
 def words(count: int, seed: int = 1) -> list[int]:
@@ -268,9 +288,9 @@ def words(count: int, seed: int = 1) -> list[int]:
 
 @cache
 def tiny(kind: str) -> Tiny:
-    """The model of a kind out of KINDS, the same weights every time."""
+    """The model of a kind out of KINDS, or gemma4, the same weights every time."""
     mx.disable_compile()
-    make, tolerance = _MAKERS[kind]
+    make, tolerance = {**_MAKERS, **_OTHERS}[kind]
     mx.random.seed(7)
     model = make()
     model.update(tree_map_with_path(_weight, model.parameters()))
