@@ -43,6 +43,16 @@ FULL: Mapping[str, tuple[str, ...]] = {
         "llama-8",
         "qwen3_next-4",
     ),
+    "tests/model/assistant/test_drafter.py::test_an_answer_is_the_same_with_an_assistant": (
+        "gemma4-penalties",
+        "gemma4-unified-greedy",
+    ),
+    "tests/model/assistant/test_drafter.py::test_drafts_are_those_of_the_whole_text": ("gemma4-trie",),
+    "tests/model/engine/test_assistant.py::test_an_assistants_drafts_change_nothing": (
+        "penalties-groups",
+        "log-probabilities-every token",
+    ),
+    "tests/model/engine/test_assistant.py::test_one_assistant_drafts_for_answers_that_come_and_go": ("0",),
     "tests/model/engine/test_disk.py::test_a_conversation_goes_on_after_the_process_has_gone": ("llama", "qwen3_next"),
     "tests/model/engine/test_disk.py::test_an_error_at_any_call_costs_no_answer": ("*ENOSPC*", "*Errno 28*"),
     "tests/model/cache/test_draft_trial.py::test_which_architectures_may_draft": (*MODELS, "phi3small", "plamo3"),

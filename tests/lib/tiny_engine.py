@@ -32,7 +32,6 @@ from protocol.format import Lark
 from runner.cache import make_cache
 from runner.cache.trie_cache import TrieCache
 from runner.engine.context import EngineContext
-from runner.engine.draft_model.interface import Forward
 from runner.engine.drafter import Drafter
 from runner.engine.events import Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.generation import Forward, Generation

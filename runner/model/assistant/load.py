@@ -157,17 +157,14 @@ def _check_ordering(module: AssistantModule) -> None:
 
 def _tried(assistant: Assistant) -> tuple[mx.array, mx.array]:
     """Returns what it makes of a token behind another one: MLX refuses some layers only when they compute."""
+    tokens = mx.zeros((1, 1), mx.uint32)
+    hidden = assistant.target.embed(tokens)
     shared = {
-        kind: Shared(*(mx.zeros((1, place.heads, 1, place.width)) for _ in range(2)))
+        kind: Shared(*(mx.zeros((1, place.heads, 1, place.width), hidden.dtype) for _ in range(2)))
         for kind, place in assistant.places.items()
     }
-    hidden = mx.zeros((1, 1, _width_of(assistant.target)))
-    return assistant.step(mx.zeros((1, 1), mx.uint32), hidden, shared, 0)
+    return assistant.step(tokens, hidden, shared, 0)
 
 
 def _width(module: Module) -> int:
-    return _width_of(target_of(module))
-
-
-def _width_of(target: Target) -> int:
-    return cast("int", target.norm["weight"].shape[0])
+    return cast("int", target_of(module).norm["weight"].shape[0])

@@ -257,6 +257,22 @@ def test_it_drafts_for_gemma_4_alone(tmp_path: Path) -> None:
         opened(store, str(directory))
 
 
+def test_it_computes_in_its_own_type(published: Published, tmp_path: Path) -> None:
+    write_store(tmp_path / "models", "tiny", published("gemma4-text", "bfloat16"))
+
+    def halve(weights: Arrays) -> None:
+        weights.update({name: array.astype(mx.bfloat16) for name, array in weights.items() if name != ORDER})
+
+    pair = pair_of(open_model("tiny", tmp_path / "models"), write(tmp_path / "assistant", config_of("groups"), halve))
+    layers = pair.loaded.make_layers()
+    pair.loaded.logits(mx.array([[*range(40)]]), layers)
+    shared = read(pair.assistant.places, pair.assistant.kinds, layers, 40)
+    assert shared is not None
+    found = pair.assistant.step(mx.array([[3]]), mx.zeros((1, 1, 64), mx.bfloat16), shared, 39)
+    assert [array.dtype for array in found] == [mx.bfloat16] * 2
+    assert not any(mx.any(mx.isnan(array)).item() for array in found)
+
+
 def test_the_target_leaves_memory_for_it(store: Store, tmp_path: Path) -> None:
     directory = write(tmp_path / "assistant")
     target: OpenedModel = open_model("tiny", store.models_dir)
