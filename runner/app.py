@@ -18,7 +18,7 @@ from runner.logs import Log
 from runner.model import OpenedModel, open_model
 from runner.ollama.hand_over import HandOver
 from runner.process import parent
-from runner.settings import CheckSettings, Settings, TopSettings, context_limit
+from runner.settings import CheckSettings, ReplaySettings, Settings, TopSettings, context_limit
 from runner.terminal import STATUS_LINE
 
 log = Log(__name__)
@@ -36,7 +36,7 @@ def start(argv: Sequence[str]) -> NoReturn:
         settings = parse_command(argv, os.environ)
         logs.start(settings.log_level)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it tokenizes one text at a time, where threads gain nothing
-        if not isinstance(settings, TopSettings):
+        if not isinstance(settings, TopSettings | ReplaySettings):
             parent.check_threads(_THREADS + blas.Threads.of(settings.blas_threads).prompts)
         if isinstance(settings, CheckSettings):
             from runner.commands.check import check
@@ -48,6 +48,11 @@ def start(argv: Sequence[str]) -> NoReturn:
 
             gc.enable()
             sys.exit(top(settings))
+        if isinstance(settings, ReplaySettings):
+            from runner.commands.replay import replay
+
+            gc.enable()
+            sys.exit(replay(settings))
         _run(settings, parent_pid)
     except UsageError as error:
         logs.fatal(str(error), status=2)

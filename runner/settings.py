@@ -83,6 +83,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     blas_threads: int | None
     trace: Path | None = None
     """The file for a trace of the engine's time."""
+    record: Path | None = None
+    """The file for a recording of all requests and of what they are computed by; None: nothing is recorded."""
     no_media: bool = False
     """True if the tower of a model that sees is left out."""
     inspect_text: bool = False
@@ -125,6 +127,16 @@ class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     """The runner's address: `http://host:port`."""
     once: bool = False
+    log_level: int
+
+
+class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of `mlx-runner replay`."""
+
+    file: Path
+    model: str | None = None
+    """The name or path of the model; None: as it was recorded."""
+    models_dir: Path
     log_level: int
 
 

@@ -7,7 +7,7 @@ import shtab
 
 from runner.cli.flag import Command
 from runner.cli.flags import COMMANDS, OLLAMA_COMMANDS
-from runner.cli.parser import check_parser, ollama_parser, ollama_serve_parser, server_parser, top_parser
+from runner.cli.parser import check_parser, ollama_parser, ollama_serve_parser, replay_parser, server_parser, top_parser
 from runner.errors import UsageError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -25,7 +25,13 @@ def completion(words: Sequence[str]) -> str:
     shells = ArgumentParser(add_help=False)
     shells.add_argument("shell", choices=SHELLS)
     ollama = _with_commands(ollama_parser(), OLLAMA_COMMANDS, {"serve": ollama_serve_parser()})
-    commands = {"ollama": ollama, "check": check_parser(), "top": top_parser(), "completion": shells}
+    commands = {
+        "ollama": ollama,
+        "check": check_parser(),
+        "top": top_parser(),
+        "replay": replay_parser(),
+        "completion": shells,
+    }
     return shtab.complete(_with_commands(server_parser(), COMMANDS, commands), words[0])
 
 

@@ -21,6 +21,7 @@ COMMANDS = (
     Command("ollama", "serve", "start your Ollama with this runner for MLX models"),
     Command("check", "NAME|DIR", "report what a model is and every problem with it"),
     Command("top", "[--port N | URL]", "watch a runner from another terminal"),
+    Command("replay", "FILE", "compute again what --record recorded, and compare"),
     Command("completion", "SHELL", "for your shell: source <(mlx-runner completion bash)"),
     Command("version", "", "show the versions of the runner, MLX and Python"),
 )
@@ -188,13 +189,14 @@ FLAGS = (
     Flag(
         group=COMPUTE,
         name="dtype",
-        metavar="|".join(DTYPES),
+        metavar="TYPE",
         default="auto",
         choices=DTYPES,
-        short="type of floating-point weights",
+        short="weights: keep, float32, bfloat16, float16",
         help="the type of floating-point weights, and thereby of keys and values: `keep` leaves the weights as they are"
-        " stored; the other types convert them while loading, and float32 takes twice the memory of 16 bits, in the"
-        " prefix cache too; `auto` is `keep` on GPUs and, if memory allows, `float32` on CPUs, which are many times"
+        " stored; `float32`, `bfloat16` and `float16` convert them while loading, and float32 takes twice the memory"
+        " of 16 bits, in the prefix cache too; `auto` is `keep` on GPUs and, if memory allows, `float32` on CPUs,"
+        " which are many times"
         " slower with 16-bit numbers; the scales of quantized weights are converted like all others, and the weights"
         " stay quantized, except with `auto` on CPUs with a fast BLAS: there as many layers as fit into"
         " `--memory` are unpacked into float32, for 4 to 8 times their memory and many times the speed",
@@ -254,10 +256,11 @@ FLAGS = (
     Flag(
         group=PROCESS,
         name="log-level",
-        metavar="trace|debug|info|warn|error",
+        metavar="LEVEL",
         choices=("trace", "debug", "info", "warn", "error"),
-        short="least level to log [$OLLAMA_DEBUG, info]",
-        help="the least severe level that is logged; default: as $OLLAMA_DEBUG says, else info",
+        short="trace, debug, info, warn, error [$OLLAMA_DEBUG, info]",
+        help="the least severe level that is logged: trace, debug, info, warn or error; default: as $OLLAMA_DEBUG"
+        " says, else info",
     ),
     Flag(
         group=PROCESS,
@@ -266,35 +269,14 @@ FLAGS = (
         short="record the time of each step, for ui.perfetto.dev",
         help="record what every slice of computation spends its time on, for https://ui.perfetto.dev or chrome://tracing",
     ),
+    Flag(
+        group=PROCESS,
+        name="record",
+        metavar="FILE",
+        short="record requests, for `mlx-runner replay FILE`",
+        help="record all requests, with their prompts and answers, and all that decides how they are computed, so that"
+        " `mlx-runner replay FILE` computes them again; an existing file is kept, and a number put behind the name;"
+        " excludes pictures and --disk-cache; see docs/replay.md",
+    ),
     switch(PROCESS, "verbose", "no effect; hosts send it", "accepted because hosts send it; has no effect"),
 )
-
-_CHECKED = ("models-dir", "context", "verify", "log-level", "draft", "dtype", "memory", "blas", "blas-threads")
-
-CHECK_FLAGS = (
-    *(flag for flag in FLAGS if flag.name in (*_CHECKED, "disk-cache")),
-    switch(
-        "output",
-        "json",
-        "print JSON instead of a table",
-        "print one JSON object instead of the table; sizes are in bytes",
-    ),
-)
-"""The flags of `mlx-runner check`."""
-
-TOP_FLAGS = (
-    Flag(
-        group="on this machine",
-        name="port",
-        metavar="N",
-        short="the runner's port on 127.0.0.1, instead of URL",
-        help="the runner's port on 127.0.0.1, instead of URL; its log (`listening url=...`) and `ps` show it",
-    ),
-    switch(
-        "output",
-        "once",
-        "print the current numbers and exit",
-        "print the current numbers and exit, as happens without a terminal",
-    ),
-)
-"""The flags of `mlx-runner top`."""

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from runner.cli.command_flags import CHECK_FLAGS, REPLAY_FLAGS, TOP_FLAGS
 from runner.cli.convert import (
     blas_threads,
     context_tokens,
@@ -16,13 +17,21 @@ from runner.cli.convert import (
     runner_url,
     whole_number,
 )
-from runner.cli.flags import CHECK_FLAGS, FLAGS, OLLAMA_COMMANDS, TOP_FLAGS
-from runner.cli.parser import check_parser, ollama_parser, ollama_serve_parser, server_parser, top_parser, version_text
+from runner.cli.flags import FLAGS, OLLAMA_COMMANDS
+from runner.cli.parser import (
+    check_parser,
+    ollama_parser,
+    ollama_serve_parser,
+    replay_parser,
+    server_parser,
+    top_parser,
+    version_text,
+)
 from runner.cli.values import flag_values
 from runner.drafts.policy import MOST_TOKENS
 from runner.errors import UsageError
 from runner.process import parent
-from runner.settings import CheckSettings, LaunchSettings, OllamaRunner, Settings, TopSettings
+from runner.settings import CheckSettings, LaunchSettings, OllamaRunner, ReplaySettings, Settings, TopSettings
 
 _ENGINE = "--mlx-engine"
 _NO_MODEL = "name a model in the Ollama store, or a directory"
@@ -41,13 +50,17 @@ _PRINTED: dict[str, Callable[[Sequence[str]], str]] = {
 """The commands that print a text and exit."""
 
 
-def parse_command(argv: Sequence[str], environ: Mapping[str, str]) -> Settings | CheckSettings | TopSettings:
+def parse_command(
+    argv: Sequence[str], environ: Mapping[str, str]
+) -> Settings | CheckSettings | TopSettings | ReplaySettings:
     """Returns the settings of the command that the first word names, or of the server. Raises UsageError."""
     match argv[:1]:
         case ["check"]:
             return parse_check(argv[1:], environ)
         case ["top"]:
             return parse_top(argv[1:], environ)
+        case ["replay"]:
+            return parse_replay(argv[1:], environ)
     return parse(argv, environ)
 
 
@@ -73,6 +86,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         verify=values["verify"] == "on",
         dtype=values["dtype"],
         trace=Path(values["trace"]) if "trace" in values else None,
+        record=Path(values["record"]) if "record" in values else None,
         memory=memory_bound(values, "memory"),
         cache=values["cache"],
         cache_memory=memory_bound(values, "cache-memory"),
@@ -131,6 +145,17 @@ def parse_top(words: Sequence[str], environ: Mapping[str, str]) -> TopSettings:
     """Returns the settings of `mlx-runner top` from the words after it; else as `parse`."""
     values = flag_values(top_parser(), TOP_FLAGS, words, environ)
     return TopSettings(url=runner_url(values), once=values["once"] == "on", log_level=log_level(values, environ))
+
+
+def parse_replay(words: Sequence[str], environ: Mapping[str, str]) -> ReplaySettings:
+    """Returns the settings of `mlx-runner replay` from the words after it; else as `parse`."""
+    values = flag_values(replay_parser(), REPLAY_FLAGS, words, environ)
+    return ReplaySettings(
+        file=Path(values["file"]),
+        model=values.get("model"),
+        models_dir=models_dir(values.get("models-dir"), environ),
+        log_level=log_level(values, environ),
+    )
 
 
 def parse_ollama(words: Sequence[str]) -> LaunchSettings:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import get_args
 
 from runner import __version__
+from runner.cli.command_flags import CHECK_FLAGS, REPLAY_FLAGS, TOP_FLAGS
 from runner.cli.flag import Command, Flag
-from runner.cli.flags import CHECK_FLAGS, COMMANDS, FLAGS, OLLAMA_COMMANDS, TOP_FLAGS
+from runner.cli.flags import COMMANDS, FLAGS, OLLAMA_COMMANDS
 from runner.errors import UsageError
 from runner.settings import Start
 
@@ -103,6 +104,21 @@ def top_parser() -> Parser:
         "url", nargs="?", metavar="URL", help="the runner's address, such as http://127.0.0.1:11500, or its port"
     )
     parser.add_flags(TOP_FLAGS)
+    return parser
+
+
+def replay_parser() -> Parser:
+    """The parser of `mlx-runner replay`."""
+    parser = Parser(
+        prog="mlx-runner replay",
+        usage="mlx-runner replay FILE [--model NAME|DIR] [flags]",
+        description="Computes again what `mlx-runner --record FILE` recorded, and compares every token and every event."
+        " Exit status 0: all was equal; 1: something differed, or cannot be replayed here; 2: the command line is"
+        " wrong.",
+        epilog="All other settings are those of the recording.",
+    )
+    parser.add_argument_group("what to replay").add_argument("file", metavar="FILE", help="the recording")
+    parser.add_flags(REPLAY_FLAGS)
     return parser
 
 

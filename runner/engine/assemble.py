@@ -5,7 +5,7 @@ Importing this module imports MLX, so only the engine thread does, once it runs.
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
@@ -21,13 +21,15 @@ from runner.engine.draft_model.opening import DraftModelOpener
 from runner.engine.drafting import Drafting
 from runner.engine.events import Outbox
 from runner.engine.formats import Formats
-from runner.engine.memory.budget import MemoryBudget, MLXMeter, set_limits
+from runner.engine.generation import Forward
+from runner.engine.memory.budget import MemoryBudget, Meter, MLXMeter, set_limits
 from runner.engine.observe.report import Identity, Report
 from runner.engine.pictures.support import NoPictures, PictureSupport, Sight
 from runner.engine.platform.warmup import sketch, warm_up
 from runner.engine.policy import SlicePolicy
 from runner.engine.scheduler import Scheduler
-from runner.engine.trial import SettledTrial
+from runner.engine.tape.interface import Tape, What
+from runner.engine.trial import SettledTrial, Trial
 from runner.logs import Log
 from runner.model import OpenedModel
 from runner.model.device import gpu_usable_bytes, usable_bytes
@@ -77,14 +79,17 @@ def assemble(
     outbox: Outbox,
     started_s: float,
     post: Callable[[Callable[[], None] | None], None],
+    tape: Tape | None = None,
 ) -> Assembly:
     """Loads the model and builds an engine around it. Runs on the engine thread.
 
     `opening` gives the tokenizer; `started_s` is when the engine began to load, for the log; `post` calls a function
-    between two slices, and with None only wakes an engine that waits. Raises ModelError if the model or its tokenizer
-    cannot be loaded.
+    between two slices, and with None only wakes an engine that waits. A `tape` takes, or gives, all that comes from
+    outside. Raises ModelError if the model or its tokenizer cannot be loaded.
     """
     opened = _open_device(settings)
+    if tape is not None:
+        opened = _Device(opened.on_cpu, _taped(opened.total_bytes, tape), _taped(opened.budget_bytes, tape))
     slow_blas = blas.detect(settings.blas).is_slow
     drafts = DraftModelOpener(settings, model)
     weights_bytes = opened.budget_bytes - drafts.reserved_bytes(opened.budget_bytes)
@@ -118,25 +123,36 @@ def assemble(
         )
 
     unbatchable = loaded.unbatchable
-    trial = SettledTrial(unbatchable) if unbatchable else BatchTrial(make_layers, loaded.logits, model.vocab_size)
     reuse_bytes = set_limits(opened.budget_bytes, on_cpu=opened.on_cpu)
     formats = Formats(model, tokenizer, settings.parallel, opened.budget_bytes - mx.get_active_memory())
     grammar_bytes = (lambda: formats.nbytes) if opened.shares_memory else (lambda: 0)
+    logits: Forward = loaded.logits
+    meter: Meter = MLXMeter()
+    clock, policy = monotonic, SlicePolicy(chunk_tokens, settings.max_gap_s)
+    if tape is not None:
+        from runner.engine.tape import taps  # nothing of it is imported without a tape
+
+        reuse_bytes = _taped(reuse_bytes, tape)
+        logits, meter, clock = taps.forward(logits, tape), taps.TapedMeter(meter, tape), taps.clock(clock, tape)
+        policy = taps.TapedPolicy(chunk_tokens, settings.max_gap_s, tape)
+        grammar_bytes = taps.grammar_bytes(grammar_bytes, tape)
+    undraftable = loaded.undraftable
+    drafts_trial = SettledTrial(undraftable) if undraftable else DraftTrial(make_layers, logits, model.vocab_size)
+    trial = SettledTrial(unbatchable) if unbatchable else BatchTrial(make_layers, logits, model.vocab_size)
     context = EngineContext(
-        forward=loaded.logits if draft_model is None else draft_model.watch(loaded.logits),
+        forward=logits if draft_model is None else draft_model.watch(logits),
         tokenizer=tokenizer,
         context_length=model.context_length,
         make_cache=new_cache,
-        memory=MemoryBudget(
-            MLXMeter(), opened.budget_bytes, chunk_tokens, reuse_bytes, grammar_bytes, sight.drop_features
-        ),
+        memory=MemoryBudget(meter, opened.budget_bytes, chunk_tokens, reuse_bytes, grammar_bytes, sight.drop_features),
         salt=salt,
         encoder=sight.encoder,
         trial=trial,
-        drafting=_drafting(settings, loaded, make_layers, model.vocab_size, salt, draft_model, on_cpu=opened.on_cpu),
+        drafting=_drafting(settings, drafts_trial, salt, draft_model, clock, on_cpu=opened.on_cpu),
+        tape=tape,
     )
     context.memory.draft_bytes = draft_model.most_bytes if draft_model is not None else 0
-    scheduler = Scheduler(context, SlicePolicy(chunk_tokens, settings.max_gap_s), settings.parallel, outbox)
+    scheduler = Scheduler(context, policy, settings.parallel, outbox)
     identity = Identity(__version__, model.name, model.architecture, device(), model.context_length, settings.cache)
     shown = tokenizer if settings.inspect_text else None
     disk = None
@@ -184,11 +200,10 @@ def _choose_kv_format(loaded: LoadedModel, vocab_size: int, kv_bits: int | None)
 
 def _drafting(
     settings: Settings,
-    loaded: LoadedModel,
-    make_layers: MakeLayers,
-    vocab_size: int,
+    trial: Trial,
     salt: str,
     model: DraftModel | None,
+    clock: Callable[[], float],
     *,
     on_cpu: bool,
 ) -> Drafting | None:
@@ -196,9 +211,12 @@ def _drafting(
         return None
     make = DraftPolicy.for_cpu if on_cpu else DraftPolicy.for_gpu
     policy = make(settings.draft_tokens) if settings.draft_tokens else make()
-    fault = loaded.undraftable
-    trial = SettledTrial(fault) if fault else DraftTrial(make_layers, loaded.logits, vocab_size)
-    return Drafting(policy, trial, salt, model)
+    return Drafting(policy, trial, salt, model, clock)
+
+
+def _taped(amount: int, tape: Tape) -> int:
+    """Returns an amount of memory of the machine, or of the one that was recorded."""
+    return tape.of(What.MACHINE, lambda: amount)
 
 
 def _open_disk(

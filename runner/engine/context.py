@@ -14,6 +14,7 @@ from runner.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from runner.engine.drafting import Drafting
     from runner.engine.pictures.encoder import PictureEncoder
+    from runner.engine.tape.interface import Tape
 
 
 class EngineContext(NamedTuple):
@@ -32,6 +33,8 @@ class EngineContext(NamedTuple):
     """The trial that decides whether requests may share a batch."""
     drafting: "Drafting | None" = None
     """Drafts answers; None if that is off."""
+    tape: "Tape | None" = None
+    """Where requests note what becomes of them; None if nothing is recorded."""
 
     def generation(self, request: Request, session: LiveSession, started_ns: int) -> Generation:
         """Returns the generation of a request that left the queue at `started_ns`."""
@@ -43,7 +46,13 @@ class EngineContext(NamedTuple):
         drafter = None
         if self.drafting is not None:
             drafter = self.drafting.drafter(request.keys)
-        generation = Generation(request, session, self.tokenizer, self.context_length, started_ns, pictures, drafter)
+        rest = (request, session, self.tokenizer, self.context_length, started_ns, pictures)
+        if self.tape is None:
+            generation = Generation(*rest, drafter)
+        else:
+            from runner.engine.tape.generation import TapedGeneration  # most engines have no tape
+
+            generation = TapedGeneration(self.tape, *rest, drafter)
         if drafter is not None:
             drafter.life = generation.life
         return generation

@@ -4,7 +4,8 @@
 draft. `AnswerDrafter` is the drafter of one of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import monotonic
 
 from protocol.stats import DraftCounts
 from runner.cache.session import LiveSession
@@ -30,7 +31,14 @@ _EARLIER_TOKENS = 1 << 18
 class Drafting:
     """What all drafted answers of an engine share. Owner: the engine thread."""
 
-    def __init__(self, policy: DraftPolicy, trial: Trial, salt: str = "", model: DraftModel | None = None) -> None:
+    def __init__(
+        self,
+        policy: DraftPolicy,
+        trial: Trial,
+        salt: str = "",
+        model: DraftModel | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         """Nothing is drafted before the end of the `trial`, which the caller advances while `waits`, or before any
         answer does. Answers under different salts know nothing of each other. The `model` drafts where no known text
         does."""
@@ -38,7 +46,7 @@ class Drafting:
         self.guard = Guard()
         self.ring = Ring(_EARLIER_TOKENS)
         self.salt = salt
-        self.model = None if model is None else ModelPacing(model, policy)
+        self.model = None if model is None else ModelPacing(model, policy, clock)
         self._trial = trial
         self.waits = False
         """True while an answer could be drafted if the trial were over."""

@@ -14,6 +14,7 @@ from runner.engine.events import Outbox
 from runner.engine.observe.trace import TRACE
 from runner.engine.platform.wakeup import Wakeup
 from runner.engine.request import Limits, Request
+from runner.engine.trial import IdleTrial, first_untried
 from runner.errors import ModelError, RunnerError, no_mlx
 from runner.logs import Log, die, error_line, fatal
 from runner.model import OpenedModel
@@ -23,6 +24,7 @@ from runner.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from runner.engine.assemble import Assembly
     from runner.engine.observe.counters import EngineStats
+    from runner.engine.tape.recording import Recording
 
 Answer = TypeVar("Answer")
 Message = Request | Callable[[], None] | None
@@ -66,6 +68,7 @@ class Engine:
         self._mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._idle = True  # nothing to do but to wait for a message
         self._publish_at = 0.0
+        self._recording: Recording | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
         """Starts to load. The event is set when requests can be computed; a fault until then ends the process."""
@@ -120,6 +123,8 @@ class Engine:
             matcher = self.parts.scheduler.matcher
             while self.parts.on_gpu and matcher.untried:  # hosts take a moment to ask for more than the status
                 matcher.advance()
+            if self._recording is not None:
+                self._recording.end_slice(idle=True)
             while True:
                 self._step()
         except ModelError as error:
@@ -140,7 +145,15 @@ class Engine:
             raise no_mlx(error) from error
         from runner.engine.assemble import assemble
 
-        self.parts = assemble(self._settings, self._model, self._opening, self._outbox, started, self._mailbox.put)
+        tape = None
+        if self._settings.record is not None:
+            from runner.engine.tape.recording import start_recording  # nothing of it is imported without the flag
+
+            self._recording = start_recording(self._settings.record, self._settings, self._model, self._outbox)
+            self._outbox, tape = self._recording.outbox, self._recording.tape
+        self.parts = assemble(
+            self._settings, self._model, self._opening, self._outbox, started, self._mailbox.put, tape
+        )
         self.tokenizer, self.pictures = self.parts.tokenizer, self.parts.pictures
         self._publish()
 
@@ -150,8 +163,12 @@ class Engine:
         if TRACE.on:
             TRACE.begin()
         scheduler = self.parts.scheduler
+        if self._recording is not None:
+            self._recording.begin_slice(scheduler.add)
         scheduler.advance()
         self._idle = scheduler.idle
+        if self._recording is not None:
+            self._recording.end_slice(idle=self._idle)
         if self.parts.disk is not None and self.parts.disk.pending(idle=self._idle):
             self.parts.disk.advance(idle=self._idle, interrupted=lambda: not self._mailbox.empty())
             TRACE.lap("disk")
@@ -185,18 +202,24 @@ class Engine:
             with suppress(queue.Empty):
                 return self._mailbox.get(timeout=self.parts.disk.patience_s)
             return None
-        trials = (scheduler.matcher, scheduler.drafting)
-        while trial := next((each for each in trials if each.untried), None):
+        while trial := first_untried(scheduler.matcher, scheduler.drafting):
             try:
                 return self._mailbox.get(timeout=quiet_s)
             except queue.Empty:
-                trial.advance()
+                self._advance(trial)
                 quiet_s = 0.0
         return self._mailbox.get()
 
+    def _advance(self, trial: IdleTrial) -> None:
+        if self._recording is not None:
+            self._recording.begin_trial()
+        trial.advance()
+        if self._recording is not None:
+            self._recording.end_slice(idle=True)
+
     def _handle(self, message: Message) -> None:
         if isinstance(message, Request):
-            (self.parts.disk or self.parts.scheduler).add(message)
+            (self._recording or self.parts.disk or self.parts.scheduler).add(message)
         elif message is not None:
             message()
 

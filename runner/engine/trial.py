@@ -17,6 +17,24 @@ class Trial(Protocol):
         ...
 
 
+class IdleTrial(Protocol):
+    """A trial that goes on while nothing else is to be done."""
+
+    @property
+    def untried(self) -> bool:
+        """True until it is over."""
+        ...
+
+    def advance(self) -> None:
+        """Computes one slice."""
+        ...
+
+
+def first_untried(*trials: IdleTrial) -> IdleTrial | None:
+    """Returns the first of these trials that is not over."""
+    return next((each for each in trials if each.untried), None)
+
+
 @dataclass(frozen=True)
 class SettledTrial:
     """A trial that is over."""

@@ -22,13 +22,13 @@ _MOST_ITEMS = 50_000  # a row has four for each optional property that may come 
 class LocalGrammar:
     """A grammar compiled in this process, for any number of answers. Immutable."""
 
-    def __init__(self, matcher: "LLMatcher", size: int) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: "LLMatcher", size: int, try_s: float | None) -> None:
+        self._matcher, self._try_s = matcher, try_s
         self._size = size
 
     def steps(self) -> GrammarMatcher:
         """Returns a matcher for one answer, at its beginning."""
-        return GrammarMatcher(self._matcher.deep_copy())
+        return GrammarMatcher(self._matcher.deep_copy(), self._try_s)
 
     def guide(self) -> Guide:
         """Returns a guide for one answer, at its beginning; its states are computed in this thread."""
@@ -42,9 +42,10 @@ class LocalGrammar:
 class Compiler:
     """Compiles grammars over one tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """Uses the first `vocab_size` tokens, the vocabulary of the model; 0 if that is unknown."""
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, try_s: float | None = None) -> None:
+        """Uses the first `vocab_size` tokens, the vocabulary of the model; 0 if that is unknown. `try_s` is as
+        for `GrammarMatcher`."""
+        self._tokenizer, self._try_s = tokenizer, try_s
         self._size = min(vocab_size or tokenizer.vocab_size, tokenizer.vocab_size)
 
     @cached_property
@@ -74,7 +75,7 @@ class Compiler:
             if matcher.is_error():
                 raise RequestError(f"Format: {explain_error(matcher.get_error(), wanted)}")
             matcher.compute_bitmask()  # the lexer's first states are the same for all answers
-        compiled = LocalGrammar(matcher, self._size)
+        compiled = LocalGrammar(matcher, self._size, self._try_s)
         beginning = compiled.steps().begin()
         if beginning.error and not beginning.forced:
             raise RequestError(beginning.error)

@@ -1,7 +1,7 @@
 """The position of an answer in its grammar, as the engine sees it."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
@@ -52,6 +52,7 @@ class Guide:
     def __init__(self, source: StateSource, state: State, size: int) -> None:
         """Starts at `state`, the beginning of the answer. `size` is the number of tokens in the vocabulary."""
         self._source = source
+        self._clock: Callable[[], float] = monotonic
         self._size = size
         self._awaited = 0  # states in flight; only the last one counts
         self._since_s = 0.0  # when the last state was requested
@@ -60,6 +61,10 @@ class Guide:
         self._tried: list[bytes | int] = []  # what came of the latest look ahead
         self._closed = False
         self._enter(state)
+
+    def watch(self, wrap: Callable[[StateSource], StateSource], clock: Callable[[], float]) -> None:
+        """Lets all states come through what `wrap` returns for their source, and all times from this clock."""
+        self._source, self._clock = wrap(self._source), clock
 
     def wait(self, patience_s: float) -> bool:
         """Waits at most `patience_s` for the next state. Returns True once the next token may be asked for."""
@@ -72,11 +77,11 @@ class Guide:
             if state is not None:
                 self._awaited -= 1
                 if state.tried is not None:  # at nobody's wish but the drafter's: it costs the answer nothing
-                    self._tried, self._since_s = state.tried, monotonic()
+                    self._tried, self._since_s = state.tried, self._clock()
                     continue
                 self._spare_s = min(_SAVED_S, self._spare_s + self._granted_s) - state.seconds
                 self._granted_s = 0.0
-            if self._spare_s < 0 or (state is None and monotonic() - self._since_s > self._spare_s + _LATE_S):
+            if self._spare_s < 0 or (state is None and self._clock() - self._since_s > self._spare_s + _LATE_S):
                 self._fail(f"it takes more than {_STEP_S * 1e3:.0f} ms for each token; make it simpler")
             elif state is None:
                 return False
@@ -162,7 +167,7 @@ class Guide:
             self._source.close()
 
     def _send(self, step: Follow) -> None:
-        self._since_s = monotonic()
+        self._since_s = self._clock()
         try:
             self._source.send(step)
         except RequestError as error:

@@ -28,9 +28,10 @@ class GrammarMatcher:
     answer has the same tokens whether it is computed alone or in a batch.
     """
 
-    def __init__(self, matcher: "LLMatcher") -> None:
-        """Takes over `matcher`, which is at its beginning and not shared."""
-        self._matcher = matcher
+    def __init__(self, matcher: "LLMatcher", try_s: float | None = None) -> None:
+        """Takes over `matcher`, which is at its beginning and not shared. What is only tried may take `try_s` of
+        processor time; None: a moment."""
+        self._matcher, self._try_s = matcher, try_s
 
     def begin(self) -> State:
         """Returns the state at the beginning of an answer."""
@@ -57,7 +58,7 @@ class GrammarMatcher:
 
     def _try(self, tokens: Sequence[int]) -> list[bytes | int]:
         """Returns what may come behind each of these tokens, as far as that is found in a moment. The matcher stays."""
-        until_s = process_time() + _TRY_S
+        until_s = process_time() + (_TRY_S if self._try_s is None else self._try_s)
         ahead, tried = GrammarMatcher(self._matcher.deep_copy()), list[bytes | int]()
         forced: deque[int] = deque()
         try:

@@ -33,6 +33,7 @@ from runner.cache import make_cache
 from runner.cache.trie_cache import TrieCache
 from runner.engine.context import EngineContext
 from runner.engine.drafter import Drafter
+from runner.engine.drafting import Drafting
 from runner.engine.events import Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.generation import Forward, Generation
 from runner.engine.memory.budget import MemoryBudget
@@ -40,6 +41,8 @@ from runner.engine.output.stop_strings import StopStrings
 from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, View
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
+from runner.engine.tape import taps
+from runner.engine.tape.interface import Tape
 from runner.engine.trial import SettledTrial, Trial
 from runner.grammar import Grammar, Guide
 from runner.grammar.compiler import Compiler
@@ -420,6 +423,11 @@ class _Loop:
         call(*arguments)
 
 
+def plain_outbox() -> Outbox:
+    """Returns an outbox whose events arrive at once."""
+    return Outbox(cast("AbstractEventLoop", _Loop()))
+
+
 class ZeroMeter:
     """A meter by which MLX holds nothing beside the cache, and computing takes no memory."""
 
@@ -453,6 +461,9 @@ class TinyEngine:
         trial: Trial | None = None,
         known: bool = False,
         watch: Callable[[Forward], Forward] = lambda forward: forward,
+        drafting: Drafting | None = None,
+        tape: Tape | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         """`watch` puts something between the engine and the forward of the model."""
         self.kind = tiny(name)
@@ -468,14 +479,16 @@ class TinyEngine:
         self._eos = eos
         settled = SettledTrial("" if trial else batch_fault(name))  # found before a test breaks anything
         context = EngineContext(
-            watch(self.forward),
+            watch(self.forward if tape is None else taps.forward(self.forward, tape)),
             tokenizer(eos),
             CONTEXT,
             lambda: make_cache(cache, self.kind.make_layers, budget_bytes=budget, known_choices=known),
             memory or MemoryBudget(ZeroMeter(), room, 2048),
             trial=trial or settled,
+            drafting=drafting,
+            tape=tape,
         )
-        self._outbox = Outbox(cast("AbstractEventLoop", _Loop()))
+        self._outbox = outbox or plain_outbox()
         self.scheduler = Scheduler(context, self.schedule, parallel, self._outbox)
         self.scheduler.matcher.lone_steps = 0  # so that short answers join, too
         self._continue = self.scheduler._continue
@@ -484,7 +497,8 @@ class TinyEngine:
     def _note_session(self, generation: Generation) -> None:
         client = cast("ClientRequest", generation.request.stream)
         client.session = generation.session
-        generation.drafter = self.drafter and self.drafter(client)
+        if self.drafter is not None:
+            generation.drafter = self.drafter(client)
         self._continue(generation)
 
     @property

@@ -9,7 +9,8 @@ from typing import NoReturn
 import pytest
 
 from runner import logs
-from runner.cli.flags import CHECK_FLAGS, COMMANDS, FLAGS
+from runner.cli.command_flags import CHECK_FLAGS
+from runner.cli.flags import COMMANDS, FLAGS
 from runner.cli.parse import parse, parse_check, parse_ollama
 from runner.cli.parser import version_text
 from runner.engine.policy import LEAST_TOKENS
@@ -99,6 +100,7 @@ def test_every_flag_has_its_variable() -> None:
         "draft-known": "off",
         "dtype": "float16",
         "trace": "/t.json",
+        "record": "/t.tape",
         "no-media": "on",
         "inspect-text": "on",
         "blas": "off",
@@ -375,7 +377,7 @@ def test_every_group_of_the_help_is_in_one_piece(capsys: pytest.CaptureFixture[s
 
 def test_the_help_names_the_commands_and_each_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(["--help"], capsys)
-    assert [command.name for command in COMMANDS] == ["ollama", "check", "top", "completion", "version"]
+    assert [command.name for command in COMMANDS] == ["ollama", "check", "top", "replay", "completion", "version"]
     for command in COMMANDS:
         assert re.search(rf"^  {command.name} .*{re.escape(command.short)}$", text, re.MULTILINE)
 

@@ -18,9 +18,10 @@ log = Log(__name__)
 class ModelPacing:
     """What the answers of an engine share of the model that drafts for them. Owner: the engine thread."""
 
-    def __init__(self, model: DraftModel, policy: DraftPolicy) -> None:
+    def __init__(self, model: DraftModel, policy: DraftPolicy, clock: Callable[[], float] = monotonic) -> None:
         self.model = model
         self.policy = policy
+        self.clock = clock
         self.guard = Guard()
         """Compares steps with drafts of the model with plain ones, where nothing else was drafted."""
 
@@ -62,15 +63,15 @@ class AnswerPacing:
         length = self._length(session, most)
         if not length or self._reads(session):
             return []
-        started, drafts = monotonic(), list[int]()
+        started, drafts = self._shared.clock(), list[int]()
         try:
             drafts = self._shared.model.propose(session, length, sampler)
         except Exception as error:  # costs drafts, never the answer
             self._shared.fail(error)
         self._wanted = 0
-        self.seconds += monotonic() - started
+        self.seconds += self._shared.clock() - started
         if drafts:
-            self._shared.policy.drafted(len(drafts), monotonic() - started)
+            self._shared.policy.drafted(len(drafts), self._shared.clock() - started)
         return drafts
 
     def took(self, tokens: int, seconds: float) -> None:
@@ -90,11 +91,11 @@ class AnswerPacing:
         return min(self._wanted, most)
 
     def _reads(self, session: LiveSession) -> bool:
-        started = monotonic()
+        started = self._shared.clock()
         try:
             return self._shared.model.read(session, briefly=self._wanted == 1)
         except Exception as error:  # as above
             self._shared.fail(error)
             return True
         finally:
-            self.seconds += monotonic() - started
+            self.seconds += self._shared.clock() - started

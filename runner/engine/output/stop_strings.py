@@ -13,13 +13,14 @@ class StopStrings:
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
+        self.texts = tuple(stops)
         self._next: list[dict[str, int]] = [{}]
         self.depth = [0]
         """By state: the length of the suffix that may still become a stop string."""
         self.matched = [0]
         """By state: the length of the longest stop string that ends here; 0 for none."""
         self._fallback = [0]
-        for stop in stops:
+        for stop in self.texts:
             self._insert(stop)
         self._link()
 

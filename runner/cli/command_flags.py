@@ -1,0 +1,46 @@
+"""The flags of each command but the server."""
+
+from runner.cli.flag import Flag, switch
+from runner.cli.flags import FLAGS
+
+_CHECKED = ("models-dir", "context", "verify", "log-level", "draft", "dtype", "memory", "blas", "blas-threads")
+
+CHECK_FLAGS = (
+    *(flag for flag in FLAGS if flag.name in (*_CHECKED, "disk-cache")),
+    switch(
+        "output",
+        "json",
+        "print JSON instead of a table",
+        "print one JSON object instead of the table; sizes are in bytes",
+    ),
+)
+"""The flags of `mlx-runner check`."""
+
+REPLAY_FLAGS = (
+    Flag(
+        group="to replay with",
+        name="model",
+        metavar="NAME|DIR",
+        short="the model, if not where it was recorded",
+        help="where the model is: the name or the directory, if they are not those that were recorded",
+    ),
+    *(flag for flag in FLAGS if flag.name in ("models-dir", "log-level")),
+)
+"""The flags of `mlx-runner replay`."""
+
+TOP_FLAGS = (
+    Flag(
+        group="on this machine",
+        name="port",
+        metavar="N",
+        short="the runner's port on 127.0.0.1, instead of URL",
+        help="the runner's port on 127.0.0.1, instead of URL; its log (`listening url=...`) and `ps` show it",
+    ),
+    switch(
+        "output",
+        "once",
+        "print the current numbers and exit",
+        "print the current numbers and exit, as happens without a terminal",
+    ),
+)
+"""The flags of `mlx-runner top`."""

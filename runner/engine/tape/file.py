@@ -1,0 +1,127 @@
+"""The file of a tape: frames, each with its length and a checksum that covers all frames before it.
+
+A frame is one write, so a process that is killed leaves whole frames. Only the end of a file can be missing: a frame
+that is not whole. A frame that is whole and does not fit to its checksum was changed.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from zlib import crc32
+
+import msgspec
+
+from runner.engine.tape.values import Entry, Header, decode_entries, encode, header_decoder
+from runner.errors import RunnerError, UsageError
+from runner.logs import Log
+
+log = Log(__name__)
+_MAGIC = b"mlx-runner tape\n"
+_HEAD = struct.Struct("<II")
+_MOST_FRAME_BYTES = 1 << 30
+_MOST_NAMES = 1000
+
+
+class TapeFile:
+    """A new file, which only its owner may read. Owner: the engine thread."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        """Creates the file; if there is one, beside it, with a number behind the name. Raises UsageError if it cannot
+        be written."""
+        try:
+            self.path, self._file = _create(path)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise UsageError(f"--record {path}: {reason}; name a file that you may write") from error
+        self._crc = 0
+        self._open = True
+        self.nbytes = self.writes = 0
+        """Bytes and writes so far."""
+        self._put(_MAGIC + self._frame(encode(header)))
+
+    def write(self, entries: list[Entry]) -> None:
+        """Writes a frame. The recording ends with the first one that cannot be written; the engine goes on."""
+        if self._open:
+            self._put(self._frame(encode(entries)))
+
+    def _frame(self, body: bytes) -> bytes:
+        self._crc = crc32(body, self._crc)
+        return _HEAD.pack(len(body), self._crc) + body
+
+    def _put(self, data: bytes) -> None:
+        try:
+            why = "" if os.write(self._file, data) == len(data) else "there is no room for more"
+        except OSError as error:
+            why = error.strerror or str(error)
+        if why:
+            log.warning("the recording ends here", file=str(self.path), why=why)
+            self._open = False
+            with suppress(OSError):
+                os.close(self._file)
+        self.nbytes += len(data)
+        self.writes += 1
+
+
+def _create(path: Path) -> tuple[Path, int]:
+    """Creates a file that does not exist yet. Never overwrites one: it may be what the last process left behind."""
+    for number in range(1, _MOST_NAMES):
+        found = path if number == 1 else path.with_name(f"{path.name}.{number}")
+        with suppress(FileExistsError):
+            return found, os.open(found, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    raise FileExistsError(f"{_MOST_NAMES} files of this name exist")
+
+
+class TapeReader:
+    """A file that was recorded."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the header, and checks all frames. Raises RunnerError for a file that is no tape, or was changed."""
+        self._path = path
+        self.missing_at: int | None = None
+        """Where the frame begins whose end is missing; None if the last one is whole."""
+        try:
+            with path.open("rb") as file:
+                if file.read(len(_MAGIC)) != _MAGIC:
+                    raise RunnerError(f"{path}: no recording of mlx-runner --record")
+            frames = self._frames()
+            self.header = header_decoder.decode(next(frames))
+            for _ in frames:
+                pass
+        except OSError as error:
+            raise RunnerError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+        except (StopIteration, msgspec.DecodeError):
+            raise RunnerError(
+                f"{path}: the recording has no readable header; it is cut or of another version"
+            ) from None
+
+    def entries(self) -> Iterator[Entry]:
+        """Yields the values behind the header. Raises RunnerError for what is no value."""
+        frames = self._frames()
+        next(frames)
+        for frame in frames:
+            try:
+                yield from decode_entries(frame)
+            except (ValueError, msgspec.DecodeError) as error:
+                raise RunnerError(f"{self._path}: unreadable: {error}") from None
+
+    def _frames(self) -> Iterator[bytes]:
+        """Yields the whole frames. Raises RunnerError for one that was changed."""
+        crc, at = 0, len(_MAGIC)
+        with self._path.open("rb") as file:
+            file.seek(at)
+            while head := file.read(_HEAD.size):
+                body = b""
+                if len(head) == _HEAD.size:
+                    length, expected = _HEAD.unpack(head)
+                    body = file.read(length) if length <= _MOST_FRAME_BYTES else b""
+                    if len(body) == length:
+                        crc = crc32(body, crc)
+                        if crc != expected:
+                            raise RunnerError(f"{self._path}: damaged in the {len(head) + length} bytes from byte {at}")
+                        yield body
+                        at += len(head) + length
+                        continue
+                self.missing_at = at
+                return

@@ -1,0 +1,65 @@
+"""Reads a tape in place of the world outside."""
+
+from collections.abc import Callable, Iterator
+from typing import cast
+
+from runner.engine.tape.interface import Read, Value, What
+from runner.engine.tape.values import Entry
+
+_MOST_SHOWN = 300
+
+
+class DiffersError(BaseException):
+    """The replay does something else than was recorded. No exception of a request: nothing may go on behind it."""
+
+
+class TapeEnd(BaseException):
+    """The tape has no more values."""
+
+
+class Player:
+    """The tape of an engine that is replayed. Owner: the engine thread."""
+
+    def __init__(self, entries: Iterator[Entry]) -> None:
+        self._entries = entries
+        self.slices = 0
+        """The number of slices so far, the present one included."""
+
+    def of(self, what: What, make: Callable[[], Read]) -> Read:  # noqa: ARG002 - it was called when it was recorded
+        """Returns the recorded value. Raises DiffersError if another kind comes next, and TapeEnd if nothing does."""
+        found, value = self._next()
+        if found is not what:
+            raise self.differs(found, value, f"asks for: {what.label}")
+        return cast("Read", value)
+
+    def same(self, what: What, value: Value) -> None:
+        """Raises DiffersError unless this is the recorded value, and TapeEnd if nothing was recorded."""
+        found, recorded = self._next()
+        if (found, recorded) != (what, value):
+            raise self.differs(found, recorded, f"{what.label} {_shown(value)}")
+
+    def flush(self) -> None:
+        """Does nothing."""
+
+    def next_turn(self) -> tuple[What, Value]:
+        """Returns what begins the next slice. Raises as `of`."""
+        found, value = self._next()
+        if found not in (What.TURN, What.TRIAL):
+            raise self.differs(found, value, "the slice is over")
+        self.slices += 1
+        return found, value
+
+    def differs(self, what: What, recorded: Value, replayed: str) -> DiffersError:
+        """Returns the error that says both."""
+        return DiffersError(f"slice {self.slices}: recorded: {what.label} {_shown(recorded)}; replayed: {replayed}")
+
+    def _next(self) -> Entry:
+        entry = next(self._entries, None)
+        if entry is None:
+            raise TapeEnd
+        return entry
+
+
+def _shown(value: Value) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."

@@ -1,0 +1,60 @@
+"""Records an engine."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from runner.engine.events import Outbox
+from runner.engine.request import Request
+from runner.engine.tape.file import TapeFile
+from runner.engine.tape.header import check_recordable, header_of
+from runner.engine.tape.interface import What
+from runner.engine.tape.recorder import Recorder
+from runner.engine.tape.requests import Originals, TapedRequests
+from runner.engine.tape.taps import TapedOutbox
+from runner.engine.tape.values import encode
+from runner.logs import Log
+from runner.model import OpenedModel
+from runner.settings import Settings
+
+log = Log(__name__)
+
+
+class Recording:
+    """What an engine that is recorded does beside its slices. Owner: the engine thread."""
+
+    def __init__(self, recorder: Recorder, outbox: Outbox) -> None:
+        self.tape = recorder
+        self.outbox = TapedOutbox(outbox, recorder)
+        """To be used in place of `outbox`."""
+        self._originals = Originals()
+        self._requests = TapedRequests(self.outbox, recorder)
+
+    def add(self, request: Request) -> None:
+        """Keeps a request that has left the mailbox for the next slice."""
+        self._originals.add(request)
+
+    def begin_slice(self, add: Callable[[Request], None]) -> None:
+        """Hands on what has happened outside since the last slice. `add` queues a request."""
+        self.tape.on = True
+        turn = self._originals.take_turn(self._requests, add)
+        self.tape.same(What.TURN, None if turn is None else encode(turn))
+
+    def begin_trial(self) -> None:
+        """Notes a slice of the trial of batches in idle time."""
+        self.tape.on = True
+        self.tape.same(What.TRIAL, None)
+
+    def end_slice(self, *, idle: bool) -> None:
+        """Ends a slice, or the start. An `idle` engine may be ended at any moment: everything is written before."""
+        self.tape.on = False
+        if idle:
+            self.tape.flush()
+
+
+def start_recording(path: Path, settings: Settings, model: OpenedModel, outbox: Outbox) -> Recording:
+    """Creates the file, and returns the recording. Raises UsageError if it cannot be written, or if these settings
+    cannot be recorded."""
+    check_recordable(settings, model)
+    file = TapeFile(path, header_of(settings, model))
+    log.info("recording", file=str(file.path), why="--record; prompts and answers are in the file")
+    return Recording(Recorder(file), outbox)

@@ -1,0 +1,147 @@
+"""Replays a tape: runs the slices of an engine again, each of which must come to the same."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from math import inf
+from time import perf_counter
+from typing import NamedTuple
+
+import msgspec
+
+from protocol.format import Format
+from runner.engine.assemble import assemble
+from runner.engine.events import EventStream, Outbox
+from runner.engine.output.stop_strings import StopStrings
+from runner.engine.request import Request
+from runner.engine.scheduler import Scheduler
+from runner.engine.tape.file import TapeReader
+from runner.engine.tape.interface import What
+from runner.engine.tape.player import DiffersError, Player, TapeEnd
+from runner.engine.tape.requests import TapedRequests
+from runner.engine.tape.taps import TapedOutbox
+from runner.engine.tape.values import Arrived, Turn, turn_decoder
+from runner.engine.trial import first_untried
+from runner.errors import RequestError, RunnerError
+from runner.grammar.compiler import Compiler
+from runner.model import OpenedModel
+from runner.sampling import SamplingOptions
+from runner.settings import Settings
+from runner.tokenizer import Tokenizer
+
+_PROGRESS_SLICES = 1000
+
+
+class Replayed(NamedTuple):
+    """What a replay came to."""
+
+    requests: int
+    slices: int
+    difference: str
+    """The first difference, with its slice and both values; empty if everything was equal."""
+
+
+class Replay:
+    """Runs slices from a tape. Owner: the thread that owns MLX."""
+
+    def __init__(self, player: Player, compiler: Callable[[], Compiler]) -> None:
+        """`compiler` makes the compiler of grammars, when the first is needed."""
+        self.tape = player
+        self.outbox = TapedOutbox(Outbox(asyncio.new_event_loop(), lambda deliver: deliver()), player)
+        """The outbox for the engine."""
+        self._requests = TapedRequests(self.outbox, player)
+        self._make_compiler = compiler
+        self._compiler: Compiler | None = None
+        self._formats: dict[int, Format] = {}
+
+    def run(self, scheduler: Scheduler, tell: Callable[[int, int], None]) -> Replayed:
+        """Runs all slices. Calls `tell` with the numbers of requests and slices, now and then."""
+        difference = ""
+        try:
+            while True:
+                self._run_slice(scheduler)
+                if self.tape.slices % _PROGRESS_SLICES == 0:
+                    tell(self._requests.count, self.tape.slices)
+        except TapeEnd:
+            pass
+        except DiffersError as error:
+            difference = str(error)
+        return Replayed(self._requests.count, self.tape.slices, difference)
+
+    def _run_slice(self, scheduler: Scheduler) -> None:
+        """Does what `Engine._step` does."""
+        what, value = self.tape.next_turn()
+        if what is What.TRIAL:
+            if trial := first_untried(scheduler.matcher, scheduler.drafting):
+                trial.advance()
+            return
+        if isinstance(value, bytes):
+            self._take(_turn(value), scheduler.add)
+        scheduler.advance()
+        _ = scheduler.idle  # the engine asks, and a mask may come meanwhile
+        self.outbox.send()
+
+    def _take(self, turn: Turn, add: Callable[[Request], None]) -> None:
+        for arrived in turn.arrived:
+            add(self._requests.arrive(self._request(arrived)))
+        for number in turn.left:
+            self._requests.leave(number)
+            self._formats.pop(number, None)
+        for compiled in turn.compiled:
+            wanted = self._formats.pop(compiled.number, None)
+            if compiled.error:
+                self._requests.compiled(compiled.number, compiled.error)
+            elif wanted is not None:
+                self._compiler = self._compiler or self._make_compiler()
+                try:
+                    self._requests.compiled(compiled.number, self._compiler.compile(wanted))
+                except RequestError as error:
+                    raise DiffersError(
+                        f"slice {self.tape.slices}: recorded: the format of request {compiled.number} was compiled;"
+                        f" replayed: {error}"
+                    ) from None
+
+    def _request(self, arrived: Arrived) -> Request:
+        if arrived.format:
+            self._formats[arrived.number] = msgspec.json.decode(arrived.format, type=Format)
+        fields = dict(zip(SamplingOptions.__struct_fields__, arrived.sampling, strict=True))
+        return Request(
+            prompt=arrived.prompt,
+            max_tokens=arrived.max_tokens,
+            sampling=msgspec.convert(fields, SamplingOptions),
+            stops=StopStrings(arrived.stops) if arrived.stops else None,
+            metered=arrived.metered,
+            most_drafts=arrived.most_drafts,
+            format=self._formats.get(arrived.number),
+            grammar=Future() if arrived.format else None,
+            stream=EventStream(),
+            number=arrived.number,
+        )
+
+
+def _turn(data: bytes) -> Turn:
+    try:
+        return turn_decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise RunnerError(f"unreadable: {error}") from None
+
+
+def replay(
+    reader: TapeReader, settings: Settings, model: OpenedModel, tokenizer: Tokenizer, tell: Callable[[int, int], None]
+) -> Replayed:
+    """Loads the model, and replays a tape of it on this thread, which owns MLX from then on. Raises ModelError if the
+    model cannot be loaded, and RunnerError for a tape that cannot be read."""
+    player = Player(reader.entries())
+    taped = Replay(player, lambda: Compiler(tokenizer, model.vocab_size, inf))
+    opening: Future[Tokenizer] = Future()
+    opening.set_result(tokenizer)
+    try:
+        parts = assemble(settings, model, opening, taped.outbox, perf_counter(), lambda _: None, player)
+        parts.warm_up()
+        while parts.on_gpu and parts.scheduler.matcher.untried:
+            parts.scheduler.matcher.advance()
+    except TapeEnd:
+        return Replayed(0, 0, "")
+    except DiffersError as error:
+        return Replayed(0, 0, str(error))
+    return taped.run(parts.scheduler, tell)

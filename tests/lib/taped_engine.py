@@ -1,0 +1,211 @@
+"""Tiny engines that are recorded, and replayed by others.
+
+    story = Story("llama", 3)
+    seen = story.record(file)  # requests come and go, grammars are late, forwards break, memory fluctuates
+    done, again = story.replay(file)
+    assert (done.difference, again) == ("", seen)
+
+The second engine has another clock, another meter, and no faults of its own: whatever it does alike, the tape told it.
+"""
+
+import random
+from concurrent.futures import Future
+from math import inf
+from pathlib import Path
+from unittest.mock import patch
+
+import runner.engine.scheduler
+from protocol.format import Lark
+from runner.drafts.policy import DraftPolicy
+from runner.engine.drafting import Drafting
+from runner.engine.events import Outbox
+from runner.engine.memory.budget import MemoryBudget
+from runner.engine.request import Request
+from runner.engine.tape.file import TapeFile, TapeReader
+from runner.engine.tape.interface import Tape, Value
+from runner.engine.tape.player import Player
+from runner.engine.tape.recorder import Recorder
+from runner.engine.tape.recording import Recording
+from runner.engine.tape.replay import Replay, Replayed
+from runner.engine.tape.taps import TapedMeter, TapedPolicy, told
+from runner.engine.tape.values import VERSION, Arrived, Choices, Header, Identity
+from runner.engine.trial import SettledTrial
+from runner.errors import RequestError
+from runner.grammar import Grammar
+from runner.grammar.compiler import Compiler
+from runner.sampling import SamplingOptions
+from scripts.tools.models.tiny import VOCAB
+from tests.lib.tiny_engine import (
+    SLICEABLE,
+    ClientRequest,
+    RequestSpec,
+    SlowGrammar,
+    TinyEngine,
+    ZeroMeter,
+    plain_outbox,
+    text_of,
+    tokenizer,
+)
+
+_ROOMS = (None, 3_000_000, 30_000_000)
+EOS = frozenset({5, 23})
+GRAMMARS = ('start: "<<=" /[0-9]{1,6}/ ("=>" /[0-9]{2,4}/)* ">>"', 'start: ("-" | "+" /[0-9]/)+', "start: /[!-)]{12}/")
+HEADER = Header(
+    "tiny",
+    Identity(VERSION, "1", "2", "3", "4", "5", "cpu", "none"),
+    Choices(
+        context_tokens=4096,
+        dtype="auto",
+        cache="trie",
+        cache_memory_bytes=None,
+        cache_memory_percent=None,
+        memory_bytes=None,
+        memory_percent=75.0,
+        kv_bits=None,
+        parallel=4,
+        max_gap_s=0.1,
+        draft="auto",
+        draft_tokens=None,
+        draft_known=False,
+        prefill_chunk_tokens=None,
+        blas="auto",
+        blas_threads=None,
+        no_media=False,
+    ),
+)
+Seen = dict[int, list[list[Value]]]
+"""What each client was told, by the number of its request."""
+
+
+class NoisyMeter(ZeroMeter):
+    """A meter that shows what nobody could foresee."""
+
+    def __init__(self, numbers: random.Random) -> None:
+        self._numbers = numbers
+
+    def active(self) -> int:
+        return self._numbers.randrange(200_000)
+
+    def peak(self) -> int:
+        return self._numbers.randrange(400_000)
+
+
+class Story:
+    """A random mix of requests, made from one seed."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self._name, self._seed = name, seed
+        self.joined = 0
+        """The most answers that decoded together while it was recorded."""
+        self.unwritten: list[int] = []
+        """The values that were not written yet, at each forward."""
+        self.idle_slices = 0
+
+    def _engine(self, tape: Tape, outbox: Outbox, meter: ZeroMeter) -> TinyEngine:
+        numbers = random.Random(self._seed)
+        drafts = numbers.random() < 0.7 and self._name in SLICEABLE
+        return TinyEngine(
+            self._name,
+            TapedPolicy(numbers.choice((16, 64, 512)), numbers.choice((0.02, 0.1)), tape),
+            parallel=1 if drafts else numbers.choice((1, 2, 4, 8)),
+            budget=None if drafts else numbers.choice((None, 60_000, 400_000)),
+            memory=MemoryBudget(TapedMeter(meter, tape), None if drafts else numbers.choice(_ROOMS), 512),
+            eos=EOS,
+            known=numbers.random() < 0.5,
+            drafting=Drafting(DraftPolicy.for_cpu(), SettledTrial()) if drafts else None,
+            tape=tape,
+            outbox=outbox,
+        )
+
+    def record(self, file: Path, *, slices: int = 600) -> Seen:
+        """Records the mix, at most so many slices of it. Returns what the clients were told."""
+        numbers = random.Random(f"{self._name} {self._seed}")
+        recording = Recording(Recorder(TapeFile(file, HEADER)), plain_outbox())
+        engine = self._engine(recording.tape, recording.outbox, NoisyMeter(numbers))
+        recording.end_slice(idle=True)
+        engine.forward.breaks = lambda rows, length: self._breaks(recording, numbers)
+        engine.forward.error = lambda text: numbers.choice((ValueError, MemoryError, RuntimeError))(text)
+        bases = [[numbers.randrange(VOCAB) for _ in range(20)] * 3 for _ in range(2)]
+        coming = [self._request(numbers, bases) for _ in range(numbers.randint(6, 12))]
+        here: list[ClientRequest] = []
+        late: list[tuple[ClientRequest, Grammar]] = []
+        idle = True
+        for _ in range(slices):
+            if not (coming or late or engine.scheduler.awaits_mask) and idle:
+                break
+            if coming and (idle or numbers.random() < 0.1):
+                spec = coming.pop()
+                if here and numbers.random() < 0.3:  # what is known already
+                    spec = here[0].spec
+                here.append(client := ClientRequest(engine.kind, spec))
+                client.request.number = len(here)
+                if client.request.grammar is not None:
+                    slow = SlowGrammar(client.request.grammar.result(), lambda: numbers.choice((0, 0, 0, 2)))
+                    client.request.format, client.request.grammar = Lark(spec.grammar), Future()
+                    late.append((client, slow))
+                recording.add(client.request)
+            if late and numbers.random() < 0.4:
+                self._compile(*late.pop(0), numbers)
+            if here and numbers.random() < 0.01:
+                numbers.choice(here).request.cancel()
+            engine.forward.forward_s = numbers.choice((0.001, 0.01, 0.05))
+            with patch.object(runner.engine.scheduler, "perf_counter", engine.clock):
+                recording.begin_slice(engine.scheduler.add)
+                engine.scheduler.advance()
+                idle = engine.scheduler.idle  # asked once a slice, as the engine does: a mask may come with it
+                recording.end_slice(idle=idle)
+                self.idle_slices += idle
+            recording.outbox.send()
+            self.joined = max(self.joined, *(len(each.generations) for each in engine.scheduler.batches.all), 0)
+        recording.tape.flush()
+        return {each.request.number: [told(event) for event in each.received] for each in here}
+
+    def _breaks(self, recording: Recording, numbers: random.Random) -> bool:
+        self.unwritten.append(len(recording.tape._entries))
+        return numbers.random() < 0.01
+
+    def _compile(self, client: ClientRequest, grammar: Grammar, numbers: random.Random) -> None:
+        compiling = client.request.grammar
+        assert compiling is not None
+        if not compiling.set_running_or_notify_cancel():
+            return
+        if numbers.random() < 0.1:
+            compiling.set_exception(RequestError("too hard"))
+        else:
+            compiling.set_result(grammar)
+
+    def _request(self, numbers: random.Random, bases: list[list[int]]) -> RequestSpec:
+        shared = numbers.choice(bases)[: numbers.choice((0, 30, 60))]
+        prompt = (*shared, *(numbers.randrange(VOCAB) for _ in range(numbers.randint(1, 40))))
+        options = SamplingOptions(
+            temperature=numbers.choice((0, 0, 0.9)),
+            repeat_penalty=numbers.choice((0, 0, 0, 1.3)),
+            repeat_last_n=64,
+            seed=numbers.choice((None, 7)),
+            logprobs=numbers.random() < 0.3,
+            top_logprobs=2,
+        )
+        grammar = numbers.choice(GRAMMARS) if numbers.random() < 0.3 else ""
+        stop = text_of([numbers.randrange(VOCAB)]) if numbers.random() < 0.2 else ""
+        return RequestSpec(prompt, numbers.choice((1, 12, 60)), options, stop, EOS, grammar)
+
+    def replay(self, file: Path) -> tuple[Replayed, Seen]:
+        """Replays a file with another engine. Returns what came of it, and what the clients would have been told."""
+        player = Player(TapeReader(file).entries())
+        replay = _Watched(player, lambda: Compiler(tokenizer(EOS), VOCAB, inf))
+        engine = self._engine(player, replay.outbox, ZeroMeter())
+        done = replay.run(engine.scheduler, lambda requests, slices: None)
+        return done, {each.number: [told(event) for event in each.stream._events] for each in replay.requests}
+
+
+class _Watched(Replay):
+    """A replay that keeps its requests."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.requests: list[Request] = []
+
+    def _request(self, arrived: Arrived) -> Request:
+        request = super()._request(arrived)
+        self.requests.append(request)
+        return request

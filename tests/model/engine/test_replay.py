@@ -1,0 +1,193 @@
+"""What an engine did is done again from a tape alone, and any difference is found."""
+
+import random
+from collections import Counter
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from runner.cache.session import LiveSession
+from runner.engine.tape.file import TapeFile, TapeReader
+from runner.engine.tape.interface import What
+from runner.engine.tape.values import Entry
+from runner.errors import RunnerError
+from runner.sampling.sample import Sample
+from scripts.tools.models.tiny import KINDS
+from tests.lib.taped_engine import HEADER, Story
+
+
+def check_replay(story: Story, file: Path) -> None:
+    seen = story.record(file)
+    done, again = story.replay(file)
+    assert done.difference == ""
+    assert again == seen
+    assert done.requests == len(seen)
+
+
+def entries(file: Path) -> list[Entry]:
+    return [*TapeReader(file).entries()]
+
+
+def rewritten(file: Path, values: list[Entry]) -> Path:
+    """Writes another tape of these values."""
+    tape = TapeFile(file.with_name("rewritten"), HEADER)
+    tape.write(values)
+    return tape.path
+
+
+@pytest.mark.parametrize("seed", range(1))
+@pytest.mark.parametrize("name", KINDS)
+def test_any_mix_is_replayed(name: str, seed: int, tmp_path: Path) -> None:
+    check_replay(Story(name, seed), tmp_path / "tape")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 120))
+@pytest.mark.parametrize("name", KINDS)
+def test_many_mixes_are_replayed(name: str, seed: int, tmp_path: Path) -> None:
+    check_replay(Story(name, seed), tmp_path / "tape")
+
+
+def test_the_mixes_have_all_that_a_replay_must_do_again(tmp_path: Path) -> None:
+    found: Counter[str] = Counter()
+    for seed in range(8):
+        story, file = Story("llama", seed), tmp_path / str(seed)
+        check_replay(story, file)
+        found["joined"] += story.joined > 1
+        for what, value in entries(file):
+            if what is What.ENDED:
+                assert isinstance(value, list)
+                _, outcome, _, matched, _, evicted, _, forced, known, drafted, accepted = value
+                counts = {"matched": matched, "evicted": evicted, "forced": forced, "known": known}
+                found += Counter({str(outcome): 1, "drafted": drafted, "accepted": accepted, **counts})
+            elif what is What.FAULT and value is not None:
+                found["faults"] += 1
+            elif what is What.STATE and value is None:
+                found["late"] += 1
+    wanted = "done length cancelled failed refused joined matched evicted forced known drafted accepted faults late"
+    assert not [each for each in wanted.split() if not found[each]], found
+
+
+def test_all_is_written_before_every_forward_and_with_one_write(tmp_path: Path) -> None:
+    writes: list[int] = []
+    bodies: list[list[Entry]] = []
+    write = TapeFile.write
+
+    def counted(file: TapeFile, body: list[Entry]) -> None:
+        bodies.append(body)
+        writes.append(len(body))
+        write(file, body)
+
+    story, file = Story("llama", 3), tmp_path / "tape"
+    with patch.object(TapeFile, "write", counted):
+        story.record(file)
+    forwards = sum(what is What.FAULT for body in bodies for what, _ in body)
+    assert len(story.unwritten) >= forwards // 2 > 20
+    assert set(story.unwritten) == {0}
+    idle = story.idle_slices
+    assert len(writes) <= len(story.unwritten) + idle + 1
+    slices = sum(what is What.TURN for body in bodies for what, _ in body)
+    prompts = sum(len(value) for body in bodies for what, value in body if isinstance(value, bytes))
+    assert file.stat().st_size - prompts <= 200 * slices
+
+
+def test_a_tape_that_is_cut_anywhere_is_replayed_up_to_there_or_refused(tmp_path: Path) -> None:
+    story, file = Story("llama", 4), tmp_path / "tape"
+    seen = story.record(file)
+    data, whole = file.read_bytes(), entries(file)
+    numbers = random.Random(1)
+    cut = tmp_path / "cut"
+    first = 24 + int.from_bytes(data[16:20], "little")
+    fulls = 0
+    for size in [*numbers.sample(range(len(data)), 200), len(data) - 1, len(data)]:
+        cut.write_bytes(data[:size])
+        try:
+            reader = TapeReader(cut)
+        except RunnerError:
+            assert size < first, "the header is whole"
+            continue
+        found = [*reader.entries()]
+        assert found == whole[: len(found)]
+        assert reader.missing_at is None or reader.missing_at < size
+        assert reader.missing_at is not None or size == len(data) or len(found) < len(whole)
+        if fulls < 8:
+            fulls += 1
+            done, again = story.replay(cut)
+            assert done.difference == ""
+            for number, events in again.items():
+                assert events == seen[number][: len(events)]
+    assert fulls == 8
+
+
+def test_a_changed_byte_is_refused_or_ends_the_replay(tmp_path: Path) -> None:
+    file = tmp_path / "tape"
+    Story("llama", 1).record(file)
+    data, whole = file.read_bytes(), entries(file)
+    numbers = random.Random(2)
+    changed = tmp_path / "changed"
+    refused = 0
+    for place in numbers.sample(range(len(data)), 200):
+        broken = bytearray(data)
+        broken[place] ^= 1 << numbers.randrange(8)
+        changed.write_bytes(broken)
+        try:
+            found = [*TapeReader(changed).entries()]
+        except RunnerError:
+            refused += 1
+        else:  # a frame claims to be longer than the file
+            assert len(found) < len(whole)
+            assert found == whole[: len(found)]
+    assert refused > 150
+
+
+@pytest.mark.parametrize("what", [What.TOKENS, What.EVENT, What.ENDED, What.STATE])
+def test_a_difference_names_its_slice_and_both_values(what: What, tmp_path: Path) -> None:
+    story, file = Story("llama", 2), tmp_path / "tape"
+    story.record(file)
+    values = entries(file)
+    place = next(at for at, (kind, value) in enumerate(values) if kind is what and isinstance(value, list))
+    recorded = values[place][1]
+    assert isinstance(recorded, list)
+    changed = [*recorded[:-1], 99]
+    values[place] = (what, changed)
+    done, _ = story.replay(rewritten(file, values))
+    slices = sum(kind is What.TURN for kind, _ in values[:place])
+    assert done.difference.startswith(f"slice {slices}: recorded: {what.label} {changed!r}; replayed: ")
+    assert done.difference.endswith(repr(recorded))
+
+
+def test_a_reading_that_is_not_used_is_a_difference(tmp_path: Path) -> None:
+    story, file = Story("llama", 2), tmp_path / "tape"
+    story.record(file)
+    values = entries(file)
+    place = next(at for at, (kind, _) in enumerate(values) if kind is What.SECONDS)
+    done, _ = story.replay(rewritten(file, values[:place] + values[place + 1 :]))
+    assert "replayed: asks for: seconds" in done.difference
+
+
+def test_memory_that_runs_out_behind_a_forward_is_replayed(tmp_path: Path) -> None:
+    story, file = Story("llama", 4), tmp_path / "tape"
+    state = LiveSession.state
+    calls = 0
+
+    def failing(session: LiveSession) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise MemoryError("no room")
+        return state(session)
+
+    with patch.object(LiveSession, "state", failing):
+        seen = story.record(file)
+    assert (What.FAULT, ["MemoryError", "no room"]) in entries(file)
+    done, again = story.replay(file)
+    assert (done.difference, again) == ("", seen)
+
+
+def test_a_fault_that_cannot_be_met_again_is_named(tmp_path: Path) -> None:
+    story, file = Story("llama", 4), tmp_path / "tape"
+    with patch.object(Sample, "read", side_effect=ValueError("it cannot be read")):
+        story.record(file)
+    done, _ = story.replay(file)
+    assert "recorded: event [1, 'failed', 'ValueError: it cannot be read']; replayed: " in done.difference
