@@ -22,6 +22,8 @@ class DraftPolicy:
         rows, as long as nothing is known."""
         assert len(first_costs) == most + 1
         self.most = most
+        self.at_once = False
+        """True if the model that drafts takes as long for many tokens as for one."""
         self._costs = RoundCosts(first_costs)
         self._draft_cost = DraftCost()
         self._acceptances = {
@@ -56,7 +58,7 @@ class DraftPolicy:
             return 0
         rounds = self._costs.curve(context_tokens)
         token_s = (self._draft_cost if self._costs.known else DraftCost()).token_s(rounds[0])
-        costs = [seconds + length * token_s for length, seconds in enumerate(rounds)]
+        costs = [seconds + self._units(length) * token_s for length, seconds in enumerate(rounds)]
         return self._length(draft, most, costs)
 
     def _length(self, draft: Draft, most: int, costs: Sequence[float]) -> int:
@@ -90,7 +92,11 @@ class DraftPolicy:
 
     def drafted(self, tokens: int, seconds: float) -> None:
         """Learns how long a model took to draft so many tokens, at least one."""
-        self._draft_cost.took(tokens, seconds)
+        self._draft_cost.took(self._units(tokens), seconds)
+
+    def _units(self, tokens: int) -> int:
+        """Returns in how many equal times a model drafts so many tokens."""
+        return min(tokens, 1) if self.at_once else tokens
 
     def _acceptance(self, draft: Draft) -> Acceptance:
         return self._acceptances[draft.source, match_class(draft.match)]

@@ -14,6 +14,8 @@ _MOST_SEEN = 80  # tokens of a forward: a step, a round with forced tokens, the 
 class AssistantModel:
     """Drafts from what the model has computed. Owner: the engine thread."""
 
+    at_once = False
+
     def __init__(self, name: str, assistant: Assistant) -> None:
         self.name = name
         self._drafter = AssistantDrafter(assistant)

@@ -14,6 +14,8 @@ _GROWTH_TOKENS = 256  # mlx-lm's layers grow by as many at a time
 class DFlashModel:
     """Drafts from what the model has computed, all tokens of a draft in one forward. Owner: the engine thread."""
 
+    at_once = True
+
     def __init__(self, name: str, draft: BlockDraft) -> None:
         self.name = name
         self._drafter = BlockDrafter(draft)

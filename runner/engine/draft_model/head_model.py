@@ -19,6 +19,7 @@ class HeadModel:
     """Drafts from what the model has computed. Owner: the engine thread."""
 
     name = "the model's own head"
+    at_once = False
 
     def __init__(self, head: Head) -> None:
         self._drafter = HeadDrafter(head)

@@ -21,6 +21,8 @@ class DraftModel(Protocol):
     """
 
     name: str
+    at_once: bool
+    """True if it takes as long for many drafts as for one."""
 
     def read(self, session: LiveSession, *, briefly: bool) -> bool:
         """Reads a part of the text if the model has too little of it to draft. Returns False if it had enough.

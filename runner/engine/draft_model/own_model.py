@@ -28,6 +28,8 @@ class OwnDraftModel:
     """A model that drafts from the end of the text. One for all answers: it turns from one to the next. Owner: the
     engine thread."""
 
+    at_once = False
+
     def __init__(self, name: str, make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int) -> None:
         """`forward` is as in `Reader`. Raises ModelError if the layers of the model cannot go back, and what the
         first forward raises."""

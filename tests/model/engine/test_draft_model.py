@@ -56,6 +56,7 @@ class Stranger:
     """Drafts tokens at random, some of them beyond the vocabulary."""
 
     name = "stranger"
+    at_once = False
     nbytes = 0
 
     def __init__(self) -> None:

@@ -152,6 +152,7 @@ class Model:
     """Drafts the same tokens every time."""
 
     name = "mine"
+    at_once = False
     nbytes = 7
 
     def __init__(self, parts: int = 0) -> None:
