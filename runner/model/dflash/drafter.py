@@ -13,7 +13,7 @@ from runner.model.heads.follower import Draw, Follower
 MOST_ROWS = 512
 """Rows of features that wait to be read. Those of a longer prompt are its last ones."""
 CONTEXT_TOKENS = 2048
-"""The context has at least as many of the last tokens, and never more than twice as many."""
+"""The context has at least as many of the last tokens, or as layers see back, and never more than twice as many."""
 
 
 class BlockDraft(NamedTuple):
@@ -58,8 +58,9 @@ class BlockDrafter(Follower):
         self._context = draft.make_context(0)
         self._recorded: Sequence[int] = ()  # the text of the context, and what has come since
         windows = draft.config.windows
-        self.context_tokens = min(context_tokens, max(windows)) if all(windows) else context_tokens
-        """The context is cut to as many when it has twice as many."""
+        seen = min(context_tokens, max(windows)) if all(windows) else context_tokens
+        self.context_tokens = max(seen, 2 * most_rows)
+        """The context is cut to as many, which is not done often, before it has twice as many."""
 
     @property
     def nbytes(self) -> int:
