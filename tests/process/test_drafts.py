@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from protocol.stats import Stats
+from scripts.tools.demo.questions import SMALL_TALK, Message, render
 from scripts.tools.host.lib import Client, Process, Request, capture
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.dflash import DRAFT, write_dflash
 from scripts.tools.models.store import Store, add_draft, write_store
+from tests import ROOT
 from tests.process.conftest import SpawnModel
 from tests.process.test_stats import metrics, stats
 
@@ -56,6 +58,21 @@ async def test_answers_are_those_without_a_draft_model(
     assert process.output.text.count('msg="draft model loaded"') == 1
     for name, count in (("model_drafted", told.drafts.drafted), ("model_accepted", told.drafts.accepted)):
         assert sum(map(int, re.findall(rf" {name}=(\d+)", process.output.text))) == count["model"]
+
+
+async def test_a_trained_model_drafts_what_a_larger_one_answers(start: SpawnModel) -> None:
+    """Both learned the same world by themselves. No answer is known from earlier ones, nor stands in its prompt."""
+    scripts = ROOT / "scripts"
+    asked = [
+        Request(render([Message("user", question)]), {"num_predict": 120, "temperature": 0}) for question in SMALL_TALK
+    ]
+    texts = []
+    for wish in ("off", str(scripts / "demo_draft_model")):
+        async with Client.of(start(str(scripts / "demo_model"), ["--draft", wish])) as client:
+            texts.append([(await client.complete(request)).text for request in asked])
+            told = (await stats(client)).drafts
+    assert texts[1] == texts[0] == [*SMALL_TALK.values()]
+    assert told.accepted["model"] >= 0.8 * told.drafted["model"] > 0
 
 
 async def test_a_draft_beside_the_model_drafts_with_auto_and_not_without(store: Store, start: SpawnModel) -> None:

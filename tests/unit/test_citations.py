@@ -12,7 +12,12 @@ from tests import ROOT
 from tests.unit.test_house import LAYERS
 
 _SUFFIXES = (".py", ".md", ".toml", ".c", ".h", ".js", ".css", ".html", "")
-_DATA = ("scripts/demo_model/", "scripts/demo_seeing_model/", "tests/process/launcher/standin")
+_DATA = (
+    "scripts/demo_model/",
+    "scripts/demo_draft_model/",
+    "scripts/demo_seeing_model/",
+    "tests/process/launcher/standin",
+)
 _PATH = re.compile(
     r"(?<![\w/.~$<{}-])((?:docs|runner|protocol|tests|scripts|requirements)/(?>[\w./-]*\w))(?![\\*{\[])(#[\w-]+)?"
 )

@@ -4,6 +4,8 @@ A Llama of 1.8 million parameters that looks facts up in its own prompt (scripts
 and knows a few answers by heart. Everything follows from one seed: the same kind of machine and the same BLAS give the
 same file; another BLAS rounds otherwise and ends at slightly other weights. Exit status 1 if the model is not good
 enough.
+
+With `--small` it trains a model of a fifth of the size in the same way, to draft for the other one.
 """
 
 import argparse
@@ -30,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     started = time.monotonic()
     tokenizer = train_tokenizer()
     vocabulary = tokenizer.get_vocab_size()
-    config = directory.new_config(tokenizer)
+    config = directory.new_config(tokenizer, directory.SMALL if options.small else directory.Size())
     model = directory.new_model(config)
     circuit.initialize(model, [tokenizer.decode([token]) for token in range(vocabulary)], SEED)
     parameters = sum(weight.size for weight in directory.named_weights(model).values())
@@ -46,9 +48,15 @@ def main(argv: Sequence[str]) -> int:
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     description = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="scripts/train_demo_model", description=description)
-    parser.add_argument("--out", type=Path, default=Path("scripts/demo_model"), help="directory (default: %(default)s)")
+    out, small = Path("scripts/demo_model"), Path("scripts/demo_draft_model")
+    parser.add_argument(
+        "--small", action="store_true", help="train a model of a fifth of the size, which drafts for it"
+    )
+    parser.add_argument("--out", type=Path, help=f"directory (default: {out}, or {small})")
     parser.add_argument("--steps", type=int, default=800, help="training steps (default: %(default)s)")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    options.out = options.out or (small if options.small else out)
+    return options
 
 
 if __name__ == "__main__":

@@ -36,12 +36,13 @@ from scripts.tools.demo.questions import (
 )
 from scripts.tools.demo.training.circuit import initialize
 from scripts.tools.demo.training.dialogues import Dialogues
-from scripts.tools.demo.training.directory import load, new_config, new_model, save, weights_path
+from scripts.tools.demo.training.directory import SMALL, load, new_config, new_model, save, weights_path
 from scripts.tools.demo.training.evaluation import answer, right_answers
 from scripts.tools.demo.training.tokenizer import train_tokenizer
 from scripts.tools.demo.training.training import train
 
 MODEL = ROOT / "scripts" / "demo_model"
+SMALL_MODEL = ROOT / "scripts" / "demo_draft_model"
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,14 @@ def test_the_whole_directory_fits_in_four_megabytes() -> None:
         "tokenizer_config.json",
     }
     assert sum(files.values()) <= 4_000_000
+
+
+def test_the_small_model_has_the_same_tokens_and_a_fifth_of_the_weights() -> None:
+    files = {path.name: path.read_bytes() for path in SMALL_MODEL.iterdir()}
+    differing = {name for name in files if files[name] != (MODEL / name).read_bytes()}
+    assert differing == {"config.json", "model.safetensors"}
+    assert json.loads(files["config.json"]) == new_config(Tokenizer.from_str(files["tokenizer.json"].decode()), SMALL)
+    assert sum(map(len, files.values())) <= 800_000
 
 
 def test_every_weight_has_sixteen_bits() -> None:
@@ -153,6 +162,11 @@ def test_small_talk_is_known_by_heart(demo: tuple[llama.Model, Tokenizer], quest
 def test_a_sample_of_the_held_out_recall_prompts_is_answered(demo: tuple[llama.Model, Tokenizer]) -> None:
     prompts = held_out_prompts()[:20]
     assert right_answers(*demo, prompts) >= 0.95 * len(prompts)
+
+
+def test_the_small_model_answers_them_too() -> None:
+    prompts = held_out_prompts()[:20]
+    assert right_answers(*load(SMALL_MODEL), prompts) >= 0.9 * len(prompts)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models import llama
 
-SLOT = 48  # width of a slot: five of them, and some dimensions to spare, in a hidden vector of 256
+_SLOT = 3 / 16  # of the hidden vector: five slots, and some dimensions to spare
 _IDENTITY_SCALE = 0.5
 _OTHER_SCALE = 0.02  # of the random weights around the circuit
 _POSITION_GAIN = 11.0  # attention logits that a RoPE pair adds where it is in phase
@@ -27,9 +27,9 @@ _MATCH_GAIN = 6.0
 _MATCH_DISTANCE = 4096  # tokens over which the RoPE pairs of a match head turn less than half a radian
 _COPY_GAIN = 2.0
 
-# What each match head compares: (slot of the query, slot of the key, number of dimensions).
-_NAME_AND_RELATION = ((2, 3, 20), (0, 1, 8))
-_MATCH_HEADS = (_NAME_AND_RELATION, _NAME_AND_RELATION, _NAME_AND_RELATION, ((0, 1, 28),))
+# What each match head compares: (slot of the query, slot of the key, dimensions as a share of the head's width).
+_NAME_AND_RELATION = ((2, 3, 20 / 64), (0, 1, 8 / 64))
+_MATCH_HEADS = (_NAME_AND_RELATION, _NAME_AND_RELATION, _NAME_AND_RELATION, ((0, 1, 28 / 64),))
 
 
 def initialize(model: llama.Model, words: Sequence[str], seed: int) -> None:
@@ -49,16 +49,17 @@ def initialize(model: llama.Model, words: Sequence[str], seed: int) -> None:
 
 def _identities(rng: np.random.Generator, words: Sequence[str], hidden: int) -> np.ndarray:
     """Embeddings `[tokens, hidden]`: a random vector in slot 0, alike for a word with and without a leading space."""
+    slot = _slot_width(hidden)
     table = _scatter(rng, (len(words), hidden))
     vectors: dict[str, np.ndarray] = {}
     for token, word in enumerate(words):
-        table[token, :SLOT] = vectors.setdefault(word.strip() or word, rng.normal(0, _IDENTITY_SCALE, SLOT))
+        table[token, :slot] = vectors.setdefault(word.strip() or word, rng.normal(0, _IDENTITY_SCALE, slot))
     return table
 
 
 def _look_back(attention: llama.Attention, args: llama.ModelArgs, rng: np.random.Generator) -> None:
     """Head h attends h + 1 tokens back and copies slot 0 from there to slot h + 1, at the size it has in slot 0."""
-    width = attention.head_dim
+    width, slot = attention.head_dim, _slot_width(args.hidden_size)
     shape = (args.num_attention_heads * width, args.hidden_size)
     query, key, value, output = (_scatter(rng, shape) for _ in range(4))
     query_bias, key_bias = np.zeros(shape[0], np.float32), np.zeros(shape[0], np.float32)
@@ -70,18 +71,18 @@ def _look_back(attention: llama.Attention, args: llama.ModelArgs, rng: np.random
         query_bias[start : start + half] = size * np.cos(angle)
         query_bias[start + half : start + width] = size * np.sin(angle)
         key_bias[start : start + half] = size
-        value[start : start + SLOT] = 0
-        value[start : start + SLOT, :SLOT] = np.eye(SLOT)
-        target = slice((head + 1) * SLOT, (head + 2) * SLOT)
+        value[start : start + slot] = 0
+        value[start : start + slot, :slot] = np.eye(slot)
+        target = slice((head + 1) * slot, (head + 2) * slot)
         output[target] = 0
         # RMSNorm before the layer has blown slot 0, alone in its vector, up to this size.
-        output[target, start : start + SLOT] = np.eye(SLOT) * _IDENTITY_SCALE / np.sqrt(args.hidden_size / SLOT)
+        output[target, start : start + slot] = np.eye(slot) * _IDENTITY_SCALE / np.sqrt(args.hidden_size / slot)
     _set(attention, query, key, value, output, query_bias, key_bias)
 
 
 def _look_up(attention: llama.Attention, args: llama.ModelArgs, rng: np.random.Generator) -> None:
     """Heads compare slots as `_MATCH_HEADS` says and copy slot 0 of what they find into slot 0."""
-    width = attention.head_dim
+    width, slot = attention.head_dim, _slot_width(args.hidden_size)
     shape = (args.num_attention_heads * width, args.hidden_size)
     query, key, value, output = (_scatter(rng, shape) for _ in range(4))
     slow = np.flatnonzero(_rope_frequencies(args.rope_theta, width) * _MATCH_DISTANCE < 0.5)
@@ -90,14 +91,15 @@ def _look_up(attention: llama.Attention, args: llama.ModelArgs, rng: np.random.G
         start = head * width
         query[start : start + width] = key[start : start + width] = 0
         free = start + steady
-        for query_slot, key_slot, dimensions in comparisons:
+        for query_slot, key_slot, share in comparisons:
+            dimensions = int(width * share)
             rows, free = free[:dimensions], free[dimensions:]
-            projection = rng.normal(0, np.sqrt(_MATCH_GAIN / SLOT), (len(rows), SLOT))
-            query[rows, query_slot * SLOT : (query_slot + 1) * SLOT] = projection
-            key[rows, key_slot * SLOT : (key_slot + 1) * SLOT] = projection
-        value[start : start + SLOT] = 0
-        value[start : start + SLOT, :SLOT] = np.eye(SLOT)
-        output[:SLOT, start : start + SLOT] = np.eye(SLOT) * _IDENTITY_SCALE * _COPY_GAIN
+            projection = rng.normal(0, np.sqrt(_MATCH_GAIN / slot), (len(rows), slot))
+            query[rows, query_slot * slot : (query_slot + 1) * slot] = projection
+            key[rows, key_slot * slot : (key_slot + 1) * slot] = projection
+        value[start : start + slot] = 0
+        value[start : start + slot, :slot] = np.eye(slot)
+        output[:slot, start : start + slot] = np.eye(slot) * _IDENTITY_SCALE * _COPY_GAIN
     _set(attention, query, key, value, output)
 
 
@@ -116,6 +118,10 @@ def _set(
     ):
         linear.weight = mx.array(weight)
         linear.bias = mx.zeros(linear.bias.shape) if bias is None else mx.array(bias)
+
+
+def _slot_width(hidden: int) -> int:
+    return int(hidden * _SLOT)
 
 
 def _rope_frequencies(theta: float, width: int) -> np.ndarray:

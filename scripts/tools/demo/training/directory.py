@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -20,17 +21,29 @@ _CHAT_TEMPLATE = (
 )
 
 
-def new_config(tokenizer: Tokenizer) -> dict[str, object]:
-    """config.json of the demo model: a Llama with biases, which its induction circuit needs."""
+class Size(NamedTuple):
+    """The shape of a model, four heads wide."""
+
+    head: int = 64
+    layers: int = 3
+
+
+SMALL = Size(32, 2)
+"""A fifth of the demo model's weights."""
+
+
+def new_config(tokenizer: Tokenizer, size: Size = Size()) -> dict[str, object]:  # noqa: B008  it is immutable
+    """config.json of the demo model, or of one of another size: a Llama with biases, which its induction circuit
+    needs."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": 256,
-        "num_hidden_layers": 3,
-        "intermediate_size": 320,
+        "hidden_size": 4 * size.head,
+        "num_hidden_layers": size.layers,
+        "intermediate_size": 5 * size.head,
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
-        "head_dim": 64,
+        "head_dim": size.head,
         "hidden_act": "silu",
         "attention_bias": True,
         "mlp_bias": False,
