@@ -222,6 +222,9 @@ def test_nothing_is_drafted_where_the_text_is_not_known(pairs: Pairs) -> None:
     assert drafter.propose(layers, 7, text[:8], 3, greedy) == []
     drafter.free()
     assert drafter.nbytes == 0
+    drafter, layers = standing(pair)
+    cast("KVCache", layers[1]).trim(1)  # one of the two stands elsewhere
+    assert drafter.propose(layers, 6, text[:7], 3, greedy) == []
 
 
 def test_a_layer_of_a_kind_that_gemma_does_not_have_is_refused(pairs: Pairs) -> None:
