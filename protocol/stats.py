@@ -247,6 +247,10 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
     locks: int
     """The open sessions whose prompts pass through the node."""
     restore_point: bool
+    stored: int = 0
+    """The tokens of the edge, from its beginning, that are on disk."""
+    restored: bool = False
+    """True if some of it was brought from disk."""
     pictures: int = 0
     """The pictures in the edge's tokens."""
     text: str | None = None

@@ -52,6 +52,7 @@ def adopt(cache: TrieCache, prefix: Tokens, salt: str, segment: Segment) -> bool
             node.slots[slot] = snapshot
         else:
             snapshot.close()
+    node.restored = True
     if entries:
         node.stored = len(node.tokens)
     node.checkpoint |= facts.checkpoint

@@ -19,10 +19,23 @@ class Node:
 
     `slots` is empty or has one entry per layer. A `checkpoint` is a node made to return to: it is kept even if nothing
     branches off. `used` is the tick of the trie's clock at its last use. The first `stored` tokens of the edge are on
-    disk. `known` has a 1 for each token that is a known choice (`known_choices.py`); those behind its end are none.
+    disk; some of it was `restored` from there. `known` has a 1 for each token that is a known choice
+    (`known_choices.py`); those behind its end are none.
     """
 
-    __slots__ = ("checkpoint", "children", "end", "known", "locks", "parent", "slots", "stored", "tokens", "used")
+    __slots__ = (
+        "checkpoint",
+        "children",
+        "end",
+        "known",
+        "locks",
+        "parent",
+        "restored",
+        "slots",
+        "stored",
+        "tokens",
+        "used",
+    )
 
     def __init__(self, tokens: Tokens, parent: "Node | None") -> None:
         self.tokens = tokens
@@ -31,7 +44,7 @@ class Node:
         self.end: int = len(tokens) + (parent.end if parent else 0)
         self.children: dict[int, Node] = {}
         self.slots: list[Snapshot | None] = []
-        self.checkpoint = False
+        self.checkpoint = self.restored = False
         self.used = self.locks = self.stored = 0
 
     @property

@@ -25,9 +25,10 @@ def describe_trie(
 ) -> CacheDescription:
     """Describes a trie and the sequences over it; `reserved_bytes` are those of batches."""
     ledger = facts.ledger
-    mark = trie.now, ledger.count, ledger.nbytes, len(sequences)
+    nodes = list(trie.nodes())
+    mark = trie.now, ledger.count, ledger.nbytes, len(sequences), sum(node.stored for node in nodes)
     live = sum(sequence.nbytes for sequence in sequences) + reserved_bytes
-    counts = _counts(facts, live, sum(1 for _ in trie.nodes()), budget_bytes)
+    counts = _counts(facts, live, len(nodes), budget_bytes)
     return CacheDescription(mark, counts, snapshots=ledger.count, reserved_bytes=reserved_bytes)
 
 
@@ -145,6 +146,8 @@ def _described(node: Node, now: int, used: Sequence[int], sizes: dict[int, _Size
         idle_uses=now - node.used,
         locks=node.locks,
         restore_point=node.checkpoint,
+        stored=node.stored,
+        restored=node.restored,
         pictures=_pictures(node.tokens),
         text=spell(node.tokens) if spell is not None else None,
     )

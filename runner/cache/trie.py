@@ -107,6 +107,7 @@ class PrefixTrie:
             raise ValueError(f"cannot cut {node!r} after {at} of its tokens")
         upper = Node(node.tokens[:at], node.parent)
         upper.used, upper.locks = node.used, node.locks
+        upper.restored = node.restored
         upper.stored, node.stored = min(node.stored, at), max(0, node.stored - at)
         halves = [held.split(upper.end) if held is not None else (None, None) for held in node.slots]
         upper.slots, node.slots = [first for first, _ in halves], [second for _, second in halves]
@@ -133,6 +134,7 @@ class PrefixTrie:
         slots = max(len(node.slots), len(child.slots))
         above, below = _padded(node.slots, slots), _padded(child.slots, slots)
         child.slots = [_joined(first, second) for first, second in zip(above, below, strict=True)]
+        child.restored |= node.restored
         child.stored = node.stored + (child.stored if node.stored == len(node.tokens) else 0)
         child.known = node.known.ljust(len(node.tokens), b"\0") + child.known if child.known else node.known
         child.tokens = node.tokens + child.tokens

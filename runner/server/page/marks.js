@@ -1,12 +1,13 @@
 // The marks for a node, or for several nodes, in the picture of the trie.
 
 import { fitting, oneLine, shortened } from "./label.js";
-import { bytes, count, counted, set, svg, write } from "./text.js";
+import { bytes, count, counted, onDisk, set, svg, write } from "./text.js";
 
 export const ROW = 50;
 export const TOP = 8;
 const OLD_USES = 64;
 const FRAME = 17; // a picture's mark, and the room behind it
+const DISK = 15; // that of the disk
 
 /** Where the middle of an item's edge is, from the top. */
 export const middle = (item) => TOP + item.row * ROW + 26;
@@ -19,6 +20,7 @@ export class Edge {
   #frame = svg("rect", { class: "frame" });
   #point = svg("path", { class: "point" });
   #photo = svg("path", { class: "photo" });
+  #disk = svg("path");
   #name = svg("text", { class: "name" });
   #size = svg("text", { class: "size" });
   #area = svg("rect", { class: "hit" });
@@ -27,7 +29,7 @@ export class Edge {
   constructor(key) {
     this.element = svg(
       "g", { class: "edge", role: "treeitem", "data-key": key }, this.#hint,
-      ...this.#parts, this.#frame, this.#point, this.#photo, this.#name, this.#size, this.#area,
+      ...this.#parts, this.#frame, this.#point, this.#photo, this.#disk, this.#name, this.#size, this.#area,
     );
   }
 
@@ -49,7 +51,12 @@ export class Edge {
     set(this.#point, { d: node.restore_point ? `M${tip} ${middle(item) - half}V${middle(item) + half}` : "" });
     const tokens = node.end - node.start;
     set(this.#photo, { d: node.pictures ? photo(x + 0.5, y - 13.5) : "" });
-    const indent = node.pictures ? FRAME : 0;
+    const kept = node.stored > 0 || node.restored;
+    set(this.#disk, {
+      d: kept ? disk(x + 0.5 + (node.pictures ? FRAME : 0), y - 14.5) : "",
+      class: `disk${node.restored ? " restored" : ""}${node.stored < tokens ? " part" : ""}`,
+    });
+    const indent = (node.pictures ? FRAME : 0) + (kept ? DISK : 0);
     const room = length + 6 - indent;
     const name = node.text ? shortened(room, oneLine(node.text)) : fitting(room, counted(tokens, "token"), count(tokens));
     put(this.#name, x + indent, y - 5, name);
@@ -58,7 +65,7 @@ export class Edge {
     const uses = Math.min(node.idle_uses, OLD_USES) / OLD_USES;
     this.element.style.setProperty("--fresh", (1 - 0.55 * uses).toFixed(2));
     const told = `${node.text ? `${oneLine(node.text)}: ` : ""}tokens ${count(node.start)} to ${count(node.end)}, ` +
-      `${bytes(node.bytes)}${node.pictures ? `, ${counted(node.pictures, "picture")}` : ""}${node.locks ? ", in use" : ""}`;
+      `${bytes(node.bytes)}${node.pictures ? `, ${counted(node.pictures, "picture")}` : ""}${onDisk(node)}${node.locks ? ", in use" : ""}`;
     write(this.#hint, told);
     set(this.element, {
       class: `edge${node.locks ? " used" : ""}${chosen ? " chosen" : ""}`,
@@ -87,6 +94,9 @@ export class More {
 
 /** A mountain in a frame. */
 const photo = (x, y) => `M${x} ${y}h12v9h-12zM${x} ${y + 8}l4 -4 3 3 2 -2 3 3`;
+
+/** A cylinder. */
+const disk = (x, y) => `M${x} ${y + 2}a5 2 0 0 1 10 0v6a5 2 0 0 1 -10 0zM${x} ${y + 2}a5 2 0 0 0 10 0`;
 
 function put(text, x, y, words) {
   set(text, { x: x.toFixed(1), y: y.toFixed(1) });

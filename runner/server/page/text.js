@@ -78,3 +78,9 @@ export function rows(list, pairs) {
   });
   while (list.children.length > pairs.length) list.lastChild.remove();
 }
+
+/** What is told of a node of which something is on disk. */
+export function onDisk({ start, end, stored, restored }) {
+  if (restored) return ", brought from disk";
+  return stored ? `, ${stored < end - start ? `${counted(stored, "token")} ` : ""}on disk` : "";
+}

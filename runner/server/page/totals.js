@@ -47,6 +47,10 @@ export function totals(stats, reading) {
     ...(tokens.forced ? [["Forced by a grammar", `${count(tokens.forced)} tokens (${percent(tokens.forced / Math.max(1, tokens.generated))})`]] : []),
     ...drafts(stats.drafts),
     ...(stats.pictures.encoded ? [["Pictures", `${count(stats.pictures.encoded)} of ${count(stats.pictures.soft_tokens)} tokens, ${duration(stats.pictures.encode_s)}`]] : []),
+    ...(stats.disk.state === "none" ? [] : [
+      ["On disk", `${bytes(stats.disk.held_bytes)} of ${bytes(stats.disk.budget_bytes)}${stats.disk.state === "on" ? "" : `, ${stats.disk.state}`}`],
+      ["From disk", `${count(stats.disk.restored_tokens)} tokens, ${counted(stats.disk.restores, "request")}`],
+    ]),
     ["Cache, live", bytes(cache.live_bytes)],
     ["Cache, paged out", bytes(cache.paged_bytes)],
     ["Restored", bytes(cache.restored_bytes)],

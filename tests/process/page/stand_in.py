@@ -31,6 +31,8 @@ def node(
     idle: int = 0,
     text: str | None = None,
     pictures: int = 0,
+    stored: int = 0,
+    restored: bool = False,
 ) -> CacheNode:
     """An edge of a model of 12 layers, of which all are live or all paged out; 1000 bytes a token."""
     size = 1000 * (end - start)
@@ -38,6 +40,7 @@ def node(
         id=id, parent=parent, start=start, end=end, bytes=size, live_bytes=size if live else 0,
         paged_bytes=0 if live else size, layers=12, live_layers=12 if live else 0, paged_layers=0 if live else 12,
         missing_layers=0, idle_uses=idle, locks=locks, restore_point=False, text=text, pictures=pictures,
+        stored=stored, restored=restored,
     )  # fmt: skip
 
 
