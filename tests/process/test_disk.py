@@ -31,6 +31,9 @@ async def test_a_killed_process_leaves_its_conversations(start: SpawnModel, tmp_
     text, cached = await answer(start(RANDOM, words), PROMPT)
     assert cached == 0
     process = start(RANDOM, words)
+    (told,) = [line for line in process.output.lines if 'msg="disk cache"' in line]
+    assert f"directory={tmp_path / 'kept'}" in told
+    assert told.rstrip().endswith("days=30")
     again, cached = await answer(process, PROMPT)
     assert again == text
     assert cached > 300

@@ -110,7 +110,13 @@ def open_tier(
     check = SelfCheck(disk, make_layers, forward)
     restores = Restores(disk, salt, check, prefill_token_s=prefill_token_s, ready=ready)
     tier = DiskTier(disk, restores, Writes(disk, make_freight), check, scheduler)
-    log.info("disk cache", directory=str(directory), namespace=namespace.name, budget=shown(budget_bytes))
+    log.info(
+        "disk cache",
+        directory=str(directory),
+        namespace=namespace.name,
+        budget=shown(budget_bytes),
+        days=round(_MOST_AGE_S / 86_400),
+    )
     disk.start()
     return tier
 

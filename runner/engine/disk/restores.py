@@ -135,8 +135,10 @@ class Restores:
         try:
             fits = adopt(cache, found.prefix, self._salt, found.segment)
         except SegmentError as error:
-            self._disk.shelf.rejected[error.reason] += 1
-            log.warning("what is on disk is of other layers", file=found.segment.name.file)
+            rejected = self._disk.shelf.rejected
+            if not rejected[error.reason]:
+                log.warning("what is on disk is of other layers", file=found.segment.name.file)
+            rejected[error.reason] += 1
             fits = False
         except Exception:  # the trie may be half changed: begin anew, as after a conversation that cannot be resumed
             log.exception("cache freed: what is on disk could not be adopted")
