@@ -5,6 +5,8 @@ memory   its answer and 32 tokens more, while another conversation has the layer
 disk     another 32 tokens behind the same answer, in a process that was started after a SIGKILL
 
 Every turn makes a new conversation in a new directory. `computed` are the tokens of the prompt that were not reused.
+Then one answer goes on while the prompt of another, which has just ended, is written: `gaps` are the times between its
+next tokens, in a process that writes and in one that does not.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -24,13 +27,15 @@ from protocol.stats import Stats
 from scripts.tools.bench.common.contenders import OURS, SIZES, open_endpoint
 from scripts.tools.bench.common.figure import Bars, Chart
 from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
-from scripts.tools.bench.common.requests import FEW_TOKENS, answer
+from scripts.tools.bench.common.requests import FEW_TOKENS, MismeasuredError, answer
 from scripts.tools.bench.common.servers import RunnerEndpoint, Server, this_runner
 from scripts.tools.bench.llamas import Prompts, make_model, write_model
 
 ANSWER_TOKENS, APPENDED_TOKENS, OTHER_TOKENS = 16, 32, 300
+RUNNING_TOKENS, WATCHED_GAPS = 400, 32
 CASES = ("cold", "memory", "disk")
-MEMORY_RATIO, COPY_SHARE = 1.5, 0.01
+WRITING, PLAIN = "writing", "not writing"
+MEMORY_RATIO, COPY_SHARE, GAP_RATIO, LONGER_MS = 1.5, 0.01, 1.03, 2.0
 COLD_RATIOS = {"10M": 20.0, "60M": 12.0}
 _POLL_S = 0.05
 
@@ -42,6 +47,8 @@ class Times(NamedTuple):
     computed: Mapping[str, int]
     copy_share: float
     """The engine's time for writing, over that of the prefill."""
+    gaps: Mapping[str, Sequence[float]]
+    """Between the tokens of a running answer, in ms, with and without a disk cache."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,15 @@ class DiskReport(Report):
         """The median of a turn's ratios."""
         return median_ratio(*([times.ms[each] for times in self.found] for each in (case, other)))
 
+    def gap_ratio(self, of: Callable[[Sequence[float]], float]) -> float:
+        """The median of a turn's ratios of, for instance, the longest gaps."""
+        return median_ratio(*([of(times.gaps[case]) for times in self.found] for case in (WRITING, PLAIN)))
+
+    @property
+    def longer_ms(self) -> float:
+        """By how much the longest gap is longer: the median over all turns."""
+        return median(max(times.gaps[WRITING]) - max(times.gaps[PLAIN]) for times in self.found)
+
     @property
     def targets(self) -> list[Target]:
         new = max(times.computed["disk"] for times in self.found)
@@ -67,6 +83,8 @@ class DiskReport(Report):
             Target("first token, disk over memory", self.ratio("disk", "memory"), MEMORY_RATIO),
             Target("tokens computed after a restart", new, APPENDED_TOKENS + 1),
             Target("engine time to write over prefill", median(times.copy_share for times in self.found), COPY_SHARE),
+            Target("time between tokens, writing over not", self.gap_ratio(median), GAP_RATIO),
+            Target("longest time between tokens, added by writing", self.longer_ms, LONGER_MS, unit="ms"),
         ]
         if self.size in COLD_RATIOS:
             bound = COLD_RATIOS[self.size]
@@ -77,7 +95,18 @@ class DiskReport(Report):
     def tables(self) -> Sequence[Table]:
         rows = [(case, f"{self.ms(case):,.1f}", str(self.found[-1].computed[case])) for case in CASES]
         title = f"time to the first token: {self.tokens} tokens, {self.size} parameters, {len(self.found)} turns"
-        return [Table(title, ("", "ms", "tokens computed"), rows)]
+        gaps = [
+            (
+                what,
+                *(f"{median(of(times.gaps[case]) for times in self.found):.2f}" for case in (WRITING, PLAIN)),
+                f"{self.gap_ratio(of):.3f}",
+            )
+            for what, of in (("median", median), ("longest", max))
+        ]
+        return [
+            Table(title, ("", "ms", "tokens computed"), rows),
+            Table("time between the tokens of another answer", ("", WRITING, PLAIN, "ratio"), gaps),
+        ]
 
     @property
     def charts(self) -> Sequence[Chart]:
@@ -108,7 +137,15 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> DiskReport
         server.environment["MLX_RUNNER_DISK_CACHE"] = str(kept)
         for turn in range(arguments.turns):
             say(f"turn {turn + 1} ...")
-            found.append(_turn(server, model, loop, prompts, arguments.tokens))
+            times = _turn(server, model, loop, prompts, arguments.tokens)
+            cases = (WRITING, PLAIN) if turn % 2 else (PLAIN, WRITING)
+            gaps = {}
+            for case in cases:
+                beside = this_runner(OURS, 2, blas=arguments.blas, blas_threads=arguments.blas_threads)
+                if case == WRITING:
+                    beside.environment["MLX_RUNNER_DISK_CACHE"] = str(kept)
+                gaps[case] = _gaps(beside, model, loop, prompts, arguments.tokens)
+            found.append(times._replace(gaps=gaps))
             shutil.rmtree(kept)
     return DiskReport(arguments.size, arguments.tokens, found)
 
@@ -141,7 +178,27 @@ def _turn(server: Server, model: Path, loop: asyncio.Runner, prompts: Prompts, t
         endpoint, _ = _start(server, model, stack, loop)
         loop.run(warm(endpoint))
         loop.run(first(endpoint, "disk", talk + prompts.text(APPENDED_TOKENS), FEW_TOKENS))
-    return Times(ms, computed, stats.disk.copy_s / stats.slices.prefill_s)
+    return Times(ms, computed, stats.disk.copy_s / stats.slices.prefill_s, {})
+
+
+def _gaps(server: Server, model: Path, loop: asyncio.Runner, prompts: Prompts, tokens: int) -> list[float]:
+    """Returns the times between the tokens of a running answer, in ms, from the end of another request on."""
+
+    async def other(endpoint: RunnerEndpoint) -> float:
+        return (await answer(endpoint, prompts.text(tokens), FEW_TOKENS)).times[-1]
+
+    async def both(endpoint: RunnerEndpoint) -> list[float]:
+        await answer(endpoint, prompts.text(OTHER_TOKENS), FEW_TOKENS)
+        running = answer(endpoint, prompts.text(OTHER_TOKENS), RUNNING_TOKENS)
+        (_, times, _), ended = await asyncio.gather(running, other(endpoint))
+        later = [time for time in times if time > ended][: WATCHED_GAPS + 1]
+        if len(later) <= WATCHED_GAPS:
+            raise MismeasuredError("the answer ended before the prompt beside it was read")
+        return [1e3 * (after - before) for before, after in pairwise(later)]
+
+    with ExitStack() as stack:
+        endpoint, _ = _start(server, model, stack, loop)
+        return loop.run(both(endpoint))
 
 
 def _start(
