@@ -1,15 +1,17 @@
-"""Runners that share a directory are killed at any moment: every answer is right, and the bound holds."""
+"""Runners that share a directory are killed at any moment, and directories fail or vanish: every answer is right."""
 
 import asyncio
+import shutil
+import sys
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from scripts.tools.host.lib import Client, Process, Request
-from tests.process.conftest import RANDOM, SpawnModel
+from tests.process.conftest import RANDOM, RUNNER, SpawnModel, read_stats
 
-STARTS = ("so many words about zebras " * 12, "and as many about the okapi " * 12)
+STARTS = ("so many words about zebras " * 12, "and as many about the okapi " * 18)
 BOUND = 3 << 20
 
 
@@ -55,3 +57,55 @@ async def test_three_kills(start: SpawnModel, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(10))
 async def test_two_hundred_kills(seed: int, start: SpawnModel, tmp_path: Path) -> None:
     await killed(20, seed, start, tmp_path / "kept")
+
+
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def lines(process: Process, message: str) -> list[str]:
+    return [line for line in process.output.lines if message in line]
+
+
+async def test_a_full_disk_costs_no_answer_and_one_line(start: SpawnModel, tmp_path: Path) -> None:
+    """No file may grow beyond 9,000 bytes: what describes the model can be written, and no segment."""
+    directory = tmp_path / "kept"
+    process = start(RANDOM, ["--disk-cache", str(directory)], executable=(sys.executable, "-c", LIMITED, *RUNNER))
+    plain = start(RANDOM)
+    for prompt in (*STARTS, STARTS[0]):
+        assert await ask(process, prompt) == await ask(plain, prompt)
+    async with Client.of(process) as client:
+        while not (await read_stats(client)).disk.write_errors:
+            await asyncio.sleep(0.05)
+        assert (await read_stats(client)).disk.write_errors == 1
+    assert await ask(process, STARTS[1]) == await ask(plain, STARTS[1])
+    (line,) = lines(process, "disk cache rests")
+    assert "File too large" in line
+    assert not lines(process, "level=ERROR")
+    assert [path.name for path in directory.rglob("*") if path.is_file()] == ["about.json"]
+
+
+async def test_a_directory_that_is_removed_is_begun_anew(start: SpawnModel, tmp_path: Path) -> None:
+    directory = tmp_path / "kept"
+    words = ["--disk-cache", str(directory)]
+    process, plain = start(RANDOM, words), start(RANDOM)
+    for prompt in STARTS:
+        assert await ask(process, prompt) == await ask(plain, prompt)
+        while not list(directory.rglob("*.kv")):
+            await asyncio.sleep(0.05)
+        if prompt == STARTS[0]:
+            shutil.rmtree(directory)
+    async with Client.of(process) as client:
+        while (await read_stats(client)).disk.pending_tokens:
+            await asyncio.sleep(0.05)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    process.kill()
+    again = start(RANDOM, words)
+    for prompt in STARTS:
+        assert await ask(again, prompt) == await ask(plain, prompt)
+    assert len(lines(again, "restored from disk")) == 1
+    assert not lines(process, "level=ERROR")
+    assert not lines(process, "level=WARN")
