@@ -130,6 +130,17 @@ def test_the_bound_holds_over_two_processes_and_what_is_evicted_is_not_looked_fo
     assert thread.held_bytes <= size // 2
 
 
+def test_what_was_swept_is_not_looked_for(tmp_path: Path) -> None:
+    thread = Thread(tmp_path, 2 * len(b"".join(sealed(cut()[0]))))
+    thread.rest()
+    thread.put(*cut())
+    thread.files.now += 61
+    thread.rest()
+    left = {path.name for path in thread.shelf.folder.iterdir()} - {"about.json"}
+    assert 0 < len(left) < 3
+    assert set(thread.shelf.index.names) == left
+
+
 def test_a_sweep_that_is_due_goes_between_two_writes(tmp_path: Path) -> None:
     """Writing without an end must not put it off: the bound would not hold."""
     size = len(b"".join(sealed(cut()[0])))
