@@ -161,8 +161,10 @@ class Shelf:
         """Marks a segment as just used."""
         try:
             self._files.touch(self.folder / name.file)
-        except OSError:
+        except FileNotFoundError:
             self.index.discard(name)
+        except OSError:
+            return  # a read-only volume: it is still read
 
     def _fill(self, file: int, buffer: memoryview, offset: int) -> None:
         at = 0

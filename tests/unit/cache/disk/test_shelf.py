@@ -147,6 +147,20 @@ def test_what_another_process_of_the_same_number_left_is_not_in_the_way(tmp_path
         (tmp_path / NAMESPACE / min(names)).touch()
 
 
+def test_what_cannot_be_marked_as_used_is_still_read(tmp_path: Path) -> None:
+    """On a volume that became read-only; what is gone is forgotten."""
+    files = FakeFiles()
+    opened = shelf(tmp_path, files)
+    opened.publish(STORY[0])
+    files.at, files.fault = len(files.calls), OSError(errno.EROFS, "read-only")
+    opened.touch(STORY[0].name)
+    assert files.calls[-1] == "touch"
+    assert STORY[0].name in opened.index
+    (opened.folder / STORY[0].name.file).unlink()
+    opened.touch(STORY[0].name)
+    assert STORY[0].name not in opened.index
+
+
 def test_a_clock_that_goes_back_stops_nothing(tmp_path: Path) -> None:
     files = FakeFiles()
     opened = shelf(tmp_path, files)
