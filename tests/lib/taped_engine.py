@@ -123,7 +123,19 @@ class Story:
         recording = Recording(Recorder(TapeFile(file, HEADER)), plain_outbox())
         engine = self._engine(recording.tape, recording.outbox, NoisyMeter(numbers))
         recording.end_slice(idle=True)
-        engine.forward.breaks = lambda rows, length: self._breaks(recording, numbers)
+
+        def meanwhile() -> None:
+            if late and numbers.random() < 0.2:
+                self._compile(*late.pop(0), numbers)
+            if here and numbers.random() < 0.01:
+                numbers.choice(here).request.cancel()
+
+        def breaks(rows: int, length: int) -> bool:
+            self.unwritten.append(len(recording.tape._entries))
+            meanwhile()
+            return numbers.random() < 0.01
+
+        engine.forward.breaks = breaks
         engine.forward.error = lambda text: numbers.choice((ValueError, MemoryError, RuntimeError))(text)
         bases = [[numbers.randrange(VOCAB) for _ in range(20)] * 3 for _ in range(2)]
         coming = [self._request(numbers, bases) for _ in range(numbers.randint(6, 12))]
@@ -144,10 +156,7 @@ class Story:
                     client.request.format, client.request.grammar = Lark(spec.grammar), Future()
                     late.append((client, slow))
                 recording.add(client.request)
-            if late and numbers.random() < 0.4:
-                self._compile(*late.pop(0), numbers)
-            if here and numbers.random() < 0.01:
-                numbers.choice(here).request.cancel()
+            meanwhile()
             engine.forward.forward_s = numbers.choice((0.001, 0.01, 0.05))
             with patch.object(runner.engine.scheduler, "perf_counter", engine.clock):
                 recording.begin_slice(engine.scheduler.add)
@@ -159,10 +168,6 @@ class Story:
             self.joined = max(self.joined, *(len(each.generations) for each in engine.scheduler.batches.all), 0)
         recording.tape.flush()
         return {each.request.number: [told(event) for event in each.received] for each in here}
-
-    def _breaks(self, recording: Recording, numbers: random.Random) -> bool:
-        self.unwritten.append(len(recording.tape._entries))
-        return numbers.random() < 0.01
 
     def _compile(self, client: ClientRequest, grammar: Grammar, numbers: random.Random) -> None:
         compiling = client.request.grammar

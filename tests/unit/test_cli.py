@@ -11,7 +11,7 @@ import pytest
 from runner import logs
 from runner.cli.command_flags import CHECK_FLAGS
 from runner.cli.flags import COMMANDS, FLAGS
-from runner.cli.parse import parse, parse_check, parse_ollama
+from runner.cli.parse import parse, parse_check, parse_ollama, parse_replay
 from runner.cli.parser import version_text
 from runner.engine.policy import LEAST_TOKENS
 from runner.errors import UsageError
@@ -388,6 +388,14 @@ def test_the_version_is_that_of_what_it_stands_on_too(capsys: pytest.CaptureFixt
     assert told == version_text() + "\n"
     pattern = r"mlx-runner \d+\.\d+\.\d+ \(mlx \d[\w.]*, mlx-lm \d[\w.]*, Python \d[\w.]*\)"
     assert re.fullmatch(pattern, version_text())
+
+
+def test_a_replay_takes_a_file_and_where_its_model_is() -> None:
+    settings = parse_replay(["/t.tape"], {"OLLAMA_MODELS": "/m"})
+    assert (settings.file, settings.model, settings.models_dir) == (Path("/t.tape"), None, Path("/m"))
+    assert parse_replay(["--model", "n", "/t.tape"], {}).model == "n"
+    with pytest.raises(UsageError, match="FILE"):
+        parse_replay([], {})
 
 
 def test_ollama_serve_takes_its_own_flags_before_ollamas_path_and_ollamas_after_it() -> None:

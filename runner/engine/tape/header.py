@@ -14,7 +14,9 @@ from runner.settings import Settings
 from runner.sizes import Bound
 
 _TEXTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json")
-_SAMPLE_BYTES = 4096
+_WHOLE_BYTES = 1 << 20
+"""A smaller file counts as a whole."""
+_SAMPLES, _SAMPLE_BYTES = 64, 1024
 _MOST_HEADER_BYTES = 100_000_000
 
 
@@ -105,8 +107,8 @@ def _identity(settings: Settings, model: OpenedModel) -> Identity:
 
 
 def _digest(model: OpenedModel) -> str:
-    """Returns a digest of the headers of the weights, of the last bytes of each file, and of the texts: the same
-    wherever the files lie, and read in a moment."""
+    """Returns a digest of the texts, of the headers of the weights, and of samples of them: the same wherever the files
+    lie, and read in a moment."""
     digest = blake2b(digest_size=16)
     for name in _TEXTS:
         digest.update(model.file(name) or b"")
@@ -115,6 +117,12 @@ def _digest(model: OpenedModel) -> str:
         with path.open("rb") as file:
             count = int.from_bytes(file.read(8), "little")
             digest.update(file.read(min(count, _MOST_HEADER_BYTES)))
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _SAMPLE_BYTES))
-            digest.update(file.read(_SAMPLE_BYTES))
+            start, end = file.tell(), file.seek(0, os.SEEK_END)
+            if end < _WHOLE_BYTES:
+                file.seek(start)
+                digest.update(file.read())
+                continue
+            for place in range(start, end, max(1, (end - start) // _SAMPLES)):
+                file.seek(place)
+                digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()

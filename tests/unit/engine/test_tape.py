@@ -1,0 +1,140 @@
+"""The file of a recording, and what may be recorded and replayed where."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from runner.engine.tape.file import TapeFile, TapeReader
+from runner.engine.tape.header import check_identity, check_recordable, header_of, settings_of
+from runner.engine.tape.interface import What
+from runner.engine.tape.values import Identity
+from runner.errors import RunnerError, UsageError
+from runner.model import OpenedModel, open_model
+from runner.settings import Settings
+from scripts.tools.models.scripted import BYTES, write_scripted
+from tests.lib.taped_engine import HEADER
+
+ENTRY = (What.SECONDS, 0.5)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
+    return opened(tmp_path_factory.mktemp("model"), 1)
+
+
+def opened(directory: Path, step: int) -> OpenedModel:
+    """Returns a model that answers with bytes so many steps further."""
+    path = write_scripted(directory / "model", BYTES, {byte: (byte + step) % 256 for byte in range(256)}, [ord("z")])
+    return open_model(str(path), directory)
+
+
+def settings_for(model: str, **more: object) -> Settings:
+    fixed = {"port": 0, "models_dir": "/nowhere", "cache": "trie", "blas": "off", "blas_threads": 1, "log_level": 20}
+    return msgspec.convert({"model": model, "watch_parent": False, **fixed, **more}, Settings, dec_hook=_path)
+
+
+def _path(kind: type, value: object) -> object:
+    return kind(value)
+
+
+def test_only_its_owner_may_read_a_recording(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        tape = TapeFile(tmp_path / "tape", HEADER)
+    finally:
+        os.umask(before)
+    assert tape.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_no_file_is_overwritten(tmp_path: Path) -> None:
+    paths = [TapeFile(tmp_path / "tape", HEADER).path.name for _ in range(3)]
+    assert paths == ["tape", "tape.2", "tape.3"]
+
+
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--record .*no such file or directory; name a file that you may write"):
+        TapeFile(tmp_path / "none" / "tape", HEADER)
+
+
+@pytest.mark.parametrize("room", [0, 5, None])
+def test_a_full_disk_ends_the_recording_and_nothing_else(
+    room: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tape = TapeFile(tmp_path / "tape", HEADER)
+    tape.write([ENTRY])
+    write = os.write
+
+    def full(file: int, data: bytes) -> int:
+        if room is None:
+            raise OSError(28, "No space left on device")
+        return write(file, data[:room])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        tape.write([ENTRY, ENTRY])
+    tape.write([ENTRY])
+    reader = TapeReader(tape.path)
+    assert [*reader.entries()] == [ENTRY]
+    assert (reader.missing_at is not None) == bool(room)
+
+
+def test_a_frame_that_is_left_out_is_noticed(tmp_path: Path) -> None:
+    tape = TapeFile(tmp_path / "tape", HEADER)
+    ends = []
+    for seconds in (1.0, 2.0, 3.0):
+        tape.write([(What.SECONDS, seconds)])
+        ends.append(tape.path.stat().st_size)
+    data = tape.path.read_bytes()
+    tape.path.write_bytes(data[: ends[0]] + data[ends[1] :])
+    with pytest.raises(RunnerError, match=rf"damaged in the \d+ bytes from byte {ends[0]}$"):
+        TapeReader(tape.path)
+
+
+@pytest.mark.parametrize("data", [b"", b"[\n", b"mlx-runner tape\n", b"mlx-runner tape\n\0\0\0"])
+def test_another_file_is_refused(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "tape"
+    path.write_bytes(data)
+    with pytest.raises(RunnerError, match=r"no recording of|no readable header"):
+        TapeReader(path)
+    with pytest.raises(RunnerError, match="no such file"):
+        TapeReader(tmp_path / "none")
+
+
+def test_a_replay_has_the_settings_of_the_recording(model: OpenedModel) -> None:
+    settings = settings_for(model.name, parallel=3, kv_bits=8, draft_tokens=2, draft_known=True, max_gap_s=0.25)
+    told = header_of(settings, model)
+    again = settings_of(told, None, settings.models_dir, 20)
+    assert header_of(again, model) == told
+    assert (again.parallel, again.kv_bits, again.draft_tokens, again.draft_known) == (3, 8, 2, True)
+    assert settings_of(told, "elsewhere", settings.models_dir, 20).model == "elsewhere"
+
+
+@pytest.mark.parametrize("name", Identity.__struct_fields__)
+def test_what_differs_is_refused_by_name(name: str, model: OpenedModel) -> None:
+    settings = settings_for(model.name)
+    told = header_of(settings, model)
+    check_identity(told, settings, model)
+    other = 99 if name == "format" else "another"
+    told = msgspec.structs.replace(told, identity=msgspec.structs.replace(told.identity, **{name: other}))
+    with pytest.raises(RunnerError, match=rf"{name.replace('_', '-')}: recorded with {other}, found "):
+        check_identity(told, settings, model)
+
+
+def test_other_weights_of_the_same_shapes_are_another_model(model: OpenedModel, tmp_path: Path) -> None:
+    settings = settings_for(model.name)
+    told = header_of(settings, model)
+    check_identity(told, settings, opened(tmp_path / "same", 1))
+    with pytest.raises(RunnerError, match="weights: recorded with"):
+        check_identity(told, settings, opened(tmp_path / "other", 2))
+
+
+def test_what_is_not_recorded_is_refused(model: OpenedModel) -> None:
+    check_recordable(settings_for(model.name), model)
+    with pytest.raises(UsageError, match="leave out --disk-cache"):
+        check_recordable(settings_for(model.name, disk_cache="/kept"), model)
+    sees = model._replace(config={**model.config, "vision_config": {}})
+    with pytest.raises(UsageError, match="add --no-media"):
+        check_recordable(settings_for(model.name), sees)
+    check_recordable(settings_for(model.name, no_media=True), sees)
