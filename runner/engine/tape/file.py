@@ -73,11 +73,18 @@ def _create(path: Path) -> tuple[Path, int]:
     raise FileExistsError(f"{_MOST_NAMES} files of this name exist")
 
 
+def check_blas(choice: str) -> None:
+    """Raises UsageError for a library by its path: a file must not say which code is loaded."""
+    if choice not in ("auto", "off"):
+        raise UsageError(f"--blas {choice} is not recorded, nor replayed: use auto or off")
+
+
 class TapeReader:
     """A file that was recorded."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the header, and checks all frames. Raises RunnerError for a file that is no tape, or was changed."""
+        """Reads the header, and checks all frames. Raises RunnerError for a file that is no tape, or was changed, and
+        for a header that asks for code."""
         self._path = path
         self.missing_at: int | None = None
         """Where the frame begins whose end is missing; None if the last one is whole."""
@@ -89,6 +96,7 @@ class TapeReader:
             self.header = header_decoder.decode(next(frames))
             for _ in frames:
                 pass
+            check_blas(self.header.choices.blas)
         except OSError as error:
             raise RunnerError(f"{path}: {(error.strerror or str(error)).lower()}") from error
         except (StopIteration, msgspec.DecodeError):

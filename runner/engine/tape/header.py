@@ -6,6 +6,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from runner import __version__, blas
+from runner.engine.tape.file import check_blas
 from runner.engine.tape.values import VERSION, Choices, Header, Identity
 from runner.errors import RunnerError, UsageError
 from runner.model import OpenedModel
@@ -31,6 +32,7 @@ def check_recordable(settings: Settings, model: OpenedModel) -> None:
         raise UsageError("--record does not record what comes from a disk: leave out --disk-cache")
     if model.has_vision and not settings.no_media:
         raise UsageError("--record does not record pictures: add --no-media for a model that sees")
+    check_blas(settings.blas)
 
 
 def check_identity(header: Header, settings: Settings, model: OpenedModel) -> None:

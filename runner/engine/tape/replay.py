@@ -44,8 +44,10 @@ class Replayed(NamedTuple):
 class Replay:
     """Runs slices from a tape. Owner: the thread that owns MLX."""
 
-    def __init__(self, player: Player, compiler: Callable[[], Compiler]) -> None:
-        """`compiler` makes the compiler of grammars, when the first is needed."""
+    def __init__(self, player: Player, compiler: Callable[[], Compiler], vocab_size: int) -> None:
+        """`compiler` makes the compiler of grammars, when the first is needed; the model has `vocab_size` tokens, 0 if
+        that is unknown."""
+        self._vocab_size = vocab_size
         self.tape = player
         self.outbox = TapedOutbox(Outbox(asyncio.new_event_loop(), lambda deliver: deliver()), player)
         """The outbox for the engine."""
@@ -83,7 +85,11 @@ class Replay:
 
     def _take(self, turn: Turn, add: Callable[[Request], None]) -> None:
         for arrived in turn.arrived:
-            add(self._requests.arrive(self._request(arrived)))
+            try:
+                request = self._request(arrived)
+            except (ValueError, msgspec.DecodeError) as error:
+                raise RunnerError(f"unreadable: {error}") from None
+            add(self._requests.arrive(request))
         for number in turn.left:
             self._requests.leave(number)
             self._formats.pop(number, None)
@@ -104,6 +110,8 @@ class Replay:
     def _request(self, arrived: Arrived) -> Request:
         if arrived.format:
             self._formats[arrived.number] = msgspec.json.decode(arrived.format, type=Format)
+        if not arrived.prompt or min(arrived.prompt) < 0 or max(arrived.prompt) >= (self._vocab_size or inf):
+            raise RunnerError(f"request {arrived.number} has tokens that the model does not have")
         fields = dict(zip(SamplingOptions.__struct_fields__, arrived.sampling, strict=True))
         return Request(
             prompt=arrived.prompt,
@@ -132,7 +140,7 @@ def replay(
     """Loads the model, and replays a tape of it on this thread, which owns MLX from then on. Raises ModelError if the
     model cannot be loaded, and RunnerError for a tape that cannot be read."""
     player = Player(reader.entries())
-    taped = Replay(player, lambda: Compiler(tokenizer, model.vocab_size, inf))
+    taped = Replay(player, lambda: Compiler(tokenizer, model.vocab_size, inf), model.vocab_size)
     opening: Future[Tokenizer] = Future()
     opening.set_result(tokenizer)
     try:

@@ -5,15 +5,17 @@ from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
 
+import msgspec
 import pytest
 
 from runner.cache.session import LiveSession
 from runner.engine.tape.file import TapeFile, TapeReader
 from runner.engine.tape.interface import What
-from runner.engine.tape.values import Entry
+from runner.engine.tape.values import Arrived, Entry, Turn, encode
 from runner.errors import RunnerError
+from runner.sampling import SamplingOptions
 from runner.sampling.sample import Sample
-from scripts.tools.models.tiny import KINDS
+from scripts.tools.models.tiny import KINDS, VOCAB
 from tests.lib.taped_engine import HEADER, Story
 
 
@@ -164,6 +166,16 @@ def test_a_reading_that_is_not_used_is_a_difference(tmp_path: Path) -> None:
     place = next(at for at, (kind, _) in enumerate(values) if kind is What.SECONDS)
     done, _ = story.replay(rewritten(file, values[:place] + values[place + 1 :]))
     assert "replayed: asks for: seconds" in done.difference
+
+
+@pytest.mark.parametrize("prompt", [[], [-1], [1, VOCAB]])
+def test_tokens_that_the_model_does_not_have_are_refused(prompt: list[int], tmp_path: Path) -> None:
+    story, file = Story("llama", 2), tmp_path / "tape"
+    arrived = Arrived(1, prompt, 5, [*msgspec.structs.astuple(SamplingOptions(seed=1))], [], False, None, b"")
+    tape = TapeFile(file, HEADER)
+    tape.write([(What.ACTIVE, 0), (What.TURN, encode(Turn([arrived])))])
+    with pytest.raises(RunnerError, match="request 1 has tokens that the model does not have"):
+        story.replay(file)
 
 
 def test_memory_that_runs_out_behind_a_forward_is_replayed(tmp_path: Path) -> None:

@@ -102,6 +102,13 @@ def test_another_file_is_refused(data: bytes, tmp_path: Path) -> None:
         TapeReader(tmp_path / "none")
 
 
+def test_a_recording_does_not_name_code_to_load(tmp_path: Path) -> None:
+    choices = msgspec.structs.replace(HEADER.choices, blas="/lib/x.so")
+    tape = TapeFile(tmp_path / "tape", msgspec.structs.replace(HEADER, choices=choices))
+    with pytest.raises(UsageError, match=r"--blas /lib/x\.so is not recorded, nor replayed"):
+        TapeReader(tape.path)
+
+
 def test_a_replay_has_the_settings_of_the_recording(model: OpenedModel) -> None:
     settings = settings_for(model.name, parallel=3, kv_bits=8, draft_tokens=2, draft_known=True, max_gap_s=0.25)
     told = header_of(settings, model)
@@ -134,6 +141,8 @@ def test_what_is_not_recorded_is_refused(model: OpenedModel) -> None:
     check_recordable(settings_for(model.name), model)
     with pytest.raises(UsageError, match="leave out --disk-cache"):
         check_recordable(settings_for(model.name, disk_cache="/kept"), model)
+    with pytest.raises(UsageError, match=r"--blas /lib/x\.so is not recorded"):
+        check_recordable(settings_for(model.name, blas="/lib/x.so"), model)
     sees = model._replace(config={**model.config, "vision_config": {}})
     with pytest.raises(UsageError, match="add --no-media"):
         check_recordable(settings_for(model.name), sees)
