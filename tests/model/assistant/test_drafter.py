@@ -126,23 +126,6 @@ def test_drafts_are_those_of_the_whole_text(name: str, cache: str, pairs: Pairs)
         assert drafts == from_scratch(pair, text, len(drafts))
 
 
-def test_a_round_that_was_right_leads_to_the_right_drafts(right: Pair) -> None:
-    """Right, wrong and right again."""
-    drafter, rounds = AssistantDrafter(right.assistant), list[tuple[list[int], list[int]]]()
-
-    def observe(session: LiveSession, drafts: list[int]) -> None:
-        if len(rounds) % 3 == 1:
-            drafts[1:] = [(token + 1) % VOCABULARY_SIZE for token in drafts[1:]]
-        else:
-            rounds.append(([*session.recorded], [*drafts]))
-            return
-        rounds.append(([], []))
-
-    answer(right.loaded, NullCache(right.loaded.make_layers), PROMPT, COUNT, GREEDY, drafter, 3, observe)
-    for text, drafts in rounds:
-        assert not text or drafts == from_scratch(right, text, len(drafts))
-
-
 def unpacked(cache: QuantizedKVCache, parts: object) -> mx.array:
     words, scales, biases = (part[..., : cache.offset, :] for part in cast("list[mx.array]", parts))
     return mx.dequantize(words, scales, biases, cache.group_size, cache.bits)
