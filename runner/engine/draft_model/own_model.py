@@ -13,6 +13,7 @@ from runner.sampling.sampler import Sampler
 
 _PART_TOKENS = 64  # of a text, beside a step of its answer: takes about as long as a step of a model ten times as large
 _BRIEF_TOKENS = _PART_TOKENS // 2
+_SHORT_STEPS = 8  # of an answer that may be over before what is read for it has paid
 _TRIED_TOKENS = 4
 _GROWTH_TOKENS = 256  # mlx-lm's layers grow by as many at a time
 
@@ -43,6 +44,7 @@ class OwnDraftModel:
         self.most_bytes = (MOST_TOKENS // _GROWTH_TOKENS + 1) * self._reader.nbytes
         """The bytes that its layers may take."""
         self._reader.reset()
+        self._waited = 0  # steps, since there is more to read than fits beside one
 
     def watch(self, forward: Forward) -> Forward:
         """Returns the forward of the answer's model, which it takes no notice of."""
@@ -54,10 +56,13 @@ class OwnDraftModel:
 
     def read(self, session: LiveSession, *, briefly: bool) -> bool:
         self._reader.turn_to(session.recorded, _BRIEF_TOKENS if briefly else WINDOW_TOKENS)
-        behind = self._reader.left > _PART_TOKENS
-        if behind:
+        if self._reader.left <= _PART_TOKENS:
+            self._waited = 0
+            return False
+        self._waited += 1
+        if self._waited > _SHORT_STEPS:
             self._reader.read(_PART_TOKENS)
-        return behind
+        return True
 
     def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
         self._reader.turn_to(session.recorded)

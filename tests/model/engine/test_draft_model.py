@@ -187,7 +187,7 @@ def test_one_model_drafts_for_answers_that_come_and_go(name: str, seed: int) -> 
     engine.drafter = lambda client: drafting.drafter(client.spec.prompt)
     for number in range(10):
         prompt = (*words(numbers.choice((20, 70)), number % 3), *words(number % 5, 9))
-        engine.submit(spec(numbers.choice([*OPTIONS]), numbers.randint(3, 16), prompt=prompt))
+        engine.submit(spec(numbers.choice([*OPTIONS]), numbers.randint(3, 30), prompt=prompt))
         engine.advance(numbers.randint(0, 25))
         if numbers.random() < 0.2:
             numbers.choice(engine.requests).request.cancel()
@@ -215,9 +215,28 @@ def test_a_long_prompt_is_read_in_parts_while_the_answer_goes_on() -> None:
     model.read = read  # type: ignore[method-assign]
     asked = engine.submit(spec("greedy", 30, prompt=words(1000)))
     engine.until(lambda: parts.count(False) == 1)
-    assert parts.count(True) in (3, 4)  # of 64 tokens, until 256 are read
-    assert len(asked.tokens) >= 4
+    assert parts.count(True) in (11, 12)  # 8 steps, and parts of 64 tokens until 256 are read
+    assert len(asked.tokens) >= 12
     engine.finish()
+    engine.check()
+
+
+def test_for_a_short_answer_to_a_long_prompt_nothing_is_read() -> None:
+    model = own_model("llama")
+    lengths, compute = list[int](), model._reader._forward
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        lengths.append(tokens.shape[1])
+        return compute(tokens, layers)
+
+    model._reader._forward = forward
+    engine, drafting = TinyEngine("llama"), Willing(model)
+    engine.drafter = lambda client: drafting.drafter(client.spec.prompt)
+    for prompt, reads in ((words(1000), False), (words(40, 3), True)):
+        lengths.clear()
+        engine.submit(spec("greedy", 8, prompt=prompt))
+        engine.finish()
+        assert bool(lengths) == reads
     engine.check()
 
 
