@@ -142,6 +142,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> DiskReport
             gaps = {}
             for case in cases:
                 beside = this_runner(OURS, 2, blas=arguments.blas, blas_threads=arguments.blas_threads)
+                beside.environment["MLX_RUNNER_DRAFT"] = "off"  # drafts come in bursts
                 if case == WRITING:
                     beside.environment["MLX_RUNNER_DISK_CACHE"] = str(kept)
                 gaps[case] = _gaps(beside, model, loop, prompts, arguments.tokens)
