@@ -8,9 +8,10 @@ _FIRST_WEIGHT = 2.0  # of what is expected, in rounds; it fades as they do
 _KEPT = 1 - 1 / 24  # of all counts, by each round
 _ENOUGH = 8  # rounds, until the counts are trusted beyond the length of the match
 _FIRST_PAUSE = 4  # drafts between two probes
-LOOKUP_PAUSE, MODEL_PAUSE = 64, 256
-"""The most drafts between two probes in vain. One of known text costs a row more, a sixth of a step. A model reads the
-end of the text for it, drafts, and nothing is dispatched ahead: up to two steps."""
+LOOKUP_PAUSE, BLOCK_PAUSE, MODEL_PAUSE = 64, 64, 256
+"""The most drafts between two probes in vain. One of known text costs a row more, a sixth of a step; a block of drafts
+about half a step. A model that drafts token by token reads the end of the text for it, drafts, and nothing is
+dispatched ahead: up to two steps."""
 
 
 def match_class(match: int) -> int:
@@ -26,9 +27,10 @@ class Acceptance:
     more, or less than could be, a probe goes one token further now and then, ever more rarely while it is in vain.
     """
 
-    def __init__(self, match_class: int, most: int, most_pause: int = LOOKUP_PAUSE) -> None:
-        """`most` is the length of the longest draft, `most_pause` the most drafts between two probes."""
-        self._most_pause = most_pause
+    def __init__(self, match_class: int, most: int) -> None:
+        """`most` is the length of the longest draft."""
+        self.most_pause = LOOKUP_PAUSE
+        """The most drafts between two probes."""
         self._tried = [_FIRST_WEIGHT] + [0.0] * (most - 1)
         self._right = [_FIRST_WEIGHT * _FIRST[match_class]] + [0.0] * (most - 1)
         self._pause = _FIRST_PAUSE
@@ -66,7 +68,7 @@ class Acceptance:
             self._idle = not length
             return False
         self._waited, self._probe = 0, length + 1 if hopeful else 0
-        self._pause = min(2 * self._pause, self._most_pause)
+        self._pause = min(2 * self._pause, self.most_pause)
         return True
 
     def learned(self, taken: int, accepted: int) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from runner.drafts.acceptance import LOOKUP_PAUSE, MODEL_PAUSE, Acceptance, match_class
+from runner.drafts.acceptance import BLOCK_PAUSE, MODEL_PAUSE, Acceptance, match_class
 from runner.drafts.cost import DraftCost, RoundCosts, cpu_costs, gpu_costs
 from runner.drafts.draft import MODEL_MATCH, SOURCES, Draft
 
@@ -26,11 +26,7 @@ class DraftPolicy:
         """True if the model that drafts takes as long for many tokens as for one."""
         self._costs = RoundCosts(first_costs)
         self._draft_cost = DraftCost()
-        self._acceptances = {
-            (source, size): Acceptance(size, most, MODEL_PAUSE if source == "model" else LOOKUP_PAUSE)
-            for source in SOURCES
-            for size in range(5)
-        }
+        self._acceptances = {(source, size): Acceptance(size, most) for source in SOURCES for size in range(5)}
 
     @classmethod
     def for_cpu(cls, most: int = CPU_TOKENS) -> "DraftPolicy":
@@ -41,6 +37,13 @@ class DraftPolicy:
     def for_gpu(cls, most: int = GPU_TOKENS) -> "DraftPolicy":
         """Returns a policy that begins with the costs of GPUs."""
         return cls(most, gpu_costs(most + 1))
+
+    def know_model(self, *, at_once: bool) -> None:
+        """Learns of the model that drafts whether it takes as long for many tokens as for one."""
+        self.at_once = at_once
+        for (source, _), acceptance in self._acceptances.items():
+            if source == "model":
+                acceptance.most_pause = BLOCK_PAUSE if at_once else MODEL_PAUSE
 
     def length(self, draft: Draft, context_tokens: int) -> int:
         """Returns how many of the draft's tokens to take, behind so many tokens. Ask once for each draft: now and then

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from runner.engine.draft_model.opening import check_match, find_draft
+from runner.engine.draft_model.named import check_match
+from runner.engine.draft_model.opening import find_draft
 from runner.engine.draft_model.own_model import unmarkable_layers
 from runner.errors import ModelError
 from runner.model import OpenedModel

@@ -10,5 +10,6 @@
 | `head_model` | the head of the answering model, which drafts from what that one has computed |
 | `dflash_model` | a DFlash draft, which drafts a block of tokens from what the answering model has computed |
 | `opening` | which model drafts, and why another one cannot |
+| `named` | a draft model that is named, or lies beside the model |
 | `vocabulary` | whether two models mean the same by each token |
 """

@@ -1,32 +1,22 @@
 """Which model drafts: the one that `--draft` names, the one that lies beside the model in the store, or its head."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from runner.engine.draft_model.assistant_model import AssistantModel
-from runner.engine.draft_model.dflash_model import DFlashModel
-from runner.engine.draft_model.head_model import HeadModel
-from runner.engine.draft_model.own_model import OwnDraftModel
-from runner.engine.draft_model.vocabulary import check_vocabulary
 from runner.errors import DraftError, ModelError
 from runner.logs import Log, error_line
 from runner.model import OpenedModel
-from runner.model.assistant.load import check_target as check_assistant
-from runner.model.assistant.load import load_assistant
-from runner.model.assistant.opening import is_assistant
-from runner.model.dflash.load import check_target as check_dflash
-from runner.model.dflash.load import load_draft
-from runner.model.dflash.opening import is_dflash
-from runner.model.draft import open_draft, open_own_draft
 from runner.model.heads.load import load_head
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.load import LoadedModel
 from runner.settings import DRAFT_AUTO, DRAFT_OFF, Settings
 from runner.tokenizer import Tokenizer
 
-log = Log(__name__)
+if TYPE_CHECKING:
+    from runner.engine.draft_model.named import AnyModel
 
-AnyModel = OwnDraftModel | AssistantModel | DFlashModel | HeadModel
+log = Log(__name__)
 
 
 def find_draft(wish: str, models_dir: Path, target: OpenedModel) -> OpenedModel | None:
@@ -34,22 +24,9 @@ def find_draft(wish: str, models_dir: Path, target: OpenedModel) -> OpenedModel 
     Raises ModelError if there is one that cannot be used."""
     if wish == DRAFT_OFF or (wish == DRAFT_AUTO and not target.checkpoint.draft_bytes):
         return None
-    return open_own_draft(target, models_dir) if wish == DRAFT_AUTO else open_draft(wish, models_dir)
+    from runner.engine.draft_model.named import open_named  # most models have none
 
-
-def check_match(draft: OpenedModel, target: OpenedModel, loaded: LoadedModel, tokenizer: Tokenizer) -> None:
-    """Raises ModelError unless the draft model may draft for the target, which is `loaded`, or rehearsed. An assistant
-    needs no tokenizer, and a DFlash draft has none."""
-    if loaded.undraftable:
-        raise ModelError(f"answers of {target.name} cannot be drafted: {loaded.undraftable}")
-    if is_dflash(draft):
-        check_dflash(draft, loaded.module)
-        return
-    if is_assistant(draft):
-        check_assistant(draft, target, loaded.module)
-        if draft.file("tokenizer.json") is None:
-            return
-    check_vocabulary(draft, target, tokenizer)
+    return open_named(wish, models_dir, target)
 
 
 class DraftModelOpener:
@@ -73,36 +50,33 @@ class DraftModelOpener:
             return 0
         return self._found.total_bytes
 
-    def load(self, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int, *, slow_blas: bool) -> AnyModel | None:
+    def load(
+        self, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int, *, slow_blas: bool
+    ) -> "AnyModel | None":
         """Loads the draft model, or with `auto`, where there is none, the head of the target; None if it has none.
         `loaded` and `tokenizer` are the target's, `budget_bytes` the limit for both. Raises as the constructor."""
-        model: AnyModel | None = None
+        model = None
         if self._found is not None:
             model = self._load(self._found, loaded, tokenizer, budget_bytes, slow_blas=slow_blas)
         if model is None and self._settings.draft == DRAFT_AUTO and not loaded.undraftable:
             rest = max(0, budget_bytes - mx.get_active_memory())
             head, _ = load_head(self._target, loaded, self._settings.dtype, rest, slow_blas=slow_blas)
             if head is not None:
+                from runner.engine.draft_model.head_model import HeadModel
+
                 log.info("head for drafts loaded", bytes=head.nbytes)
                 return HeadModel(head)
         return model
 
     def _load(
         self, found: OpenedModel, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int, *, slow_blas: bool
-    ) -> AnyModel | None:
-        model: AnyModel
+    ) -> "AnyModel | None":
+        from runner.engine.draft_model.named import check_match, load_named
+
         try:
             check_match(found, self._target, loaded, tokenizer)
             rest = max(0, budget_bytes - mx.get_active_memory())
-            if is_dflash(found):
-                draft = load_draft(found, loaded, self._settings.dtype, rest, slow_blas=slow_blas)
-                model = DFlashModel(found.name, draft)
-            elif is_assistant(found):
-                assistant = load_assistant(found, loaded, self._settings.dtype, rest, slow_blas=slow_blas)
-                model = AssistantModel(found.name, assistant)
-            else:
-                weights = load(found, self._settings.dtype, rest, slow_blas=slow_blas)
-                model = OwnDraftModel(found.name, weights.make_layers, weights.logits, found.vocab_size)
+            model = load_named(found, loaded, self._settings.dtype, rest, slow_blas=slow_blas)
         except Exception as error:  # of MLX, at its first forward, too
             self._give_up(error)
             return None

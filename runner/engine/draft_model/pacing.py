@@ -22,7 +22,7 @@ class ModelPacing:
         self.model = model
         self.policy = policy
         self.clock = clock
-        policy.at_once = model.at_once
+        policy.know_model(at_once=model.at_once)
         self.guard = Guard()
         """Compares steps with drafts of the model with plain ones, where nothing else was drafted."""
 

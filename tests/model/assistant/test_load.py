@@ -9,7 +9,8 @@ import mlx.core as mx
 import pytest
 
 from runner.engine.draft_model.assistant_model import AssistantModel
-from runner.engine.draft_model.opening import AnyModel, DraftModelOpener
+from runner.engine.draft_model.named import AnyModel
+from runner.engine.draft_model.opening import DraftModelOpener
 from runner.errors import DraftError
 from runner.model import open_model
 from runner.model.assistant.context import read

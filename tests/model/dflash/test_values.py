@@ -14,7 +14,8 @@ from runner.model.draft import open_draft, open_own_draft
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.dflash import ARCHITECTURES, DRAFT, LAGUNA, dflash_config, dflash_weights, write_dflash
-from scripts.tools.models.store import PACKINGS, Quantization, add_draft, write_store
+from scripts.tools.models.layouts import plan
+from scripts.tools.models.store import Quantization, add_draft, source_tensors, write_store
 from scripts.tools.models.tensors import rounded
 from tests.model.dflash.cases import CASES, RECORDED, steps
 from tests.model.dflash.conftest import Load
@@ -101,15 +102,16 @@ def test_packed_layers_of_a_store_compute_the_same(
 ) -> None:
     """Laguna's projections are packed as one, and come apart."""
     store = write_store(tmp_path / "models", "tiny", write_checkpoint(tmp_path / "source", "llama"))
-    directory, packing = write_dflash(tmp_path / "draft", architecture), PACKINGS[quantization]
+    directory, config = write_dflash(tmp_path / "draft", architecture), dflash_config(architecture)
+    packings = plan(source_tensors(directory), config, quantization).packings
     add_draft(store, directory, quantization)
     model = open_model("tiny", store.models_dir)
     opened = open_own_draft(model, store.models_dir)
     assert sum(tensor.scale is not None for tensor in opened.tensors.values()) > 10
     found = load_draft(opened, load(model))
     weights = {
-        name: rounded(array, packing) if array.ndim == 2 else array
-        for name, array in dflash_weights(dflash_config(architecture)).items()
+        name: rounded(array, packings[name]) if name in packings else array
+        for name, array in dflash_weights(config).items()
     }
     mx.save_safetensors(str(directory / "model.safetensors"), weights)
     wanted = load_draft(open_draft(str(directory), directory), load(model))

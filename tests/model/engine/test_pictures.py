@@ -189,7 +189,8 @@ def test_a_request_that_is_cancelled_while_its_picture_is_decoded_holds_nothing(
 def test_a_request_that_is_cancelled_while_its_picture_is_encoded_frees_what_it_held(name: str) -> None:
     policy = NotingPolicy()
     engine = SeeingEngine(name, policy)
-    engine.answer("see [img-0]", RED)
+    for seen in (RED, LARGE):  # the tower keeps tables of the latest sizes
+        engine.answer("see [img-0]", seen)
     engine.scheduler.cache.evict()
     engine.encoder.clear()
     gc.collect()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from scripts.tools.conformance.fault_points import CONCURRENT_ONLY, FATAL, NO_MEMORY, POINTS
+from scripts.tools.conformance.fault_points import CONCURRENT_ONLY, DRAFTED_ONLY, FATAL, NO_MEMORY, POINTS
 from scripts.tools.host.lib import OUT_OF_MEMORY, Client, Process, Request, StatusError
 from tests.process.conftest import FAULTY, SpawnModel
 from tests.process.faults.fault_control import FaultControl
@@ -24,7 +24,7 @@ AFTER_THE_ANSWER = (
     "snapshot",
     "merge expired",
 )
-NOT_ALONE = CONCURRENT_ONLY | {"drop", "return to prefill", "trim", "truncate"}
+NOT_ALONE = CONCURRENT_ONLY | DRAFTED_ONLY | {"drop", "return to prefill", "trim", "truncate"}
 """Points that requests served one by one never reach with a model of plain keys and values."""
 
 MEETING = (

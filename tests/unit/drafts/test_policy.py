@@ -242,7 +242,7 @@ def test_a_models_drafts_are_as_long_as_pays_for_drafting_them(
 ) -> None:
     """It takes so many steps for each token, or for all tokens of a draft together."""
     policy, rng, tokens, seconds = world.make(), random.Random(1), 0.0, 0.0
-    policy.at_once = at_once
+    policy.know_model(at_once=at_once)
 
     def drafting(length: int) -> float:
         return share * (min(length, 1) if at_once else length)
@@ -272,6 +272,7 @@ def test_a_model_in_vain_is_not_considered_token_by_token(monkeypatch: pytest.Mo
 
     def play(policy: DraftPolicy) -> list[int]:
         lengths = []
+        policy.know_model(at_once=False)
         for number in range(3000):
             policy.took(1, 0.01, 1000)
             lengths.append(policy.model_length(7, 1000))
