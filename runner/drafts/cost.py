@@ -5,7 +5,8 @@ from itertools import pairwise
 
 _LEAST_WEIGHT = 0.1  # of the latest round in an average; the first ones weigh more
 _MOST_CHANGE = 0.5  # times that weight, of an average by one round
-_FIRST_SHARE = 0.2  # of a plain step: what a model is taken to need for a draft, as long as nothing is known
+_FIRST_SHARE = 0.2  # of a plain step: what a model is taken to need for a token, as long as nothing is known
+_EACH = 0.5  # of the first token: what each further one is taken to need, as long as none was drafted
 
 
 def cpu_costs(most: int) -> list[float]:
@@ -20,23 +21,30 @@ def gpu_costs(most: int) -> list[float]:
 
 
 class DraftCost:
-    """The average time in which a model drafts a token, learned while it happens. Owner: the engine thread."""
+    """The average time in which a model drafts so many tokens, learned while it happens. Owner: the engine thread."""
 
-    def __init__(self) -> None:
-        self._token_s = 0.0
-        self._count = 0
+    def __init__(self, most: int) -> None:
+        """`most` is the length of the longest draft."""
+        self._most = most
+        self._known: _Context | None = None
+        self._began = False
 
     def took(self, tokens: int, seconds: float) -> None:
-        """Learns how long so many tokens took, at least one."""
-        token_s = seconds / tokens
-        if self._count:
-            token_s = _moved(self._token_s, token_s, self._count)
-        self._token_s = token_s
-        self._count += 1
+        """Learns how long so many tokens took, at least one. The first time counts for nothing: it may take several
+        times as long as any other."""
+        if not self._began:
+            self._began = True
+            return
+        if self._known is None:
+            self._known = _Context([1 + _EACH * index for index in range(self._most)])
+        self._known.took(tokens, seconds)
 
-    def token_s(self, step_s: float) -> float:
-        """Returns the seconds a token; as long as nothing is known a share of a plain step, which takes `step_s`."""
-        return self._token_s if self._count else step_s * _FIRST_SHARE
+    def curve(self, step_s: float) -> Sequence[float]:
+        """Returns the seconds of no token, one, two, and so on; as long as nothing is known shares of a plain step,
+        which takes `step_s`."""
+        if self._known is None:
+            return [step_s * _FIRST_SHARE * tokens for tokens in range(self._most + 1)]
+        return [0.0, *self._known.curve()]
 
 
 class RoundCosts:

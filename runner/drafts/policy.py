@@ -25,7 +25,7 @@ class DraftPolicy:
         self.at_once = False
         """True if the model that drafts takes as long for many tokens as for one."""
         self._costs = RoundCosts(first_costs)
-        self._draft_cost = DraftCost()
+        self._draft_cost = DraftCost(most)
         self._acceptances = {(source, size): Acceptance(size, most) for source in SOURCES for size in range(5)}
 
     @classmethod
@@ -60,8 +60,8 @@ class DraftPolicy:
         if self._acceptance(draft).rests():
             return 0
         rounds = self._costs.curve(context_tokens)
-        token_s = (self._draft_cost if self._costs.known else DraftCost()).token_s(rounds[0])
-        costs = [seconds + self._units(length) * token_s for length, seconds in enumerate(rounds)]
+        drafts = (self._draft_cost if self._costs.known else DraftCost(self.most)).curve(rounds[0])
+        costs = [seconds + drafts[self._units(length)] for length, seconds in enumerate(rounds)]
         return self._length(draft, most, costs)
 
     def _length(self, draft: Draft, most: int, costs: Sequence[float]) -> int:

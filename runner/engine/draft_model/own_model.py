@@ -7,7 +7,7 @@ import mlx.core as mx
 from runner.cache.sequence import SequenceLayers
 from runner.cache.session import LiveSession
 from runner.engine.draft_model.interface import Forward
-from runner.engine.draft_model.reader import MOST_TOKENS, WINDOW_TOKENS, Reader
+from runner.engine.draft_model.reader import MANY_TOKENS, MOST_TOKENS, WINDOW_TOKENS, Reader
 from runner.errors import ModelError
 from runner.sampling.sampler import Sampler
 
@@ -58,6 +58,9 @@ class OwnDraftModel:
         self._reader.turn_to(session.recorded, _BRIEF_TOKENS if briefly else WINDOW_TOKENS)
         if self._reader.left <= _PART_TOKENS:
             self._waited = 0
+            if self._reader.left > MANY_TOKENS:
+                self._reader.read(self._reader.left)
+                self._reader.wait()  # else it would count as a part of what drafting takes
             return False
         self._waited += 1
         if self._waited > _SHORT_STEPS:

@@ -16,7 +16,9 @@ MOST_TOKENS = 4 * WINDOW_TOKENS
 """With more than these the model begins again, so its layers stay small, however long the text."""
 _LEAD_TOKENS = 4  # of the text, before its end: many models look at their first tokens when there is nothing to see
 _FIRST_ROUND = 2  # tokens; a single one is written into the arrays that a mark holds
-_MANY_TOKENS = 16  # their logits, of which only the last ones are drawn from, would take longer than another forward
+MANY_TOKENS = 16
+"""What is left to read when drafting begins: the logits of more, of which only the last ones are drawn from, would take
+longer than another forward."""
 
 
 Draw = Callable[[mx.array], mx.array]
@@ -68,6 +70,10 @@ class Reader:
         self._left = self._left[count:]
         mx.async_eval(self._sequence.arrays())
 
+    def wait(self) -> None:
+        """Waits until everything is read."""
+        self._sequence.evaluate()
+
     def draft(self, most: int, size: int, draw: Draw) -> list[int]:
         """Reads what is left, and drafts `most` tokens behind it, at least one; none if there is nothing to read. Each
         is drawn from logits [1, size]."""
@@ -77,7 +83,7 @@ class Reader:
         marked = not sequence.sliceable
         if marked and len(self._left) < _FIRST_ROUND and not self._read_again():
             return []
-        if len(self._left) > (_FIRST_ROUND if marked else _MANY_TOKENS):
+        if len(self._left) > (_FIRST_ROUND if marked else MANY_TOKENS):
             self.read(len(self._left))
         if marked:
             self._mark = sequence.mark(_FIRST_ROUND + most - 1)

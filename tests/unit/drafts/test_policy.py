@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.drafts.acceptance import Acceptance, match_class
-from runner.drafts.cost import RoundCosts, cpu_costs, gpu_costs
+from runner.drafts.cost import DraftCost, RoundCosts, cpu_costs, gpu_costs
 from runner.drafts.draft import MODEL_MATCH, Draft
 from runner.drafts.policy import CPU_TOKENS, GPU_TOKENS, DraftPolicy
 
@@ -293,3 +293,15 @@ def test_a_model_in_vain_is_not_considered_token_by_token(monkeypatch: pytest.Mo
     assert len(considered) < sum(map(bool, found)) + 40
     monkeypatch.setattr(Acceptance, "rests", lambda _: False)
     assert play(DraftPolicy.for_cpu()) == found
+
+
+def test_the_first_time_that_a_model_drafts_counts_for_nothing() -> None:
+    """It touches memory for the first time, and would keep the model from a second one."""
+    cost = DraftCost(3)
+    cost.took(1, 5.0)
+    assert cost.curve(0.1) == pytest.approx([0.0, 0.02, 0.04, 0.06])
+    cost.took(1, 0.01)
+    assert cost.curve(0.1) == pytest.approx([0.0, 0.01, 0.015, 0.02])  # each further one is taken for a half
+    for _ in range(40):
+        cost.took(3, 0.03)
+    assert cost.curve(0.1) == pytest.approx([0.0, 0.01, 0.02, 0.03], rel=0.2)
