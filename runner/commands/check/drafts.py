@@ -9,7 +9,7 @@ from runner.errors import ModelError
 from runner.model import OpenedModel
 from runner.model.assistant.load import plan_assistant
 from runner.model.assistant.opening import is_assistant
-from runner.model.dflash.load import rehearse_draft
+from runner.model.dflash.load import plan_draft
 from runner.model.dflash.opening import is_dflash
 from runner.model.heads.load import plan_head
 from runner.model.weights.assemble import rehearse
@@ -69,14 +69,12 @@ def draft_facts(
 def _rehearsed(draft: OpenedModel, dtype: str, budget_bytes: int, *, slow_blas: bool) -> tuple[DtypePlan, int]:
     """Returns the types of the draft model's weights and their bytes, from placeholders. Raises ModelError if it could
     not draft."""
-    if is_assistant(draft):
-        assistant, plan = plan_assistant(draft, dtype, budget_bytes, slow_blas=slow_blas)
-        return plan, plan.nbytes(assistant)
-    module = rehearse_draft(draft) if is_dflash(draft) else rehearse(draft)[0]
+    if is_assistant(draft) or is_dflash(draft):
+        plan_part = plan_assistant if is_assistant(draft) else plan_draft
+        part, plan = plan_part(draft, dtype, budget_bytes, slow_blas=slow_blas)
+        return plan, plan.nbytes(part)
+    module = rehearse(draft)[0]
     plan = plan_dtypes(dtype, module, budget_bytes, slow_blas=slow_blas)
-    fault = plan.over_budget(budget_bytes, module)
-    if not fault and not is_dflash(draft):
-        fault = unmarkable_layers(LoadedModel(module).make_layers())
-    if fault:
+    if fault := plan.over_budget(budget_bytes, module) or unmarkable_layers(LoadedModel(module).make_layers()):
         raise ModelError(fault)
     return plan, plan.nbytes(module)

@@ -1,6 +1,7 @@
 """Checks that an assistant fits its target, and loads it."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple, cast
 
 import mlx.core as mx
@@ -19,13 +20,11 @@ from runner.model.assistant.opening import is_tied, kinds_of, sizes_of
 from runner.model.config import text_config
 from runner.model.heads.target import Target, target_of
 from runner.model.opened import OpenedModel
-from runner.model.progress import Progress
 from runner.model.weights.assemble import placeholders
-from runner.model.weights.dtype import DtypePlan, plan_dtypes
-from runner.model.weights.load import LoadedModel, read_arrays, settle
-from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
-from runner.model.weights.parameters import check_parameters
-from runner.model.weights.quantized_layers import quantize_layers
+from runner.model.weights.dtype import DtypePlan
+from runner.model.weights.load import LoadedModel
+from runner.model.weights.packed import Arrays
+from runner.model.weights.part import assemble_part, load_part, parameters_of, plan_part
 
 log = Log(__name__)
 
@@ -58,7 +57,7 @@ class Assistant(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The bytes of its own weights."""
-        return sum(array.nbytes for array in self.module.weights.values())
+        return sum(array.nbytes for array in parameters_of(self.module).values())
 
 
 def check_target(opened: OpenedModel, target: OpenedModel, module: Module) -> None:
@@ -96,10 +95,7 @@ def load_assistant(
     The arguments are those of `weights.load.load`, with what the target has left of the budget. Raises ModelError, and
     what MLX raises at the first forward.
     """
-    types = plan_assistant(opened, dtype, budget_bytes, slow_blas=slow_blas)[1]
-    arrays = read_arrays(opened, types, Progress(log, "loading the assistant", opened.total_bytes))
-    module = _assembled(opened, arrays)
-    settle(module, types)
+    module = load_part(opened, partial(_assembled, opened), "the assistant", dtype, budget_bytes, slow_blas=slow_blas)
     _check_ordering(module)
     text = cast("Module", getattr(loaded.module, "language_model", loaded.module))
     assistant = Assistant(
@@ -119,22 +115,12 @@ def plan_assistant(
 ) -> tuple[AssistantModule, DtypePlan]:
     """Returns an assistant made of placeholders, and the types of its weights. Raises ModelError if anything does not
     fit, or exceeds the budget."""
-    rehearsed = _assembled(opened, placeholders(opened))
-    types = plan_dtypes(dtype, rehearsed, budget_bytes, slow_blas=slow_blas)
-    if too_large := types.over_budget(budget_bytes, rehearsed):
-        raise ModelError(too_large)
-    return rehearsed, types
+    return plan_part(opened, partial(_assembled, opened), dtype, budget_bytes, slow_blas=slow_blas)
 
 
 def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> AssistantModule:
     """Builds the module with `arrays`, which stay lazy. Raises ModelError if anything does not fit."""
-    found, weights = sanitize_packed(lambda weights, _: (_built(opened), weights), arrays, Recipe("as stored"))
-    module = cast("AssistantModule", found)
-    quantize_layers(opened, module, weights)
-    module.eval()
-    check_parameters(opened, module.weights, weights)
-    module.load_weights(list(weights.items()), strict=False)
-    return module
+    return assemble_part(opened, lambda weights: (_built(opened), weights), arrays)
 
 
 def _built(opened: OpenedModel) -> AssistantModule:
@@ -150,7 +136,7 @@ def _built(opened: OpenedModel) -> AssistantModule:
 
 def _check_ordering(module: AssistantModule) -> None:
     """Raises ModelError unless each token is in one group: MLX reads any place that it is told to."""
-    ordering = module.weights.get(_ORDERING)
+    ordering = parameters_of(module).get(_ORDERING)
     if ordering is not None and not mx.array_equal(mx.sort(ordering), mx.arange(ordering.size)).item():
         raise ModelError(f"tensor {_ORDERING} does not name each token once")
 

@@ -1,14 +1,12 @@
 """The network of an assistant."""
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
-from mlx.utils import tree_flatten
 
 import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
 
@@ -17,7 +15,6 @@ from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
 
 from runner.model.assistant.context import Shared
 from runner.model.assistant.opening import Sizes
-from runner.model.weights.experts import Weights
 
 
 class AssistantModule(Module):
@@ -48,11 +45,6 @@ class AssistantModule(Module):
         table = self.lm_head if "lm_head" in self else self.model.embed_tokens
         logits = self.masked_embedding(x, table) if "masked_embedding" in self else table.as_linear(x)
         return logits, self.post_projection(x)
-
-    @property
-    def weights(self) -> Weights:
-        """The parameters by name."""
-        return dict(cast("list[tuple[str, mx.array]]", tree_flatten(Module.parameters(self))))
 
 
 class _Body(Module):

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import cast
+from functools import partial
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -15,14 +15,11 @@ from runner.model.dflash.module import DFlashModule, Parts
 from runner.model.dflash.target import LayerTap, block_target
 from runner.model.heads.follower import counting
 from runner.model.opened import OpenedModel
-from runner.model.progress import Progress
-from runner.model.weights.assemble import placeholders
-from runner.model.weights.dtype import plan_dtypes
+from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.experts import Weights
-from runner.model.weights.load import LoadedModel, read_arrays, settle
-from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
-from runner.model.weights.parameters import check_parameters
-from runner.model.weights.quantized_layers import quantize_layers
+from runner.model.weights.load import LoadedModel
+from runner.model.weights.packed import Arrays
+from runner.model.weights.part import assemble_part, load_part, plan_part
 
 log = Log(__name__)
 
@@ -35,9 +32,12 @@ def check_target(opened: OpenedModel, module: Module) -> None:
     block_target(read_dflash_config(opened.config, opened.architecture), module)
 
 
-def rehearse_draft(opened: OpenedModel) -> DFlashModule:
-    """Builds the draft on placeholders. Raises ModelError if anything does not fit."""
-    return _assembled(opened, placeholders(opened))
+def plan_draft(
+    opened: OpenedModel, dtype: str, budget_bytes: int | None, *, slow_blas: bool
+) -> tuple[DFlashModule, DtypePlan]:
+    """Returns the draft made of placeholders, and the types of its weights. Raises ModelError if anything does not fit,
+    or exceeds the budget."""
+    return plan_part(opened, partial(_assembled, opened), dtype, budget_bytes, slow_blas=slow_blas)
 
 
 def load_draft(
@@ -55,13 +55,7 @@ def load_draft(
     """
     config = read_dflash_config(opened.config, opened.architecture)
     target = block_target(config, loaded.module)
-    types = plan_dtypes(dtype, rehearsed := rehearse_draft(opened), budget_bytes, slow_blas=slow_blas)
-    if too_large := types.over_budget(budget_bytes, rehearsed):
-        raise ModelError(too_large)
-    del rehearsed
-    arrays = read_arrays(opened, types, Progress(log, "loading the draft", opened.total_bytes))
-    module = _assembled(opened, arrays)
-    settle(module, types)
+    module = load_part(opened, partial(_assembled, opened), "the draft", dtype, budget_bytes, slow_blas=slow_blas)
     draft = BlockDraft(config, module, target, loaded.suppressed)
     _try(draft, loaded)
     return draft
@@ -99,16 +93,10 @@ def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> DFlashModul
     )
     rows = config.heads * config.head_width, config.key_heads * config.head_width
 
-    def sanitize(weights: Weights, _: str) -> tuple[DFlashModule, Weights]:
+    def sanitize(weights: Weights) -> tuple[DFlashModule, Weights]:
         return DFlashModule(config, parts), _with_split(weights, *rows)
 
-    found, weights = sanitize_packed(sanitize, arrays, Recipe("as stored"))
-    module = cast("DFlashModule", found)
-    quantize_layers(opened, module, weights)
-    module.eval()
-    check_parameters(opened, module.weights, weights)
-    module.load_weights(list(weights.items()), strict=False)
-    return module
+    return assemble_part(opened, sanitize, arrays)
 
 
 def _with_split(weights: Weights, queries: int, keys: int) -> Weights:

@@ -7,7 +7,6 @@ from mlx.nn.layers.activations import silu, softplus
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
-from mlx.utils import tree_flatten
 
 import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
 
@@ -16,7 +15,6 @@ from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
 from runner.model.dflash.config import DFlashConfig
-from runner.model.weights.experts import Weights
 
 
 class Parts(NamedTuple):
@@ -192,8 +190,3 @@ class DFlashModule(Module):
             parts = mx.split(features, len(self.aux_hidden_norms), axis=-1)
             features = mx.concatenate([norm(part) for norm, part in zip(self.aux_hidden_norms, parts, strict=True)], -1)
         return cast("mx.array", self.hidden_norm(self.fc(features)))
-
-    @property
-    def weights(self) -> Weights:
-        """The parameters by name."""
-        return dict(cast("list[tuple[str, mx.array]]", tree_flatten(Module.parameters(self))))

@@ -2,11 +2,10 @@
 
 from abc import abstractmethod
 from collections.abc import Collection
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten
 
 import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
 
@@ -15,6 +14,7 @@ from mlx_lm.models.cache import KVCache
 
 from runner.model.heads.target import Target
 from runner.model.weights.experts import Weights
+from runner.model.weights.part import parameters_of
 
 
 class HeadModule(Module):
@@ -22,11 +22,6 @@ class HeadModule(Module):
 
     def __init__(self) -> None:
         Module.__init__(self)  # MLX's is not typed
-
-    @property
-    def weights(self) -> Weights:
-        """The parameters by name."""
-        return dict(cast("list[tuple[str, mx.array]]", tree_flatten(Module.parameters(self))))
 
     @classmethod
     @abstractmethod
@@ -80,4 +75,4 @@ class Head(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The bytes of its own weights."""
-        return sum(array.nbytes for array in self.module.weights.values())
+        return sum(array.nbytes for array in parameters_of(self.module).values())

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -14,15 +14,11 @@ from runner.model.heads.qwen3_5 import QwenHead
 from runner.model.heads.target import target_of
 from runner.model.opened import OpenedModel
 from runner.model.packing import check_companions
-from runner.model.progress import Progress
 from runner.model.sources.checkpoint import Tensor
-from runner.model.weights.assemble import placeholders
-from runner.model.weights.dtype import plan_dtypes
 from runner.model.weights.experts import Weights, with_layout
-from runner.model.weights.load import LoadedModel, read_arrays, settle
-from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
-from runner.model.weights.parameters import check_parameters
-from runner.model.weights.quantized_layers import quantize_layers
+from runner.model.weights.load import LoadedModel
+from runner.model.weights.packed import Arrays
+from runner.model.weights.part import assemble_part, load_part
 
 log = Log(__name__)
 
@@ -114,14 +110,11 @@ def load_head(
 
 def _loaded(plan: HeadPlan, loaded: LoadedModel, dtype: str, budget_bytes: int | None, *, slow_blas: bool) -> Head:
     target = target_of(loaded.module)
-    rehearsed = _assembled(plan, target.args, placeholders(plan.opened))
-    types = plan_dtypes(dtype, rehearsed, budget_bytes, slow_blas=slow_blas)
-    if too_large := types.over_budget(budget_bytes, rehearsed):
-        raise ModelError(too_large)
-    del rehearsed
-    arrays = read_arrays(plan.opened, types, Progress(log, "loading the head", plan.nbytes))
-    module = _assembled(plan, target.args, arrays)
-    settle(module, types)
+
+    def assemble(arrays: Mapping[str, Arrays]) -> HeadModule:
+        return _assembled(plan, target.args, arrays)
+
+    module = load_part(plan.opened, assemble, "the head", dtype, budget_bytes, slow_blas=slow_blas)
     return Head(module, target, loaded.suppressed)
 
 
@@ -150,15 +143,9 @@ def _shifted(opened: OpenedModel, names: Collection[str]) -> set[str]:
 def _assembled(plan: HeadPlan, args: object, arrays: Mapping[str, Arrays]) -> HeadModule:
     """Builds the head with `arrays`, which stay lazy. Raises ModelError if anything does not fit."""
 
-    def sanitize(weights: Weights, _: str) -> tuple[HeadModule, Weights]:
+    def sanitize(weights: Weights) -> tuple[HeadModule, Weights]:
         module = plan.kind.of_target(args, plan.opened.tensors.keys())
         with with_layout(weights, "stacked") as stacked:
             return module, plan.kind.sanitize(stacked, shifted=plan.shifted)
 
-    found, weights = sanitize_packed(sanitize, arrays, Recipe("as stored"))
-    module = cast("HeadModule", found)
-    quantize_layers(plan.opened, module, weights)
-    module.eval()
-    check_parameters(plan.opened, module.weights, weights)
-    module.load_weights(list(weights.items()), strict=False)
-    return module
+    return assemble_part(plan.opened, sanitize, arrays)

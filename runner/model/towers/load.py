@@ -5,11 +5,7 @@ A fault of the tower is none of the text model: it is told in `TowerPlan.fault`,
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple, cast
-
-import mlx.core as mx
-from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten
+from typing import NamedTuple
 
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
@@ -25,6 +21,7 @@ from runner.model.weights.experts import Weights
 from runner.model.weights.load import read_arrays, settle
 from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
 from runner.model.weights.parameters import check_parameters
+from runner.model.weights.part import parameters_of
 from runner.model.weights.quantized_layers import quantize_layers
 
 log = Log(__name__)
@@ -159,14 +156,14 @@ def _rehearsed(plan: TowerPlan) -> TowerPlan:
 def _parameters_of(plan: TowerPlan, arrays: Mapping[str, Arrays]) -> tuple[set[str], set[str]]:
     """Returns the names of the parameters that the tower has, and of those that `arrays` become."""
     tower, weights = _sanitized(plan, arrays)
-    return set(_parameters(tower)), set(weights)
+    return set(parameters_of(tower)), set(weights)
 
 
 def _assembled(plan: TowerPlan, arrays: Mapping[str, Arrays]) -> Tower:
     """Builds the tower with `arrays`, which stay lazy. Raises ModelError if anything does not fit."""
     tower, weights = _sanitized(plan, arrays)
     quantize_layers(plan.opened, tower, weights)
-    check_parameters(plan.opened, _parameters(tower), weights)
+    check_parameters(plan.opened, parameters_of(tower), weights)
     tower.load_weights(list(weights.items()), strict=False)
     return tower
 
@@ -182,7 +179,3 @@ def _sanitized(plan: TowerPlan, arrays: Mapping[str, Arrays]) -> tuple[Tower, We
     tower, weights = sanitize_packed(sanitize, arrays, Recipe("as stored"))
     assert isinstance(tower, Tower)
     return tower, weights
-
-
-def _parameters(tower: Module) -> dict[str, mx.array]:
-    return dict(cast("list[tuple[str, mx.array]]", tree_flatten(tower.parameters())))

@@ -8,5 +8,5 @@ Read in this order: `load` (the steps, bounded in memory), `assemble` (placehold
 `packed` (tensors in the form that mlx-lm's `sanitize` knows), `quantized_layers` and `scaled_layers` (layers that
 compute with packed weights), `parameters` (the final check), `dtype` (the type to compute in), `unpack` (packed layers
 that a CPU computes with plain weights), `expert_reader` (experts read straight into their stacks), `awq` (AutoAWQ's
-packing).
+packing). `part` does all of it for a module beside the model.
 """

@@ -10,7 +10,7 @@ import pytest
 
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.dflash.load import check_target, load_draft, rehearse_draft
+from runner.model.dflash.load import check_target, load_draft, plan_draft
 from runner.model.draft import open_draft
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.checkpoints import write_checkpoint
@@ -96,7 +96,7 @@ def refused(directory: Path, target: LoadedModel) -> str:
 def _rehearse(directory: Path, target: LoadedModel) -> None:
     opened = open_draft(str(directory), directory)
     check_target(opened, target.module)
-    rehearse_draft(opened)
+    plan_draft(opened, "keep", None, slow_blas=False)
 
 
 @pytest.mark.parametrize("fault", TENSORS)

@@ -12,6 +12,7 @@ from runner.model.dflash.module import DFlashModule, Parts
 from runner.model.dflash.target import LayerTap, block_target
 from runner.model.heads.follower import Draw
 from runner.model.weights.load import LoadedModel
+from runner.model.weights.part import parameters_of
 from scripts.tools.models.dflash import DRAFT, dflash_config
 from scripts.tools.models.tiny import VOCAB, tiny
 
@@ -23,8 +24,10 @@ def tiny_draft(kind: str, changes: Mapping[str, object] | None = None) -> BlockD
     config = read_dflash_config(dflash_config(DRAFT, {**CHANGES, **(changes or {})}), DRAFT)
     mx.random.seed(1)
     module = DFlashModule(config, Parts(gates=False, tap_norms=False, biases=False))
-    module.load_weights([(name, array * 2 if array.ndim == 2 else array) for name, array in module.weights.items()])
-    mx.eval(list(module.weights.values()))
+    module.load_weights(
+        [(name, array * 2 if array.ndim == 2 else array) for name, array in parameters_of(module).items()]
+    )
+    mx.eval(list(parameters_of(module).values()))
     return BlockDraft(config, module, block_target(config, cast("Module", tiny(kind).model)))
 
 
