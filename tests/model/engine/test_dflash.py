@@ -134,7 +134,7 @@ def test_for_a_single_try_a_short_end_of_the_text_is_read() -> None:
     engine.finish()
     engine.check()
     assert drafting.counts.drafted["model"] > 2
-    assert model._drafter._context.stop - model._drafter._context.start <= 64 + 10
+    assert model.drafter._context.stop - model.drafter._context.start <= 64 + 10
 
 
 def test_a_draft_that_fails_costs_one_line_and_no_answer(caplog: pytest.LogCaptureFixture) -> None:
