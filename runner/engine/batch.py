@@ -50,7 +50,8 @@ class Batch:
         self._paused: PausedStep | None = None
         self._round: Round | None = None  # drawn and not accepted yet
         self._started_s = 0.0  # the present step
-        self._forward_rows = 0  # that each answer has in its forward; 0 if it has none, -1 if it has several
+        self.forward_rows = 0
+        """The rows that each answer had in the forward of the last step; 0 if there was none, -1 if there were several."""
         self.may_draft = False
         """True if there is a drafter, and no other answer decodes."""
         self._unreported: Results = []
@@ -80,7 +81,7 @@ class Batch:
         """Returns the next token of each generation, for `take`; none if a mask is late: step again when `ready`."""
         if TRACE.on:
             TRACE.name("decode", rows=len(self.generations))
-        self._started_s, self._forward_rows = monotonic(), 0
+        self._started_s, self.forward_rows = monotonic(), 0
         guided = bool(self._guides)
         self._paused = paused = self._paused or self._advance(guided)
         if guided:
@@ -96,7 +97,7 @@ class Batch:
         if self.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
         if len(paused.choices) == 1 and (drafter := self.generations[0].drafter) is not None:
-            drafter.took(len(paused.choices[0].tokens), self._forward_rows, monotonic() - self._started_s)
+            drafter.took(len(paused.choices[0].tokens), self.forward_rows, monotonic() - self._started_s)
         return paused.choices
 
     def _advance(self, guided: bool) -> PausedStep:
@@ -254,7 +255,7 @@ class Batch:
 
     def _run(self, tokens: mx.array, *, drafted: bool = False) -> mx.array:
         """Runs the forward over tokens [B, L]; L is 1 for several generations. Returns the logits [B, L, V] (lazy)."""
-        self._forward_rows = -1 if self._forward_rows else tokens.shape[1]
+        self.forward_rows = -1 if self.forward_rows else tokens.shape[1]
         shifted = self._shifted([each.shift for each in self.generations]) if self._shifted else nullcontext()
         with shifted:
             logits = self._rows.compute(self._forward, tokens, drafted=drafted)

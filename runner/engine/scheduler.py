@@ -213,7 +213,7 @@ class Scheduler:
             self._resume(results)
         else:
             if choices:
-                self.memory.stepped()
+                self.memory.stepped(batch.forward_rows)
                 done = tell(self._outbox, batch.take(choices))
                 self.journal.counters.stepped(batch.generations, perf_counter())
                 if done:

@@ -196,8 +196,11 @@ class MemoryBudget:
         """Learns from a measured slice of so many tokens, which ended at `position`."""
         self.workspace.add(tokens, position, self._taken())
 
-    def stepped(self) -> None:
-        """Learns from a measured decode step. The maximum over all steps fades slowly."""
+    def stepped(self, rows: int) -> None:
+        """Learns from a measured decode step of so many rows an answer; nothing from one of several, which no answer
+        needs. The maximum over all steps fades slowly."""
+        if rows > 1:
+            return
         self._step_bytes = max(self._step_bytes - self._step_bytes // _FADE_STEPS, self._taken())
 
     def peak(self) -> int:

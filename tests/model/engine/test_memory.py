@@ -262,7 +262,7 @@ def test_the_peak_is_that_of_all_readings() -> None:
     dial.most = 700
     memory.measured(lambda tokens, layers: tokens)(mx.array([[0]]), [])
     dial.most = 500
-    memory.stepped()
+    memory.stepped(1)
     assert (memory.peak(), dial.most) == (700, 0)
     dial.most = 900
     assert memory.peak() == 900
@@ -276,11 +276,23 @@ def test_the_cost_of_a_step_is_forgotten_slowly() -> None:
     for step in range(3000):
         forward(mx.array([[0]]), [])
         dial.most = 1_000_000 if step == 0 else 1000
-        memory.stepped()
+        memory.stepped(1)
         taken.append(memory._step_bytes)
     assert taken[0] == 1_000_000
     assert 900_000 < taken[100] < 1_000_000
     assert 1000 <= taken[-1] < 100_000
+
+
+def test_a_round_of_drafts_does_not_raise_the_cost_of_a_step() -> None:
+    """No answer needs it: where memory is short, none may end for it."""
+    dial = Dial()
+    memory = MemoryBudget(dial, 10**9, 64)
+    forward = memory.measured(lambda tokens, layers: tokens)
+    for rows, nbytes in ((1, 1000), (8, 8000), (1, 900)):
+        forward(mx.array([[0] * rows]), [])
+        dial.most = nbytes
+        memory.stepped(rows)
+        assert 900 < memory._step_bytes <= 1000
 
 
 # --- no memory
