@@ -7,6 +7,7 @@ RunnerError
 │   ├── ReadError     its headers are in order, but its weights cannot be read
 │   └── ComputeError  it is loaded, but its first forward pass fails
 ├── DraftError        `--draft` names a model that cannot draft for this one: exit status 1
+├── RankError         the ranks cannot begin, or cannot go on together: exit status 1
 └── RequestError      one request is refused: `status` and text before the stream, an `Error` line within it
     └── MediaError    a picture of it cannot be used: 400
 """
@@ -54,6 +55,10 @@ class ComputeError(ModelError):
 
 class DraftError(RunnerError):
     """The model that `--draft` names cannot draft for the one that is served."""
+
+
+class RankError(RunnerError):
+    """The processes that compute a model together cannot begin, or one of them is gone or in disagreement."""
 
 
 def no_mlx(error: ImportError) -> RunnerError:

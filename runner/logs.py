@@ -65,6 +65,7 @@ _LEVELS = {TRACE: "TRACE", logging.WARNING: "WARN"}  # where slog's names differ
 _PLAIN_VALUE = re.compile(r'[^\s="\x00-\x1f\x7f]+')
 
 Value = str | int | float | bool
+_marks: dict[str, Value] = {}
 
 
 def harmless(text: str) -> str:
@@ -135,7 +136,7 @@ class _Slog(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
         level = _LEVELS.get(record.levelno, record.levelname)
-        attributes: dict[str, Value] = dict(getattr(record, "attributes", {}))
+        attributes: dict[str, Value] = _marks | getattr(record, "attributes", {})
         if record.exc_info and record.exc_info[0] is not None:
             attributes["trace"] = "".join(traceback.format_exception(*record.exc_info)).strip()
         fields = [f"time={time}", f"level={level}", f"source={record.filename}:{record.lineno}"]
@@ -188,6 +189,11 @@ class Log:
     def exception(self, message: str, /, **attributes: Value) -> None:
         """Logs a fault, with the traceback of the exception being handled."""
         self._write(logging.ERROR, message, attributes, trace=True)
+
+
+def mark(**attributes: Value) -> None:
+    """Puts these attributes into every line from now on."""
+    _marks.update(attributes)
 
 
 def start(level: int) -> None:

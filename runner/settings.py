@@ -23,6 +23,8 @@ CACHE_PERCENT = 25
 """The default share of memory for the prefix cache, which weights leave free."""
 MEMORY_PERCENT = 75
 """The default share of the device's memory for everything together."""
+MOST_RANKS = 64
+"""The most processes that share a model."""
 DEFAULT_PARALLEL = 4
 """The default number of requests that run at once."""
 
@@ -66,6 +68,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The limit for everything in it, of all models. A share is one of the volume's free bytes."""
     kv_bits: int | None = None
     """The bits of keys and values; None: not quantized."""
+    ranks: int = 1
+    """The processes on this machine that compute the model together."""
     parallel: int = DEFAULT_PARALLEL
     """The number of requests that run at once; always 1 with a cache for one conversation or none."""
     max_gap_s: float = DEFAULT_MAX_GAP_MS / 1000

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from runner import logs
 from runner.cli.flags import MOST_PARALLEL
 from runner.errors import UsageError
-from runner.settings import DEFAULT_PARALLEL
+from runner.settings import DEFAULT_PARALLEL, DRAFT_AUTO, DRAFT_OFF, MOST_RANKS
 from runner.sizes import Bound, parse_bound
 
 _LOG_LEVELS = {
@@ -81,6 +81,17 @@ def context_tokens(values: Values) -> int | None:
 def blas_threads(values: Values) -> int | None:
     """Returns the number of threads of the BLAS; None if it is for the runner to choose."""
     return None if values["blas-threads"] == "auto" else whole_number(values, "blas-threads", 1, 1024)
+
+
+def ranks(values: Values) -> int:
+    """Returns the number of processes that share the model. Raises UsageError for what several of them cannot do."""
+    number = whole_number(values, "ranks", 1, MOST_RANKS)
+    for name in ("disk-cache", "record"):
+        if number > 1 and values.get(name):
+            raise UsageError(f"--ranks {number} excludes --{name}: leave out one of them")
+    if number > 1 and values["draft"] not in (DRAFT_AUTO, DRAFT_OFF):
+        raise UsageError(f"--ranks {number} excludes draft models: leave out --draft {values['draft']}")
+    return number
 
 
 def log_level(values: Values, environ: Environ) -> int:

@@ -86,10 +86,10 @@ FLAGS = (
     Flag(
         group=CACHE,
         name="cache",
-        metavar="trie|single|none",
+        metavar="KIND",
         default="trie",
         choices=CACHE_KINDS,
-        short="keep many conversations, the last one, or none",
+        short="keep many conversations (trie), single, or none",
         help="`trie` keeps many conversations, stores what they share once, and reuses the longest prefix that a new"
         " prompt has in common with any of them; `single` keeps only the last conversation; `none` keeps nothing and"
         " computes every prompt in full",
@@ -153,6 +153,15 @@ FLAGS = (
     ),
     Flag(
         group=COMPUTE,
+        name="ranks",
+        metavar="N",
+        default="1",
+        short="processes that share one model, a GPU each",
+        help="split the model over N processes on this machine, one for each NVIDIA GPU; `mlx-runner check` says which"
+        " models can be split; excludes --disk-cache, --record, pictures and draft models; see docs/ranks.md",
+    ),
+    Flag(
+        group=COMPUTE,
         name="prefill-chunk",
         metavar="TOKENS",
         short=f"prompt tokens at a time [{GPU_CHUNK_TOKENS} on GPUs, {CPU_CHUNK_TOKENS} on CPUs]",
@@ -162,7 +171,7 @@ FLAGS = (
     Flag(
         group=COMPUTE,
         name="draft",
-        metavar="auto|off|NAME|DIR",
+        metavar="off|NAME|DIR",
         default=DRAFT_AUTO,
         short="draft tokens where text repeats, or by a model",
         help="drafts: `auto` tries several tokens in one step where the request's own text or an earlier answer went on"
@@ -244,10 +253,10 @@ FLAGS = (
     Flag(
         group=PROCESS,
         name="hand-over",
-        metavar="|".join(HAND_OVER),
+        metavar="WHICH",
         default=HAND_OVER[0],
         choices=HAND_OVER,
-        short="which models Ollama's own runner takes over",
+        short="models that Ollama's own runner takes over",
         help="which models Ollama's own runner takes over under `mlx-runner ollama serve`: `auto`, every model that"
         " this runner refuses to load, and models whose pictures only Ollama's runner can read; `sound`, also models"
         " that take sound there; `refused`, only models that are refused; `off`, none; elsewhere this flag has no"

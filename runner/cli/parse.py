@@ -14,6 +14,7 @@ from runner.cli.convert import (
     memory_bound,
     models_dir,
     parallel,
+    ranks,
     runner_url,
     whole_number,
 )
@@ -93,6 +94,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         disk_cache=disk_directory(values),
         disk_memory=memory_bound(values, "disk-memory"),
         kv_bits=bits,
+        ranks=ranks(values),
         parallel=running,
         max_gap_s=whole_number(values, "max-gap-ms", 1, 60_000) / 1000,
         draft=values["draft"],

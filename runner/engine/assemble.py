@@ -40,6 +40,7 @@ from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from runner.engine.disk.tier import DiskTier
+    from runner.engine.ranks.interface import Ranks
 
 log = Log(__name__)
 _WARM_BYTES = 256 << 20  # on a CPU, a larger model's own forwards take so long that the extra of the first is nothing
@@ -80,24 +81,34 @@ def assemble(
     started_s: float,
     post: Callable[[Callable[[], None] | None], None],
     tape: Tape | None = None,
+    ranks: "Ranks | None" = None,
 ) -> Assembly:
     """Loads the model and builds an engine around it. Runs on the engine thread.
 
     `opening` gives the tokenizer; `started_s` is when the engine began to load, for the log; `post` calls a function
     between two slices, and with None only wakes an engine that waits. A `tape` takes, or gives, all that comes from
-    outside. Raises ModelError if the model or its tokenizer cannot be loaded.
+    outside. With `ranks` this process loads its part of the model, and the `tape` is the one between them. Raises
+    ModelError if the model or its tokenizer cannot be loaded.
     """
     opened = _open_device(settings)
-    if tape is not None:
+    if tape is not None and ranks is None:
         opened = _Device(opened.on_cpu, _taped(opened.total_bytes, tape), _taped(opened.budget_bytes, tape))
     slow_blas = blas.detect(settings.blas).is_slow
-    drafts = DraftModelOpener(settings, model)
-    weights_bytes = opened.budget_bytes - drafts.reserved_bytes(opened.budget_bytes)
-    loaded = load(model, settings.dtype, weights_bytes, slow_blas=slow_blas)
+    drafts = DraftModelOpener(settings, model) if ranks is None else None
+    weights_bytes = opened.budget_bytes - (drafts.reserved_bytes(opened.budget_bytes) if drafts else 0)
+    group = ranks.group if ranks is not None else None
+    loaded = load(model, settings.dtype, weights_bytes, slow_blas=slow_blas, group=group)
     tokenizer = opening.result()
-    draft_model = drafts.load(loaded, tokenizer, opened.budget_bytes, slow_blas=slow_blas)
+    draft_model = drafts.load(loaded, tokenizer, opened.budget_bytes, slow_blas=slow_blas) if drafts else None
+    logits: Forward = loaded.logits
+    if ranks is not None and tape is not None:
+        from runner.engine.ranks.tapes import forward  # most models have one rank
+
+        least_bytes = ranks.least_budget(opened.budget_bytes)
+        opened = _Device(opened.on_cpu, _taped(opened.total_bytes, tape), _taped(least_bytes, tape))
+        logits = forward(logits, tape)
     sight = Sight()
-    if model.has_vision:
+    if model.has_vision and ranks is None:
         from runner.engine.pictures.sight import open_sight  # no other model needs it
 
         sight = open_sight(
@@ -109,7 +120,7 @@ def assemble(
             lambda: post(None),
             slow_blas=slow_blas,
         )
-    make_layers, salt = _choose_kv_format(loaded, model.vocab_size, settings.kv_bits)
+    make_layers, salt = _choose_kv_format(loaded, logits, model.vocab_size, settings.kv_bits)
     cache_bytes = settings.cache_memory.bytes_of(opened.total_bytes)
     chunk_tokens = settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if opened.on_cpu else GPU_CHUNK_TOKENS)
 
@@ -126,14 +137,14 @@ def assemble(
     reuse_bytes = set_limits(opened.budget_bytes, on_cpu=opened.on_cpu)
     formats = Formats(model, tokenizer, settings.parallel, opened.budget_bytes - mx.get_active_memory())
     grammar_bytes = (lambda: formats.nbytes) if opened.shares_memory else (lambda: 0)
-    logits: Forward = loaded.logits
     meter: Meter = MLXMeter()
     clock, policy = monotonic, SlicePolicy(chunk_tokens, settings.max_gap_s)
     if tape is not None:
         from runner.engine.tape import taps  # nothing of it is imported without a tape
 
         reuse_bytes = _taped(reuse_bytes, tape)
-        logits, meter, clock = taps.forward(logits, tape), taps.TapedMeter(meter, tape), taps.clock(clock, tape)
+        logits = logits if ranks is not None else taps.forward(logits, tape)
+        meter, clock = taps.TapedMeter(meter, tape), taps.clock(clock, tape)
         policy = taps.TapedPolicy(chunk_tokens, settings.max_gap_s, tape)
         grammar_bytes = taps.grammar_bytes(grammar_bytes, tape)
     undraftable = loaded.undraftable
@@ -150,6 +161,7 @@ def assemble(
         trial=trial,
         drafting=_drafting(settings, drafts_trial, salt, draft_model, clock, on_cpu=opened.on_cpu),
         tape=tape,
+        ranks=ranks,
     )
     context.memory.draft_bytes = draft_model.most_bytes if draft_model is not None else 0
     scheduler = Scheduler(context, policy, settings.parallel, outbox)
@@ -172,7 +184,7 @@ def assemble(
         memory_bytes=opened.budget_bytes,
         parallel=scheduler.parallel,
     )
-    warm = _warm_up_of(model, loaded, make_layers, on_cpu=opened.on_cpu)
+    warm = _warm_up_of(model, loaded, logits, make_layers, on_cpu=opened.on_cpu)
     return Assembly(scheduler, report, tokenizer, sight.support, formats, warm, not opened.on_cpu, disk)
 
 
@@ -181,21 +193,23 @@ def _open_device(settings: Settings) -> _Device:
     on_cpu = device() == "cpu"
     if on_cpu:
         mx.disable_compile()  # every fused kernel would cost a run of g++, and gains nothing on CPUs
-    budget_bytes = settings.memory.bytes_of(usable_bytes())
+    budget_bytes = settings.memory.bytes_of(usable_bytes() // (settings.ranks if on_cpu else 1))
     total_bytes = gpu_usable_bytes(mx.device_info(), mx.get_memory_limit())
     if not on_cpu and mx.metal.is_available():
         mx.set_wired_limit(min(total_bytes, budget_bytes))  # lest weights are paged out between two requests
     return _Device(on_cpu, total_bytes, budget_bytes)
 
 
-def _choose_kv_format(loaded: LoadedModel, vocab_size: int, kv_bits: int | None) -> tuple[MakeLayers, str]:
+def _choose_kv_format(
+    loaded: LoadedModel, logits: Forward, vocab_size: int, kv_bits: int | None
+) -> tuple[MakeLayers, str]:
     """Returns the function that makes a sequence's layers, and the name of the format that they keep keys and values
     in: empty if they are not quantized."""
     if kv_bits is None:
         return loaded.make_layers, ""
     from runner.cache.layers.quantized_trial import find_format
 
-    return find_format(loaded.make_layers, loaded.logits, vocab_size, kv_bits)
+    return find_format(loaded.make_layers, logits, vocab_size, kv_bits)
 
 
 def _drafting(
@@ -236,7 +250,7 @@ def _open_disk(
 
 
 def _warm_up_of(
-    model: OpenedModel, loaded: LoadedModel, make_layers: MakeLayers, *, on_cpu: bool
+    model: OpenedModel, loaded: LoadedModel, logits: Forward, make_layers: MakeLayers, *, on_cpu: bool
 ) -> Callable[[], None]:
     """Returns the forwards to run before the first request. A large model on a CPU only builds its graphs."""
     only_sketch = on_cpu and model.total_bytes > _WARM_BYTES and not loaded.has_16_bit_experts
@@ -245,6 +259,6 @@ def _warm_up_of(
     def warm() -> None:
         if not on_cpu:
             log.info("warming up", why="a GPU's kernels are compiled when they are first used, once on a machine")
-        compute(make_layers, loaded.logits, model.vocab_size, model.context_length)
+        compute(make_layers, logits, model.vocab_size, model.context_length)
 
     return warm

@@ -51,7 +51,7 @@ class Batch:
         self._round: Round | None = None  # drawn and not accepted yet
         self._started_s = 0.0  # the present step
         self.forward_rows = 0
-        """The rows that each answer had in the forward of the last step; 0 if there was none, -1 if there were several."""
+        """The rows of an answer in the forward of the last step; 0 if there was none, -1 if there were several."""
         self.may_draft = False
         """True if there is a drafter, and no other answer decodes."""
         self._unreported: Results = []

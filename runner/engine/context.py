@@ -14,6 +14,7 @@ from runner.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from runner.engine.drafting import Drafting
     from runner.engine.pictures.encoder import PictureEncoder
+    from runner.engine.ranks.interface import Ranks
     from runner.engine.tape.interface import Tape
 
 
@@ -35,6 +36,8 @@ class EngineContext(NamedTuple):
     """Drafts answers; None if that is off."""
     tape: "Tape | None" = None
     """Where requests note what becomes of them; None if nothing is recorded."""
+    ranks: "Ranks | None" = None
+    """The processes that compute the model together; None if this one has all of it."""
 
     def generation(self, request: Request, session: LiveSession, started_ns: int) -> Generation:
         """Returns the generation of a request that left the queue at `started_ns`."""
@@ -53,6 +56,8 @@ class EngineContext(NamedTuple):
             from runner.engine.tape.generation import TapedGeneration  # most engines have no tape
 
             generation = TapedGeneration(self.tape, *rest, drafter)
+        if self.ranks is not None:
+            generation.agree = self.ranks.agree
         if drafter is not None:
             drafter.life = generation.life
         return generation

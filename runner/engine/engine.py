@@ -145,14 +145,19 @@ class Engine:
             raise no_mlx(error) from error
         from runner.engine.assemble import assemble
 
-        tape = None
+        tape = ranks = None
+        if self._settings.ranks > 1:
+            from runner.engine.ranks.start import lead  # nothing of it is imported for one rank
+
+            ranks, self._recording = lead(self._settings, self._model, self._outbox)
+            self._outbox, tape = self._recording.outbox, self._recording.tape
         if self._settings.record is not None:
             from runner.engine.tape.recording import start_recording  # nothing of it is imported without the flag
 
             self._recording = start_recording(self._settings.record, self._settings, self._model, self._outbox)
             self._outbox, tape = self._recording.outbox, self._recording.tape
         self.parts = assemble(
-            self._settings, self._model, self._opening, self._outbox, started, self._mailbox.put, tape
+            self._settings, self._model, self._opening, self._outbox, started, self._mailbox.put, tape, ranks
         )
         self.tokenizer, self.pictures = self.parts.tokenizer, self.parts.pictures
         self._publish()

@@ -24,6 +24,7 @@ from runner.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from runner.engine.drafter import Drafter
     from runner.engine.pictures.progress import PictureProgress
+    from runner.sampling.row_group import Agree
 
 log = Log(__name__)
 Forward = Callable[[mx.array, list[object]], mx.array]
@@ -69,6 +70,8 @@ class Generation:
         self._context_length = context_length
         self._sampling = request.sampling
         self._sampler: Sampler | None = None
+        self.agree: Agree | None = None
+        """As for `Sampler`. Set before the first token."""
         self.drafter = drafter
         self.unseen = 0
         """The recorded tokens, from the last one back, that the layers do not see if the answer ends with them."""
@@ -169,7 +172,8 @@ class Generation:
         """Returns the sampler of the answer, which continues after the tokens drawn so far."""
         if self._sampler is None:
             drawn = self.session.recorded[self.session.total :]
-            self._sampler = Sampler(self._sampling, self.request.prompt, vocab_size, self._context_length, drawn)
+            rest = (vocab_size, self._context_length, drawn, self.agree)
+            self._sampler = Sampler(self._sampling, self.request.prompt, *rest)
         return self._sampler
 
     def take(self, choice: Choice) -> list[Event]:

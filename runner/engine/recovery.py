@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -13,6 +14,9 @@ from runner.engine.generation import Generation
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.results import Results
 from runner.logs import Log, lacks_memory
+
+if TYPE_CHECKING:
+    from runner.engine.ranks.interface import Ranks
 
 log = Log(__name__)
 
@@ -25,15 +29,19 @@ class Recovery:
     the engine thread.
     """
 
-    def __init__(self, memory: MemoryBudget, salt: str) -> None:
+    def __init__(self, memory: MemoryBudget, salt: str, ranks: "Ranks | None" = None) -> None:
+        """With `ranks` nothing is recovered: an error that strikes one of them may not strike the others."""
         self._memory = memory
+        self._ranks = ranks
         self._salt = salt
         self._retrying: list[Generation] = []
         self.needed = False
         """True if memory ran out. Call `free_and_restart` when the error, and all that it holds, is gone."""
 
     def note(self, error: Exception) -> None:
-        """Notes an error; the requests that it struck continue by themselves."""
+        """Notes an error; the requests that it struck continue by themselves. Ends all ranks, if there are several."""
+        if self._ranks is not None:
+            self._ranks.fail(error)
         self.needed |= lacks_memory(error)
 
     def retry_or_fail(self, generation: Generation, error: Exception) -> Results:

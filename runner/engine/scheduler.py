@@ -43,7 +43,7 @@ class Scheduler:
         self._compiling: list[Generation] = []  # prefilled, while their grammars are still being compiled
         self.matcher = BatchMatcher(context.trial if self.parallel > 1 else SettledTrial())
         self.drafting = context.drafting or SettledTrial()
-        self._recovery = Recovery(self.memory, context.salt)
+        self._recovery = Recovery(self.memory, context.salt, context.ranks)
         self._encodings, self.batches = Encodings(self.memory, self._recovery), Batches(self.matcher, self._recovery)
         self._cache_invalid = False  # replace it before the next request begins
         self._slices = 0

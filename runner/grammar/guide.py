@@ -50,10 +50,11 @@ class Guide:
     """
 
     def __init__(self, source: StateSource, state: State, size: int) -> None:
-        """Starts at `state`, the beginning of the answer. `size` is the number of tokens in the vocabulary."""
+        """Starts at `state`, the beginning of the answer, over a vocabulary of `size` tokens."""
         self._source = source
         self._clock: Callable[[], float] = monotonic
-        self._size = size
+        self.size = size
+        """The number of tokens in the vocabulary."""
         self._awaited = 0  # states in flight; only the last one counts
         self._since_s = 0.0  # when the last state was requested
         self._spare_s = _SAVED_S
@@ -88,6 +89,11 @@ class Guide:
             elif not self._awaited:
                 self._enter(state)
         return True
+
+    @property
+    def state(self) -> State:
+        """The present position, as a source would tell it."""
+        return State([*self._forced], self._mask, self._complete, self._error)
 
     @property
     def complete(self) -> bool:
@@ -152,7 +158,7 @@ class Guide:
 
     def bit(self, token: int) -> bytes:
         """Returns the mask of one token."""
-        mask = bytearray(-(-self._size // 8))
+        mask = bytearray(-(-self.size // 8))
         mask[token // 8] = 1 << token % 8
         return bytes(mask)
 

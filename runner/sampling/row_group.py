@@ -13,6 +13,9 @@ from runner.sampling.penalties import Penalties
 from runner.sampling.random_numbers import Uniforms
 from runner.sampling.top_k import top_k
 
+Agree = Callable[[mx.array], mx.array]
+"""Maps tokens uint32 [B] that were drawn to those that count, where several processes draw the same. Lazy."""
+
 
 class Rows:
     """The options and the state of requests of one kind, from which their next tokens are sampled.
@@ -22,12 +25,19 @@ class Rows:
     """
 
     def __init__(
-        self, options: Sequence[SamplingOptions], draws: Sequence[int], penalties: Penalties | None, vocab_size: int
+        self,
+        options: Sequence[SamplingOptions],
+        draws: Sequence[int],
+        penalties: Penalties | None,
+        vocab_size: int,
+        agree: Agree | None,
     ) -> None:
-        """`options` of each row, normalised; `draws`, the number of random numbers that each row has used."""
+        """`options` of each row, normalised; `draws`, the number of random numbers that each row has used. Every token
+        goes through `agree`, if there is one, before it becomes part of the history."""
         self._options = options
         self._vocab_size = vocab_size
         self._penalties = penalties
+        self._agree = agree
         first, *_ = options
         self._greedy = first.temperature == 0
         self._candidates: Callable[[mx.array], mx.array] | None = None
@@ -47,13 +57,18 @@ class Rows:
 
     @staticmethod
     def of_request(
-        options: SamplingOptions, prompt: Sequence[int], vocab_size: int, context_length: int, generated: Sequence[int]
+        options: SamplingOptions,
+        prompt: Sequence[int],
+        vocab_size: int,
+        context_length: int,
+        generated: Sequence[int],
+        agree: Agree | None = None,
     ) -> "Rows":
         """Returns the row of one request whose answer so far is `generated`; `options` are normalised."""
         penalties = None
         if options.repeat_last_n > 0:
             penalties = Penalties.of_request(options, [*prompt, *generated], vocab_size, context_length)
-        return Rows([options], [len(generated)], penalties, vocab_size)
+        return Rows([options], [len(generated)], penalties, vocab_size, agree)
 
     @staticmethod
     def joined(parts: "Sequence[Rows]") -> "Rows":
@@ -67,6 +82,7 @@ class Rows:
             [number for part in parts for number in part._uniforms.draws],
             Penalties.joined(penalties) if penalties else None,
             parts[0]._vocab_size,
+            parts[0]._agree,
         )
 
     def apart(self) -> "list[Rows]":
@@ -75,7 +91,7 @@ class Rows:
             return [self]
         penalties = self._penalties.apart() if self._penalties is not None else [None] * len(self._options)
         rows = zip(self._options, self._uniforms.draws, penalties, strict=True)
-        return [Rows([wish], [number], own, self._vocab_size) for wish, number, own in rows]
+        return [Rows([wish], [number], own, self._vocab_size, self._agree) for wish, number, own in rows]
 
     def copy(self) -> "Rows":
         """Returns another object of the same state; what one of them draws, the other does not see."""
@@ -119,6 +135,10 @@ class Rows:
         self._uniforms.skip(len(tokens))
 
     def _choose(self, scores: mx.array, *, ahead: bool = False) -> mx.array:
+        token = self._drawn(scores, ahead)
+        return token if self._agree is None else self._agree(token)
+
+    def _drawn(self, scores: mx.array, ahead: bool) -> mx.array:
         if self._greedy:
             return mx.argmax(scores, axis=-1)
         if self._candidates is None:

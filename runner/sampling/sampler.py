@@ -7,7 +7,7 @@ import mlx.core as mx
 from runner.sampling import logprobs
 from runner.sampling.mask import Mask, masked
 from runner.sampling.options import SamplingOptions
-from runner.sampling.row_group import Rows
+from runner.sampling.row_group import Agree, Rows
 from runner.sampling.sample import Details, Sample, Wish
 
 
@@ -26,12 +26,14 @@ class Sampler:
         vocab_size: int,
         context_length: int,
         generated: Sequence[int] = (),
+        agree: Agree | None = None,
     ) -> None:
-        """`generated` are the tokens so far: the sampler continues as if it had drawn them."""
+        """`generated` are the tokens so far: the sampler continues as if it had drawn them. Where several processes
+        draw the same token, `agree` says which one counts."""
         self.vocab_size = vocab_size
         self.options = options.normalised(vocab_size, context_length)
         """The normalised options, with the seed that an unseeded request got: they make the same sampler again."""
-        self._rows: Rows | None = Rows.of_request(self.options, prompt, vocab_size, context_length, generated)
+        self._rows: Rows | None = Rows.of_request(self.options, prompt, vocab_size, context_length, generated, agree)
 
     def __call__(self, logits: mx.array, masks: Sequence[Mask | None] = ()) -> Sample:
         """Returns the next token for `logits` [1, V] of any float type; it is in the mask, if there is one. Lazy:

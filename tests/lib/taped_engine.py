@@ -197,7 +197,7 @@ class Story:
     def replay(self, file: Path) -> tuple[Replayed, Seen]:
         """Replays a file with another engine. Returns what came of it, and what the clients would have been told."""
         player = Player(TapeReader(file).entries())
-        replay = _Watched(player, lambda: Compiler(tokenizer(EOS), VOCAB, inf), VOCAB)
+        replay = _Watched(player, Compiler(tokenizer(EOS), VOCAB, inf).compile, VOCAB)
         engine = self._engine(player, replay.outbox, ZeroMeter())
         done = replay.run(engine.scheduler, lambda requests, slices: None)
         return done, {each.number: [told(event) for event in each.stream._events] for each in replay.requests}

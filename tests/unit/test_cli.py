@@ -87,6 +87,7 @@ def test_every_flag_has_its_variable() -> None:
         "log-level": "debug",
         "verbose": "on",
         "cache": "none",
+        "ranks": "1",  # more of them exclude others of these
         "cache-memory": "3MiB",
         "disk-cache": "/kept",
         "disk-memory": "5G",
@@ -130,6 +131,18 @@ def test_a_directory_that_others_may_write_to_keeps_no_conversations(tmp_path: P
     kept.write_text("")
     with pytest.raises(UsageError, match="not a directory"):
         parse(argv, {})
+
+
+def test_ranks_exclude_what_one_process_alone_can_do() -> None:
+    argv = ["--model", "m", "--ranks", "2"]
+    assert (parse(["--model", "m"], {}).ranks, parse(argv, {}).ranks) == (1, 2)
+    for words in (["--disk-cache", "/kept"], ["--record", "/t.tape"], ["--draft", "small"]):
+        with pytest.raises(
+            UsageError, match=f"--ranks 2 excludes .*{words[0] if words[1] != 'small' else 'draft models'}"
+        ):
+            parse([*argv, *words], {})
+    with pytest.raises(UsageError, match="whole number from 1 to"):
+        parse(["--model", "m", "--ranks", "0"], {})
 
 
 def test_known_answers_need_the_trie() -> None:

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 
@@ -37,16 +38,22 @@ def check_recordable(settings: Settings, model: OpenedModel) -> None:
 
 def check_identity(header: Header, settings: Settings, model: OpenedModel) -> None:
     """Raises RunnerError, with both values, for the first thing that differs here from where the tape was recorded."""
+    for what, recorded, found in differences(header, settings, model):
+        raise RunnerError(f"this cannot be replayed here: {what}: recorded with {recorded}, found {found}")
+
+
+def differences(header: Header, settings: Settings, model: OpenedModel) -> Iterator[tuple[str, object, object]]:
+    """Yields what differs here from where the tape comes from, in words: its name, its value there, and here."""
     here = _identity(settings, model)
     for name in Identity.__struct_fields__:
-        recorded, found = getattr(header.identity, name), getattr(here, name)
-        if recorded != found:
-            what = name.replace("_", "-")
-            raise RunnerError(f"this cannot be replayed here: {what}: recorded with {recorded}, found {found}")
+        there, found = getattr(header.identity, name), getattr(here, name)
+        if there != found:
+            yield name.replace("_", "-"), there, found
 
 
-def settings_of(header: Header, model: str | None, models_dir: Path, log_level: int) -> Settings:
-    """Returns the settings of a replay. `model` is where the model is, if not where it was."""
+def settings_of(header: Header, model: str | None, models_dir: Path, log_level: int, ranks: int = 1) -> Settings:
+    """Returns the settings of a replay, or of one of several ranks. `model` is where the model is, if not where it
+    was."""
     choices = header.choices
     return Settings(
         model=model or header.model,
@@ -58,6 +65,7 @@ def settings_of(header: Header, model: str | None, models_dir: Path, log_level: 
         cache=choices.cache,
         cache_memory=Bound(choices.cache_memory_bytes, choices.cache_memory_percent),
         kv_bits=choices.kv_bits,
+        ranks=ranks,
         parallel=choices.parallel,
         max_gap_s=choices.max_gap_s,
         draft=choices.draft,

@@ -38,6 +38,8 @@ class What(IntEnum):
     """The number of a request, and what its client is told."""
     ENDED = 12
     """The number of a request, its outcome, and its counts."""
+    FORWARD = 13
+    """Between ranks: the shape of the tokens of a forward, and the position that it begins at."""
 
     @property
     def label(self) -> str:
@@ -54,6 +56,11 @@ class Tape(Protocol):
 
     def same(self, what: What, value: Value) -> None:
         """Notes a value that follows from those before it; in a replay, it must be the one that was noted."""
+        ...
+
+    def fault(self, met: list[Value] | None) -> list[Value] | None:
+        """Returns the fault that struck a computation, type and text, which is `met` or nothing; in a replay, the one
+        that struck when it was recorded."""
         ...
 
     def flush(self) -> None:

@@ -20,6 +20,9 @@ class TapeEnd(BaseException):
 class Player:
     """The tape of an engine that is replayed. Owner: the engine thread."""
 
+    sides = ("recorded", "replayed")
+    """What a difference calls the two values."""
+
     def __init__(self, entries: Iterator[Entry]) -> None:
         self._entries = entries
         self.slices = 0
@@ -38,6 +41,13 @@ class Player:
         if (found, recorded) != (what, value):
             raise self.differs(found, recorded, f"{what.label} {_shown(value)}")
 
+    def fault(self, met: list[Value] | None) -> list[Value] | None:
+        """Returns the recorded fault. Raises DiffersError if another one was met, and as `of`."""
+        told = self.of(What.FAULT, lambda: met)
+        if met is not None and told != met:
+            raise self.differs(What.FAULT, told, f"fault {met}")
+        return told
+
     def flush(self) -> None:
         """Does nothing."""
 
@@ -51,7 +61,8 @@ class Player:
 
     def differs(self, what: What, recorded: Value, replayed: str) -> DiffersError:
         """Returns the error that says both."""
-        return DiffersError(f"slice {self.slices}: recorded: {what.label} {_shown(recorded)}; replayed: {replayed}")
+        there, here = self.sides
+        return DiffersError(f"slice {self.slices}: {there}: {what.label} {_shown(recorded)}; {here}: {replayed}")
 
     def _next(self) -> Entry:
         entry = next(self._entries, None)

@@ -1,17 +1,24 @@
 """Writes a tape."""
 
 from collections.abc import Callable
+from typing import Protocol
 
-from runner.engine.tape.file import TapeFile
 from runner.engine.tape.interface import Read, Value, What
 from runner.engine.tape.values import Entry
+
+
+class Sink(Protocol):
+    """Where a tape goes."""
+
+    def write(self, entries: list[Entry]) -> None:
+        """Takes entries, in one write."""
 
 
 class Recorder:
     """The tape of an engine that is recorded. Owner: the engine thread."""
 
-    def __init__(self, file: TapeFile) -> None:
-        self._file = file
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
         self._entries: list[Entry] = []
         self.on = True
         """False between two slices: what is read for statistics decides nothing."""
@@ -27,8 +34,12 @@ class Recorder:
         """Keeps the value for the next write."""
         self._entries.append((what, value))
 
+    def fault(self, met: list[Value] | None) -> list[Value] | None:
+        """Returns the fault, and keeps it for the next write."""
+        return self.of(What.FAULT, lambda: met)
+
     def flush(self) -> None:
         """Writes what was kept, in one write."""
         if self._entries:
             entries, self._entries = self._entries, []
-            self._file.write(entries)
+            self._sink.write(entries)

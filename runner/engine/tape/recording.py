@@ -6,12 +6,14 @@ from pathlib import Path
 from runner.engine.events import Outbox
 from runner.engine.request import Request
 from runner.engine.tape.file import TapeFile
+from runner.engine.tape.grammar import TapedGrammar
 from runner.engine.tape.header import check_recordable, header_of
-from runner.engine.tape.interface import What
+from runner.engine.tape.interface import Tape, What
 from runner.engine.tape.recorder import Recorder
 from runner.engine.tape.requests import Originals, TapedRequests
 from runner.engine.tape.taps import TapedOutbox
 from runner.engine.tape.values import encode
+from runner.grammar import Grammar
 from runner.logs import Log
 from runner.model import OpenedModel
 from runner.settings import Settings
@@ -22,12 +24,15 @@ log = Log(__name__)
 class Recording:
     """What an engine that is recorded does beside its slices. Owner: the engine thread."""
 
-    def __init__(self, recorder: Recorder, outbox: Outbox) -> None:
+    def __init__(
+        self, recorder: Recorder, outbox: Outbox, wrap: Callable[[Grammar, Tape], Grammar] = TapedGrammar
+    ) -> None:
+        """`wrap` puts the states of a compiled grammar on the tape."""
         self.tape = recorder
         self.outbox = TapedOutbox(outbox, recorder)
         """To be used in place of `outbox`."""
         self._originals = Originals()
-        self._requests = TapedRequests(self.outbox, recorder)
+        self._requests = TapedRequests(self.outbox, recorder, wrap)
 
     def add(self, request: Request) -> None:
         """Keeps a request that has left the mailbox for the next slice."""

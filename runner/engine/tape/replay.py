@@ -16,13 +16,15 @@ from runner.engine.output.stop_strings import StopStrings
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
 from runner.engine.tape.file import TapeReader
-from runner.engine.tape.interface import What
+from runner.engine.tape.grammar import TapedGrammar
+from runner.engine.tape.interface import Tape, What
 from runner.engine.tape.player import DiffersError, Player, TapeEnd
 from runner.engine.tape.requests import TapedRequests
 from runner.engine.tape.taps import TapedOutbox
 from runner.engine.tape.values import Arrived, Turn, turn_decoder
 from runner.engine.trial import first_untried
 from runner.errors import RequestError, RunnerError
+from runner.grammar import Grammar
 from runner.grammar.compiler import Compiler
 from runner.model import OpenedModel
 from runner.sampling import SamplingOptions
@@ -44,16 +46,21 @@ class Replayed(NamedTuple):
 class Replay:
     """Runs slices from a tape. Owner: the thread that owns MLX."""
 
-    def __init__(self, player: Player, compiler: Callable[[], Compiler], vocab_size: int) -> None:
-        """`compiler` makes the compiler of grammars, when the first is needed; the model has `vocab_size` tokens, 0 if
-        that is unknown."""
+    def __init__(
+        self,
+        player: Player,
+        compile: Callable[[Format], Grammar],  # noqa: A002 - what it does
+        vocab_size: int,
+        wrap: Callable[[Grammar, Tape], Grammar] = TapedGrammar,
+    ) -> None:
+        """`compile` makes a grammar, and may raise RequestError; `wrap` gives it the states on the tape. The model has
+        `vocab_size` tokens, 0 if that is unknown."""
         self._vocab_size = vocab_size
+        self._compile = compile
         self.tape = player
         self.outbox = TapedOutbox(Outbox(asyncio.new_event_loop(), lambda deliver: deliver()), player)
         """The outbox for the engine."""
-        self._requests = TapedRequests(self.outbox, player)
-        self._make_compiler = compiler
-        self._compiler: Compiler | None = None
+        self._requests = TapedRequests(self.outbox, player, wrap)
         self._formats: dict[int, Format] = {}
 
     def run(self, scheduler: Scheduler, tell: Callable[[int, int], None]) -> Replayed:
@@ -98,9 +105,8 @@ class Replay:
             if compiled.error:
                 self._requests.compiled(compiled.number, compiled.error)
             elif wanted is not None:
-                self._compiler = self._compiler or self._make_compiler()
                 try:
-                    self._requests.compiled(compiled.number, self._compiler.compile(wanted))
+                    self._requests.compiled(compiled.number, self._compile(wanted))
                 except RequestError as error:
                     raise DiffersError(
                         f"slice {self.tape.slices}: recorded: the format of request {compiled.number} was compiled;"
@@ -140,7 +146,8 @@ def replay(
     """Loads the model, and replays a tape of it on this thread, which owns MLX from then on. Raises ModelError if the
     model cannot be loaded, and RunnerError for a tape that cannot be read."""
     player = Player(reader.entries())
-    taped = Replay(player, lambda: Compiler(tokenizer, model.vocab_size, inf), model.vocab_size)
+    compiler = Compiler(tokenizer, model.vocab_size, inf)
+    taped = Replay(player, compiler.compile, model.vocab_size)
     opening: Future[Tokenizer] = Future()
     opening.set_result(tokenizer)
     try:

@@ -24,8 +24,11 @@ from runner.logs import error_line
 class TapedRequests:
     """The requests that the engine has, by number. Owner: the engine thread."""
 
-    def __init__(self, outbox: TapedOutbox, tape: Tape) -> None:
-        self._outbox, self._tape = outbox, tape
+    def __init__(
+        self, outbox: TapedOutbox, tape: Tape, wrap: Callable[[Grammar, Tape], Grammar] = TapedGrammar
+    ) -> None:
+        """`wrap` puts the states of a compiled grammar on the tape."""
+        self._outbox, self._tape, self._wrap = outbox, tape, wrap
         self._here: dict[int, Request] = {}
         self.count = 0
         """The number of requests so far."""
@@ -50,7 +53,7 @@ class TapedRequests:
         if isinstance(grammar, str):
             request.grammar.set_exception(RequestError(grammar))
         else:
-            request.grammar.set_result(TapedGrammar(grammar, self._tape))
+            request.grammar.set_result(self._wrap(grammar, self._tape))
 
 
 class Originals:

@@ -13,7 +13,6 @@ import msgspec
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.policy import Slice, SlicePolicy, View
 from runner.engine.tape.interface import Tape, Value, What
-from runner.engine.tape.player import Player
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -52,11 +51,9 @@ class Faults:
         if error is not None and not isinstance(error, Exception):
             return
         met: list[Value] | None = None if error is None else [type(error).__name__, str(error)]
-        told = self._tape.of(What.FAULT, lambda: met)
+        told = self._tape.fault(met)
         if told is not None and error is None:
             raise _fault(*told)
-        if told != met and isinstance(self._tape, Player):
-            raise self._tape.differs(What.FAULT, told, f"fault {met}")
 
 
 def _fault(name: Value, text: Value) -> Exception:

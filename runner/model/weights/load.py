@@ -80,7 +80,12 @@ class LoadedModel(NamedTuple):
 
 
 def load(
-    opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = None, *, slow_blas: bool = False
+    opened: OpenedModel,
+    dtype: str = "keep",
+    budget_bytes: int | None = None,
+    *,
+    slow_blas: bool = False,
+    group: mx.distributed.Group | None = None,
 ) -> LoadedModel:
     """Reads the weights and builds the module.
 
@@ -101,6 +106,9 @@ def load(
         module = _filled(opened, recipe, types)
     except ModelError as error:
         raise ReadError(str(error)) from error
+    if group is not None:
+        module.shard(group)
+        types = types._replace(unpacked=frozenset())
     settle(module, types)
     return LoadedModel(module, tuple(opened.suppressed_tokens))
 

@@ -1,0 +1,172 @@
+"""The leader: starts followers, checks that all ranks are alike, joins them, and ends them all if one of them fails."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
+from time import monotonic
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from runner import logs
+from runner.engine.events import Outbox
+from runner.engine.ranks.grammar import RankGrammar
+from runner.engine.ranks.link import BEAT_S, Link, LinkClosedError, decoded
+from runner.engine.ranks.messages import Go, Here, Join, Kind, Loaded
+from runner.engine.ranks.tapes import LeaderTape, Links
+from runner.engine.ranks.watch import Peer, Watch
+from runner.engine.tape.recording import Recording
+from runner.errors import RankError, RunnerError
+from runner.logs import Log
+from runner.model import OpenedModel
+from runner.settings import Settings
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from runner.engine.tape.recorder import Recorder
+
+Answer = TypeVar("Answer")
+
+log = Log(__name__)
+_HERE_S = 60.0
+"""A follower on this machine imports MLX first, which takes long on a busy one."""
+_JOIN_S = 30.0
+_CAUSE_S = 2.0
+_HOST = "127.0.0.1"
+
+
+class LocalFollower(Peer):
+    """A follower on this machine."""
+
+    def __init__(self, rank: int, settings: Settings) -> None:
+        """Starts the process."""
+        ours, theirs = socket.socketpair()
+        level = str(settings.log_level)
+        command = [sys.executable, "-m", __name__.replace("start", "follower"), str(theirs.fileno())]
+        with theirs:
+            self.process = subprocess.Popen(  # noqa: S603 - our own module
+                [*command, str(settings.models_dir), level],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | _visible_device(rank),
+            )
+        super().__init__(f"rank {rank} (process {self.process.pid})", Link(ours))
+
+    def end(self) -> str:
+        """Ends the process, and returns how it ended if it was not by this."""
+        with suppress(subprocess.TimeoutExpired):
+            status = self.process.wait(BEAT_S)
+            return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+        self.process.kill()
+        return ""
+
+
+class Leader:
+    """Rank 0. Owner: the engine thread."""
+
+    group: "mx.distributed.Group"
+
+    def __init__(self, settings: Settings) -> None:
+        """Starts the followers."""
+        os.environ |= _visible_device(0)
+        self.tape: Recorder | None = None
+        self.followers = [LocalFollower(rank, settings) for rank in range(1, settings.ranks)]
+        self._loaded: SimpleQueue[Loaded] = SimpleQueue()
+        self._ending = Event()
+        self._watch = Watch(self.followers, self._take, self._gone, self._memory)
+
+    @property
+    def links(self) -> list[Link]:
+        """The links to all followers."""
+        return [follower.link for follower in self.followers]
+
+    def join(self, settings: Settings, model: OpenedModel) -> None:
+        """Joins all ranks. Raises RankError if one of them does not come, or differs from this one."""
+        from runner.engine.ranks import group
+        from runner.engine.tape.header import header_of
+
+        backend, header = group.backend(), header_of(settings, model)
+        for rank, follower in enumerate(self.followers, start=1):
+            join = Join(rank, settings.ranks, backend, header)
+            self._ask(follower, partial(Link.send, kind=Kind.JOIN, message=join))
+        addresses = [group.free_address(_HOST)]
+        for follower in self.followers:
+            here = self._ask(follower, lambda link: link.expect(Kind.HERE, Here, _HERE_S))
+            addresses.append(here.address)
+            for note in here.notes:
+                log.warning("ranks differ", rank=follower.name, what=note)
+        self._watch.until_s = monotonic() + _JOIN_S
+        self._watch.start()
+        for follower in self.followers:
+            self._ask(follower, lambda link: link.send(Kind.GO, Go(addresses)))
+        self.group = group.join(0, addresses, backend)
+        self._watch.until_s = None
+        speed = group.measure(self.group)
+        log.info("ranks are joined", ranks=settings.ranks, backend=backend, **speed._asdict())
+
+    def agree(self, token: "mx.array") -> "mx.array":
+        from runner.engine.ranks.group import agreement
+
+        if self.tape is not None:
+            self.tape.flush()  # followers need it to come to the same place
+        return agreement(token, self.group)
+
+    def least_budget(self, budget_bytes: int) -> int:
+        from mlx.core import get_active_memory
+
+        room = budget_bytes - (weights_bytes := get_active_memory())
+        for _ in self.followers:
+            room = min(room, self._loaded.get().room_bytes)
+        return weights_bytes + max(0, room)
+
+    def fail(self, error: Exception) -> NoReturn:
+        self._ending.wait(_CAUSE_S)  # a follower that is gone is a better reason than what its end does here
+        raise RankError(f"rank 0: {logs.error_line(error)}") from error
+
+    def _ask(self, follower: LocalFollower, act: Callable[[Link], Answer]) -> Answer:
+        """Returns what `act` returns. Raises RankError, with the name of the rank, for what goes wrong."""
+        try:
+            return act(follower.link)
+        except LinkClosedError:
+            raise RankError(f"{follower.name} ended: {follower.end()}") from None
+        except (RunnerError, TimeoutError) as error:
+            raise RankError(f"{follower.name}: {error}") from error
+
+    def _take(self, _: Peer, kind: Kind, body: bytes) -> None:
+        if kind is Kind.LOADED:
+            self._loaded.put(decoded(body, Loaded))
+
+    def _gone(self, peer: Peer, why: str) -> NoReturn:
+        """Ends all ranks. Runs on the thread of the watch."""
+        self._ending.set()
+        ends = {follower.name: follower.end() for follower in self.followers}
+        logs.die(RankError(f"{peer.name}: {why}" if why else f"{peer.name} ended: {ends[peer.name]}"))
+
+    @staticmethod
+    def _memory() -> int:
+        from mlx.core import get_active_memory
+
+        return get_active_memory()
+
+
+def lead(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[Leader, Recording]:
+    """Starts the followers and joins them. Returns the leader and what it does beside its slices. Raises RankError if
+    the ranks cannot begin."""
+    leader = Leader(settings)
+    leader.join(settings, model)
+    leader.tape = LeaderTape(Links(leader.links))
+    return leader, Recording(leader.tape, outbox, RankGrammar)
+
+
+def _visible_device(rank: int) -> dict[str, str]:
+    """Returns the variable that gives a rank a GPU of its own, on a machine with GPUs of NVIDIA's; else nothing."""
+    if not Path("/dev/nvidiactl").exists():
+        return {}
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return {"CUDA_VISIBLE_DEVICES": [*filter(None, devices.split(",")), *map(str, range(rank + 1))][rank]}
