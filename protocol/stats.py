@@ -194,6 +194,31 @@ class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The time from arrival to the first token; None before that."""
 
 
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the processes that compute the model together."""
+
+    rank: int
+    name: str
+    """Its rank, and its process or address."""
+    memory_bytes: int
+    """What MLX has in use there, as of its last beat."""
+
+
+class RankCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks; all empty if one process has the whole model."""
+
+    backend: str = ""
+    """`ring` or `nccl`."""
+    latency_us: int = 0
+    """Of a sum of 16 KB over all ranks, at the start."""
+    gbit_s: float = 0.0
+    """Of a sum of 8 MB, by the bytes that each rank sends."""
+    tape_bytes: int = 0
+    """Sent to each follower so far, so that it computes the same."""
+    members: list[Rank] = []
+    """The leader, which is rank 0, then its followers."""
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """All numbers, as of one moment between two slices."""
 
@@ -215,6 +240,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     pictures: PictureCounts = PictureCounts()
     drafts: DraftCounts = DraftCounts()
     disk: DiskCounts = DiskCounts()
+    ranks: RankCounts = RankCounts()
     running: list[RunningRequest] = []
     """The running requests, then the waiting ones, in the order of arrival."""
     ttft_s: float | None = None

@@ -170,7 +170,7 @@ def assemble(
     disk = None
     if settings.disk_cache is not None:
         disk = _open_disk(settings, model, loaded, make_layers, sight, scheduler, salt, post)
-    report = Report(identity, scheduler, context.memory, shown, sight.encoder, context.drafting, disk)
+    report = Report(identity, scheduler, context.memory, shown, sight.encoder, context.drafting, disk, ranks)
     log.info(
         "model loaded",
         model=model.name,

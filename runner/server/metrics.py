@@ -44,7 +44,7 @@ class Exporter(Collector):
     def collect(self) -> Iterator[Metric]:
         if self._published is not None:
             stats = self._published.stats
-            for metrics in (_about, _requests, _tokens, _cache, _memory, _slices, _pictures, _drafts, _disk):
+            for metrics in (_about, _requests, _tokens, _cache, _memory, _slices, _pictures, _drafts, _disk, _ranks):
                 yield from metrics(stats)
             yield from _distributions(self._published.distributions)
 
@@ -153,6 +153,15 @@ def _disk(stats: Stats) -> Iterator[Metric]:
     yield _counter("disk_failed_checks", "Those that were something else.", disk.failed_checks)
     rejected = [((reason,), count) for reason, count in disk.rejected.items()]
     yield _counters("disk_rejected", "Files that were refused, by reason.", ("reason",), rejected)
+
+
+def _ranks(stats: Stats) -> Iterator[Metric]:
+    ranks = stats.ranks
+    yield _gauge("ranks", "Processes that compute the model together; 0 if one has all of it.", len(ranks.members))
+    yield _gauge("rank_latency_seconds", "Of a sum of 16 KB over all ranks, at the start.", ranks.latency_us / 1e6)
+    yield _counter("rank_tape_bytes", "Sent to each follower, so that it computes the same.", ranks.tape_bytes)
+    held = [((str(member.rank),), member.memory_bytes) for member in ranks.members]
+    yield _gauges("rank_memory_bytes", "Memory in use by MLX, by rank.", ("rank",), held)
 
 
 def _slices(stats: Stats) -> Iterator[Metric]:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import mlx.core as mx
 from msgspec import structs
 
-from protocol.stats import CacheNode, DiskCounts, DraftCounts, MemoryCounts, PictureCounts, RunningRequest, Stats
+from protocol.stats import (
+    CacheNode,
+    DiskCounts,
+    DraftCounts,
+    MemoryCounts,
+    PictureCounts,
+    RankCounts,
+    RunningRequest,
+    Stats,
+)
 from runner.engine.lifecycle import restored
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.observe.counters import EngineStats
@@ -21,6 +30,7 @@ if TYPE_CHECKING:
     from runner.engine.drafting import Drafting
     from runner.engine.generation import Generation
     from runner.engine.pictures.encoder import PictureEncoder
+    from runner.engine.ranks.interface import Ranks
     from runner.engine.request import Request
     from runner.engine.scheduler import Scheduler
 
@@ -52,11 +62,13 @@ class Report:
         encoder: "PictureEncoder | None" = None,
         drafting: "Drafting | None" = None,
         disk: "DiskTier | None" = None,
+        ranks: "Ranks | None" = None,
     ) -> None:
         """With a `tokenizer`, cache nodes show the beginning of their text."""
         self._encoder = encoder
         self._drafting = drafting
         self._disk = disk
+        self._ranks = ranks
         self._identity = identity
         self._scheduler = scheduler
         self._memory = memory
@@ -84,6 +96,7 @@ class Report:
             pictures=self._encoder.counts if self._encoder is not None else PictureCounts(),
             drafts=self._draft_counts(counters.known),
             disk=self._disk.counts() if self._disk is not None else DiskCounts(),
+            ranks=self._ranks.counts() if self._ranks is not None else RankCounts(),
             running=[
                 *(_running(generation, now_ns) for generation in counters.running),
                 *(_queued(request, now_ns) for request in queued),

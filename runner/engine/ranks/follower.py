@@ -14,6 +14,7 @@ from socket import socket
 from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn
 
+from protocol.stats import RankCounts
 from runner import blas, logs
 from runner.engine.ranks.link import Link, LinkClosedError
 from runner.engine.ranks.messages import Failed, Go, Here, Join, Kind, Loaded
@@ -69,6 +70,9 @@ class Follower:
         weights_bytes = get_active_memory()
         self._link.send(Kind.LOADED, Loaded(weights_bytes, max(0, budget_bytes - weights_bytes)))
         return budget_bytes
+
+    def counts(self) -> RankCounts:
+        return RankCounts()
 
     def fail(self, error: Exception) -> NoReturn:
         raise RankError(logs.error_line(error)) from error

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
+from protocol.stats import RankCounts
+
 if TYPE_CHECKING:
     import mlx.core as mx
 
@@ -20,6 +22,10 @@ class Ranks(Protocol):
     def least_budget(self, budget_bytes: int) -> int:
         """Returns the memory budget that all ranks can keep, by the leader's measure; called when the weights are
         loaded. `budget_bytes` is this rank's own. On a follower the result means nothing."""
+        ...
+
+    def counts(self) -> RankCounts:
+        """Returns what the leader knows of all ranks; nothing on a follower."""
         ...
 
     def fail(self, error: Exception) -> NoReturn:

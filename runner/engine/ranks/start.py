@@ -13,6 +13,7 @@ from threading import Event
 from time import monotonic
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from protocol.stats import Rank, RankCounts
 from runner import logs
 from runner.engine.events import Outbox
 from runner.engine.ranks.grammar import RankGrammar
@@ -91,7 +92,8 @@ class Leader:
         from runner.engine.ranks import group
         from runner.engine.tape.header import header_of
 
-        backend, header = group.backend(), header_of(settings, model)
+        self._backend = backend = group.backend()
+        header = header_of(settings, model)
         for rank, follower in enumerate(self.followers, start=1):
             join = Join(rank, settings.ranks, backend, header)
             self._ask(follower, partial(Link.send, kind=Kind.JOIN, message=join))
@@ -107,8 +109,8 @@ class Leader:
             self._ask(follower, lambda link: link.send(Kind.GO, Go(addresses)))
         self.group = group.join(0, addresses, backend)
         self._watch.until_s = None
-        speed = group.measure(self.group)
-        log.info("ranks are joined", ranks=settings.ranks, backend=backend, **speed._asdict())
+        self._speed = group.measure(self.group)
+        log.info("ranks are joined", ranks=settings.ranks, backend=backend, **self._speed._asdict())
 
     def agree(self, token: "mx.array") -> "mx.array":
         from runner.engine.ranks.group import agreement
@@ -124,6 +126,14 @@ class Leader:
         for _ in self.followers:
             room = min(room, self._loaded.get().room_bytes)
         return weights_bytes + max(0, room)
+
+    def counts(self) -> RankCounts:
+        members = [Rank(rank=0, name="rank 0", memory_bytes=self._memory())]
+        for rank, follower in enumerate(self.followers, start=1):
+            members.append(Rank(rank=rank, name=follower.name, memory_bytes=follower.memory_bytes))
+        latency_us, gbit_s = self._speed
+        sent = self.links[0].nbytes
+        return RankCounts(backend=self._backend, latency_us=latency_us, gbit_s=gbit_s, tape_bytes=sent, members=members)
 
     def fail(self, error: Exception) -> NoReturn:
         self._ending.wait(_CAUSE_S)  # a follower that is gone is a better reason than what its end does here

@@ -31,6 +31,12 @@ const drafts = ({ rounds, drafted, accepted, state, model }) => [
   ...(accepted.known ? [["Known answers", `${count(accepted.known)} tokens`]] : []),
 ];
 
+/** [name, value] rows of the processes that compute the model together, if there are several. */
+const ranks = ({ members, backend, latency_us, gbit_s }) => members.length === 0 ? [] : [
+  ["Ranks", `${members.length} by ${backend}, ${count(latency_us)} µs, ${gbit_s.toFixed(1)} Gbit/s`],
+  ...members.map(({ rank, memory_bytes }) => [`Memory of rank ${rank}`, bytes(memory_bytes)]),
+];
+
 /** [name, value] rows; `reading` is the recent speed of reading prompts, or null. */
 export function totals(stats, reading) {
   const { requests, tokens, cache } = stats;
@@ -51,6 +57,7 @@ export function totals(stats, reading) {
       ["On disk", `${bytes(stats.disk.held_bytes)} of ${bytes(stats.disk.budget_bytes)}${stats.disk.state === "on" ? "" : `, ${stats.disk.state}`}`],
       ["From disk", `${count(stats.disk.restored_tokens)} tokens, ${counted(stats.disk.restores, "request")}`],
     ]),
+    ...ranks(stats.ranks),
     ["Cache, live", bytes(cache.live_bytes)],
     ["Cache, paged out", bytes(cache.paged_bytes)],
     ["Restored", bytes(cache.restored_bytes)],
