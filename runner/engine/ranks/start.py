@@ -168,6 +168,8 @@ class Leader:
 def lead(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[Leader, Recording]:
     """Starts the followers and joins them. Returns the leader and what it does beside its slices. Raises RankError if
     the ranks cannot begin."""
+    if model.has_vision:
+        log.info("pictures are refused", why="several ranks read text alone")
     leader = Leader(settings)
     leader.join(settings, model)
     leader.tape = LeaderTape(Links(leader.links))

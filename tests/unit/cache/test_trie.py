@@ -272,13 +272,15 @@ def test_a_split_cuts_slices_and_leaves_states_below() -> None:
     grove.check()
 
 
-def test_a_split_keeps_locks_and_age_on_both_halves() -> None:
+@pytest.mark.parametrize("restored", [True, False])
+def test_a_split_keeps_locks_age_and_origin_on_both_halves(restored: bool) -> None:
     grove = Grove()
     node = grove.put(1, 2, 3)
+    node.restored = restored
     grove.trie.touch([node])
     grove.trie.lock(node)
     upper = grove.trie.split(node, 1)
-    assert (upper.used, upper.locks) == (node.used, node.locks) == (1, 1)
+    assert (upper.used, upper.locks, upper.restored) == (node.used, node.locks, node.restored) == (1, 1, restored)
     grove.trie.unlock(node)
     assert [each.locks for each in node.path()] == [0, 0, 0]
 
