@@ -17,10 +17,11 @@ from runner.model.progress import Progress
 from runner.model.weights.assemble import placeholders
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.experts import Weights
-from runner.model.weights.load import read_arrays, settle
+from runner.model.weights.load import settle
 from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
 from runner.model.weights.parameters import check_parameters
 from runner.model.weights.quantized_layers import quantize_layers
+from runner.model.weights.reading import read_arrays
 
 log = Log(__name__)
 Part = TypeVar("Part", bound=Module)

@@ -144,7 +144,7 @@ LOADING: dict[str, tuple[str, ...]] = {
     "open model": ("runner.app:open_model",),
     "open tokenizer": ("runner.tokenizer:open_tokenizer",),
     "load": ("runner.model.weights.load:load",),
-    "read tensors": ("runner.model.weights.load:_read_group",),
+    "read tensors": ("runner.model.weights.reading:_read_group",),
     "evaluate": POINTS["evaluate"],
 }
 """Points before the first request. The last one is reached with a file open and its arrays not read yet."""

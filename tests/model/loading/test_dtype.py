@@ -144,7 +144,7 @@ def test_memory_never_holds_both_copies(
     opened = open_model(str(directories[name]), Path("unused"))
     group_bytes = 2 << 20
     monkeypatch.setattr("runner.model.weights.load._MADE_BYTES", group_bytes)
-    monkeypatch.setattr("runner.model.weights.load._READ_BYTES", group_bytes)
+    monkeypatch.setattr("runner.model.weights.reading._READ_BYTES", group_bytes)
     load(opened, wanted)  # imports what it needs
     mx.clear_cache()
     before = held_bytes()

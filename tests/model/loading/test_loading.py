@@ -187,7 +187,7 @@ def test_only_what_the_text_model_needs_is_read(checkpoint: Checkpoints, tmp_pat
 def test_the_log_tells_how_far_loading_is_and_counts_every_byte_once(
     opened: OpenedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("runner.model.weights.load._READ_BYTES", 1)  # every array is one large array
+    monkeypatch.setattr("runner.model.weights.reading._READ_BYTES", 1)  # every array is one large array
     monkeypatch.setattr("runner.model.progress._LOG_EVERY_S", 0.0)
     with caplog.at_level(logging.INFO, "runner.model.weights.load"):
         load(opened)
@@ -208,7 +208,7 @@ def test_the_log_is_told_now_and_then(
 ) -> None:
     """Every group takes 0.4 seconds here, so every third group ends more than a second after a log line."""
     ticks = itertools.count()
-    monkeypatch.setattr("runner.model.weights.load._READ_BYTES", 1)
+    monkeypatch.setattr("runner.model.weights.reading._READ_BYTES", 1)
     monkeypatch.setattr("runner.model.progress.time", SimpleNamespace(monotonic=lambda: 0.4 * next(ticks)))
     with caplog.at_level(logging.INFO, "runner.model.weights.load"):
         load(opened)
@@ -226,7 +226,7 @@ def test_weights_are_read_in_few_groups(
     opened = open_model(str(models_dir.parent / "source") if name == "file" else name, models_dir)
     monkeypatch.setattr("runner.model.progress._LOG_EVERY_S", 0.0)
     if name != "deep":
-        monkeypatch.setattr("runner.model.weights.load._READ_BYTES", opened.total_bytes // 3)
+        monkeypatch.setattr("runner.model.weights.reading._READ_BYTES", opened.total_bytes // 3)
     with caplog.at_level(logging.INFO, "runner.model.weights.load"):
         load(opened)
     files = len({tensor.weight.file for tensor in opened.tensors.values()})
