@@ -16,6 +16,7 @@ from runner.cache.layers.window import WindowState
 from runner.commands.check.disk import DiskFacts, disk_facts
 from runner.commands.check.drafts import DraftFacts, draft_facts
 from runner.commands.check.pictures import PictureFacts, picture_facts
+from runner.commands.check.ranks import RankFacts, rank_facts
 from runner.errors import ModelError
 from runner.model import OpenedModel
 from runner.model.device import usable_bytes
@@ -113,6 +114,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: TokenizerFacts | None
     pictures: PictureFacts | None
     drafts: DraftFacts | None
+    ranks: RankFacts | None
     disk: DiskFacts | None
     """The directory of the disk cache, if one is named."""
     warnings: list[str]
@@ -172,6 +174,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         tokenizer=_tokenizer_facts(tokenizer, opened) if tokenizer else None,
         pictures=pictures,
         drafts=drafts,
+        ranks=rank_facts(found, settings.dtype, budget_bytes),
         disk=disk_facts(settings.disk_cache),
         warnings=[
             *_tensor_warnings(found),

@@ -16,6 +16,7 @@ from runner.commands.check.facts import (
     plain,
 )
 from runner.commands.check.pictures import PictureFacts
+from runner.commands.check.ranks import RankFacts
 from runner.model.inspect import Amount
 from runner.sizes import shown
 
@@ -70,6 +71,8 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "pictures", _pictures(found.pictures)
     if found.drafts:
         yield "drafts", _drafts(found.drafts)
+    if found.ranks:
+        yield "ranks", _ranks(found.ranks)
     if found.disk:
         yield "disk cache", _kept(found.disk)
 
@@ -116,6 +119,12 @@ def _drafts(facts: DraftFacts) -> str:
     if facts.why_no_model:
         found += f"; the draft in the store is not used: {facts.why_no_model}"
     return plain(found if facts.on else f"off; with --draft auto, {found}")
+
+
+def _ranks(facts: RankFacts) -> str:
+    if facts.why_not:
+        return f"no: {plain(facts.why_not)}"
+    return ", ".join(f"{share.ranks} ({shown(share.bytes)} each)" for share in facts.shares)
 
 
 def _blas(blas: BlasFacts) -> str:

@@ -26,6 +26,7 @@ from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.expert_reader import ExpertReader, find_expert_stacks, outside_stacks
 from runner.model.weights.packed import Arrays, Recipe
 from runner.model.weights.reading import read_arrays
+from runner.model.weights.share import load_share
 from runner.model.weights.unpack import unpack_layers
 
 log = Log(__name__)
@@ -84,12 +85,15 @@ def load(
     """Reads the weights and builds the module.
 
     Shapes, names, types and sizes are checked before the first byte is read. `dtype` is one of `settings.DTYPES`; the
-    log tells its meaning for this model. `slow_blas` is as in `plan_dtypes`.
+    log tells its meaning for this model. `slow_blas` is as in `plan_dtypes`. With a `group`, whose ranks must all call
+    this with the same arguments, only the share of this rank is kept, and the budget is for that.
 
     Raises:
-        ModelError: a file or tensor does not fit, or the weights exceed the budget.
+        ModelError: a file or tensor does not fit, the weights exceed the budget, or the group cannot share the model.
         ReadError: reading failed after these checks.
     """
+    if group is not None:
+        return LoadedModel(load_share(opened, dtype, budget_bytes, group), tuple(opened.suppressed_tokens))
     rehearsed, recipe = rehearse(opened)
     types = plan_dtypes(dtype, rehearsed, budget_bytes, slow_blas=slow_blas)
     types.log_choice()

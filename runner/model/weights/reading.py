@@ -3,6 +3,7 @@
 Owner: the engine thread. Every array is made, read and evaluated on the thread that calls these functions.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -16,11 +17,16 @@ from runner.model.sources.header import HeaderEntry, read_header
 from runner.model.weights.assemble import arrays_of
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.packed import Arrays
+from runner.process.limits import free_descriptors
 
 _READ_FILES = 60
 """A lazy array keeps its file open, MLX's four readers do so a little longer, and macOS allows 256 open files."""
 _READ_BYTES = 512 << 20
 """Readers wait for each other at the end of a group, so there should be few; but the log shows progress by groups."""
+
+_SPARE_FILES = 64
+"""What the process may open while lazy arrays keep their files open: sockets, logs, modules."""
+_FAULTS = (RuntimeError, KeyError, OSError)
 
 
 def read_arrays(opened: OpenedModel, types: DtypePlan, progress: Progress) -> dict[str, Arrays]:
@@ -32,6 +38,32 @@ def read_arrays(opened: OpenedModel, types: DtypePlan, progress: Progress) -> di
     for group in _groups(part for tensor in opened.tensors.values() for part in tensor.parts):
         loaded |= _read_group(group, early_types)
         progress.add(sum(entry.nbytes for entry in group))
+    return arrays_of(opened, loaded.__getitem__)
+
+
+def lazy_arrays(opened: OpenedModel) -> dict[str, Arrays]:
+    """Returns the arrays of every needed tensor, which are read when they are first evaluated.
+
+    Until then their files stay open. If those are more than this process may open, the smallest are read at once.
+    Raises ModelError for a file that has changed since the model was opened.
+    """
+    entries = [part for tensor in opened.tensors.values() for part in tensor.parts]
+    sizes = Counter[Path]()
+    for entry in entries:
+        sizes[entry.file] += entry.nbytes
+    most = max(0, free_descriptors() - _SPARE_FILES)
+    late: dict[Path, list[HeaderEntry]] = {file: [] for file, _ in sizes.most_common(most)}
+    early: list[HeaderEntry] = []
+    for entry in entries:
+        late.get(entry.file, early).append(entry)
+    loaded: dict[HeaderEntry, mx.array] = {}
+    for group in _groups(early):
+        loaded |= _read_group(group, {})
+    for path, group in late.items():
+        try:
+            loaded |= _opened(group)
+        except _FAULTS as error:
+            raise _fault(path, error) from error
     return arrays_of(opened, loaded.__getitem__)
 
 
@@ -54,17 +86,33 @@ def _groups(entries: Iterable[HeaderEntry]) -> Iterator[list[HeaderEntry]]:
 def _read_group(group: list[HeaderEntry], types: Mapping[HeaderEntry, mx.Dtype]) -> dict[HeaderEntry, mx.array]:
     """Reads a group of arrays, converted to their `types` if given; leaves none of their files open."""
     try:
-        files = {path: mx.load(_source(path), format="safetensors") for path in {entry.file for entry in group}}
-        arrays = {entry: cast("dict[str, mx.array]", files[entry.file]).pop(entry.key) for entry in group}
+        arrays = _opened(group)
         arrays |= {entry: arrays[entry].astype(types[entry]) for entry in group if entry in types}
         mx.eval(list(arrays.values()))
-    except (RuntimeError, KeyError, OSError) as error:
+    except _FAULTS as error:
         if len(group) > 1:  # again one by one, to find the faulty one
             return {entry: array for single in group for entry, array in _read_group([single], types).items()}
-        path = group[0].file
-        read_header(path)  # raises the proper error if the file was truncated or removed since it was opened
-        raise ModelError(f"read {path}: {error}") from error
+        raise _fault(group[0].file, error) from error
     return arrays
+
+
+def _opened(group: list[HeaderEntry]) -> dict[HeaderEntry, mx.array]:
+    """Returns the arrays, not read yet: each keeps its file open."""
+    files = {path: mx.load(_source(path), format="safetensors") for path in {entry.file for entry in group}}
+    return {entry: cast("dict[str, mx.array]", files[entry.file]).pop(entry.key) for entry in group}
+
+
+def reading_fault(opened: OpenedModel, error: Exception) -> ModelError:
+    """Returns the error for a lazy array that could not be read. Raises the proper one if a file of the model has
+    changed since it was opened."""
+    for path in {part.file for tensor in opened.tensors.values() for part in tensor.parts}:
+        read_header(path)
+    return ModelError(f"read {opened.name}: {error}")
+
+
+def _fault(path: Path, error: Exception) -> ModelError:
+    read_header(path)  # raises the proper error if the file was truncated or removed since it was opened
+    return ModelError(f"read {path}: {error}")
 
 
 def _source(path: Path) -> str | BinaryIO:

@@ -3,9 +3,10 @@
 A test keeps them equal to what the program does.
 """
 
+import importlib
 import pkgutil
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.abc import InspectLoader
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,10 +42,21 @@ def architecture_table() -> str:
     rows = ["| architecture | mlx-lm module |", "| --- | --- |"]
     rows += [f"| {', '.join(names)} | `{module}` |" for module, names in by_module.items()]
     others = sorted({*model_modules(), *RENAMED_MODULES} - by_module.keys() - _NOT_RUNNING, key=str.casefold)
-    listed = ", ".join(f"`{name}`{' (Apple Silicon only)' if name in METAL_ONLY else ''}" for name in others)
-    paragraph = f"And by their `model_type`, from a directory or a store: {listed}."
-    wrapped = textwrap.wrap(paragraph, _WIDTH, break_long_words=False, break_on_hyphens=False)
-    return "\n".join([*rows, "", *wrapped]) + "\n"
+    return "\n".join([*rows, "", *_listed("And by their `model_type`, from a directory or a store:", others)]) + "\n"
+
+
+def split_list() -> str:
+    """Returns the modules of mlx-lm that can be split over several ranks as a paragraph. Imports all of them."""
+    names = sorted({*model_modules()} - _NOT_RUNNING, key=str.casefold)
+    modules = {name: importlib.import_module(f"{_MODELS}.{name}") for name in names}
+    splitting = [name for name, module in modules.items() if hasattr(module.Model, "shard")]
+    return "\n".join(_listed("The modules that can be split:", splitting)) + "\n"
+
+
+def _listed(introduction: str, names: Iterable[str]) -> list[str]:
+    """Returns the lines of a paragraph."""
+    listed = ", ".join(f"`{name}`{' (Apple Silicon only)' if name in METAL_ONLY else ''}" for name in names)
+    return textwrap.wrap(f"{introduction} {listed}.", _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def model_modules() -> Iterator[str]:
@@ -63,7 +75,7 @@ Parts = Mapping[str, Callable[[], str]]
 
 DOCUMENTS: Mapping[Path, Parts] = {
     DOCS / "flags.md": {"flags": flag_table},
-    DOCS / "models.md": {"architectures": architecture_table},
+    DOCS / "models.md": {"architectures": architecture_table, "split": split_list},
 }
 """The documents that have generated parts."""
 

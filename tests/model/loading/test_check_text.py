@@ -27,7 +27,7 @@ KEYS = (
         "weights",
     ),
     *("read_bytes", "files", "skipped", "device", "computes", "blas", "context", "tokenizer", "pictures"),
-    *("drafts", "disk", "warnings", "problems"),
+    *("drafts", "ranks", "disk", "warnings", "problems"),
 )
 
 
@@ -48,7 +48,7 @@ def test_a_sound_model_is_a_table_with_its_verdict_last(store: Store) -> None:
     text = as_text(check(store))
     assert labels(text) == [
         *("model", "store", "architecture", "layers", "parameters", "weights", "reads", "computes", "BLAS", "context"),
-        *("tokenizer", "BOS", "EOS", "pictures", "drafts", "verdict"),
+        *("tokenizer", "BOS", "EOS", "pictures", "drafts", "ranks", "verdict"),
     ]
     assert value(text, "architecture") == "LlamaForCausalLM, run by mlx_lm.models.llama"
     assert value(text, "layers") == "2: 2 full attention (KVCache)"
@@ -129,7 +129,7 @@ def test_the_keys_of_the_object_are_always_the_same(store: Store) -> None:
     assert tuple(broken) == KEYS
     assert [key for key in KEYS if broken[key] is None] == [
         *("architecture", "module", "layers", "parameters", "caches", "weights", "read_bytes", "files", "skipped"),
-        *("computes", "context", "pictures", "drafts", "disk"),
+        *("computes", "context", "pictures", "drafts", "ranks", "disk"),
     ]
 
 

@@ -1,0 +1,196 @@
+"""Whether a model can be split over several processes by the `shard` of its mlx-lm module, tried on placeholders.
+
+mlx-lm mostly does not ask whether the number of ranks divides heads and widths: it fails in its first forward, or
+computes with heads of another width. So a copy of the module is split as each end of the group would, and a prompt and
+a token are built on it, but never evaluated. MLX checks shapes while it builds.
+"""
+
+import copy
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import QQLinear
+from mlx.utils import tree_flatten
+
+import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
+
+# isort: split
+from mlx_lm.models.cache import make_prompt_cache
+
+from runner.model.opened import OpenedModel
+from runner.model.weights.assemble import rehearse
+from runner.model.weights.scaled_layers import GloballyScaledLinear, GloballyScaledSwitchLinear
+
+USUAL_RANKS = (2, 3, 4, 6, 8)
+"""The numbers of ranks that a user is told of."""
+
+_UNCUT: dict[type[Module], str] = {
+    GloballyScaledLinear: "weights with a global scale",
+    GloballyScaledSwitchLinear: "weights with a global scale",
+    QQLinear: "layers that quantize their inputs",
+}
+"""Layers that `shard` would cut without what makes them special."""
+_COUNTS = {
+    "num_attention_heads": "attention head",
+    "linear_num_key_heads": "linear attention key head",
+    "num_key_value_heads": "key head",
+    "num_attention_groups": "key head",
+}
+"""Field of config.json -> what it counts. Some modules repeat key heads, so other faults come first."""
+_TOKENS = ((0, 1, 2, 3), (4,))
+"""A prompt and a token: modules have a way for each."""
+_HEADS_AXIS = 1
+
+Shapes = list[tuple[int, ...]]
+
+
+class Split(NamedTuple):
+    """What splitting a model over some ranks would give."""
+
+    fault: str
+    """The reason why it cannot be split so, with the numbers; empty if it can."""
+    rank_bytes: int = 0
+    """The weights of one rank, as they are stored; the ranks hold as much as each other."""
+    kv_bytes_share: float = 1.0
+    """The share of the layers' state (keys, values) that one rank holds; 1 with latent attention, which is not cut."""
+
+
+def split(opened: OpenedModel, ranks: int, whole: Module | None = None) -> Split:
+    """Tries to split a model over `ranks` processes. Needs no group and reads no weights.
+
+    `whole` is the module made of placeholders, if there is one already (`assemble.rehearse`); it is not changed. Raises
+    ModelError if the model could not be loaded at all.
+    """
+    trial = _Trial(opened, whole or rehearse(opened)[0])
+    found = trial.split(ranks)
+    fewer = [str(each) for each in USUAL_RANKS if each < ranks and not trial.split(each).fault] if found.fault else []
+    if not fewer:
+        return found
+    listed = " or ".join(filter(None, (", ".join(fewer[:-1]), fewer[-1])))
+    return found._replace(fault=f"{found.fault}: use {listed}")
+
+
+def possible_ranks(opened: OpenedModel, whole: Module | None = None) -> list[int]:
+    """Returns those of `USUAL_RANKS` over which the model can be split. The arguments are those of `split`."""
+    trial = _Trial(opened, whole or rehearse(opened)[0])
+    return [ranks for ranks in USUAL_RANKS if not trial.split(ranks).fault]
+
+
+def part_of(whole: Module, ranks: int, rank: int) -> Module:
+    """Returns the part of one rank, made of placeholders as `whole` is. Raises whatever `shard` does."""
+    part = copy.deepcopy(whole)
+    part.shard(cast("mx.distributed.Group", _NoGroup(ranks, rank)))
+    return part
+
+
+class _NoGroup:
+    """What `shard` asks of a group."""
+
+    def __init__(self, size: int, rank: int) -> None:
+        self._size = size
+        self._rank = rank
+
+    def size(self) -> int:
+        return self._size
+
+    def rank(self) -> int:
+        return self._rank
+
+
+class _Trial:
+    """Tries numbers of ranks on copies of one module."""
+
+    def __init__(self, opened: OpenedModel, whole: Module) -> None:
+        self._opened = opened
+        self._whole = whole
+        self._name = f"mlx_lm.models.{opened.family.module}"
+        self._fault = "" if hasattr(whole, "shard") else self._name
+        for layer in whole.modules() if not self._fault else ():
+            self._fault = self._fault or _UNCUT.get(type(layer), "")
+        self._scores: Shapes = []
+        self._states: Shapes = []
+        if not self._fault:
+            try:
+                self._scores, self._states = _built(whole)
+            except Exception as error:  # of any type, as in `split`; serving tells it as a fault of the model
+                self._fault = f"{self._name}, whose forward fails ({_words(error)}),"
+
+    def split(self, ranks: int) -> Split:
+        if self._fault:
+            return Split(f"{self._fault} cannot be split over several ranks")
+        try:
+            for rank in (0, ranks - 1):
+                part = part_of(self._whole, ranks, rank)
+                with _no_communication(ranks):
+                    scores, states = _built(part)
+                if scores != self._scores or not _are_parts(self._states, states):
+                    return Split(self._reason(ranks, "its heads would become wider"))
+        except Exception as error:  # of any type: a division by zero, an assertion, a shape
+            return Split(self._reason(ranks, _words(error)))
+        return Split("", _nbytes(part), sum(map(math.prod, states)) / max(1, sum(map(math.prod, self._states))))
+
+    def _reason(self, ranks: int, why: str) -> str:
+        text = self._opened.module_config.get("text_config")
+        config = text if isinstance(text, Mapping) else self._opened.module_config
+        for field, noun in _COUNTS.items():
+            count = config.get(field)
+            if isinstance(count, int) and count % ranks:
+                return f"{count} {noun}{'s' if count != 1 else ''} cannot be split over {ranks} ranks"
+        return f"{self._name} cannot be split over {ranks} ranks ({why})"
+
+
+@contextmanager
+def _no_communication(ranks: int) -> Iterator[None]:
+    """Inside the block, collectives answer at once with an array of the right shape.
+
+    Owner: the thread that owns MLX, on which nothing else runs meanwhile.
+    """
+
+    def all_sum(x: mx.array, **_: object) -> mx.array:
+        return x
+
+    def all_gather(x: mx.array, **_: object) -> mx.array:
+        return mx.concatenate([x] * ranks)
+
+    genuine = mx.distributed.all_sum, mx.distributed.all_gather
+    mx.distributed.all_sum, mx.distributed.all_gather = all_sum, all_gather
+    try:
+        yield
+    finally:
+        mx.distributed.all_sum, mx.distributed.all_gather = genuine
+
+
+def _built(module: Module) -> tuple[Shapes, Shapes]:
+    """Returns the shapes of the scores and of all state that two forwards leave, which nothing evaluates."""
+    layers = make_prompt_cache(module)
+    scores = [module(mx.array([tokens]), cache=layers).shape for tokens in _TOKENS]
+    states = cast("list[tuple[str, object]]", tree_flatten([layer.state for layer in layers]))
+    return scores, [state.shape for _, state in states if isinstance(state, mx.array)]
+
+
+def _are_parts(wholes: Sequence[tuple[int, ...]], parts: Sequence[tuple[int, ...]]) -> bool:
+    """Returns True if each part is its whole, or has fewer heads or channels. Heads must be as wide as before."""
+    return len(wholes) == len(parts) and all(_is_part(*pair) for pair in zip(wholes, parts, strict=True))
+
+
+def _is_part(whole: tuple[int, ...], part: tuple[int, ...]) -> bool:
+    if len(whole) != len(part):
+        return False
+    cut = [axis for axis, (one, other) in enumerate(zip(whole, part, strict=True)) if one != other]
+    return not cut or (len(cut) == 1 and (len(whole) < 4 or cut == [_HEADS_AXIS]))
+
+
+def _words(error: Exception) -> str:
+    text = " ".join(str(error).split()).rstrip(".")
+    if group := re.search(r"quantization group size (\d+)", text):
+        return f"packed rows would be cut within a group of {group[1]}"
+    return text or type(error).__name__
+
+
+def _nbytes(module: Module) -> int:
+    return sum(array.nbytes for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())))

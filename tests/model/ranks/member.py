@@ -1,0 +1,73 @@
+"""One process of a group: loads its share of one model after another, as lines of JSON on its input say.
+
+It ends with its input, and in any case a minute after the last job came.
+"""
+
+import faulthandler
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import cast
+
+from runner.blas import preload
+
+preload()
+
+import mlx.core as mx  # noqa: E402
+from mlx.utils import tree_flatten  # noqa: E402
+
+from runner.cache.layers.quantized_trial import find_format  # noqa: E402
+from runner.errors import ModelError  # noqa: E402
+from runner.model import open_model  # noqa: E402
+from runner.model.weights.load import load  # noqa: E402
+from tests.lib.memory import held_bytes  # noqa: E402
+from tests.model.ranks.jobs import Job, Outcome, answer, state_shapes  # noqa: E402
+
+_MOST_S = 60
+
+
+def serve() -> None:
+    """Joins the group that the environment names, and answers each line with one of its own."""
+    output = os.fdopen(os.dup(1), "w")  # nothing else may write there
+    os.dup2(2, 1)
+    faulthandler.dump_traceback_later(_MOST_S, exit=True)
+    group = mx.distributed.init(strict=True, backend="ring")
+    mx.disable_compile()
+    for line in sys.stdin:
+        faulthandler.dump_traceback_later(_MOST_S, exit=True)
+        print(json.dumps(_done(json.loads(line), group)), file=output, flush=True)
+
+
+def _done(job: Job, group: mx.distributed.Group) -> Outcome:
+    """Loads and runs one model. A refusal is an outcome, too."""
+    opened = open_model(job["model"], Path(job["models_dir"]))
+    mx.clear_cache()
+    before = held_bytes()
+    mx.reset_peak_memory()
+    try:
+        loaded = load(opened, job["dtype"], job["budget_bytes"], group=group)
+    except ModelError as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    peak_bytes, bytes_now = mx.get_peak_memory() - before, held_bytes() - before
+    make_layers = loaded.make_layers
+    if job["kv_bits"]:
+        make_layers = find_format(make_layers, loaded.logits, opened.vocab_size, job["kv_bits"]).make_layers
+    scores, layers = answer(loaded, make_layers)
+    mx.save_safetensors(f"{job['out']}-{group.rank()}.safetensors", {"scores": scores})
+    arrays = cast("list[tuple[str, mx.array]]", tree_flatten(loaded.module.parameters()))
+    return {
+        "error": "",
+        "peak_bytes": peak_bytes,
+        "held_bytes": bytes_now,
+        "share_bytes": sum(array.nbytes for _, array in arrays),
+        "layers": [type(layer).__name__ for layer in layers],
+        "state_shapes": state_shapes(layers),
+        "dtypes": loaded.dtypes,
+    }
+
+
+if __name__ == "__main__":
+    logging.disable()
+    serve()

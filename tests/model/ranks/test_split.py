@@ -1,0 +1,157 @@
+"""Over how many ranks a model can be split, from its headers alone. `test_share.py` does what is said here."""
+
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+import pytest
+
+from runner.model import OpenedModel, open_model
+from runner.model.weights.assemble import rehearse
+from runner.model.weights.part import parameters_of
+from runner.model.weights.split import possible_ranks, split
+from scripts.tools.models.architectures import config
+from scripts.tools.models.checkpoints import make_weights, write_checkpoint, write_directory
+from scripts.tools.models.store import Quantization, write_store
+from scripts.tools.models.tiny_values import Values
+from tests.lib.memory import held_bytes
+from tests.model.loading.test_quantized import with_packed
+from tests.model.ranks.conftest import Written
+from tests.model.ranks.splitting import SERVED, SPLITTING
+
+LATENT = frozenset(
+    (
+        *("deepseek_v3", "deepseek_v32", "deepseek_v41", "glm4_moe_lite", "glm_moe_dsa", "kimi_k25", "longcat_flash"),
+        *("longcat_flash_ngram", "mistral4"),
+    )
+)
+"""Every rank keeps all of their keys and values."""
+MIXED = frozenset(("kimi_k3", "minimax_m3_vl"))
+"""Every rank keeps a part of some layers' state, and all of others'."""
+
+
+def opened(directory: Path) -> OpenedModel:
+    return open_model(str(directory), directory)
+
+
+def llama(directory: Path, **overrides: object) -> OpenedModel:
+    return opened(write_checkpoint(directory, "llama", overrides=overrides))
+
+
+def test_mlx_lm_splits_what_is_listed() -> None:
+    assert len(SPLITTING) >= 27
+    assert set(SPLITTING) > LATENT | MIXED
+
+
+@pytest.mark.parametrize("name", SPLITTING)
+def test_an_architecture_can_be_split_over_two_ranks(name: str, written: Written) -> None:
+    model = opened(written(name))
+    found = split(model, 2)
+    assert found.fault == ""
+    assert 0.45 * model.total_bytes < found.rank_bytes < 0.65 * model.total_bytes
+    if name in MIXED:
+        assert 0.5 < found.kv_bytes_share < 1
+    else:
+        assert found.kv_bytes_share == (1 if name in LATENT else 0.5)
+
+
+@pytest.mark.parametrize("name", SPLITTING)
+def test_three_ranks_are_too_many_for_four_heads(name: str, written: Written) -> None:
+    assert split(opened(written(name)), 3).fault == "4 attention heads cannot be split over 3 ranks: use 2"
+
+
+@pytest.mark.parametrize("name", [name for name in SERVED if name not in SPLITTING])
+def test_other_architectures_are_refused_by_name(name: str, written: Written) -> None:
+    model = opened(written(name))
+    assert split(model, 2).fault == f"mlx_lm.models.{name} cannot be split over several ranks"
+    assert possible_ranks(model) == []
+
+
+def test_key_heads_are_told_that_are_too_few(tmp_path: Path) -> None:
+    model = llama(tmp_path)
+    assert split(model, 4).fault == "2 key heads cannot be split over 4 ranks: use 2"
+    assert possible_ranks(model) == [2]
+
+
+def test_all_numbers_that_would_do_are_told(tmp_path: Path) -> None:
+    model = llama(tmp_path, num_attention_heads=12, num_key_value_heads=12, hidden_size=96, intermediate_size=96)
+    assert possible_ranks(model) == [2, 3, 4, 6]
+    assert split(model, 8).fault == "12 attention heads cannot be split over 8 ranks: use 2, 3, 4 or 6"
+
+
+def test_modules_that_repeat_key_heads_can_be_split_over_more_ranks(tmp_path: Path) -> None:
+    known = config("qwen3_5")
+    known["text_config"] = {**cast("Values", known["text_config"]), "linear_num_key_heads": 4}
+    model = opened(write_directory(tmp_path, known, make_weights(known, 0, "float32")))
+    assert possible_ranks(model) == [2, 4]
+    assert split(model, 4).kv_bytes_share < 0.5
+
+
+def test_a_split_that_would_make_heads_wider_is_refused(tmp_path: Path) -> None:
+    """Four heads of 24 numbers become one of 32 on each of three ranks, without a word: every shape fits."""
+    model = llama(tmp_path, num_key_value_heads=4, head_dim=24, intermediate_size=96)
+    assert split(model, 3).fault == "4 attention heads cannot be split over 3 ranks: use 2"
+    assert possible_ranks(model) == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "ranks"), [("int4", []), ("int8", []), ("mxfp4", [2]), ("mxfp8", [2]), ("nvfp4", [2, 4])]
+)
+def test_packed_rows_are_cut_between_groups(quantization: Quantization, ranks: list[int], tmp_path: Path) -> None:
+    """The shortest rows have 64 numbers: one group of int4, two of mxfp4, four of nvfp4."""
+    source = write_checkpoint(tmp_path / "source", "llama", overrides={"num_key_value_heads": 4})
+    write_store(tmp_path, "packed", source, quantization)
+    model = open_model("packed", tmp_path)
+    assert possible_ranks(model) == ranks
+    if 4 not in ranks:
+        group = 64 if quantization in ("int4", "int8") else 32
+        assert f"llama cannot be split over 4 ranks (packed rows would be cut within a group of {group})" in (
+            split(model, 4).fault
+        )
+
+
+@pytest.mark.parametrize("part", [".switch_mlp.", ".out_proj."])
+def test_global_scales_are_refused(part: str, tmp_path: Path) -> None:
+    """`shard` would cut them along the wrong axis, or forget them."""
+    known = {**config("qwen3_5_moe"), "eos_token_id": 1}
+    weights = make_weights(known, 0, "float32")
+    packed, _ = with_packed(weights, part, factors=mx.ones((4 if part == ".switch_mlp." else 1,)))
+    assert any("global_scale" in name for name in packed)
+    model = opened(write_directory(tmp_path, known, packed))
+    assert split(model, 2).fault == "weights with a global scale cannot be split over several ranks"
+
+
+def test_a_model_whose_forward_fails_is_refused_in_its_words(tmp_path: Path) -> None:
+    model = llama(tmp_path)
+    whole, _ = rehearse(model)
+    whole.model.layers[0].self_attn.n_heads = 3
+    fault = split(model, 2, whole).fault
+    assert fault.startswith("mlx_lm.models.llama, whose forward fails ([reshape] Cannot reshape array of size ")
+    assert fault.endswith("), cannot be split over several ranks")
+
+
+@pytest.mark.parametrize("name", SPLITTING)
+def test_nothing_is_computed(name: str, written: Written) -> None:
+    model = opened(written(name))
+    whole, _ = rehearse(model)
+    before = held_bytes()
+    mx.reset_peak_memory()
+    possible_ranks(model, whole)
+    assert mx.get_peak_memory() - before < 0.02 * model.total_bytes
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_collectives_are_left_as_they_were(ranks: int, tmp_path: Path) -> None:
+    model = llama(tmp_path)
+    genuine = mx.distributed.all_sum, mx.distributed.all_gather
+    split(model, ranks)
+    assert (mx.distributed.all_sum, mx.distributed.all_gather) == genuine
+
+
+def test_the_module_that_is_tried_stays_whole(tmp_path: Path) -> None:
+    model = llama(tmp_path)
+    whole, _ = rehearse(model)
+    before = {name: array.shape for name, array in parameters_of(whole).items()}
+    assert split(model, 2, whole) == split(model, 2)
+    assert {name: array.shape for name, array in parameters_of(whole).items()} == before
+    assert whole.model.layers[0].self_attn.n_heads == 4
