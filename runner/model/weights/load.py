@@ -85,8 +85,8 @@ def load(
     """Reads the weights and builds the module.
 
     Shapes, names, types and sizes are checked before the first byte is read. `dtype` is one of `settings.DTYPES`; the
-    log tells its meaning for this model. `slow_blas` is as in `plan_dtypes`. With a `group`, whose ranks must all call
-    this with the same arguments, only the share of this rank is kept, and the budget is for that.
+    log tells its meaning for this model. `slow_blas` is as in `plan_dtypes`. With a `group`, whose ranks must all
+    call this, only the share of this rank is kept, and the smallest of their budgets is for each share.
 
     Raises:
         ModelError: a file or tensor does not fit, the weights exceed the budget, or the group cannot share the model.
@@ -104,9 +104,6 @@ def load(
         module = _filled(opened, recipe, types)
     except ModelError as error:
         raise ReadError(str(error)) from error
-    if group is not None:
-        module.shard(group)
-        types = types._replace(unpacked=frozenset())
     settle(module, types)
     return LoadedModel(module, tuple(opened.suppressed_tokens))
 

@@ -17,7 +17,7 @@ from runner.model.sources.header import HeaderEntry, read_header
 from runner.model.weights.assemble import arrays_of
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.packed import Arrays
-from runner.process.limits import free_descriptors
+from runner.process.limits import free_descriptors, raise_limit
 
 _READ_FILES = 60
 """A lazy array keeps its file open, MLX's four readers do so a little longer, and macOS allows 256 open files."""
@@ -47,6 +47,7 @@ def lazy_arrays(opened: OpenedModel) -> dict[str, Arrays]:
     Until then their files stay open. If those are more than this process may open, the smallest are read at once.
     Raises ModelError for a file that has changed since the model was opened.
     """
+    raise_limit()
     entries = [part for tensor in opened.tensors.values() for part in tensor.parts]
     sizes = Counter[Path]()
     for entry in entries:

@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
+from runner.model.device import available_bytes
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.weights.assemble import assemble, rehearse
@@ -34,8 +35,8 @@ Parameters = list[tuple[str, mx.array]]
 
 
 def load_share(opened: OpenedModel, dtype: str, budget_bytes: int | None, group: mx.distributed.Group) -> Module:
-    """Returns the module of this rank, evaluated. The budget is for its share; every rank must be given the same one,
-    lest they compute in different types. Nothing is unpacked.
+    """Returns the module of this rank, evaluated. The smallest budget of all ranks is for each share, lest they compute
+    in different types. Nothing is unpacked.
 
     Raises:
         ModelError: the model cannot be split over these ranks, or does not fit; nothing has been read then.
@@ -45,25 +46,31 @@ def load_share(opened: OpenedModel, dtype: str, budget_bytes: int | None, group:
     if fault := split(opened, group.size(), whole).fault:
         raise ModelError(fault)
     part = part_of(whole, group.size(), group.rank())
-    types = plan_dtypes(dtype, part, budget_bytes, slow_blas=True)  # which unpacks nothing
+    smallest_bytes = _smallest(available_bytes() if budget_bytes is None else budget_bytes, group)
+    types = plan_dtypes(dtype, part, smallest_bytes, slow_blas=True)  # which unpacks nothing
     types.log_choice()
-    if too_large := types.over_budget(budget_bytes, part):
+    if budget_bytes is not None and (too_large := types.over_budget(smallest_bytes, part)):
         raise ModelError(f"on each of {group.size()} ranks, {too_large}")
     del whole, part
     try:
-        module = _split(opened, recipe, group)
-        _settle(module, types, Progress(log, "loading", opened.total_bytes))
+        return _filled(opened, recipe, types, group)
     except ModelError as error:
         raise ReadError(str(error)) from error
-    except RuntimeError as error:
-        raise ReadError(str(reading_fault(opened, error))) from error
-    return module
 
 
-def _split(opened: OpenedModel, recipe: Recipe, group: mx.distributed.Group) -> Module:
-    """Returns the module of this rank, with nothing read. Only the module refers to the arrays."""
+def _smallest(budget_bytes: int, group: mx.distributed.Group) -> int:
+    """Returns the smallest budget of all ranks."""
+    return cast("int", mx.distributed.all_min(mx.array(budget_bytes, mx.int64), group=group).item())
+
+
+def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan, group: mx.distributed.Group) -> Module:
+    # Nothing but the module may refer to the arrays: what has been cut must be freed.
     module = assemble(opened, lazy_arrays(opened), recipe)
     module.shard(group)
+    try:
+        _settle(module, types, Progress(log, "loading", opened.total_bytes))
+    except RuntimeError as error:
+        raise reading_fault(opened, error) from error
     return module
 
 

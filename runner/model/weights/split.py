@@ -68,10 +68,10 @@ def split(opened: OpenedModel, ranks: int, whole: Module | None = None) -> Split
     """
     trial = _Trial(opened, whole or rehearse(opened)[0])
     found = trial.split(ranks)
-    fewer = [str(each) for each in USUAL_RANKS if each < ranks and not trial.split(each).fault] if found.fault else []
-    if not fewer:
+    others = [str(each) for each in USUAL_RANKS if not trial.split(each).fault] if found.fault else []
+    if not others:
         return found
-    listed = " or ".join(filter(None, (", ".join(fewer[:-1]), fewer[-1])))
+    listed = " or ".join(filter(None, (", ".join(others[:-1]), others[-1])))
     return found._replace(fault=f"{found.fault}: use {listed}")
 
 

@@ -20,6 +20,8 @@ class Job(TypedDict):
     models_dir: str
     dtype: str
     budget_bytes: int | None
+    more_bytes: int
+    """What each rank has more than the one before."""
     kv_bits: int | None
     out: str
 
@@ -34,7 +36,6 @@ class Outcome(TypedDict, total=False):
     state_shapes: list[list[int]]
     layers: list[str]
     dtypes: list[str]
-    lines: list[str]
 
 
 def answer(model: LoadedModel, make_layers: Callable[[], list[object]]) -> tuple[mx.array, list[object]]:

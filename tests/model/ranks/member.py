@@ -46,8 +46,11 @@ def _done(job: Job, group: mx.distributed.Group) -> Outcome:
     mx.clear_cache()
     before = held_bytes()
     mx.reset_peak_memory()
+    budget_bytes = job["budget_bytes"]
+    if budget_bytes is not None:
+        budget_bytes += job["more_bytes"] * group.rank()
     try:
-        loaded = load(opened, job["dtype"], job["budget_bytes"], group=group)
+        loaded = load(opened, job["dtype"], budget_bytes, group=group)
     except ModelError as error:
         return {"error": f"{type(error).__name__}: {error}"}
     peak_bytes, bytes_now = mx.get_peak_memory() - before, held_bytes() - before

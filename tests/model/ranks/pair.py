@@ -48,6 +48,7 @@ class Pair:
         *,
         dtype: str = "keep",
         budget_bytes: int | None = None,
+        more_bytes: int = 0,
         kv_bits: int | None = None,
     ) -> tuple[list[Outcome], list[mx.array]]:
         """Returns what each process says of its share, and the scores that each computes."""
@@ -57,6 +58,7 @@ class Pair:
             models_dir=str(models_dir),
             dtype=dtype,
             budget_bytes=budget_bytes,
+            more_bytes=more_bytes,
             kv_bits=kv_bits,
             out=str(out),
         )

@@ -1,0 +1,226 @@
+"""What loading one rank's share costs, and how it fails. Nothing is computed here, so no group is needed."""
+
+import gc
+import logging
+import os
+import re
+import resource
+from collections import Counter
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+import runner.process.lean_mlx_lm  # noqa: F401
+
+# isort: split
+from mlx_lm.models.llama import Model
+
+from runner.errors import ModelError, ReadError
+from runner.model import OpenedModel, open_model
+from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.part import parameters_of
+from scripts.tools.models.checkpoints import config_of, make_weights, write_checkpoint, write_directory
+from scripts.tools.models.store import Store, write_store
+from tests.lib.memory import held_bytes
+from tests.model.ranks.splitting import one_of
+
+WIDE = {
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
+EXPERTS = {
+    "hidden_size": 256,
+    "moe_intermediate_size": 256,
+    "n_routed_experts": 16,
+    "num_hidden_layers": 4,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 64,
+    "intermediate_size": 512,
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with 80 MB in one file (`file`), in many (`files`), as a store (`blobs`) and packed (`packed`), and a
+    model of 40 MB with every expert in a tensor of its own, in 60 files (`experts`)."""
+    root = tmp_path_factory.mktemp("models")
+    write_checkpoint(root / "file", "llama", overrides=WIDE)
+    write_checkpoint(root / "files", "llama", overrides=WIDE, shards=40)
+    write_store(root, "blobs", root / "file")
+    write_store(root, "packed", root / "file", "int8")
+    config = config_of("deepseek_v3", EXPERTS)
+    weights: dict[str, mx.array] = {}
+    for name, array in make_weights(config, 0, "float32").items():
+        head, found, tail = name.partition(".switch_mlp.")
+        parts = {f"{head}.experts.{number}.{tail}": part for number, part in enumerate(array)} if found else {}
+        weights |= parts or {name: array}
+    write_directory(root / "experts", config, weights, shards=60)
+    return root
+
+
+@pytest.fixture(params=["file", "files", "blobs", "packed", "experts"])
+def opened(request: pytest.FixtureRequest, models: Path) -> OpenedModel:
+    return opened_as(request.param, models)
+
+
+def opened_as(name: str, models: Path) -> OpenedModel:
+    return open_model(name if name in ("blobs", "packed") else str(models / name), models)
+
+
+def nbytes(model: LoadedModel) -> int:
+    return sum(array.nbytes for array in parameters_of(model.module).values())
+
+
+def largest_layer(model: OpenedModel) -> int:
+    """The bytes of the largest layer, or of a tensor that is in no layer."""
+    sizes = Counter[str]()
+    for name, tensor in model.tensors.items():
+        match = re.match(r".*?layers\.\d+\.", name)
+        sizes[match[0] if match else name] += tensor.nbytes
+    return max(sizes.values())
+
+
+@pytest.mark.parametrize(("ranks", "rank"), [(2, 0), (2, 1), (4, 3)])
+def test_memory_stays_near_the_share(opened: OpenedModel, ranks: int, rank: int) -> None:
+    mx.clear_cache()
+    before = held_bytes()
+    mx.reset_peak_memory()
+    model = load(opened, group=one_of(ranks, rank))
+    peak_bytes, share_bytes = mx.get_peak_memory() - before, nbytes(model)
+    assert share_bytes < opened.total_bytes * (0.52 if ranks == 2 else 0.28)
+    assert peak_bytes < 1.05 * (share_bytes + largest_layer(opened))
+    assert held_bytes() - before < 1.05 * share_bytes
+
+
+def test_memory_for_other_types_stays_near_the_share_in_these_types(models: Path) -> None:
+    model = opened_as("file", models)
+    before = held_bytes()
+    mx.reset_peak_memory()
+    loaded = load(model, "bfloat16", group=one_of(2))
+    assert loaded.dtypes == ["mlx.core.bfloat16"]
+    assert nbytes(loaded) < 0.26 * model.total_bytes
+    assert mx.get_peak_memory() - before < 1.05 * (nbytes(loaded) + largest_layer(model))
+
+
+def test_the_shares_are_the_model(models: Path) -> None:
+    """Rows of q follow each other over the ranks, columns of down likewise."""
+    model = opened_as("files", models)
+    whole = parameters_of(load(model).module)
+    parts = [parameters_of(load(model, group=one_of(4, rank)).module) for rank in range(4)]
+    for name, axis in (("self_attn.q_proj", 0), ("mlp.down_proj", 1)):
+        path = f"model.layers.3.{name}.weight"
+        assert mx.array_equal(mx.concatenate([part[path] for part in parts], axis=axis), whole[path])
+    for path in ("model.embed_tokens.weight", "model.layers.3.input_layernorm.weight", "lm_head.weight"):
+        assert all(mx.array_equal(part[path], whole[path]) for part in parts)
+
+
+def test_nothing_is_left_to_be_read(opened: OpenedModel) -> None:
+    model = load(opened, group=one_of(2))
+    gc.collect()
+    assert not [path for path in open_files() if path.startswith(str(opened.checkpoint.path))]
+    mx.reset_peak_memory()
+    held = held_bytes()
+    mx.eval(model.module.parameters())
+    assert mx.get_peak_memory() <= held
+
+
+@pytest.mark.parametrize("name", ["files", "blobs", "experts"])
+def test_few_files_that_may_be_open_are_enough(name: str, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.model.weights.reading.raise_limit", lambda: None)
+    model = opened_as(name, models)
+    wanted = parameters_of(load(model, group=one_of(2)).module)
+    gc.collect()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(open_files()) + 64 + 12, hard))
+    try:
+        found = parameters_of(load(model, group=one_of(2)).module)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found.keys() == wanted.keys()
+    assert all(mx.array_equal(found[path], wanted[path]) for path in wanted)
+
+
+def open_files() -> list[str]:
+    paths = []
+    for number in os.listdir("/dev/fd"):  # noqa: PTH208  # opens nothing that stays
+        try:
+            paths.append(os.readlink(f"/dev/fd/{number}"))  # noqa: PTH115
+        except OSError:
+            paths.append("")  # the folder itself, or no link on this system
+    return paths
+
+
+def test_the_log_tells_how_far_loading_is(
+    opened: OpenedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("runner.model.progress._LOG_EVERY_S", 0.0)
+    with caplog.at_level(logging.INFO, "runner.model.weights.share"):
+        load(opened, group=one_of(2))
+    told = [record.__dict__["attributes"] for record in caplog.records if record.message == "loading"]
+    done = [line["bytes"] for line in told]
+    assert len(done) > 20
+    assert done == sorted(done)
+    assert done[-1] == opened.total_bytes
+    assert {line["total"] for line in told} == {opened.total_bytes}
+
+
+@pytest.mark.parametrize(("ranks", "heads"), [(3, "8 attention heads"), (8, "4 key heads")])
+def test_what_cannot_be_split_is_refused_before_it_is_read(
+    ranks: int, heads: str, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = opened_as("file", models)
+    forbid_reading(monkeypatch)
+    with pytest.raises(ModelError, match=f"^{heads} cannot be split over {ranks} ranks: use 2 or 4$"):
+        load(model, group=one_of(ranks))
+
+
+def test_the_budget_is_for_the_share(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = opened_as("blobs", models)
+    share_bytes = nbytes(load(model, group=one_of(2)))
+    assert nbytes(load(model, budget_bytes=share_bytes, group=one_of(2))) == share_bytes
+    forbid_reading(monkeypatch)
+    with pytest.raises(
+        ModelError, match=r"^on each of 2 ranks, the weights take \d+\.\d MB in float32, and the runner"
+    ):
+        load(model, budget_bytes=share_bytes - 1, group=one_of(2))
+
+
+def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "load", lambda *_, **__: pytest.fail("it was read"))
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 64)
+
+
+def damage(store: Store, monkeypatch: pytest.MonkeyPatch, *, once_open: bool) -> Path:
+    """Truncates a blob before it is opened again, or once all are open."""
+    path = store.blob_of("model.layers.1.mlp.up_proj.weight")
+    if not once_open:
+        truncate(path)
+        return path
+    shard = Model.shard
+
+    def late(module: Model, group: mx.distributed.Group) -> None:
+        shard(module, group)
+        if group is not None and type(group).__name__ == "_OneOf":
+            truncate(path)
+
+    monkeypatch.setattr(Model, "shard", late)
+    return path
+
+
+@pytest.mark.parametrize("once_open", [False, True])
+def test_a_file_that_was_truncated_is_named(
+    once_open: bool, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = write_store(tmp_path, "m", models / "file")
+    model = open_model("m", tmp_path)
+    path = damage(store, monkeypatch, once_open=once_open)
+    with pytest.raises(ReadError, match=re.escape(str(path))):
+        load(model, group=one_of(2))

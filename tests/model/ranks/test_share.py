@@ -1,0 +1,135 @@
+"""Two processes that share a model compute what one does, and both the same bits."""
+
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+import pytest
+
+from runner.model.weights.dtype import device
+from scripts.tools.models.architectures import config
+from scripts.tools.models.checkpoints import Kind, make_weights, write_checkpoint, write_directory
+from scripts.tools.models.store import Quantization, write_store
+from scripts.tools.models.tiny_values import Values
+from tests.model.ranks.conftest import Written
+from tests.model.ranks.jobs import Outcome
+from tests.model.ranks.pair import Pair, alone
+from tests.model.ranks.splitting import SPLITTING
+
+_TOLERANCE = 1e-4
+"""Of the largest score. Splitting rounds sums otherwise, as batches do."""
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
+"""Half a row is a whole number of groups of 64."""
+
+
+def check_equal(both: tuple[list[Outcome], list[mx.array]], wanted: mx.array) -> None:
+    outcomes, scores = both
+    assert [outcome["error"] for outcome in outcomes] == ["", ""]
+    first, second = scores
+    assert mx.array_equal(first, second)
+    assert first.shape == wanted.shape
+    assert mx.abs(first - wanted).max() <= _TOLERANCE * mx.abs(wanted).max()
+    assert mx.array_equal(mx.argmax(first, axis=-1), mx.argmax(wanted, axis=-1))
+
+
+@pytest.mark.parametrize("name", SPLITTING)
+def test_an_architecture_over_two_ranks_is_the_one_on_one(name: str, written: Written, two: Pair) -> None:
+    directory = written(name)
+    both = two.load(directory)
+    check_equal(both, alone(directory))
+    assert {outcome["share_bytes"] for outcome in both[0]} == {both[0][0]["share_bytes"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantization"),
+    [("llama", "int4"), ("llama", "int8"), ("qwen3", "mxfp8"), ("deepseek_v3", "nvfp4"), ("deepseek_v3", "mxfp4")],
+)
+def test_packed_weights(kind: Kind, quantization: Quantization, tmp_path: Path, two: Pair) -> None:
+    wide = (
+        WIDE if kind != "deepseek_v3" else {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 64}
+    )
+    write_store(tmp_path, "packed", write_checkpoint(tmp_path / "source", kind, overrides=wide), quantization)
+    both = two.load("packed", tmp_path)
+    check_equal(both, alone("packed", tmp_path))
+    assert "mlx.core.uint32" in both[0][0]["dtypes"]
+
+
+def test_repeated_key_heads(tmp_path: Path, two: Pair) -> None:
+    """One key head, which both ranks keep."""
+    known = config("qwen3_5")
+    known["text_config"] = {**cast("Values", known["text_config"]), "num_key_value_heads": 1}
+    write_directory(tmp_path, known, make_weights(known, 0, "float32"))
+    check_equal(two.load(tmp_path), alone(tmp_path))
+
+
+def test_another_type(tmp_path: Path, two: Pair) -> None:
+    write_checkpoint(tmp_path, "llama", dtype="bfloat16", overrides=WIDE)
+    both = two.load(tmp_path, dtype="float32")
+    check_equal(both, alone(tmp_path, dtype="float32"))
+    assert both[0][0]["dtypes"] == ["mlx.core.float32"]
+
+
+def test_layers_hold_the_heads_of_their_rank(tmp_path: Path, two: Pair) -> None:
+    directory = write_checkpoint(tmp_path, "llama", overrides={**WIDE, "head_dim": 64})
+    outcomes, _ = two.load(directory)
+    for outcome in outcomes:
+        assert outcome["layers"] == ["KVCache"] * 2
+        assert {(shape[1], shape[3]) for shape in outcome["state_shapes"]} == {(2, 64)}
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_keys_and_values_can_be_quantized(bits: int, tmp_path: Path, two: Pair) -> None:
+    directory = write_checkpoint(tmp_path, "llama", overrides={**WIDE, "head_dim": 64})
+    outcomes, (first, second) = two.load(directory, kv_bits=bits)
+    for outcome in outcomes:
+        assert outcome["layers"] == ["QuantizedKVCache"] * 2
+        assert {(shape[1], shape[3]) for shape in outcome["state_shapes"]} == {(2, 64 * bits // 32), (2, 1)}
+    assert mx.array_equal(first, second)
+    wanted = alone(directory)
+    assert 0 < mx.abs(first - wanted)[:44].max() <= 0.5 * mx.abs(wanted).max()
+
+
+def test_a_model_of_tens_of_megabytes_never_takes_more_than_the_share_and_a_layer(tmp_path: Path, two: Pair) -> None:
+    """The same in real processes as in `test_load_share.py`, with the largest layer of a sixth of the model."""
+    wide = {**WIDE, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 5, "head_dim": 64}
+    directory = write_checkpoint(tmp_path, "llama", overrides=wide)
+    whole_bytes = (directory / "model.safetensors").stat().st_size
+    assert whole_bytes > 75e6
+    both = two.load(directory)
+    check_equal(both, alone(directory))
+    for outcome in both[0]:
+        assert outcome["share_bytes"] < 0.52 * whole_bytes
+        assert outcome["peak_bytes"] < 1.05 * (outcome["share_bytes"] + whole_bytes / 5)
+        assert outcome["held_bytes"] < 1.05 * outcome["share_bytes"]
+
+
+def test_what_cannot_be_split_is_refused_by_both(tmp_path: Path, two: Pair) -> None:
+    directory = write_checkpoint(
+        tmp_path / "odd", "llama", overrides={"num_attention_heads": 3, "num_key_value_heads": 1}
+    )
+    outcomes, _ = two.load(directory)
+    assert outcomes == [{"error": "ModelError: 3 attention heads cannot be split over 2 ranks"}] * 2
+    outcomes, _ = two.load(write_checkpoint(tmp_path / "gemma", "gemma3"))
+    assert outcomes == [{"error": "ModelError: mlx_lm.models.gemma3 cannot be split over several ranks"}] * 2
+
+
+def test_the_budget_is_for_the_share_of_each(tmp_path: Path, two: Pair) -> None:
+    directory = write_checkpoint(tmp_path, "llama")
+    share_bytes = two.load(directory)[0][0]["share_bytes"]
+    assert not two.load(directory, budget_bytes=share_bytes)[0][0]["error"]
+    for ranks_differ in (False, True):
+        outcomes, _ = two.load(directory, budget_bytes=share_bytes - 1, more_bytes=1 << 20 if ranks_differ else 0)
+        assert outcomes[0] == outcomes[1]
+        assert outcomes[0]["error"].startswith("ModelError: on each of 2 ranks, the weights take ")
+
+
+@pytest.mark.skipif(device() == "gpu", reason="a GPU keeps 16 bits")
+def test_ranks_with_other_budgets_compute_in_the_same_type(tmp_path: Path, two: Pair) -> None:
+    """Where one of them has no room for float32, none computes in it."""
+    directory = write_checkpoint(tmp_path, "llama", dtype="bfloat16")
+    share_bytes = two.load(directory)[0][0]["share_bytes"]
+    outcomes, (first, second) = two.load(directory, dtype="auto", budget_bytes=2 * share_bytes, more_bytes=1 << 30)
+    assert [outcome["dtypes"] for outcome in outcomes] == [["mlx.core.bfloat16"]] * 2
+    assert mx.array_equal(first, second)
+    outcomes, _ = two.load(directory, dtype="auto", budget_bytes=4 * share_bytes, more_bytes=1 << 30)
+    assert [outcome["dtypes"] for outcome in outcomes] == [["mlx.core.float32"]] * 2
