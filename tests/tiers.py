@@ -48,6 +48,10 @@ FULL: Mapping[str, tuple[str, ...]] = {
         "gemma4-unified-greedy",
     ),
     "tests/model/assistant/test_drafter.py::test_drafts_are_those_of_the_whole_text": ("gemma4-trie",),
+    "tests/model/ranks/test_share.py::test_an_architecture_over_two_ranks_is_the_one_on_one": MODELS,
+    "tests/model/ranks/test_split.py::test_nothing_is_computed": MODELS,
+    "tests/model/ranks/test_split.py::test_other_architectures_are_refused_by_name": MODELS,
+    "tests/model/ranks/test_split.py::test_three_ranks_are_too_many_for_four_heads": MODELS,
     "tests/model/engine/test_assistant.py::test_an_assistants_drafts_change_nothing": (
         "penalties-groups",
         "log-probabilities-every token",

@@ -14,6 +14,7 @@ from runner.model.weights.part import parameters_of
 from runner.settings import CheckSettings
 from runner.sizes import Bound
 from scripts.tools.models.checkpoints import Kind, write_checkpoint
+from scripts.tools.models.store import write_store
 from tests.model.ranks.splitting import one_of
 
 
@@ -39,6 +40,14 @@ def test_what_each_rank_would_hold_is_what_it_loads(kind: Kind, dtype: str, tmp_
         held.append(RankShare(ranks, sum(array.nbytes for array in parameters_of(module).values())))
     assert found.ranks == RankFacts(held)
     assert msgspec.to_builtins(found)["ranks"]["shares"][0] == {"ranks": 2, "bytes": held[0].bytes}
+
+
+def test_packed_weights_stay_packed(tmp_path: Path) -> None:
+    """Where one process alone would unpack them."""
+    write_store(tmp_path, "packed", write_checkpoint(tmp_path / "source", "llama"), "mxfp8")
+    found = inspect(CheckSettings(model="packed", models_dir=tmp_path, log_level=0))
+    module = load(open_model("packed", tmp_path), "auto", group=one_of(2)).module
+    assert found.ranks == RankFacts([RankShare(2, sum(array.nbytes for array in parameters_of(module).values()))])
 
 
 def test_the_numbers_of_ranks_stand_in_one_line(tmp_path: Path) -> None:

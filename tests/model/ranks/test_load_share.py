@@ -38,10 +38,13 @@ EXPERTS = {
     "moe_intermediate_size": 256,
     "n_routed_experts": 16,
     "num_hidden_layers": 4,
-    "kv_lora_rank": 64,
+    "kv_lora_rank": 512,
     "q_lora_rank": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
     "intermediate_size": 512,
 }
+"""Their `shard` takes heads as views of a tensor."""
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +95,7 @@ def test_memory_stays_near_the_share(opened: OpenedModel, ranks: int, rank: int)
     mx.reset_peak_memory()
     model = load(opened, group=one_of(ranks, rank))
     peak_bytes, share_bytes = mx.get_peak_memory() - before, nbytes(model)
-    assert share_bytes < opened.total_bytes * (0.52 if ranks == 2 else 0.28)
+    assert share_bytes < opened.total_bytes * (0.53 if ranks == 2 else 0.3)
     assert peak_bytes < 1.05 * (share_bytes + largest_layer(opened))
     assert held_bytes() - before < 1.05 * share_bytes
 
@@ -132,11 +135,12 @@ def test_nothing_is_left_to_be_read(opened: OpenedModel) -> None:
 @pytest.mark.parametrize("name", ["files", "blobs", "experts"])
 def test_few_files_that_may_be_open_are_enough(name: str, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner.model.weights.reading.raise_limit", lambda: None)
+    monkeypatch.setattr("runner.model.weights.reading._SPARE_FILES", 10)
     model = opened_as(name, models)
     wanted = parameters_of(load(model, group=one_of(2)).module)
     gc.collect()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(open_files()) + 64 + 12, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(open_files()) + 20, hard))
     try:
         found = parameters_of(load(model, group=one_of(2)).module)
     finally:
