@@ -13,6 +13,7 @@ import re
 import select
 import signal
 import sys
+import threading
 import traceback
 from contextlib import suppress
 from datetime import datetime
@@ -66,6 +67,8 @@ _PLAIN_VALUE = re.compile(r'[^\s="\x00-\x1f\x7f]+')
 
 Value = str | int | float | bool
 _marks: dict[str, Value] = {}
+_ending = threading.Lock()
+"""Never released: a process has one last line."""
 
 
 def harmless(text: str) -> str:
@@ -242,9 +245,10 @@ def fatal(text: str, status: int = 1) -> NoReturn:
     """Ends the process with the line that a host reports to its user: `Error: <text>`."""
     line = f"Error: {' '.join(text.split())}".encode(errors="backslashreplace")[: LINE_LIMIT - 1] + b"\n"
     try:
+        first = _ending.acquire(timeout=2 * _FATAL_WAIT_MS / 1000)
         output = select.poll()
         output.register(_STDERR, select.POLLOUT)
-        if output.poll(_FATAL_WAIT_MS):  # a host that does not read must not delay the end
+        if first and output.poll(_FATAL_WAIT_MS):  # a host that does not read must not delay the end
             os.write(_STDERR, STATUS_LINE.blank + line)
     finally:
         os._exit(status)

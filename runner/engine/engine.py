@@ -24,6 +24,7 @@ from runner.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from runner.engine.assemble import Assembly
     from runner.engine.observe.counters import EngineStats
+    from runner.engine.ranks.interface import Ranks
     from runner.engine.tape.recording import Recording
 
 Answer = TypeVar("Answer")
@@ -69,6 +70,7 @@ class Engine:
         self._idle = True  # nothing to do but to wait for a message
         self._publish_at = 0.0
         self._recording: Recording | None = None
+        self._ranks: Ranks | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
         """Starts to load. The event is set when requests can be computed; a fault until then ends the process."""
@@ -128,12 +130,19 @@ class Engine:
             while True:
                 self._step()
         except ModelError as error:
+            self._await_cause(error)
             self._refuse(error)
         except RunnerError as error:
+            self._await_cause(error)
             die(error)
         except BaseException as error:  # without its engine the process would be a zombie: end it, and say why
             log.exception("the engine died")
+            self._await_cause(error)
             fatal(f"the engine died: {error_line(error)}")
+
+    def _await_cause(self, error: BaseException) -> None:
+        if self._ranks is not None:
+            self._ranks.await_cause(error)
 
     def _load(self) -> None:
         started = perf_counter()
@@ -145,11 +154,11 @@ class Engine:
             raise no_mlx(error) from error
         from runner.engine.assemble import assemble
 
-        tape = ranks = None
+        tape = None
         if self._settings.ranks > 1:
             from runner.engine.ranks.start import lead  # nothing of it is imported for one rank
 
-            ranks, self._recording = lead(self._settings, self._model, self._outbox)
+            self._ranks, self._recording = lead(self._settings, self._model, self._outbox)
             self._outbox, tape = self._recording.outbox, self._recording.tape
         if self._settings.record is not None:
             from runner.engine.tape.recording import start_recording  # nothing of it is imported without the flag
@@ -157,7 +166,7 @@ class Engine:
             self._recording = start_recording(self._settings.record, self._settings, self._model, self._outbox)
             self._outbox, tape = self._recording.outbox, self._recording.tape
         self.parts = assemble(
-            self._settings, self._model, self._opening, self._outbox, started, self._mailbox.put, tape, ranks
+            self._settings, self._model, self._opening, self._outbox, started, self._mailbox.put, tape, self._ranks
         )
         self.tokenizer, self.pictures = self.parts.tokenizer, self.parts.pictures
         self._publish()

@@ -20,6 +20,7 @@ from runner.drafts.policy import DraftPolicy
 from runner.engine.drafting import Drafting
 from runner.engine.events import Outbox
 from runner.engine.memory.budget import MemoryBudget
+from runner.engine.ranks.interface import Ranks
 from runner.engine.request import Request
 from runner.engine.tape.file import TapeFile, TapeReader
 from runner.engine.tape.interface import Tape, Value
@@ -101,7 +102,11 @@ class Story:
         """The values that were not written yet, at each forward."""
         self.idle_slices = 0
 
-    def _engine(self, tape: Tape, outbox: Outbox, meter: ZeroMeter) -> TinyEngine:
+    ranks: Ranks | None = None
+    """What the next engine knows of other ranks."""
+
+    def engine(self, tape: Tape, outbox: Outbox, meter: ZeroMeter) -> TinyEngine:
+        """Returns an engine with this tape. All engines of a story are alike."""
         numbers = random.Random(self._seed)
         drafts = numbers.random() < 0.7 and self._name in SLICEABLE
         return TinyEngine(
@@ -115,13 +120,17 @@ class Story:
             drafting=Drafting(DraftPolicy.for_cpu(), SettledTrial()) if drafts else None,
             tape=tape,
             outbox=outbox,
+            ranks=self.ranks,
         )
 
     def record(self, file: Path, *, slices: int = 600) -> Seen:
         """Records the mix, at most so many slices of it. Returns what the clients were told."""
+        return self.run(Recording(Recorder(TapeFile(file, HEADER)), plain_outbox()), slices, faults=0.01)
+
+    def run(self, recording: Recording, slices: int = 600, *, faults: float = 0.0) -> Seen:
+        """Runs the mix with this recording; each forward breaks with the probability `faults`. Returns as `record`."""
         numbers = random.Random(f"{self._name} {self._seed}")
-        recording = Recording(Recorder(TapeFile(file, HEADER)), plain_outbox())
-        engine = self._engine(recording.tape, recording.outbox, NoisyMeter(numbers))
+        engine = self.engine(recording.tape, recording.outbox, NoisyMeter(numbers))
         recording.end_slice(idle=True)
 
         def meanwhile() -> None:
@@ -133,7 +142,7 @@ class Story:
         def breaks(rows: int, length: int) -> bool:
             self.unwritten.append(len(recording.tape._entries))
             meanwhile()
-            return numbers.random() < 0.01
+            return numbers.random() < faults
 
         engine.forward.breaks = breaks
         engine.forward.error = lambda text: numbers.choice((ValueError, MemoryError, RuntimeError))(text)
@@ -197,13 +206,16 @@ class Story:
     def replay(self, file: Path) -> tuple[Replayed, Seen]:
         """Replays a file with another engine. Returns what came of it, and what the clients would have been told."""
         player = Player(TapeReader(file).entries())
-        replay = _Watched(player, Compiler(tokenizer(EOS), VOCAB, inf).compile, VOCAB)
-        engine = self._engine(player, replay.outbox, ZeroMeter())
+        return self.run_again(WatchedReplay(player, Compiler(tokenizer(EOS), VOCAB, inf).compile, VOCAB))
+
+    def run_again(self, replay: "WatchedReplay") -> tuple[Replayed, Seen]:
+        """Runs a replay with another engine. Returns as `replay`."""
+        engine = self.engine(replay.tape, replay.outbox, ZeroMeter())
         done = replay.run(engine.scheduler, lambda requests, slices: None)
         return done, {each.number: [told(event) for event in each.stream._events] for each in replay.requests}
 
 
-class _Watched(Replay):
+class WatchedReplay(Replay):
     """A replay that keeps its requests."""
 
     def __init__(self, *arguments: object) -> None:

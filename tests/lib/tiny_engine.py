@@ -39,6 +39,8 @@ from runner.engine.generation import Forward, Generation
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.output.stop_strings import StopStrings
 from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, View
+from runner.engine.ranks import tapes
+from runner.engine.ranks.interface import Ranks
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
 from runner.engine.tape import taps
@@ -464,6 +466,7 @@ class TinyEngine:
         drafting: Drafting | None = None,
         tape: Tape | None = None,
         outbox: Outbox | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """`watch` puts something between the engine and the forward of the model."""
         self.kind = tiny(name)
@@ -479,7 +482,7 @@ class TinyEngine:
         self._eos = eos
         settled = SettledTrial("" if trial else batch_fault(name))  # found before a test breaks anything
         context = EngineContext(
-            watch(self.forward if tape is None else taps.forward(self.forward, tape)),
+            watch(self.forward if tape is None else (taps if ranks is None else tapes).forward(self.forward, tape)),
             tokenizer(eos),
             CONTEXT,
             lambda: make_cache(cache, self.kind.make_layers, budget_bytes=budget, known_choices=known),
@@ -487,6 +490,7 @@ class TinyEngine:
             trial=trial or settled,
             drafting=drafting,
             tape=tape,
+            ranks=ranks,
         )
         self._outbox = outbox or plain_outbox()
         self.scheduler = Scheduler(context, self.schedule, parallel, self._outbox)

@@ -9,6 +9,7 @@ between the leader and each follower.
 | `messages` | what leader and followers tell each other |
 | `link` | a connection that carries messages, and notices when the other side is gone |
 | `group` | how `mx.distributed` finds the other ranks |
+| `guard` | ends a process that would wait for the others for ever |
 | `start` | the leader: starts followers, checks that all are alike, joins them |
 | `watch` | the leader: notices followers that end or stop |
 | `tapes` | the tape between ranks |

@@ -5,6 +5,7 @@ the log. The process loads its part of the model, runs the leader's slices, and 
 """
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -19,6 +20,7 @@ from runner import blas, logs
 from runner.engine.ranks.link import Link, LinkClosedError
 from runner.engine.ranks.messages import Failed, Go, Here, Join, Kind, Loaded
 from runner.engine.ranks.watch import Peer, Watch
+from runner.engine.tape.player import DiffersError
 from runner.errors import RankError, RunnerError
 from runner.logs import Log
 from runner.model import OpenedModel, open_model
@@ -74,6 +76,9 @@ class Follower:
     def counts(self) -> RankCounts:
         return RankCounts()
 
+    def await_cause(self, error: BaseException) -> None:
+        """Does nothing: the leader knows better."""
+
     def fail(self, error: Exception) -> NoReturn:
         raise RankError(logs.error_line(error)) from error
 
@@ -100,7 +105,7 @@ def follow(link: Link, models_dir: Path, log_level: int) -> NoReturn:
     link.send(Kind.HERE, Here(group.free_address(host), notes))
     addresses = link.expect(Kind.GO, Go, _JOIN_S).addresses
     follower.watch()
-    follower.group = group.join(join.rank, addresses, join.backend)
+    follower.group = group.join(join.rank, addresses, join.backend, {link.fileno(): "the leader"})
     group.measure(follower.group)
     _run(follower, settings, model)
 
@@ -128,6 +133,8 @@ def main(words: Sequence[str]) -> NoReturn:
     """Runs the process."""
     descriptor, models_dir, level = words
     logs.start(int(level))
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal and a service manager signal every process
+        signal.signal(number, signal.SIG_IGN)  # this one ends with its leader
     link = Link(socket(fileno=int(descriptor)))
     try:
         follow(link, Path(models_dir), int(level))
@@ -135,6 +142,8 @@ def main(words: Sequence[str]) -> NoReturn:
         os._exit(0)  # the leader has ended
     except RunnerError as error:
         text = str(error)
+    except DiffersError as error:
+        text = f"the ranks disagree: {error}"
     except BaseException as error:
         log.exception("a follower died")
         text = logs.error_line(error)

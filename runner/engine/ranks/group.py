@@ -4,14 +4,16 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
 import mlx.core as mx
 
+from runner.engine.ranks.guard import guarded
 from runner.errors import RunnerError
 
+JOIN_S = 30.0
 _SMALL_BYTES, _LARGE_BYTES = 16 << 10, 8 << 20
 _SMALL_ROUNDS = 5
 
@@ -38,9 +40,9 @@ def free_address(host: str) -> str:
         return f"{host}:{probe.getsockname()[1]}"
 
 
-def join(rank: int, addresses: Sequence[str], backend: str) -> mx.distributed.Group:
-    """Returns the group of all ranks, which lasts as long as the process. Waits for the others, for ever if one never
-    comes. Raises RunnerError if that fails."""
+def join(rank: int, addresses: Sequence[str], backend: str, peers: Mapping[int, str]) -> mx.distributed.Group:
+    """Returns the group of all ranks, which lasts as long as the process. The process is killed if that takes too long,
+    or if one of its `peers` is gone: names, by descriptors of connections. Raises RunnerError if it fails."""
     os.environ |= {"MLX_RANK": str(rank), "MLX_WORLD_SIZE": str(len(addresses))}
     if backend == "nccl":
         host, _, port = addresses[0].rpartition(":")
@@ -50,7 +52,8 @@ def join(rank: int, addresses: Sequence[str], backend: str) -> mx.distributed.Gr
         file.flush()
         os.environ["MLX_HOSTFILE"] = file.name
         try:
-            group = mx.distributed.init(strict=True, backend=backend)
+            with guarded(JOIN_S, peers, tells=rank == 0):
+                group = mx.distributed.init(strict=True, backend=backend)
         except (RuntimeError, ValueError) as error:
             raise RunnerError(f"the ranks cannot be joined by {backend}: {error}") from error
     if (group.rank(), group.size()) != (rank, len(addresses)):

@@ -28,6 +28,11 @@ class Ranks(Protocol):
         """Returns what the leader knows of all ranks; nothing on a follower."""
         ...
 
+    def await_cause(self, error: BaseException) -> None:
+        """Waits a moment for the end of another rank to be noticed, which ends this process, if that may have caused
+        this error."""
+        ...
+
     def fail(self, error: Exception) -> NoReturn:
         """Ends all ranks, because this error struck here. Raises RankError."""
         ...

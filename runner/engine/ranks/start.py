@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
-from time import monotonic
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from protocol.stats import Rank, RankCounts
@@ -22,7 +21,7 @@ from runner.engine.ranks.messages import Go, Here, Join, Kind, Loaded
 from runner.engine.ranks.tapes import LeaderTape, Links
 from runner.engine.ranks.watch import Peer, Watch
 from runner.engine.tape.recording import Recording
-from runner.errors import RankError, RunnerError
+from runner.errors import ComputeError, ModelError, RankError, RunnerError
 from runner.logs import Log
 from runner.model import OpenedModel
 from runner.settings import Settings
@@ -37,8 +36,7 @@ Answer = TypeVar("Answer")
 log = Log(__name__)
 _HERE_S = 60.0
 """A follower on this machine imports MLX first, which takes long on a busy one."""
-_JOIN_S = 30.0
-_CAUSE_S = 2.0
+_CAUSE_S, _MOMENT_S = 2.0, 0.1
 _HOST = "127.0.0.1"
 
 
@@ -59,13 +57,13 @@ class LocalFollower(Peer):
             )
         super().__init__(f"rank {rank} (process {self.process.pid})", Link(ours))
 
-    def end(self) -> str:
-        """Ends the process, and returns how it ended if it was not by this."""
+    def end(self, patience_s: float = BEAT_S) -> str:
+        """Ends the process if it does not end by itself, and returns how it ended if it did."""
         with suppress(subprocess.TimeoutExpired):
-            status = self.process.wait(BEAT_S)
+            status = self.process.wait(patience_s)
             return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
         self.process.kill()
-        return ""
+        return "its connection was closed"
 
 
 class Leader:
@@ -103,13 +101,15 @@ class Leader:
             addresses.append(here.address)
             for note in here.notes:
                 log.warning("ranks differ", rank=follower.name, what=note)
-        self._watch.until_s = monotonic() + _JOIN_S
         self._watch.start()
         for follower in self.followers:
             self._ask(follower, lambda link: link.send(Kind.GO, Go(addresses)))
-        self.group = group.join(0, addresses, backend)
-        self._watch.until_s = None
-        self._speed = group.measure(self.group)
+        peers = {follower.link.fileno(): follower.name for follower in self.followers}
+        self.group = group.join(0, addresses, backend, peers)
+        try:
+            self._speed = group.measure(self.group)
+        except Exception as error:
+            self.fail(error)
         log.info("ranks are joined", ranks=settings.ranks, backend=backend, **self._speed._asdict())
 
     def agree(self, token: "mx.array") -> "mx.array":
@@ -135,8 +135,13 @@ class Leader:
         sent = self.links[0].nbytes
         return RankCounts(backend=self._backend, latency_us=latency_us, gbit_s=gbit_s, tape_bytes=sent, members=members)
 
+    def await_cause(self, error: BaseException) -> None:
+        own = isinstance(error, RankError | ModelError) and not isinstance(error, ComputeError)
+        if not own and not logs.lacks_memory(error) and self._ending.wait(_CAUSE_S):
+            Event().wait()  # for the watch to end the process
+
     def fail(self, error: Exception) -> NoReturn:
-        self._ending.wait(_CAUSE_S)  # a follower that is gone is a better reason than what its end does here
+        self.await_cause(error)
         raise RankError(f"rank 0: {logs.error_line(error)}") from error
 
     def _ask(self, follower: LocalFollower, act: Callable[[Link], Answer]) -> Answer:
@@ -155,8 +160,13 @@ class Leader:
     def _gone(self, peer: Peer, why: str) -> NoReturn:
         """Ends all ranks. Runs on the thread of the watch."""
         self._ending.set()
-        ends = {follower.name: follower.end() for follower in self.followers}
-        logs.die(RankError(f"{peer.name}: {why}" if why else f"{peer.name} ended: {ends[peer.name]}"))
+        ends = {each.name: each.end(BEAT_S if each is peer else _MOMENT_S) for each in self.followers}
+        killed = [name for name, end in ends.items() if end.startswith("killed")]
+        if killed and peer.name not in killed:  # what this one tells is what the end of that one did to it
+            name, why = killed[0], ""
+        else:
+            name = peer.name
+        logs.die(RankError(f"{name}: {why}" if why else f"{name} ended: {ends[name]}"))
 
     @staticmethod
     def _memory() -> int:

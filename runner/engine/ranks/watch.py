@@ -37,11 +37,11 @@ class Watch:
         (empty if its connection was closed). `memory` tells the bytes for the beats."""
         self._peers = peers
         self._take, self._gone, self._memory = take, gone, memory
-        self.until_s: float | None = None
-        """When all peers must have come to where this is None again."""
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Starts the thread. From now on peers must not be silent."""
+        for peer in self._peers:
+            peer.heard_s = monotonic()
         threading.Thread(target=self._run, name="ranks", daemon=True).start()
 
     def _run(self) -> None:
@@ -49,11 +49,14 @@ class Watch:
         peers = {peer.link.fileno(): peer for peer in self._peers}
         for descriptor in peers:
             readable.register(descriptor, POLLIN)
-        beaten_s = 0.0
+        beaten_s, looked_s = 0.0, monotonic()
         while True:
             for descriptor, _ in readable.poll(BEAT_S * 1000):
                 self._receive(peers[descriptor])
             now_s = monotonic()
+            slept_s, looked_s = max(0.0, now_s - looked_s - 2 * BEAT_S), now_s
+            for peer in self._peers:  # if this process was stopped, its peers may have been stopped as well
+                peer.heard_s += slept_s
             if now_s - beaten_s >= BEAT_S:
                 beaten_s = now_s
                 for peer in self._peers:
@@ -61,8 +64,6 @@ class Watch:
             silent = min(self._peers, key=lambda peer: peer.heard_s)
             if now_s - silent.heard_s > SILENCE_S:
                 self._gone(silent, f"nothing was heard of it for {SILENCE_S:.0f} s")
-            if self.until_s is not None and now_s > self.until_s:
-                self._gone(silent, "the ranks could not be joined in time")
 
     def _receive(self, peer: Peer) -> None:
         try:

@@ -1,0 +1,56 @@
+"""Ends a process that waits for the other ranks in vain.
+
+`mx.distributed.init` waits for them for ever and keeps the interpreter's lock, so no thread of the process itself could
+notice anything. This file is a program of its own, which imports nothing of the runner.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+_ENDED = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
+
+
+@contextmanager
+def guarded(seconds: float, peers: Mapping[int, str], *, tells: bool) -> Iterator[None]:
+    """Kills this process if the block takes longer, or if one of these connections is closed meanwhile. `peers` are
+    their descriptors, each with the name of the other side. If it `tells`, the reason is written as the line that a
+    host reports."""
+    words = [str(os.getpid()), str(seconds), str(int(tells))]
+    words += [word for descriptor, name in peers.items() for word in (str(descriptor), name)]
+    with subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-I", "-S", __file__, *words], stdin=subprocess.PIPE, pass_fds=[*peers]
+    ):  # its stdin is closed at the end, and with it the guard ends
+        yield
+
+
+def _guard(pid: int, seconds: float, peers: Mapping[int, str]) -> str:
+    """Returns why the process has to end; empty if it need not."""
+    closed = select.poll()
+    closed.register(sys.stdin.fileno(), select.POLLIN)
+    for descriptor in peers:
+        closed.register(descriptor, _ENDED)
+    found = [descriptor for descriptor, _ in closed.poll(seconds * 1000)]
+    if sys.stdin.fileno() in found or os.getppid() != pid:
+        return ""
+    if not found:
+        return f"the ranks could not be joined in {seconds:.0f} s"
+    return f"{peers[found[0]]} ended while the ranks were joined"
+
+
+def _main() -> None:
+    pid, seconds, tells, *words = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the process decides
+    why = _guard(int(pid), float(seconds), dict(zip(map(int, words[::2]), words[1::2], strict=True)))
+    if why:
+        if tells == "1":
+            os.write(2, f"Error: {why}\n".encode())
+        os.kill(int(pid), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,104 @@
+"""A rank notices that another one is gone or silent, and takes no rank for gone that is slow to start."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import NoReturn
+
+import pytest
+
+from runner.engine.ranks import watch
+from runner.engine.ranks.link import Link, decoded
+from runner.engine.ranks.messages import Failed, Kind, Loaded
+from runner.engine.ranks.watch import Peer, Watch
+from tests.lib.patience import stretched
+
+NAME = "rank 1"
+
+
+class Watched:
+    """A watch over one peer; the test has its end of the connection."""
+
+    def __init__(self) -> None:
+        ours, self.far = socket.socketpair()
+        self.peer = Peer(NAME, Link(ours))
+        self.taken: SimpleQueue[tuple[Kind, bytes]] = SimpleQueue()
+        self.lost: SimpleQueue[str] = SimpleQueue()
+
+    def start(self) -> None:
+        Watch([self.peer], self._take, self._gone, lambda: 12).start()
+
+    def _take(self, _: Peer, kind: Kind, body: bytes) -> None:
+        if kind is Kind.LOADED:
+            decoded(body, Loaded)
+        self.taken.put((kind, body))
+
+    def _gone(self, peer: Peer, why: str) -> NoReturn:
+        assert peer is self.peer
+        self.lost.put(why)
+        while True:  # as the end of the process
+            time.sleep(60)
+
+    def why(self) -> str:
+        return self.lost.get(timeout=stretched(5))
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    monkeypatch.setattr(watch, "BEAT_S", 0.05)
+    monkeypatch.setattr(watch, "SILENCE_S", 1.0)
+    return Watched()
+
+
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        (lambda far: far.close(), ""),
+        (lambda far: far.sendall(b"\xff" * 5), "the other side does not speak the protocol of ranks"),
+        (lambda far: far.sendall(b"\x01\0\0\0\x03\xc1"), "the other side does not speak the protocol of ranks: "),
+        (lambda far: Link(far).send(Kind.FAILED, Failed("no room")), "no room"),
+        (lambda far: far.sendall(b"\x10\0\0\0\x04half"), "nothing was heard of it for 1 s"),
+        (lambda far: None, "nothing was heard of it for 1 s"),
+    ],
+    ids=["closed", "no frame", "no message", "failed", "half a frame", "silent"],
+)
+def test_the_end_of_a_peer_is_noticed(watched: Watched, act: Callable[[socket.socket], None], why: str) -> None:
+    watched.start()
+    act(watched.far)
+    found = watched.why()
+    assert found.startswith(why) if why else found == ""
+
+
+def test_a_peer_that_was_slow_to_start_is_not_taken_for_gone(watched: Watched) -> None:
+    watched.peer.heard_s -= 100
+    watched.start()
+    link = Link(watched.far)
+    for _ in range(8):
+        time.sleep(0.05)
+        link.beat(7)
+    link.send(Kind.LOADED, Loaded(1, 2))
+    assert watched.taken.get(timeout=stretched(5))[0] is Kind.LOADED
+    assert watched.lost.empty()
+    assert watched.peer.memory_bytes == 7
+
+
+def test_beats_are_sent_while_nobody_reads_and_frames_stay_whole(watched: Watched) -> None:
+    watched.start()
+    beats = Link(watched.far)
+    stop = threading.Event()
+
+    def live() -> None:
+        while not stop.wait(0.05):
+            beats.beat(1)
+
+    threading.Thread(target=live, daemon=True).start()
+    time.sleep(0.3)
+    watched.peer.link.send(Kind.LOADED, Loaded(3, 4))
+    kinds: list[Kind] = []
+    while not kinds or kinds[-1] is Kind.BEAT:
+        kinds.append(beats.receive(stretched(5))[0])
+    stop.set()
+    assert len(kinds) > 2
+    assert kinds[-1] is Kind.LOADED
