@@ -18,7 +18,7 @@ from runner.logs import Log
 from runner.model import OpenedModel, open_model
 from runner.ollama.hand_over import HandOver
 from runner.process import parent
-from runner.settings import CheckSettings, ReplaySettings, Settings, TopSettings, context_limit
+from runner.settings import CheckSettings, FollowSettings, ReplaySettings, Settings, TopSettings, context_limit
 from runner.terminal import STATUS_LINE
 
 log = Log(__name__)
@@ -36,7 +36,7 @@ def start(argv: Sequence[str]) -> NoReturn:
         settings = parse_command(argv, os.environ)
         logs.start(settings.log_level)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it tokenizes one text at a time, where threads gain nothing
-        if not isinstance(settings, TopSettings | ReplaySettings):
+        if not isinstance(settings, TopSettings | ReplaySettings | FollowSettings):
             parent.check_threads(_THREADS + blas.Threads.of(settings.blas_threads).prompts)
         if isinstance(settings, CheckSettings):
             from runner.commands.check import check
@@ -53,6 +53,11 @@ def start(argv: Sequence[str]) -> NoReturn:
 
             gc.enable()
             sys.exit(replay(settings))
+        if isinstance(settings, FollowSettings):
+            from runner.commands.follow import follow
+
+            gc.enable()
+            follow(settings)
         _run(settings, parent_pid)
     except UsageError as error:
         logs.fatal(str(error), status=2)

@@ -69,7 +69,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kv_bits: int | None = None
     """The bits of keys and values; None: not quantized."""
     ranks: int = 1
-    """The processes on this machine that compute the model together."""
+    """The processes that compute the model together."""
+    ranks_here: int = 1
+    """Those of them that share this machine."""
+    followers: tuple[str, ...] = ()
+    """HOST:PORT of the services on other machines that start the others; none: this process starts them."""
+    secret_file: Path | None = None
+    """The file with the secret that these services know too."""
     parallel: int = DEFAULT_PARALLEL
     """The number of requests that run at once; always 1 with a cache for one conversation or none."""
     max_gap_s: float = DEFAULT_MAX_GAP_MS / 1000
@@ -140,6 +146,17 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     file: Path
     model: str | None = None
     """The name or path of the model; None: as it was recorded."""
+    models_dir: Path
+    log_level: int
+
+
+class FollowSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of `mlx-runner follow`."""
+
+    address: str
+    """The IPv4 address on which leaders reach this machine."""
+    port: int
+    secret_file: Path
     models_dir: Path
     log_level: int
 

@@ -169,6 +169,9 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/process/page/test_page.py": NONE,
     "tests/process/launcher/test_hand_over.py::test_a_model_that_sees_is_kept": ("auto",),
     "tests/process/launcher/test_hand_over.py::test_a_model_whose_tower_cannot_be_loaded_is_taken_over": ("auto",),
+    "tests/process/ranks/test_follow.py::test_a_busy_service_ends_the_second_leader": NONE,
+    "tests/process/ranks/test_follow.py::test_a_service_that_says_nothing_is_given_up": NONE,
+    "tests/process/ranks/test_follow.py::test_a_signal_ends_the_service_and_its_load": ("SIGTERM",),
     "tests/process/test_exit.py": ("prefill*", "idle*", "decode*"),
     "tests/process/test_refusals.py::test_a_broken_store_is_one_line_and_exit_status_1": (
         "blob missing",

@@ -4,7 +4,8 @@ Nothing else in the process reads flags or variables. `app` calls `parse_command
 `parse_ollama`); all other code takes the settings (`runner/settings.py`). Read in this order:
 
     flag.py        the type of a flag, and of a command
-    flags.py       the tables of both; `--help` and the documentation are made from them
+    flags.py       the table of flags; `--help` and the documentation are made from it
+    commands.py    the table of commands
     parser.py      one argparse parser for the server and one for each command
     values.py      text for every flag: from the command line, else its variable, else its default
     convert.py     that text converted into numbers, sizes, paths and addresses, or refused with a UsageError

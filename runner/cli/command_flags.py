@@ -1,7 +1,7 @@
 """The flags of each command but the server."""
 
 from runner.cli.flag import Flag, switch
-from runner.cli.flags import FLAGS
+from runner.cli.flags import COMPUTE, FLAGS
 
 _CHECKED = ("models-dir", "context", "verify", "log-level", "draft", "dtype", "memory", "blas", "blas-threads")
 
@@ -15,6 +15,19 @@ CHECK_FLAGS = (
     ),
 )
 """The flags of `mlx-runner check`."""
+
+FOLLOW_FLAGS = (
+    Flag(
+        group=COMPUTE,
+        name="listen",
+        metavar="ADDRESS:PORT",
+        short="where leaders reach this machine",
+        help="the IPv4 address of this machine on one private network, and a port; 0 picks a free one, which the log"
+        " shows",
+    ),
+    *(flag for flag in FLAGS if flag.name in ("secret-file", "models-dir", "log-level")),
+)
+"""The flags of `mlx-runner follow`."""
 
 REPLAY_FLAGS = (
     Flag(

@@ -5,9 +5,17 @@ from collections.abc import Sequence
 
 import shtab
 
+from runner.cli.commands import COMMANDS, OLLAMA_COMMANDS
 from runner.cli.flag import Command
-from runner.cli.flags import COMMANDS, OLLAMA_COMMANDS
-from runner.cli.parser import check_parser, ollama_parser, ollama_serve_parser, replay_parser, server_parser, top_parser
+from runner.cli.parser import (
+    check_parser,
+    follow_parser,
+    ollama_parser,
+    ollama_serve_parser,
+    replay_parser,
+    server_parser,
+    top_parser,
+)
 from runner.errors import UsageError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -30,6 +38,7 @@ def completion(words: Sequence[str]) -> str:
         "check": check_parser(),
         "top": top_parser(),
         "replay": replay_parser(),
+        "follow": follow_parser(),
         "completion": shells,
     }
     return shtab.complete(_with_commands(server_parser(), COMMANDS, commands), words[0])

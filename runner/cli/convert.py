@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from runner import logs
 from runner.cli.flags import MOST_PARALLEL
+from runner.engine.ranks.addresses import Address, parse_address, parse_listen_address
 from runner.errors import UsageError
 from runner.settings import DEFAULT_PARALLEL, DRAFT_AUTO, DRAFT_OFF, MOST_RANKS
 from runner.sizes import Bound, parse_bound
@@ -25,6 +26,7 @@ _LOG_LEVELS = {
     "error": logging.ERROR,
 }
 _OLLAMA_KV_BITS = {"q8_0": 8, "q4_0": 4, "f16": None, "bf16": None, "f32": None, "": None}
+_MAKE_ONE = "name a file that all machines have (umask 077; openssl rand -hex 32 > FILE)"
 _SERVICE_STORE = Path("/usr/share/ollama/.ollama/models")  # where Ollama's Linux installer puts it
 
 Values = Mapping[str, str]
@@ -84,14 +86,64 @@ def blas_threads(values: Values) -> int | None:
 
 
 def ranks(values: Values) -> int:
-    """Returns the number of processes that share the model. Raises UsageError for what several of them cannot do."""
+    """Returns the number of processes on this machine that share the model. Raises UsageError for what several of them
+    cannot do."""
     number = whole_number(values, "ranks", 1, MOST_RANKS)
-    for name in ("disk-cache", "record"):
-        if number > 1 and values.get(name):
-            raise UsageError(f"--ranks {number} excludes --{name}: leave out one of them")
-    if number > 1 and values["draft"] not in (DRAFT_AUTO, DRAFT_OFF):
-        raise UsageError(f"--ranks {number} excludes draft models: leave out --draft {values['draft']}")
+    if number > 1:
+        _check_ranks(f"--ranks {number}", values)
     return number
+
+
+def followers(values: Values) -> tuple[str, ...]:
+    """Returns HOST:PORT of the other machines that share the model. Raises UsageError as `ranks`, and without a
+    secret."""
+    given = tuple(address.strip() for address in values.get("followers", "").split(",") if address.strip())
+    if not given:
+        return ()
+    for address in given:
+        try:
+            parse_address(address)
+        except ValueError as error:
+            raise UsageError(f"--followers {error}") from None
+    if len(set(given)) < len(given) or len(given) >= MOST_RANKS:
+        raise UsageError(f"--followers {values['followers']}: give at most {MOST_RANKS - 1} addresses, each once")
+    if values["ranks"] != "1":
+        raise UsageError("--followers excludes --ranks: each machine computes one rank")
+    if not values.get("secret-file"):
+        raise UsageError(f"--followers needs --secret-file: {_MAKE_ONE}")
+    _check_ranks("--followers", values)
+    return given
+
+
+def _check_ranks(flag: str, values: Values) -> None:
+    for name in ("disk-cache", "record"):
+        if values.get(name):
+            raise UsageError(f"{flag} excludes --{name}: leave out one of them")
+    if values["draft"] not in (DRAFT_AUTO, DRAFT_OFF):
+        raise UsageError(f"{flag} excludes draft models: leave out --draft {values['draft']}")
+
+
+def secret_file(values: Values) -> Path | None:
+    """Returns the path of the secret."""
+    given = values.get("secret-file")
+    return Path(os.path.expanduser(given)) if given else None  # noqa: PTH111 - as for the store
+
+
+def listen_address(values: Values) -> Address:
+    """Returns the address on which leaders reach this machine."""
+    try:
+        return parse_listen_address(values["listen"])
+    except KeyError:
+        raise UsageError("--listen is missing: give the address of this machine on one network, and a port") from None
+    except ValueError as error:
+        raise UsageError(f"--listen {error}") from None
+
+
+def needed_secret_file(values: Values) -> Path:
+    """Returns the path of the secret. Raises UsageError without one."""
+    if (path := secret_file(values)) is None:
+        raise UsageError(f"--secret-file is missing: {_MAKE_ONE}")
+    return path
 
 
 def log_level(values: Values, environ: Environ) -> int:

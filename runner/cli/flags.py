@@ -1,7 +1,7 @@
-"""The tables of flags and commands, from which the parsers, `--help` and the documentation are made."""
+"""The table of flags, from which the parsers, `--help` and the documentation are made."""
 
 from runner.cache import CACHE_KINDS
-from runner.cli.flag import ON_OFF, Command, Flag, switch
+from runner.cli.flag import ON_OFF, Flag, switch
 from runner.drafts.policy import CPU_TOKENS, GPU_TOKENS
 from runner.engine.policy import LEAST_TOKENS
 from runner.settings import (
@@ -17,20 +17,7 @@ from runner.settings import (
     MEMORY_PERCENT,
 )
 
-COMMANDS = (
-    Command("ollama", "serve", "start your Ollama with this runner for MLX models"),
-    Command("check", "NAME|DIR", "report what a model is and every problem with it"),
-    Command("top", "[--port N | URL]", "watch a runner from another terminal"),
-    Command("replay", "FILE", "compute again what --record recorded, and compare"),
-    Command("completion", "SHELL", "for your shell: source <(mlx-runner completion bash)"),
-    Command("version", "", "show the versions of the runner, MLX and Python"),
-)
-
-OLLAMA_COMMANDS = (Command("serve", "[OLLAMA ...]", "start an installed Ollama with this runner"),)
-"""The commands below `mlx-runner ollama`."""
-
-
-MODEL, CACHE, USERS, COMPUTE, PROCESS = "what to serve", "memory and cache", "concurrency", "computing", "process"
+MODEL, CACHE, COMPUTE, PROCESS = "what to serve", "memory and cache", "computing", "process"
 MOST_PARALLEL = 64
 
 FLAGS = (
@@ -89,7 +76,7 @@ FLAGS = (
         metavar="KIND",
         default="trie",
         choices=CACHE_KINDS,
-        short="keep many conversations (trie), single, or none",
+        short="many conversations (trie), single, or none",
         help="`trie` keeps many conversations, stores what they share once, and reuses the longest prefix that a new"
         " prompt has in common with any of them; `single` keeps only the last conversation; `none` keeps nothing and"
         " computes every prompt in full",
@@ -133,7 +120,7 @@ FLAGS = (
         " $OLLAMA_KV_CACHE_TYPE says (`q8_0`, `q4_0`), else off",
     ),
     Flag(
-        group=USERS,
+        group=COMPUTE,
         name="parallel",
         metavar="N",
         short=f"requests that run at once [$OLLAMA_NUM_PARALLEL, {DEFAULT_PARALLEL}]",
@@ -142,7 +129,7 @@ FLAGS = (
         f" {DEFAULT_PARALLEL}",
     ),
     Flag(
-        group=USERS,
+        group=COMPUTE,
         name="max-gap-ms",
         metavar="N",
         default=str(DEFAULT_MAX_GAP_MS),
@@ -159,6 +146,22 @@ FLAGS = (
         short="processes that share one model, a GPU each",
         help="split the model over N processes on this machine, one for each NVIDIA GPU; `mlx-runner check` says which"
         " models can be split; excludes --disk-cache, --record, pictures and draft models; see docs/ranks.md",
+    ),
+    Flag(
+        group=COMPUTE,
+        name="followers",
+        metavar="ADDRESSES",
+        short="other machines that share the model: HOST:PORT,...",
+        help="split the model over this machine and those on which `mlx-runner follow` listens at HOST:PORT, one or"
+        " several with commas between them; needs --secret-file, and excludes what --ranks does; see docs/ranks.md",
+    ),
+    Flag(
+        group=COMPUTE,
+        name="secret-file",
+        metavar="FILE",
+        short="the secret that these machines share",
+        help="the file with the secret by which machines that share a model know each other: at least 16 bytes, the"
+        " same on all of them, readable by its owner only",
     ),
     Flag(
         group=COMPUTE,

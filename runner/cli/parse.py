@@ -4,23 +4,29 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from runner.cli.command_flags import CHECK_FLAGS, REPLAY_FLAGS, TOP_FLAGS
+from runner.cli.command_flags import CHECK_FLAGS, FOLLOW_FLAGS, REPLAY_FLAGS, TOP_FLAGS
+from runner.cli.commands import OLLAMA_COMMANDS
 from runner.cli.convert import (
     blas_threads,
     context_tokens,
     disk_directory,
+    followers,
     kv_bits,
+    listen_address,
     log_level,
     memory_bound,
     models_dir,
+    needed_secret_file,
     parallel,
     ranks,
     runner_url,
+    secret_file,
     whole_number,
 )
-from runner.cli.flags import FLAGS, OLLAMA_COMMANDS
+from runner.cli.flags import FLAGS
 from runner.cli.parser import (
     check_parser,
+    follow_parser,
     ollama_parser,
     ollama_serve_parser,
     replay_parser,
@@ -32,7 +38,15 @@ from runner.cli.values import flag_values
 from runner.drafts.policy import MOST_TOKENS
 from runner.errors import UsageError
 from runner.process import parent
-from runner.settings import CheckSettings, LaunchSettings, OllamaRunner, ReplaySettings, Settings, TopSettings
+from runner.settings import (
+    CheckSettings,
+    FollowSettings,
+    LaunchSettings,
+    OllamaRunner,
+    ReplaySettings,
+    Settings,
+    TopSettings,
+)
 
 _ENGINE = "--mlx-engine"
 _NO_MODEL = "name a model in the Ollama store, or a directory"
@@ -51,9 +65,10 @@ _PRINTED: dict[str, Callable[[Sequence[str]], str]] = {
 """The commands that print a text and exit."""
 
 
-def parse_command(
-    argv: Sequence[str], environ: Mapping[str, str]
-) -> Settings | CheckSettings | TopSettings | ReplaySettings:
+AnySettings = Settings | CheckSettings | TopSettings | ReplaySettings | FollowSettings
+
+
+def parse_command(argv: Sequence[str], environ: Mapping[str, str]) -> AnySettings:
     """Returns the settings of the command that the first word names, or of the server. Raises UsageError."""
     match argv[:1]:
         case ["check"]:
@@ -62,6 +77,8 @@ def parse_command(
             return parse_top(argv[1:], environ)
         case ["replay"]:
             return parse_replay(argv[1:], environ)
+        case ["follow"]:
+            return parse_follow(argv[1:], environ)
     return parse(argv, environ)
 
 
@@ -79,6 +96,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         raise UsageError(f"--model is missing: {_NO_MODEL}")
     bits, kv_warnings = kv_bits(values, environ)
     running, parallel_warnings = parallel(values, environ)
+    here, others = ranks(values), followers(values)
     return Settings(
         model=values["model"],
         port=whole_number(values, "port", 0, 65535),
@@ -94,7 +112,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         disk_cache=disk_directory(values),
         disk_memory=memory_bound(values, "disk-memory"),
         kv_bits=bits,
-        ranks=ranks(values),
+        ranks=1 + len(others) if others else here,
+        ranks_here=here,
+        followers=others,
+        secret_file=secret_file(values),
         parallel=running,
         max_gap_s=whole_number(values, "max-gap-ms", 1, 60_000) / 1000,
         draft=values["draft"],
@@ -155,6 +176,19 @@ def parse_replay(words: Sequence[str], environ: Mapping[str, str]) -> ReplaySett
     return ReplaySettings(
         file=Path(values["file"]),
         model=values.get("model"),
+        models_dir=models_dir(values.get("models-dir"), environ),
+        log_level=log_level(values, environ),
+    )
+
+
+def parse_follow(words: Sequence[str], environ: Mapping[str, str]) -> FollowSettings:
+    """Returns the settings of `mlx-runner follow` from the words after it; else as `parse`."""
+    values = flag_values(follow_parser(), FOLLOW_FLAGS, words, environ)
+    address = listen_address(values)
+    return FollowSettings(
+        address=address.host,
+        port=address.port,
+        secret_file=needed_secret_file(values),
         models_dir=models_dir(values.get("models-dir"), environ),
         log_level=log_level(values, environ),
     )

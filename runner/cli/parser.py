@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import get_args
 
 from runner import __version__
-from runner.cli.command_flags import CHECK_FLAGS, REPLAY_FLAGS, TOP_FLAGS
+from runner.cli.command_flags import CHECK_FLAGS, FOLLOW_FLAGS, REPLAY_FLAGS, TOP_FLAGS
+from runner.cli.commands import COMMANDS, OLLAMA_COMMANDS
 from runner.cli.flag import Command, Flag
-from runner.cli.flags import COMMANDS, FLAGS, OLLAMA_COMMANDS
+from runner.cli.flags import FLAGS
 from runner.errors import UsageError
 from runner.settings import Start
 
@@ -119,6 +120,20 @@ def replay_parser() -> Parser:
     )
     parser.add_argument_group("what to replay").add_argument("file", metavar="FILE", help="the recording")
     parser.add_flags(REPLAY_FLAGS)
+    return parser
+
+
+def follow_parser() -> Parser:
+    """The parser of `mlx-runner follow`."""
+    parser = Parser(
+        prog="mlx-runner follow",
+        usage="mlx-runner follow --listen ADDRESS:PORT --secret-file FILE [flags]",
+        description="Waits for leaders (`mlx-runner --followers`) on other machines, and computes a part of their"
+        " models, one at a time. It holds no model itself, and runs until Ctrl-C.",
+        epilog="Every flag is also an environment variable, such as MLX_RUNNER_LISTEN for --listen. More:"
+        " docs/ranks.md.",
+    )
+    parser.add_flags(FOLLOW_FLAGS)
     return parser
 
 

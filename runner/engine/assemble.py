@@ -193,7 +193,7 @@ def _open_device(settings: Settings) -> _Device:
     on_cpu = device() == "cpu"
     if on_cpu:
         mx.disable_compile()  # every fused kernel would cost a run of g++, and gains nothing on CPUs
-    budget_bytes = settings.memory.bytes_of(usable_bytes() // (settings.ranks if on_cpu else 1))
+    budget_bytes = settings.memory.bytes_of(usable_bytes() // (settings.ranks_here if on_cpu else 1))
     total_bytes = gpu_usable_bytes(mx.device_info(), mx.get_memory_limit())
     if not on_cpu and mx.metal.is_available():
         mx.set_wired_limit(min(total_bytes, budget_bytes))  # lest weights are paged out between two requests

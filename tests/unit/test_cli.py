@@ -10,8 +10,9 @@ import pytest
 
 from runner import logs
 from runner.cli.command_flags import CHECK_FLAGS
-from runner.cli.flags import COMMANDS, FLAGS
-from runner.cli.parse import parse, parse_check, parse_ollama, parse_replay
+from runner.cli.commands import COMMANDS
+from runner.cli.flags import FLAGS
+from runner.cli.parse import parse, parse_check, parse_follow, parse_ollama, parse_replay
 from runner.cli.parser import version_text
 from runner.engine.policy import LEAST_TOKENS
 from runner.errors import UsageError
@@ -88,6 +89,8 @@ def test_every_flag_has_its_variable() -> None:
         "verbose": "on",
         "cache": "none",
         "ranks": "1",  # more of them exclude others of these
+        "followers": "",  # likewise
+        "secret-file": "/secret",
         "cache-memory": "3MiB",
         "disk-cache": "/kept",
         "disk-memory": "5G",
@@ -143,6 +146,49 @@ def test_ranks_exclude_what_one_process_alone_can_do() -> None:
             parse([*argv, *words], {})
     with pytest.raises(UsageError, match="whole number from 1 to"):
         parse(["--model", "m", "--ranks", "0"], {})
+
+
+FOLLOWED = ["--model", "m", "--followers", "10.0.0.2:11600, studio.local:1", "--secret-file", "/s"]
+
+
+def test_followers_are_ranks_on_other_machines() -> None:
+    settings = parse(FOLLOWED, {})
+    assert settings.followers == ("10.0.0.2:11600", "studio.local:1")
+    assert (settings.ranks, settings.ranks_here, settings.secret_file) == (3, 1, Path("/s"))
+    here = parse(["--model", "m", "--ranks", "2"], {})
+    assert (here.ranks, here.ranks_here, here.followers) == (2, 2, ())
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([*FOLLOWED, "--ranks", "2"], "--followers excludes --ranks"),
+        ([*FOLLOWED, "--record", "/t"], "--followers excludes --record: leave out one of them"),
+        ([*FOLLOWED, "--disk-cache", "/kept"], "--followers excludes --disk-cache: leave out one of them"),
+        ([*FOLLOWED, "--draft", "small"], "--followers excludes draft models: leave out --draft small"),
+        (FOLLOWED[:4], "--followers needs --secret-file: name a file"),
+        ([*FOLLOWED, "--followers", "10.0.0.2"], "--followers 10.0.0.2: give HOST:PORT"),
+        ([*FOLLOWED, "--followers", "a:1,b:2,a:1"], "each once"),
+        ([*FOLLOWED, "--followers", ",".join(f"a:{port}" for port in range(64))], "at most 63 addresses"),
+    ],
+)
+def test_followers_that_cannot_be_are_refused(words: list[str], why: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(why)):
+        parse(words, {})
+
+
+def test_who_follows_says_where_and_whom_to_trust() -> None:
+    settings = parse_follow(["--listen", "10.0.0.2:11600", "--secret-file", "~/s"], {"OLLAMA_MODELS": "/m"})
+    assert (settings.address, settings.port, settings.models_dir) == ("10.0.0.2", 11600, Path("/m"))
+    assert settings.secret_file == Path("~/s").expanduser()
+    variables = {"MLX_RUNNER_LISTEN": "10.0.0.2:11600", "MLX_RUNNER_SECRET_FILE": "~/s", "OLLAMA_MODELS": "/m"}
+    assert parse_follow([], variables) == settings
+    with pytest.raises(UsageError, match="--listen is missing"):
+        parse_follow(["--secret-file", "/s"], {})
+    with pytest.raises(UsageError, match="--secret-file is missing"):
+        parse_follow(["--listen", "10.0.0.2:1"], {})
+    with pytest.raises(UsageError, match=r"--listen 0\.0\.0\.0:1: it stands for every network"):
+        parse_follow(["--listen", "0.0.0.0:1", "--secret-file", "/s"], {})
 
 
 def test_known_answers_need_the_trie() -> None:
@@ -390,7 +436,15 @@ def test_every_group_of_the_help_is_in_one_piece(capsys: pytest.CaptureFixture[s
 
 def test_the_help_names_the_commands_and_each_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(["--help"], capsys)
-    assert [command.name for command in COMMANDS] == ["ollama", "check", "top", "replay", "completion", "version"]
+    assert [command.name for command in COMMANDS] == [
+        "ollama",
+        "check",
+        "top",
+        "replay",
+        "follow",
+        "completion",
+        "version",
+    ]
     for command in COMMANDS:
         assert re.search(rf"^  {command.name} .*{re.escape(command.short)}$", text, re.MULTILINE)
 

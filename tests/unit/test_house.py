@@ -163,7 +163,7 @@ def test_only_the_command_line_reads_the_environment() -> None:
         if any(word in path.read_text() for word in ("os.environ", "os.getenv", "sys.argv"))
     }
     # MLX finds other ranks by its environment, and a follower is a process of its own.
-    ranks = {f"runner/engine/ranks/{name}.py" for name in ("follower", "group", "guard", "start")}
+    ranks = {f"runner/engine/ranks/{name}.py" for name in ("follower", "followers", "group", "guard", "start")}
     assert readers == {"runner/__main__.py", "runner/app.py", "runner/blas/__init__.py", *ranks}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli.command_flags import CHECK_FLAGS, REPLAY_FLAGS, TOP_FLAGS
+from runner.cli.command_flags import CHECK_FLAGS, FOLLOW_FLAGS, REPLAY_FLAGS, TOP_FLAGS
 from runner.cli.flags import FLAGS
 from scripts.tools.docs.generate import DOCS, DOCUMENTS, with_parts
 from tests import ROOT
@@ -38,7 +38,10 @@ def test_help_names_every_flag_and_nothing_else() -> None:
 @pytest.fixture(scope="module")
 def known() -> set[str]:
     """Every option that a page may name."""
-    names = {flag.name for flag in (*FLAGS, *CHECK_FLAGS, *TOP_FLAGS, *REPLAY_FLAGS)} | {"help", "version"}
+    names = {flag.name for flag in (*FLAGS, *CHECK_FLAGS, *TOP_FLAGS, *REPLAY_FLAGS, *FOLLOW_FLAGS)} | {
+        "help",
+        "version",
+    }
     names |= {
         "all",
         "full",

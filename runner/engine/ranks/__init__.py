@@ -10,7 +10,10 @@ between the leader and each follower.
 | `link` | a connection that carries messages, and notices when the other side is gone |
 | `group` | how `mx.distributed` finds the other ranks |
 | `guard` | ends a process that would wait for the others for ever |
-| `start` | the leader: starts followers, checks that all are alike, joins them |
+| `start` | the leader: checks that all ranks are alike, joins them, ends them all if one fails |
+| `followers` | the leader: starts followers on this machine, or reaches them on others |
+| `handshake`, `secret`, `addresses` | who may lead, and from where; the service is in runner/commands/follow |
+| `process` | starts the process of a follower |
 | `watch` | the leader: notices followers that end or stop |
 | `tapes` | the tape between ranks |
 | `follower` | the process of a follower |

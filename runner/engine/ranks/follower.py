@@ -88,11 +88,13 @@ def follow(link: Link, models_dir: Path, log_level: int) -> NoReturn:
     join = link.expect(Kind.JOIN, Join, _JOIN_S)
     logs.mark(rank=join.rank)
     choices = join.header.choices
+    if not link.is_local and choices.blas not in ("auto", "off"):
+        raise RankError(f"--blas {choices.blas} names a library of the leader's machine: use auto or off")
     blas.preload(choices.blas, choices.blas_threads)  # before MLX is imported
     from runner.engine.ranks import group
     from runner.engine.tape.header import differences, settings_of
 
-    settings = settings_of(join.header, None, models_dir, log_level, join.ranks)
+    settings = settings_of(join.header, None, models_dir, log_level, join.ranks, join.ranks_here)
     model = open_model(settings.model, models_dir)
     model = model._replace(context_length=context_limit(model.context_length, settings.context_tokens))
     notes = []
@@ -101,8 +103,7 @@ def follow(link: Link, models_dir: Path, log_level: int) -> NoReturn:
         if what not in _MAY_DIFFER:
             raise RankError(note)
     follower = Follower(link)
-    host = "127.0.0.1"
-    link.send(Kind.HERE, Here(group.free_address(host), notes))
+    link.send(Kind.HERE, Here(group.free_address(link.host), notes))
     addresses = link.expect(Kind.GO, Go, _JOIN_S).addresses
     follower.watch()
     follower.group = group.join(join.rank, addresses, join.backend, {link.fileno(): "the leader"})

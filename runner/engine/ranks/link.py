@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from runner.engine.ranks.messages import Beat, Kind, encode
+from runner.engine.ranks.messages import Beat, Failed, Kind, encode
 from runner.errors import RunnerError
 
 BEAT_S = 1.0
@@ -40,6 +40,16 @@ class Link:
     def fileno(self) -> int:
         """Returns the descriptor of the connection."""
         return self._socket.fileno()
+
+    @property
+    def is_local(self) -> bool:
+        """True if the other side is a process that belongs to this one."""
+        return self._socket.family == socket.AF_UNIX
+
+    @property
+    def host(self) -> str:
+        """The address of this side, as the other side reaches it."""
+        return "127.0.0.1" if self.is_local else self._socket.getsockname()[0]
 
     def send(self, kind: Kind, message: msgspec.Struct) -> None:
         """Sends a message. Raises LinkClosedError."""
@@ -79,10 +89,13 @@ class Link:
         return Kind(kind), self._exactly(length, seconds)
 
     def expect(self, kind: Kind, body: type[Body], seconds: float) -> Body:
-        """Returns the next message but beats, of this kind. Raises as `receive`, and RunnerError for another kind."""
+        """Returns the next message but beats, of this kind. Raises as `receive`, and RunnerError for another kind, or
+        with the words of a follower that has failed."""
         found = Kind.BEAT
         while found is Kind.BEAT:
             found, data = self.receive(seconds)
+        if found is Kind.FAILED:
+            raise RunnerError(decoded(data, Failed).text)
         if found is not kind:
             raise RunnerError(f"found {found.name} in place of {kind.name}")
         return decoded(data, body)

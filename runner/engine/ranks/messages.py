@@ -35,6 +35,8 @@ class Join(msgspec.Struct, frozen=True):
 
     rank: int
     ranks: Annotated[int, msgspec.Meta(ge=2, le=MOST_RANKS)]
+    ranks_here: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
+    """Those that share the memory of the follower's machine."""
     backend: _Text
     header: Header
     """The model, what computes it, and the settings."""

@@ -1,13 +1,8 @@
 """The leader: starts followers, checks that all ranks are alike, joins them, and ends them all if one of them fails."""
 
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -15,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from protocol.stats import Rank, RankCounts
 from runner import logs
 from runner.engine.events import Outbox
+from runner.engine.ranks.followers import FollowerPeer, start_followers, visible_device
 from runner.engine.ranks.grammar import RankGrammar
 from runner.engine.ranks.link import BEAT_S, Link, LinkClosedError, decoded
 from runner.engine.ranks.messages import Go, Here, Join, Kind, Loaded
@@ -37,33 +33,6 @@ log = Log(__name__)
 _HERE_S = 60.0
 """A follower on this machine imports MLX first, which takes long on a busy one."""
 _CAUSE_S, _MOMENT_S = 2.0, 0.1
-_HOST = "127.0.0.1"
-
-
-class LocalFollower(Peer):
-    """A follower on this machine."""
-
-    def __init__(self, rank: int, settings: Settings) -> None:
-        """Starts the process."""
-        ours, theirs = socket.socketpair()
-        level = str(settings.log_level)
-        command = [sys.executable, "-m", __name__.replace("start", "follower"), str(theirs.fileno())]
-        with theirs:
-            self.process = subprocess.Popen(  # noqa: S603 - our own module
-                [*command, str(settings.models_dir), level],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=os.environ | _visible_device(rank),
-            )
-        super().__init__(f"rank {rank} (process {self.process.pid})", Link(ours))
-
-    def end(self, patience_s: float = BEAT_S) -> str:
-        """Ends the process if it does not end by itself, and returns how it ended if it did."""
-        with suppress(subprocess.TimeoutExpired):
-            status = self.process.wait(patience_s)
-            return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-        self.process.kill()
-        return "its connection was closed"
 
 
 class Leader:
@@ -72,10 +41,10 @@ class Leader:
     group: "mx.distributed.Group"
 
     def __init__(self, settings: Settings) -> None:
-        """Starts the followers."""
-        os.environ |= _visible_device(0)
+        """Starts the followers, or reaches them. Raises RankError for one that cannot be reached."""
+        os.environ |= visible_device(0)
         self.tape: Recorder | None = None
-        self.followers = [LocalFollower(rank, settings) for rank in range(1, settings.ranks)]
+        self.followers = start_followers(settings)
         self._loaded: SimpleQueue[Loaded] = SimpleQueue()
         self._ending = Event()
         self._watch = Watch(self.followers, self._take, self._gone, self._memory)
@@ -93,9 +62,9 @@ class Leader:
         self._backend = backend = group.backend()
         header = header_of(settings, model)
         for rank, follower in enumerate(self.followers, start=1):
-            join = Join(rank, settings.ranks, backend, header)
+            join = Join(rank, settings.ranks, settings.ranks_here, backend, header)
             self._ask(follower, partial(Link.send, kind=Kind.JOIN, message=join))
-        addresses = [group.free_address(_HOST)]
+        addresses = [group.free_address(self.followers[-1].link.host)]  # for the last rank, which closes the ring
         for follower in self.followers:
             here = self._ask(follower, lambda link: link.expect(Kind.HERE, Here, _HERE_S))
             addresses.append(here.address)
@@ -144,7 +113,7 @@ class Leader:
         self.await_cause(error)
         raise RankError(f"rank 0: {logs.error_line(error)}") from error
 
-    def _ask(self, follower: LocalFollower, act: Callable[[Link], Answer]) -> Answer:
+    def _ask(self, follower: FollowerPeer, act: Callable[[Link], Answer]) -> Answer:
         """Returns what `act` returns. Raises RankError, with the name of the rank, for what goes wrong."""
         try:
             return act(follower.link)
@@ -184,11 +153,3 @@ def lead(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[Leader
     leader.join(settings, model)
     leader.tape = LeaderTape(Links(leader.links))
     return leader, Recording(leader.tape, outbox, RankGrammar)
-
-
-def _visible_device(rank: int) -> dict[str, str]:
-    """Returns the variable that gives a rank a GPU of its own, on a machine with GPUs of NVIDIA's; else nothing."""
-    if not Path("/dev/nvidiactl").exists():
-        return {}
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return {"CUDA_VISIBLE_DEVICES": [*filter(None, devices.split(",")), *map(str, range(rank + 1))][rank]}

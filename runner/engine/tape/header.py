@@ -51,7 +51,9 @@ def differences(header: Header, settings: Settings, model: OpenedModel) -> Itera
             yield name.replace("_", "-"), there, found
 
 
-def settings_of(header: Header, model: str | None, models_dir: Path, log_level: int, ranks: int = 1) -> Settings:
+def settings_of(
+    header: Header, model: str | None, models_dir: Path, log_level: int, ranks: int = 1, ranks_here: int = 1
+) -> Settings:
     """Returns the settings of a replay, or of one of several ranks. `model` is where the model is, if not where it
     was."""
     choices = header.choices
@@ -66,6 +68,7 @@ def settings_of(header: Header, model: str | None, models_dir: Path, log_level: 
         cache_memory=Bound(choices.cache_memory_bytes, choices.cache_memory_percent),
         kv_bits=choices.kv_bits,
         ranks=ranks,
+        ranks_here=ranks_here,
         parallel=choices.parallel,
         max_gap_s=choices.max_gap_s,
         draft=choices.draft,

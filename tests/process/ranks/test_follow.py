@@ -1,0 +1,287 @@
+"""`mlx-runner follow` and `--followers`, with real processes on 127.0.0.1."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from runner.engine.ranks.handshake import prove_to_service
+from runner.errors import RankError
+from scripts.tools.host.lib import Client, Process, Request, free_port
+from scripts.tools.models.checkpoints import write_checkpoint
+from scripts.tools.models.store import write_store
+from tests.lib.patience import stretched
+from tests.process.conftest import RANDOM, RUNNER, SpawnModel
+
+WAIT_S = 60.0
+REQUESTS = (
+    Request("so many words about zebras " * 9, {"num_predict": 40, "temperature": 0}),
+    Request("once upon a time ", {"num_predict": 40, "temperature": 0.9, "seed": 7}),
+)
+SECRET = b"f0e1d2c3b4a5968778695a4b3c2d1e0f"
+Found = TypeVar("Found")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def eventually(look: Callable[[], Found | None], seconds: float = WAIT_S) -> Found:
+    """Returns what `look` finds, within so many seconds."""
+    until = time.monotonic() + seconds
+    while (found := look()) is None:
+        assert time.monotonic() < until, "it did not come to this in time"
+        time.sleep(0.02)
+    return found
+
+
+def ended(pid: int) -> bool | None:
+    """Returns True if the process is gone, else None."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return None
+
+
+class Service:
+    """`mlx-runner follow` on a port of its own."""
+
+    def __init__(self, models_dir: Path, secret: Path) -> None:
+        words = [*RUNNER, "follow", "--listen", "127.0.0.1:0", "--secret-file", str(secret)]
+        self.process = subprocess.Popen(
+            [*words, "--models-dir", str(models_dir)], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        self.log = ""
+        threading.Thread(target=self._read, daemon=True).start()
+        self.address = self.told(r"waiting for leaders\" address=(\S+)")[0]
+        self.models_dir, self.secret = models_dir, secret
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line
+
+    def told(self, pattern: str, count: int = 1) -> list[str]:
+        """Returns what the pattern finds in the log, once it is found so often."""
+        return eventually(lambda: found if len(found := re.findall(pattern, self.log)) >= count else None)
+
+    def followers(self, count: int = 1) -> list[int]:
+        """Returns the processes that this service has started, once there are so many."""
+        return [int(pid) for pid in self.told(r'"a load begins" leader=\S+ process=(\d+)', count)]
+
+    def connect(self) -> socket.socket:
+        host, _, port = self.address.rpartition(":")
+        return socket.create_connection((host, int(port)), timeout=WAIT_S)
+
+    @property
+    def words(self) -> list[str]:
+        """The flags of a leader."""
+        return ["--followers", self.address, "--secret-file", str(self.secret)]
+
+
+@pytest.fixture(name="secret")
+def file_of_secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    path.write_bytes(SECRET)
+    return path
+
+
+StartService = Callable[..., Service]
+
+
+@pytest.fixture(name="serve")
+def started(models_dir: Path, secret: Path) -> Iterator[StartService]:
+    """Starts services for one test, and ends them."""
+    services: list[Service] = []
+
+    def start(models_dir: Path = models_dir) -> Service:
+        services.append(Service(models_dir, secret))
+        return services[-1]
+
+    yield start
+    for service in services:
+        service.process.send_signal(signal.SIGTERM)
+        service.process.wait(WAIT_S)
+
+
+async def answers(process: Process) -> list[str]:
+    async with Client.of(process) as client:
+        return [done.text for done in await asyncio.gather(*map(client.complete, REQUESTS))]
+
+
+def refusal(process: Process) -> str:
+    """Returns the line with which a leader ends."""
+    assert process.wait(WAIT_S) == 1, process.output.text
+    return process.output.lines[-1]
+
+
+async def test_loads_follow_each_other_and_answer_as_one_process(serve: StartService, start: SpawnModel) -> None:
+    """The second leader comes as soon as the first is killed, as hosts do it."""
+    service, plain = serve(), start(RANDOM)
+    wanted = await answers(plain)
+    first = start(RANDOM, service.words)
+    assert await answers(first) == wanted
+    assert 'msg="ranks are joined" ranks=2 backend=ring' in first.output.text
+    (follower,) = service.followers()
+    first.kill()
+    second = start(RANDOM, service.words)
+    assert await answers(second) == wanted
+    assert ended(follower)
+    assert service.told(rf'"a load has ended" leader=\S+ process={follower} status="(.*?)"') == ["exit status 0"]
+
+
+@linux_only
+def test_the_service_itself_holds_no_model(serve: StartService, start: SpawnModel) -> None:
+    service = serve()
+    start(RANDOM, service.words)
+    (follower,) = service.followers()
+    assert "libmlx" not in Path(f"/proc/{service.process.pid}/maps").read_text()
+    assert "libmlx" in Path(f"/proc/{follower}/maps").read_text()
+
+
+def test_a_killed_leader_leaves_nothing_behind(serve: StartService, start: SpawnModel) -> None:
+    service = serve()
+    leader = start(RANDOM, service.words)
+    (follower,) = service.followers()
+    leader.kill()
+    assert eventually(lambda: ended(follower), stretched(2.0))
+
+
+def test_a_killed_follower_ends_its_leader_by_name(serve: StartService, start: SpawnModel) -> None:
+    service = serve()
+    leader = start(RANDOM, service.words)
+    (follower,) = service.followers()
+    os.kill(follower, signal.SIGKILL)
+    assert leader.wait(stretched(2.0)) == 1
+    assert leader.output.lines[-1] == (
+        f"Error: rank 1 ({service.address}) ended: the log of `mlx-runner follow` there says why"
+    )
+    assert service.told(r'"a load has ended" .*status="(.*)"') == ["killed by signal 9"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_ends_the_service_and_its_load(number: signal.Signals, serve: StartService, start: SpawnModel) -> None:
+    service = serve()
+    leader = start(RANDOM, service.words)
+    (follower,) = service.followers()
+    service.process.send_signal(number)
+    assert service.process.wait(stretched(2.0)) == -number
+    assert ended(follower)
+    assert refusal(leader).startswith(f"Error: rank 1 ({service.address}) ended: ")
+    assert "Traceback" not in service.log
+
+
+def test_another_secret_is_refused_on_both_sides(serve: StartService, start: SpawnModel, tmp_path: Path) -> None:
+    service = serve()
+    other = tmp_path / "other"
+    other.touch(0o600)
+    other.write_bytes(SECRET[1:])
+    leader = start(RANDOM, ["--followers", service.address, "--secret-file", str(other)], ready=False)
+    why = "it has another secret: compare the files that --secret-file names"
+    assert refusal(leader) == f"Error: rank 1 ({service.address}): {why}"
+    assert len(service.told(rf'"a connection is refused" peer=\S+ why="{why}"')) == 1
+    start(RANDOM, service.words)
+
+
+def test_a_second_leader_is_told_who_is_there(serve: StartService) -> None:
+    service = serve()
+    with service.connect() as first, service.connect() as second:
+        prove_to_service(first, SECRET)
+        host, port = first.getsockname()
+        with pytest.raises(RankError, match=f"^busy with the leader at {host}:{port}$"):
+            prove_to_service(second, SECRET)
+    assert eventually(lambda: ended(service.followers()[0]))
+    with service.connect() as third:
+        prove_to_service(third, SECRET)
+        assert len(service.followers(2)) == 2
+
+
+def test_a_busy_service_ends_the_second_leader(serve: StartService, start: SpawnModel) -> None:
+    service = serve()
+    with service.connect() as first:
+        prove_to_service(first, SECRET)
+        second = start(RANDOM, service.words, ready=False)
+        assert refusal(second).startswith(f"Error: rank 1 ({service.address}): busy with the leader at 127.0.0.1:")
+
+
+def test_a_service_that_is_not_there_is_named(start: SpawnModel, secret: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    leader = start(RANDOM, ["--followers", address, "--secret-file", str(secret)], ready=False)
+    assert refusal(leader) == (f"Error: rank 1 ({address}): connection refused; is `mlx-runner follow` running there?")
+
+
+def test_a_service_that_says_nothing_is_given_up(start: SpawnModel, secret: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        leader = start(RANDOM, ["--followers", address, "--secret-file", str(secret)], ready=False)
+        assert refusal(leader) == f"Error: rank 1 ({address}): it took longer than 10 s to answer"
+
+
+def test_strangers_keep_nobody_out(serve: StartService) -> None:
+    service = serve()
+    with ExitStack() as open_ones:
+        silent = [open_ones.enter_context(service.connect()) for _ in range(20)]
+        with service.connect() as browser:
+            browser.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert browser.makefile("rb").read().startswith(b"This is `mlx-runner follow`")
+        with service.connect() as leader:
+            prove_to_service(leader, SECRET)
+            service.followers()
+        assert silent[0].recv(1) == b""
+    assert service.process.poll() is None
+    assert "Traceback" not in service.log
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("qwen3", "weights: the leader has [0-9a-f]+, this rank [0-9a-f]+"),
+        (None, "read manifest: .* no such file or directory"),
+    ],
+)
+def test_a_machine_with_another_model_or_none_is_refused(
+    kind: str | None, why: str, serve: StartService, start: SpawnModel, tmp_path: Path
+) -> None:
+    store = tmp_path / "models"
+    store.mkdir()
+    if kind == "qwen3":
+        write_store(store, RANDOM, write_checkpoint(tmp_path / "source", "qwen3"))
+    service = serve(store)
+    leader = start(RANDOM, service.words, ready=False)
+    assert re.match(rf"Error: rank 1 \({service.address}\): .*{why}", refusal(leader)), leader.output.text
+    assert service.told(r'"a load has ended" .*status="(.*)"') == ["exit status 1"]
+
+
+def test_a_file_that_others_may_read_is_no_secret(secret: Path, models_dir: Path, start: SpawnModel) -> None:
+    secret.chmod(0o644)
+    line = f"Error: --secret-file {secret}: other users may read or change it: chmod 600 {secret}"
+    words = [*RUNNER, "follow", "--listen", "127.0.0.1:0", "--secret-file", str(secret)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, line)
+    leader = start(RANDOM, ["--followers", "127.0.0.1:1", "--secret-file", str(secret)], ready=False)
+    assert refusal(leader) == line
+
+
+def test_an_address_in_use_is_refused(secret: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        words = [*RUNNER, "follow", "--listen", address, "--secret-file", str(secret)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1].split(";")[0]) == (
+        1,
+        f"Error: listen tcp {address}: bind: address already in use",
+    )
