@@ -86,10 +86,10 @@ class Follower:
 def follow(link: Link, models_dir: Path, log_level: int) -> NoReturn:
     """Follows the leader at the other end of the link. Raises RunnerError for why this rank cannot, or cannot go on."""
     join = link.expect(Kind.JOIN, Join, _JOIN_S)
-    logs.mark(rank=join.rank)
     choices = join.header.choices
     if not link.is_local and choices.blas not in ("auto", "off"):
         raise RankError(f"--blas {choices.blas} names a library of the leader's machine: use auto or off")
+    logs.mark(rank=join.rank)
     blas.preload(choices.blas, choices.blas_threads)  # before MLX is imported
     from runner.engine.ranks import group
     from runner.engine.tape.header import differences, settings_of

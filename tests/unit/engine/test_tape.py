@@ -116,6 +116,8 @@ def test_a_replay_has_the_settings_of_the_recording(model: OpenedModel) -> None:
     assert header_of(again, model) == told
     assert (again.parallel, again.kv_bits, again.draft_tokens, again.draft_known) == (3, 8, 2, True)
     assert settings_of(told, "elsewhere", settings.models_dir, 20).model == "elsewhere"
+    rank = settings_of(told, None, settings.models_dir, 20, ranks=4, ranks_here=2)
+    assert (again.ranks, again.ranks_here, rank.ranks, rank.ranks_here) == (1, 1, 4, 2)
 
 
 @pytest.mark.parametrize("name", Identity.__struct_fields__)

@@ -1,0 +1,49 @@
+"""What a follower takes from a leader."""
+
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from runner.engine.ranks.follower import follow
+from runner.engine.ranks.link import Link
+from runner.engine.ranks.messages import Failed, Here, Join, Kind
+from runner.errors import RankError, RunnerError
+from tests.lib.taped_engine import HEADER
+
+
+def test_no_code_is_loaded_that_another_machine_names() -> None:
+    choices = msgspec.structs.replace(HEADER.choices, blas="/lib/x.so")
+    join = Join(1, 2, 1, "ring", msgspec.structs.replace(HEADER, choices=choices))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        leader = socket.create_connection(listener.getsockname())
+        follower, _ = listener.accept()
+    with leader, follower:
+        Link(leader).send(Kind.JOIN, join)
+        with pytest.raises(RankError, match=r"^--blas /lib/x\.so names a library of the leader's machine"):
+            follow(Link(follower), Path("/nowhere"), 20)
+
+
+def test_a_leader_reads_why_a_follower_failed() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        Link(theirs).send(Kind.FAILED, Failed("weights: the leader has 1, this rank 2"))
+        with pytest.raises(RunnerError, match=r"^weights: the leader has 1, this rank 2$"):
+            Link(ours).expect(Kind.HERE, Here, 10)
+
+
+def test_a_process_of_the_leaders_own_is_reached_on_loopback() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert (Link(ours).is_local, Link(ours).host) == (True, "127.0.0.1")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="has one address on loopback")
+def test_each_side_takes_tensors_where_the_other_reaches_it() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as listener:
+        leader = socket.create_connection(listener.getsockname(), source_address=("127.0.0.3", 0))
+        follower, _ = listener.accept()
+    with leader, follower:
+        assert (Link(leader).is_local, Link(leader).host, Link(follower).host) == (False, "127.0.0.3", "127.0.0.2")
