@@ -81,8 +81,8 @@ def _connect(address: Address) -> socket.socket:
             raise RankError(f"{host}: {why}")
         connection = socket.create_connection((host, address.port), DEADLINE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except socket.gaierror as error:
-        raise RankError(f"no machine of this name: {error.strerror}") from error
+    except (socket.gaierror, UnicodeError) as error:
+        raise RankError(f"no machine of this name: {error}") from error
     except TimeoutError as error:
         raise RankError(
             f"no answer for {DEADLINE_S:.0f} s; is `mlx-runner follow` running there, and does no firewall stop it?"

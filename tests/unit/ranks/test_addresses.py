@@ -1,5 +1,8 @@
 """Which addresses ranks may use."""
 
+import errno
+import socket
+
 import pytest
 
 from runner.engine.ranks.addresses import parse_address, parse_listen_address, unfit
@@ -36,6 +39,24 @@ def test_public_networks_are_not(host: str) -> None:
         parse_listen_address(f"{host}:1")
     with pytest.raises(RankError, match=rf"^rank 1 \({host}:1\): {host}: it is public"):
         RemoteFollower(1, f"{host}:1", b"")
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), "no machine of this name: .*Name or service not known"),
+        (UnicodeError("label too long"), "no machine of this name: label too long"),
+        (TimeoutError(), "no answer for 10 s; is `mlx-runner follow` running there, and does no firewall stop it"),
+        (OSError(errno.EHOSTUNREACH, ""), "no route to host; is `mlx-runner follow` running there"),
+    ],
+)
+def test_a_machine_that_cannot_be_reached_is_named(fault: Exception, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> str:
+        raise fault
+
+    monkeypatch.setattr(socket, "gethostbyname", fail)
+    with pytest.raises(RankError, match=rf"^rank 3 \(studio-2:11600\): {why}"):
+        RemoteFollower(3, "studio-2:11600", b"")
 
 
 @pytest.mark.parametrize("text", ["0.0.0.0:1", "localhost:1", "studio.local:1", "10.0.0:1", "10.0.0.02:1"])
