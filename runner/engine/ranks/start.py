@@ -147,6 +147,10 @@ class Leader:
 def lead(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[Leader, Recording]:
     """Starts the followers and joins them. Returns the leader and what it does beside its slices. Raises RankError if
     the ranks cannot begin."""
+    from runner.model.weights.split import split
+
+    if fault := split(model, settings.ranks).fault:
+        raise RankError(fault)
     if model.has_vision:
         log.info("pictures are refused", why="several ranks read text alone")
     leader = Leader(settings)
