@@ -8,7 +8,7 @@ from runner.model.weights.split import part_of, possible_ranks, split
 
 
 class RankShare(msgspec.Struct, frozen=True):
-    """A number of ranks, and the weights that each of them holds in memory. A tower and a draft model are not split."""
+    """A number of ranks, and the bytes of weights that each of them would hold in memory."""
 
     ranks: int
     bytes: int
