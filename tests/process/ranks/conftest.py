@@ -1,0 +1,110 @@
+"""Runners of several ranks, and what became of their processes."""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from scripts.tools.host.lib import Process
+from scripts.tools.models.checkpoints import write_checkpoint
+from scripts.tools.models.store import write_store
+from tests.lib.patience import stretched
+from tests.process.conftest import RANDOM
+
+ODD = (sys.executable, "-m", "tests.process.ranks.odd_leader")
+"""A runner of ranks with a fault in its followers: see `odd_follower`."""
+COUNTS = (
+    "outcome",
+    "total",
+    "matched",
+    "cached",
+    "left",
+    "evicted_bytes",
+    "generated",
+    "forced",
+    "drafted",
+    "accepted",
+)
+"""What the leader's log and those of its followers say alike of every request."""
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a model that four ranks can split."""
+    directory = tmp_path_factory.mktemp("wide")
+    source = write_checkpoint(directory / "source", "llama", overrides={"num_key_value_heads": 4})
+    write_store(directory / "models", RANDOM, source)
+    return directory / "models"
+
+
+def followers(process: Process) -> list[int]:
+    """Returns the processes of the followers, in the order of their ranks."""
+    return sorted(pid for pid, command in children(process).items() if "follower" in command)
+
+
+def children(process: Process) -> dict[int, str]:
+    """Returns the processes that a process has started, each with its command."""
+    found = Path(f"/proc/{process.pid}/task").glob("*/children")
+    return {int(pid): _command(int(pid)) for file in found for pid in file.read_text().split()}
+
+
+def ended(pids: Sequence[int], seconds: float) -> bool:
+    """Returns True once none of these processes is left, and False if one is after so many seconds."""
+    until_s = time.monotonic() + stretched(seconds)
+    while any(_state(pid) not in "ZX" for pid in pids):
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def completions(process: Process, rank: int = 0) -> dict[str, dict[str, str]]:
+    """Returns what the log of a rank says of each request that has ended, by its number."""
+    found = {}
+    for line in process.output.lines:
+        if "msg=completion" in line:
+            fields = dict(re.findall(r" (\w+)=(\S+)", line))
+            if int(fields.get("rank", 0)) == rank:
+                found[fields["request"]] = {name: fields[name] for name in COUNTS if name in fields}
+    return found
+
+
+def check_logs(process: Process, requests: int, ranks: int = 2) -> dict[str, dict[str, str]]:
+    """Checks that all ranks say the same of this many requests. Returns what they say."""
+    until_s = time.monotonic() + stretched(5)
+    while min(len(completions(process, rank)) for rank in range(ranks)) < requests and time.monotonic() < until_s:
+        time.sleep(0.02)
+    own, *others = (completions(process, rank) for rank in range(ranks))
+    assert len(own) == requests
+    for other in others:
+        assert other == own
+    return own
+
+
+def error_lines(process: Process) -> list[str]:
+    """Returns the lines that a host reports to its user."""
+    return [line for line in process.output.lines if line.startswith("Error:")]
+
+
+def ticks(pid: int) -> int:
+    """Returns the processor time of a process, in hundredths of a second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 100 // os.sysconf("SC_CLK_TCK")
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"

@@ -1,0 +1,101 @@
+"""A follower with a fault in it; `ODD` names what goes wrong.
+
+* `dies`      it ends before it joins
+* `unwilling` it never joins
+* `token`     its answers have other tokens than the leader's
+* `draws`     it draws other tokens than the leader
+* `position`  it believes that its forwards begin elsewhere
+* `memory`    its memory runs out
+* `closes`    it closes its connection, and goes on
+* `garbage`   it writes what is no frame
+
+All but the first two wait for the first request.
+"""
+
+import os
+import socket
+import sys
+import time
+from unittest.mock import patch
+
+from runner.engine.ranks.follower import Follower, main
+from runner.engine.ranks.link import Link
+
+ODD = os.environ["ODD"]
+answering = False
+links: list[Link] = []
+
+
+def _note_requests() -> None:
+    from runner.engine.tape.replay import Replay
+
+    take = Replay._take
+
+    def taken(replay: Replay, turn: object, add: object) -> None:
+        global answering
+        answering = True
+        if ODD == "closes":
+            patch.object(os, "_exit", lambda status: time.sleep(600)).start()
+            links[0]._socket.shutdown(socket.SHUT_RDWR)
+            time.sleep(600)
+        if ODD == "garbage":
+            links[0]._socket.sendall(b"\xff" * 64)
+        take(replay, turn, add)  # type: ignore[arg-type]
+
+    patch.object(Replay, "_take", taken).start()
+
+
+def _patch() -> None:
+    """Makes the fault. MLX may be imported."""
+    import mlx.core as mx
+
+    from runner.engine.ranks import group, tapes
+
+    _note_requests()
+    agreement, position, forward = group.agreement, tapes._position, tapes.forward
+
+    def agreed(token: mx.array, ranks: mx.distributed.Group) -> mx.array:
+        return agreement(token, ranks) + int(answering)
+
+    def elsewhere(layers: list[object]) -> int:
+        return position(layers) + int(answering)
+
+    def without_memory(run: object, tape: object) -> object:
+        checked = forward(run, tape)  # type: ignore[arg-type]
+
+        def computed(tokens: mx.array, layers: list[object]) -> mx.array:
+            if answering:
+                raise RuntimeError("[malloc] Unable to allocate 12 bytes.")
+            return checked(tokens, layers)
+
+        return computed
+
+    def never(*arguments: object) -> object:
+        while True:
+            time.sleep(60)
+
+    if ODD == "draws":
+        patch.object(group, "agreement", lambda token, ranks: agreement(token + 1, ranks)).start()
+    elif ODD == "token":
+        patch.object(group, "agreement", agreed).start()
+    elif ODD == "position":
+        patch.object(tapes, "_position", elsewhere).start()
+    elif ODD == "memory":
+        patch.object(tapes, "forward", without_memory).start()
+    elif ODD == "unwilling":
+        patch.object(group, "join", never).start()
+
+
+def _watch(own: Follower) -> None:
+    links.append(own._link)
+    watch(own)
+    _patch()
+
+
+watch = Follower.watch
+patch.object(Follower, "watch", _watch).start()
+
+if __name__ == "__main__":
+    if ODD == "dies":
+        sys.exit(7)
+    main(sys.argv[1:])

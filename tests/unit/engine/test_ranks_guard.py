@@ -1,0 +1,54 @@
+"""A process that waits for other ranks in vain is killed, even if none of its threads can run."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.lib.patience import stretched
+
+PROGRAM = """
+import sys, time
+from runner.engine.ranks.guard import guarded
+descriptor, seconds, works, tells = map(float, sys.argv[1:])
+with guarded(seconds, {int(descriptor): "rank 1"}, tells=bool(tells)):
+    time.sleep(works)
+"""
+
+
+def run(act: Callable[[socket.socket], object], seconds: float, works: float, *, tells: bool) -> tuple[int, str]:
+    """Runs a process with a peer, to which the test does something. Returns its exit status and its output."""
+    far, near = socket.socketpair()
+    words = [str(near.fileno()), str(seconds), str(works), str(int(tells))]
+    with near:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *words], stderr=subprocess.PIPE, text=True, pass_fds=[near.fileno()]
+        )
+    act(far)
+    _, written = process.communicate(timeout=stretched(20))
+    far.close()
+    return process.returncode, written
+
+
+def test_who_is_done_in_time_goes_on() -> None:
+    assert run(lambda far: far.send(b"a frame"), 60, 0.3, tells=True) == (0, "")
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_who_takes_too_long_is_killed(tells: bool) -> None:
+    line = "Error: the ranks could not be joined in 1 s\n" if tells else ""
+    assert run(lambda far: None, 1, 600, tells=tells) == (-signal.SIGKILL, line)
+
+
+def test_who_waits_for_one_that_is_gone_is_killed() -> None:
+    def leave(far: socket.socket) -> None:
+        far.send(b"its last words")
+        time.sleep(0.2)
+        far.close()
+
+    line = "Error: rank 1 ended while the ranks were joined\n"
+    assert run(leave, 600, 600, tells=True) == (-signal.SIGKILL, line)
