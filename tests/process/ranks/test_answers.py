@@ -142,8 +142,8 @@ async def test_an_architecture_answers_as_one(name: str, start: SpawnModel, tmp_
         process = start(str(tmp_path), [*arguments, *ranks], generation=G)
         async with Client.of(process) as client:
             requests = [
-                Request("0123456789" * 4, {"num_predict": 12}),
-                Request("9876543210", {"num_predict": 8, "seed": 1, "temperature": 1.0}),
+                Request("0123456789" * 4, {"num_predict": 6}),
+                Request("9876543210", {"num_predict": 4, "seed": 1, "temperature": 1.0}),
             ]
             texts.append([(await client.complete(request)).text for request in requests])
             texts[-1] += [each.text for each in await asyncio.gather(*map(client.complete, requests))]

@@ -46,8 +46,9 @@ async def answering(process: Process, request: Request = LONG) -> AsyncIterator[
 def check_end(process: Process, pids: list[int], why: str, seconds: float) -> None:
     """Checks that all ranks end, for this reason."""
     assert process.wait(stretched(seconds)) == 1, process.output.text[-2000:]
-    (line,) = error_lines(process)
-    assert re.fullmatch(f"Error: {why}", line), line
+    lines = error_lines(process)
+    assert len(lines) == 1, process.output.text[-2000:]
+    assert re.fullmatch(f"Error: {why}", lines[0]), lines
     assert ended(pids, 2)
 
 
