@@ -234,22 +234,24 @@ def _triple(error: BaseException) -> tuple[type[BaseException], BaseException, T
     return type(error), error, error.__traceback__
 
 
-def die(error: RunnerError, status: int = 1) -> NoReturn:
-    """Ends the process with this error. Its advice comes a line earlier, since hosts report the last line."""
+def die(error: RunnerError, status: int = 1, *, apart: bool = False) -> NoReturn:
+    """Ends the process with this error. Its advice comes a line earlier, since hosts report the last line. `apart` is
+    as for `fatal`."""
     if error.advice:
         logging.getLogger(__name__).warning("what to do: %s", error.advice)
-    fatal(str(error), status)
+    fatal(str(error), status, apart=apart)
 
 
-def fatal(text: str, status: int = 1) -> NoReturn:
-    """Ends the process with the line that a host reports to its user: `Error: <text>`."""
+def fatal(text: str, status: int = 1, *, apart: bool = False) -> NoReturn:
+    """Ends the process with the line that a host reports to its user: `Error: <text>`. It begins a new line if it must
+    stand `apart` from what code that is not ours writes piece by piece."""
     line = f"Error: {' '.join(text.split())}".encode(errors="backslashreplace")[: LINE_LIMIT - 1] + b"\n"
     try:
         first = _ending.acquire(timeout=2 * _FATAL_WAIT_MS / 1000)
         output = select.poll()
         output.register(_STDERR, select.POLLOUT)
         if first and output.poll(_FATAL_WAIT_MS):  # a host that does not read must not delay the end
-            os.write(_STDERR, STATUS_LINE.blank + line)
+            os.write(_STDERR, STATUS_LINE.blank + b"\n" * apart + line)
     finally:
         os._exit(status)
 

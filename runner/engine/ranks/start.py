@@ -135,7 +135,8 @@ class Leader:
             name, why = killed[0], ""
         else:
             name = peer.name
-        logs.die(RankError(f"{name}: {why}" if why else f"{name} ended: {ends[name]}"))
+        error = RankError(f"{name}: {why}" if why else f"{name} ended: {ends[name]}")
+        logs.die(error, apart=True)  # MLX's ring writes of lost peers
 
     @staticmethod
     def _memory() -> int:
