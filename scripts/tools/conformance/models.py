@@ -19,13 +19,15 @@ UNSUPPORTED = "hal:latest"
 ARCHITECTURE = "HAL9000ForCausalLM"
 
 
-def write_models(directory: Path) -> Path:
-    """Writes them all; returns the models directory."""
+def write_models(directory: Path, key_heads: int = 1) -> Path:
+    """Writes them all; returns the models directory. So many ranks can split the scripted ones as they have
+    `key_heads`."""
     sources, store = directory / "sources", directory / "models"
-    main = scripted_model.write_main(sources / "main")
+    main = scripted_model.write_main(sources / "main", key_heads)
     write_store(store, MAIN, main)
-    write_store(store, SMALL, scripted_model.write_small(sources / "small"))
-    write_store(store, SENTENCEPIECE, scripted_model.write_sentencepiece(sources / "sentencepiece"))
+    write_store(store, SMALL, scripted_model.write_small(sources / "small", key_heads))
+    spelled = scripted_model.write_sentencepiece(sources / "sentencepiece", key_heads)
+    write_store(store, SENTENCEPIECE, spelled)
     write_store(store, SEEING, write_source(sources / "seeing", "qwen3.5-seeing"))
     _rename_architecture(write_store(store, UNSUPPORTED, main))
     return store

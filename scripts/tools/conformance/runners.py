@@ -45,7 +45,17 @@ class Runners:
     Processes are shared between the generations that spawn them alike: a runner cannot tell these apart.
     """
 
-    def __init__(self, command: Sequence[str], *, faulty: Sequence[str] | None = None, cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        faulty: Sequence[str] | None = None,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        key_heads: int = 1,
+    ) -> None:
+        """`environment` is for every process; `key_heads` is as for `write_models`."""
+        self._environment, self._key_heads = environment or {}, key_heads
         self.command = command
         self.faulty = faulty
         self._cwd = cwd
@@ -61,7 +71,7 @@ class Runners:
         self._ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         if self._ignored:
             signal.signal(signal.SIGINT, lambda number, frame: None)
-        write_models(Path(self._directory.name))
+        write_models(Path(self._directory.name), self._key_heads)
         return self
 
     def __exit__(
@@ -83,7 +93,7 @@ class Runners:
         """Spawns `command` with `words` as arguments. OLLAMA_DEBUG is unset unless `environment` has it."""
         inherited = {key: value for key, value in os.environ.items() if key != "OLLAMA_DEBUG"}
         ours = {"OLLAMA_MODELS": str(self.models_dir), "MLX_RUNNER_PREFILL_CHUNK": str(CHUNK_TOKENS)}
-        variables = {**inherited, **ours, **(environment or {})}
+        variables = {**inherited, **ours, **self._environment, **(environment or {})}
         return Process([*(command or self.command), *words], port, generation, variables, self._cwd)
 
     def shared(self, generation: Generation, model: str) -> Process:

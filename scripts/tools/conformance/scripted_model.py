@@ -92,22 +92,33 @@ def _transitions() -> dict[int, Transition]:
     return rows
 
 
-def write_main(directory: Path) -> Path:
+def write_main(directory: Path, key_heads: int = 1) -> Path:
     """The model of most tests: a long context, no BOS of its own."""
-    return write_scripted(
-        directory, VOCABULARY, _transitions(), EOS, SPECIAL, context_length=CONTEXT, bos=BEGIN, add_bos=False
-    )
+    return _write(directory, CONTEXT, key_heads, add_bos=False)
 
 
-def write_small(directory: Path) -> Path:
+def write_small(directory: Path, key_heads: int = 1) -> Path:
     """64 tokens of context, and a BOS in front of every prompt."""
+    return _write(directory, SMALL_CONTEXT, key_heads, add_bos=True)
+
+
+def _write(directory: Path, context: int, key_heads: int, *, add_bos: bool) -> Path:
     return write_scripted(
-        directory, VOCABULARY, _transitions(), EOS, SPECIAL, context_length=SMALL_CONTEXT, bos=BEGIN, add_bos=True
+        directory,
+        VOCABULARY,
+        _transitions(),
+        EOS,
+        SPECIAL,
+        context_length=context,
+        bos=BEGIN,
+        add_bos=add_bos,
+        key_heads=key_heads,
     )
 
 
-def write_sentencepiece(directory: Path) -> Path:
+def write_sentencepiece(directory: Path, key_heads: int = 1) -> Path:
     """A SentencePiece-style tokenizer: after a `?` comes the word `▁Hello`, then `▁world` and the end."""
     words = (*BYTES, b" Hello", b" world")
     rows: dict[int, Transition] = {ord("?"): 256, 256: 257}
-    return write_scripted(directory, words, rows, [258], {258: "</s>"}, alphabet="sentencepiece")
+    end = {258: "</s>"}
+    return write_scripted(directory, words, rows, [258], end, alphabet="sentencepiece", key_heads=key_heads)

@@ -45,6 +45,7 @@ def write_scripted(
     add_bos: bool = False,
     alphabet: Alphabet = "byte-level",
     small_head: bool = False,
+    key_heads: int = 1,
 ) -> Path:
     """Writes config, tokenizer and weights of a scripted llama into `directory` (made if need be) and returns it.
 
@@ -53,7 +54,8 @@ def write_scripted(
     everything else `BACKGROUND`) or the logits by id; tokens without one go to `default`, or else to the first EOS.
     `alphabet` is how tokenizer.json spells the bytes; sentencepiece spells a space "▁" and lone bytes "<0xNN>", and
     "tokenizer.model" stands for that file in the place of tokenizer.json, with one id more than the model has.
-    `small_head` makes keys and values an eighth as large, by one head of a size that not every runner knows.
+    `small_head` makes keys and values an eighth as large, by one head of a size that not every runner knows; else there
+    are `key_heads` heads of keys and values.
     """
     special = dict(sorted((special or {}).items()))
     if tuple(vocabulary[:256]) != BYTES or len(set(vocabulary)) != len(vocabulary):
@@ -69,13 +71,14 @@ def write_scripted(
             logits[token, successor] = logit
 
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = _tensors(logits, _SMALL_HEAD_DIM if small_head else None)
+    tensors = _tensors(logits, _SMALL_HEAD_DIM if small_head else None, key_heads)
     (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors, {"format": "pt"}))
     hidden = tensors["model.norm.weight"].shape[0]
     ids: dict[str, object] = {"eos_token_id": list(eos) if len(eos) != 1 else eos[0]}
     if bos is not None:
         ids["bos_token_id"] = bos
-    _write_json(directory / "config.json", _config(size, hidden, context_length, small_head=small_head) | ids)
+    config = _config(size, hidden, context_length, key_heads, small_head=small_head)
+    _write_json(directory / "config.json", config | ids)
     _write_json(directory / "generation_config.json", ids)
     _write_json(directory / "tokenizer_config.json", {"add_bos_token": add_bos, "tokenizer_class": "TokenizersBackend"})
     texts = list(special.values())
@@ -92,7 +95,7 @@ def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
 
 
-def _config(size: int, hidden: int, context_length: int, *, small_head: bool) -> dict[str, object]:
+def _config(size: int, hidden: int, context_length: int, key_heads: int, *, small_head: bool) -> dict[str, object]:
     # Not every runner knows heads of another size than the width of the model over their number.
     heads = (
         {"num_attention_heads": 1, "head_dim": _SMALL_HEAD_DIM}
@@ -107,7 +110,7 @@ def _config(size: int, hidden: int, context_length: int, *, small_head: bool) ->
         "intermediate_size": _INTERMEDIATE,
         "num_hidden_layers": 1,
         **heads,
-        "num_key_value_heads": 1,
+        "num_key_value_heads": key_heads,
         "max_position_embeddings": context_length,
         "rms_norm_eps": 1e-30,  # vanishes beside a mean square of 1
         "rope_theta": 10000.0,
@@ -125,7 +128,9 @@ def _filler(total: int) -> list[int]:
     return parts
 
 
-def _tensors(logits: "np.ndarray[tuple[int, int], np.dtype[np.float32]]", only_head: int | None) -> dict[str, Tensor]:
+def _tensors(
+    logits: "np.ndarray[tuple[int, int], np.dtype[np.float32]]", only_head: int | None, key_heads: int
+) -> dict[str, Tensor]:
     """`only_head`: the size of the one head; None for as many as the model is wide."""
     size = len(logits)
     hidden = 512
@@ -138,7 +143,7 @@ def _tensors(logits: "np.ndarray[tuple[int, int], np.dtype[np.float32]]", only_h
     head = np.zeros((size, hidden), np.float32)
     head[:, :size] = logits.T / _ONE_HOT
     layer = "model.layers.0"
-    queries, keys = only_head or hidden, only_head or _HEAD_DIM
+    queries, keys = only_head or hidden, only_head or key_heads * _HEAD_DIM
     arrays = {
         "lm_head.weight": head,
         "model.embed_tokens.weight": embedding,

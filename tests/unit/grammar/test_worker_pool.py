@@ -56,7 +56,12 @@ class Bench:
     def processes(self) -> list[int]:
         """The process ids of the workers."""
         children = Path(f"/proc/{self.fork_server}/task/{self.fork_server}/children").read_text().split()
-        return [int(child) for child in children if "State:\tZ" not in Path(f"/proc/{child}/status").read_text()]
+        alive = []
+        for child in children:
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+                if "State:\tZ" not in Path(f"/proc/{child}/status").read_text():
+                    alive.append(int(child))
+        return alive
 
     async def until_there_are(self, count: int) -> None:
         async with asyncio.timeout(PATIENCE_S):
