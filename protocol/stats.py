@@ -201,7 +201,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Its rank, and its process or address."""
     memory_bytes: int
-    """What MLX has in use there, as of its last beat."""
+    """The memory that MLX has in use there, as of its last beat."""
 
 
 class RankCounts(msgspec.Struct, frozen=True, kw_only=True):

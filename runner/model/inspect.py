@@ -9,12 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import mlx.core as mx
 import msgspec
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten
 
 from runner.errors import FaultsError, ModelError
 from runner.model.config import read_config, text_config
@@ -26,6 +25,7 @@ from runner.model.sources.checkpoint import Checkpoint, Tensor
 from runner.model.sources.digests import verify_digests
 from runner.model.weights.assemble import build_module, rehearse
 from runner.model.weights.dtype import DtypePlan
+from runner.model.weights.parameters import parameters_of
 from runner.model.weights.unpack import PACKED_PARTS
 
 _PARTS = {
@@ -147,7 +147,7 @@ def contents(module: Module, types: DtypePlan) -> tuple[list[Amount], int]:
     unpacked = {each.path: each.unpacked_bytes for each in types.unpacked_layers(module)}
     found: list[tuple[str, int, int]] = []
     parameters = 0
-    for name, array in cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())):
+    for name, array in parameters_of(module).items():
         path, _, last = name.rpartition(".")
         layer = packed.get(path) if last in PACKED_PARTS else None
         counts = layer is None or last == "weight"

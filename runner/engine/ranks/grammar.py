@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runner.engine.tape.grammar import attempt
 from runner.engine.tape.interface import Tape, Value, What
 from runner.errors import RequestError
 from runner.grammar import Grammar, Guide
@@ -60,16 +61,8 @@ class _Source:
         self._source, self._tape = source, tape
 
     def send(self, step: Follow) -> None:
-        def look() -> str | None:
-            assert self._source is not None
-            try:
-                self._source.send(step)
-            except RequestError as error:
-                return str(error)
-            return None
-
-        if (fault := self._tape.of(What.GRAMMAR, look)) is not None:
-            raise RequestError(fault)
+        source = self._source
+        attempt(self._tape, lambda: source.send(step) if source is not None else None)
 
     def receive(self, patience_s: float) -> State | None:
         def look() -> Value:

@@ -19,7 +19,7 @@ _SMALL_ROUNDS = 5
 
 
 class Speed(NamedTuple):
-    """How fast the slowest connection between ranks is."""
+    """The speed of the slowest connection between ranks."""
 
     latency_us: int
     """Of an `all_sum` of 16 KB."""
@@ -47,15 +47,15 @@ def join(rank: int, addresses: Sequence[str], backend: str, peers: Mapping[int, 
     if backend == "nccl":
         host, _, port = addresses[0].rpartition(":")
         os.environ |= {"NCCL_HOST_IP": host, "NCCL_PORT": port}
-    with tempfile.NamedTemporaryFile("w", prefix="mlx-runner-ranks-", suffix=".json") as file:
-        json.dump([[address] for address in addresses], file)
-        file.flush()
-        os.environ["MLX_HOSTFILE"] = file.name
-        try:
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="mlx-runner-ranks-", suffix=".json") as file:
+            json.dump([[address] for address in addresses], file)
+            file.flush()
+            os.environ["MLX_HOSTFILE"] = file.name
             with guarded(JOIN_S, peers, tells=rank == 0):
                 group = mx.distributed.init(strict=True, backend=backend)
-        except (RuntimeError, ValueError) as error:
-            raise RunnerError(f"the ranks cannot be joined by {backend}: {error}") from error
+    except (OSError, RuntimeError, ValueError) as error:  # a full disk among them
+        raise RunnerError(f"the ranks cannot be joined by {backend}: {error}") from error
     if (group.rank(), group.size()) != (rank, len(addresses)):
         raise RunnerError(f"{backend} joined rank {group.rank()} of {group.size()}, not {rank} of {len(addresses)}")
     return group

@@ -1,4 +1,4 @@
-"""How a leader and the service on another machine (`mlx-runner follow`) prove to each other that they know one secret.
+"""Mutual proof of a leader and the service on another machine (`mlx-runner follow`) that they know one secret.
 
     leader                               service
     HELLO VERSION nonce            -->

@@ -1,4 +1,4 @@
-"""What the engine knows of ranks."""
+"""The interface through which the engine sees ranks."""
 
 from typing import TYPE_CHECKING, NoReturn, Protocol
 

@@ -1,4 +1,4 @@
-"""What leader and followers tell each other: frames of a kind and a body in MessagePack, with bounds."""
+"""Messages between leader and followers: frames of a kind and a body in MessagePack, with bounds."""
 
 from enum import IntEnum
 from typing import Annotated
@@ -48,11 +48,11 @@ class Here(msgspec.Struct, frozen=True):
     address: _Text
     """IP:PORT where it takes tensors."""
     notes: list[_Text] = []
-    """What differs from the leader, and is no reason not to go on."""
+    """Differences from the leader that are no reason to end."""
 
 
 class Go(msgspec.Struct, frozen=True):
-    """Where all ranks take tensors."""
+    """The addresses at which ranks take tensors."""
 
     addresses: list[_Text]
 
@@ -72,7 +72,7 @@ class Beat(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """Why a follower ends."""
+    """The end of a follower, and its reason."""
 
     text: _Text
 

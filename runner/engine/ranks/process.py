@@ -19,7 +19,6 @@ def start_follower(
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
         env=environ,
-        start_new_session=True,  # a terminal's Ctrl-C is for its leader, with which it ends
     )
 
 

@@ -19,7 +19,7 @@ class Peer:
         """Its rank and its address, in words."""
         self.link = link
         self.memory_bytes = 0
-        """What MLX holds there, as of its last beat."""
+        """The memory that MLX has in use there, as of its last beat."""
         self.heard_s = monotonic()
 
 

@@ -1,5 +1,6 @@
 """Grammars on a tape: when their states come is an input, what the states say follows."""
 
+from collections.abc import Callable
 from math import inf
 from time import monotonic
 from zlib import crc32
@@ -14,6 +15,21 @@ from runner.grammar.guide import StateSource
 from runner.grammar.messages import Follow, State
 
 
+def attempt(tape: Tape, act: Callable[[], object]) -> None:
+    """Does `act`, unless the tape is read: then it was done when that was written. Raises RequestError if it does, or
+    did."""
+
+    def look() -> str | None:
+        try:
+            act()
+        except RequestError as error:
+            return str(error)
+        return None
+
+    if (fault := tape.of(What.GRAMMAR, look)) is not None:
+        raise RequestError(fault)
+
+
 class TapedGrammar:
     """A compiled grammar whose guide stands on the tape. Owner: the engine thread."""
 
@@ -22,20 +38,9 @@ class TapedGrammar:
 
     def guide(self) -> Guide:
         """Returns the guide. Raises RequestError if there is none any more."""
-        guide: Guide | None = None
-
-        def look() -> str | None:
-            nonlocal guide
-            try:
-                guide = self._grammar.guide()
-            except RequestError as error:
-                return str(error)
-            return None
-
-        fault = self._tape.of(What.GRAMMAR, look)
-        if fault is not None:
-            raise RequestError(fault)
-        guide = guide or self._grammar.guide()
+        guides: list[Guide] = []
+        attempt(self._tape, lambda: guides.append(self._grammar.guide()))
+        guide = guides[0] if guides else self._grammar.guide()
         guide.watch(lambda source: _TapedSource(source, self._tape), lambda: self._tape.of(What.SECONDS, monotonic))
         return guide
 
@@ -51,16 +56,7 @@ class _TapedSource:
         self._source, self._tape = source, tape
 
     def send(self, step: Follow) -> None:
-        def look() -> str | None:
-            try:
-                self._source.send(step)
-            except RequestError as error:
-                return str(error)
-            return None
-
-        fault = self._tape.of(What.GRAMMAR, look)
-        if fault is not None:
-            raise RequestError(fault)
+        attempt(self._tape, lambda: self._source.send(step))
         if isinstance(self._tape, Player):
             self._source.send(step)
 

@@ -21,7 +21,7 @@ class Player:
     """The tape of an engine that is replayed. Owner: the engine thread."""
 
     sides = ("recorded", "replayed")
-    """What a difference calls the two values."""
+    """The names of the two values in a difference."""
 
     def __init__(self, entries: Iterator[Entry]) -> None:
         self._entries = entries

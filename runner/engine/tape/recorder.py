@@ -8,7 +8,7 @@ from runner.engine.tape.values import Entry
 
 
 class Sink(Protocol):
-    """Where a tape goes."""
+    """The destination of a tape."""
 
     def write(self, entries: list[Entry]) -> None:
         """Takes entries, in one write."""

@@ -24,7 +24,8 @@ from runner.model.weights.assemble import placeholders
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.packed import Arrays
-from runner.model.weights.part import assemble_part, load_part, parameters_of, plan_part
+from runner.model.weights.parameters import parameters_of
+from runner.model.weights.part import assemble_part, load_part, plan_part
 
 log = Log(__name__)
 

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import KVCache
 
 from runner.model.heads.target import Target
 from runner.model.weights.experts import Weights
-from runner.model.weights.part import parameters_of
+from runner.model.weights.parameters import parameters_of
 
 
 class HeadModule(Module):

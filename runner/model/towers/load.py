@@ -20,8 +20,7 @@ from runner.model.weights.dtype import plan_dtypes
 from runner.model.weights.experts import Weights
 from runner.model.weights.load import settle
 from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
-from runner.model.weights.parameters import check_parameters
-from runner.model.weights.part import parameters_of
+from runner.model.weights.parameters import check_parameters, parameters_of
 from runner.model.weights.quantized_layers import quantize_layers
 from runner.model.weights.reading import read_arrays
 

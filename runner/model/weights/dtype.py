@@ -11,11 +11,11 @@ from typing import Literal, NamedTuple, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten
 
 from runner.logs import Log
 from runner.model.device import available_bytes
 from runner.model.sources.checkpoint import Tensor
+from runner.model.weights.parameters import parameters_of
 from runner.model.weights.unpack import PACKED_PARTS, PackedLayer, packed_layers
 from runner.settings import CACHE_PERCENT
 from runner.sizes import shown
@@ -64,7 +64,7 @@ class DtypePlan(NamedTuple):
 
     def nbytes(self, module: Module) -> int:
         """Returns the bytes of the module's parameters after conversion. They may be placeholders."""
-        parameters = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
+        parameters = parameters_of(module).items()
         added = sum(each.unpacked_bytes - self._packed_bytes(each) for each in self.unpacked_layers(module))
         return added + sum(array.size * self.dtype_of(name, array.dtype).size for name, array in parameters)
 
@@ -125,7 +125,7 @@ def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None, *,
     `budget_bytes` is the limit for weights, caches and computing together; None stands for all available memory. With a
     slow BLAS nothing is unpacked: that would gain a twentieth of the time for several times the memory.
     """
-    parameters = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
+    parameters = [*parameters_of(module).items()]
     own = _most(parameters)
     if wanted in _TYPES:
         return DtypePlan(

@@ -8,7 +8,6 @@ from typing import NamedTuple, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten
 
 import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
 
@@ -25,8 +24,8 @@ from runner.model.weights.assemble import assemble, rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.expert_reader import ExpertReader, find_expert_stacks, outside_stacks
 from runner.model.weights.packed import Arrays, Recipe
+from runner.model.weights.parameters import parameters_of
 from runner.model.weights.reading import read_arrays
-from runner.model.weights.share import load_share
 from runner.model.weights.unpack import unpack_layers
 
 log = Log(__name__)
@@ -61,8 +60,7 @@ class LoadedModel(NamedTuple):
     @property
     def dtypes(self) -> list[str]:
         """The types of the parameters in memory."""
-        arrays = cast("list[tuple[str, mx.array]]", tree_flatten(self.module.parameters()))
-        return sorted({str(array.dtype) for _, array in arrays})
+        return sorted({str(array.dtype) for array in parameters_of(self.module).values()})
 
     def make_layers(self) -> list[object]:
         """Returns fresh layer caches for one sequence, one per layer with state."""
@@ -93,6 +91,8 @@ def load(
         ReadError: reading failed after these checks.
     """
     if group is not None:
+        from runner.model.weights.share import load_share  # most models are not shared
+
         return LoadedModel(load_share(opened, dtype, budget_bytes, group), tuple(opened.suppressed_tokens))
     rehearsed, recipe = rehearse(opened)
     types = plan_dtypes(dtype, rehearsed, budget_bytes, slow_blas=slow_blas)
@@ -112,7 +112,7 @@ def settle(module: Module, types: DtypePlan) -> None:
     """Converts the parameters of a module whose arrays have been read as `types` says, and evaluates all of it."""
     # The results of sanitize are still lazy, and nothing else holds the arrays that were read: evaluating a group frees
     # the arrays from which it is made.
-    waiting = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))[::-1]
+    waiting = [*parameters_of(module).items()][::-1]
     group: list[tuple[str, mx.array]] = []
     group_bytes = 0
     while waiting:

@@ -2,8 +2,11 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
 
 from runner.errors import FaultsError, ModelError
 from runner.model.opened import OpenedModel
@@ -11,6 +14,11 @@ from runner.model.opened import OpenedModel
 _LISTED = 6
 """The number of tensors that a message names before it only counts them."""
 _BLOCK = re.compile(r"(?:.+\.)?layers\.\d+\.")
+
+
+def parameters_of(module: Module) -> dict[str, mx.array]:
+    """Returns the parameters of a module by name."""
+    return dict(cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())))
 
 
 def check_parameters(opened: OpenedModel, wanted: Mapping[str, mx.array], found: Mapping[str, mx.array]) -> None:

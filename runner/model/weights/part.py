@@ -6,9 +6,7 @@ It is planned on placeholders, assembled and loaded as the model is, within what
 from collections.abc import Callable, Mapping
 from typing import TypeVar, cast
 
-import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten
 
 from runner.errors import ModelError
 from runner.logs import Log
@@ -19,17 +17,12 @@ from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.experts import Weights
 from runner.model.weights.load import settle
 from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
-from runner.model.weights.parameters import check_parameters
+from runner.model.weights.parameters import check_parameters, parameters_of
 from runner.model.weights.quantized_layers import quantize_layers
 from runner.model.weights.reading import read_arrays
 
 log = Log(__name__)
 Part = TypeVar("Part", bound=Module)
-
-
-def parameters_of(module: Module) -> Weights:
-    """Returns the parameters of a module by name."""
-    return dict(cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())))
 
 
 def assemble_part(

@@ -25,7 +25,7 @@ _READ_BYTES = 512 << 20
 """Readers wait for each other at the end of a group, so there should be few; but the log shows progress by groups."""
 
 _SPARE_FILES = 64
-"""What the process may open while lazy arrays keep their files open: sockets, logs, modules."""
+"""Descriptors for all else while lazy arrays keep their files open: sockets, logs, modules."""
 _FAULTS = (RuntimeError, KeyError, OSError)
 
 

@@ -11,7 +11,6 @@ from typing import cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten
 
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
@@ -21,6 +20,7 @@ from runner.model.progress import Progress
 from runner.model.weights.assemble import assemble, rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.packed import Recipe
+from runner.model.weights.parameters import parameters_of
 from runner.model.weights.reading import lazy_arrays, reading_fault
 from runner.model.weights.split import part_of, split
 
@@ -101,7 +101,7 @@ def _settle(module: Module, types: DtypePlan, progress: Progress) -> None:
 def _layers(module: Module) -> list[Parameters]:
     """Returns the parameters by layer, the largest first. What is in no layer is one of its own."""
     layers: dict[str, Parameters] = {}
-    for name, array in cast("Parameters", tree_flatten(module.parameters())):
+    for name, array in parameters_of(module).items():
         match = _LAYER.match(name)
         layers.setdefault(match[0] if match else name, []).append((name, array))
     return sorted(layers.values(), key=_nbytes, reverse=True)

@@ -1,4 +1,4 @@
-"""Whether a model can be split over several processes by the `shard` of its mlx-lm module, tried on placeholders.
+"""Tries on placeholders whether the `shard` of an mlx-lm module can split a model over several processes.
 
 mlx-lm mostly does not ask whether the number of ranks divides heads and widths: it fails in its first forward, or
 computes with heads of another width. So a copy of the module is split as each end of the group would, and a prompt and
@@ -24,6 +24,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from runner.model.opened import OpenedModel
 from runner.model.weights.assemble import rehearse
+from runner.model.weights.parameters import parameters_of
 from runner.model.weights.scaled_layers import GloballyScaledLinear, GloballyScaledSwitchLinear
 
 USUAL_RANKS = (2, 3, 4, 6, 8)
@@ -50,7 +51,7 @@ Shapes = list[tuple[int, ...]]
 
 
 class Split(NamedTuple):
-    """What splitting a model over some ranks would give."""
+    """The result of splitting a model over some ranks."""
 
     fault: str
     """The reason why it cannot be split so, with the numbers; empty if it can."""
@@ -89,7 +90,7 @@ def part_of(whole: Module, ranks: int, rank: int) -> Module:
 
 
 class _NoGroup:
-    """What `shard` asks of a group."""
+    """A group as far as `shard` asks for it."""
 
     def __init__(self, size: int, rank: int) -> None:
         self._size = size
@@ -193,4 +194,4 @@ def _words(error: Exception) -> str:
 
 
 def _nbytes(module: Module) -> int:
-    return sum(array.nbytes for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())))
+    return sum(array.nbytes for array in parameters_of(module).values())

@@ -12,7 +12,7 @@ from runner.model.dflash.module import DFlashModule, Parts
 from runner.model.dflash.target import LayerTap, block_target
 from runner.model.heads.follower import Draw
 from runner.model.weights.load import LoadedModel
-from runner.model.weights.part import parameters_of
+from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.dflash import DRAFT, dflash_config
 from scripts.tools.models.tiny import VOCAB, tiny
 

@@ -10,7 +10,7 @@ from runner.commands.check.ranks import RankFacts, RankShare
 from runner.commands.check.text import as_text
 from runner.model import open_model
 from runner.model.weights.load import load
-from runner.model.weights.part import parameters_of
+from runner.model.weights.parameters import parameters_of
 from runner.settings import CheckSettings
 from runner.sizes import Bound
 from scripts.tools.models.checkpoints import Kind, write_checkpoint

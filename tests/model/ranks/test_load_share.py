@@ -19,7 +19,7 @@ from mlx_lm.models.llama import Model
 from runner.errors import ModelError, ReadError
 from runner.model import OpenedModel, open_model
 from runner.model.weights.load import LoadedModel, load
-from runner.model.weights.part import parameters_of
+from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.checkpoints import config_of, make_weights, write_checkpoint, write_directory
 from scripts.tools.models.store import Store, write_store
 from tests.lib.memory import held_bytes
