@@ -32,6 +32,7 @@ from scripts.tools.soak.checker import Checker
 from scripts.tools.soak.clients import Tally, Visitor
 from scripts.tools.soak.hostile import Intruder
 from scripts.tools.soak.meter import Meter, Trend, memory_told, settled
+from scripts.tools.soak.rank_logs import rank_faults
 from scripts.tools.soak.scraper import Scraper
 from scripts.tools.soak.subject import REAL, Subject, made_subject, real_subject
 from scripts.tools.soak.verdict import Soaked
@@ -55,6 +56,8 @@ class Plan:
     seed: int = 0
     memory: str | None = None
     """The memory for everything, as `--memory` takes it; with a plus in front, the memory beyond the weights."""
+    ranks: int = 1
+    """The processes over which the model is split; that without a cache is one."""
     command: Sequence[str] = RUNNER
 
 
@@ -65,9 +68,10 @@ def soak(plan: Plan, say: Callable[[str], None]) -> Soaked:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlx-runner-soak-")))
         subject = _subject(plan, directory)
 
-        def start(command: Sequence[str], cache: str, memory_bytes: int | None = None) -> Process:
+        def start(command: Sequence[str], cache: str, ranks: int = 1, memory_bytes: int | None = None) -> Process:
             environment = {
                 "MLX_RUNNER_CACHE": cache,
+                "MLX_RUNNER_RANKS": str(ranks),
                 "MLX_RUNNER_CACHE_MEMORY": str(subject.limits.cache),
                 "MLX_RUNNER_PREFILL_CHUNK": "128",
             }
@@ -82,7 +86,7 @@ def soak(plan: Plan, say: Callable[[str], None]) -> Soaked:
 
         reference = start(RUNNER, "none")
         memory = _memory_bytes(plan.memory, reference.port)
-        process = start(plan.command, plan.cache, memory)
+        process = start(plan.command, plan.cache, plan.ranks, memory)
         return asyncio.run(_measure(plan, subject, process, reference, memory, say))
 
 
@@ -146,6 +150,7 @@ async def _measure(
     after = settled(partial(descriptors, process.pid), before)
     _check_running(process, reference)
     exit_s = process.close()
+    stopped_early = ["it was stopped early"] if stopped.is_set() else []
     return Soaked(
         cache=plan.cache,
         concurrent=plan.cache == "trie" and plan.clients > 1,
@@ -163,7 +168,7 @@ async def _measure(
         descriptors=(before, after),
         captured=process.output.captured,
         scrapes=scraper.scrapes,
-        faults=[*meter.faults, *scraper.faults, *(["it was stopped early"] if stopped.is_set() else [])],
+        faults=[*meter.faults, *scraper.faults, *rank_faults(process.output.lines, plan.ranks), *stopped_early],
         exit_s=None if process.exit_status == -signal.SIGKILL else exit_s,
     )
 
@@ -201,11 +206,18 @@ def main() -> None:
     parser.add_argument(
         "--memory", metavar="BYTES|+BYTES", help="memory for everything; with a plus, memory beyond the weights"
     )
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=Plan.ranks,
+        metavar="N",
+        help="split the model over N processes, whose logs must agree",
+    )
     parser.add_argument("--runner", metavar="COMMAND", help="another runner (default: this repository's)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     arguments = parser.parse_args()
-    if not arguments.minutes >= 0.1 or arguments.clients < 1:
-        parser.error("at least 0.1 MINUTES and one client")
+    if not arguments.minutes >= 0.1 or arguments.clients < 1 or arguments.ranks < 1:
+        parser.error("at least 0.1 MINUTES, one client and one rank")
     if arguments.runner is not None and not shlex.split(arguments.runner):
         parser.error("--runner: a command is wanted")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -216,6 +228,7 @@ def main() -> None:
         clients=arguments.clients,
         seed=arguments.seed,
         memory=arguments.memory,
+        ranks=arguments.ranks,
         command=shlex.split(arguments.runner) if arguments.runner is not None else RUNNER,
     )
     print(f"{plan.minutes:g} minutes, {plan.clients} clients, {plan.kind}, --cache {plan.cache}", file=sys.stderr)

@@ -1,7 +1,6 @@
 """Runners of several ranks, and what became of their processes."""
 
 import os
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -12,24 +11,12 @@ import pytest
 from scripts.tools.host.lib import Process
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.store import write_store
+from scripts.tools.soak.rank_logs import completions, rank_faults
 from tests.lib.patience import stretched
 from tests.process.conftest import RANDOM
 
 ODD = (sys.executable, "-m", "tests.process.ranks.odd_leader")
 """A runner of ranks with a fault in its followers: see `odd_follower`."""
-COUNTS = (
-    "outcome",
-    "total",
-    "matched",
-    "cached",
-    "left",
-    "evicted_bytes",
-    "generated",
-    "forced",
-    "drafted",
-    "accepted",
-)
-"""What the leader's log and those of its followers say alike of every request."""
 
 
 @pytest.fixture(scope="session")
@@ -62,27 +49,19 @@ def ended(pids: Sequence[int], seconds: float) -> bool:
     return True
 
 
-def completions(process: Process, rank: int = 0) -> dict[str, dict[str, str]]:
-    """Returns what the log of a rank says of each request that has ended, by its number."""
-    found = {}
-    for line in process.output.lines:
-        if "msg=completion" in line:
-            fields = dict(re.findall(r" (\w+)=(\S+)", line))
-            if int(fields.get("rank", 0)) == rank:
-                found[fields["request"]] = {name: fields[name] for name in COUNTS if name in fields}
-    return found
-
-
 def check_logs(process: Process, requests: int, ranks: int = 2) -> dict[str, dict[str, str]]:
     """Checks that all ranks say the same of this many requests. Returns what they say."""
     until_s = time.monotonic() + stretched(5)
-    while min(len(completions(process, rank)) for rank in range(ranks)) < requests and time.monotonic() < until_s:
+    while True:
+        lines = process.output.lines
+        there = all(len(completions(lines, rank)) >= requests for rank in range(ranks))
+        if there or time.monotonic() > until_s:
+            break
         time.sleep(0.02)
-    own, *others = (completions(process, rank) for rank in range(ranks))
-    assert len(own) == requests
-    for other in others:
-        assert other == own
-    return own
+    assert rank_faults(lines, ranks) == []
+    told = completions(lines)
+    assert len(told) == requests
+    return told
 
 
 def error_lines(process: Process) -> list[str]:

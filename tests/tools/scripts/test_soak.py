@@ -18,6 +18,7 @@ from scripts.tools.soak.checker import TIE, TOLERANCE, Checker, difference
 from scripts.tools.soak.clients import Tally
 from scripts.tools.soak.main import EndedError, Plan, main, soak
 from scripts.tools.soak.meter import Trend
+from scripts.tools.soak.rank_logs import rank_faults
 from scripts.tools.soak.scraper import Scraper, samples
 from scripts.tools.soak.subject import TINY_LIMITS, real_subject
 from scripts.tools.soak.verdict import Soaked
@@ -36,6 +37,7 @@ def silent(text: str) -> None:
         pytest.param(Plan(10, kind="qwen3_next", seed=1), id="10-minutes", marks=pytest.mark.slow),
         pytest.param(Plan(2, kind="gemma3_text", cache="single", seed=2), id="single", marks=pytest.mark.slow),
         pytest.param(Plan(2, kind="qwen3_next", memory="+64MiB", seed=3), id="64 MiB", marks=pytest.mark.slow),
+        pytest.param(Plan(3, kind="llama", clients=4, ranks=2, seed=4), id="2 ranks", marks=pytest.mark.slow),
     ],
 )
 def test_nothing_goes_wrong(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,6 +107,17 @@ def test_a_bad_runner_is_found_out() -> None:
 def test_a_runner_that_ends_is_found() -> None:
     with pytest.raises(EndedError, match=r"^the runner ended with exit status -14"):
         soak(Plan(0.5, command=runner_after("import signal; signal.alarm(4)")), silent)
+
+
+def test_ranks_that_tell_different_counts_are_found() -> None:
+    own = ["msg=completion request=1 cached=4 left=0", "msg=completion request=2 cached=9 left=1"]
+    same = [f"{line} rank=1" for line in own]
+    assert rank_faults([*own, *same], 2) == []
+    (other,) = rank_faults([*own, same[0], "msg=completion request=2 cached=8 left=1 rank=1"], 2)
+    (missing,) = rank_faults([*own, same[0]], 2)
+    assert "ranks 0 and 1 differ in 1 of 2 requests; request 2: {'cached': '9'" in other
+    assert missing.endswith(" and None")
+    assert len(rank_faults([*own, *same], 3)) == 1
 
 
 def completion(*tokens: str, logprob: float = -1.0, gap: float = 1.0, reason: int = 1) -> Completion:
