@@ -6,7 +6,7 @@ Nodes are made and filled here, and no layer moves: what a prompt can use of the
 import mlx.core as mx
 
 from runner.cache.disk.name import ENTRIES
-from runner.cache.disk.segment import Facts, Segment, SegmentError
+from runner.cache.disk.segment import Facts, Record, Segment, SegmentError
 from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.cargo import CargoError, adopted, array_of, describe, is_tail
 from runner.cache.layers.snapshot import own
@@ -107,14 +107,18 @@ def _learn(cache: TrieCache, facts: Facts) -> None:
 def _snapshots(cache: TrieCache, segment: Segment, matched: int) -> dict[int, Snapshot]:
     """Returns the snapshots of all records, by slot; of entries, those from `matched` on."""
     held: dict[int, Snapshot] = {}
+    states, copies = cache.sequences.kept.states, list[tuple[Record, int, list[mx.array]]]()
     try:
         for index, record in enumerate(segment.facts.records):
-            state, start = cache.sequences.kept.states[record.slot], record.start
+            start = record.start
             tensors = zip(segment.arrays(index), record.tensors, strict=True)
             arrays = [array_of(data, tensor.dtype, tensor.shape) for data, tensor in tensors]
-            if state.sliceable and start < matched:
+            if states[record.slot].sliceable and start < matched:
                 arrays, start = [own(array[..., matched - start :, :]) for array in arrays], matched
-            mx.eval(arrays)
+            copies.append((record, start, arrays))
+        mx.eval([arrays for _, _, arrays in copies])  # at once: each evaluation takes a while, whatever its size
+        for record, start, arrays in copies:
+            state = states[record.slot]
             held[record.slot] = adopted(state, start, segment.name.stop, arrays, record.content)
     except BaseException as error:
         for snapshot in held.values():

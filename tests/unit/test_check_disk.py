@@ -13,8 +13,9 @@ def test_a_directory_is_listed_by_model(tmp_path: Path) -> None:
     for stop in (30, 40):
         opened.publish(segment(tokens, 0, stop))
     (tmp_path / "photos").mkdir()
-    (tmp_path / f"v1-{'1' * 32}").mkdir()
-    (tmp_path / f"v1-{'1' * 32}" / "about.json").write_text("{")
+    broken = tmp_path / NAMESPACE.replace("0", "1")
+    broken.mkdir()
+    (broken / "about.json").write_text("{")
     facts = disk_facts(tmp_path)
     assert facts is not None
     (model,) = facts.models

@@ -1,4 +1,4 @@
-"""The bytes of a segment: a safetensors file whose first tensor is the tokens, and whose header has a sum of each.
+"""The bytes of a segment: a safetensors file whose first tensor is the tokens, and whose header has a sum of the data.
 
     length of the header (8 bytes), header (JSON), tokens, the tensors of the records, seal
 
@@ -20,7 +20,7 @@ import msgspec
 from runner.cache.disk.name import ENTRIES, Name
 from runner.cache.disk.point import Tokens
 
-VERSION = 1
+VERSION = 2
 """Of the files; part of the name of their directory."""
 MOST_BYTES = 1 << 30
 """The largest file. What is larger is not kept."""
@@ -75,8 +75,9 @@ class Facts(msgspec.Struct, frozen=True):
     """Digests, in hex. In the tokens, picture k is -1 - k."""
     checkpoint: bool = False
     """True for a state or tail at a place made to return to."""
-    sums: tuple[str, ...] = ()
-    """The CRC-32 of the tokens and of each tensor, in hex."""
+    crc: int = 0
+    """The CRC-32 of the tokens and all tensors. Sums of each would say no more, and each of them waits for the
+    interpreter, which the engine has while it adopts the segment before."""
 
     @property
     def tokens(self) -> int:
@@ -116,20 +117,12 @@ class Segment(NamedTuple):
         return found
 
 
-def file_bytes(facts: Facts) -> int:
-    """Returns the size of the file of a segment."""
-    return 8 + len(_header(_summed(facts, [0] * len(facts.sizes)))) + sum(facts.sizes) + _SEAL_BYTES
-
-
 def sealed(segment: Segment) -> list[memoryview]:
     """Returns the bytes of the file, in parts. Computes the sums."""
-    sums, at = [], 0
-    for size in segment.facts.sizes:
-        sums.append(crc32(segment.data[at : at + size]))
-        at += size
-    header = _header(_summed(segment.facts, sums))
+    facts, data = segment.facts, segment.data[: sum(segment.facts.sizes)]
+    header = _header(msgspec.structs.replace(facts, crc=crc32(data)))
     seal = blake2b(header, digest_size=_SEAL_BYTES).digest()
-    return [memoryview(len(header).to_bytes(8, "little") + header), segment.data[:at], memoryview(seal)]
+    return [memoryview(len(header).to_bytes(8, "little") + header), data, memoryview(seal)]
 
 
 def header_bytes(length: bytes, file_bytes: int) -> int:
@@ -147,7 +140,7 @@ def read_facts(header: bytes, name: Name, namespace: str, file_bytes: int) -> Fa
         same = _header(facts) == header
     except (ValueError, KeyError, TypeError, RecursionError, AttributeError, msgspec.MsgspecError):
         raise SegmentError("crc") from None
-    if not same or len(facts.sums) != len(facts.sizes):
+    if not same:
         raise SegmentError("crc")
     if facts.name != name or facts.namespace != namespace:
         raise SegmentError("tokens")  # a whole file, under the name of another
@@ -164,11 +157,8 @@ def read_segment(file: memoryview, name: Name, namespace: str) -> Segment:
         raise SegmentError("crc")
     facts = read_facts(header, name, namespace, len(file))
     data = file[8 + count : -_SEAL_BYTES]
-    at = 0
-    for size, wanted in zip(facts.sizes, facts.sums, strict=True):
-        if f"{crc32(data[at : at + size]):08x}" != wanted:
-            raise SegmentError("crc")
-        at += size
+    if crc32(data) != facts.crc:
+        raise SegmentError("crc")
     return Segment(facts, data)
 
 
@@ -179,12 +169,8 @@ def local_tokens(facts: Facts, tokens: Tokens, names: Sequence[int]) -> Tokens:
     return array("i", (token if token >= 0 else names[-1 - token] for token in tokens)) if facts.pictures else tokens
 
 
-def _summed(facts: Facts, sums: Sequence[int]) -> Facts:
-    return msgspec.structs.replace(facts, sums=tuple(f"{each:08x}" for each in sums))
-
-
 def _header(facts: Facts) -> bytes:
-    """Returns the header, a multiple of 8 bytes. Its length does not depend on the sums."""
+    """Returns the header, a multiple of 8 bytes."""
     table: dict[str, object] = {
         "__metadata__": {"segment": msgspec.json.encode(facts).decode()},
         "tokens": {"dtype": "I32", "shape": [facts.tokens], "data_offsets": [0, 4 * facts.tokens]},

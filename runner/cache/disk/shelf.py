@@ -11,6 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from mmap import mmap
 from pathlib import Path
 
 from runner.cache.disk.files import Files
@@ -95,7 +96,7 @@ class Shelf:
                 size = self._files.size(file)
                 if size > MOST_BYTES:
                     raise SegmentError("torn")
-                buffer = memoryview(bytearray(size))
+                buffer = memoryview(mmap(-1, max(1, size)))[:size]  # a bytearray would be zeroed first
                 self._fill(file, buffer, 0)
             finally:
                 self._files.close(file)

@@ -21,7 +21,11 @@ _DTYPES = {
     "C64": mx.complex64,
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_WORDS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_FORMATS = {
+    "BOOL": "?", "U8": "B", "I8": "b", "I16": "h", "U16": "H", "F16": "H", "BF16": "H", "I32": "i", "U32": "I",
+    "F32": "f", "I64": "q", "U64": "Q", "C64": "Q",
+}  # fmt: skip
+"""How Python reads the items of a type, or others of their size."""
 _PLAIN = (type(None), bool, int, float, str)
 PIECE_BYTES = 1 << 19
 """What is copied at once: it takes a millisecond where memory is slow."""
@@ -136,11 +140,14 @@ def _piece(array: mx.array, at: int) -> tuple[mx.array, int]:
 
 
 def array_of(data: memoryview, dtype: str, shape: Sequence[int]) -> mx.array:
-    """Returns an array with a copy of these bytes."""
+    """Returns an array with a copy of these bytes; of a type that Python does not know it is not evaluated."""
     if not data.nbytes:
         return mx.zeros(shape, _DTYPES[dtype])
-    words = mx.array(cast("list[int]", data.cast(_WORDS[_DTYPES[dtype].size])))
-    return words.view(_DTYPES[dtype]).reshape(*shape) if shape else words.view(_DTYPES[dtype])[0]
+    form = cast("Literal['B']", _FORMATS[dtype])  # its type is that of any of them
+    items = data.cast("B").cast(form, list(shape)) if shape else data.cast(form)
+    found = mx.array(cast("list[int]", items))
+    found = found if shape else found[0]
+    return found if found.dtype == _DTYPES[dtype] else found.view(_DTYPES[dtype])
 
 
 def adopted(state: LayerState, start: int, stop: int, arrays: list[mx.array], content: str) -> Snapshot:

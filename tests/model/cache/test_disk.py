@@ -267,7 +267,13 @@ def test_views_of_live_layers_do_not_outlive_the_copy() -> None:
     assert sys.getrefcount(layers) == before
 
 
-@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32, mx.uint32, mx.uint8, mx.bool_, mx.int64])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(mx.bfloat16, mx.float16, mx.float32, mx.complex64, mx.bool_, mx.int8, mx.uint8, mx.int16, mx.uint16),
+        *(mx.int32, mx.uint32, mx.int64, mx.uint64),
+    ],
+)
 @pytest.mark.parametrize("shape", [(1, 2, 6, 4), (1, 1, 6, 3), (5,), (), (1, 2, 0, 4), (3, 2, 2, 2)])
 def test_arrays_are_copied_bit_for_bit(
     dtype: mx.Dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

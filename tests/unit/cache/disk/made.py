@@ -10,12 +10,12 @@ from random import Random
 from runner.cache.disk.files import Entry, Files
 from runner.cache.disk.name import ENTRIES, STATE, Name
 from runner.cache.disk.point import Points
-from runner.cache.disk.segment import Facts, Record, Segment, Tensor
+from runner.cache.disk.segment import VERSION, Facts, Record, Segment, Tensor
 from runner.cache.disk.shelf import Shelf
 from runner.cache.disk.sweep import Sweep
 
 ROOT = b"r" * 32
-NAMESPACE = f"v1-{'0' * 32}"
+NAMESPACE = f"v{VERSION}-{'0' * 32}"
 
 
 class CrashError(BaseException):

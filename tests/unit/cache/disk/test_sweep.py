@@ -7,13 +7,13 @@ from random import Random
 
 from runner.cache.disk.shelf import Shelf
 from runner.cache.disk.sweep import Sweep
-from tests.unit.cache.disk.made import STORY, FakeFiles, listed, named, shelf, swept
+from tests.unit.cache.disk.made import NAMESPACE, STORY, FakeFiles, listed, named, shelf, swept
 
 
 def test_all_models_share_one_bound_and_the_longest_idle_goes_first(tmp_path: Path) -> None:
     files = FakeFiles()
     opened = shelf(tmp_path, files)
-    other = Shelf(files, tmp_path, f"v1-{'1' * 32}", b"{}", 1 << 40)
+    other = Shelf(files, tmp_path, NAMESPACE.replace("0", "1"), b"{}", 1 << 40)
     other.open()
     for each in STORY[:3]:
         opened.publish(each)
