@@ -6,6 +6,8 @@ again       a prompt that was answered before
 misleading  behind every six tokens of the answer the prompt goes on otherwise, so that every draft is wrong
 eight       eight answers at once, which are not drafted
 
+Then the times between the tokens of an answer in which nothing repeats, beside one that repeats its prompt.
+
 Then a small draft model that is always right, and one that is always wrong, each beside the same model without one,
 where nothing repeats.
 
@@ -36,6 +38,8 @@ from scripts.tools.bench.common.report import Report, Table, Target, median_rati
 from scripts.tools.bench.common.requests import MismeasuredError, answer, ask
 from scripts.tools.bench.common.servers import Endpoint, RunnerEndpoint, Server, this_runner
 from scripts.tools.bench.drafts.chain import ANSWER_TOKENS, PROMPT_TOKENS, WORDS, ChainPrompts, write_chain
+from scripts.tools.bench.drafts.gaps import Gaps, measure_gaps
+from scripts.tools.bench.drafts.gaps import table as gaps_table
 from scripts.tools.bench.drafts.models import DraftModels, measure_models, table
 from scripts.tools.bench.drafts.tasks import TASKS, Done, hold
 from scripts.tools.real.fetch import FetchError
@@ -74,6 +78,7 @@ class DraftsReport(Report):
     models: Sequence[Measured]
     tasks: Mapping[str, Mapping[str, Sequence[Done]]]
     draft_models: Sequence[DraftModels]
+    gaps: Sequence[Gaps]
 
     @property
     def targets(self) -> list[Target]:
@@ -84,12 +89,13 @@ class DraftsReport(Report):
             for case, (least, meaning) in CASES.items()
         ]
         drafted = [target for each in self.draft_models for target in each.targets]
+        gaps = [target for each in self.gaps for target in each.targets]
         tasks = [
             Target(f"trained model, {task}", self._task_ratio(task), least, most=False)
             for task, least in LEAST.items()
             if task in self.tasks
         ]
-        return [*known, *drafted, *tasks]
+        return [*known, *gaps, *drafted, *tasks]
 
     def _task_ratio(self, task: str) -> float:
         return median_ratio(*([done.tokens_per_s for done in self.tasks[task][name]] for name in (AUTO, OFF)))
@@ -108,6 +114,7 @@ class DraftsReport(Report):
         ]
         tables = [
             Table(f"tokens/s: medians of {self.turns} turns", ("", AUTO, OFF, "ratio"), rows),
+            gaps_table(self.gaps, (AUTO, OFF)),
             table(self.draft_models),
         ]
         if self.tasks:
@@ -132,6 +139,7 @@ class DraftsReport(Report):
         return {
             "turns": self.turns,
             "models": {model.size: model.speeds for model in self.models},
+            "gaps": {each.size: each.data() for each in self.gaps},
             "draft_models": {each.size: each.data() for each in self.draft_models},
             "tasks": tasks,
         }
@@ -154,13 +162,16 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> DraftsRepo
     """The whole benchmark. ValueError when the options make no sense."""
     if not 0 < arguments.turns < WORDS // 2 // (ANSWER_TOKENS + 1):
         raise ValueError("there is at least one turn, and there are not more than there are words for")
-    models, draft_models = [], []
+    models, draft_models, gaps = [], [], []
     for size in arguments.size or ("10M", "60M"):
         say(f"{size} ...")
         models.append(_measure(size, arguments))
+        say(f"{size}, beside another answer ...")
+        gaps.append(measure_gaps(size, arguments, *_contenders(arguments)))
         say(f"{size}, draft models ...")
         draft_models.append(measure_models(size, arguments))
-    return DraftsReport(arguments.turns, models, _perform(arguments, say) if arguments.real else {}, draft_models)
+    tasks = _perform(arguments, say) if arguments.real else {}
+    return DraftsReport(arguments.turns, models, tasks, draft_models, gaps)
 
 
 def _contenders(arguments: argparse.Namespace) -> Iterator[Server]:
