@@ -84,10 +84,13 @@ class DiskThread:
             self._readings.append(reading)
             self._changed.notify()
 
-    def adopted(self, reading: Reading) -> None:
-        """Notes that the engine has taken a segment of a prompt, or waits for it no more."""
+    def adopted(self, reading: Reading, spent: Segment | None = None) -> None:
+        """Notes that the engine has taken a segment of a prompt, or waits for it no more. The next one is read into the
+        buffer of a `spent` segment."""
         with self._changed:
             reading.credit += 1
+            if spent is not None and reading in self._readings:
+                self.shelf.take_back(spent)
             self._changed.notify()
 
     def write(self, segment: Segment, done: Callable[[bool], None]) -> None:
@@ -162,6 +165,8 @@ class DiskThread:
             reading.credit -= 1
             if found is None:
                 self._readings.remove(reading)
+                if not self._readings:
+                    self.shelf.free_buffers()
         self._post(lambda: reading.take(found))
 
     def _removed(self, path: "Path", name: Name) -> None:

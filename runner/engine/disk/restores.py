@@ -149,10 +149,11 @@ class Restores:
             self._end(cache, restore, late=False)
             return
         restore.adopted = True
+        spent: Found | None = found
         if self._check.suits(found):
-            restore.last = found
+            spent, restore.last = restore.last, found
         if restore.reading is not None:
-            self._disk.adopted(restore.reading)
+            self._disk.adopted(restore.reading, spent and spent.segment)
 
     def _stop_reading(self, restore: _Restore) -> None:
         if restore.reading is not None and not restore.ended:

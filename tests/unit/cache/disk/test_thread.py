@@ -1,6 +1,7 @@
 """The disk thread, a piece of work at a time."""
 
 import errno
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -64,6 +65,30 @@ def test_what_was_written_is_read_in_order_and_two_pieces_ahead(tmp_path: Path) 
     thread.rest()
     assert taken[-1] is None
     assert [bytes(found.segment.data) for found in taken if found] == [bytes(each.data) for each in cut()]
+
+
+def test_the_buffer_of_a_segment_that_is_spent_is_read_into_again(tmp_path: Path) -> None:
+    thread = Thread(tmp_path)
+    thread.put(*cut())
+    taken: list[Found | None] = []
+    reading = Reading(wanted(), taken.append)
+    thread.read(reading)
+    thread.rest()
+    first, second = [found.segment for found in taken if found]
+    buffers = [weakref.ref(each.data.obj) for each in (first, second)]
+    thread.adopted(reading, first)
+    thread.rest()
+    third = taken[2]
+    assert third is not None
+    assert third.segment.data.obj is first.data.obj is not second.data.obj
+    assert bytes(third.segment.data) == bytes(cut()[2].data)
+    thread.adopted(reading, second)
+    thread.rest()
+    assert taken[3] is None
+    thread.adopted(reading, third.segment)  # too late: nothing more is read
+    taken.clear()
+    del first, second, third
+    assert [buffer() for buffer in buffers] == [None, None]
 
 
 def test_reads_go_before_writes_and_writes_before_sweeps(tmp_path: Path) -> None:
