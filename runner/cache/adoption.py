@@ -3,16 +3,21 @@
 Nodes are made and filled here, and no layer moves: what a prompt can use of them is decided by the trie, as ever.
 """
 
+from typing import cast
+
 import mlx.core as mx
 
 from runner.cache.disk.name import ENTRIES
 from runner.cache.disk.segment import Facts, Record, Segment, SegmentError
 from runner.cache.layer_interface import Snapshot
-from runner.cache.layers.cargo import CargoError, adopted, array_of, describe, is_tail
+from runner.cache.layers.cargo import CargoError, adopted, array_in, array_of, describe, is_tail
 from runner.cache.layers.snapshot import own
 from runner.cache.node import Tokens
 from runner.cache.resume import deepest_offset, shared_tokens
 from runner.cache.trie_cache import TrieCache
+
+_SLACK_BYTES = 4096
+"""Headers differ by some digits, and the seal comes last."""
 
 
 def standing(cache: TrieCache, tokens: Tokens, salt: str) -> int:
@@ -62,6 +67,14 @@ def adopt(cache: TrieCache, prefix: Tokens, salt: str, segment: Segment) -> bool
     return node.parent is not None
 
 
+def room_after(segment: Segment) -> memoryview:
+    """Returns the bytes of a new array, in which a file like that of this segment has room. A segment that was read
+    into it is adopted without a copy: new pages cost several times what reading into them does."""
+    room = mx.empty((segment.at + len(segment.data) + _SLACK_BYTES,), mx.uint8)
+    mx.eval(room)
+    return memoryview(cast("bytes", room))
+
+
 def _make_room(cache: TrieCache, nbytes: int) -> bool:
     """Evicts what was not used lately until so many bytes fit. Returns False if they cannot."""
     budget_bytes = cache.budget_bytes
@@ -104,6 +117,17 @@ def _learn(cache: TrieCache, facts: Facts) -> None:
     known.state_bytes = max(known.state_bytes, sum(nbytes.values()) - tails)
 
 
+def _arrays(segment: Segment, index: int) -> list[mx.array]:
+    """Returns the arrays of a record, not evaluated."""
+    tensors, spans, room = segment.facts.records[index].tensors, segment.spans(index), segment.data.obj
+    if isinstance(room, mx.array):
+        starts = [segment.at + span.start for span in spans]
+        return [array_in(room, at, tensor.dtype, tensor.shape) for at, tensor in zip(starts, tensors, strict=True)]
+    return [
+        array_of(segment.data[span], tensor.dtype, tensor.shape) for span, tensor in zip(spans, tensors, strict=True)
+    ]
+
+
 def _snapshots(cache: TrieCache, segment: Segment, matched: int) -> dict[int, Snapshot]:
     """Returns the snapshots of all records, by slot; of entries, those from `matched` on."""
     held: dict[int, Snapshot] = {}
@@ -111,8 +135,7 @@ def _snapshots(cache: TrieCache, segment: Segment, matched: int) -> dict[int, Sn
     try:
         for index, record in enumerate(segment.facts.records):
             start = record.start
-            tensors = zip(segment.arrays(index), record.tensors, strict=True)
-            arrays = [array_of(data, tensor.dtype, tensor.shape) for data, tensor in tensors]
+            arrays = _arrays(segment, index)
             if states[record.slot].sliceable and start < matched:
                 arrays, start = [own(array[..., matched - start :, :]) for array in arrays], matched
             copies.append((record, start, arrays))

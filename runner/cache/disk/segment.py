@@ -95,6 +95,8 @@ class Segment(NamedTuple):
 
     facts: Facts
     data: memoryview
+    at: int = 0
+    """Where `data` begins in the buffer that it is a part of."""
 
     @property
     def name(self) -> Name:
@@ -107,12 +109,16 @@ class Segment(NamedTuple):
 
     def arrays(self, record: int) -> list[memoryview]:
         """Returns the bytes of the tensors of a record."""
+        return [self.data[span] for span in self.spans(record)]
+
+    def spans(self, record: int) -> list[slice]:
+        """Returns where in `data` the tensors of a record are."""
         before = sum(len(each.tensors) for each in self.facts.records[:record])
         sizes = self.facts.sizes
         at = sum(sizes[: 1 + before])
         found = []
         for size in sizes[1 + before : 1 + before + len(self.facts.records[record].tensors)]:
-            found.append(self.data[at : at + size])
+            found.append(slice(at, at + size))
             at += size
         return found
 
@@ -159,7 +165,7 @@ def read_segment(file: memoryview, name: Name, namespace: str) -> Segment:
     data = file[8 + count : -_SEAL_BYTES]
     if crc32(data) != facts.crc:
         raise SegmentError("crc")
-    return Segment(facts, data)
+    return Segment(facts, data, 8 + count)
 
 
 def local_tokens(facts: Facts, tokens: Tokens, names: Sequence[int]) -> Tokens:

@@ -35,8 +35,6 @@ _FOR_GOOD = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EEXIST, er
 _PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3600.0
 _RELIST_S = 2.0
 _DAY_S = 86_400.0
-_SLACK_BYTES = 4096
-"""By which a buffer is larger than the file for which it was made: headers differ by some digits."""
 
 
 class Shelf:
@@ -61,7 +59,8 @@ class Shelf:
         self._listed_s = self._paused_until_s = self._day_s = float("-inf")
         self._pause_s = _PAUSE_S
         self._written_today = 0
-        self._buffers: list[mmap] = []  # used again: new pages cost several times the reading
+        self.rooms: list[memoryview] = []
+        """To read into, where they are large enough."""
 
     # --- the listing
 
@@ -110,15 +109,6 @@ class Shelf:
         except (OSError, MemoryError):
             self.index.discard(name)
         return None
-
-    def take_back(self, segment: Segment) -> None:
-        """Takes the buffer of a segment that was read, of which nobody will look at the data any more."""
-        if isinstance(segment.data.obj, mmap):
-            self._buffers.append(segment.data.obj)
-
-    def free_buffers(self) -> None:
-        """Frees the buffers that were taken back."""
-        self._buffers.clear()
 
     def look(self, name: Name) -> tuple[Facts, Tokens] | None:
         """Returns the facts and the tokens of a segment, of which nothing else is read; None as `read` does. They may
@@ -180,10 +170,10 @@ class Shelf:
             return  # a read-only volume: it is still read
 
     def _buffer(self, nbytes: int) -> memoryview:
-        buffer = self._buffers.pop() if self._buffers else None
-        if buffer is None or len(buffer) < nbytes:
-            buffer = mmap(-1, nbytes + _SLACK_BYTES)  # a bytearray would be zeroed first
-        return memoryview(buffer)[:nbytes]
+        room = self.rooms.pop() if self.rooms else None
+        if room is None or len(room) < nbytes:
+            room = memoryview(mmap(-1, max(1, nbytes)))  # a bytearray would be zeroed first
+        return room[:nbytes]
 
     def _fill(self, file: int, buffer: memoryview, offset: int) -> None:
         at = 0

@@ -84,13 +84,13 @@ class DiskThread:
             self._readings.append(reading)
             self._changed.notify()
 
-    def adopted(self, reading: Reading, spent: Segment | None = None) -> None:
-        """Notes that the engine has taken a segment of a prompt, or waits for it no more. The next one is read into the
-        buffer of a `spent` segment."""
+    def adopted(self, reading: Reading, room: memoryview | None = None) -> None:
+        """Notes that the engine has taken a segment of a prompt, or waits for it no more. What is read next goes into
+        this `room`, if it is large enough."""
         with self._changed:
             reading.credit += 1
-            if spent is not None and reading in self._readings:
-                self.shelf.take_back(spent)
+            if room is not None and reading in self._readings:
+                self.shelf.rooms.append(room)
             self._changed.notify()
 
     def write(self, segment: Segment, done: Callable[[bool], None]) -> None:
@@ -166,7 +166,7 @@ class DiskThread:
             if found is None:
                 self._readings.remove(reading)
                 if not self._readings:
-                    self.shelf.free_buffers()
+                    self.shelf.rooms.clear()
         self._post(lambda: reading.take(found))
 
     def _removed(self, path: "Path", name: Name) -> None:

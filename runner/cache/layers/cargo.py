@@ -6,6 +6,7 @@ runs code that comes from a file.
 
 import json
 from collections.abc import Sequence
+from math import prod
 from typing import Literal, NamedTuple, cast
 
 import mlx.core as mx
@@ -148,6 +149,16 @@ def array_of(data: memoryview, dtype: str, shape: Sequence[int]) -> mx.array:
     found = mx.array(cast("list[int]", items))
     found = found if shape else found[0]
     return found if found.dtype == _DTYPES[dtype] else found.view(_DTYPES[dtype])
+
+
+def array_in(room: mx.array, at: int, dtype: str, shape: Sequence[int]) -> mx.array:
+    """Returns an array of the bytes of `room` uint8 [N] from `at` on, which it shares, not evaluated. Where they are
+    not aligned it has a copy."""
+    kind = _DTYPES[dtype]
+    flat = room[at : at + prod(shape) * kind.size]
+    if at % kind.size:
+        flat = own(flat)
+    return flat.view(kind).reshape(shape) if flat.size else mx.zeros(shape, kind)
 
 
 def adopted(state: LayerState, start: int, stop: int, arrays: list[mx.array], content: str) -> Snapshot:

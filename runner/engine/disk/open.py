@@ -108,7 +108,7 @@ def open_tier(
         )
 
     check = SelfCheck(disk, make_layers, forward)
-    restores = Restores(disk, salt, check, prefill_token_s=prefill_token_s, ready=ready)
+    restores = Restores(disk, salt, check, prefill_token_s=prefill_token_s, ready=ready, shares=not on_device)
     tier = DiskTier(disk, restores, Writes(disk, make_freight), check, scheduler)
     log.info(
         "disk cache",

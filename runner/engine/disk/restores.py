@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
-from runner.cache.adoption import adopt, standing
+from runner.cache.adoption import adopt, room_after, standing
+from runner.cache.disk.name import ENTRIES
 from runner.cache.disk.reader import WORTH_TOKENS, Found, Wanted
 from runner.cache.disk.segment import SegmentError
 from runner.cache.disk.thread import DiskThread, Reading
@@ -50,10 +51,11 @@ class Restores:
         *,
         prefill_token_s: Callable[[], float | None],
         ready: Callable[[], None],
+        shares: bool = True,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """`prefill_token_s` returns the seconds that computing a token takes; None if nobody knows. `ready` is called
-        when a request may begin."""
+        when a request may begin. With `shares` the disk thread reads into memory of the device."""
         self.count = 0
         """The requests for which something was restored."""
         self.tokens = 0
@@ -61,7 +63,7 @@ class Restores:
         self.seconds = 0.0
         """The time that requests have waited for them."""
         self._disk, self._salt, self._check = disk, salt, check
-        self._prefill_token_s, self._ready, self._clock = prefill_token_s, ready, clock
+        self._prefill_token_s, self._ready, self._shares, self._clock = prefill_token_s, ready, shares, clock
         self._waiting: list[_Restore] = []
         self._token_s: float | None = None
         self._skipped = 0
@@ -149,11 +151,12 @@ class Restores:
             self._end(cache, restore, late=False)
             return
         restore.adopted = True
-        spent: Found | None = found
         if self._check.suits(found):
-            spent, restore.last = restore.last, found
+            restore.last = found
         if restore.reading is not None:
-            self._disk.adopted(restore.reading, spent and spent.segment)
+            name = found.segment.name
+            more = name.kind == ENTRIES and 2 * name.stop - name.start < len(restore.request.keys)
+            self._disk.adopted(restore.reading, room_after(found.segment) if more and self._shares else None)
 
     def _stop_reading(self, restore: _Restore) -> None:
         if restore.reading is not None and not restore.ended:

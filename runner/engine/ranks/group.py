@@ -48,10 +48,10 @@ def join(rank: int, addresses: Sequence[str], backend: str, peers: Mapping[int, 
         host, _, port = addresses[0].rpartition(":")
         os.environ |= {"NCCL_HOST_IP": host, "NCCL_PORT": port}
     try:
-        with tempfile.NamedTemporaryFile("w", prefix="mlx-runner-ranks-", suffix=".json") as file:
+        with tempfile.TemporaryFile("w+") as file:  # without a name: whoever is killed meanwhile leaves nothing
             json.dump([[address] for address in addresses], file)
-            file.flush()
-            os.environ["MLX_HOSTFILE"] = file.name
+            file.seek(0)
+            os.environ["MLX_HOSTFILE"] = f"/dev/fd/{file.fileno()}"
             with guarded(JOIN_S, peers, tells=rank == 0):
                 group = mx.distributed.init(strict=True, backend=backend)
     except (OSError, RuntimeError, ValueError) as error:  # a full disk among them

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import mlx.core as mx
 import pytest
@@ -17,7 +18,7 @@ from runner.cache.disk.segment import SegmentError
 from runner.cache.disk.shelf import Shelf
 from runner.cache.freight import Freight
 from runner.cache.layers import cargo
-from runner.cache.layers.cargo import Part, array_of, copy_piece, copy_tokens
+from runner.cache.layers.cargo import Part, array_in, array_of, copy_piece, copy_tokens
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
 from tests.lib.driver import Answer, ask, ask_uncached, check_equal, check_trie
@@ -289,6 +290,15 @@ def test_arrays_are_copied_bit_for_bit(
         back = array_of(data, Part(source).dtype, array_.shape)
         assert (back.shape, back.dtype) == (array_.shape, array_.dtype)
         assert mx.array_equal(back, array_)
+        for start in (0, 3, 8):
+            room = mx.zeros((start + len(data) + 5,), mx.uint8)
+            memoryview(cast("bytes", room))[start : start + len(data)] = data
+            shared = array_in(room, start, Part(source).dtype, array_.shape)
+            assert (shared.shape, shared.dtype) == (array_.shape, array_.dtype)
+            assert mx.array_equal(shared, array_)
+            if data:
+                memoryview(cast("bytes", room))[start : start + len(data)] = bytes(len(data))
+                assert bytes(shared) == (bytes(data) if start % dtype.size else bytes(len(data)))
         if len(shape) == 4 and shape[-2] == 6:
             data = memoryview(bytearray(array_.nbytes // 2))
             for first, span in ((0, (2, 3)), (1, (3, 5))):

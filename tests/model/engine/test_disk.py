@@ -1,11 +1,12 @@
 """The disk cache over the real scheduler: requests wait for the disk, and writing comes between slices."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 from unittest.mock import patch
 
+import mlx.core as mx
 import pytest
 
 import runner.engine.disk.restores
@@ -14,6 +15,7 @@ from runner.cache.disk.reader import Reader
 from runner.cache.disk.sweep import Sweep
 from runner.cache.disk.thread import DiskThread
 from runner.cache.freight import Freight
+from runner.cache.layers.cargo import array_of
 from runner.cache.trie_cache import TrieCache
 from runner.engine.disk.check import SelfCheck
 from runner.engine.disk.restores import Restores
@@ -113,6 +115,33 @@ def test_a_conversation_goes_on_after_the_process_has_gone(kind: str, tmp_path: 
     assert (counts.restores, counts.state, counts.rejected) == (1, "on", {})
     assert counts.restored_tokens >= 480
     assert first.tier.counts().pending_tokens == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_read_into_an_array_is_used_as_it_stands(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Process(kind, tmp_path)
+    asked = first.ask(words(1100))
+    first.run()
+
+    second, copied = Process(kind, tmp_path), list[object]()
+
+    def noted(data: memoryview, dtype: str, shape: Sequence[int]) -> mx.array:
+        copied.append(data.obj)
+        return array_of(data, dtype, shape)
+
+    monkeypatch.setattr("runner.cache.adoption.array_of", noted)
+    second.chance = 0.0  # the last segment is computed again
+    again = second.ask([*words(1100), *asked.tokens, *words(20, 3)])
+    parted = second.ask([*words(700), *words(20, 4)])
+    second.run()
+    second.engine.check()
+    assert again.cached > 1000
+    assert parted.cached > (600 if second.engine.trie.sequences.kept.sliceable else -1)
+    assert second.tier.counts().failed_checks == 0
+    if kind == "llama":
+        assert len({id(buffer) for buffer in copied}) == 2  # what was read before any segment was known
 
 
 def test_others_pass_a_request_that_waits_for_the_disk(tmp_path: Path) -> None:

@@ -82,20 +82,6 @@ def test_what_the_model_does_not_compute_is_removed(
     assert process.tier.counts().held_bytes < 1 << 30
 
 
-def test_what_waits_for_its_check_keeps_its_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.engine.disk.check._MOST_TOKENS", 256)
-    first = Process("llama", tmp_path)
-    first.ask(words(1500))
-    first.run()
-    second = Process("llama", tmp_path)
-    second.chance = 0.0
-    second.ask([*words(1500), 3, 4, 5])
-    second.run()
-    counts = second.tier.counts()
-    assert counts.restored_tokens > 1280  # others were read into what buffers there were
-    assert (counts.checks, counts.failed_checks) == (1, 0)
-
-
 def test_a_request_goes_first(tmp_path: Path) -> None:
     process = restored("llama", tmp_path)
     for number in range(3):

@@ -1,10 +1,10 @@
 """The disk thread, a piece of work at a time."""
 
 import errno
-import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable
+from mmap import mmap
 from pathlib import Path
 
 from runner.cache.disk.reader import Found, Reader, Wanted
@@ -13,7 +13,7 @@ from runner.cache.disk.sweep import Sweep
 from runner.cache.disk.thread import DiskThread, Reading
 from tests.unit.cache.disk.made import ROOT, FakeFiles, segment, shelf
 
-TOKENS = [7 * index % 1000 for index in range(900)]
+TOKENS = [7 * index % 1000 for index in range(1100)]
 
 
 class Thread(DiskThread):
@@ -67,28 +67,28 @@ def test_what_was_written_is_read_in_order_and_two_pieces_ahead(tmp_path: Path) 
     assert [bytes(found.segment.data) for found in taken if found] == [bytes(each.data) for each in cut()]
 
 
-def test_the_buffer_of_a_segment_that_is_spent_is_read_into_again(tmp_path: Path) -> None:
+def test_a_segment_is_read_into_the_room_that_the_engine_gives(tmp_path: Path) -> None:
     thread = Thread(tmp_path)
-    thread.put(*cut())
+    thread.put(*cut(1024))
     taken: list[Found | None] = []
     reading = Reading(wanted(), taken.append)
     thread.read(reading)
     thread.rest()
-    first, second = [found.segment for found in taken if found]
-    buffers = [weakref.ref(each.data.obj) for each in (first, second)]
-    thread.adopted(reading, first)
+    small, large = memoryview(bytearray(1000)), memoryview(bytearray(99_000))
+    for room in (large, small):
+        thread.adopted(reading, room)
+        thread.rest()
+    first, second, third, fourth = [found.segment for found in taken if found]
+    assert third.data.obj is large.obj
+    assert third.data == large[third.at : third.at + len(third.data)]
+    assert all(isinstance(each.data.obj, mmap) for each in (first, second, fourth))
+    assert [bytes(each.data) for each in (first, second, third, fourth)] == [bytes(each.data) for each in cut(1024)]
+    thread.adopted(reading, large)
     thread.rest()
-    third = taken[2]
-    assert third is not None
-    assert third.segment.data.obj is first.data.obj is not second.data.obj
-    assert bytes(third.segment.data) == bytes(cut()[2].data)
-    thread.adopted(reading, second)
-    thread.rest()
-    assert taken[3] is None
-    thread.adopted(reading, third.segment)  # too late: nothing more is read
-    taken.clear()
-    del first, second, third
-    assert [buffer() for buffer in buffers] == [None, None]
+    assert taken[-1] is None
+    assert not thread.shelf.rooms
+    thread.adopted(reading, large)  # too late: nothing more is read
+    assert not thread.shelf.rooms
 
 
 def test_reads_go_before_writes_and_writes_before_sweeps(tmp_path: Path) -> None:
