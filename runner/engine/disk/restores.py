@@ -134,12 +134,16 @@ class Restores:
             restore.found.append(found)
 
     def _adopt(self, cache: TrieCache, restore: _Restore, found: Found) -> None:
+        name, room = found.segment.name, None
+        more = name.kind == ENTRIES and 2 * name.stop - name.start < len(restore.request.keys)
         try:
             fits = adopt(cache, found.prefix, self._salt, found.segment)
+            if fits and more and self._shares:
+                room = room_after(found.segment)
         except SegmentError as error:
             rejected = self._disk.shelf.rejected
             if not rejected[error.reason]:
-                log.warning("what is on disk is of other layers", file=found.segment.name.file)
+                log.warning("what is on disk is of other layers", file=name.file)
             rejected[error.reason] += 1
             fits = False
         except Exception:  # the trie may be half changed: begin anew, as after a conversation that cannot be resumed
@@ -154,9 +158,7 @@ class Restores:
         if self._check.suits(found):
             restore.last = found
         if restore.reading is not None:
-            name = found.segment.name
-            more = name.kind == ENTRIES and 2 * name.stop - name.start < len(restore.request.keys)
-            self._disk.adopted(restore.reading, room_after(found.segment) if more and self._shares else None)
+            self._disk.adopted(restore.reading, room)
 
     def _stop_reading(self, restore: _Restore) -> None:
         if restore.reading is not None and not restore.ended:
