@@ -184,7 +184,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/process/ranks/test_failures.py": NONE,
     "tests/process/ranks/test_failures.py::test_a_follower_is_killed_in_an_answer": ALL,
     "tests/process/ranks/test_failures.py::test_a_leader_is_killed": ("answering",),
-    "tests/process/ranks/test_failures.py::test_a_follower_errs_in_an_answer": ("token",),
+    "tests/process/ranks/test_failures.py::test_a_rank_errs_in_an_answer": ("token",),
     "tests/process/test_environment.py": NONE,
     "tests/process/launcher/test_launch.py::test_seven_at_once_have_nothing_in_common": NONE,
     "tests/process/test_output.py::test_many_logprobs_are_split_into_lines_that_a_host_can_read": NONE,

@@ -150,12 +150,13 @@ async def test_a_signal_to_all_ranks_ends_them_quietly(start: SpawnModel, number
         ("token", rf"{DISAGREE} tokens \[1, \d+\]; this rank: tokens \[1, \d+\]"),
         ("position", rf"{DISAGREE} forward \[1, \d+, 0\]; this rank: forward \[1, \d+, 1\]"),
         ("memory", rf"{NAME}: out of memory: RuntimeError: \[malloc\] Unable to allocate 12 bytes\."),
+        ("leader", r"rank 0: out of memory: RuntimeError: \[malloc\] Unable to allocate 12 bytes\."),
         ("closes", f"{NAME} ended: its connection was closed"),
         ("garbage", f"{NAME}: the other side does not speak the protocol of ranks"),
     ],
-    ids=["token", "position", "memory", "closes", "garbage"],
+    ids=["token", "position", "memory", "leader", "closes", "garbage"],
 )
-async def test_a_follower_errs_in_an_answer(start: SpawnModel, odd: str, why: str) -> None:
+async def test_a_rank_errs_in_an_answer(start: SpawnModel, odd: str, why: str) -> None:
     process = start(RANDOM, RANKS, executable=ODD, environment={"ODD": odd}, generation=G)
     pids = followers(process)
     async with Client.of(process) as client:
