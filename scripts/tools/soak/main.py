@@ -144,7 +144,7 @@ async def _measure(
         checking.cancel()
         scraping.cancel()
         await asyncio.gather(scraping, return_exceptions=True)
-        if not stopped.is_set() and await scraper.scrape():
+        if not stopped.is_set() and await scraper.scrape_last():
             scraper.check(tally.answers)
     peak = memory_told(process.port).peak if memory is not None else None
     after = settled(partial(descriptors, process.pid), before)

@@ -1,6 +1,7 @@
 """A monitoring system's view of the runner: its metrics, scraped and parsed under load."""
 
 import asyncio
+import time
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
@@ -8,6 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripts.tools.host.lib import Client
 
 _EVERY_S = 1.0
+_LEAVING_S = 10.0
+"""How long requests whose clients have just gone may take to end."""
+_LOOK_S = 0.05
 _GROWING = ("_total", "_bucket", "_count", "_sum")
 
 Samples = dict[tuple[str, ...], float]
@@ -47,6 +51,21 @@ class Scraper:
             self.faults.append(f"metrics: {error}")
         return True
 
+    async def scrape_last(self) -> bool:
+        """Scrapes once all clients are gone, and again while a request runs or waits that one of them has left. Returns
+        as `scrape` does."""
+        until_s = time.monotonic() + _LEAVING_S
+        while await self.scrape():
+            if not self._requests or time.monotonic() > until_s:
+                return True
+            await asyncio.sleep(_LOOK_S)
+        return False
+
+    @property
+    def _requests(self) -> float:
+        """Those that run or wait."""
+        return sum(self._last.get((f"mlx_runner_requests_{state}",), 0.0) for state in ("running", "queued"))
+
     def take(self, found: Samples) -> None:
         """Takes in the samples of a scrape. Counters must not have fallen, and no sample may be gone."""
         self.scrapes += 1
@@ -58,11 +77,10 @@ class Scraper:
     def check(self, answers: int) -> None:
         """Checks the last scrape: that many answers were given, and no request runs or waits any more."""
         ended = sum(self._last.get(("mlx_runner_requests_total", how), 0.0) for how in ("done", "length"))
-        left = sum(self._last.get((f"mlx_runner_requests_{state}",), 0.0) for state in ("running", "queued"))
         if self.scrapes and ended < answers:
             self.faults.append(f"metrics: {ended:.0f} answers ended where clients got {answers}")
-        if left:
-            self.faults.append(f"metrics: {left:.0f} requests run or wait when all clients are gone")
+        if self._requests:
+            self.faults.append(f"metrics: {self._requests:.0f} requests run or wait when all clients are gone")
 
 
 def samples(text: str) -> Samples:

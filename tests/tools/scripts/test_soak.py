@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.host.lib import Answer, Client, Completion, Logprob, Request, StreamError, TokenLogprob
+from scripts.tools.host.lib import Answer, Client, Completion, Logprob, Reply, Request, StreamError, TokenLogprob
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, write_tokenizer
 from scripts.tools.real import chat
 from scripts.tools.soak.checker import TIE, TOLERANCE, Checker, difference
@@ -330,3 +330,26 @@ def test_metrics_that_go_back_or_do_not_add_up_are_found(texts: list[str], answe
     faults = scraped(*texts, answers=answers)
     assert bool(faults) == bool(found)
     assert not found or found in faults[0]
+
+
+async def test_a_request_whose_client_has_just_gone_may_take_a_moment_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Leaving(Client):
+        def __init__(self, moments: int) -> None:
+            self.moments = moments
+
+        async def send(self, *_: object, **__: object) -> Reply:
+            self.moments -= 1
+            text = f"mlx_runner_requests_running {int(self.moments >= 0)}\n"
+            return Reply(200, {}, text.encode())
+
+    monkeypatch.setattr("scripts.tools.soak.scraper._LOOK_S", 0.001)
+    for moments, scrapes in ((0, 1), (3, 4)):
+        scraper = Scraper(Leaving(moments))
+        assert await scraper.scrape_last()
+        scraper.check(0)
+        assert (scraper.faults, scraper.scrapes) == ([], scrapes)
+    monkeypatch.setattr("scripts.tools.soak.scraper._LEAVING_S", 0.01)
+    scraper = Scraper(Leaving(1_000_000))
+    assert await scraper.scrape_last()
+    scraper.check(0)
+    assert scraper.faults == ["metrics: 1 requests run or wait when all clients are gone"]
