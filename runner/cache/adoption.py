@@ -67,12 +67,12 @@ def adopt(cache: TrieCache, prefix: Tokens, salt: str, segment: Segment) -> bool
     return node.parent is not None
 
 
-def room_after(segment: Segment) -> memoryview:
-    """Returns the bytes of a new array, in which a file like that of this segment has room. A segment that was read
-    into it is adopted without a copy: new pages cost several times what reading into them does."""
-    room = mx.empty((segment.at + len(segment.data) + _SLACK_BYTES,), mx.uint8)
-    mx.eval(room)
-    return memoryview(cast("bytes", room))
+def buffer_like(segment: Segment) -> memoryview:
+    """Returns the bytes of a new array, as many as the file of this segment has, and some. A segment that is read into
+    it is adopted without a copy: new pages cost several times what reading into them does."""
+    buffer = mx.empty((segment.at + len(segment.data) + _SLACK_BYTES,), mx.uint8)
+    mx.eval(buffer)
+    return memoryview(cast("bytes", buffer))
 
 
 def _make_room(cache: TrieCache, nbytes: int) -> bool:
@@ -119,28 +119,26 @@ def _learn(cache: TrieCache, facts: Facts) -> None:
 
 def _arrays(segment: Segment, index: int) -> list[mx.array]:
     """Returns the arrays of a record, not evaluated."""
-    tensors, spans, room = segment.facts.records[index].tensors, segment.spans(index), segment.data.obj
-    if isinstance(room, mx.array):
-        starts = [segment.at + span.start for span in spans]
-        return [array_in(room, at, tensor.dtype, tensor.shape) for at, tensor in zip(starts, tensors, strict=True)]
-    return [
-        array_of(segment.data[span], tensor.dtype, tensor.shape) for span, tensor in zip(spans, tensors, strict=True)
-    ]
+    tensors, buffer = segment.facts.records[index].tensors, segment.data.obj
+    if isinstance(buffer, mx.array):
+        starts = [segment.at + span.start for span in segment.spans(index)]
+        return [array_in(buffer, at, tensor.dtype, tensor.shape) for at, tensor in zip(starts, tensors, strict=True)]
+    parts = zip(segment.arrays(index), tensors, strict=True)
+    return [array_of(data, tensor.dtype, tensor.shape) for data, tensor in parts]
 
 
 def _snapshots(cache: TrieCache, segment: Segment, matched: int) -> dict[int, Snapshot]:
     """Returns the snapshots of all records, by slot; of entries, those from `matched` on."""
     held: dict[int, Snapshot] = {}
-    states, copies = cache.sequences.kept.states, list[tuple[Record, int, list[mx.array]]]()
+    states, found = cache.sequences.kept.states, list[tuple[Record, int, list[mx.array]]]()
     try:
         for index, record in enumerate(segment.facts.records):
-            start = record.start
-            arrays = _arrays(segment, index)
+            start, arrays = record.start, _arrays(segment, index)
             if states[record.slot].sliceable and start < matched:
                 arrays, start = [own(array[..., matched - start :, :]) for array in arrays], matched
-            copies.append((record, start, arrays))
-        mx.eval([arrays for _, _, arrays in copies])  # at once: each evaluation takes a while, whatever its size
-        for record, start, arrays in copies:
+            found.append((record, start, arrays))
+        mx.eval([arrays for _, _, arrays in found])  # at once: each evaluation takes a while, whatever its size
+        for record, start, arrays in found:
             state = states[record.slot]
             held[record.slot] = adopted(state, start, segment.name.stop, arrays, record.content)
     except BaseException as error:

@@ -96,7 +96,7 @@ class Segment(NamedTuple):
     facts: Facts
     data: memoryview
     at: int = 0
-    """Where `data` begins in the buffer that it is a part of."""
+    """The offset of `data` in the buffer that it is a part of."""
 
     @property
     def name(self) -> Name:

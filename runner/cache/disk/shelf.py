@@ -59,8 +59,8 @@ class Shelf:
         self._listed_s = self._paused_until_s = self._day_s = float("-inf")
         self._pause_s = _PAUSE_S
         self._written_today = 0
-        self.rooms: list[memoryview] = []
-        """To read into, where they are large enough."""
+        self.buffers: list[memoryview] = []
+        """Buffers to read into, if they are large enough."""
 
     # --- the listing
 
@@ -170,10 +170,10 @@ class Shelf:
             return  # a read-only volume: it is still read
 
     def _buffer(self, nbytes: int) -> memoryview:
-        room = self.rooms.pop() if self.rooms else None
-        if room is None or len(room) < nbytes:
-            room = memoryview(mmap(-1, max(1, nbytes)))  # a bytearray would be zeroed first
-        return room[:nbytes]
+        buffer = self.buffers.pop() if self.buffers else None
+        if buffer is None or len(buffer) < nbytes:
+            buffer = memoryview(mmap(-1, max(1, nbytes)))  # a bytearray would be zeroed first
+        return buffer[:nbytes]
 
     def _fill(self, file: int, buffer: memoryview, offset: int) -> None:
         at = 0

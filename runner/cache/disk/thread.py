@@ -84,13 +84,13 @@ class DiskThread:
             self._readings.append(reading)
             self._changed.notify()
 
-    def adopted(self, reading: Reading, room: memoryview | None = None) -> None:
-        """Notes that the engine has taken a segment of a prompt, or waits for it no more. What is read next goes into
-        this `room`, if it is large enough."""
+    def adopted(self, reading: Reading, buffer: memoryview | None = None) -> None:
+        """Notes that the engine has taken a segment of a prompt, or waits for it no more. A later segment is read into
+        `buffer`, if it is large enough."""
         with self._changed:
             reading.credit += 1
-            if room is not None and reading in self._readings:
-                self.shelf.rooms.append(room)
+            if buffer is not None and reading in self._readings:
+                self.shelf.buffers.append(buffer)
             self._changed.notify()
 
     def write(self, segment: Segment, done: Callable[[bool], None]) -> None:
@@ -166,7 +166,7 @@ class DiskThread:
             if found is None:
                 self._readings.remove(reading)
                 if not self._readings:
-                    self.shelf.rooms.clear()
+                    self.shelf.buffers.clear()
         self._post(lambda: reading.take(found))
 
     def _removed(self, path: "Path", name: Name) -> None:

@@ -26,7 +26,7 @@ _FORMATS = {
     "BOOL": "?", "U8": "B", "I8": "b", "I16": "h", "U16": "H", "F16": "H", "BF16": "H", "I32": "i", "U32": "I",
     "F32": "f", "I64": "q", "U64": "Q", "C64": "Q",
 }  # fmt: skip
-"""How Python reads the items of a type, or others of their size."""
+"""The formats by which Python reads the items of a type, or others of their size."""
 _PLAIN = (type(None), bool, int, float, str)
 PIECE_BYTES = 1 << 19
 """What is copied at once: it takes a millisecond where memory is slow."""
@@ -151,11 +151,11 @@ def array_of(data: memoryview, dtype: str, shape: Sequence[int]) -> mx.array:
     return found if found.dtype == _DTYPES[dtype] else found.view(_DTYPES[dtype])
 
 
-def array_in(room: mx.array, at: int, dtype: str, shape: Sequence[int]) -> mx.array:
-    """Returns an array of the bytes of `room` uint8 [N] from `at` on, which it shares, not evaluated. Where they are
-    not aligned it has a copy."""
+def array_in(buffer: mx.array, at: int, dtype: str, shape: Sequence[int]) -> mx.array:
+    """Returns an array that shares the bytes of `buffer` uint8 [N] from `at` on; it is not evaluated. If they are not
+    aligned it has a copy."""
     kind = _DTYPES[dtype]
-    flat = room[at : at + prod(shape) * kind.size]
+    flat = buffer[at : at + prod(shape) * kind.size]
     if at % kind.size:
         flat = own(flat)
     return flat.view(kind).reshape(shape) if flat.size else mx.zeros(shape, kind)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
-from runner.cache.adoption import adopt, room_after, standing
+from runner.cache.adoption import adopt, buffer_like, standing
 from runner.cache.disk.name import ENTRIES
 from runner.cache.disk.reader import WORTH_TOKENS, Found, Wanted
 from runner.cache.disk.segment import SegmentError
@@ -134,12 +134,12 @@ class Restores:
             restore.found.append(found)
 
     def _adopt(self, cache: TrieCache, restore: _Restore, found: Found) -> None:
-        name, room = found.segment.name, None
+        name, buffer = found.segment.name, None
         more = name.kind == ENTRIES and 2 * name.stop - name.start < len(restore.request.keys)
         try:
             fits = adopt(cache, found.prefix, self._salt, found.segment)
             if fits and more and self._shares:
-                room = room_after(found.segment)
+                buffer = buffer_like(found.segment)
         except SegmentError as error:
             rejected = self._disk.shelf.rejected
             if not rejected[error.reason]:
@@ -158,7 +158,7 @@ class Restores:
         if self._check.suits(found):
             restore.last = found
         if restore.reading is not None:
-            self._disk.adopted(restore.reading, room)
+            self._disk.adopted(restore.reading, buffer)
 
     def _stop_reading(self, restore: _Restore) -> None:
         if restore.reading is not None and not restore.ended:

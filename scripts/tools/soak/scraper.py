@@ -10,7 +10,7 @@ from scripts.tools.host.lib import Client
 
 _EVERY_S = 1.0
 _LEAVING_S = 10.0
-"""How long requests whose clients have just gone may take to end."""
+"""The longest that requests may take to end once their clients have gone."""
 _LOOK_S = 0.05
 _GROWING = ("_total", "_bucket", "_count", "_sum")
 
@@ -63,7 +63,7 @@ class Scraper:
 
     @property
     def _requests(self) -> float:
-        """Those that run or wait."""
+        """The requests that run or wait."""
         return sum(self._last.get((f"mlx_runner_requests_{state}",), 0.0) for state in ("running", "queued"))
 
     def take(self, found: Samples) -> None:

@@ -138,7 +138,8 @@ def test_what_was_read_into_an_array_is_used_as_it_stands(
     second.run()
     second.engine.check()
     assert again.cached > 1000
-    assert parted.cached > (600 if second.engine.trie.sequences.kept.sliceable else -1)
+    if second.engine.trie.sequences.kept.sliceable:
+        assert parted.cached > 600
     assert second.tier.counts().failed_checks == 0
     if kind == "llama":
         assert len({id(buffer) for buffer in copied}) == 2  # what was read before any segment was known

@@ -16,7 +16,7 @@ from tests.lib.patience import stretched
 from tests.process.conftest import RANDOM
 
 ODD = (sys.executable, "-m", "tests.process.ranks.odd_leader")
-"""A runner of ranks with a fault in its followers: see `odd_follower`."""
+"""A runner of ranks with a fault in one of them: see `odd_leader` and `odd_follower`."""
 
 
 @pytest.fixture(scope="session")

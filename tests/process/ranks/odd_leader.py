@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from runner.engine.tape.interface import Tape
 
 POSITION = 300
-"""Where memory runs out: behind all that is computed before the first request."""
+"""The position at which memory runs out, behind all that is computed before the first request."""
 
 start = subprocess.Popen.__init__
 

@@ -67,7 +67,7 @@ def test_what_was_written_is_read_in_order_and_two_pieces_ahead(tmp_path: Path) 
     assert [bytes(found.segment.data) for found in taken if found] == [bytes(each.data) for each in cut()]
 
 
-def test_a_segment_is_read_into_the_room_that_the_engine_gives(tmp_path: Path) -> None:
+def test_a_segment_is_read_into_the_buffer_that_the_engine_gives(tmp_path: Path) -> None:
     thread = Thread(tmp_path)
     thread.put(*cut(1024))
     taken: list[Found | None] = []
@@ -75,8 +75,8 @@ def test_a_segment_is_read_into_the_room_that_the_engine_gives(tmp_path: Path) -
     thread.read(reading)
     thread.rest()
     small, large = memoryview(bytearray(1000)), memoryview(bytearray(99_000))
-    for room in (large, small):
-        thread.adopted(reading, room)
+    for buffer in (large, small):
+        thread.adopted(reading, buffer)
         thread.rest()
     first, second, third, fourth = [found.segment for found in taken if found]
     assert third.data.obj is large.obj
@@ -86,9 +86,9 @@ def test_a_segment_is_read_into_the_room_that_the_engine_gives(tmp_path: Path) -
     thread.adopted(reading, large)
     thread.rest()
     assert taken[-1] is None
-    assert not thread.shelf.rooms
+    assert not thread.shelf.buffers
     thread.adopted(reading, large)  # too late: nothing more is read
-    assert not thread.shelf.rooms
+    assert not thread.shelf.buffers
 
 
 def test_reads_go_before_writes_and_writes_before_sweeps(tmp_path: Path) -> None:
