@@ -26,6 +26,7 @@ import msgspec
 from protocol.stats import Stats
 from scripts.tools.bench.common.contenders import OURS, SIZES, open_endpoint
 from scripts.tools.bench.common.figure import Bars, Chart
+from scripts.tools.bench.common.gaps import Gaps
 from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
 from scripts.tools.bench.common.requests import FEW_TOKENS, MismeasuredError, answer
 from scripts.tools.bench.common.servers import RunnerEndpoint, Server, this_runner
@@ -35,7 +36,7 @@ ANSWER_TOKENS, APPENDED_TOKENS, OTHER_TOKENS = 16, 32, 300
 RUNNING_TOKENS, WATCHED_GAPS, BESIDE_TOKENS = 400, 32, 2000
 CASES = ("cold", "memory", "disk")
 WRITING, PLAIN = "writing", "not writing"
-MEMORY_RATIO, COPY_SHARE, GAP_RATIO, LONGER_MS = 1.5, 0.01, 1.03, 2.0
+MEMORY_RATIO, COPY_SHARE = 1.5, 0.01
 COLD_RATIOS = {"10M": 20.0, "60M": 12.0}
 _POLL_S = 0.05
 
@@ -67,14 +68,10 @@ class DiskReport(Report):
         """The median of a turn's ratios."""
         return median_ratio(*([times.ms[each] for times in self.found] for each in (case, other)))
 
-    def gap_ratio(self, of: Callable[[Sequence[float]], float]) -> float:
-        """The median of a turn's ratios of, for instance, the longest gaps."""
-        return median_ratio(*([of(times.gaps[case]) for times in self.found] for case in (WRITING, PLAIN)))
-
     @property
-    def longer_ms(self) -> float:
-        """By how much the longest gap is longer: the median over all turns."""
-        return median(max(times.gaps[WRITING]) - max(times.gaps[PLAIN]) for times in self.found)
+    def gaps(self) -> Gaps:
+        """Those of all turns."""
+        return Gaps(*([times.gaps[case] for times in self.found] for case in (WRITING, PLAIN)))
 
     @property
     def targets(self) -> list[Target]:
@@ -83,8 +80,9 @@ class DiskReport(Report):
             Target("first token, disk over memory", self.ratio("disk", "memory"), MEMORY_RATIO),
             Target("tokens computed after a restart", new, APPENDED_TOKENS + 1),
             Target("engine time to write over prefill", median(times.copy_share for times in self.found), COPY_SHARE),
-            Target("time between tokens, writing over not", self.gap_ratio(median), GAP_RATIO),
-            Target("longest time between tokens, added by writing", self.longer_ms, LONGER_MS, unit="ms"),
+            *self.gaps.targets(
+                "time between tokens, writing over not", "longest time between tokens, added by writing"
+            ),
         ]
         if self.size in COLD_RATIOS:
             bound = COLD_RATIOS[self.size]
@@ -95,17 +93,9 @@ class DiskReport(Report):
     def tables(self) -> Sequence[Table]:
         rows = [(case, f"{self.ms(case):,.1f}", str(self.found[-1].computed[case])) for case in CASES]
         title = f"time to the first token: {self.tokens} tokens, {self.size} parameters, {len(self.found)} turns"
-        gaps = [
-            (
-                what,
-                *(f"{median(of(times.gaps[case]) for times in self.found):.2f}" for case in (WRITING, PLAIN)),
-                f"{self.gap_ratio(of):.3f}",
-            )
-            for what, of in (("median", median), ("longest", max))
-        ]
         return [
             Table(title, ("", "ms", "tokens computed"), rows),
-            Table("time between the tokens of another answer", ("", WRITING, PLAIN, "ratio"), gaps),
+            Table("time between the tokens of another answer", ("", WRITING, PLAIN, "ratio"), self.gaps.rows()),
         ]
 
     @property

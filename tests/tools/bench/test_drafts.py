@@ -8,9 +8,9 @@ import pytest
 from scripts.tools.bench import __main__ as bench
 from scripts.tools.bench.common import exits
 from scripts.tools.bench.common.contenders import SIZES
+from scripts.tools.bench.common.gaps import Gaps
 from scripts.tools.bench.drafts import models
 from scripts.tools.bench.drafts.benchmark import AUTO, CASES, OFF, DraftsReport, Measured
-from scripts.tools.bench.drafts.gaps import Gaps
 from scripts.tools.bench.drafts.models import NONE, RIGHT, WRONG, DraftModels
 from scripts.tools.bench.llamas import Size
 
@@ -20,12 +20,12 @@ MODELS = DraftModels(
     {RIGHT: 900, WRONG: 7},
 )
 
-GAPS = Gaps("10M", [[11.0, 11.0, 20.0], [9.0, 11.0, 30.0]], [[10.0, 10.0, 22.0], [5.0, 10.0, 32.0]])
+GAPS = Gaps([[11.0, 11.0, 20.0], [9.0, 11.0, 30.0]], [[10.0, 10.0, 22.0], [5.0, 10.0, 32.0]])
 
 
 def test_ratios_are_taken_turn_by_turn() -> None:
     speeds = {case: {AUTO: [50.0, 300.0, 90.0], OFF: [20.0, 100.0, 100.0]} for case in CASES}
-    report = DraftsReport(3, [Measured("10M", speeds)], {}, [MODELS], [GAPS])
+    report = DraftsReport(3, [Measured("10M", speeds)], {}, [MODELS], {"10M": GAPS})
     found = {target.what: target for target in report.targets}
     assert found["10M, again: the prompt was answered before"].value == pytest.approx(2.5)
     right, wrong = (found[f"10M, a draft model that is {name}"] for name in (RIGHT, WRONG))

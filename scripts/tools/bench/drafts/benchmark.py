@@ -33,13 +33,13 @@ from typing import NamedTuple
 
 from scripts.tools.bench.common.contenders import SIZES, open_endpoint
 from scripts.tools.bench.common.figure import Bars, Chart
+from scripts.tools.bench.common.gaps import Gaps
 from scripts.tools.bench.common.interleave import interleave
 from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
 from scripts.tools.bench.common.requests import MismeasuredError, answer, ask
 from scripts.tools.bench.common.servers import Endpoint, RunnerEndpoint, Server, this_runner
 from scripts.tools.bench.drafts.chain import ANSWER_TOKENS, PROMPT_TOKENS, WORDS, ChainPrompts, write_chain
-from scripts.tools.bench.drafts.gaps import Gaps, measure_gaps
-from scripts.tools.bench.drafts.gaps import table as gaps_table
+from scripts.tools.bench.drafts.gaps import measure_gaps
 from scripts.tools.bench.drafts.models import DraftModels, measure_models, table
 from scripts.tools.bench.drafts.tasks import TASKS, Done, hold
 from scripts.tools.real.fetch import FetchError
@@ -78,7 +78,8 @@ class DraftsReport(Report):
     models: Sequence[Measured]
     tasks: Mapping[str, Mapping[str, Sequence[Done]]]
     draft_models: Sequence[DraftModels]
-    gaps: Sequence[Gaps]
+    gaps: Mapping[str, Gaps]
+    """By size."""
 
     @property
     def targets(self) -> list[Target]:
@@ -89,7 +90,13 @@ class DraftsReport(Report):
             for case, (least, meaning) in CASES.items()
         ]
         drafted = [target for each in self.draft_models for target in each.targets]
-        gaps = [target for each in self.gaps for target in each.targets]
+        gaps = [
+            target
+            for size, each in self.gaps.items()
+            for target in each.targets(
+                f"{size}, time between tokens beside a drafted answer", f"{size}, longest time between tokens, added"
+            )
+        ]
         tasks = [
             Target(f"trained model, {task}", self._task_ratio(task), least, most=False)
             for task, least in LEAST.items()
@@ -114,7 +121,11 @@ class DraftsReport(Report):
         ]
         tables = [
             Table(f"tokens/s: medians of {self.turns} turns", ("", AUTO, OFF, "ratio"), rows),
-            gaps_table(self.gaps, (AUTO, OFF)),
+            Table(
+                "ms between the tokens of an answer beside another that repeats",
+                ("", AUTO, OFF, "ratio"),
+                [row for size, each in self.gaps.items() for row in each.rows(f"{size}, ")],
+            ),
             table(self.draft_models),
         ]
         if self.tasks:
@@ -139,7 +150,7 @@ class DraftsReport(Report):
         return {
             "turns": self.turns,
             "models": {model.size: model.speeds for model in self.models},
-            "gaps": {each.size: each.data() for each in self.gaps},
+            "gaps": {size: each._asdict() for size, each in self.gaps.items()},
             "draft_models": {each.size: each.data() for each in self.draft_models},
             "tasks": tasks,
         }
@@ -162,12 +173,12 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> DraftsRepo
     """The whole benchmark. ValueError when the options make no sense."""
     if not 0 < arguments.turns < WORDS // 2 // (ANSWER_TOKENS + 1):
         raise ValueError("there is at least one turn, and there are not more than there are words for")
-    models, draft_models, gaps = [], [], []
+    models, draft_models, gaps = [], [], dict[str, Gaps]()
     for size in arguments.size or ("10M", "60M"):
         say(f"{size} ...")
         models.append(_measure(size, arguments))
         say(f"{size}, beside another answer ...")
-        gaps.append(measure_gaps(size, arguments, *_contenders(arguments)))
+        gaps[size] = measure_gaps(size, arguments, *_contenders(arguments))
         say(f"{size}, draft models ...")
         draft_models.append(measure_models(size, arguments))
     tasks = _perform(arguments, say) if arguments.real else {}
