@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from runner import blas
+from tests.limits import Limits
 from tests.tiers import is_full
 
 blas.preload()
@@ -27,6 +28,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run every test but the slow ones")
     parser.addoption("--all", action="store_true", help="run every test")
     parser.addoption("--real", action="store_true", help="run only the tests on a real model, which is fetched once")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Limits(config))
 
 
 TEST_S = 600.0
