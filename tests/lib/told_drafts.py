@@ -142,16 +142,3 @@ def plain(event: Event) -> object:
     if isinstance(event, Finished):
         return event.reason, event.metrics.eval_count, event.metrics.prompt_eval_count
     return type(event)
-
-
-def conversation(name: str, asked: RequestSpec, strategy: str = "", cache: str = "trie") -> tuple[Seen, list[Told]]:
-    """An answer, and one more turn behind it."""
-    engine = TinyEngine(name, cache=cache, eos=asked.eos)
-    drafters = told(engine, strategy) if strategy else []
-    first = engine.submit(asked)
-    engine.finish()
-    following = (*asked.prompt, *first.tokens, *words(7, 3))
-    engine.submit(asked._replace(prompt=following))
-    engine.finish()
-    engine.check()
-    return seen(engine), drafters

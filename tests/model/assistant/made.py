@@ -5,13 +5,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 import mlx.core as mx
+from mlx.utils import tree_map_with_path
+
+import runner.process.lean_mlx_lm  # noqa: F401
+
+from mlx_lm.models.gemma4_text import ModelArgs  # isort: skip
 
 from runner.model import OpenedModel
+from runner.model.assistant.context import places_of
 from runner.model.assistant.load import Assistant, check_target, load_assistant
+from runner.model.assistant.module import AssistantModule
+from runner.model.assistant.opening import Sizes
 from runner.model.draft import open_draft
+from runner.model.heads.target import target_of
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.assistants import Config, config_of, weights_of
 from scripts.tools.models.checkpoints import write_directory
+from scripts.tools.models.tiny import VOCAB, tiny
 
 Arrays = dict[str, mx.array]
 Change = Callable[[Arrays], object]
@@ -35,3 +45,30 @@ def pair_of(target: OpenedModel, directory: Path) -> Pair:
     opened, loaded = open_draft(str(directory), directory), load(target)
     check_target(opened, target, loaded.module)
     return Pair(loaded, load_assistant(opened, loaded))
+
+
+def tiny_assistant(groups: int = 0, chosen: int = 0) -> Assistant:
+    """Returns a random one for the engine's tiny Gemma 4, which scores all tokens or those of chosen groups."""
+    target = tiny("gemma4").model
+    args = ModelArgs(
+        hidden_size=48,
+        num_hidden_layers=3,
+        intermediate_size=64,
+        num_attention_heads=2,
+        head_dim=8,
+        global_head_dim=16,
+        vocab_size=VOCAB,
+        hidden_size_per_layer_input=0,
+        num_kv_shared_layers=3,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    )
+    mx.random.seed(3)
+    module = AssistantModule(args, Sizes(32, groups, chosen), tied=True)
+    module.update(
+        tree_map_with_path(
+            lambda _, fresh: mx.random.normal(fresh.shape, scale=fresh.shape[-1] ** -0.5) if fresh.ndim > 1 else fresh,
+            module.parameters(),  # type: ignore[no-untyped-call]
+        )
+    )
+    kinds = frozenset(args.layer_types or ())
+    return Assistant(module, target_of(target), 32**0.5, places_of(target), kinds)  # type: ignore[arg-type]

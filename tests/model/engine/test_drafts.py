@@ -1,55 +1,309 @@
-"""An answer is the same with drafts as without them, whatever the drafts are, and so is what the cache keeps of it."""
+"""An answer is the same with drafts as without them, whoever makes them, and so is what the cache keeps of it."""
 
+import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
+from pathlib import Path
+from typing import NamedTuple
 
+import mlx.core as mx
 import pytest
 
-from scripts.tools.models.tiny import words
-from tests.lib.tiny_engine import ClientRequest, RandomPolicy, TinyEngine, oracle_answer, text_of
-from tests.lib.told_drafts import DRAFTABLE, OPTIONS, STRATEGIES, conversation, spec, told
+from runner.cache.session import LiveSession
+from runner.drafts.draft import Draft
+from runner.drafts.policy import DraftPolicy
+from runner.engine.draft_model.assistant_model import AssistantModel
+from runner.engine.draft_model.dflash_model import DFlashModel
+from runner.engine.draft_model.interface import DraftModel, Forward
+from runner.engine.draft_model.own_model import OwnDraftModel
+from runner.engine.drafting import Drafting
+from runner.engine.trial import SettledTrial
+from runner.errors import ModelError
+from runner.model.assistant.load import Assistant, check_target, load_assistant
+from runner.model.draft import open_draft
+from runner.sampling.sampler import Sampler
+from scripts.tools.models.assistants import config_of
+from scripts.tools.models.tiny import VOCAB, tiny, words
+from tests.lib.pairs import pairs
+from tests.lib.seeing_engine import SeeingEngine, picture
+from tests.lib.tiny_engine import (
+    ClientRequest,
+    RandomPolicy,
+    RequestSpec,
+    TinyEngine,
+    oracle_answer,
+    plain_forward,
+    text_of,
+)
+from tests.lib.told_drafts import DRAFTABLE, EOS, OPTIONS, STRATEGIES, UNMARKABLE, Seen, seen, spec, told
+from tests.model.assistant.made import tiny_assistant, write
+from tests.model.dflash.tiny_drafts import tiny_draft
+
+CACHES = ("trie", "single", "none")
+TARGETS = ("llama", "gemma3", "qwen3_next")
+GRAMMARS = {
+    "digits": "start: /[0-9]{4,30}/",
+    "an end that depends": 'start: ("<>" /[1-3]/)* "."',
+    "forced text between": 'start: (/[0-9]/ "<=====>")* "!"',
+    "alternatives": 'start: ("123, " | "45, " | "1236789; ")+ "!!!"',
+    "nested": 'start: value\nvalue: "(" (value ("," value)*)? ")" | /[1-3]{1,3}/',
+    "anything": "start: /[^9]*/",
+}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", DRAFTABLE)
-def test_drafts_change_nothing(name: str, options: str, strategy: str) -> None:
-    asked = spec(options)
-    wanted, _ = conversation(name, asked)
-    found, drafters = conversation(name, asked, strategy)
-    assert found == wanted
+class Eager(DraftPolicy):
+    """Always lets the model draft, by itself, as many tokens as this."""
+
+    def __init__(self, length: int = 4) -> None:
+        super().__init__(7, [1.0] * 8)
+        self._drafts = length
+
+    def length(self, draft: Draft, context_tokens: int) -> int:
+        return 0
+
+    def model_length(self, most: int, context_tokens: int) -> int:
+        return min(most, self._drafts)
+
+
+class Willing(Drafting):
+    """Drafts whatever the clock says."""
+
+    def __init__(self, model: DraftModel, length: int = 4) -> None:
+        super().__init__(Eager(length), SettledTrial(), model=model)
+        assert self.model is not None
+        self.model.guard.took = lambda *_, **__: None  # type: ignore[method-assign]  # it would compare real times
+        self.watch: Callable[[Forward], Forward] = getattr(model, "watch", lambda forward: forward)
+
+    @property
+    def drafted(self) -> int:
+        return self.counts.drafted["model"]
+
+    def engine(self, name: str, schedule: RandomPolicy | None = None, **arguments: object) -> TinyEngine:
+        """Returns an engine that drafts with this model."""
+        engine = TinyEngine(name, schedule, watch=self.watch, **arguments)  # type: ignore[arg-type]
+        engine.drafter = lambda client: self.drafter(client.spec.prompt)
+        return engine
+
+
+# --- the models that draft
+
+
+def own_model(kind: str, vocab_size: int = VOCAB) -> OwnDraftModel:
+    return OwnDraftModel(kind, tiny(kind).make_layers, plain_forward(tiny(kind)), vocab_size)
+
+
+class Stranger:
+    """Drafts tokens at random, some of them beyond the vocabulary."""
+
+    name = "stranger"
+    at_once = False
+    nbytes = 0
+
+    def __init__(self) -> None:
+        self._numbers = random.Random(3)
+
+    def read(self, session: LiveSession, *, briefly: bool) -> bool:
+        return self._numbers.random() < 0.2
+
+    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
+        return [self._numbers.randint(-1, VOCAB) for _ in range(self._numbers.randint(0, most))]
+
+    def free(self) -> None: ...
+
+
+class Broken(Stranger):
+    """Raises, after a while."""
+
+    def __init__(self, where: str, calls: int) -> None:
+        super().__init__()
+        self._where, self._calls = where, calls
+        self.freed = False
+
+    def read(self, session: LiveSession, *, briefly: bool) -> bool:
+        self._count("read")
+        return False
+
+    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
+        self._count("propose")
+        return [1] * most
+
+    def _count(self, where: str) -> None:
+        if where == self._where:
+            self._calls -= 1
+            assert self._calls >= 0, "used again"
+            if not self._calls:
+                raise RuntimeError("the model is broken")
+
+    def free(self) -> None:
+        self.freed = True
+
+
+class Prompted(DFlashModel):
+    """Drafts blocks, and puts the right tokens in place of the first ones of every other block."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__("a draft", tiny_draft(target))
+        self._target = target
+        self.asked: RequestSpec | None = None
+        """The first request of a conversation."""
+        self._count = 0
+
+    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
+        own = super().propose(session, most, sampler)
+        self._count += 1
+        if self._count % 2 or self.asked is None:
+            return own
+        for each in reversed(turns(self._target, self.asked)[:2]):
+            if session.recorded[: len(each.prompt)] == [*each.prompt]:
+                coming = oracle_answer(self._target, each).tokens[len(session.recorded) - len(each.prompt) :][:2]
+                return [*coming, *own[len(coming) :]][: len(own)]
+        return own
+
+
+class Noting(AssistantModel):
+    """Notes how many tokens it drafted each time."""
+
+    def __init__(self, assistant: Assistant) -> None:
+        super().__init__("noting", assistant)
+        self.lengths: list[int] = []
+
+    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
+        drafts = super().propose(session, most, sampler)
+        self.lengths.append(len(drafts))
+        return drafts
+
+
+MODELS: dict[str, Callable[[str], DraftModel]] = {
+    "itself": own_model,
+    "another": lambda name: own_model("llama" if name != "llama" else "gemma3"),
+    "a stranger": lambda _: Stranger(),
+    "one that cannot read": lambda _: Broken("read", 5),
+    "one that cannot draft": lambda _: Broken("propose", 3),
+    "blocks": Prompted,
+}
+ASSISTANTS: dict[str, Callable[[], Noting]] = {
+    "every token": lambda: Noting(tiny_assistant()),
+    "groups": lambda: Noting(tiny_assistant(groups=16, chosen=3)),
+}
+
+
+# --- an answer and what follows it
+
+
+def turns(name: str, asked: RequestSpec) -> Sequence[RequestSpec]:
+    """A request, one more turn of its conversation, and another one in place of a part of the prompt."""
+    again = (*asked.prompt, *oracle_answer(name, asked).tokens, *words(7, 3))
+    edited = (*asked.prompt[:25], *words(70, 4))
+    return [asked, *(asked._replace(prompt=prompt) for prompt in (again, edited))]
+
+
+def seen_in(engine: TinyEngine, asked: Sequence[RequestSpec]) -> Seen:
+    for each in asked:
+        engine.submit(each)
+        engine.finish()
+    engine.check()
+    return seen(engine)
+
+
+def plain(name: str, asked: RequestSpec, cache: str = "trie", count: int = 2) -> Seen:
+    """What clients and the cache have of `count` turns, without drafts."""
+    return seen_in(TinyEngine(name, cache=cache, eos=asked.eos), turns(name, asked)[:count])
+
+
+def with_model(drafting: Willing, name: str, asked: RequestSpec, cache: str = "trie", count: int = 2) -> Seen:
+    """The same with the drafts of a model."""
+    return seen_in(drafting.engine(name, cache=cache, eos=asked.eos), turns(name, asked)[:count])
+
+
+def with_strategy(strategy: str, name: str, asked: RequestSpec, cache: str = "trie") -> Seen:
+    """The same with drafts that are told."""
+    engine = TinyEngine(name, cache=cache, eos=asked.eos)
+    drafters = told(engine, strategy)
+    found = seen_in(engine, turns(name, asked)[:2])
     rounds = [each for drafter in drafters for each in drafter.rounds]
-    assert rounds
-    if strategy == "right":
-        assert all(drafts == right for drafts, right in rounds)
-    if strategy == "wrong":
-        assert not any(right for _, right in rounds)
+    if asked.max_tokens >= 20 and not asked.grammar:
+        assert rounds
+        assert strategy != "right" or all(drafts == right for drafts, right in rounds)
+        assert strategy != "wrong" or not any(right for _, right in rounds)
+    return found
 
 
-@pytest.mark.parametrize("strategy", ["right", "random"])
-@pytest.mark.parametrize("cache", ["single", "none"])
-@pytest.mark.parametrize("name", DRAFTABLE)
-def test_every_cache_keeps_the_same(name: str, cache: str, strategy: str) -> None:
-    asked = spec("drawn")
-    wanted, _ = conversation(name, asked, cache=cache)
-    found, _ = conversation(name, asked, strategy, cache)
-    assert found == wanted
+@pytest.mark.parametrize(("name", "options", "strategy", "cache"), pairs(DRAFTABLE, OPTIONS, STRATEGIES, CACHES))
+def test_drafts_change_nothing(name: str, options: str, strategy: str, cache: str) -> None:
+    asked = spec(options)
+    assert with_strategy(strategy, name, asked, cache) == plain(name, asked, cache)
 
 
-@pytest.mark.parametrize("strategy", ["right", "random"])
-@pytest.mark.parametrize("place", range(1, 12))
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_next"])
-def test_an_answer_may_end_anywhere_in_a_round(name: str, place: int, strategy: str) -> None:
+@pytest.mark.parametrize(("name", "options", "model", "cache"), pairs(TARGETS, OPTIONS, MODELS, CACHES))
+def test_a_models_drafts_change_nothing(name: str, options: str, model: str, cache: str) -> None:
+    asked, drafts = spec(options), MODELS[model](name)
+    if isinstance(drafts, Prompted):
+        drafts.asked = asked
+    drafting = Willing(drafts)
+    assert with_model(drafting, name, asked, cache) == plain(name, asked, cache)
+    assert drafting.drafted > 0
+    if isinstance(drafts, Prompted):
+        assert 0 < drafting.counts.accepted["model"] < drafting.drafted
+        assert drafting.counts.model is not None
+        assert 0 < drafting.counts.model.bytes <= drafts.most_bytes
+
+
+@pytest.mark.parametrize(("options", "kind", "cache"), pairs(OPTIONS, ASSISTANTS, CACHES))
+def test_an_assistants_drafts_change_nothing(options: str, kind: str, cache: str) -> None:
+    asked, model = spec(options), ASSISTANTS[kind]()
+    assert with_model(Willing(model), "gemma4", asked, cache, 3) == plain("gemma4", asked, cache, 3)
+    assert len(model.lengths) > 30
+    assert all(model.lengths)
+
+
+FORMATTED = ("greedy", "drawn", "penalties", "log-probabilities")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "options", "strategy", "name"), pairs(GRAMMARS, FORMATTED, (*STRATEGIES, "itself", "blocks"), TARGETS)
+)
+def test_drafts_change_nothing_in_a_format(grammar: str, options: str, strategy: str, name: str) -> None:
+    """The grammar looks ahead along them."""
+    asked = spec(options, 24)._replace(grammar=GRAMMARS[grammar])
+    for eos in (frozenset[int](), frozenset({EOS})):
+        asked = asked._replace(eos=eos)
+        if strategy in STRATEGIES:
+            found = with_strategy(strategy, name, asked)
+        else:
+            found = with_model(Willing(MODELS[strategy](name)), name, asked)
+        assert found == plain(name, asked)
+
+
+def test_a_draft_may_take_several_tokens_of_a_format() -> None:
+    engine = TinyEngine("llama")
+    drafters = told(engine, "right")
+    engine.submit(spec("greedy", 24)._replace(grammar=GRAMMARS["digits"]))
+    engine.finish()
+    assert any(right > 1 for drafter in drafters for _, right in drafter.rounds)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "options"), pairs(("forced text between", "anything"), ("greedy", "log-probabilities"))
+)
+def test_an_assistant_changes_nothing_in_a_format(grammar: str, options: str) -> None:
+    asked = spec(options)._replace(grammar=GRAMMARS[grammar], eos=frozenset({EOS}))
+    drafting = Willing(ASSISTANTS["every token"]())
+    assert with_model(drafting, "gemma4", asked, count=3) == plain("gemma4", asked, count=3)
+    assert drafting.drafted > 0
+
+
+@pytest.mark.parametrize(("name", "place", "strategy"), pairs(TARGETS, map(str, range(1, 12)), ("right", "random")))
+def test_an_answer_may_end_anywhere_in_a_round(name: str, place: str, strategy: str) -> None:
     """By an end-of-sequence token, a stop string, or its length: the cache keeps what it keeps without drafts."""
-    asked = spec("drawn", 12)
-    answer = oracle_answer(name, asked).tokens
-    token = answer[place - 1]
-    for changes in ({"eos": frozenset({token})}, {"stop": text_of([token])}, {"max_tokens": place}):
+    asked, tokens = spec("drawn", 12), int(place)
+    token = oracle_answer(name, asked).tokens[tokens - 1]
+    for changes in ({"eos": frozenset({token})}, {"stop": text_of([token])}, {"max_tokens": tokens}):
         ends = asked._replace(**changes)
-        wanted, _ = conversation(name, ends)
-        found, _ = conversation(name, ends, strategy)
-        assert found == wanted, changes
+        assert with_strategy(strategy, name, ends) == plain(name, ends), changes
+
+
+# --- answers that come and go
 
 
 def at_call(number: int) -> Callable[[int, int], bool]:
@@ -58,18 +312,13 @@ def at_call(number: int) -> Callable[[int, int], bool]:
     return lambda rows, length: next(calls) == number
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_next", "falcon_h1", "quantized", "llama4"])
-def test_requests_that_come_and_go(name: str, seed: int) -> None:
+def come_and_go(engine: TinyEngine, numbers: random.Random, grammars: Sequence[str] = ("",)) -> None:
     """Joins, leaves, cancels, restarts for want of memory, and evictions, among rounds."""
-    numbers = random.Random(seed)
-    engine = TinyEngine(name, RandomPolicy(numbers), budget=600_000, parallel=4)
-    drafters = told(engine, "random")
-    for number in range(12):
-        options = numbers.choice([*OPTIONS])
-        prompt = (*words(numbers.choice((20, 30, 40)), number % 3), *words(number % 5, 9))
-        engine.submit(spec(options, numbers.randint(3, 16), prompt=prompt))
-        engine.advance(numbers.randint(0, 25))
+    for number in range(10):
+        prompt = (*words(numbers.choice((20, 30, 70)), number % 3), *words(number % 5, 9))
+        asked = spec(numbers.choice([*OPTIONS]), numbers.randint(3, 30), prompt=prompt)
+        engine.submit(asked._replace(grammar=numbers.choice(grammars)))
+        engine.advance(numbers.randint(0, 40))
         if numbers.random() < 0.2:
             numbers.choice(engine.requests).request.cancel()
         if numbers.random() < 0.2:
@@ -78,7 +327,36 @@ def test_requests_that_come_and_go(name: str, seed: int) -> None:
     engine.forward.breaks = lambda rows, length: False
     engine.finish()
     engine.check()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_next", "falcon_h1", "quantized", "llama4"])
+def test_requests_that_come_and_go(name: str, seed: int) -> None:
+    numbers = random.Random(seed)
+    engine = TinyEngine(name, RandomPolicy(numbers), budget=600_000, parallel=4)
+    drafters = told(engine, "random")
+    if seed:  # masks that are late
+        engine.late = lambda: numbers.choice((0, 0, 0, 1, 2))
+    come_and_go(engine, numbers, ["", *GRAMMARS.values()] if seed else [""])
     assert any(drafter.rounds for drafter in drafters)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [*((name, model) for name in TARGETS for model in ("itself", "blocks")), ("gemma4", "every token")],
+)
+def test_one_model_drafts_for_answers_that_come_and_go(name: str, model: str, seed: int) -> None:
+    """It turns from one to the other; some of them are cancelled, restart, are edited, or go on in a batch."""
+    drafts = MODELS[model](name) if model in MODELS else ASSISTANTS[model]()
+    numbers, drafting = random.Random(seed), Willing(drafts)
+    come_and_go(drafting.engine(name, RandomPolicy(numbers), budget=600_000, parallel=4), numbers)
+    assert drafting.drafted > 10
+    if model == "itself":
+        assert drafting.counts.accepted["model"] > drafting.drafted / 2  # some of the answers ended inside a round
+    assert drafting.counts.model is not None
+    assert drafting.counts.model.state == "on"
+    assert drafts.nbytes <= getattr(drafts, "most_bytes", drafts.nbytes)
 
 
 def test_nothing_is_drafted_beside_another_answer() -> None:
@@ -105,3 +383,163 @@ def test_a_request_may_limit_its_drafts() -> None:
     engine.finish()
     engine.check()
     assert {drafts for drafts, _ in drafters[0].rounds} <= {1, 2}
+
+
+# --- what a model reads, and how it fails
+
+
+@pytest.mark.parametrize("name", [name for name in DRAFTABLE if name != "quantized"])
+def test_a_model_that_is_the_answers_own_is_always_right(name: str) -> None:
+    """It draws with the same numbers, filters and penalties, and goes back to where it should. Quantized keys and
+    values are rounded otherwise when they come one by one."""
+    for options in ("greedy", "drawn", "filtered", "penalties"):
+        drafting = Willing(own_model(name))
+        with_model(drafting, name, spec(options))
+        assert drafting.counts.accepted["model"] == drafting.drafted > 20
+        assert drafting.counts.model is not None
+        assert drafting.counts.model.bytes > 0
+
+
+def broken_blocks() -> DFlashModel:
+    """A draft whose module raises in its third call, and is not called again."""
+    draft, calls = tiny_draft("llama"), count(1)
+
+    class Failing(type(draft.module)):  # type: ignore[misc]
+        def __call__(self, *arguments: object) -> mx.array:
+            call = next(calls)
+            assert call <= 3, "used again"
+            if call == 3:
+                raise RuntimeError("the model is broken")
+            return super().__call__(*arguments)  # type: ignore[no-any-return]
+
+    draft.module.__class__ = Failing
+    return DFlashModel("a draft", draft)
+
+
+@pytest.mark.parametrize("make", [lambda: Broken("propose", 3), broken_blocks], ids=["a model", "blocks"])
+def test_a_model_that_fails_is_not_used_again_and_the_log_says_so_once(
+    make: Callable[[], DraftModel], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make()
+    drafting = Willing(model)
+    with caplog.at_level(logging.INFO):
+        assert with_model(drafting, "llama", spec("drawn")) == plain("llama", spec("drawn"))
+    assert [record.message for record in caplog.records if "draft model" in record.message] == [
+        "the draft model failed; answers go on without it"
+    ]
+    assert getattr(model, "freed", True)
+    assert drafting.counts.model is not None
+    assert drafting.counts.model.state == "off"
+    assert "RuntimeError" in drafting.counts.model.why
+    assert drafting.counts.state == "on"  # what is known is still drafted
+
+
+@pytest.mark.parametrize("kind", UNMARKABLE)
+def test_a_model_that_cannot_go_back_is_refused(kind: str) -> None:
+    with pytest.raises(ModelError, match="there is no way back in its LayerCache"):
+        own_model(kind)
+
+
+class Parts(NamedTuple):
+    """How a model reads a prompt of 1,000 tokens beside its answer."""
+
+    least: int
+    most: int
+    tokens: int
+
+
+@pytest.mark.parametrize(
+    ("model", "parts"),
+    [
+        ("itself", Parts(11, 12, 12)),  # 8 steps, and parts of 64 tokens until 256 are read
+        ("blocks", Parts(7, 8, 8)),  # of 64 tokens, of the last 512
+    ],
+)
+def test_a_long_prompt_is_read_in_parts_while_the_answer_goes_on(model: str, parts: Parts) -> None:
+    drafts = MODELS[model]("llama")
+    reads, read = list[bool](), drafts.read
+
+    def noted(session: LiveSession, *, briefly: bool) -> bool:
+        reads.append(read(session, briefly=briefly))
+        return reads[-1]
+
+    drafts.read = noted  # type: ignore[method-assign]
+    engine = Willing(drafts).engine("llama")
+    asked = engine.submit(spec("greedy", 30, prompt=words(1000)))
+    engine.until(lambda: reads.count(False) == 1)
+    assert parts.least <= reads.count(True) <= parts.most
+    assert len(asked.tokens) >= parts.tokens
+    engine.finish()
+    engine.check()
+
+
+def noted_lengths(model: OwnDraftModel) -> list[int]:
+    """The tokens of each of its forwards from now on."""
+    lengths, compute = list[int](), model._reader._forward
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        lengths.append(tokens.shape[1])
+        return compute(tokens, layers)
+
+    model._reader._forward = forward
+    return lengths
+
+
+def test_for_a_short_answer_to_a_long_prompt_nothing_is_read() -> None:
+    model = own_model("llama")
+    lengths, engine = noted_lengths(model), Willing(model).engine("llama")
+    for prompt, reads in ((words(1000), False), (words(40, 3), True)):
+        lengths.clear()
+        engine.submit(spec("greedy", 8, prompt=prompt))
+        engine.finish()
+        assert bool(lengths) == reads
+    engine.check()
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_for_a_single_try_a_short_end_of_the_text_is_read(blocks: bool) -> None:
+    """Where drafts do not pay, one is tried now and then: that must not cost the reading of every prompt."""
+    model = DFlashModel("a draft", tiny_draft("llama")) if blocks else own_model("llama")
+    lengths = [] if isinstance(model, DFlashModel) else noted_lengths(model)
+    drafting = Willing(model, length=1)
+    engine = drafting.engine("llama")
+    engine.submit(spec("greedy", 10, prompt=words(1000)))
+    engine.finish()
+    engine.check()
+    assert drafting.drafted > 2
+    if isinstance(model, DFlashModel):
+        assert model.drafter._context.stop - model.drafter._context.start <= 64 + 10
+    assert sum(lengths) <= 64
+
+
+def test_an_assistant_keeps_no_more_of_a_prompt_than_it_says() -> None:
+    model = ASSISTANTS["every token"]()
+    engine = Willing(model).engine("gemma4")
+    engine.submit(spec("greedy", 8, prompt=words(300)))
+    most = 0
+    while not engine.idle:
+        engine.advance()
+        most = max(most, model.nbytes)
+    assert 0 < most <= model.most_bytes == 2 * 80 * 32 * 4
+    model.free()
+    assert model.nbytes == 0
+
+
+def asked_about_pictures(engine: SeeingEngine) -> list[Sequence[int]]:
+    prompts = ("what is [img-0] here?", "what is [img-0] here? and there", "Look, with care, at that: [img-0]")
+    return [engine.answer(prompt, picture("red"), max_tokens=12, temperature=0.7, seed=3).tokens for prompt in prompts]
+
+
+@pytest.mark.parametrize("name", ["gemma4-seeing", "gemma4-unified-seeing"])
+def test_an_assistant_drafts_behind_pictures(name: str, tmp_path: Path) -> None:
+    """The engine's own check compares each answer with a plain loop."""
+    plain = SeeingEngine(name)
+    opened = open_draft(str(write(tmp_path / "assistant", config_of())), tmp_path)
+    check_target(opened, plain.model.opened, plain.model.loaded.module)
+    model = Noting(load_assistant(opened, plain.model.loaded))
+    drafting = Willing(model)
+    engine = SeeingEngine(name, drafting=drafting, watch=model.watch)
+    assert asked_about_pictures(engine) == asked_about_pictures(plain)
+    engine.check()
+    assert drafting.drafted > 20
+    assert all(model.lengths)
