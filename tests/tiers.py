@@ -19,7 +19,6 @@ MIXTURES = frozenset(("mamba2", "falcon_h1", "deepseek_v3", "deepseek_v32"))
 FULL: Mapping[str, tuple[str, ...]] = {
     # Real models: random users and long stories on two or three kinds, products of faults and kinds on one or two.
     "tests/model/cache/test_architectures.py": MODELS,
-    "tests/model/cache/test_machine.py::test_any_users_get_the_answers_of_no_cache": ("gemma3", "qwen3_next"),
     "tests/model/cache/test_memory.py::test_what_is_counted_is_what_is_held": ("qwen3_next",),
     "tests/model/cache/test_memory.py::test_a_cancelled_prefill_leaves_no_forward_behind": ("qwen3_next",),
     "tests/model/cache/test_memory.py::test_a_long_prefill_leaves_states_behind_and_no_forward": ("qwen3_next",),

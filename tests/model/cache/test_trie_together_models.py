@@ -1,7 +1,10 @@
 """Real layer caches of every kind, with up to three sessions open at once, alone or in a batch (scenario 84).
 
 The tokens are given, so that the logits of every step can be compared with a run without a cache, whatever came before.
-`test_the_machine_notices_a_wrong_row` shows that a row which takes home another one's tokens does not pass.
+Whatever happens to conversations, the cache answers as no cache does (scenario 76). Hypothesis invents users: they go
+on, go back, change what was said, decode together, leave in the middle; forwards break; memory is short.
+`test_the_machine_notices_a_wrong_row` and `..._a_wrong_entry` show that a row which takes home another one's tokens,
+or one entry that is wrong, does not pass.
 
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
@@ -25,6 +28,7 @@ from hypothesis.stateful import (
 
 from runner.cache.checkpoints import TurnCheckpoints
 from runner.cache.decode_rows import DecodeRows
+from runner.cache.layers.kv import KVState
 from runner.cache.sequence import SequenceLayers
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession
@@ -386,14 +390,20 @@ def test_many_users_at_the_same_time_get_the_answers_of_no_cache(kind: str) -> N
     assert (batches > 20) == (kind in BATCHABLE)
 
 
+def hunt(kind: str) -> None:
+    for _ in range(_ROUNDS):
+        run(kind, examples=30, steps=40, derandomize=False, shrink=False)
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3_next"])
 def test_the_machine_notices_a_wrong_row(kind: str) -> None:
-    def hunt() -> None:
-        for _ in range(_ROUNDS):
-            run(kind, examples=30, steps=40, derandomize=False, shrink=False)
-
     with _first_row_for_all(SequenceLayers.absorb), pytest.raises(AssertionError):
-        hunt()
+        hunt(kind)
+
+
+def test_the_machine_notices_a_wrong_entry() -> None:
+    with _one_entry_zeroed(KVState._write), pytest.raises(AssertionError):
+        hunt("llama")
 
 
 @contextmanager
@@ -405,4 +415,18 @@ def _first_row_for_all(absorb: Callable[[SequenceLayers, Sequence[object], int, 
         absorb(self, batch_caches, 0, count)
 
     with patch.object(SequenceLayers, "absorb", wrong):
+        yield
+
+
+@contextmanager
+def _one_entry_zeroed(write: Callable[..., None]) -> Iterator[None]:
+    """Every page-in puts a zero in place of the first entry that it brings back."""
+
+    def wrong(self: KVState, *args: object) -> None:
+        at = self.offset
+        write(self, *args)
+        zeroed = [[x[..., :at, :], x[..., at : at + 1, :] * 0, x[..., at + 1 :, :]] for x in self.arrays()]
+        self._put([mx.concatenate(parts, -2) for parts in zeroed])
+
+    with patch.object(KVState, "_write", wrong):
         yield
