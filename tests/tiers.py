@@ -227,6 +227,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/tools/scripts/test_soak.py::test_a_runner_that_ends_is_found": NONE,
     "tests/tools/models/test_sources.py": SOURCES,
     # Units: one kind of layer where memory is waited for, one field where all are read alike, no long random search.
+    "tests/unit/test_blas.py::test_every_product_is_right_on_other_processors": NONE,
     "tests/unit/cache/test_batch.py::test_a_batch_holds_nothing_but_itself": ("window",),
     "tests/unit/cache/test_batch.py::test_what_is_absorbed_keeps_no_batch_alive": ("window-200",),
     "tests/unit/cache/test_snapshots.py::test_a_copy_keeps_no_other_buffer_alive": ("cut1-1-dtype1",),

@@ -222,8 +222,8 @@ def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
     """Products of few rows are shared only where they may be; each result is the same to the bit."""
     library = blas._shim()
     assert library is not None
-    alone, *others = (kernel(library, *threads) for threads in ((1, 1), (2, 1), (7, 1), (3, 3)))
-    assert [(each.few > 0, each.many > 0) for each in others] == [(False, True), (False, True), (True, True)]
+    alone, *others = (kernel(library, *threads) for threads in ((1, 1), (7, 1), (3, 3)))
+    assert [(each.few > 0, each.many > 0) for each in others] == [(False, True), (True, True)]
     assert {each.digest for each in others} == {alone.digest}
 
 
