@@ -10,14 +10,11 @@ import mlx.core as mx
 from runner.cache.disk.name import ENTRIES
 from runner.cache.disk.segment import Facts, Record, Segment, SegmentError
 from runner.cache.layer_interface import Snapshot
-from runner.cache.layers.cargo import CargoError, adopted, array_in, array_of, describe, is_tail
+from runner.cache.layers.cargo import adopted, array_in, array_of, describe, is_tail
 from runner.cache.layers.snapshot import own
 from runner.cache.node import Tokens
 from runner.cache.resume import deepest_offset, shared_tokens
 from runner.cache.trie_cache import TrieCache
-
-_SLACK_BYTES = 4096
-"""Headers differ by some digits, and the seal comes last."""
 
 
 def standing(cache: TrieCache, tokens: Tokens, salt: str) -> int:
@@ -34,8 +31,9 @@ def standing(cache: TrieCache, tokens: Tokens, salt: str) -> int:
 def adopt(cache: TrieCache, prefix: Tokens, salt: str, segment: Segment) -> bool:
     """Puts a segment into the trie. `prefix` are the tokens from the first one to the end of the segment.
 
-    Returns False, and leaves all as it was, if what it follows is not there or there is no room for it. Raises
-    SegmentError if it does not fit the layers. Adopted nodes count as just used.
+    The reader has compared it with the layers. Returns False, and leaves all as it was, if what it follows is not there
+    or there is no room for it. Raises SegmentError if a layer is kept in another form by now. Adopted nodes count as
+    just used.
     """
     facts, name = segment.facts, segment.name
     _learn(cache, facts)
@@ -68,9 +66,9 @@ def adopt(cache: TrieCache, prefix: Tokens, salt: str, segment: Segment) -> bool
 
 
 def buffer_like(segment: Segment) -> memoryview:
-    """Returns the bytes of a new array, as many as the file of this segment has, and some. A segment that is read into
-    it is adopted without a copy: new pages cost several times what reading into them does."""
-    buffer = mx.empty((segment.at + len(segment.data) + _SLACK_BYTES,), mx.uint8)
+    """Returns the bytes of a new array, as many as this segment has. A segment that is read into it is adopted without
+    a copy: new pages cost several times what reading into them does."""
+    buffer = mx.empty((len(segment.data),), mx.uint8)
     mx.eval(buffer)
     return memoryview(cast("bytes", buffer))
 
@@ -87,21 +85,15 @@ def _make_room(cache: TrieCache, nbytes: int) -> bool:
 def _learn(cache: TrieCache, facts: Facts) -> None:
     """Learns from another process what the first forward shows: which layers the model uses, which of them count
     something else than tokens, and what a token takes. Until it is known which layers are used, the trie would think
-    that none is needed. Raises SegmentError if the layers are others."""
+    that none is needed. Raises SegmentError if this process knows better which layers count otherwise."""
     sequences, known = cache.sequences, cache.sequences.facts
     states, distrusted = sequences.kept.states, set[int]()
-    for name, described in facts.layers.items():
-        slot = int(name)
-        if not 0 <= slot < len(states) or not described:
-            raise SegmentError("layers")
-        if describe(states[slot]) != described:
-            if describe(states[slot], distrusted=True) != described:
+    for slot, described in facts.layers.items():
+        if describe(states[int(slot)]) != described:
+            if describe(states[int(slot)], distrusted=True) != described:
                 raise SegmentError("layers")
-            distrusted.add(slot)
-    used = set(map(int, facts.layers))
-    if known.used - used or not used or any(str(record.slot) not in facts.layers for record in facts.records):
-        raise SegmentError("layers")
-    known.used.update(used)
+            distrusted.add(int(slot))
+    known.used.update(map(int, facts.layers))
     if distrusted:
         known.untrusted.update(distrusted)
         cache.heed_distrust()
@@ -121,8 +113,8 @@ def _arrays(segment: Segment, index: int) -> list[mx.array]:
     """Returns the arrays of a record, not evaluated."""
     tensors, buffer = segment.facts.records[index].tensors, segment.data.obj
     if isinstance(buffer, mx.array):
-        starts = [segment.at + span.start for span in segment.spans(index)]
-        return [array_in(buffer, at, tensor.dtype, tensor.shape) for at, tensor in zip(starts, tensors, strict=True)]
+        spans = zip(segment.spans(index), tensors, strict=True)
+        return [array_in(buffer, span.start, tensor.dtype, tensor.shape) for span, tensor in spans]
     parts = zip(segment.arrays(index), tensors, strict=True)
     return [array_of(data, tensor.dtype, tensor.shape) for data, tensor in parts]
 
@@ -141,10 +133,8 @@ def _snapshots(cache: TrieCache, segment: Segment, matched: int) -> dict[int, Sn
         for record, start, arrays in found:
             state = states[record.slot]
             held[record.slot] = adopted(state, start, segment.name.stop, arrays, record.content)
-    except BaseException as error:
+    except BaseException:
         for snapshot in held.values():
             snapshot.close()
-        if isinstance(error, (CargoError, ValueError, IndexError)):
-            raise SegmentError("layers") from error
         raise
     return held

@@ -1,18 +1,68 @@
-"""Computes a segment again, and says how far what the disk has of it is off. Owner: the engine thread."""
+"""Forwards over fresh layers: what a model leaves in them, and how far off what the disk has of a segment is.
+
+Owner: the engine thread.
+"""
 
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import cast
 
 import mlx.core as mx
 
+from runner.cache.disk.layers import Form, Layers
+from runner.cache.disk.name import ENTRIES, STATE, TAIL
 from runner.cache.disk.point import Tokens
-from runner.cache.disk.segment import Segment
+from runner.cache.disk.segment import Segment, Tensor
 from runner.cache.layer_facts import LayerFacts
-from runner.cache.layers.cargo import array_of, parts
+from runner.cache.layer_interface import LayerState
+from runner.cache.layers import distrust
+from runner.cache.layers.cargo import CargoError, array_of, describe, is_tail, parts
 from runner.cache.layers.generic import GenericState
 from runner.cache.sequence import SequenceLayers
 
 _SLICE_TOKENS = 16  # the most that a request waits for
+_MORE_TOKENS, _SHORT_S = 112, 0.02
+"""A forward that takes less says little of the time of a token: one over more tokens is timed."""
+
+
+class Sample:
+    """A short forward. Its graph alone, built in milliseconds whatever the size of the model, shows what layers hold;
+    it is computed only to learn how long that takes."""
+
+    def __init__(self, make_layers: Callable[[], list[object]], forward: Callable[[mx.array, list[object]], mx.array]):
+        """`forward` takes tokens [1, L] and a cache list to logits. Raises what it raises."""
+        sequence = SequenceLayers(make_layers(), LayerFacts())
+        self._forward, self._sequence = forward, sequence
+        self._logits = forward(mx.arange(_SLICE_TOKENS)[None], sequence.layers)
+        sequence.advance(_SLICE_TOKENS)
+        self.layers: Layers = {}
+        """What a segment of this model must hold; nothing if no file can hold it."""
+        with suppress(CargoError):
+            self.layers = {
+                str(slot): (_form(state), _form(distrust(state, _SLICE_TOKENS))) for slot, state in sequence.used
+            }
+
+    def token_s(self, clock: Callable[[], float]) -> float:
+        """Returns the seconds that a token takes, once. Raises what MLX raises."""
+        began_s = clock()
+        mx.eval(self._logits)
+        seconds, count = clock() - began_s, _SLICE_TOKENS
+        if seconds < _SHORT_S:
+            began_s = clock()
+            mx.eval(self._forward(mx.arange(_MORE_TOKENS)[None], self._sequence.layers))
+            seconds, count = clock() - began_s, _MORE_TOKENS
+        return seconds / count
+
+
+def _form(state: LayerState) -> Form:
+    snapshot = state.snapshot(0, _SLICE_TOKENS)
+    if snapshot is None:
+        raise CargoError("nothing")
+    found, content = parts(snapshot, snapshot.start, _SLICE_TOKENS)
+    snapshot.close()
+    kind = ENTRIES if state.sliceable else TAIL if is_tail(state) else STATE
+    tensors = tuple(Tensor(part.dtype, part.shape) for part in found)
+    return Form(kind, describe(state), tensors, content, isinstance(state, GenericState))
 
 
 def recheck(

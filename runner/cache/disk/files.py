@@ -2,13 +2,14 @@
 here."""
 
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_OLD = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_OLD = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 class Entry(NamedTuple):
@@ -44,6 +45,11 @@ class Files:
         """Returns the names in a directory."""
         return os.listdir(path)  # noqa: PTH208 - names alone: a Path for each of 65,000 would take longer than the call
 
+    def plain(self, path: Path) -> list[str]:
+        """Returns the names of the plain files in a directory: no links, pipes or directories."""
+        with os.scandir(path) as found:
+            return [each.name for each in found if each.is_file(follow_symlinks=False)]
+
     def changed_ns(self, path: Path) -> int:
         """Returns when something was last added to a directory or removed from it."""
         return path.stat().st_mtime_ns
@@ -54,8 +60,8 @@ class Files:
             for each in found:
                 try:
                     if each.is_file(follow_symlinks=False):
-                        stat = each.stat(follow_symlinks=False)
-                        yield Entry(each.name, stat.st_size, stat.st_mtime)
+                        status = each.stat(follow_symlinks=False)
+                        yield Entry(each.name, status.st_size, status.st_mtime)
                 except FileNotFoundError:
                     continue
 
@@ -68,12 +74,13 @@ class Files:
         return os.write(file, data)
 
     def open(self, path: Path) -> int:
-        """Opens a file for reading; never a symbolic link."""
+        """Opens a file for reading; never a symbolic link. Does not wait for the other end of a pipe."""
         return os.open(path, _OLD)
 
-    def size(self, file: int) -> int:
-        """Returns the bytes of an open file."""
-        return os.fstat(file).st_size
+    def size(self, file: int) -> int | None:
+        """Returns the bytes of an open file; None unless it is a plain one."""
+        found = os.fstat(file)
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def read(self, file: int, into: memoryview, offset: int) -> int:
         """Reads some bytes from `offset` on; returns how many, 0 at the end."""
@@ -97,7 +104,7 @@ class Files:
 
     def touch(self, path: Path) -> None:
         """Marks a file as just used."""
-        os.utime(path)
+        os.utime(path, follow_symlinks=False)
 
     def space(self, path: Path) -> tuple[int, int]:
         """Returns the free bytes of a volume, and all of them."""

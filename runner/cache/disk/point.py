@@ -39,12 +39,20 @@ class Points:
         before, state = self._offsets[index], self._states[index]
         if before < offset:
             state = state.copy()
-            state.update(self._spelled(self.tokens[before:offset]))
+            state.update(self._spelled(self.tokens[before:offset], self._digest_of))
             self._offsets.insert(index + 1, offset)
             self._states.insert(index + 1, state)
         return state.hexdigest()
 
-    def _spelled(self, tokens: Tokens) -> bytes:
+    def after(self, offset: int, tokens: Tokens, digest_of: DigestOf) -> str:
+        """Returns the point behind other tokens that follow the first `offset`, whose pictures `digest_of` knows.
+        Raises UnknownPictureError."""
+        self.at(offset)
+        state = self._states[bisect_right(self._offsets, offset) - 1].copy()
+        state.update(self._spelled(tokens, digest_of))
+        return state.hexdigest()
+
+    def _spelled(self, tokens: Tokens, digest_of: DigestOf) -> bytes:
         if min(tokens) >= 0:
             return tokens.tobytes()
         words: list[bytes] = []
@@ -54,7 +62,7 @@ class Points:
                 words.append(token.to_bytes(4, "little"))
                 continue
             if token not in known:
-                digest = self._digest_of(token)
+                digest = digest_of(token)
                 if digest is None:
                     raise UnknownPictureError(f"picture {token}")
                 known[token] = _PICTURE + digest

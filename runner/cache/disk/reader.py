@@ -1,12 +1,14 @@
 """Reads what the shelf has of a prompt. Owner: the disk thread."""
 
+from array import array
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from runner.cache.disk.layers import Layers
 from runner.cache.disk.name import ENTRIES, STATE, TAIL, Name
 from runner.cache.disk.plan import branch, chain, held_at, partial, standing
 from runner.cache.disk.point import DigestOf, Points, Tokens, UnknownPictureError
-from runner.cache.disk.segment import Segment, SegmentError, local_tokens
+from runner.cache.disk.segment import Segment
 from runner.cache.disk.shelf import Shelf
 from runner.cache.prefix import common_prefix
 
@@ -25,6 +27,8 @@ class Wanted(NamedTuple):
     """The tokens that need not be read."""
     needs: Callable[[int], int]
     """Returns the first token that tails must hold to stand at an offset."""
+    layers: Layers
+    """What the layers hold."""
 
 
 class Found(NamedTuple):
@@ -67,9 +71,12 @@ class Reader:
             for name in sorted(names, key=lambda each: each.kind == ENTRIES):
                 if name in given:
                     continue
-                found = self._found(points, name)
+                found = self._found(points, wanted, name)
                 if found is None:
                     whole = False
+                    for other in names:  # what is wrong in the same way goes with it
+                        if other not in given:
+                            self._shelf.read(other, wanted.layers, only_tokens=True)
                     break
                 given[name] = True
                 if name.kind == ENTRIES:
@@ -99,9 +106,9 @@ class Reader:
         names, stop = kept
         best: tuple[int, Name] | None = None
         for name in partial(index, points, stop)[:_MOST_SIBLINGS]:
-            looked = self._shelf.look(name)
-            if looked is not None:
-                tokens = local_tokens(looked[0], looked[1], self._names(looked[0].pictures))
+            looked = self._shelf.read(name, wanted.layers, only_tokens=True)
+            tokens = self._tokens(points, looked) if looked is not None else None
+            if tokens is not None:
                 shared = stop + common_prefix(points.tokens[stop : name.stop], tokens)
                 best = max(best or (stop, name), (shared, name))
         if best is not None and best[0] > stop:
@@ -109,27 +116,24 @@ class Reader:
             names, stop = [*names, best[1], *rest.names], rest.stop
         return [name for name in names if name.stop > wanted.held], stop
 
-    def _found(self, points: Points, name: Name) -> Found | None:
-        segment = self._shelf.read(name)
+    def _found(self, points: Points, wanted: Wanted, name: Name) -> Found | None:
+        segment = self._shelf.read(name, wanted.layers)
         if segment is None or name.kind != ENTRIES:
             return segment and Found(segment, points.tokens[: name.stop])
-        try:
-            own = local_tokens(segment.facts, segment.tokens, self._names(segment.facts.pictures))
-            self._compare(points, name, own)
-        except SegmentError as error:
-            self._shelf.reject(name, error.reason)
-            return None
-        return Found(segment, points.tokens[: name.start] + own)
+        own = self._tokens(points, segment)
+        return None if own is None else Found(segment, points.tokens[: name.start] + own)
 
-    def _compare(self, points: Points, name: Name, own: Tokens) -> None:
-        """Compares the tokens of a segment with those of the prompt, as far as both go. Raises SegmentError."""
-        shared = common_prefix(points.tokens[name.start : name.stop], own)
-        spelled = name.stop <= len(points.tokens) and points.at(name.stop) == name.last
-        if not shared or points.at(name.start) != name.first or (spelled and shared < len(own)):
-            raise SegmentError("tokens")
-
-    def _names(self, pictures: tuple[str, ...]) -> list[int]:
+    def _tokens(self, points: Points, segment: Segment) -> "Tokens | None":
+        """Returns the tokens of a segment, with the names that its pictures have in this process. None, and the file is
+        removed, unless they are those that it is named after: it may be damaged, or wrong from the start."""
+        name, own = segment.name, segment.tokens
         try:
-            return [self._name_of(bytes.fromhex(digest)) for digest in pictures]
-        except ValueError:
-            raise SegmentError("tokens") from None
+            digests = [bytes.fromhex(digest) for digest in segment.facts.pictures]
+            found = points.after(name.start, own, lambda token: digests[-1 - token] if -token <= len(digests) else None)
+            if (points.at(name.start), found) == (name.first, name.last):
+                names = [self._name_of(digest) for digest in digests]
+                return array("i", (token if token >= 0 else names[-1 - token] for token in own)) if names else own
+        except (ValueError, UnknownPictureError):
+            pass
+        self._shelf.reject(name, "tokens")
+        return None

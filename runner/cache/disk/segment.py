@@ -9,7 +9,6 @@ touched here, and nothing but JSON is evaluated.
 
 import json
 from array import array
-from collections.abc import Sequence
 from hashlib import blake2b
 from math import prod
 from typing import NamedTuple
@@ -30,7 +29,8 @@ ITEM_BYTES = {
 }  # fmt: skip
 """The types of tensors, by the names of the format."""
 _MOST_HEADER_BYTES = 1 << 24
-_SEAL_BYTES = 16
+SEAL_BYTES = 16
+"""The digest of the header, at the end of the file."""
 
 
 class SegmentError(Exception):
@@ -91,12 +91,10 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Segment(NamedTuple):
-    """A segment in memory. `data` holds the tokens and the tensors, one behind the other."""
+    """A segment in memory. `data` holds the tokens and the tensors, one after the other, from the start of a buffer."""
 
     facts: Facts
     data: memoryview
-    at: int = 0
-    """The offset of `data` in the buffer that it is a part of."""
 
     @property
     def name(self) -> Name:
@@ -127,20 +125,23 @@ def sealed(segment: Segment) -> list[memoryview]:
     """Returns the bytes of the file, in parts. Computes the sums."""
     facts, data = segment.facts, segment.data[: sum(segment.facts.sizes)]
     header = _header(msgspec.structs.replace(facts, crc=crc32(data)))
-    seal = blake2b(header, digest_size=_SEAL_BYTES).digest()
+    seal = blake2b(header, digest_size=SEAL_BYTES).digest()
     return [memoryview(len(header).to_bytes(8, "little") + header), data, memoryview(seal)]
 
 
 def header_bytes(length: bytes, file_bytes: int) -> int:
     """Returns the bytes of the header from the first 8 of a file. Raises SegmentError."""
     found = int.from_bytes(length, "little")
-    if len(length) != 8 or found > min(_MOST_HEADER_BYTES, file_bytes - 8 - _SEAL_BYTES):
+    if len(length) != 8 or found > min(_MOST_HEADER_BYTES, file_bytes - 8 - SEAL_BYTES):
         raise SegmentError("torn")
     return found
 
 
-def read_facts(header: bytes, name: Name, namespace: str, file_bytes: int) -> Facts:
-    """Returns the facts in a header. Raises SegmentError unless they are those of this name and of so many bytes."""
+def read_facts(header: bytes, seal: bytes, name: Name, namespace: str, file_bytes: int) -> Facts:
+    """Returns the facts in a header. Raises SegmentError unless it is as it was written, and they are those of this
+    name and of so many bytes."""
+    if blake2b(header, digest_size=SEAL_BYTES).digest() != seal:
+        raise SegmentError("crc")
     try:
         facts = msgspec.json.decode(json.loads(header)["__metadata__"]["segment"], type=Facts)
         same = _header(facts) == header
@@ -150,29 +151,16 @@ def read_facts(header: bytes, name: Name, namespace: str, file_bytes: int) -> Fa
         raise SegmentError("crc")
     if facts.name != name or facts.namespace != namespace:
         raise SegmentError("tokens")  # a whole file, under the name of another
-    if 8 + len(header) + sum(facts.sizes) + _SEAL_BYTES != file_bytes:
+    if 8 + len(header) + sum(facts.sizes) + SEAL_BYTES != file_bytes:
         raise SegmentError("torn")
     return facts
 
 
-def read_segment(file: memoryview, name: Name, namespace: str) -> Segment:
-    """Returns the segment in the bytes of a file. Raises SegmentError unless all of it is as it was written."""
-    count = header_bytes(bytes(file[:8]), len(file))
-    header = bytes(file[8 : 8 + count])
-    if blake2b(header, digest_size=_SEAL_BYTES).digest() != file[-_SEAL_BYTES:]:
-        raise SegmentError("crc")
-    facts = read_facts(header, name, namespace, len(file))
-    data = file[8 + count : -_SEAL_BYTES]
+def whole(facts: Facts, data: memoryview) -> Segment:
+    """Returns a segment. Raises SegmentError unless the data are as they were written."""
     if crc32(data) != facts.crc:
         raise SegmentError("crc")
-    return Segment(facts, data, 8 + count)
-
-
-def local_tokens(facts: Facts, tokens: Tokens, names: Sequence[int]) -> Tokens:
-    """Returns the tokens of a segment with the names that its pictures have in this process. Raises SegmentError."""
-    if any(token < -len(names) for token in tokens):
-        raise SegmentError("tokens")
-    return array("i", (token if token >= 0 else names[-1 - token] for token in tokens)) if facts.pictures else tokens
+    return Segment(facts, data)
 
 
 def _header(facts: Facts) -> bytes:
@@ -187,6 +175,6 @@ def _header(facts: Facts) -> bytes:
             entry = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, at + tensor.nbytes]}
             table[f"{record.slot}.{index}"] = entry
             at += tensor.nbytes
-    table["seal"] = {"dtype": "U8", "shape": [_SEAL_BYTES], "data_offsets": [at, at + _SEAL_BYTES]}
+    table["seal"] = {"dtype": "U8", "shape": [SEAL_BYTES], "data_offsets": [at, at + SEAL_BYTES]}
     text = json.dumps(table, separators=(",", ":")).encode()
     return text + b" " * (-len(text) % 8)

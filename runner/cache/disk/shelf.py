@@ -7,7 +7,6 @@ whole segment or none. There is no fsync: SIGKILL loses nothing of the page cach
 
 import errno
 import os
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,17 +15,18 @@ from pathlib import Path
 
 from runner.cache.disk.files import Files
 from runner.cache.disk.index import Index
+from runner.cache.disk.layers import Layers, compare
 from runner.cache.disk.name import Name, parse_name, temporary
-from runner.cache.disk.point import Tokens
 from runner.cache.disk.segment import (
     MOST_BYTES,
+    SEAL_BYTES,
     Facts,
     Segment,
     SegmentError,
     header_bytes,
     read_facts,
-    read_segment,
     sealed,
+    whole,
 )
 from runner.logs import Log
 
@@ -82,7 +82,7 @@ class Shelf:
         try:
             changed_ns = self._files.changed_ns(self.folder)
             if changed_ns != self._changed_ns:
-                self.index.replace(self._files.names(self.folder), self._files.rest)
+                self.index.replace(self._files.plain(self.folder), self._files.rest)
                 self._changed_ns = changed_ns
         except OSError:
             self.index.replace(())
@@ -90,44 +90,25 @@ class Shelf:
 
     # --- reading
 
-    def read(self, name: Name) -> Segment | None:
-        """Returns a segment, compared with all its sums; None if it is gone or damaged, which removes it."""
-        try:
-            file = self._files.open(self.folder / name.file)
-            try:
-                size = self._files.size(file)
-                if size > MOST_BYTES:
-                    raise SegmentError("torn")
-                buffer = self._buffer(size)
-                self._fill(file, buffer, 0)
-            finally:
-                self._files.close(file)
-            self.read_bytes += size
-            return read_segment(buffer, name, self.namespace)
-        except SegmentError as error:
-            self.reject(name, error.reason)
-        except (OSError, MemoryError):
-            self.index.discard(name)
-        return None
+    def read(self, name: Name, layers: Layers | None = None, *, only_tokens: bool = False) -> Segment | None:
+        """Returns a segment, compared with all its sums and with the layers of the model, if they are given; None if it
+        is gone, and if it is damaged or of others, which removes it.
 
-    def look(self, name: Name) -> tuple[Facts, Tokens] | None:
-        """Returns the facts and the tokens of a segment, of which nothing else is read; None as `read` does. They may
-        be damaged: `read` before they count."""
+        With `only_tokens` nothing else of its data is read, and they are not compared with their sum.
+        """
         try:
             file = self._files.open(self.folder / name.file)
             try:
-                size = self._files.size(file)
-                length = memoryview(bytearray(8))
-                self._fill(file, length, 0)
-                count = header_bytes(bytes(length), size)
-                header = memoryview(bytearray(count))
-                self._fill(file, header, 8)
-                facts = read_facts(bytes(header), name, self.namespace, size)
-                tokens = memoryview(bytearray(4 * facts.tokens))
-                self._fill(file, tokens, 8 + count)
+                facts, at = self._facts(file, name)
+                if layers is not None:
+                    compare(facts, layers)  # before memory is taken for what a header claims
+                sizes = facts.sizes
+                buffer = memoryview(bytearray(sizes[0])) if only_tokens else self._buffer(sum(sizes))
+                self._fill(file, buffer, at)
             finally:
                 self._files.close(file)
-            return facts, array("i", bytes(tokens))
+            self.read_bytes += len(buffer)
+            return Segment(facts, buffer) if only_tokens else whole(facts, buffer)
         except SegmentError as error:
             self.reject(name, error.reason)
         except (OSError, MemoryError):
@@ -169,6 +150,20 @@ class Shelf:
         except OSError:
             return  # a read-only volume: it is still read
 
+    def _facts(self, file: int, name: Name) -> tuple[Facts, int]:
+        """Returns the facts in an open file, and where its data begin. Raises SegmentError and OSError."""
+        size = self._files.size(file)
+        if size is None or size > MOST_BYTES:
+            raise SegmentError("torn")
+        count = header_bytes(self._part(file, 0, 8), size)
+        header, seal = self._part(file, 8, count), self._part(file, size - SEAL_BYTES, SEAL_BYTES)
+        return read_facts(header, seal, name, self.namespace, size), 8 + count
+
+    def _part(self, file: int, at: int, nbytes: int) -> bytes:
+        buffer = bytearray(nbytes)
+        self._fill(file, memoryview(buffer), at)
+        return bytes(buffer)
+
     def _buffer(self, nbytes: int) -> memoryview:
         buffer = self.buffers.pop() if self.buffers else None
         if buffer is None or len(buffer) < nbytes:
@@ -206,6 +201,11 @@ class Shelf:
         try:
             self._make_folder()
             self._commit(parts, self.folder / name.file)
+        except IsADirectoryError:  # it is not ours, and others can still be written
+            if not self.rejected["directory"]:
+                log.warning("a directory has the name of a file of the disk cache: left alone", directory=name.file)
+            self.rejected["directory"] += 1
+            return True
         except OSError as error:
             self._failed(error)
             return False

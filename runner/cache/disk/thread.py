@@ -61,6 +61,7 @@ class DiskThread:
         self._readings: deque[Reading] = deque()
         self._writes: deque[tuple[Segment, Callable[[bool], None]]] = deque()
         self._touches: deque[Name] = deque()
+        self._rejects: deque[tuple[Name, str]] = deque()
         self._emptying = False
         self._sweeping: Iterator[None] | None = None
         self._opened = False
@@ -105,6 +106,12 @@ class DiskThread:
             self._touches.append(name)
             self._changed.notify()
 
+    def reject(self, name: Name, reason: str) -> None:
+        """Removes a segment that cannot be adopted."""
+        with self._changed:
+            self._rejects.append((name, reason))
+            self._changed.notify()
+
     def empty(self) -> None:
         """Removes all segments of the model, and those that wait to be written."""
         with self._changed:
@@ -126,6 +133,8 @@ class DiskThread:
             self.shelf.empty()
             self._swept_s, self._swept_bytes = float("-inf"), -1
             return True
+        while self._rejects:
+            self.shelf.reject(*self._rejects.popleft())
         with self._changed:
             reading = next((each for each in self._readings if each.credit > 0 or each.dropped), None)
             due = self._wrote and (self._sweeping is not None or self._sweep_in_s() == 0)
@@ -189,7 +198,7 @@ class DiskThread:
                     continue
                 with self._changed:
                     busy = any(each.credit > 0 or each.dropped for each in self._readings)
-                    if not (busy or self._writes or self._touches or self._emptying):
+                    if not (busy or self._writes or self._touches or self._rejects or self._emptying):
                         self._changed.wait(_BREATH_S if worked else self._sweep_in_s())
         except Exception as error:  # answers go on without the disk
             log.exception("the disk cache is off")

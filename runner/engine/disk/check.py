@@ -55,7 +55,7 @@ class SelfCheck:
     def suits(found: Found) -> bool:
         """Returns True for a segment that can be checked: of text, short and small enough, and of layers that hold the
         same however long the forwards were."""
-        facts, data, _ = found.segment
+        facts, data = found.segment
         if facts.name.stop > _MOST_TOKENS or len(data) > _MOST_BYTES or min(found.prefix, default=-1) < 0:
             return False
         return any(is_plain(facts.layers[str(record.slot)]) for record in facts.records)

@@ -21,6 +21,7 @@ from runner.cache.freight import Freight
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.cargo import describe
 from runner.cache.layers.snapshot import Ledger
+from runner.cache.recheck import Sample
 from runner.cache.trie_cache import TrieCache
 from runner.engine.disk.check import SelfCheck
 from runner.engine.disk.restores import Restores
@@ -108,7 +109,15 @@ def open_tier(
         )
 
     check = SelfCheck(disk, make_layers, forward)
-    restores = Restores(disk, salt, check, prefill_token_s=prefill_token_s, ready=ready, shares=not on_device)
+    restores = Restores(
+        disk,
+        salt,
+        check,
+        lambda: Sample(make_layers, forward),
+        prefill_token_s=prefill_token_s,
+        ready=ready,
+        shares=not on_device,
+    )
     tier = DiskTier(disk, restores, Writes(disk, make_freight), check, scheduler)
     log.info(
         "disk cache",

@@ -11,14 +11,16 @@ from runner.cache.disk.reader import WORTH_TOKENS, Found, Wanted
 from runner.cache.disk.segment import SegmentError
 from runner.cache.disk.thread import DiskThread, Reading
 from runner.cache.layers.cargo import is_tail
+from runner.cache.recheck import Sample
 from runner.cache.trie_cache import TrieCache
 from runner.engine.disk.check import SelfCheck
 from runner.engine.request import Request
-from runner.logs import Log
+from runner.logs import Log, error_line, lacks_memory
 
 log = Log(__name__)
-_PATIENCE_S, _LEAST_PATIENCE_S = 10.0, 0.1
-"""The longest wait for the disk while the speed of computing is unknown, and the longest that is always allowed."""
+_LEAST_PATIENCE_S = 0.1
+"""The longest wait for the disk that is always allowed."""
+_NO_TIME_S = 1e-9
 _WEIGHT = 0.25  # of the latest measurement in an average
 _LATE = 2.0  # times what has passed: what the disk is taken for that has brought nothing until then
 _AGAIN = 16  # requests: one in so many is tried although the disk was slower than computing
@@ -27,9 +29,10 @@ _AGAIN = 16  # requests: one in so many is tried although the disk was slower th
 class _Restore:
     """A request, and what was read for it."""
 
-    def __init__(self, request: Request, held: int, began_s: float, patience_s: float) -> None:
+    def __init__(self, request: Request, held: int, began_s: float) -> None:
         self.request, self.held, self.began_s = request, held, began_s
-        self.until_s = began_s + patience_s
+        self.token_s = 0.0
+        """The seconds that computing a token takes, as far as that is known."""
         self.found: deque[Found] = deque()
         self.adopted = False
         """True if something of it is in memory now."""
@@ -38,6 +41,11 @@ class _Restore:
         self.ended = False
         """True if nothing more will be read."""
         self.reading: Reading | None = None
+
+    @property
+    def until_s(self) -> float:
+        """When it has waited for as long as computing takes."""
+        return self.began_s + max(_LEAST_PATIENCE_S, self.token_s * (len(self.request.keys) - self.held))
 
 
 class Restores:
@@ -48,14 +56,16 @@ class Restores:
         disk: DiskThread,
         salt: str,
         check: SelfCheck,
+        make_sample: Callable[[], Sample],
         *,
         prefill_token_s: Callable[[], float | None],
         ready: Callable[[], None],
         shares: bool = True,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """`prefill_token_s` returns the seconds that computing a token takes; None if nobody knows. `ready` is called
-        when a request may begin. With `shares` the disk thread reads into memory of the device."""
+        """`make_sample` is called when something is looked for. `prefill_token_s` returns the seconds that computing a
+        token takes; None if no request has shown it. `ready` is called when a request may begin. With `shares` the disk
+        thread reads into memory of the device."""
         self.count = 0
         """The requests for which something was restored."""
         self.tokens = 0
@@ -64,7 +74,11 @@ class Restores:
         """The time that requests have waited for them."""
         self._disk, self._salt, self._check = disk, salt, check
         self._prefill_token_s, self._ready, self._shares, self._clock = prefill_token_s, ready, shares, clock
+        self._make_sample = make_sample
+        self._sample: Sample | None = None
+        self._sampled_token_s: float | None = None
         self._waiting: list[_Restore] = []
+        self._overdue: _Restore | None = None  # the last one that has waited in vain
         self._token_s: float | None = None
         self._skipped = 0
 
@@ -87,19 +101,28 @@ class Restores:
         keys = array("i", request.keys)
         if self._disk.fault or len(keys) <= WORTH_TOKENS or not self._disk_wins():
             return
+        if self._overdue is not None and not self._overdue.ended:
+            return  # the disk thread still waits for what this request has given up
         if self._disk.shelf.listed and not self._disk.shelf.index.names:
             return
         held = standing(cache, keys, self._salt)
         if len(keys) - 1 < held + WORTH_TOKENS:
             return
+        if self._sample is None:
+            self._sample = self._make_sample()
+        if not self._sample.layers:
+            return
         states = cache.sequences.kept.states
         tails = [state for state in states if is_tail(state)]
         wanted = Wanted(
-            keys, self._salt, held, lambda at: min((state.needs(at) for state in tails), default=max(0, at - 1))
+            keys,
+            self._salt,
+            held,
+            lambda at: min((state.needs(at) for state in tails), default=max(0, at - 1)),
+            self._sample.layers,
         )
-        token_s = self._prefill_token_s()
-        patience_s = _PATIENCE_S if token_s is None else max(_LEAST_PATIENCE_S, token_s * (len(keys) - held))
-        restore = _Restore(request, held, self._clock(), patience_s)
+        restore = _Restore(request, held, self._clock())
+        restore.token_s = self._prefill_token_s() or self._sampled_token_s or 0.0
         restore.reading = Reading(wanted, lambda found: self._take(restore, found))
         request.restoring = True
         self._waiting.append(restore)
@@ -110,6 +133,9 @@ class Restores:
         now_s = self._clock()
         for restore in self._waiting:
             late = now_s >= restore.until_s
+            if late and not (restore.token_s or restore.ended or restore.request.cancelled):
+                restore.token_s = self._computing_token_s()
+                return True
             if restore.request.cancelled or ((late or restore.ended) and not restore.found):
                 self._end(cache, restore, late=late)
                 return True
@@ -141,14 +167,13 @@ class Restores:
             if fits and more and self._shares:
                 buffer = buffer_like(found.segment)
         except SegmentError as error:
-            rejected = self._disk.shelf.rejected
-            if not rejected[error.reason]:
-                log.warning("what is on disk is of other layers", file=name.file)
-            rejected[error.reason] += 1
+            self._disk.reject(name, error.reason)
             fits = False
-        except Exception:  # the trie may be half changed: begin anew, as after a conversation that cannot be resumed
+        except Exception as error:  # the trie may be half changed: begin anew, as if it could not be resumed
             log.exception("cache freed: what is on disk could not be adopted")
             cache.detach()
+            if not lacks_memory(error):
+                self._disk.reject(name, "layers")
             fits = False
         if not fits:
             restore.found.clear()
@@ -185,9 +210,27 @@ class Restores:
                 milliseconds=round(seconds * 1e3, 1),
             )
         elif late and not restore.request.cancelled:
+            if self._overdue is None:
+                log.warning(
+                    "the disk cache is slow: computing instead",
+                    request=restore.request.number,
+                    milliseconds=round(seconds * 1e3, 1),
+                )
+            self._overdue = restore
             self._measured(_LATE * seconds / (len(keys) - restore.held))
         restore.request.restoring = False
         self._ready()
+
+    def _computing_token_s(self) -> float:
+        """Returns the seconds that computing a token takes. If no request has shown it, computes for a moment."""
+        known = self._prefill_token_s() or self._sampled_token_s
+        if known is None and self._sample is not None:
+            try:
+                known = self._sample.token_s(self._clock)
+            except Exception as error:  # models raise anything; a request would have met it, too
+                log.warning("the disk cache does not know how long computing takes", why=error_line(error))
+            self._sampled_token_s = known = known or 0.0
+        return known or _NO_TIME_S
 
     def _measured(self, token_s: float) -> None:
         self._token_s = token_s if self._token_s is None else self._token_s + (token_s - self._token_s) * _WEIGHT

@@ -28,7 +28,7 @@ def test_a_segment_is_not_adopted_without_what_it_follows(tmp_path: Path) -> Non
     writer.ask(prompt)
     writer.save()
     reader = Process(tiny("llama"), tmp_path)
-    wanted = Wanted(array("i", prompt), "", 0, lambda at: at - 1)
+    wanted = Wanted(array("i", prompt), "", 0, lambda at: at - 1, reader.layers)
     first, second, *_ = reader.reader.read(wanted)
     assert not adopt(reader.cache, second.prefix, "", second.segment)
     assert standing(reader.cache, wanted.tokens, "") == 0

@@ -14,15 +14,15 @@ import pytest
 from runner.cache.adoption import adopt, standing
 from runner.cache.checkpoints import TurnCheckpoints
 from runner.cache.disk.reader import Reader, Wanted
-from runner.cache.disk.segment import SegmentError
 from runner.cache.disk.shelf import Shelf
 from runner.cache.freight import Freight
 from runner.cache.layers import cargo
 from runner.cache.layers.cargo import Part, array_in, array_of, copy_piece, copy_tokens
+from runner.cache.recheck import Sample
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
 from tests.lib.driver import Answer, ask, ask_uncached, check_equal, check_trie
-from tests.lib.tiny_engine import SLICEABLE
+from tests.lib.tiny_engine import SLICEABLE, plain_forward
 from tests.unit.cache.disk.made import NAMESPACE, ROOT, shelf
 
 
@@ -39,6 +39,7 @@ class Process:
         self.shelf: Shelf = shelf(directory)
         self.freight = Freight(self.shelf.index, NAMESPACE, ROOT)
         self.reader = Reader(self.shelf, ROOT)
+        self.layers = Sample(model.make_layers, plain_forward(model)).layers
 
     def ask(self, prompt: Sequence[int], say: int = 4) -> Answer:
         answer = ask(self.model, self.cache, prompt, say=say, chunk=32)
@@ -66,6 +67,7 @@ class Process:
             "",
             standing(self.cache, tokens, ""),
             lambda at: min((state.needs(at) for state in tails), default=at - 1),
+            self.layers,
         )
         for found in self.reader.read(wanted):
             if not adopt(self.cache, found.prefix, "", found.segment):
@@ -215,11 +217,14 @@ def test_other_layers_adopt_nothing(tmp_path: Path) -> None:
     writer = Process(tiny("llama"), tmp_path)
     writer.ask(words(400))
     writer.save()
+    kept = {path: path.read_bytes() for path in writer.shelf.folder.iterdir()}
     for other in ("quantized", "gemma3", "mamba2"):
+        for path, data in kept.items():
+            path.write_bytes(data)
         reader = Process(tiny(other), tmp_path)
-        with pytest.raises(SegmentError, match="layers"):
-            reader.restore(words(400))
-        assert reader.cache.nbytes == 0
+        assert reader.restore(words(400)) == 0
+        assert reader.shelf.rejected == {"layers": 2}
+        assert [path.name for path in reader.shelf.folder.iterdir()] == ["about.json"]
         assert reader.cache.describe().snapshots == 0
 
 

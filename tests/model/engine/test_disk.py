@@ -16,6 +16,7 @@ from runner.cache.disk.sweep import Sweep
 from runner.cache.disk.thread import DiskThread
 from runner.cache.freight import Freight
 from runner.cache.layers.cargo import array_of
+from runner.cache.recheck import Sample
 from runner.cache.trie_cache import TrieCache
 from runner.engine.disk.check import SelfCheck
 from runner.engine.disk.restores import Restores
@@ -53,12 +54,15 @@ class Process:
         self.chance = 1.0
         """The random number that decides whether a restored segment is checked."""
         model = tiny(kind)
+        self.token_s: float | None = 0.01
+        """The time of a token, as far as requests have shown it."""
         self.check = SelfCheck(self.disk, model.make_layers, plain_forward(model), lambda: self.chance)
         self.restores = Restores(
             self.disk,
             "",
             self.check,
-            prefill_token_s=lambda: 0.01,
+            lambda: Sample(model.make_layers, plain_forward(model)),
+            prefill_token_s=lambda: self.token_s,
             ready=lambda: setattr(scheduler.journal.queue, "changed", True),
             clock=self.clock,
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 from runner.cache.disk.files import Entry, Files
+from runner.cache.disk.layers import Form, Layers
 from runner.cache.disk.name import ENTRIES, STATE, Name
 from runner.cache.disk.point import Points
 from runner.cache.disk.segment import VERSION, Facts, Record, Segment, Tensor
@@ -69,7 +70,11 @@ class FakeFiles(Files):
         self._call("open")
         return super().open(path)
 
-    def size(self, file: int) -> int:
+    def plain(self, path: Path) -> list[str]:
+        self._call("plain")
+        return super().plain(path)
+
+    def size(self, file: int) -> int | None:
         self._call("size")
         return super().size(file)
 
@@ -135,6 +140,11 @@ def shelf(directory: Path, files: Files | None = None, most_written: int = 1 << 
     return opened
 
 
+LAYERS: Layers = {
+    "0": (Form(ENTRIES, "A", (Tensor("BF16", (1, 2, 16, 4)), Tensor("F32", (1, 1, 16, 3))), "", grows=False),),
+    "1": (Form(STATE, "B", (Tensor("F32", (1, 5)),), '["l",[["a",0]]]', grows=False),),
+}
+"""The layers that all of these segments are of."""
 TOKENS = list(range(600))
 STORY = [
     segment(TOKENS, 0, 40),

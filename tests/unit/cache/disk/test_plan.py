@@ -5,7 +5,7 @@ import pytest
 from runner.cache.disk.index import Index
 from runner.cache.disk.name import STATE, TAIL, Name
 from runner.cache.disk.plan import branch, chain, held_at, partial, standing
-from runner.cache.disk.point import Points, Tokens, UnknownPictureError
+from runner.cache.disk.point import DigestOf, Points, Tokens, UnknownPictureError
 from tests.unit.cache.disk.made import ROOT, named, points
 
 A = list(range(1000))
@@ -67,9 +67,9 @@ def test_a_place_to_stand_is_found_by_hashing_the_prompt_once() -> None:
     class Counting(Points):
         hashed = 0
 
-        def _spelled(self, tokens: Tokens) -> bytes:
+        def _spelled(self, tokens: Tokens, digest_of: DigestOf) -> bytes:
             self.hashed += len(tokens)
-            return super()._spelled(tokens)
+            return super()._spelled(tokens, digest_of)
 
     states = [named(B, at - 1, at, STATE) for at in range(300, 680)]
     prompt = Counting(ROOT, "", A)

@@ -1,7 +1,6 @@
 """A file is the segment that was written, or it is refused."""
 
 import json
-from array import array
 from random import Random
 
 import pytest
@@ -9,14 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.cache.disk.name import STATE, Name, parse_name
-from runner.cache.disk.segment import (
-    Facts,
-    Segment,
-    SegmentError,
-    local_tokens,
-    read_segment,
-    sealed,
-)
+from runner.cache.disk.segment import SEAL_BYTES, Segment, SegmentError, header_bytes, read_facts, sealed, whole
 from tests.unit.cache.disk.made import NAMESPACE, named, segment
 
 TOKENS = list(range(40))
@@ -27,14 +19,16 @@ def written(of: Segment = WHOLE) -> bytearray:
     return bytearray(b"".join(sealed(of)))
 
 
-def read(data: bytes | bytearray, name: Name = WHOLE.name) -> Segment:
-    return read_segment(memoryview(data), name, NAMESPACE)
+def read(data: bytes | bytearray, name: Name = WHOLE.name, namespace: str = NAMESPACE) -> Segment:
+    at = 8 + header_bytes(bytes(data[:8]), len(data))
+    facts = read_facts(bytes(data[8:at]), bytes(data[-SEAL_BYTES:]), name, namespace, len(data))
+    return whole(facts, memoryview(data)[at:-SEAL_BYTES])
 
 
 @pytest.mark.parametrize("of", [WHOLE, segment(TOKENS, 32, 33, STATE)], ids=["entries", "state"])
 def test_what_is_written_is_read(of: Segment) -> None:
     data = written(of)
-    found = read_segment(memoryview(data), of.name, NAMESPACE)
+    found = read(data, of.name)
     assert found.facts.records == of.facts.records
     assert bytes(found.data) == bytes(of.data)
     assert found.tokens == of.tokens
@@ -83,7 +77,7 @@ def test_a_file_under_the_name_of_another_is_refused() -> None:
     with pytest.raises(SegmentError, match="tokens"):
         read(written(other))
     with pytest.raises(SegmentError, match="tokens"):
-        read_segment(memoryview(written()), WHOLE.name, NAMESPACE.replace("0", "1"))
+        read(written(), namespace=NAMESPACE.replace("0", "1"))
 
 
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
@@ -102,10 +96,3 @@ def test_names_carry_everything() -> None:
     for wrong in ("about.json", file + ".tmp", file.replace("kv", "state"), file.replace(".3-33", ".33-3"), f"x{file}"):
         assert parse_name(wrong) is None
     assert parse_name(file.replace(".3-", ".03-")) is None  # no two files of one segment
-
-
-def test_pictures_are_named_anew() -> None:
-    facts = Facts(WHOLE.name, NAMESPACE, {}, (), ("ab", "cd"))
-    assert local_tokens(facts, array("i", [1, -1, -2, 4]), [-7, -9]) == array("i", [1, -7, -9, 4])
-    with pytest.raises(SegmentError, match="tokens"):
-        local_tokens(facts, array("i", [-3]), [-7, -9])

@@ -11,7 +11,7 @@ from runner.cache.disk.files import Files
 from runner.cache.disk.name import is_temporary, parse_name
 from runner.cache.disk.shelf import Shelf
 from runner.cache.disk.sweep import Sweep
-from tests.unit.cache.disk.made import ERRORS, NAMESPACE, STORY, CrashError, FakeFiles, listed, shelf, swept
+from tests.unit.cache.disk.made import ERRORS, LAYERS, NAMESPACE, STORY, CrashError, FakeFiles, listed, shelf, swept
 
 
 def story(files: Files, directory: Path) -> Shelf:
@@ -19,8 +19,8 @@ def story(files: Files, directory: Path) -> Shelf:
     opened = shelf(directory, files)
     for each in STORY:
         opened.publish(each)
-        opened.read(each.name)
-        opened.look(each.name)
+        opened.read(each.name, LAYERS)
+        opened.read(each.name, LAYERS, only_tokens=True)
         opened.touch(each.name)
     for _ in Sweep(files, directory, 1 << 40, 1e9).run():
         pass
@@ -208,7 +208,7 @@ def test_two_files_that_changed_places_are_misses(tmp_path: Path) -> None:
     one.write_bytes(second)
     other.write_bytes(first)
     assert opened.read(STORY[2].name) is None
-    assert opened.look(STORY[3].name) is None
+    assert opened.read(STORY[3].name, only_tokens=True) is None
     assert opened.rejected == {"tokens": 2}
 
 

@@ -11,7 +11,7 @@ from runner.cache.disk.reader import Found, Reader, Wanted
 from runner.cache.disk.segment import Segment, sealed
 from runner.cache.disk.sweep import Sweep
 from runner.cache.disk.thread import DiskThread, Reading
-from tests.unit.cache.disk.made import ROOT, FakeFiles, segment, shelf
+from tests.unit.cache.disk.made import LAYERS, ROOT, FakeFiles, segment, shelf
 
 TOKENS = [7 * index % 1000 for index in range(1100)]
 
@@ -47,7 +47,7 @@ def cut(stop: int = 768) -> list[Segment]:
 
 
 def wanted(held: int = 0) -> Wanted:
-    return Wanted(array("i", TOKENS), "", held, lambda at: at - 1)
+    return Wanted(array("i", TOKENS), "", held, lambda at: at - 1, LAYERS)
 
 
 def test_what_was_written_is_read_in_order_and_two_pieces_ahead(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_segment_is_read_into_the_buffer_that_the_engine_gives(tmp_path: Path)
         thread.rest()
     first, second, third, fourth = [found.segment for found in taken if found]
     assert third.data.obj is large.obj
-    assert third.data == large[third.at : third.at + len(third.data)]
+    assert third.data == large[: len(third.data)]
     assert all(isinstance(each.data.obj, mmap) for each in (first, second, fourth))
     assert [bytes(each.data) for each in (first, second, third, fourth)] == [bytes(each.data) for each in cut(1024)]
     thread.adopted(reading, large)
