@@ -1,5 +1,6 @@
 """What `mlx-runner check` says about the directory of the disk cache."""
 
+import os
 from pathlib import Path
 
 from runner.commands.check.disk import DiskFacts, disk_facts
@@ -16,6 +17,11 @@ def test_a_directory_is_listed_by_model(tmp_path: Path) -> None:
     broken = tmp_path / NAMESPACE.replace("0", "1")
     broken.mkdir()
     (broken / "about.json").write_text("{")
+    piped, large = (tmp_path / NAMESPACE.replace("0", number) / "about.json" for number in "23")
+    for path in (piped, large):
+        path.parent.mkdir()
+    os.mkfifo(piped)
+    large.write_bytes(bytes(1 << 20))
     facts = disk_facts(tmp_path)
     assert facts is not None
     (model,) = facts.models

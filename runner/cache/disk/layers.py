@@ -43,12 +43,11 @@ def compare(facts: Facts, layers: Layers) -> None:
 
 
 def _fits(record: Record, form: Form, name: Name) -> bool:
-    later = form.kind == TAIL  # windows of other lengths begin elsewhere
-    if record.start != name.start and not (later and name.start < record.start < name.stop):
-        return False
-    tensors = form.tensors
-    if form.kind == STATE and form.grows:
+    if record.start != name.start and not (form.kind == TAIL and name.start < record.start < name.stop):
+        return False  # windows of other lengths begin elsewhere
+    if form.grows:
         return _grown(record, form)
+    tensors = form.tensors
     if form.kind != STATE:
         count = name.stop - record.start
         tensors = tuple(Tensor(each.dtype, (*each.shape[:-2], count, each.shape[-1])) for each in tensors)
@@ -86,8 +85,10 @@ def _grown(record: Record, form: Form) -> bool:
 
 
 def _longer(tensor: Tensor, known: Tensor) -> bool:
-    free = max(0, len(known.shape) - 2)
-    same = [size for axis, size in enumerate(tensor.shape) if axis != free]
-    return tensor.dtype == known.dtype and len(tensor.shape) == len(known.shape) and same == [
-        size for axis, size in enumerate(known.shape) if axis != free
-    ]  # fmt: skip
+    """Returns True if a tensor differs from a known one in nothing but its length."""
+    at = max(0, len(known.shape) - 2)
+
+    def fixed(each: Tensor) -> object:
+        return each.dtype, len(each.shape), each.shape[:at], each.shape[at + 1 :]
+
+    return fixed(tensor) == fixed(known)

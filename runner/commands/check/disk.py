@@ -8,6 +8,8 @@ import msgspec
 from runner.cache.disk.files import Files
 from runner.cache.disk.name import format_of
 
+_MOST_ABOUT = 1 << 20
+
 
 class KeptModel(msgspec.Struct, frozen=True):
     """A model whose conversations are kept; one of other weights, versions or types counts as another."""
@@ -36,10 +38,12 @@ def disk_facts(directory: Path | None) -> DiskFacts | None:
         folders = []
     for folder in folders:
         try:
-            sizes = [entry.nbytes for entry in Files().entries(directory / folder)]
+            sizes = {entry.name: entry.nbytes for entry in Files().entries(directory / folder)}
+            if sizes.get("about.json", _MOST_ABOUT) >= _MOST_ABOUT:  # of another kind, perhaps: a pipe would never end
+                continue
             about = json.loads((directory / folder / "about.json").read_bytes())
         except (OSError, ValueError, RecursionError):
             continue
         name = about.get("model") if isinstance(about, dict) else None
-        models.append(KeptModel(str(name), folder, len(sizes), sum(sizes)))
+        models.append(KeptModel(str(name), folder, len(sizes), sum(sizes.values())))
     return DiskFacts(str(directory), sorted(models, key=lambda model: (-model.bytes, model.folder)))

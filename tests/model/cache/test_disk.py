@@ -13,6 +13,7 @@ import pytest
 
 from runner.cache.adoption import adopt, standing
 from runner.cache.checkpoints import TurnCheckpoints
+from runner.cache.disk.name import Name
 from runner.cache.disk.reader import Reader, Wanted
 from runner.cache.disk.shelf import Shelf
 from runner.cache.freight import Freight
@@ -24,6 +25,7 @@ from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
 from tests.lib.driver import Answer, ask, ask_uncached, check_equal, check_trie
 from tests.lib.tiny_engine import SLICEABLE, plain_forward
 from tests.unit.cache.disk.made import NAMESPACE, ROOT, shelf
+from tests.unit.cache.disk.test_hostile import FIELDS, reseal
 
 
 def words(count: int, seed: int = 0) -> list[int]:
@@ -39,6 +41,7 @@ class Process:
         self.shelf: Shelf = shelf(directory)
         self.freight = Freight(self.shelf.index, NAMESPACE, ROOT)
         self.reader = Reader(self.shelf, ROOT)
+        self.adopted: list[Name] = []
         self.layers = Sample(model.make_layers, plain_forward(model)).layers
 
     def ask(self, prompt: Sequence[int], say: int = 4) -> Answer:
@@ -72,6 +75,7 @@ class Process:
         for found in self.reader.read(wanted):
             if not adopt(self.cache, found.prefix, "", found.segment):
                 break
+            self.adopted.append(found.segment.name)
         check_trie(self.cache)
         return standing(self.cache, tokens, "")
 
@@ -212,18 +216,40 @@ def test_damaged_files_cost_a_recomputation_and_nothing_else(kind: str, tmp_path
         path.write_bytes(whole)
 
 
+@pytest.mark.parametrize("kind", ["llama", "quantized", "gemma3", "qwen3_next", "deepseek_v41"])
+def test_a_file_with_right_sums_that_no_layer_can_hold_is_removed(kind: str, tmp_path: Path) -> None:
+    """Of each kind of segments one, of other types, shapes, or places."""
+    model, prompt = tiny(kind), words(400)
+    writer = Process(model, tmp_path)
+    writer.ask(prompt)
+    writer.save()
+    clean = Process(model, tmp_path)
+    right = clean.restore(prompt)
+    assert right > 300
+    for victim in {name.kind: clean.shelf.folder / name.file for name in clean.adopted}.values():
+        whole = victim.read_bytes()
+        for field in ("types", "axes", "widths", "no records", "starts later", "another tree", "fewer layers"):
+            reseal(victim, FIELDS[field])
+            reader = Process(model, tmp_path)
+            assert reader.restore(prompt) < right
+            assert reader.shelf.rejected == {"layers": 1}, field
+            assert not victim.exists()
+            victim.write_bytes(whole)
+    assert Process(model, tmp_path).restore(prompt) == right
+
+
 def test_other_layers_adopt_nothing(tmp_path: Path) -> None:
     """As if the name of the directory had not told."""
     writer = Process(tiny("llama"), tmp_path)
-    writer.ask(words(400))
+    writer.ask(words(600))
     writer.save()
     kept = {path: path.read_bytes() for path in writer.shelf.folder.iterdir()}
     for other in ("quantized", "gemma3", "mamba2"):
         for path, data in kept.items():
             path.write_bytes(data)
         reader = Process(tiny(other), tmp_path)
-        assert reader.restore(words(400)) == 0
-        assert reader.shelf.rejected == {"layers": 2}
+        assert reader.restore(words(600)) == 0
+        assert reader.shelf.rejected == {"layers": 3}
         assert [path.name for path in reader.shelf.folder.iterdir()] == ["about.json"]
         assert reader.cache.describe().snapshots == 0
 

@@ -190,6 +190,85 @@ def test_nobody_waits_for_the_disk_longer_than_computing_takes(tmp_path: Path) -
     second.engine.check()
 
 
+def test_a_first_request_waits_for_a_disk_that_hangs_no_longer_than_computing_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No request has shown how long that is: the engine tries it."""
+    first = Process("llama", tmp_path)
+    first.ask(words(500))
+    first.run()
+
+    second = Process("llama", tmp_path)
+    second.token_s, second.slow = None, True
+    monkeypatch.setattr(Sample, "token_s", lambda _sample, _clock: 0.002)
+    waiting = second.ask(words(500))
+    second.run()
+    assert second.tier.patience_s == pytest.approx(0.1)
+    second.clock.now += 0.1
+    second.run()
+    assert second.tier.patience_s == pytest.approx(0.9)
+    assert not waiting.started
+    second.clock.now += 0.9
+    second.run()
+    assert waiting.finished
+    assert caplog.text.count("the disk cache is slow") == 1
+
+    second.token_s = 1.0  # so slow is not even this disk
+    for _ in range(17):
+        request = second.ask(words(300, 5)).request
+        assert not request.restoring  # but its thread has not come back
+        request.cancel()
+    second.slow = False
+    second.run()
+    assert second.ask(words(500)).request.restoring is False  # in memory
+    second.engine.trie.detach()
+    again = second.ask(words(500))
+    assert again.request.restoring
+    second.run()
+    assert again.cached == 499
+    second.engine.check()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_next"])
+def test_the_time_of_a_token_is_that_of_computing_some(kind: str) -> None:
+    model, lengths, clock = tiny(kind), list[int](), Clock()
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        lengths.append(tokens.shape[1])
+        return plain_forward(model)(tokens, layers)
+
+    sample = Sample(model.make_layers, forward)
+    assert sum(lengths) == 16
+
+    def later() -> float:
+        clock.now += step_s
+        return clock.now
+
+    step_s = 0.8
+    assert sample.token_s(later) == pytest.approx(0.05)
+    assert sum(lengths) == 16
+    step_s = 0.0112
+    assert sample.token_s(later) == pytest.approx(0.0001)
+    assert sum(lengths) == 128
+
+
+def test_a_file_that_cannot_be_adopted_is_removed(tmp_path: Path) -> None:
+    first = Process("llama", tmp_path)
+    first.ask(words(500))
+    first.run()
+    held = {path.name for path in first.shelf.folder.iterdir()}
+
+    second = Process("llama", tmp_path)
+    asked = second.ask(words(500))
+    with patch.object(runner.engine.disk.restores, "adopt", side_effect=ValueError):
+        second.run()
+    assert asked.cached == 0
+    assert second.tier.counts().state == "on"
+    assert second.shelf.rejected == {"layers": 1}
+    assert {path.name for path in second.shelf.folder.iterdir()} == held  # written anew
+    second.engine.check()
+
+
 def test_what_was_read_in_time_is_taken_although_the_engine_was_busy(tmp_path: Path) -> None:
     """A slice of another request may take longer than a request waits for the disk."""
     first = Process("llama", tmp_path)

@@ -119,11 +119,13 @@ def tensors(change: Callable[[Tensor], Tensor]) -> Callable[[Facts], Facts]:
     return records(lambda record: replace(record, tensors=tuple(map(change, record.tensors))))
 
 
-OTHER_TYPES = {"F32": "I32", "BF16": "F16"}
+OTHER_TYPES = {"F32": "I32", "U32": "I32", "BF16": "F16"}
 FIELDS: dict[str, Callable[[Facts], Facts]] = {
     "types": tensors(lambda tensor: replace(tensor, dtype=OTHER_TYPES[tensor.dtype])),
     "axes": tensors(lambda tensor: replace(tensor, shape=tensor.shape[::-1])),
-    "widths": tensors(lambda tensor: replace(tensor, shape=(*tensor.shape[:-2], tensor.shape[-2] * 2, 2))),
+    "widths": tensors(
+        lambda tensor: replace(tensor, shape=(*tensor.shape[:-2], tensor.shape[-2] * 2, tensor.shape[-1] // 2))
+    ),
     "one axis more": tensors(lambda tensor: replace(tensor, shape=(1, *tensor.shape))),
     "no axis": tensors(lambda tensor: replace(tensor, shape=())),
     "negative": tensors(lambda tensor: replace(tensor, shape=(-1, -1, *tensor.shape[1:]))),
