@@ -144,7 +144,7 @@ class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
     segments: int = 0
     """The files of this model."""
     held_bytes: int = 0
-    """Of all models; what other processes wrote is counted every minute."""
+    """Of all models, as all processes count them."""
     budget_bytes: int = 0
     """The most that all models may hold."""
     written_bytes: int = 0

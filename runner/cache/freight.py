@@ -36,10 +36,13 @@ class Freight:
         digest_of: DigestOf = lambda _: None,
         touch: Callable[[Name], None] = lambda _: None,
         on_device: bool = False,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
-        """`touch` learns of segments that are there already. `on_device` is as for `copy_tokens`."""
+        """`touch` learns of segments that are there already. `on_device` is as for `copy_tokens`. `most_bytes` is what
+        the disk may hold; no segment takes more than half of it."""
         self._index, self._namespace, self._root = index, namespace, root
         self._digest_of, self._touch, self._on_device = digest_of, touch, on_device
+        self._most_bytes = min(MOST_BYTES, most_bytes) // 2
         self._held: set[tuple[Node, str]] = set()  # tails and states that are on disk, or cannot be
         self._done: dict[Node, int] = {}  # when the nodes of which nothing is left to write were last used
         self._seen: tuple[int, bool] | None = None
@@ -137,7 +140,8 @@ class Freight:
         if self._lacks_entries(cache, node):
             held = self._slots(cache, node, ENTRIES)
             start = node.start + node.stored
-            most = max(1, min(MOST_TOKENS, _ENTRY_BYTES // max(1, cache.sequences.facts.token_bytes)))
+            nbytes = min(_ENTRY_BYTES, self._most_bytes // 2)
+            most = max(1, min(MOST_TOKENS, nbytes // max(1, cache.sequences.facts.token_bytes)))
             return self._load(cache, node, points, ENTRIES, (start, min(node.end, start + most)), held)
         for kind in (TAIL, STATE):
             held = self._slots(cache, node, kind)
@@ -194,7 +198,7 @@ class Freight:
         name = Name(points.at(start) if kind == ENTRIES else last, last, start, stop, kind)
         records = tuple(source.record for source in sources)
         facts = Facts(name, self._namespace, layers, records, pictures, node.checkpoint and kind != ENTRIES)
-        if sum(facts.sizes) > MOST_BYTES // 2:
+        if sum(facts.sizes) > self._most_bytes:
             self._held.add((node, kind))
             return None
         return Load(node, facts, sources, tokens, self._buffer(sum(facts.sizes)), on_device=self._on_device)

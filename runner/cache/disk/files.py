@@ -1,15 +1,18 @@
 """The calls to the operating system. Nothing else in the disk tier touches a file or a clock, so tests put every fault
 here."""
 
+import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _OLD = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_SHARED = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_MOST_RESTS = 50  # then the process that has the lock is taken for stopped
 
 
 class Entry(NamedTuple):
@@ -85,6 +88,26 @@ class Files:
     def read(self, file: int, into: memoryview, offset: int) -> int:
         """Reads some bytes from `offset` on; returns how many, 0 at the end."""
         return os.preadv(file, [into], offset) if hasattr(os, "preadv") else _read(file, into, offset)
+
+    def exchange(self, path: Path, change: Callable[[bytes], bytes]) -> None:
+        """Replaces the bytes of a small file, which stay as many, while no other process does so. Makes the file unless
+        it is there."""
+        file = os.open(path, _SHARED, 0o600)
+        try:
+            self._lock(file)
+            os.pwrite(file, change(os.read(file, 1 << 10)), 0)
+        finally:
+            os.close(file)
+
+    def _lock(self, file: int) -> None:
+        for _ in range(_MOST_RESTS):
+            try:
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.rest()
+            except OSError:  # a volume without locks
+                return None
+        return None
 
     def close(self, file: int) -> None:
         """Closes a file."""

@@ -8,7 +8,7 @@ whole segment or none. There is no fsync: SIGKILL loses nothing of the page cach
 import errno
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from mmap import mmap
 from pathlib import Path
@@ -190,8 +190,9 @@ class Shelf:
             return False
         return not 0 < self._paused_until_s - now_s <= _LONGEST_PAUSE_S
 
-    def publish(self, segment: Segment) -> bool:
-        """Writes a segment. Returns False if that was not possible; nothing is left of it then."""
+    def publish(self, segment: Segment, reserve: Callable[[int], bool] = lambda _: True) -> bool | None:
+        """Writes a segment. Returns False if that was not possible; nothing is left of it then. Returns None if there
+        is no room for so many bytes, according to `reserve`."""
         name = segment.name
         if name in self.index:
             self.touch(name)
@@ -200,6 +201,8 @@ class Shelf:
         size = sum(map(len, parts))
         try:
             self._make_folder()
+            if not reserve(size):
+                return None
             self._commit(parts, self.folder / name.file)
         except IsADirectoryError:  # it is not ours, and others can still be written
             if not self.rejected["directory"]:
@@ -254,8 +257,12 @@ class Shelf:
         if error.errno in _FOR_GOOD:
             self._stop_writing(error)
             return
+        self.rest(os.strerror(error.errno or 0))
+
+    def rest(self, why: str) -> None:
+        """Writes nothing for a while, which is longer each time."""
         self._paused_until_s = self._files.now_s() + self._pause_s
-        log.warning("the disk cache rests", why=os.strerror(error.errno or 0), seconds=self._pause_s)
+        log.warning("the disk cache rests", why=why, seconds=self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     def _stop_writing(self, error: OSError) -> None:

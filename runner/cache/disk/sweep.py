@@ -1,10 +1,17 @@
-"""Keeps all segments of all models within one bound. Owner: the disk thread."""
+"""Keeps all segments of all models within one bound. Owner: the disk thread.
+
+Every process reserves what it is about to write in one small file, the tally. So the bound holds without a look at the
+directory; a sweep, which looks, corrects it. What a killed process had reserved counts until then.
+"""
 
 import heapq
+import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 from runner.cache.disk.files import Entry, Files
 from runner.cache.disk.name import Name, format_of, is_temporary, parse_name
@@ -20,6 +27,23 @@ _SPARE = 16  # of the bound: what is freed at once
 _TOGETHER = 32  # files between two looks for something more urgent
 _SORTED_TOGETHER = 1024  # one sort of 65,000 would hold up all threads for as long as it takes
 _FLOOR_BYTES, _FLOOR_SHARE, _MOST_SHARE = 10 << 30, 20, 4
+_TALLY = struct.Struct("<3Q")  # and the CRC-32 of it
+
+
+class Tally(NamedTuple):
+    """The bytes of all models, as all processes count them."""
+
+    written: int
+    """By all processes, ever."""
+    held: int
+    """What the last sweep left."""
+    at: int
+    """`written` when it began."""
+
+    @property
+    def nbytes(self) -> int:
+        """What is held now, or more: what was written during the sweep may count twice."""
+        return max(0, self.held + self.written - self.at)
 
 
 class Swept(NamedTuple):
@@ -50,15 +74,55 @@ class Sweep:
         """The result of the last sweep."""
         self.evicted_bytes = 0
         """By all sweeps."""
+        self.held_bytes = 0
+        """Of all models, when this process last looked at the tally."""
+        self._tally = directory / "tally"
+        self._wanted = 0  # bytes for which there was no room
+
+    def reserve(self, nbytes: int) -> bool:
+        """Counts bytes that are about to be written. Returns False if there is no room for them, which the next sweep
+        makes. Raises OSError."""
+        self._wanted = nbytes
+
+        def counted(tally: Tally | None) -> Tally | None:
+            if tally is None or tally.nbytes + nbytes > self._limit(tally.nbytes):
+                return tally
+            self._wanted = 0
+            return tally._replace(written=tally.written + nbytes)
+
+        self._count(counted)
+        return not self._wanted
+
+    def _count(self, change: Callable[[Tally | None], Tally | None]) -> None:
+        """Changes the tally, which is None if nobody has counted yet. Raises OSError."""
+
+        def changed(data: bytes) -> bytes:
+            tally = change(_parsed(data))
+            self.held_bytes = tally.nbytes if tally is not None else 0
+            return _spelled(tally) if tally is not None else b""
+
+        self._files.exchange(self._tally, changed)
 
     def run(self, removed: Callable[[Path, Name], None] = lambda _path, _name: None) -> Iterator[None]:
         """Sweeps, with pauses in which something more urgent may be done. `removed` learns of each segment."""
-        held, others = list[_Held](), 0
+        held, others, began = list[_Held](), 0, 0
+
+        def begin(tally: Tally | None) -> Tally | None:
+            nonlocal began
+            began = tally.written if tally is not None else 0
+            return tally
+
+        def end(tally: Tally | None) -> Tally:
+            written = tally.written if tally is not None else 0
+            return Tally(written, total, min(began, written))
+
         try:
             folders = self._files.names(self._directory)
         except OSError:
             self.last = Swept(0, 0, 0, 0)
             return
+        with suppress(OSError):
+            self._count(begin)
         now_s = self._files.now_s()
         gone, freed = 0, 0
         for folder in folders:
@@ -84,9 +148,9 @@ class Sweep:
             if version != VERSION:
                 self._remove_folder(path)
         total, aged = others + sum(each.nbytes for each in held), gone
-        limit = self._limit(total)
-        if total > limit:
-            limit -= limit // _SPARE
+        limit, room = self._limit(total), self._wanted
+        if total + room > limit:
+            limit -= limit // _SPARE + (room if room < limit else 0)
             order = partial(_worthless, now_s=now_s)
             runs = list[list[_Held]]()
             for at in range(0, len(held), _SORTED_TOGETHER):
@@ -104,6 +168,8 @@ class Sweep:
         if gone:
             log.info("disk cache swept", files=gone, freed=shown(freed), held=shown(total), bound=shown(limit))
         self.evicted_bytes += freed
+        with suppress(OSError):
+            self._count(end)
         self.last = Swept(len(held) - (gone - aged), total, gone, freed)
 
     def _limit(self, total: int) -> int:
@@ -134,6 +200,17 @@ class Sweep:
             self._files.remove_directory(path)
         except OSError:
             return
+
+
+def _spelled(tally: Tally) -> bytes:
+    numbers = _TALLY.pack(*tally)  # 24 bytes
+    return numbers + crc32(numbers).to_bytes(4, "little")
+
+
+def _parsed(data: bytes) -> Tally | None:
+    """Returns the tally in the bytes of its file; None if that is new or damaged."""
+    sound = len(data) >= 28 and crc32(data[:24]) == int.from_bytes(data[24:28], "little")
+    return Tally(*_TALLY.unpack(data[:24])) if sound else None
 
 
 def _worthless(held: _Held, now_s: float) -> tuple[float, int]:

@@ -1,4 +1,4 @@
-"""The disk thread: reads before writes, and sweeps when there is nothing else to do.
+"""The disk thread: reads before writes, and sweeps when there is nothing else to do, or no room.
 
 It does one small piece of work after the other (`step`), so that a request never waits for more than one segment of
 another. What it has done it tells through `post`, which runs a function on the engine thread.
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 _SWEEP_S = 60.0
+_MOST_SWEEPS = 3  # for one segment: other processes may take the room
 _BREATH_S = 0.001
 """Between two parts of a sweep: other threads run Python, too."""
 _AHEAD = 2  # segments of one prompt that are read and not yet adopted
@@ -66,14 +67,8 @@ class DiskThread:
         self._sweeping: Iterator[None] | None = None
         self._opened = False
         self._swept_s = float("-inf")
-        self._swept_bytes = self._swept_errors = -1  # of the shelf when the last sweep began
-        self._wrote = False
-        """True if the last piece of work was a write: a sweep that is due goes before the next one."""
-
-    @property
-    def held_bytes(self) -> int:
-        """The bytes of all models, as far as this process knows."""
-        return self.sweep.last.nbytes + self.shelf.written_bytes - max(0, self._swept_bytes)
+        self._swept_bytes = -1  # of the shelf when the last sweep began
+        self._sweeps_for_room = 0  # since the last segment that found some
 
     def start(self) -> None:
         """Starts the thread."""
@@ -137,18 +132,16 @@ class DiskThread:
             self.shelf.reject(*self._rejects.popleft())
         with self._changed:
             reading = next((each for each in self._readings if each.credit > 0 or each.dropped), None)
-            due = self._wrote and (self._sweeping is not None or self._sweep_in_s() == 0)
-            writing = self._writes.popleft() if reading is None and self._writes and not due else None
+            full = self._sweeping is not None and self._sweeps_for_room > 0
+            writing = self._writes.popleft() if reading is None and self._writes and not full else None
             touches = []
             if reading is None and writing is None:
                 touches = list(self._touches)
                 self._touches.clear()
-        self._wrote = writing is not None
         if reading is not None:
             self._read(reading)
         elif writing is not None:
-            written = self.shelf.may_write and self.shelf.publish(writing[0])
-            self._post(lambda: writing[1](written))
+            self._write(*writing)
         elif touches:
             for name in dict.fromkeys(touches):
                 self.shelf.touch(name)
@@ -156,12 +149,28 @@ class DiskThread:
             if next(self._sweeping, self) is self:
                 self._sweeping = None
         elif self._sweep_in_s() == 0:
-            self._swept_s = self._files.now_s()
-            self._swept_bytes, self._swept_errors = self.shelf.written_bytes, self.shelf.write_errors
-            self._sweeping = self.sweep.run(self._removed)
+            self._begin_sweep()
         else:
             return False
         return True
+
+    def _write(self, segment: Segment, done: Callable[[bool], None]) -> None:
+        written = self.shelf.publish(segment, self.sweep.reserve) if self.shelf.may_write else False
+        if written is None:
+            if self._sweeps_for_room < _MOST_SWEEPS:
+                self._sweeps_for_room += 1
+                with self._changed:
+                    self._writes.appendleft((segment, done))
+                self._begin_sweep()
+                return
+            self.shelf.rest("there is no room")
+        self._sweeps_for_room = 0
+        self._post(lambda: done(bool(written)))
+
+    def _begin_sweep(self) -> None:
+        self._swept_s = self._files.now_s()
+        self._swept_bytes = self.shelf.written_bytes
+        self._sweeping = self.sweep.run(self._removed)
 
     def _read(self, reading: Reading) -> None:
         found = None
@@ -183,9 +192,8 @@ class DiskThread:
             self.shelf.index.discard(name)
 
     def _sweep_in_s(self) -> float | None:
-        """Returns the seconds until the next sweep; None if nothing was written since the last one, and no attempt
-        failed: a full volume is a smaller bound."""
-        if (self._swept_bytes, self._swept_errors) == (self.shelf.written_bytes, self.shelf.write_errors):
+        """Returns the seconds until the next sweep; None if nothing was written since the last one."""
+        if self._swept_bytes == self.shelf.written_bytes:
             return None
         passed = self._files.now_s() - self._swept_s
         return max(0.0, _SWEEP_S - passed) if passed >= 0 else 0.0

@@ -105,7 +105,13 @@ def open_tier(
     def make_freight() -> Freight:
         index = shelf.index
         return Freight(
-            index, namespace.name, namespace.root, digest_of=digest_of, touch=disk.touch, on_device=on_device
+            index,
+            namespace.name,
+            namespace.root,
+            digest_of=digest_of,
+            touch=disk.touch,
+            on_device=on_device,
+            most_bytes=budget_bytes,
         )
 
     check = SelfCheck(disk, make_layers, forward)

@@ -79,7 +79,7 @@ class DiskTier:
         return DiskCounts(
             state=self._state,
             segments=len(shelf.index.names),
-            held_bytes=self._disk.held_bytes,
+            held_bytes=sweep.held_bytes,
             budget_bytes=sweep.most_bytes,
             written_bytes=shelf.written_bytes,
             read_bytes=shelf.read_bytes,

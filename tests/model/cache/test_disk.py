@@ -238,6 +238,18 @@ def test_a_file_with_right_sums_that_no_layer_can_hold_is_removed(kind: str, tmp
     assert Process(model, tmp_path).restore(prompt) == right
 
 
+def test_a_small_bound_makes_small_segments(tmp_path: Path) -> None:
+    """Of tokens, a quarter of it at most; a state that takes more than half of it is not kept."""
+    for kind, most_bytes in (("llama", 40_000), ("qwen3_next", 1)):
+        process = Process(tiny(kind), tmp_path / kind)
+        process.freight = Freight(process.shelf.index, NAMESPACE, ROOT, most_bytes=most_bytes)
+        process.ask(words(400))
+        assert (process.save() > 10) == (kind == "llama")
+        limit = most_bytes // 4 // process.cache.sequences.facts.token_bytes
+        assert all(name.stop - name.start <= limit for name in process.shelf.index.names.values())
+    assert Process(tiny("llama"), tmp_path / "llama").restore(words(400)) == 399
+
+
 def test_other_layers_adopt_nothing(tmp_path: Path) -> None:
     """As if the name of the directory had not told."""
     writer = Process(tiny("llama"), tmp_path)

@@ -3,7 +3,7 @@
 import errno
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -81,6 +81,10 @@ class FakeFiles(Files):
     def read(self, file: int, into: memoryview, offset: int) -> int:
         self._call("read")
         return super().read(file, into[: self.most_at_once], offset)
+
+    def exchange(self, path: Path, change: Callable[[bytes], bytes]) -> None:
+        self._call("exchange")
+        super().exchange(path, change)
 
     def close(self, file: int) -> None:
         super().close(file)  # a process that ends closes all of its files

@@ -15,14 +15,16 @@ from tests.unit.cache.disk.made import ERRORS, LAYERS, NAMESPACE, STORY, CrashEr
 
 
 def story(files: Files, directory: Path) -> Shelf:
-    """Writes, reads, looks, touches and sweeps."""
-    opened = shelf(directory, files)
+    """Sweeps, writes, reads, looks, touches and sweeps again."""
+    opened, sweep = shelf(directory, files), Sweep(files, directory, 1 << 40, 1e9)
+    for _ in sweep.run():
+        pass
     for each in STORY:
-        opened.publish(each)
+        opened.publish(each, sweep.reserve)
         opened.read(each.name, LAYERS)
         opened.read(each.name, LAYERS, only_tokens=True)
         opened.touch(each.name)
-    for _ in Sweep(files, directory, 1 << 40, 1e9).run():
+    for _ in sweep.run():
         pass
     return opened
 

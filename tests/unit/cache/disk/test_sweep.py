@@ -1,9 +1,12 @@
 """The sweep keeps all models within one bound, and touches nothing but segments."""
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 from random import Random
+
+import pytest
 
 from runner.cache.disk.shelf import Shelf
 from runner.cache.disk.sweep import Sweep
@@ -120,6 +123,28 @@ def test_a_volume_that_is_nearly_full_counts_as_a_bound(tmp_path: Path) -> None:
     opened.publish(STORY[0])
     files.free = (1 << 30, 1 << 40)
     assert swept(files, tmp_path).last.files == 0
+
+
+@pytest.mark.parametrize("rests", [3, 1000])
+def test_two_processes_count_one_after_the_other(rests: int, tmp_path: Path) -> None:
+    """Who is stopped while it counts keeps nobody waiting for long."""
+
+    class Waiting(FakeFiles):
+        def rest(self) -> None:
+            self.calls.append("rest")
+            if self.calls.count("rest") == rests:
+                os.close(other)
+
+    tally = tmp_path / "tally"
+    other = os.open(tally, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    files = Waiting()
+    files.exchange(tally, lambda data: data + b"x")
+    files.exchange(tally, lambda data: data + b"y")
+    assert tally.read_bytes() == b"xy"
+    assert files.calls.count("rest") == min(rests, 100)
+    if rests > 100:
+        os.close(other)
 
 
 def test_a_sweep_stops_now_and_then_for_more_urgent_things(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """The disk thread, a piece of work at a time."""
 
-import errno
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from mmap import mmap
 from pathlib import Path
+
+import pytest
 
 from runner.cache.disk.reader import Found, Reader, Wanted
 from runner.cache.disk.segment import Segment, sealed
@@ -140,19 +141,82 @@ def test_little_is_not_read(tmp_path: Path) -> None:
     assert taken == [None]
 
 
+def folder_bytes(thread: Thread) -> int:
+    return sum(path.stat().st_size for path in thread.shelf.folder.iterdir())
+
+
+def others(count: int, first: int = 2000) -> Iterator[Segment]:
+    """Yields segments of as many conversations."""
+    return (segment([first + number, *TOKENS], 0, 256) for number in range(count))
+
+
+SIZE = len(b"".join(sealed(next(others(1)))))
+TALLIES = [None, b"", b"x", bytes(24), bytes(28), b"\xff" * 28, bytes(99)]
+
+
+@pytest.mark.parametrize("tally", TALLIES, ids=repr)
+def test_the_bound_holds_at_all_times(tally: bytes | None, tmp_path: Path) -> None:
+    """No time passes: room is made before each segment, whatever the tally says."""
+    first = Thread(tmp_path, 4 * SIZE)
+    assert first.put(*others(3)) == [True] * 3
+    if tally is None:
+        (tmp_path / "tally").unlink()
+    else:
+        (tmp_path / "tally").write_bytes(tally)
+    thread, done = Thread(tmp_path, 4 * SIZE), list[bool]()
+    for each in others(9, 3000):
+        thread.write(each, done.append)
+    most = 0
+    while thread.step():
+        most = max(most, folder_bytes(thread))
+    thread.rest()
+    assert done == [True] * 9
+    assert 2 * SIZE < most <= 4 * SIZE
+    assert set(thread.shelf.index.names) == {path.name for path in thread.shelf.folder.glob("*.kv")}
+    assert thread.sweep.evicted_bytes >= 8 * SIZE
+
+
 def test_the_bound_holds_over_two_processes_and_what_is_evicted_is_not_looked_for(tmp_path: Path) -> None:
-    size = sum(path.stat().st_size for path in _filled(tmp_path / "one").shelf.folder.iterdir())
-    one, other = Thread(tmp_path / "two", size // 2), Thread(tmp_path / "two", size // 2)
-    one.put(*cut())
-    other.put(segment(TOKENS[::-1], 0, 200))
+    """Each may be above it by the segment that it is writing."""
+    threads = [Thread(tmp_path, 4 * SIZE) for _ in range(2)]
+    for index, thread in enumerate(threads):
+        for each in others(8, 2000 + 1000 * index):
+            thread.write(each, lambda _: None)
+    most, worked = 0, True
+    while worked:
+        steps = [thread.step() for thread in threads]
+        worked = any(steps)
+        most = max(most, folder_bytes(threads[0]))
+    assert 2 * SIZE < most <= 5 * SIZE
+    assert sum(thread.shelf.written_bytes for thread in threads) > 15 * SIZE
+    assert folder_bytes(threads[0]) <= threads[0].sweep.held_bytes <= 4 * SIZE
+    threads[0].files.now += 61
+    threads[0].shelf.relist()
+    assert set(threads[0].shelf.index.names) == {path.name for path in threads[0].shelf.folder.glob("*.kv")}
+
+
+def test_what_another_process_writes_counts_at_once(tmp_path: Path) -> None:
+    one, other = Thread(tmp_path, 4 * SIZE), Thread(tmp_path, 4 * SIZE)
     for thread in (one, other):
-        thread.files.now += 61
         thread.rest()
-    assert sum(path.stat().st_size for path in one.shelf.folder.iterdir()) <= size // 2
-    left = {path.name for path in one.shelf.folder.iterdir()}
-    assert set(other.shelf.index.names) <= left
-    assert one.sweep.evicted_bytes + other.sweep.evicted_bytes > 0
-    assert thread.held_bytes <= size // 2
+    one.put(*others(3))
+    assert not other.sweep.evicted_bytes
+    other.put(*others(1, 3000))
+    assert other.sweep.evicted_bytes >= SIZE
+    assert folder_bytes(one) <= 4 * SIZE
+
+
+def test_a_volume_that_others_fill_makes_room_though_nothing_can_be_written(tmp_path: Path) -> None:
+    thread = Thread(tmp_path)
+    thread.put(*cut(512))
+    thread.files.free, calls = (1 << 30, 4 << 30), len(thread.files.calls)
+    assert thread.put(cut()[2]) == [False]
+    assert "write" not in thread.files.calls[calls:]
+    assert thread.sweep.last.files == thread.shelf.write_errors == 0
+    assert not thread.shelf.may_write
+    thread.files.free = (3 << 30, 4 << 30)
+    thread.files.now += 61
+    assert thread.put(cut()[2]) == [True]
 
 
 def test_what_was_swept_is_not_looked_for(tmp_path: Path) -> None:
@@ -164,37 +228,6 @@ def test_what_was_swept_is_not_looked_for(tmp_path: Path) -> None:
     left = {path.name for path in thread.shelf.folder.iterdir()} - {"about.json"}
     assert 0 < len(left) < 3
     assert set(thread.shelf.index.names) == left
-
-
-def test_a_sweep_that_is_due_goes_between_two_writes(tmp_path: Path) -> None:
-    """Writing without an end must not put it off: the bound would not hold."""
-    size = len(b"".join(sealed(cut()[0])))
-    thread = Thread(tmp_path, 4 * size)
-    thread.rest()
-    for number in range(12):
-        thread.files.now += 61
-        thread.write(segment([number, *TOKENS], 0, 256), lambda _: None)
-        thread.write(segment([number, *TOKENS], 256, 512), lambda _: None)
-        for _ in range(10):  # there is always one more to write
-            thread.step()
-            if len(thread._writes) < 2:
-                thread.write(segment([number, 5, *TOKENS], 0, 256), lambda _: None)
-    assert thread.sweep.evicted_bytes > 0
-    assert thread.sweep.last.nbytes <= 4 * size
-
-
-def test_a_volume_that_others_fill_makes_room_though_nothing_can_be_written(tmp_path: Path) -> None:
-    thread = Thread(tmp_path)
-    thread.put(*cut(512))
-    thread.files.now += 61
-    thread.rest()
-    thread.files.free = (0, 1 << 40)
-    thread.files.at, thread.files.fault = len(thread.files.calls) + 2, OSError(errno.ENOSPC, "full")
-    assert thread.put(cut()[2]) == [False]
-    assert thread.shelf.write_errors == 1
-    thread.files.now += 61
-    thread.rest()
-    assert thread.sweep.last.files == 0
 
 
 def _filled(directory: Path) -> Thread:
@@ -211,7 +244,7 @@ def test_what_waits_to_be_written_goes_with_the_rest(tmp_path: Path) -> None:
     assert done == [False]
     assert [path.name for path in thread.shelf.folder.iterdir()] == ["about.json"]
     assert not thread.shelf.index.names
-    assert thread.held_bytes < 1000
+    assert thread.sweep.held_bytes < 1000
     assert thread.put(*cut()) == [True] * 3
 
 
