@@ -4,8 +4,7 @@ The one in scripts/demo_model remembers what it is told, the one in scripts/demo
 Every answer is known beforehand, so the demo is also the shortest proof that an installation works. With `--real` it
 talks to the model of `scripts/real-model`, which must answer without a cache as it does with it.
 
-Read `questions.py` first (the first model's vocabulary, the conversations, their answers), then `seeing/world.py` (what
-the other one sees and says), `talk.py` (a conversation as it is held), `subjects.py` and `main.py`. `train.py`,
-`train_seeing.py` and `training/` made the models: dialogues, tokenizer, initial weights, training loop, evaluation.
-`scripts/train_demo_model` and `scripts/train_seeing_model` run them; nothing else needs them.
+Read `questions.py` first (the first model's vocabulary, the conversations, their answers), then `seeing.py` (what the
+other one sees and says), `subjects.py` and `main.py`. `plain.py` asks the models without the runner. `train.py` and
+`training.py` make their weights, for `scripts/train_demo_model`; nothing else needs them.
 """

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from scripts.tools.conformance.this_runner import RUNNER
-from scripts.tools.demo.commands import commands
+from scripts.tools.demo.questions import Talk
 from scripts.tools.demo.subjects import (
     MODEL,
     SEEING_MODEL,
@@ -28,7 +28,6 @@ from scripts.tools.demo.subjects import (
     real_subject,
     seeing_subject,
 )
-from scripts.tools.demo.talk import Talk
 from scripts.tools.host.lib import Answer, Client, G, LoadError, Medium, Process, Request, free_port, spawn
 from scripts.tools.real.main import model_or_exit
 
@@ -104,6 +103,23 @@ async def converse(process: Process, subject: Subject) -> bool:
     """Holds all talks, interleaved; returns True if every answer was right."""
     async with Client.of(process) as client:
         return all([await hold(client, subject.talks[talk], turns, subject.options) for talk, turns in subject.turns])
+
+
+def commands(subject: Subject, url: str, folder: Path) -> Iterator[str]:
+    """Yields one command after the other to try a runner at `url`. A picture to show is written into `folder`."""
+    prompt = subject.sample.replace("\n", "\\n")
+    ask = f"curl -N {url}/completion -d"
+    yield f"curl {url}/v1/status"
+    yield f"curl {url}/v1/tokenize -d 'Hello{subject.end}'"
+    if subject.picture is None:
+        yield f"""{ask} '{{"Prompt":"{prompt}","Options":{{"num_predict":50}}}}'"""
+        yield f"""{ask} '{{"Prompt":"{prompt}","Options":{{"num_predict":50,"stop":["!"]}}}}'"""
+        yield f"""{ask} '{{"Prompt":"{prompt}","Options":{{"num_predict":5}},"Logprobs":true,"TopLogprobs":2}}'"""
+        return
+    file = folder / "picture.png"
+    file.write_bytes(subject.picture)
+    body = f"""'{{"Prompt":"{prompt}","Options":{{"num_predict":50}},"Media":[{{"id":0,"data":"%s"}}]}}'"""
+    yield f"""printf {body} "$(base64 < {file} | tr -d '\\n')" | {ask} @-"""
 
 
 def serve(subject: Subject, port: int) -> None:

@@ -1,4 +1,4 @@
-"""The demo model's little world: its words, the fixed conversations, the recall prompts held out of training.
+"""The demo model's little world: its words, the talks of the demo, the recall prompts held out of training.
 
 Every conversation states facts about people early (where someone lives, which number someone has, who works with
 someone) and asks for them later. The facts are arbitrary, so the answer can only come from the prompt: a key-value
@@ -6,14 +6,17 @@ cache that holds another conversation, or a stale one, gives another answer. No 
 """
 
 import random
-from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Self
 
 Role = Literal["system", "user", "assistant"]
 
 MARKERS: dict[Role, str] = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
 END = "<|end|>"
 ACCEPTED = "Noted."
+_PICTURE = re.compile(r"\[img-(\d+)\]")
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -96,13 +99,55 @@ def messages(earlier: Iterable[Turn], question: str, system: str | None = None) 
     """The messages of a chat that ends with `question`."""
     opening = [] if system is None else [Message("system", system)]
     for turn in earlier:
-        opening += [Message("user", turn.user), Message("assistant", turn.answer)]
+        opening += _exchange(turn)
     return [*opening, Message("user", question)]
 
 
 def render(chat: Iterable[Message]) -> str:
     """The prompt a host sends for `chat`: marked messages, then the opener of the assistant's answer."""
     return "".join(f"{MARKERS[role]}{content}{END}" for role, content in chat) + MARKERS["assistant"]
+
+
+@dataclass
+class Talk:
+    """The questions of a user, and the answers that are expected.
+
+    Answers that are not known beforehand are those that are given first: asked again, the model must repeat them.
+    """
+
+    title: str
+    questions: Sequence[str]
+    """With the marker [img-N] where the user shows picture N."""
+    write: Callable[[Sequence[Message]], str]
+    """Returns the prompt for a chat, in the model's own form."""
+    system: str | None = None
+    answers: list[str] = field(default_factory=list)
+    """The expected ones, of as many turns as are known."""
+    pictures: Sequence[bytes] = ()
+    """Their files."""
+    shows: Sequence[str] = ()
+    """What each of them shows, in words."""
+
+    @classmethod
+    def known(cls, conversation: Conversation) -> Self:
+        """Returns a talk with the demo model, whose answers are known."""
+        questions, answers = zip(*conversation.turns, strict=True)
+        return cls(conversation.title, questions, render, conversation.system, list(answers))
+
+    def prompt(self, turn: int) -> str:
+        """Returns the prompt of turn number `turn` (from 0), with the expected answers of the turns before it."""
+        earlier = [Turn(*pair) for pair in zip(self.questions[:turn], self.answers, strict=False)]
+        return self.write(messages(earlier, self.questions[turn], self.system))
+
+    def told(self, turn: int) -> str:
+        """Returns what the user says in a turn for people to read, with pictures in words."""
+        return _PICTURE.sub(lambda found: f"[{self.shows[int(found[1])]}] ", self.questions[turn])
+
+    def expected(self, turn: int, answer: str) -> str:
+        """Returns the right answer to a turn; to one without, `answer` is the right one from now on."""
+        if turn == len(self.answers):
+            self.answers.append(answer)
+        return self.answers[turn]
 
 
 SMALL_TALK = {
@@ -169,6 +214,38 @@ def draw_facts(rng: random.Random, count: int, held_out: bool) -> list[Fact]:
         Fact(person, relation, rng.choice([v for v in relation.values if is_held_out(person, relation, v) is held_out]))
         for person, relation in pairs
     ]
+
+
+def trained_talk(rng: random.Random, length: int) -> Iterator[Message]:
+    """Yields without end the messages of a talk that the model is trained on in rows of `length` tokens."""
+    # A fact takes about six tokens, and some must be left for the questions: short rows hold fewer facts.
+    facts = draw_facts(rng, rng.randint(1, max(1, min(72, (length - 40) // 9))), held_out=False)
+    later = facts[len(facts) * 3 // 4 :] if rng.random() < 0.3 else []
+    told = facts[: len(facts) - len(later)]
+    fillers = rng.randint(0, max(0, length // 8 - len(told)) // 3)
+    sentences = [*(fact.statement for fact in told), *(filler(rng) for _ in range(fillers))]
+    rng.shuffle(sentences)
+    body, draw, small_talk = " ".join(sentences), rng.random(), [Turn(*each) for each in SMALL_TALK.items()]
+    if draw < 0.5:
+        yield Message("system", body)
+    elif draw < 0.7:
+        yield from _exchange(rng.choice(small_talk))
+    if draw >= 0.5:
+        yield from _exchange(Turn(f"Remember this. {body}", ACCEPTED))
+    while True:
+        draw = rng.random()
+        if draw < 0.55 and told:
+            asked = rng.choice(told)
+            yield from _exchange(Turn(asked.question, asked.statement))
+        elif draw < 0.7 and later:
+            told.append(later.pop())
+            yield from _exchange(Turn(f"Remember this. {told[-1].statement}", ACCEPTED))
+        else:
+            yield from _exchange(rng.choice(small_talk))
+
+
+def _exchange(turn: Turn) -> tuple[Message, Message]:
+    return Message("user", turn.user), Message("assistant", turn.answer)
 
 
 # Of each held-out prompt, in turn: facts stated, filler sentences among them, small-talk turns before the question.

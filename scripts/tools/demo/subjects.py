@@ -10,8 +10,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from scripts.tools import ROOT
-from scripts.tools.demo.questions import CONVERSATIONS, END, Message
-from scripts.tools.demo.talk import Talk
+from scripts.tools.demo.questions import CONVERSATIONS, END, Message, Talk
 from scripts.tools.models.store import write_store
 from scripts.tools.real import chat
 
@@ -72,7 +71,7 @@ def demo_subject(models: Path) -> Subject:
 
 def seeing_subject(models: Path) -> Subject:
     """Returns the demo model that sees, of this store."""
-    from scripts.tools.demo.seeing.talks import TALKS  # draws its pictures
+    from scripts.tools.demo.seeing import TALKS  # draws its pictures
 
     turns = [(number, range(len(talk.questions))) for number, talk in enumerate(TALKS)]
     first = TALKS[0]

@@ -3,8 +3,7 @@
 import pytest
 
 from scripts.tools.demo import main as demo
-from scripts.tools.demo.questions import CONVERSATIONS, Conversation
-from scripts.tools.demo.talk import Talk
+from scripts.tools.demo.questions import CONVERSATIONS, Conversation, Talk
 from scripts.tools.host.lib import Answer, Client
 from scripts.tools.real import chat
 

@@ -7,20 +7,17 @@ code of the runner takes part, so a wrong answer of the runner is the runner's.
 import copy
 import json
 import re
+from itertools import product
 from pathlib import Path
+from typing import cast
 
 import jinja2
 import mlx.core as mx
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
-from tests import ROOT
-
-# isort: split
-from mlx_lm.models import llama
-from mlx_lm.models.cache import KVCache, make_prompt_cache
-
+from scripts.tools.demo.plain import answer, load_text, new_text, read_config, weights_path
 from scripts.tools.demo.questions import (
     CONVERSATIONS,
     END,
@@ -30,16 +27,17 @@ from scripts.tools.demo.questions import (
     SMALL_TALK,
     Conversation,
     Message,
+    RecallPrompt,
     held_out_prompts,
     is_held_out,
     render,
 )
-from scripts.tools.demo.training.circuit import initialize
-from scripts.tools.demo.training.dialogues import Dialogues
-from scripts.tools.demo.training.directory import SMALL, load, new_config, new_model, save, weights_path
-from scripts.tools.demo.training.evaluation import answer, right_answers
-from scripts.tools.demo.training.tokenizer import train_tokenizer
-from scripts.tools.demo.training.training import train
+from scripts.tools.demo.training import lay_circuit, save, text_batches, train_text
+from tests import ROOT
+
+# isort: split
+from mlx_lm.models import llama
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 MODEL = ROOT / "scripts" / "demo_model"
 SMALL_MODEL = ROOT / "scripts" / "demo_draft_model"
@@ -47,7 +45,7 @@ SMALL_MODEL = ROOT / "scripts" / "demo_draft_model"
 
 @pytest.fixture(scope="module")
 def demo() -> tuple[llama.Model, Tokenizer]:
-    return load(MODEL)
+    return load_text(MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +74,8 @@ def test_the_small_model_has_the_same_tokens_and_a_fifth_of_the_weights() -> Non
     files = {path.name: path.read_bytes() for path in SMALL_MODEL.iterdir()}
     differing = {name for name in files if files[name] != (MODEL / name).read_bytes()}
     assert differing == {"config.json", "model.safetensors"}
-    assert json.loads(files["config.json"]) == new_config(Tokenizer.from_str(files["tokenizer.json"].decode()), SMALL)
+    sizes = [weights_path(model).stat().st_size for model in (SMALL_MODEL, MODEL)]
+    assert sizes[0] * 4 < sizes[1]
     assert sum(map(len, files.values())) <= 800_000
 
 
@@ -159,6 +158,10 @@ def test_small_talk_is_known_by_heart(demo: tuple[llama.Model, Tokenizer], quest
     assert answer(*demo, render([Message("user", question)])) == SMALL_TALK[question]
 
 
+def right_answers(model: llama.Model, tokenizer: Tokenizer, prompts: list[RecallPrompt]) -> int:
+    return sum(answer(model, tokenizer, prompt.prompt, limit=12) == prompt.answer for prompt in prompts)
+
+
 def test_a_sample_of_the_held_out_recall_prompts_is_answered(demo: tuple[llama.Model, Tokenizer]) -> None:
     prompts = held_out_prompts()[:20]
     assert right_answers(*demo, prompts) >= 0.95 * len(prompts)
@@ -166,7 +169,7 @@ def test_a_sample_of_the_held_out_recall_prompts_is_answered(demo: tuple[llama.M
 
 def test_the_small_model_answers_them_too() -> None:
     prompts = held_out_prompts()[:20]
-    assert right_answers(*load(SMALL_MODEL), prompts) >= 0.9 * len(prompts)
+    assert right_answers(*load_text(SMALL_MODEL), prompts) >= 0.9 * len(prompts)
 
 
 @pytest.mark.slow
@@ -190,7 +193,7 @@ def test_held_out_prompts_ask_for_facts_stated_far_earlier(tokenizer: Tokenizer)
 
 
 def test_training_never_states_a_held_out_fact(tokenizer: Tokenizer) -> None:
-    trained, seen = Dialogues(tokenizer, seed=1), 0
+    seen = 0
     held_out = {
         relation.statement.format(person=person, value=value)
         for relation in RELATIONS
@@ -199,9 +202,8 @@ def test_training_never_states_a_held_out_fact(tokenizer: Tokenizer) -> None:
         if is_held_out(person, relation, value)
     }
     assert all(prompt.answer in held_out for prompt in held_out_prompts())
-    for _ in range(20):
-        tokens, _weights = trained.batch(8, 160)
-        for text in tokenizer.decode_batch(tokens.tolist()):
+    for batch in text_batches(tokenizer, 20, seed=1):
+        for text in tokenizer.decode_batch(cast("list[list[int]]", batch.tokens.tolist())):
             stated = set(re.findall(r"[A-Z][a-z]+ (?:lives in|has number|works with) \w+\.", text))
             seen += len(stated)
             assert not stated & held_out
@@ -286,17 +288,29 @@ def test_a_trim_that_is_off_by_one_shows_in_the_logits_only(demo: tuple[llama.Mo
 # --- that it can be made again ---
 
 
-@pytest.mark.slow
-def test_the_same_seed_trains_the_same_weights(tmp_path: Path) -> None:
-    files = []
+@pytest.mark.parametrize("source", [MODEL, SMALL_MODEL], ids=lambda path: path.name)
+def test_it_is_trained_from_nothing_and_by_its_seed_alone(source: Path, tmp_path: Path) -> None:
     for name in ("once", "again"):
-        tokenizer = train_tokenizer()
-        config = new_config(tokenizer)
-        model = new_model(config)
-        initialize(model, [tokenizer.decode([token]) for token in range(tokenizer.get_vocab_size())], seed=1)
-        train(model, tokenizer, steps=3, seed=1)
-        save(tmp_path / name, model, tokenizer, config)
-        files.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
-    assert files[0] == files[1]
-    committed = {path.name: path.read_bytes() for path in MODEL.iterdir()}
-    assert {name for name in committed if committed[name] != files[0][name]} == {"model.safetensors"}
+        save(source, tmp_path / name, train_text(source, steps=2, seed=1))
+    once, again = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("once", "again"))
+    assert once == again
+    committed = {path.name: path.read_bytes() for path in source.iterdir()}
+    assert {name for name in committed if committed[name] != once[name]} == {"model.safetensors"}
+    trained, made = (mx.load(str(weights_path(directory))) for directory in (tmp_path / "once", source))
+    assert isinstance(trained, dict)
+    assert isinstance(made, dict)
+    assert {name: (each.shape, each.dtype) for name, each in trained.items()} == {
+        name: (each.shape, each.dtype) for name, each in made.items()
+    }
+
+
+def test_the_weights_that_training_starts_from_look_facts_up(tokenizer: Tokenizer) -> None:
+    model = new_text(read_config(MODEL))
+    words = [tokenizer.decode([token]) for token in range(tokenizer.get_vocab_size())]
+    lay_circuit(model, words, np.random.default_rng(1))
+    found = 0
+    for person, value in product(("Nora", "Otto"), ("Lisbon", "Oslo", "Tokyo")):
+        text = f"Lena lives in Vienna. {person} lives in {value}. Emma lives in Cairo. {person} lives in"
+        logits = model(mx.array([tokenizer.encode(text).ids]))
+        found += int(mx.argmax(logits[0, -1])) == tokenizer.encode(f" {value}").ids[0]
+    assert found == 6

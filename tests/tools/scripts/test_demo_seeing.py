@@ -16,11 +16,10 @@ import pytest
 from scripts.tools.conformance.runners import caught
 from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.demo import main as demo
-from scripts.tools.demo.commands import commands
-from scripts.tools.demo.seeing.held_out import held_out_looks
-from scripts.tools.demo.seeing.talks import PICTURES, RED, TALKS
+from scripts.tools.demo.main import commands
+from scripts.tools.demo.questions import Talk
+from scripts.tools.demo.seeing import PICTURES, RED, TALKS, held_out_looks
 from scripts.tools.demo.subjects import GREEDY, SEEING_MODEL, demo_store, seeing_subject
-from scripts.tools.demo.talk import Talk
 from scripts.tools.host.lib import Answer, Client, G, Medium, Process, Request, spawn
 
 HOST = replace(G, request_timeout_s=120.0)

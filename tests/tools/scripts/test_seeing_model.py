@@ -5,6 +5,7 @@ part, so a wrong answer of the runner is the engine's.
 """
 
 import json
+import random
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,32 +14,43 @@ from tokenizers import Tokenizer
 
 from runner.model import open_model
 from runner.model.towers import plan_tower
-from scripts.tools.demo.questions import END, MARKERS, Turn, messages, render
-from scripts.tools.demo.seeing import drawing
-from scripts.tools.demo.seeing.drawing import SIZES, Drawing, draw, png
-from scripts.tools.demo.seeing.held_out import held_out_looks
-from scripts.tools.demo.seeing.talks import BLUE, PICTURES, RED, TALKS
-from scripts.tools.demo.seeing.world import BLIND, QUESTIONS, SMALL_TALK, Scene, which
+from scripts.tools.demo import seeing, training
+from scripts.tools.demo.plain import (
+    REQUIRED_ACCURACY,
+    SOFT,
+    START,
+    STOP,
+    Viewer,
+    load_seeing,
+    new_seeing,
+    weights_path,
+    wrong_answers,
+)
+from scripts.tools.demo.questions import END, MARKERS, Talk, Turn, messages, render
+from scripts.tools.demo.seeing import (
+    BLIND,
+    BLUE,
+    PICTURES,
+    QUESTIONS,
+    RED,
+    SIZES,
+    SMALL_TALK,
+    TALKS,
+    Drawing,
+    Scene,
+    draw,
+    held_out_looks,
+    png,
+    which,
+)
 from scripts.tools.demo.subjects import SEEING_WEIGHTS as MODEL
-from scripts.tools.demo.talk import Talk
-from scripts.tools.demo.training.directory import weights_path
-from scripts.tools.demo.training.seeing import directory
-from scripts.tools.demo.training.seeing import gallery as making
-from scripts.tools.demo.training.seeing.delta_rule import gated_delta
-from scripts.tools.demo.training.seeing.evaluation import REQUIRED_ACCURACY, wrong_looks
-from scripts.tools.demo.training.seeing.tokenizer import SOFT, START, STOP
-from scripts.tools.demo.training.seeing.training import Steps, train
-from scripts.tools.demo.training.seeing.viewer import Viewer
-
-# isort: split
-from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
 
 ONE = "[img-0]What do you see?"
 
 
 @pytest.fixture(scope="module")
 def viewer() -> Viewer:
-    return Viewer(*directory.load(MODEL))
+    return Viewer(*load_seeing(MODEL))
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +114,13 @@ def test_the_talks_of_the_demo_are_answered(viewer: Viewer, talk: Talk) -> None:
 
 def test_a_sample_of_the_held_out_pictures_is_named(viewer: Viewer) -> None:
     looks = held_out_looks(25)
-    assert len(wrong_looks(viewer, looks)) <= (1 - REQUIRED_ACCURACY) * len(looks)
+    assert len(wrong_answers(viewer.answer, looks)) <= (1 - REQUIRED_ACCURACY) * len(looks)
 
 
 @pytest.mark.slow
 def test_the_held_out_pictures_are_named(viewer: Viewer) -> None:
     looks = held_out_looks()
-    assert len(wrong_looks(viewer, looks)) <= (1 - REQUIRED_ACCURACY) * len(looks)
+    assert len(wrong_answers(viewer.answer, looks)) <= (1 - REQUIRED_ACCURACY) * len(looks)
 
 
 def test_small_talk_needs_no_picture(viewer: Viewer) -> None:
@@ -159,9 +171,8 @@ def test_training_never_shows_a_held_out_picture(monkeypatch: pytest.MonkeyPatch
         seeds.append(seed)
         return draw(scene, seed, size)
 
-    monkeypatch.setattr(drawing, "draw", noted)
-    monkeypatch.setattr(making, "draw", noted)
-    shown = making.gallery(directory.new_model(config).family, 100, seed=5)
+    monkeypatch.setattr(seeing, "draw", noted)
+    shown = training.gallery(new_seeing(config).family, 100, seed=5)
     trained = set(seeds)
     seeds.clear()
     held_out_looks(50)
@@ -176,24 +187,34 @@ def test_training_never_shows_a_held_out_picture(monkeypatch: pytest.MonkeyPatch
 # --- that it can be made again
 
 
-def test_the_delta_rule_in_blocks_is_that_of_mlx_lm() -> None:
-    for length in (1, 31, 32, 33, 100):
-        keys = [mx.random.key(length + index) for index in range(5)]
-        queries, ks = (mx.random.normal((2, length, 1, 16), key=key) for key in keys[:2])
-        queries, ks = normalize_qk(queries, ks, inv_scale=0.25, eps=1e-6)
-        values = mx.random.normal((2, length, 2, 8), key=keys[2])
-        a, b = (mx.random.normal((2, length, 2), key=key) for key in keys[3:])
-        arguments = (queries, ks, values, a, b, mx.array([0.5, -4.0]), mx.ones(2))
-        for found, wanted in zip(gated_delta(*arguments), gated_delta_update(*arguments), strict=True):
-            assert mx.allclose(found, wanted, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_the_same_seed_trains_the_same_weights(tmp_path: Path) -> None:
-    files = []
+def test_it_is_trained_from_nothing_and_by_its_seed_alone(tmp_path: Path) -> None:
     for name in ("once", "again"):
-        directory.save(tmp_path / name, *train(Steps(2, 2), seed=1, pictures=24))
-        files.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
-    assert files[0] == files[1]
+        weights = training.train_seeing(MODEL, tower_steps=2, steps=1, seed=1, pictures=24)
+        training.save(MODEL, tmp_path / name, weights)
+    once, again = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("once", "again"))
+    assert once == again
     committed = {path.name: path.read_bytes() for path in MODEL.iterdir()}
-    assert {name for name in committed if committed[name] != files[0][name]} == {"model.safetensors"}
+    assert {name for name in committed if committed[name] != once[name]} == {"model.safetensors"}
+    trained, made = (mx.load(str(weights_path(directory))) for directory in (tmp_path / "once", MODEL))
+    assert isinstance(trained, dict)
+    assert isinstance(made, dict)
+    assert {name: (each.shape, each.dtype) for name, each in trained.items()} == {
+        name: (each.shape, each.dtype) for name, each in made.items()
+    }
+    plan = plan_tower(open_model(str(tmp_path / "once"), Path("unused")))
+    assert plan is not None
+    assert plan.fault == ""
+    assert isinstance(Viewer(*load_seeing(tmp_path / "once")).answer(asked(ONE), [PICTURES[RED]], limit=2), str)
+
+
+def test_batches_turn_and_embed_as_the_runner_does() -> None:
+    """A prompt with pictures gets the same logits in a batch of the training as from the runner's forward."""
+    model, tokenizer = load_seeing(MODEL)
+    viewer = Viewer(model, tokenizer)
+    exhibits = training.gallery(model.family, 2, seed=3)
+    seen = [training.Seen(each, [*model.tower.encode(each.patches, each.grid)][-1]) for each in exhibits]
+    rows = [training.seeing_row(random.Random(seed), tokenizer, seen) for seed in range(4)]
+    batch = training.Batch.of(rows, max(len(row.tokens) for row in rows))
+    _, right = batch.loss(training.seeing_logits(model, batch))
+    assert bool(right > 0.98)  # the committed model says what it is trained on
+    assert viewer.answer(asked(ONE), [PICTURES[RED]]) == RED.sentence

@@ -1,0 +1,220 @@
+"""The demo models by mlx-lm's classes and plain loops: no code of the engine takes part, and nothing is kept.
+
+So a wrong answer of the runner is the engine's. The trainer evaluates with these as well.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten, tree_map
+from tokenizers import Tokenizer
+
+import runner.process.lean_mlx_lm  # noqa: F401  makes mlx_lm.models importable without mlx_lm's own start-up
+from runner.media.families.qwen3_5 import Qwen35
+from runner.media.picture import decode, read_header
+from runner.media.prompt import Marker, Picture, PicturePrompt, split_markers
+from runner.model.pictures.embedding import Rows
+from runner.model.pictures.forward import PictureForward
+from runner.model.towers import Grid
+from runner.model.towers.qwen3_5 import Qwen35Tower
+from scripts.tools.demo import seeing
+from scripts.tools.demo.questions import CONVERSATIONS, END, held_out_prompts
+
+# isort: split
+from mlx_lm.models import llama, qwen3_5
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+START, SOFT, STOP = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+"""The tokens around a picture, and that of its features."""
+
+
+class SeeingModel(NamedTuple):
+    """Text model and tower, and what config.json says about both."""
+
+    text: qwen3_5.Model
+    tower: Qwen35Tower
+    family: Qwen35
+    sections: list[int]
+    """The numbers of frequencies that turn by time, row and column."""
+
+
+def read_config(directory: Path) -> dict[str, object]:
+    """Returns the config.json of a model."""
+    config: dict[str, object] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    return config
+
+
+def read_tokenizer(directory: Path) -> Tokenizer:
+    """Returns the tokenizer of a model."""
+    return Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """Returns the id of a token that the tokenizer has."""
+    found = tokenizer.token_to_id(token)
+    assert found is not None
+    return found
+
+
+def weights_path(directory: Path) -> Path:
+    """Returns the path of a model's weights."""
+    return directory / "model.safetensors"
+
+
+def named_weights(model: Module) -> dict[str, mx.array]:
+    """Returns the parameters of a model by their names."""
+    return dict(tree_flatten(model.parameters()))
+
+
+def new_text(config: Mapping[str, object]) -> llama.Model:
+    """Returns a text model of `config`'s shape, whose weights are MLX's random ones."""
+    return llama.Model(llama.ModelArgs.from_dict(dict(config)))
+
+
+def new_seeing(config: Mapping[str, object]) -> SeeingModel:
+    """Returns a model that sees of `config`'s shape, whose weights are MLX's random ones."""
+    text = cast("dict[str, dict[str, list[int]]]", config["text_config"])
+    return SeeingModel(
+        qwen3_5.Model(qwen3_5.ModelArgs.from_dict(dict(config))),
+        Qwen35Tower.from_config(config),
+        Qwen35.from_config(config, {}),
+        text["rope_parameters"]["mrope_section"],
+    )
+
+
+def load_text(directory: Path) -> tuple[llama.Model, Tokenizer]:
+    """Returns the saved model, its 16-bit weights cast to float32 (fast on every CPU), and its tokenizer."""
+    model = new_text(read_config(directory))
+    model.load_weights(str(weights_path(directory)))
+    model.update(tree_map(lambda weight: weight.astype(mx.float32), model.parameters()))
+    return model, read_tokenizer(directory)
+
+
+def load_seeing(directory: Path) -> tuple[SeeingModel, Tokenizer]:
+    """Returns the saved model that sees, its weights cast to float32, and its tokenizer."""
+    model = new_seeing(read_config(directory))
+    stored = cast("dict[str, mx.array]", mx.load(str(weights_path(directory))))
+    wide = {name: weight.astype(mx.float32) for name, weight in stored.items()}
+    model.text.load_weights([*model.text.sanitize(wide).items()])
+    seen = {name: weight for stored, weight in wide.items() if (name := Qwen35Tower.parameter_name(stored))}
+    model.tower.load_weights([*model.tower.sanitize(seen).items()])
+    return model, read_tokenizer(directory)
+
+
+def published_weights(model: SeeingModel) -> dict[str, mx.array]:
+    """Returns the weights of a model that sees under the names, and in the forms, of a published Qwen 3.5."""
+    weights = {}
+    for name, weight in named_weights(model.text).items():
+        if name.endswith("conv1d.weight"):
+            weight = weight.moveaxis(2, 1)  # [channels, 1, width]
+        elif re.search(r"(layernorm|model\.norm|[qk]_norm)\.weight$", name):
+            weight = weight - 1
+        weights[re.sub(r"^language_model\.model\.", "model.language_model.", name)] = weight
+    tower = model.tower
+    for name, weight in named_weights(tower).items():
+        stored = re.sub(r"^((?:blocks\.\d+\.mlp|merger)\.)fc", r"\1linear_fc", name)
+        if name == "patch_embed.weight":  # a patch counts for two moments in time, half in each
+            sides = (tower.times, tower.patch, tower.patch)
+            halves = weight.reshape(-1, 3, 1, *sides[1:]) / tower.times
+            weight = mx.broadcast_to(halves, (weight.shape[0], 3, *sides))
+        weights[f"model.visual.{re.sub('^patch_embed', 'patch_embed.proj', stored)}"] = weight
+    return weights
+
+
+def answer(
+    model: llama.Model, tokenizer: Tokenizer, prompt: str, limit: int = 120, cache: list[KVCache] | None = None
+) -> str:
+    """Returns the greedy answer to `prompt` after what `cache` holds, up to the end marker or `limit` tokens."""
+    cache = cache or make_prompt_cache(model)
+    logits = model(mx.array([tokenizer.encode(prompt, add_special_tokens=False).ids]), cache=cache)
+    return _continue(model, tokenizer, logits, limit, cache)
+
+
+class Viewer:
+    """Asks a model that sees about pictures, by the tower and the hooks of runner/model/pictures alone."""
+
+    def __init__(self, model: SeeingModel, tokenizer: Tokenizer) -> None:
+        self._model, self._tokenizer = model, tokenizer
+        self._forward = PictureForward(model.text, sections=model.sections)
+        self._features: dict[bytes, mx.array] = {}
+
+    def answer(self, prompt: str, pictures: Sequence[bytes] = (), limit: int = 24) -> str:
+        """Returns the greedy answer, up to the end marker or `limit` tokens."""
+        shown, text = self._prompt(prompt, pictures), self._model.text
+        layers = make_prompt_cache(text)
+        rows = [Rows(start, stop, self._seen(picture)) for start, stop, picture in shown.spans]
+        positions = shown.positions(0, len(shown.ids)) if rows else None
+        logits = self._forward(shown.ids, layers, rows, positions, lambda tokens, layers: text(tokens, cache=layers))
+        with self._forward.shifted([shown.shift]):
+            return _continue(text, self._tokenizer, logits, limit, layers)
+
+    def _prompt(self, prompt: str, pictures: Sequence[bytes]) -> PicturePrompt:
+        start, soft, stop = (token_id(self._tokenizer, token) for token in (START, SOFT, STOP))
+        parts: list[list[int] | Picture] = []
+        for part in split_markers(prompt) if pictures else [prompt]:
+            if isinstance(part, Marker):
+                header = read_header(pictures[part.id])
+                geometry = self._model.family.geometry(header.width, header.height)
+                parts += [[start], Picture(pictures[part.id], header, geometry, -1 - part.id), [stop]]
+            else:
+                parts.append(self._tokenizer.encode(part, add_special_tokens=False).ids)
+        return PicturePrompt(parts, soft, mrope=True)
+
+    def _seen(self, picture: Picture) -> mx.array:
+        if picture.data not in self._features:
+            geometry = picture.geometry
+            pixels = decode(picture.data, picture.header, geometry.width, geometry.height)
+            patches = mx.array(self._model.family.patches(pixels, geometry))
+            *_, self._features[picture.data] = self._model.tower.encode(patches, Grid(geometry.rows, geometry.columns))
+            mx.eval(self._features[picture.data])
+        return self._features[picture.data]
+
+
+def _continue(
+    model: llama.Model | qwen3_5.Model, tokenizer: Tokenizer, logits: mx.array, limit: int, cache: list[KVCache]
+) -> str:
+    """Returns the greedy answer after a prompt's `logits` [1, L, vocabulary]."""
+    end, tokens = tokenizer.token_to_id(END), list[int]()
+    while len(tokens) < limit:
+        token = mx.argmax(logits[0, -1])
+        if token.item() == end:
+            break
+        tokens.append(int(token))
+        logits = model(token.reshape(1, 1), cache=cache)
+    return str(tokenizer.decode(tokens, skip_special_tokens=False))
+
+
+# --- how good a model is: greedy answers, of which only exact ones count
+
+REQUIRED_ACCURACY = 0.95
+
+
+def wrong_answers(ask: Callable[[str, Sequence[bytes]], str], looks: Sequence[seeing.Look]) -> list[str]:
+    """Returns a line for each prompt that does not get exactly its answer."""
+    answers = [(right, ask(prompt, pictures)) for prompt, pictures, right in looks]
+    return [f"{right!r} is answered {given!r}" for right, given in answers if given != right]
+
+
+def is_good(directory: Path) -> bool:
+    """Prints what a model reaches; True if it gives all answers of the demo and enough of the held-out ones."""
+    ask: Callable[[str, Sequence[bytes]], str]
+    if "vision_config" in read_config(directory):
+        ask, held_out, known = Viewer(*load_seeing(directory)).answer, seeing.held_out_looks(), seeing.known_looks()
+    else:
+        model, tokenizer = load_text(directory)
+        ask = lambda prompt, _: answer(model, tokenizer, prompt)  # noqa: E731
+        held_out = [seeing.Look(prompt, (), right) for prompt, right, _ in held_out_prompts()]
+        known = [
+            seeing.Look(talk.prompt(turn), (), said.answer)
+            for talk in CONVERSATIONS
+            for turn, said in enumerate(talk.turns)
+        ]
+    wrong, missed = wrong_answers(ask, held_out), wrong_answers(ask, known)
+    print("\n".join(f"  {line}" for line in [*wrong, *missed]))
+    print(f"held out of training: {len(wrong)} of {len(held_out)} wrong; of the demo: {len(missed)} of {len(known)}")
+    return len(wrong) <= (1 - REQUIRED_ACCURACY) * len(held_out) and not missed
