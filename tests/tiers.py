@@ -205,13 +205,14 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/process/test_concurrent_answers.py::test_with_one_place_requests_are_served_one_by_one": ("flag",),
     # Tools: the conformance suite as the newest generation of hosts, benchmarks and soaks by their parts.
     "tests/tools/bench/test_cache.py::test_all_caches_give_equal_answers": ("window",),
-    "tests/tools/bench/test_decode.py::test_a_miniature_run": NONE,
-    "tests/tools/bench/test_disk.py::test_a_miniature_run": NONE,
-    "tests/tools/bench/test_format.py::test_a_miniature_run": NONE,
-    "tests/tools/bench/test_parallel.py::test_a_miniature_run": NONE,
-    "tests/tools/bench/test_start.py::test_a_miniature_run_measures_what_it_says": NONE,
-    "tests/tools/bench/test_ttft.py::test_a_miniature_run": NONE,
-    "tests/tools/bench/test_wire.py::test_a_miniature_run": NONE,
+    **{
+        f"tests/tools/bench/test_runs.py::test_{name}": NONE
+        for name in ("start", "decode", "drafts", "parallel", "ttft")
+    },
+    "tests/tools/bench/test_runs.py::test_ttft_of_pictures": NONE,
+    "tests/tools/bench/test_runs.py::test_a_benchmark_that_a_signal_ends_says_so_in_one_line": (
+        "decode --size=1M-15-143",
+    ),
     "tests/tools/conformance/test_conformance.py::test_case": ("*-G",),
     "tests/tools/conformance/test_failures.py": ("sends no last line",),
     "tests/tools/scripts/test_demo_model.py": NONE,

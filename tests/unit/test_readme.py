@@ -55,7 +55,7 @@ def known() -> set[str]:
     names |= {"require-hashes", "no-deps", "no-build-isolation"}  # of pip
     for script in ("demo", "host", "conformance", "soak"):
         names |= options_of(f"scripts.tools.{script}.main")
-    return names | options_of("scripts.tools.bench", "decode")
+    return names | options_of("scripts.tools.bench", "decode") | options_of("scripts.tools.bench", "ttft")
 
 
 def test_no_page_names_a_flag_that_does_not_exist(known: set[str]) -> None:

@@ -3,8 +3,8 @@
 Contenders are measured A B A B on models made on the spot from a seed; ratios are taken round by round. While other
 programs use the machine nothing is reported.
 
-Read `__main__.py` (the command line, and the two functions that each benchmark has), then `common/`, then the benchmark
-of interest: `start`, `decode`, `ttft`, `parallel/`, `cache/`, `memory/`, `format/`; `micro/` holds those of one part
-(trie nodes, HTTP lines). `llamas.py` makes the models and prompts. What must never grow is counted in tests,
-not measured here: see tests/model/engine/test_counts.py.
+Read `__main__.py` (the command line, and the two functions that each benchmark has), then `report.py` and `servers.py`,
+then the benchmark of interest: `start`, `decode` (with `drafts`), `ttft` (with `reuse`), `parallel`, `cache`, `real`.
+`llamas.py` makes the models and prompts. What must never grow is counted in tests, not measured here: see
+tests/model/engine/test_counts.py.
 """

@@ -7,52 +7,35 @@ own. Exit status: 0; 1 when a target is missed; 2 when the options make no sense
 import argparse
 import importlib
 import importlib.util
+import logging
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from types import FrameType
+from typing import Protocol, cast
 
 from runner import blas
 from runner.errors import UsageError
-from scripts.tools.bench.common.exits import BUSY, MET, MISSED, USAGE
-from scripts.tools.bench.common.machine import BusyError, Others, check_quiet, describe_machine
-from scripts.tools.bench.common.options import threads
-from scripts.tools.bench.common.report import Report, targets_table, text_of, write_json
+from scripts.tools.bench.machine import BusyError, Others, check_quiet, describe_machine
+from scripts.tools.bench.options import BUSY, MET, MISSED, USAGE, threads
+from scripts.tools.bench.report import Report, targets_table, text_of, write_json
 from scripts.tools.bench.run_all import run_all
 
 ALL = "all"
 
 
-class Benchmark(NamedTuple):
-    """One of BENCHMARKS: the module that has it, and what it measures."""
-
-    module: str
-    summary: str
-
-
-def _here(name: str, summary: str) -> Benchmark:
-    return Benchmark(f"scripts.tools.bench.{name}", summary)
-
-
 BENCHMARKS = {
-    "start": _here("start", "from the spawn to the first answer, and the first request against later ones"),
-    "decode": _here("decode", "tokens per second of one stream, against the loop without a server"),
-    "ttft": _here("ttft", "time to the first token: cold, again, one turn appended, between conversations"),
-    "parallel": _here("parallel.benchmark", "several users of one runner at once: throughput, gaps, waits, sharing"),
-    "drafts": _here("drafts.benchmark", "drafts: tokens per second where text repeats, and where it does not"),
-    "media": _here("media.benchmark", "pictures in prompts against text: first tokens, speed of text, gaps"),
-    "cache": _here("cache.benchmark", "prefix caches under the requests of several agents, every kind of model"),
-    "disk": _here("disk", "the first token after the process was killed, from the disk cache, memory and nothing"),
-    "memory": _here("memory.benchmark", "bytes held for conversations with one prefix, and over many prompts"),
-    "nodes": _here("micro.nodes", "match, split and evict in a trie of ten thousand nodes"),
-    "wire": _here("micro.wire", "lines per second through the server, and what one costs it"),
-    "real": _here("real.benchmark", "a trained model, beside mlx_lm.server and llama.cpp"),
-    "format": _here("format.benchmark", "structured output: what a mask costs, a jump ahead brings, a grammar takes"),
+    "start": "from the spawn to the first answer, and the first request against later ones",
+    "decode": "tokens per second of one stream, against the loop without a server; --drafts: what drafts bring",
+    "ttft": "time to the first token: cold, again, one turn appended, between conversations; --disk, --picture",
+    "parallel": "several users of one runner at once: throughput, gaps, waits, sharing",
+    "cache": "prefix caches under the requests of several agents, every kind of model",
+    "real": "a trained model, beside mlx_lm.server and llama.cpp",
 }
-"""By name, in the order of `all`. A module has the two functions of `BenchmarkModule`, and is imported only when it is
-chosen."""
+"""What each measures, in the order of `all`. A module of this name has the two functions of `BenchmarkModule`, and is
+imported only when it is chosen."""
 
 
 class BenchmarkModule(Protocol):
@@ -80,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         prog="scripts/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     chosen = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
-    for name, summary in {ALL: "all of these", **{name: each.summary for name, each in BENCHMARKS.items()}}.items():
+    for name, summary in {ALL: "all of these", **BENCHMARKS}.items():
         sub = chosen.add_parser(
             name, help=summary, parents=[common], formatter_class=argparse.RawDescriptionHelpFormatter
         )
@@ -163,12 +146,24 @@ def _peer(text: str) -> tuple[str, list[str]]:
 
 
 def _module(name: str) -> BenchmarkModule:
-    return cast("BenchmarkModule", importlib.import_module(BENCHMARKS[name].module))
+    return cast("BenchmarkModule", importlib.import_module(f"scripts.tools.bench.{name}"))
+
+
+def _interrupt(_: int, frame: FrameType | None) -> None:
+    """Ends what runs as Ctrl-C does: whoever waits is cancelled, and what was started ends. Once is enough."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    handler = signal.getsignal(signal.SIGINT)
+    if callable(handler):
+        handler(signal.SIGINT, frame)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what it has started ends with it
+    signal.signal(signal.SIGTERM, _interrupt)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # requests whose servers end with them
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
-        sys.exit(130)
+        by_signal = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        if sys.argv[1:2] != [ALL]:  # its benchmark says it
+            print(f"scripts/bench: ended by {'SIGTERM' if by_signal else 'Ctrl-C'}, without a report", file=sys.stderr)
+        sys.exit(128 + (signal.SIGTERM if by_signal else signal.SIGINT))

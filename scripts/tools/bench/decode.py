@@ -2,40 +2,120 @@
 
 Random Llamas of 1, 10 and 60 million parameters, on a GPU of 10, 700 and 2,800 million. The contenders are processes
 that run from the beginning to the end and rest while another one is measured. `bare loop` is the model, mlx-lm's caches
-and a loop. Counted from the first token to the last.
+and a loop. Counted from the first token to the last. `--drafts` measures what drafts bring instead, by models of
+made-up answers.
 """
 
 import argparse
 import asyncio
+import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from runner.model.weights.dtype import device
-from scripts.tools.bench.common.bare_loop import BareLoop
-from scripts.tools.bench.common.contenders import (
+from scripts.tools.bench import drafts
+from scripts.tools.bench.bare_loop import BareLoop
+from scripts.tools.bench.drafts import DraftsReport
+from scripts.tools.bench.llamas import Prompts, Size
+from scripts.tools.bench.report import Bars, Chart, Report, Table, Target, interleave, median_ratio
+from scripts.tools.bench.servers import (
     BARE,
     BARE_ONE_CORE,
     MLX_LM,
     OURS,
+    SHORT_TOKENS,
     SIZES,
+    Endpoint,
+    Server,
+    answer,
     default_sizes,
     serve,
     servers,
 )
-from scripts.tools.bench.common.figure import Bars, Chart
-from scripts.tools.bench.common.interleave import interleave
-from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
-from scripts.tools.bench.common.requests import SHORT_TOKENS, answer
-from scripts.tools.bench.common.servers import Endpoint
-from scripts.tools.bench.decode_profile import PARTS, Profile, profiled
-from scripts.tools.bench.llamas import Prompts
+
+PARTS = {
+    "schedule": "who comes next",
+    "forward": "Python builds the graph of the forward",
+    "sample": "and that of the sampling",
+    "dispatch": "MLX takes it; on a CPU it computes most of it meanwhile",
+    "wait": "until the token is there",
+    "text": "token to text, stop strings, events",
+    "publish": "the numbers of the status",
+    "hand over": "events to the event loop",
+    "between": "from one step to the next",
+}
+"""Of a decode step, in the order of time."""
+_STEP = "decode"
+_FIRST_STEPS = 8  # of which the first ones are others: no forward ahead, buffers of new sizes
+
+
+class Profile(NamedTuple):
+    """Microseconds of each of PARTS in one decode step: medians over `steps` steps."""
+
+    steps: int
+    step_us: float
+    parts_us: Mapping[str, float]
+
+    def table(self, name: str) -> Table:
+        """For a person."""
+        rows = [
+            (part, f"{us:.0f}", f"{100 * us / self.step_us:.1f}", PARTS[part]) for part, us in self.parts_us.items()
+        ]
+        title = f"{name}: where a token's time goes, medians of {self.steps} steps of {self.step_us:.0f} us"
+        return Table(title, ("", "us", "%", ""), rows)
+
+    def data(self) -> Mapping[str, object]:
+        """For JSON."""
+        return self._asdict()
+
+
+def profiled(trace: Path, size: Size, seed: int, ours: Server, tokens: int) -> Profile:
+    """Runs our runner with a trace, which stays there, over an answer of so many tokens."""
+    trace.parent.mkdir(parents=True, exist_ok=True)
+    traced = ours._replace(environment={**ours.environment, "MLX_RUNNER_TRACE": str(trace.resolve())})
+    with asyncio.Runner() as loop, ExitStack() as stack:
+        ((endpoint, _),) = serve(size, seed, [traced], stack, loop).values()
+        prompts = Prompts(seed)
+        for _ in range(3):  # what is written when the second one begins is all of the first one at least
+            loop.run(answer(endpoint, prompts.text(SHORT_TOKENS), tokens))
+    return read(trace.read_text())
+
+
+def read(text: str) -> Profile:
+    """Reads the profile from a trace. ValueError if no answer in it is long enough."""
+    lines = [line.rstrip(",") for line in text.splitlines()[1:]]
+    events = sorted((json.loads(line) for line in lines if line.endswith("}")), key=lambda event: float(event["ts"]))
+    steps = [event for event in events if event["name"] == _STEP][_FIRST_STEPS:]
+    if len(steps) < 2:
+        raise ValueError("the trace has too few decode steps")
+    found: dict[str, list[float]] = defaultdict(list)
+    parts = iter(event for event in events if event["name"] in PARTS)
+    part = next(parts, None)
+    for step, following in pairwise(steps):
+        end = step["ts"] + step["dur"]
+        inside: dict[str, float] = defaultdict(float)
+        while part is not None and part["ts"] < end:
+            if part["ts"] >= step["ts"]:
+                inside[part["name"]] += part["dur"]
+            part = next(parts, None)
+        inside["between"] = following["ts"] - end
+        for name in PARTS:
+            found[name].append(inside[name])
+    return Profile(len(steps) - 1, _step_us(steps), {name: median(found[name]) for name in PARTS})
+
+
+def _step_us(steps: Sequence[Mapping[str, float]]) -> float:
+    return median(after["ts"] - before["ts"] for before, after in pairwise(steps))
+
 
 TOKENS = {"1M": 200, "10M": 100, "60M": 40, "700M": 200, "3B": 200}
 """Of a turn: short ones, for what disturbs the machine comes and goes within seconds."""
@@ -131,6 +211,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark beside those of all."""
     parser.add_argument("--size", action="append", choices=SIZES, help="this model only; may be repeated")
     parser.add_argument("--turns", type=int, default=15, metavar="N", help="of each contender (default: %(default)s)")
+    parser.add_argument("--drafts", action="store_true", help="what drafts bring instead")
     parser.add_argument(
         "--profile",
         type=Path,
@@ -139,10 +220,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> DecodeReport:
+def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> DecodeReport | DraftsReport:
     """The whole benchmark. ValueError when the options make no sense."""
     if arguments.turns < 1:
         raise ValueError("there is at least one turn")
+    if arguments.drafts:
+        return drafts.run(arguments, say)
     models = []
     for name in arguments.size or default_sizes():
         say(f"{name} ...")

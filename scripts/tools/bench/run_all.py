@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from scripts.tools import ROOT
-from scripts.tools.bench.common.exits import MEASURED, MET, MISSED
-from scripts.tools.bench.common.report import Target, targets_table, text_of, write_json
+from scripts.tools.bench.options import MEASURED, MET, MISSED
+from scripts.tools.bench.report import Target, targets_table, text_of, write_json
 
 
 def run_all(names: Sequence[str], arguments: argparse.Namespace) -> int:

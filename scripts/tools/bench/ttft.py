@@ -7,7 +7,7 @@ switch   two conversations over one prefix of 1,500 tokens take turns; each turn
          tokens more: the median of four turns
 
 `bare loop` has the model and mlx-lm's caches, which have seen exactly what an earlier turn left, and computes the rest
-in chunks as long as the runner's.
+in chunks as long as the runner's. `--disk` and `--picture` measure conversations that were killed, or show photos.
 """
 
 import argparse
@@ -21,14 +21,11 @@ from typing import NamedTuple
 
 from runner.model.weights.dtype import device
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS
-from scripts.tools.bench.common.bare_loop import BareLoop
-from scripts.tools.bench.common.contenders import BARE, MLX_LM, OURS, SIZES, serve, servers
-from scripts.tools.bench.common.figure import Bars, Chart
-from scripts.tools.bench.common.interleave import interleave
-from scripts.tools.bench.common.report import Report, Table, Target, median_ratio
-from scripts.tools.bench.common.requests import FEW_TOKENS, answer
-from scripts.tools.bench.common.servers import Endpoint
+from scripts.tools.bench.bare_loop import BareLoop
 from scripts.tools.bench.llamas import Prompts
+from scripts.tools.bench.report import Bars, Chart, Report, Table, Target, interleave, median_ratio
+from scripts.tools.bench.reuse import ReuseReport, run_disk, run_pictures
+from scripts.tools.bench.servers import BARE, FEW_TOKENS, MLX_LM, OURS, SIZES, Endpoint, answer, serve, servers
 
 COLD_TOKENS, PREFIX_TOKENS, OWN_TOKENS = 2000, 1500, 200
 ANSWER_TOKENS, APPENDED_TOKENS = 16, 32
@@ -104,12 +101,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--size", choices=SIZES, default="10M", help="of the model, in parameters (default: %(default)s)"
     )
     parser.add_argument("--turns", type=int, default=7, metavar="N", help="of each contender (default: %(default)s)")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--disk", action="store_true", help="after a SIGKILL instead, from the disk cache")
+    instead.add_argument("--picture", action="store_true", help="prompts with a photo instead, beside text")
 
 
-def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> TtftReport:
+def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> TtftReport | ReuseReport:
     """The whole benchmark. ValueError when the options make no sense."""
     if arguments.turns < 1:
         raise ValueError("there is at least one turn")
+    if arguments.disk:
+        return run_disk(arguments, say)
+    if arguments.picture:
+        return run_pictures(arguments, say)
     blas, threads, size = arguments.blas, arguments.blas_threads, SIZES[arguments.size]
     prompts = Prompts(arguments.seed)
     with asyncio.Runner() as loop, ExitStack() as stack:

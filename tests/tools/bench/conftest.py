@@ -3,7 +3,7 @@
 import pytest
 
 from scripts.tools.bench import __main__ as bench
-from scripts.tools.bench.common.machine import Others
+from scripts.tools.bench.machine import Others
 
 
 @pytest.fixture(autouse=True)

@@ -2,22 +2,17 @@
 
 import json
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 
 from scripts.tools.bench import __main__ as bench
-from scripts.tools.bench import run_all
-from scripts.tools.bench.common import exits, machine
-from scripts.tools.bench.common.interleave import interleave
-from scripts.tools.bench.common.machine import MOST_OTHERS, BusyError, Others, check_quiet
-from scripts.tools.bench.common.report import Table, Target, targets_table, text_of
-from tests import ROOT
+from scripts.tools.bench import machine, run_all
+from scripts.tools.bench import options as exits
+from scripts.tools.bench.machine import MOST_OTHERS, BusyError, Others, check_quiet
+from scripts.tools.bench.report import Table, Target, interleave, targets_table, text_of
 
 QUIET = check_quiet, Others.check  # before the fixture of this folder takes their place
 
@@ -153,7 +148,7 @@ def test_a_busy_machine_gets_no_report(monkeypatch: pytest.MonkeyPatch, capsys: 
         raise BusyError("the machine is busy: others use 1.00 of its 2 cores")
 
     monkeypatch.setattr(bench, "check_quiet", busy)
-    assert bench.main(["wire"]) == exits.BUSY
+    assert bench.main(["cache"]) == exits.BUSY
     shown = capsys.readouterr()
     assert shown.err.splitlines()[-1].endswith("wait until they are done, or measure all the same: --busy")
     assert "targets" not in shown.out
@@ -167,9 +162,9 @@ def test_a_machine_that_became_busy_gets_none_either(
 
     monkeypatch.setattr(Others, "check", busy)
     monkeypatch.setattr(bench, "_module", lambda name: Module(met=True))
-    assert bench.main(["wire"]) == exits.BUSY
+    assert bench.main(["cache"]) == exits.BUSY
     assert "targets" not in capsys.readouterr().out
-    assert bench.main(["wire", "--busy"]) == exits.MET
+    assert bench.main(["cache", "--busy"]) == exits.MET
 
 
 # --- the command
@@ -202,12 +197,12 @@ def test_the_status_says_whether_all_targets_are_met(
 ) -> None:
     monkeypatch.setattr(bench, "_module", lambda name: Module(met=met))
     file = tmp_path / "found.json"
-    assert bench.main(["wire", f"--json={file}"]) == (exits.MET if met else exits.MISSED)
+    assert bench.main(["cache", f"--json={file}"]) == (exits.MET if met else exits.MISSED)
     shown = capsys.readouterr().out
     assert "the table" in shown
     assert ("MISSED" in shown) != met
     found = json.loads(file.read_text())
-    assert (found["benchmark"], found["figure"]) == ("wire", 7)
+    assert (found["benchmark"], found["figure"]) == ("cache", 7)
     assert [target["met"] for target in found["targets"]] == [met]
     assert found["machine"]["others"] is None or found["machine"]["others"] >= 0
 
@@ -225,7 +220,7 @@ def test_a_peer_has_a_name_and_a_command(
     words: Sequence[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        bench.main(["wire", *words])
+        bench.main(["cache", *words])
     assert complaint in capsys.readouterr().err
 
 
@@ -306,19 +301,3 @@ def test_all_meets_its_targets_when_each_does(monkeypatch: pytest.MonkeyPatch, t
     assert [words[words.index("--plot") + 1] for words in runs.words] == [
         str(tmp_path / "pictures" / f"{name}.png") for name in names[:2]
     ]
-
-
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
-def test_who_ends_all_ends_the_one_that_runs() -> None:
-    words = [sys.executable, "-m", "scripts.tools.bench", bench.ALL, "--busy"]
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        begun, started = monotonic(), list[str]()
-        while not started and monotonic() < begun + 60:
-            sleep(0.05)
-            started = children.read_text().split()
-        sleep(1)  # it has begun, and may have started others
-        process.terminate()
-        assert process.wait(60) == 128 + signal.SIGTERM
-    assert started
-    assert not [child for child in started if Path(f"/proc/{child}").exists()]

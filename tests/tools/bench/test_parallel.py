@@ -13,38 +13,39 @@ from mlx_lm.models.cache import BatchKVCache
 from pytest_aiohttp import AiohttpServer
 from tokenizers import Tokenizer
 
-from runner.cli.flags import FLAGS
 from scripts.tools.bench import __main__ as bench
-from scripts.tools.bench.common import exits
-from scripts.tools.bench.common.bare_loop import decode_bare
-from scripts.tools.bench.common.requests import FEW_TOKENS, MismeasuredError, ask
-from scripts.tools.bench.common.servers import Lines, Server, mlx_lm_server, other_runner, this_runner
-from scripts.tools.bench.llamas import VOCABULARY, Prompts, Size, count_parameters, make_model, write_model
-from scripts.tools.bench.parallel import benchmark, clients
-from scripts.tools.bench.parallel.clients import SUFFIXES, Dropped, Gaps, Rate, Shared, decode, drop, gaps, share
-from scripts.tools.bench.parallel.report import BARE, OURS, Cell, Figure, ParallelReport
+from scripts.tools.bench import parallel as benchmark
+from scripts.tools.bench.bare_loop import decode_bare
+from scripts.tools.bench.llamas import VOCABULARY, Prompts, Size, make_model, write_model
+from scripts.tools.bench.parallel import (
+    BARE,
+    OURS,
+    SUFFIXES,
+    Cell,
+    Dropped,
+    Figure,
+    Gaps,
+    ParallelReport,
+    Rate,
+    Shared,
+    decode,
+    drop,
+    gaps,
+    share,
+)
+from scripts.tools.bench.servers import (
+    FEW_TOKENS,
+    Lines,
+    MismeasuredError,
+    ask,
+    mlx_lm_server,
+)
 from scripts.tools.host.lib import StatusError
 
 TINY = Size(hidden=64, layers=1)
 
 
 # --- the model ---
-
-
-def test_the_model_has_the_size_of_the_benchmark_model() -> None:
-    assert 10_500_000 < count_parameters(make_model(Size(), 1)) < 11_500_000
-
-
-def test_the_same_seed_makes_the_same_weights() -> None:
-    first, again, other = (make_model(TINY, seed).model.embed_tokens.weight for seed in (1, 1, 2))
-    assert mx.array_equal(first, again)
-    assert not mx.array_equal(first, other)
-
-
-@pytest.mark.parametrize("size", [Size(hidden=0), Size(hidden=100), Size(layers=0)])
-def test_a_model_that_cannot_be_is_refused(size: Size) -> None:
-    with pytest.raises(ValueError, match="multiple of 64"):
-        make_model(size, 1)
 
 
 def test_bytes_and_the_end_are_never_the_best_token() -> None:
@@ -94,11 +95,6 @@ def test_the_bare_loop_reads_prompts_alone_and_steps_all_rows_at_once(rows: int)
 def test_a_rate_counts_from_the_last_first_line_to_the_first_end() -> None:
     assert Rate.of([[1.0, 2.0, 3.0, 4.0]]) == Rate(1.0, True)
     assert Rate.of([[1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 2.5, 3.0, 3.5, 4.0, 9.0]]) == Rate(7 / 3, True)
-
-
-def test_streams_that_never_all_ran_count_as_a_whole() -> None:
-    assert Rate.of([[1.0, 1.5, 2.0], [4.0, 4.5, 5.0]]) == Rate(5 / 4, False)
-    assert Rate.of([[1.0, 1.5, 2.0], [2.0, 3.0]]) == Rate(4 / 2, False)
 
 
 def test_a_gap_counts_when_a_part_of_it_lies_within() -> None:
@@ -194,7 +190,7 @@ async def test_a_newcomer_comes_while_a_stream_runs_and_the_stream_outlasts_it()
 
 
 async def test_a_newcomer_that_waits_too_long_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(benchmark, "PATIENCE_S", 0.05)
     stage = Stage(0.0, 60.0)
     found = await gaps(stage, Prompts(1), 500)
     assert found.newcomer_s is None
@@ -220,26 +216,6 @@ async def test_a_client_leaves_in_the_middle_of_a_prefill_and_a_short_prompt_com
         "3 leaves",
     ]
     assert (found.cold_s > 0.6, found.idle_s < found.cold_s, found.after_s > 0.01) == (True, True, True)
-
-
-async def test_a_prefill_that_was_over_too_soon_is_tried_again_with_half_the_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    waits_s: list[float] = []
-    timeout = asyncio.timeout
-
-    def watched(delay_s: float) -> asyncio.Timeout:
-        waits_s.append(delay_s)
-        return timeout(delay_s)
-
-    monkeypatch.setattr(asyncio, "timeout", watched)
-    stage = Stage(0.2, 0.0, 0.0, 60.0, 0.0)
-    found = await drop(stage, Prompts(1), 500)
-    assert stage.lengths == [500, 16, 500, 500, 16]
-    assert waits_s == [0.4 * found.cold_s, 0.2 * found.cold_s]
-    assert len({stage.prompts[number][0] for number in (0, 2, 3)}) == 3
-    assert "2 begins" in stage.log
-    assert "3 begins" not in stage.log
 
 
 async def test_prompts_with_one_prefix_come_alone_and_then_together_with_another_prefix() -> None:
@@ -299,44 +275,6 @@ async def test_the_protocol_of_openai(aiohttp_server: AiohttpServer) -> None:
     assert asked[0] == {"model": "model", "prompt": "a", "max_tokens": 2, "temperature": 0.0, "stream": True}
 
 
-def test_what_the_servers_are_told() -> None:
-    assert this_runner("ours", 8, 50, blas="off", blas_threads="2").environment == {
-        "MLX_RUNNER_PARALLEL": "8",
-        "MLX_RUNNER_MAX_GAP_MS": "50",
-        "MLX_RUNNER_BLAS": "off",
-        "MLX_RUNNER_BLAS_THREADS": "2",
-    }
-    assert set(this_runner("ours", 8, 50, blas="off", blas_threads="2").environment) < {flag.variable for flag in FLAGS}
-    assert other_runner("peer", ["run", "it"], 3) == Server("peer", ["run", "it"], {"OLLAMA_NUM_PARALLEL": "3"})
-    assert mlx_lm_server("peer", "/a/blas.so", "2").command[-3:] == [
-        "scripts.tools.bench.common.mlx_lm_server",
-        "/a/blas.so",
-        "2",
-    ]
-
-
-# --- one figure ---
-
-
-@pytest.mark.parametrize(
-    ("cell", "lengths", "prefills_s", "kind"),
-    [
-        (("decode", 3), [16, 16, 16], [], Rate),
-        (("gap", 40), [16, 40], [], Gaps),
-        (("drop", 40), [40, 16, 40, 16], [0.05, 0.0, 60.0, 0.0], Dropped),
-        (("shared", 40), [40 + suffix for suffix in SUFFIXES] * 2, [], Shared),
-    ],
-)
-async def test_a_server_ends_what_it_has_before_it_is_measured(
-    cell: Cell, lengths: list[int], prefills_s: list[float], kind: type[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(benchmark, "STREAM_TOKENS", 8)
-    stage = Stage(0.0, *prefills_s)
-    assert type(await benchmark.measure(stage, cell, Prompts(1))) is kind
-    assert stage.log[:3] == ["0 asks for 1", "0 begins", "0 leaves"]
-    assert stage.lengths == [16, *lengths]
-
-
 # --- the report ---
 
 
@@ -378,58 +316,7 @@ def test_targets_are_met_at_their_bounds() -> None:
     assert ParallelReport(2, {OURS: {("decode", 2): [Rate(1, True)]}}).targets == []
 
 
-def test_a_ratio_is_that_of_each_turn() -> None:
-    rates = {("decode", 1): [Rate(100, True), Rate(50, True)], ("decode", 8): [Rate(200, True), Rate(200, True)]}
-    (target,) = ParallelReport(2, {OURS: rates}).targets
-    assert target.value == 3.0
-
-
-def test_what_was_not_measured_is_not_shown() -> None:
-    table = ParallelReport(2, {BARE: REPORT.found[BARE]}).table()
-    assert "decode" in table
-    assert not any(title in table for title in ("gap:", "drop:", "shared:"))
-
-
-def test_the_picture_is_a_png(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="not installed; scripts/bench --plot installs it")
-    for report in (REPORT, ParallelReport(2, {BARE: REPORT.found[BARE]})):
-        report.plot(tmp_path / "found.png")
-        assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
-
-
 # --- the command ---
-
-
-def test_a_miniature_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("SIZE", TINY), ("STREAM_TOKENS", 6), ("PREFIX_TOKENS", 60)):
-        monkeypatch.setattr(benchmark, name, value)
-    monkeypatch.setattr(clients, "PATIENCE_S", 0.5)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    file = tmp_path / "found.json"
-    words = ["--contenders=ours,bare-loop", "--turns=1", "--streams=1,2", "--prompts=100"]
-    assert bench.main(["parallel", *words, f"--json={file}"]) in exits.MEASURED
-    assert list(tmp_path.iterdir()) == [file]
-    data = json.loads(file.read_text())
-    assert set(data) == {"benchmark", "machine", "targets", "turns", "contenders"}
-    ours, bare = data["contenders"][OURS], data["contenders"][BARE]
-    assert {what: list(numbers) for what, numbers in ours.items()} == {
-        "decode": ["1", "2"],
-        "gap": ["100"],
-        "drop": ["100"],
-        "shared": ["60"],
-    }
-    assert {what: list(numbers) for what, numbers in bare.items()} == {"decode": ["1", "2"]}
-    fields = {"decode": Rate._fields, "gap": Gaps._fields, "drop": Dropped._fields, "shared": Shared._fields}
-    for what, names in fields.items():
-        (columns, *_) = ours[what].values()
-        assert list(columns) == list(names)
-        assert {len(values) for values in columns.values()} == {1}
-
-
-def test_a_contender_that_does_not_start_ends_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        bench.main(["parallel", "--contenders=bare-loop", "--peer=other=false"])
-    assert "other did not start" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

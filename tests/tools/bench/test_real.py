@@ -7,11 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from scripts.tools.bench.common.contenders import MLX_LM, OURS
-from scripts.tools.bench.common.requests import MismeasuredError
-from scripts.tools.bench.common.servers import Lines
-from scripts.tools.bench.real.benchmark import RealReport
-from scripts.tools.bench.real.conversations import CASES, USERS, Conversations, Heard, Turn, speed_of
+from scripts.tools.bench.real import CASES, USERS, Conversations, Heard, RealReport, Turn, speed_of
+from scripts.tools.bench.servers import MLX_LM, OURS, Lines, MismeasuredError
 
 
 def turn(factor: float) -> Turn:

@@ -1,5 +1,5 @@
 """Checkpoints: the plan for one prompt, those that a long conversation keeps, and the tokens that both save the agents
-of scripts/tools/bench/cache/agent_trace.py, over the real trie cache with layers of one number a token.
+of scripts/tools/bench/agent_trace.py, over the real trie cache with layers of one number a token.
 """
 
 import random
@@ -14,7 +14,7 @@ import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.checkpoints import Checkpoint, CheckpointPolicy, TurnCheckpoints
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession
-from scripts.tools.bench.cache.agent_trace import END, FIRST_WORD, NEWLINE, START, TURN_TOKENS, AgentTrace, Workload
+from scripts.tools.bench.agent_trace import END, FIRST_WORD, NEWLINE, START, TURN_TOKENS, AgentTrace, Workload
 
 from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
 

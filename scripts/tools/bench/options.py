@@ -1,4 +1,4 @@
-"""Types for the options of benchmarks: each takes a word of the command line, or raises `ArgumentTypeError`."""
+"""Types for the options of benchmarks, which raise `ArgumentTypeError`, and exit statuses of `scripts/bench`."""
 
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
@@ -43,3 +43,9 @@ def size_bytes(text: str, whole: int) -> int:
         return parse_bound(text).bytes_of(whole)
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from error
+
+
+MEASURED = MET, MISSED = 0, 1
+"""There is a report: all targets are met, or some are missed."""
+USAGE, BUSY = 2, 3
+"""No report: wrong options; other programs use the machine."""

@@ -1,4 +1,4 @@
-"""`mlx_lm.server` over our BLAS: `python -m scripts.tools.bench.common.mlx_lm_server BLAS THREADS [WORD ...]`.
+"""`mlx_lm.server` over our BLAS: `python -m scripts.tools.bench.mlx_lm_server BLAS THREADS [WORD ...]`.
 
 The words are those of `mlx_lm.server`.
 """
@@ -6,7 +6,7 @@ The words are those of `mlx_lm.server`.
 import sys
 
 from runner import blas
-from scripts.tools.bench.common.options import threads
+from scripts.tools.bench.options import threads
 
 if __name__ == "__main__":
     _, choice, wanted, *words = sys.argv

@@ -1,11 +1,19 @@
-"""Servers under measurement: processes, and endpoints that hide which protocol they speak."""
+"""The contenders: servers that run throughout and rest while another one is measured, and what they are asked.
 
+All times are those of the client, in seconds.
+"""
+
+import argparse
+import asyncio
+import importlib.util
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import NamedTuple, Protocol
 
 import aiohttp
@@ -13,6 +21,7 @@ import aiohttp
 from runner.model.weights.dtype import device
 from runner.settings import DEFAULT_MAX_GAP_MS
 from scripts.tools import ROOT
+from scripts.tools.bench.llamas import B3, M1, M10, M60, M700, Size, make_model, write_model
 from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import (
     F_SECOND,
@@ -101,7 +110,7 @@ def other_runner(name: str, command: Sequence[str], parallel: int) -> Server:
 
 def mlx_lm_server(name: str, blas: str, blas_threads: str) -> Server:
     """Returns mlx-lm's own server, its kernels as ready as ours: on a CPU none is compiled while it answers."""
-    command = [sys.executable, "-m", "scripts.tools.bench.common.mlx_lm_server", blas, blas_threads]
+    command = [sys.executable, "-m", "scripts.tools.bench.mlx_lm_server", blas, blas_threads]
     return Server(name, command, {"MLX_DISABLE_COMPILE": "1"} if device() == "cpu" else {}, speaks_openai=True)
 
 
@@ -164,3 +173,114 @@ class _OpenAI:
 
     async def close(self) -> None:
         await self._session.close()
+
+
+SHORT_TOKENS = 16
+"""Of a short prompt."""
+FEW_TOKENS = 4
+"""Of an answer of which only the first matters."""
+
+
+class MismeasuredError(Exception):
+    """A server did not do what was asked, so its times mean nothing."""
+
+
+class Answered(NamedTuple):
+    """An answer: when it was asked for, the time of each line that holds content, and the content."""
+
+    sent: float
+    times: list[float]
+    text: str
+
+    @property
+    def first_s(self) -> float:
+        """Until the first line."""
+        return self.times[0] - self.sent
+
+    @property
+    def tokens_per_s(self) -> float:
+        """After the first one."""
+        return (len(self.times) - 1) / (self.times[-1] - self.times[0])
+
+
+async def answer(endpoint: Endpoint, prompt: str, tokens: int) -> Answered:
+    """Returns the whole greedy answer. Raises `MismeasuredError` unless there are as many lines as tokens."""
+    times, pieces = [], []
+    sent = perf_counter()
+    async with endpoint.stream(prompt, tokens) as lines:
+        async for text in lines:
+            times.append(perf_counter())
+            pieces.append(text)
+    if len(times) != tokens:
+        raise MismeasuredError(f"{len(times)} lines came for {tokens} tokens")
+    return Answered(sent, times, "".join(pieces))
+
+
+async def ask(endpoint: Endpoint, prompt: str, tokens: int) -> list[float]:
+    """Returns the times of an answer's lines."""
+    return (await answer(endpoint, prompt, tokens)).times
+
+
+async def first_line_s(endpoint: Endpoint, prompt: str) -> float:
+    """Returns the seconds from sending a prompt to its first line; the few other lines are read too."""
+    return (await answer(endpoint, prompt, FEW_TOKENS)).first_s
+
+
+OURS, MLX_LM, BARE, BARE_ONE_CORE = "ours", "mlx_lm.server", "bare loop", "bare loop, one core"
+SIZES = {"1M": M1, "10M": M10, "60M": M60, "700M": M700, "3B": B3}
+
+
+def default_sizes() -> tuple[str, ...]:
+    """Returns the sizes that the device is asked to compute by default."""
+    return ("1M", "10M", "60M") if device() == "cpu" else ("10M", "700M", "3B")
+
+
+class Served(NamedTuple):
+    """A server that is ready."""
+
+    endpoint: Endpoint
+    process: Process
+
+
+def servers(arguments: argparse.Namespace, say: Callable[[str], None], **settings: str) -> list[Server]:
+    """Returns our runner, mlx-lm's server where its packages are installed, and the peers, one request at a time.
+
+    `settings` go to our runner by their names in its environment.
+    """
+    blas, threads = arguments.blas, arguments.blas_threads
+    ours = this_runner(OURS, 1, blas=blas, blas_threads=threads)
+    ours.environment.update(settings)
+    peers = [other_runner(name, command, 1) for name, command in arguments.peer]
+    return [ours, *known_mlx_lm(blas, threads, say), *peers]
+
+
+def known_mlx_lm(blas: str, blas_threads: str, say: Callable[[str], None]) -> list[Server]:
+    """Returns mlx-lm's server; nothing where its packages are missing."""
+    if importlib.util.find_spec("transformers") is None:
+        say(f"{MLX_LM} is left out: it needs transformers")
+        return []
+    return [mlx_lm_server(MLX_LM, blas, blas_threads)]
+
+
+def serve(
+    size: Size, seed: int, servers: Sequence[Server], stack: ExitStack, loop: asyncio.Runner
+) -> dict[str, Served]:
+    """Starts the servers with the same random Llama, until the stack ends. ValueError if one does not start."""
+    directory = Path(stack.enter_context(TemporaryDirectory(prefix="bench-")))
+    write_model(directory, make_model(size, seed), size)
+    served = {}
+    for server in servers:
+        process = server.start(directory, stack)
+        served[server.name] = Served(open_endpoint(server, process, directory, stack, loop), process)
+    return served
+
+
+def open_endpoint(server: Server, process: Process, model: Path, stack: ExitStack, loop: asyncio.Runner) -> Endpoint:
+    """Returns an endpoint of a server's process, for use in `loop`; it is closed with the stack."""
+
+    async def opened() -> Endpoint:
+        return server.endpoint(process, model)  # its client belongs to the loop that runs
+
+    endpoint = loop.run(opened())
+    stack.callback(lambda: loop.run(endpoint.close()))
+    return endpoint

@@ -1,11 +1,12 @@
 """The model, mlx-lm's caches and a loop, without a server: the limit that others are held against.
 
-Step k+1 is dispatched before token k is read, as in every engine. `python -m scripts.tools.bench.common.bare_loop` runs
+Step k+1 is dispatched before token k is read, as in every engine. `python -m scripts.tools.bench.bare_loop` runs
 the loop in a process of its own, idle while others are measured: it reads a line of JSON and answers with a number.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from functools import partial
 from time import perf_counter, sleep
 
 from runner import blas
-from scripts.tools.bench.common.options import threads
+from scripts.tools.bench.options import threads
 
 if __name__ == "__main__":
     blas.preload(sys.argv[1], threads(sys.argv[2]))  # before MLX
@@ -89,7 +90,7 @@ class BareLoop:
         """It ends with the stack. `cores` is the number of processors that it may use; 0: as many as this process."""
         words = [blas, blas_threads, *map(str, size), str(seed)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.tools.bench.common.bare_loop", *words],
+            [sys.executable, "-m", "scripts.tools.bench.bare_loop", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -118,6 +119,7 @@ def _keep_to(cores: int) -> None:
 
 
 def _serve(hidden: str, layers: str, dtype: str, seed: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the benchmark, which closes the input
     if device() == "cpu":
         mx.disable_compile()  # as the runner does
     model = make_model(Size(int(hidden), int(layers), dtype), int(seed))

@@ -1,0 +1,533 @@
+"""`scripts/bench cache`: prefix caches side by side, on one model for every kind of layer cache.
+
+Several agents ask one model (`agent_trace`). Every request is served over each cache, in an order that rotates from
+request to request, so that noise of the machine hits all alike; the answer of the first one goes on in the
+conversations. All answers are drawn with the same seeds and should be equal: a difference is counted, for rounding can
+tip a draw over when chunk boundaries differ.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from time import perf_counter_ns
+from types import ModuleType
+from typing import NamedTuple, Protocol
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_map_with_path, tree_reduce
+
+import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
+from runner.cache import CACHE_KINDS, make_cache
+from runner.cache.session import LiveSession
+from runner.engine.batch import Batch
+from runner.engine.events import Text
+from runner.engine.generation import Generation
+from runner.engine.request import Request
+from runner.model.weights.dtype import device
+from runner.sampling import SamplingOptions
+from runner.tokenizer import Tokenizer
+from scripts.tools.bench.agent_trace import FIRST_WORD, TURN_TOKENS, AgentTrace, Ask, Workload
+from scripts.tools.bench.options import names_of, size_bytes
+from scripts.tools.bench.report import Bars, Chart, Report, Table, Target, percentile
+
+# isort: split
+from mlx_lm.models import deepseek_v3, gemma3_text, llama, llama4, mamba2, qwen3_next
+from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
+
+HEAD = 64
+WINDOW = 512
+CHUNK = 1024
+KV_BITS = 8
+
+
+class Size(NamedTuple):
+    """The size of a model: the width, a multiple of 2 x HEAD; the number of layers, rounded up to whole periods where
+    kinds of layers alternate; and the number of tokens."""
+
+    hidden: int
+    layers: int
+    vocabulary: int
+
+
+class Forward(Protocol):
+    """Token ids [1, L] and a cache list to logits [1, L, V]."""
+
+    layers: Sequence[object]
+
+    def __call__(self, inputs: mx.array, cache: list[object]) -> mx.array: ...
+
+
+class Subject(NamedTuple):
+    """A model to measure: `make_layers` makes its fresh cache list."""
+
+    kind: str
+    model: Forward
+    parameters: int
+    make_layers: Callable[[], list[object]]
+
+
+_KINDS: dict[str, tuple[ModuleType, str, int, dict[str, object]]] = {
+    "plain": (llama, "keys and values of every token", 1, {}),
+    "window": (
+        gemma3_text,
+        f"every other layer keeps a sliding window of {WINDOW} tokens",
+        2,
+        {"query_pre_attn_scalar": HEAD, "sliding_window": WINDOW, "sliding_window_pattern": 2},
+    ),
+    "recurrent": (
+        mamba2,
+        "a recurrent state in every layer, nothing else",
+        1,
+        {
+            "state_size": HEAD,
+            "layer_norm_epsilon": 1e-5,
+            "conv_kernel": 4,
+            "n_groups": 1,
+            "use_bias": False,
+            "use_conv_bias": True,
+            "time_step_limit": (0.001, 10.0),
+            "time_step_rank": "auto",
+        },
+    ),
+    "hybrid": (
+        qwen3_next,
+        "every other layer is recurrent",
+        2,
+        {
+            "linear_key_head_dim": HEAD,
+            "linear_value_head_dim": HEAD,
+            "linear_conv_kernel_dim": 4,
+            "num_experts": 0,
+            "num_experts_per_tok": 1,
+            "decoder_sparse_step": 1,
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "full_attention_interval": 2,
+        },
+    ),
+    "mla": (
+        deepseek_v3,
+        "latent attention: one narrow head",
+        1,
+        {
+            "n_routed_experts": None,
+            "kv_lora_rank": HEAD,
+            "q_lora_rank": 2 * HEAD,
+            "qk_rope_head_dim": HEAD // 2,
+            "qk_nope_head_dim": HEAD,
+            "v_head_dim": HEAD,
+        },
+    ),
+    "chunk": (
+        llama4,
+        f"three of four layers attend within chunks of {CHUNK} tokens",
+        4,
+        {
+            "attention_bias": False,
+            "attention_chunk_size": CHUNK,
+            "num_experts_per_tok": 1,
+            "num_local_experts": 2,
+            "rope_scaling": None,
+            "rope_theta": 10000.0,
+            "use_qk_norm": True,
+        },
+    ),
+    "quantized": (llama, f"keys and values in {KV_BITS} bits", 1, {}),
+}
+"""mlx-lm's module, the meaning, the layers until their kinds repeat, and options beside those of all."""
+
+KINDS = {kind: meaning for kind, (_, meaning, _, _) in _KINDS.items()}
+
+
+def _make(kind: str, size: Size) -> Module:
+    module, _, period, special = _KINDS[kind]
+    hidden, heads = size.hidden, size.hidden // HEAD
+    layers = -(-size.layers // period) * period
+    options = {
+        "model_type": module.__name__.rpartition(".")[2],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": 3 * hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
+        "head_dim": HEAD,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": size.vocabulary,
+        "max_position_embeddings": 1 << 20,
+        "tie_word_embeddings": True,
+    }
+    own: dict[str, dict[str, object]] = {
+        "recurrent": {"num_heads": 2 * heads, "intermediate_size": 2 * hidden},
+        "hybrid": {
+            "linear_num_value_heads": heads,
+            "linear_num_key_heads": heads // 2,
+            "shared_expert_intermediate_size": hidden,
+            "mlp_only_layers": list(range(layers)),
+            "moe_intermediate_size": hidden,
+        },
+        "mla": {"moe_intermediate_size": hidden, "num_key_value_heads": heads},
+        "chunk": {
+            "interleave_moe_layer_step": 2 * layers,  # no experts
+            "intermediate_size": hidden,
+            "intermediate_size_mlp": 3 * hidden,
+        },
+    }
+    options = {**options, **special, **own.get(kind, {})}
+    if module is llama4:
+        options = {"text_config": options, "model_type": "llama4"}
+    model: Module = module.Model(module.ModelArgs.from_dict(options))
+    return model
+
+
+def make_subject(kind: str, size: Size, seed: int = 0) -> Subject:
+    """The model of a kind out of KINDS, the same weights for the same seed."""
+    if size.hidden % (2 * HEAD) or size.layers < 1:
+        raise ValueError(f"the width of a model is a multiple of {2 * HEAD}, and it has layers")
+    mx.random.seed(seed)
+    model = _make(kind, size)
+    model.update(tree_map_with_path(_weight, model.parameters()))
+    model.eval()
+    mx.eval(model.parameters())
+    parameters: int = tree_reduce(lambda total, weight: total + weight.size, model.parameters(), 0)
+
+    def make_layers() -> list[object]:
+        if kind == "quantized":
+            return [QuantizedKVCache(group_size=HEAD, bits=KV_BITS) for _ in model.layers]
+        return list(make_prompt_cache(model))
+
+    return Subject(kind, model, parameters, make_layers)
+
+
+def _weight(path: str, fresh: mx.array) -> mx.array:
+    if path.endswith("A_log"):
+        return mx.full(fresh.shape, -4.0, mx.float32)  # a long memory
+    if "norm" in path or fresh.ndim < 2:
+        return fresh
+    if "embed" in path:
+        return mx.random.normal(fresh.shape, scale=fresh.shape[-1] ** -0.5)
+    return mx.random.normal(fresh.shape, scale=2.0 / fresh.shape[-1] ** 0.5)
+
+
+_CONTEXT = 1 << 20
+_TEMPERATURE, _TOP_K = 0.8, 4  # answers vary with the seed, and rounding noise seldom changes a draw among four
+_NEVER = -1e9
+
+
+class Served(NamedTuple):
+    """One request: tokens of the prompt, milliseconds, bytes that the cache holds.
+
+    `matched` and `cached` are what the session said, `computed` is how many tokens of the prompt went through the
+    model. `ttft_ms` lasts from the beginning of the session until the first token was read, None without one;
+    `ms` until the session was closed.
+    """
+
+    total: int
+    matched: int
+    cached: int
+    computed: int
+    ttft_ms: float | None
+    ms: float
+    held_bytes: int
+    peak_bytes: int
+    answer: list[int]
+
+    @property
+    def lost(self) -> int:
+        """Tokens before the point of divergence that had to be computed again."""
+        return self.matched - self.cached
+
+
+class Contender:
+    """One cache over the layers of a model. Serves one request at a time."""
+
+    def __init__(self, subject: Subject, kind: str, *, chunk: int, vocabulary: int, budget_bytes: int | None) -> None:
+        self.kind = kind
+        self.cache = make_cache(kind, subject.make_layers, budget_bytes=budget_bytes, turn_tokens=TURN_TOKENS)
+        self._subject = subject
+        self._chunk = chunk
+        self._words_only = mx.where(mx.arange(vocabulary) < FIRST_WORD, _NEVER, 0.0)
+
+    def serve(self, ask: Ask) -> Served:
+        """Compute the answer to one request, or the part of its prefill after which it is cancelled."""
+        forwarded, text, peak, ttft_ms = 0, "", 0, None
+
+        def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+            nonlocal forwarded
+            forwarded += tokens.shape[1]
+            return self._subject.model(tokens, cache=layers) + self._words_only
+
+        started = perf_counter_ns()
+        session = self.cache.begin(ask.prompt)
+        assert isinstance(session, LiveSession)
+        generation, decoding = Generation(_request(ask), session, _Numerals(), _CONTEXT, started), False
+        group = Batch(generation, forward)
+        try:
+            while not generation.done and not _is_gone(ask, generation, forwarded):
+                if not decoding and generation.left:
+                    generation.prefill(self._chunk, forward)
+                    peak = max(peak, self.cache.nbytes)
+                    continue
+                decoding = True
+                for event in group.take(group.step())[0][1]:
+                    if isinstance(event, Text):
+                        ttft_ms = ttft_ms or (perf_counter_ns() - started) / 1e6
+                        text += event.text
+            peak = max(peak, self.cache.nbytes)
+        except Exception as error:
+            generation.fail(error)
+            raise
+        finally:
+            generation.close()
+        ms, held = (perf_counter_ns() - started) / 1e6, self.cache.nbytes
+        return Served(
+            total=session.total,
+            matched=session.matched,
+            cached=session.cached,
+            computed=min(forwarded, len(session.remaining)),
+            ttft_ms=ttft_ms,
+            ms=ms,
+            held_bytes=held,
+            peak_bytes=max(peak, held),
+            answer=[int(word) for word in text.split()],
+        )
+
+
+class _Numerals(Tokenizer):
+    """Every token is its number in digits, so that the text of an answer tells its tokens."""
+
+    def __init__(self) -> None:
+        self.eos = frozenset()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"%d " % token_id
+
+
+def _request(ask: Ask) -> Request:
+    sampling = SamplingOptions(temperature=_TEMPERATURE, top_k=_TOP_K, seed=ask.seed)
+    return Request(prompt=ask.prompt, max_tokens=ask.answer_tokens, sampling=sampling, stops=None, metered=False)
+
+
+def _is_gone(ask: Ask, generation: Generation, forwarded: int) -> bool:
+    """Returns True if the client has left by now; the engine looks between two slices."""
+    if ask.cancel is None:
+        return False
+    return forwarded >= ask.cancel * (len(generation.session.remaining) - 1)
+
+
+HIDDEN, LAYERS = 256, 2
+CHUNK_TOKENS = 512
+"""A quarter of the runner's, as the prompts are."""
+_CACHES = ("none", "single", "trie")
+_MB = 1e6
+_COLUMNS = (
+    "hit %",
+    "matched",
+    "computed",
+    "lost",
+    "lost p95",
+    "TTFT ms",
+    "TTFT p95",
+    "total s",
+    "held MB",
+    "peak",
+    "differ",
+)
+_NOTE = """hit %     tokens of prompts that came from the cache
+matched   tokens of prompts that the cache had seen in their place; computed: that went through the model
+lost      matched tokens that had to be computed again, over all requests; p95: of one
+TTFT      time to the first token, median and 95th percentile; total: of all requests, closing the sessions included
+held      bytes in the cache at the end, and their peak
+differ    answers that are not equal to the first contender's"""
+
+
+class Server(Protocol):
+    """A contender, or what stands for one."""
+
+    def serve(self, ask: Ask) -> Served:
+        """Computes the answer to one request."""
+        ...
+
+
+class Row(NamedTuple):
+    """One cache under all requests of a trace. `mismatches` counts answers that differ from the first contender's."""
+
+    cache: str
+    served: Sequence[Served]
+    mismatches: int
+
+    def figures(self) -> dict[str, float]:
+        """Returns the sums over all requests, cancelled ones included; times until the first token only where one was.
+
+        `hit_rate` is cached / prompt. `lost` tokens stand before the point of divergence, yet had to be computed again:
+        matched - cached, one of them at least where the whole prompt is known.
+        """
+        first = [one.ttft_ms for one in self.served if one.ttft_ms is not None]
+        return {
+            "hit_rate": sum(one.cached for one in self.served) / sum(one.total for one in self.served),
+            "matched": sum(one.matched for one in self.served),
+            "computed": sum(one.computed for one in self.served),
+            "lost": sum(one.lost for one in self.served),
+            "lost_p95": percentile([one.lost for one in self.served], 95),
+            "ttft_ms": median(first) if first else 0.0,
+            "ttft_ms_p95": percentile(first, 95),
+            "seconds": sum(one.ms for one in self.served) / 1e3,
+            "held_bytes": self.served[-1].held_bytes,
+            "peak_bytes": max(one.peak_bytes for one in self.served),
+            "mismatches": self.mismatches,
+        }
+
+    def cells(self) -> Sequence[str]:
+        """Returns the figures as a row of the table."""
+        hit, matched, computed, lost, lost_p95, ttft, ttft_p95, seconds, held, peak, differ = self.figures().values()
+        return (
+            f"{100 * hit:.1f}",
+            *(f"{tokens:,.0f}" for tokens in (matched, computed, lost, lost_p95)),
+            *(f"{ttft:.1f}", f"{ttft_p95:.0f}", f"{seconds:.1f}"),
+            *(f"{held / _MB:.1f}", f"{peak / _MB:.1f}", f"{differ:.0f}"),
+        )
+
+
+@dataclass(frozen=True)
+class CacheReport(Report):
+    """By kind of model. `counts` says how often everything happened; `budget_bytes` bounded each cache."""
+
+    workload: Workload
+    budget_bytes: int | None
+    counts: Mapping[str, int]
+    models: Mapping[str, Sequence[Row]]
+
+    @property
+    def targets(self) -> list[Target]:
+        """Of the trie."""
+        return [
+            Target(f"{kind}: answers that differ", row.mismatches, 0)
+            for kind, rows in self.models.items()
+            for row in rows
+            if row.cache == "trie"
+        ]
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """One table for all models."""
+        work = self.workload
+        bound = "unbounded" if self.budget_bytes is None else f"{self.budget_bytes:,} bytes each"
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
+        title = (
+            f"{work.requests} requests of {work.agents} agents over {work.systems} system prompts, seed {work.seed}, "
+            f"scale {work.scale:g}; caches {bound}\n{counts}"
+        )
+        rows = [(f"{kind}, {row.cache}", *row.cells()) for kind, rows in self.models.items() for row in rows]
+        return [Table(title, ("", *_COLUMNS), rows)]
+
+    @property
+    def note(self) -> str:
+        """The meaning of the columns, and of the kinds of models."""
+        return "\n".join([_NOTE, *(f"{kind:10}{KINDS[kind]}" for kind in self.models)])
+
+    def data(self) -> Mapping[str, object]:
+        """For JSON: the figures of each cache, and one value for each request."""
+        names = ("total", "matched", "cached", "computed", "ttft_ms", "ms", "held_bytes")
+        return {
+            "workload": asdict(self.workload),
+            "budget_bytes": self.budget_bytes,
+            "counts": self.counts,
+            "models": {
+                kind: {
+                    row.cache: {
+                        **row.figures(),
+                        "requests": {name: [getattr(one, name) for one in row.served] for name in names},
+                    }
+                    for row in rows
+                }
+                for kind, rows in self.models.items()
+            },
+        }
+
+    @property
+    def charts(self) -> Sequence[Chart]:
+        """Hits, and first tokens."""
+        figures = [[row.figures() for row in rows] for rows in self.models.values()]
+        caches = [row.cache for row in next(iter(self.models.values()))]
+
+        def of(name: str, scale: float = 1.0) -> dict[str, list[float]]:
+            return {cache: [scale * rows[at][name] for rows in figures] for at, cache in enumerate(caches)}
+
+        return [
+            Bars("prompt tokens from the cache, %", list(self.models), of("hit_rate", 100)),
+            Bars("time to the first token, ms, median", list(self.models), of("ttft_ms"), log=True),
+        ]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark beside those of all."""
+    kinds = "; ".join(f"{kind}: {meaning}" for kind, meaning in KINDS.items())
+    parser.add_argument(
+        "--model", action="append", choices=KINDS, metavar="KIND", help=f"this one only, may be repeated: {kinds}"
+    )
+    parser.add_argument(
+        "--caches",
+        type=names_of(CACHE_KINDS),
+        default=",".join(_CACHES),
+        metavar="KIND,...",
+        help="the contenders; conversations go on with the answers of the first (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--cache-memory",
+        type=lambda text: size_bytes(text, mx.get_memory_limit()),
+        metavar="BYTES|N%",
+        help="bound of each cache: 8MiB, 1G, or a share of MLX's memory limit (default: none)",
+    )
+    usual = Workload()
+    parser.add_argument(
+        "--requests", type=int, default=usual.requests, metavar="N", help="requests in all (default: %(default)s)"
+    )
+    parser.add_argument("--agents", type=int, default=usual.agents, metavar="N", help="agents (default: %(default)s)")
+    parser.add_argument(
+        "--scale", type=float, default=usual.scale, metavar="X", help="factor of all lengths (default: %(default)s)"
+    )
+
+
+def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> CacheReport:
+    """The whole benchmark. `say` is told how far it is. ValueError when the options make no sense."""
+    workload = Workload(
+        seed=arguments.seed, requests=arguments.requests, agents=arguments.agents, scale=arguments.scale
+    )
+    if device() == "cpu":
+        mx.disable_compile()  # as the runner does
+    models, counts = {}, Counter[str]()
+    for kind in arguments.model or KINDS:
+        say(f"{kind} ...")
+        models[kind], counts = measure(kind, workload, arguments.caches, arguments.cache_memory)
+        mx.clear_cache()
+    return CacheReport(workload, arguments.cache_memory, dict(counts), models)
+
+
+def measure(
+    kind: str, workload: Workload, caches: Sequence[str], budget_bytes: int | None
+) -> tuple[list[Row], Counter[str]]:
+    """Serves the workload to one model over every cache; also returns the counts of the trace."""
+    subject = make_subject(kind, Size(HIDDEN, LAYERS, workload.vocabulary), workload.seed)
+    contenders = [
+        Contender(subject, cache, chunk=CHUNK_TOKENS, vocabulary=workload.vocabulary, budget_bytes=budget_bytes)
+        for cache in caches
+    ]
+    served, counts = serve_all(AgentTrace(workload), contenders)
+    first = [one.answer for one in served[0]]
+    return [
+        Row(cache, found, sum(one.answer != answer for one, answer in zip(found, first, strict=True)))
+        for cache, found in zip(caches, served, strict=True)
+    ], counts
+
+
+def serve_all(trace: AgentTrace, contenders: Sequence[Server]) -> tuple[list[list[Served]], Counter[str]]:
+    """Serves every request of a trace on every contender, in rotating order; also returns the counts of the trace."""
+    served: list[list[Served]] = [[] for _ in contenders]
+    while (ask := trace.next()) is not None:
+        for turn in range(len(contenders)):
+            index = (ask.number + turn) % len(contenders)
+            served[index].append(contenders[index].serve(ask))
+        trace.answer(None if ask.cancel is not None else served[0][-1].answer)
+    return served, trace.counts

@@ -1,1 +1,0 @@
-"""Benchmarks of one part, without models: `nodes` (the trie), `wire` (lines over HTTP)."""

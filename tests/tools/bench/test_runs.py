@@ -1,0 +1,269 @@
+"""A miniature run of each benchmark: what it says it measures is there. And how one ends that a signal ends."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, cast
+
+import pytest
+
+from scripts.tools.bench import __main__ as bench
+from scripts.tools.bench import decode, drafts, options, parallel, reuse, start, ttft
+from scripts.tools.bench.decode import PARTS, Decoded, DecodeReport, read
+from scripts.tools.bench.drafts import CASES as DRAFTED
+from scripts.tools.bench.llamas import Prompts, Size
+from scripts.tools.bench.servers import BARE, BARE_ONE_CORE, MLX_LM, OURS, SIZES, Server, other_runner, this_runner
+from scripts.tools.bench.start import First, Started, StartReport, Took
+from scripts.tools.bench.ttft import CASES, Times, TtftReport
+from scripts.tools.host.lib import LoadError
+from tests import ROOT
+
+Found = Mapping[str, Any]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Found]:
+    """Runs a benchmark of tiny models and prompts, without other servers. Returns its JSON."""
+
+    def ours_alone(arguments: Namespace, _: object) -> list[Server]:
+        return [this_runner(OURS, 1, blas=arguments.blas, blas_threads=arguments.blas_threads)]
+
+    tiny, folder = Size(64, 1), tmp_path / "made"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    for module in (start, decode, ttft):
+        monkeypatch.setattr(module, "servers", ours_alone)
+    for module, name, value in (
+        (start, "_REST_S", 0.0),
+        (decode, "TOKENS", {"1M": 20}),
+        (ttft, "COLD_TOKENS", 60),
+        (ttft, "PREFIX_TOKENS", 50),
+        (ttft, "OWN_TOKENS", 20),
+        (ttft, "APPENDED_TOKENS", 8),
+        (reuse, "COLD_TOKENS", 300),
+        (reuse, "PHOTO", (64, 64)),
+        (reuse, "STREAM_TOKENS", 8),
+        (drafts, "PROMPT_TOKENS", 64),
+        (drafts, "ANSWER_TOKENS", 24),
+        (parallel, "SIZE", tiny),
+        (parallel, "STREAM_TOKENS", 6),
+        (parallel, "PREFIX_TOKENS", 60),
+        (parallel, "PATIENCE_S", 0.5),
+    ):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setitem(SIZES, "1M", tiny)
+
+    def run(*words: str) -> Found:
+        file = tmp_path / "found.json"
+        assert bench.main([*words, f"--json={file}"]) in options.MEASURED
+        assert [*folder.iterdir()] == []
+        return cast("Found", json.loads(file.read_text()))
+
+    return run
+
+
+def test_start(measured: Callable[..., Found]) -> None:
+    found = measured("start", "--size=1M", "--turns=1")
+    for name in (OURS, start.WITH_LIBRARIES):
+        (turn,) = found["started"]["1M"][name]
+        assert 0 < turn["ready_s"] < turn["token_s"]
+    assert {*found["first"]["1M"]} == {"16", "200"}
+    assert len(found["targets"]) == 4
+
+
+def test_decode(measured: Callable[..., Found], tmp_path: Path) -> None:
+    found = measured("decode", "--size=1M", "--turns=1", f"--profile={tmp_path / 'traces'}")
+    model = found["models"]["1M"]
+    assert {OURS, BARE} <= {*model["tokens_per_s"]}
+    assert all(len(speeds) == 1 and speeds[0] > 0 for speeds in model["tokens_per_s"].values())
+    assert model["of_bare"][BARE] == 1.0
+    assert model["profile"]["step_us"] > 0
+    assert (tmp_path / "traces" / "decode-1M.json").read_text().startswith("[\n")
+
+
+def test_drafts(measured: Callable[..., Found]) -> None:
+    found = measured("decode", "--drafts", "--size=1M", "--turns=1")
+    assert {*found["models"]["1M"]} == {*DRAFTED}
+    assert all(speed > 0 for pair in found["models"]["1M"].values() for (speed,) in pair)
+    assert len(found["targets"]) == len(DRAFTED)
+
+
+def test_ttft(measured: Callable[..., Found]) -> None:
+    found = measured("ttft", "--size=1M", "--turns=1")["ms"]
+    assert {*found} == {OURS, BARE}
+    assert all(took > 0 for (turn,) in found.values() for took in turn["ms"].values())
+    # Everything but what is new, and the last token of the answer, which was drawn but not seen, comes from the cache.
+    assert found[OURS][0]["computed"] == [60, 1, 9, 9, 9, 9, 9]
+
+
+def test_ttft_from_the_disk(measured: Callable[..., Found]) -> None:
+    found = measured("ttft", "--disk", "--size=1M", "--turns=1")
+    ((turn,),) = found["turns"].values()
+    assert [*turn["ms"]] == ["cold", "memory", "disk"]
+    assert turn["computed"]["cold"] == 300
+    assert turn["computed"]["disk"] <= 33, "the restarted process has read the conversation from the disk"
+
+
+def test_ttft_of_pictures(measured: Callable[..., Found]) -> None:
+    found = measured("ttft", "--picture", "--turns=1")
+    (picture,), (text,) = found["turns"].values()
+    assert picture["computed"] == text["computed"]
+    assert picture["computed"]["again"] < picture["computed"]["append"] < picture["computed"]["cold"]
+    assert all(rate > 0 for (rate,) in found["text_tokens_per_s"].values())
+
+
+def test_parallel(measured: Callable[..., Found]) -> None:
+    words = ["--contenders=ours,bare-loop", "--turns=1", "--streams=1,2", "--prompts=100"]
+    found = measured("parallel", *words)["contenders"]
+    cells = {"decode": ["1", "2"], "gap": ["100"], "drop": ["100"], "shared": ["60"]}
+    assert {what: [*numbers] for what, numbers in found["ours"].items()} == cells
+    assert {what: [*numbers] for what, numbers in found["bare-loop"].items()} == {"decode": ["1", "2"]}
+
+
+# --- ends
+
+
+@pytest.mark.parametrize(("ended_by", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    "words", [("decode", "--size=1M"), ("decode", "--drafts", "--size=1M"), ("all",)], ids=" ".join
+)
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
+def test_a_benchmark_that_a_signal_ends_says_so_in_one_line(
+    words: tuple[str, ...], ended_by: signal.Signals, status: int, tmp_path: Path
+) -> None:
+    many = ["--busy"] if words == ("all",) else ["--busy", "--turns=9"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scripts.tools.bench", *words, *many],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: any(tmp_path.rglob("model.safetensors")) and len(descendants(process.pid)) > 1)
+        sleep(2)  # it asks its servers by now
+        started = descendants(process.pid)
+        if ended_by == signal.SIGINT:
+            os.killpg(process.pid, ended_by)  # as a terminal sends Ctrl-C
+        else:
+            process.send_signal(ended_by)
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == status
+    progress = [line for line in told.splitlines() if line.endswith("...") or line.startswith("--- ")]
+    *others, last = [line for line in told.splitlines() if line not in progress and "left out" not in line]
+    assert others == []
+    assert re.fullmatch("scripts/bench: ended by (SIGTERM|Ctrl-C), without a report", last)
+    wait_until(lambda: not any(map(lives, started)))
+    assert [*tmp_path.iterdir()] == []
+
+
+def descendants(pid: int) -> list[int]:
+    try:
+        children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+    return [each for child in children for each in (child, *descendants(child))]
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(met: Callable[[], bool]) -> None:
+    started = monotonic()
+    while not met():
+        assert monotonic() < started + 120
+        sleep(0.05)
+
+
+def test_a_contender_that_does_not_start_is_named_by_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    peer = "--peer=other=sh -c 'echo Error: no such luck >&2; exit 3'"
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["parallel", "--contenders=bare-loop", peer])
+    assert "other did not start: mlx runner failed: Error: no such luck" in capsys.readouterr().err
+
+
+def test_one_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(start, "PATIENCE_S", 0.05)
+    with pytest.raises(LoadError):
+        start.start(other_runner("deaf", ["sh", "-c", "exec sleep 60"], 1), tmp_path, Prompts(1))
+
+
+# --- arithmetic
+
+
+def test_starts_are_compared_turn_by_turn() -> None:
+    first = First(Took(0.030, 0.090), Took(0.020, 0.100))
+    ours = [Started(0.20, 0.25), Started(0.25, 0.30), Started(0.90, 0.95)]
+    theirs = [Started(1.0, 1.1), Started(1.0, 1.1), Started(1.8, 2.0)]
+    report = StartReport(3, {"1M": {OURS: ours, MLX_LM: theirs}}, {"10M": {16: {OURS: [first] * 3}}})
+    assert [target.value for target in report.targets] == pytest.approx([0.25, 1.5, 0.9])
+    assert [target.met for target in report.targets] == [True, False, True]
+    lines = [line.split() for line in report.table().splitlines()]
+    assert [OURS, "250", "300"] in lines
+    assert [f"{OURS},", "10M,", "16", "tokens", "30", "20", "1.50", "90", "100", "0.90"] in lines
+
+
+def trace(steps: int) -> str:
+    """As the engine writes it: a prefill, then steps of 100 us, 120 apart, that wait for 60 and hand over for 30."""
+    events: list[dict[str, object]] = [{"name": "prefill", "ts": 0.0, "dur": 50.0}]
+    for step in range(steps):
+        at = 1000.0 + 120.0 * step
+        events += [
+            {"name": "forward", "ts": at, "dur": 10.0},
+            {"name": "wait", "ts": at + 10.0, "dur": 40.0},
+            {"name": "wait", "ts": at + 50.0, "dur": 20.0},
+            {"name": "hand over", "ts": at + 70.0, "dur": 30.0},
+            {"name": "decode", "ts": at, "dur": 100.0},
+        ]
+    return "[\n" + "".join(json.dumps(event) + ",\n" for event in events) + '{"name": "cut o'
+
+
+def test_a_trace_says_where_a_step_went() -> None:
+    profile = read(trace(20))
+    assert profile.steps == 11
+    assert profile.step_us == pytest.approx(120.0)
+    assert profile.parts_us == pytest.approx(
+        dict.fromkeys(PARTS, 0.0) | {"forward": 10.0, "wait": 60.0, "hand over": 30.0, "between": 20.0}
+    )
+    with pytest.raises(ValueError, match="too few decode steps"):
+        read(trace(9))
+
+
+def test_speeds_are_held_against_the_faster_of_two_loops_turn_by_turn() -> None:
+    speeds = {OURS: [90.0, 190.0, 300.0], MLX_LM: [60.0, 100.0, 250.0], BARE: [100.0, 200.0, 300.0]}
+    loop, server = DecodeReport(3, [Decoded("10M", speeds, read(trace(20)))]).targets
+    assert [loop.value, server.value] == pytest.approx([0.95, 1.5])
+    faster = Decoded("60M", speeds | {BARE_ONE_CORE: [180.0, 400.0, 600.0]}, read(trace(20)))
+    assert faster.of_bare == pytest.approx(0.5)
+    report = DecodeReport(3, [Decoded("3B", speeds, read(trace(20)))])
+    assert [target.what for target in report.targets] == ["3B, ours over mlx_lm.server"]
+
+
+def test_a_cold_prompt_is_held_against_the_loop_and_others_against_what_they_must_compute() -> None:
+    def times(cold: float, reused: float) -> Times:
+        return Times({"cold": cold, "again": reused, "append": reused, "switch": reused}, [2000, 1])
+
+    ours = [times(1010.0, 15.0), times(2060.0, 17.0), times(3120.0, 19.0)]
+    bare = [times(1000.0, 8.0), times(2000.0, 8.0), times(3000.0, 8.0)]
+    report = TtftReport("10M", 3, {OURS: ours, MLX_LM: [times(2000.0, 40.0)] * 3, BARE: bare})
+    found = {target.what: target for target in report.targets}
+    assert found["cold, ours over the bare loop"].value == pytest.approx(1.03)
+    for case in CASES[1:]:
+        assert (found[f"{case}, ours"].value, found[f"{case}, ours"].bound) == (17.0, 17.0)
+    assert found["again, ours over mlx_lm.server"].value == pytest.approx(17.0 / 40.0)
+    assert "2000 1" in report.table()
