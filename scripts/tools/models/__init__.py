@@ -5,7 +5,7 @@ around it). `tiny.py`, `tiny_values.py` and `architectures.py` build models in m
 cache, and every architecture of mlx-lm. `scripted.py` writes a llama whose next token is known, `tokenizers.py` its
 tokenizer and others.
 
-The rest reproduces what loading meets in the wild: `sources*.py` models as they were published, `layouts*.py` their
-tensors as each release of `ollama create` stores them, `tensors.py` the bytes. `oracle.py` opens the same model through
-mlx-lm, for comparison.
+The rest reproduces what loading meets in the wild: `sources*.py` models as they were published, of which `sources.toml`
+and `configs.toml` have the data (`data.py` reads it), `layouts*.py` their tensors as each release of `ollama create`
+stores them, `tensors.py` the bytes. `oracle.py` opens the same model through mlx-lm, for comparison.
 """

@@ -10,26 +10,13 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from scripts.tools.models import (
-    sources_gemma,
-    sources_ollama,
-    sources_others,
-    sources_qwen,
-    sources_towers,
-    towers_gemma,
-)
+from scripts.tools.models import sources_towers, towers_gemma
 from scripts.tools.models.checkpoints import BOS, EOS, TOKENIZER, Dtype, make_weights, write_directory
-from scripts.tools.models.sources_form import Config, Shape, Source
+from scripts.tools.models.sources_form import SOURCES, Config, Shape, Source
 from scripts.tools.models.sources_steps import Weights
 from scripts.tools.models.tokenizers import with_tokens, write_tokenizer
 
-SOURCES: dict[str, Source] = {
-    **sources_ollama.SOURCES,
-    **sources_gemma.SOURCES,
-    **sources_qwen.SOURCES,
-    **sources_others.SOURCES,
-}
-"""Every source by a short name of ours."""
+__all__ = ["SOURCES", "Published", "published", "spare_weight", "undone", "write_source"]
 
 _FLOAT32 = ("A_log", "e_score_correction_bias")
 """Tensors that publishers keep in float32, whatever the type of the others."""

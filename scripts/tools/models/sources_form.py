@@ -1,10 +1,16 @@
-"""A published model, for the tests: configs, steps between two spellings of its tensors, parts to skip."""
+"""A published model, for the tests: configs, steps between two spellings of its tensors, parts to skip.
 
+`sources.toml` has them all as data.
+"""
+
+import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+from scripts.tools.models import data, sources_steps
+from scripts.tools.models.checkpoints import TABLES, VOCABULARY_SIZE
 from scripts.tools.models.sources_steps import Step
 
 Config = dict[str, object]
@@ -38,18 +44,64 @@ class Source(NamedTuple):
         return str(names[0])
 
 
-def plain(architecture: str, module: Config, **changes: object) -> Source:
-    """A source that mlx-lm opens as it stands, named as mlx-lm names it. `changes` are of the published config."""
-    return Source(module, {**module, **changes, "architectures": [architecture]})
+_PUBLISHED = data.read("sources", VOCABULARY_SIZE=VOCABULARY_SIZE)
+_NAMED = "source "
 
 
-def tower(prefix: str) -> dict[str, Shape]:
-    """A few tensors of a vision or audio tower, one of them a matrix that old releases of Ollama quantized."""
-    return {
-        f"{prefix}patch_embedding.weight": (8, 4, 4, 3),
-        f"{prefix}layers.0.self_attn.q_proj.weight": (64, 64),
-        f"{prefix}layers.0.self_attn.q_proj.bias": (64,),
-    }
+def _source(table: data.Table) -> Source:
+    module = TABLES[cast("str", table["module"])]
+    config = {**TABLES[cast("str", table.get("config", table["module"]))], **cast("Config", table.get("changes", {}))}
+    if "architecture" in table:
+        config["architectures"] = [table["architecture"]]
+    steps, undo = cast("list[object]", table.get("steps", [])), cast("list[object] | None", table.get("undo"))
+    return Source(
+        copy.deepcopy(module),
+        copy.deepcopy(config),
+        tuple(map(_step, steps)),
+        None if undo is None else tuple(map(_step, undo)),
+        _shapes(table.get("spare", {})),
+        _shapes(table.get("leftovers", {})),
+        tuple(cast("list[str]", table.get("dense", []))),
+    )
+
+
+def _step(said: object) -> Step:
+    """Returns a step by its name, or by the function that makes it and its arguments."""
+    if isinstance(said, str) and said in _PUBLISHED["steps"]:
+        said = _PUBLISHED["steps"][said]
+    if isinstance(said, str):
+        return cast("Step", getattr(sources_steps, said))
+    function, *arguments = cast("list[object]", said)
+    return cast("Step", getattr(sources_steps, cast("str", function))(*arguments))
+
+
+def _shapes(said: object, prefix: str = "") -> dict[str, Shape]:
+    """Returns tensors: those of another table, or of all names that a pattern stands for."""
+    shapes: dict[str, Shape] = {}
+    for name, shape in cast("dict[str, str | list[int]]", said).items():
+        if isinstance(shape, str):
+            shapes |= _shapes(_PUBLISHED[shape], prefix + name)
+        else:
+            shapes |= dict.fromkeys(_alternatives(prefix + name), tuple(shape))
+    return shapes
+
+
+def _alternatives(pattern: str) -> Iterator[str]:
+    """Yields the names that a pattern with {alternatives} or {first..last} stands for."""
+    head, found, rest = pattern.partition("{")
+    if not found:
+        yield pattern
+        return
+    choices, _, tail = rest.partition("}")
+    first, is_range, last = choices.partition("..")
+    for choice in range(int(first), int(last) + 1) if is_range else choices.split(","):
+        yield from _alternatives(f"{head}{choice}{tail}")
+
+
+SOURCES: dict[str, Source] = {
+    name.removeprefix(_NAMED): _source(table) for name, table in _PUBLISHED.items() if name.startswith(_NAMED)
+}
+"""Every source by a short name of ours."""
 
 
 def read_config(directory: Path) -> Config:

@@ -128,3 +128,47 @@ def transposed(*endings: str) -> Step:
         return {name: array.swapaxes(-1, -2) if name.endswith(endings) else array for name, array in weights.items()}
 
     return step
+
+
+def mxfp4_blocks(weights: Weights) -> Weights:
+    """GPT-OSS publishes its experts in mxfp4, gate and up rows in turn, as bytes: `_blocks` [E, n, in/32, 16]."""
+    result = dict(weights)
+    for name in weights:
+        if not name.endswith(".mlp.experts.gate_proj.weight"):
+            continue
+        head = name.removesuffix("gate_proj.weight")
+        pairs = {}
+        for kind in ("weight", "bias"):
+            gate, up = result.pop(f"{head}gate_proj.{kind}"), result.pop(f"{head}up_proj.{kind}")
+            pairs[kind] = mx.stack([gate, up], axis=2).flatten(1, 2)
+        down = {kind: result.pop(f"{head}down_proj.{kind}") for kind in ("weight", "bias")}
+        for projection, parts in (("gate_up_proj", pairs), ("down_proj", down)):
+            words, scales, *_ = mx.quantize(parts["weight"], 32, 4, mode="mxfp4")
+            result[f"{head}{projection}_blocks"] = words.view(mx.uint8).reshape(*scales.shape, 16)
+            result[f"{head}{projection}_scales"] = scales
+            result[f"{head}{projection}_bias"] = parts["bias"]
+    return result
+
+
+def joined_experts(weights: Weights) -> Weights:
+    """Granite MoE: `switch_mlp.{gate,up}_proj` [E, n, in] are one `input_linear` [E, 2n, in]."""
+    result = dict(weights)
+    for name in weights:
+        if name.endswith(".switch_mlp.gate_proj.weight"):
+            head = name.removesuffix("switch_mlp.gate_proj.weight")
+            gate, up, down = (result.pop(f"{head}switch_mlp.{part}_proj.weight") for part in ("gate", "up", "down"))
+            result[f"{head}input_linear.weight"] = mx.concatenate([gate, up], axis=1)
+            result[f"{head}output_linear.weight"] = down
+    return result
+
+
+def expert_columns(weights: Weights) -> Weights:
+    """Llama 4 publishes its experts with inputs first: `gate_up_proj` [E, in, 2n] and `down_proj` [E, n, out]."""
+    result = dict(weights)
+    for name in weights:
+        if name.endswith(".experts.gate_proj.weight"):
+            head = name.removesuffix("gate_proj.weight")
+            gate, up, down = (result.pop(f"{head}{part}_proj.weight").swapaxes(1, 2) for part in ("gate", "up", "down"))
+            result[f"{head}gate_up_proj"] = mx.concatenate([gate, up], axis=-1)
+            result[f"{head}down_proj"] = down
+    return result

@@ -6,50 +6,14 @@ The tensors of a tower have the names and shapes of the source: convolutions are
 from collections.abc import Mapping
 from typing import cast
 
-from scripts.tools.models.sources_form import Config, Shape, Source
-from scripts.tools.models.sources_ollama import SOURCES as _OLLAMA
-from scripts.tools.models.sources_qwen import SOURCES as _QWEN
+from scripts.tools.models import data
+from scripts.tools.models.sources_form import SOURCES, Config, Shape, Source
 
+_TOWERS = data.read("towers")
 TEXT_WIDTH = 64
-QWEN_VISION: Config = {
-    "model_type": "qwen3_5",
-    "depth": 2,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_heads": 4,
-    "in_channels": 3,
-    "patch_size": 16,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "num_position_embeddings": 49,
-    "out_hidden_size": TEXT_WIDTH,
-    "hidden_act": "gelu_pytorch_tanh",
-    "deepstack_visual_indexes": [],
-}
-NEMOTRON_VISION: Config = {
-    "model_type": "radio",
-    "version": "c-radio_v4-h",
-    "args": {
-        "cpe_max_size": 96,
-        "register_multiple": 4,
-        "teachers": [{"name": "a"}, {"name": "b"}, {"name": "c"}],
-        "cls_token_per_teacher": True,
-    },
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "image_size": 32,
-    "patch_size": 16,
-}
-NEMOTRON_AROUND: Config = {
-    "downsample_ratio": 0.5,
-    "ps_version": "v2",
-    "projector_hidden_size": 128,
-    "vit_hidden_size": 64,
-    "norm_mean": [0.48145466, 0.4578275, 0.40821073],
-    "norm_std": [0.26862954, 0.26130258, 0.27577711],
-}
+QWEN_VISION: Config = _TOWERS["qwen_vision"]
+NEMOTRON_VISION: Config = _TOWERS["nemotron_vision"]
+NEMOTRON_AROUND: Config = _TOWERS["nemotron_around"]
 """The fields of a Nemotron-H omni about its tower that are not in `vision_config`."""
 _CLASS_TOKENS = 4
 """Of three teachers and a multiple of four: three, and one register."""
@@ -118,7 +82,7 @@ _QWEN_TOKENS: Config = {"vision_start_token_id": 60, "vision_end_token_id": 61, 
 
 
 def _qwen(name: str) -> Source:
-    source = _QWEN[name]
+    source = SOURCES[name]
     spare = {key: shape for key, shape in source.spare.items() if "visual" not in key}
     vision: Config = {"vision_config": QWEN_VISION, **_QWEN_TOKENS}
     return source._replace(
@@ -129,7 +93,7 @@ def _qwen(name: str) -> Source:
 
 
 def _nemotron(name: str, prefix: str) -> Source:
-    source = _OLLAMA[name]
+    source = SOURCES[name]
     spare = {key: shape for key, shape in source.spare.items() if "vision_model" not in key and "mlp1" not in key}
     vision: Config = {"vision_config": NEMOTRON_VISION, "img_context_token_id": 62, **NEMOTRON_AROUND}
     return source._replace(

@@ -6,55 +6,15 @@ Glimmer's tokens around a picture are the tokenizer's, `<|image_start|>` and `<|
 from collections.abc import Mapping
 from typing import cast
 
-from scripts.tools.models.sources_form import Config, Shape, Source
-from scripts.tools.models.sources_gemma import SOURCES as _GEMMA
-from scripts.tools.models.sources_ollama import SOURCES as _OLLAMA
+from scripts.tools.models import data
+from scripts.tools.models.sources_form import SOURCES, Config, Shape, Source
 
+_TOWERS = data.read("towers")
 TEXT_WIDTH = 64
-GEMMA4_VISION: Config = {
-    "model_type": "gemma4_vision",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 16,
-    "patch_size": 16,
-    "pooling_kernel_size": 3,
-    "position_embedding_size": 10080,  # as many as the side of a picture may have patches
-    "default_output_length": 280,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
-}
-UNIFIED_VISION: Config = {
-    "model_type": "gemma4_unified_vision",
-    "patch_size": 16,
-    "pooling_kernel_size": 3,
-    "model_patch_size": 48,
-    "mm_embed_dim": 64,
-    "mm_posemb_size": 1120,
-    "num_soft_tokens": 280,
-    "output_proj_dims": 64,
-    "rms_norm_eps": 1e-6,
-}
-GLIMMER_VISION: Config = {
-    "model_type": "muse_glimmer_vision",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "patch_size": 14,
-    "patch_temporal": 2,
-    "merge_size": 2,
-    "pos_emb_height": 4,
-    "pos_emb_width": 4,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-5,
-    "layer_types": ["window_attention"] * 3 + ["full_attention"],
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-}
-GLIMMER_AROUND: Config = {"out_hidden_size": 256, "projector_hidden_size": 64, "projector_hidden_act": "gelu"}
+GEMMA4_VISION: Config = _TOWERS["gemma4_vision"]
+UNIFIED_VISION: Config = _TOWERS["unified_vision"]
+GLIMMER_VISION: Config = _TOWERS["glimmer_vision"]
+GLIMMER_AROUND: Config = _TOWERS["glimmer_around"]
 """The fields of a Glimmer about its tower that are not in `vision_config`."""
 _BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 _GEMMA_TOKENS: Config = {"boi_token_id": 60, "eoi_token_id": 61, "image_token_id": 62}
@@ -153,17 +113,17 @@ _BOTH_WAYS: Config = {"use_bidirectional_attention": "vision"}
 SEEING: dict[str, Source] = {
     # e2b and e4b: inputs for each layer, clamps, causal.
     "gemma4-seeing": _seeing(
-        _GEMMA["gemma4"], gemma4_tensors(_CLAMPED), {**GEMMA4_VISION, **_CLAMPED}, {}, **_GEMMA_TOKENS
+        SOURCES["gemma4"], gemma4_tensors(_CLAMPED), {**GEMMA4_VISION, **_CLAMPED}, {}, **_GEMMA_TOKENS
     ),
     # 26B-A4B: experts, a picture's tokens see each other in sliding layers.
     "gemma4-moe-seeing": _seeing(
-        _GEMMA["gemma4-moe"], gemma4_tensors(_STANDARD), {**GEMMA4_VISION, **_STANDARD}, _BOTH_WAYS, **_GEMMA_TOKENS
+        SOURCES["gemma4-moe"], gemma4_tensors(_STANDARD), {**GEMMA4_VISION, **_STANDARD}, _BOTH_WAYS, **_GEMMA_TOKENS
     ),
     "gemma4-unified-seeing": _seeing(
-        _GEMMA["gemma4-unified"], unified_tensors({}), UNIFIED_VISION, _BOTH_WAYS, **_GEMMA_TOKENS
+        SOURCES["gemma4-unified"], unified_tensors({}), UNIFIED_VISION, _BOTH_WAYS, **_GEMMA_TOKENS
     ),
     "glimmer-seeing": _seeing(
-        _OLLAMA["muse-glimmer"], glimmer_tensors({}), GLIMMER_VISION, {}, image_token_id=62, **GLIMMER_AROUND
+        SOURCES["muse-glimmer"], glimmer_tensors({}), GLIMMER_VISION, {}, image_token_id=62, **GLIMMER_AROUND
     )._replace(tokens={"<|image_start|>": 5, "<|image_end|>": 6}),
 }
 """Sources with a whole tower, by a short name of ours."""
