@@ -18,7 +18,7 @@ MIXTURES = frozenset(("mamba2", "falcon_h1", "deepseek_v3", "deepseek_v32"))
 
 FULL: Mapping[str, tuple[str, ...]] = {
     # Real models: random users and long stories on two or three kinds, products of faults and kinds on one or two.
-    "tests/model/cache/test_architectures.py": MODELS,
+    "tests/model/architectures/test_architectures.py::test_an_architecture": MODELS,
     "tests/model/cache/test_memory.py::test_what_is_counted_is_what_is_held": ("qwen3_next",),
     "tests/model/cache/test_memory.py::test_a_cancelled_prefill_leaves_no_forward_behind": ("qwen3_next",),
     "tests/model/cache/test_memory.py::test_a_long_prefill_leaves_states_behind_and_no_forward": ("qwen3_next",),
@@ -37,20 +37,11 @@ FULL: Mapping[str, tuple[str, ...]] = {
         "gemma3",
         "qwen3_next",
     ),
-    "tests/model/cache/test_disk_architectures.py::test_an_architecture_goes_on_in_another_process": MODELS,
-    "tests/model/cache/test_disk_architectures.py::test_quantized_keys_and_values_go_on_in_another_process": (
-        "llama-8",
-        "qwen3_next-4",
-    ),
     "tests/model/assistant/test_drafter.py::test_an_answer_is_the_same_with_an_assistant": (
         "gemma4-penalties",
         "gemma4-unified-greedy",
     ),
     "tests/model/assistant/test_drafter.py::test_drafts_are_those_of_the_whole_text": ("gemma4-trie",),
-    "tests/model/ranks/test_share.py::test_an_architecture_over_two_ranks_is_the_one_on_one": MODELS,
-    "tests/model/ranks/test_split.py::test_nothing_is_computed": MODELS,
-    "tests/model/ranks/test_split.py::test_other_architectures_are_refused_by_name": MODELS,
-    "tests/model/ranks/test_split.py::test_three_ranks_are_too_many_for_four_heads": MODELS,
     "tests/model/engine/test_known.py::test_a_known_answer_may_end_anywhere": ("qwen3_next-*",),
     "tests/model/engine/test_known.py::test_answers_and_cache_are_the_same": ("llama-plain", "qwen3_next-drafts"),
     "tests/model/engine/test_known.py::test_requests_that_come_and_go": ("gemma3-0-0.05", "qwen3_next-1-0.2"),
@@ -67,8 +58,6 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/engine/test_drafts.py::test_an_assistant_drafts_behind_pictures": ("gemma4-seeing",),
     "tests/model/engine/test_disk.py::test_a_conversation_goes_on_after_the_process_has_gone": ("llama", "qwen3_next"),
     "tests/model/engine/test_disk.py::test_an_error_at_any_call_costs_no_answer": ("*ENOSPC*", "*Errno 28*"),
-    "tests/model/cache/test_draft_trial.py::test_which_architectures_may_draft": (*MODELS, "phi3small", "plamo3"),
-    "tests/model/cache/test_round_architectures.py": MODELS,
     "tests/model/cache/test_rounds.py": ("*llama", "*gemma3", "*qwen3_next"),
     "tests/model/cache/test_rounds.py::test_a_conversation_in_rounds_leaves_what_a_plain_one_does": ("trie-*",),
     "tests/model/cache/test_rounds.py::test_a_round_that_fails_frees_what_a_step_that_fails_does": (
@@ -121,12 +110,8 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/pictures/test_forward.py": ("qwen3.5-seeing*", "gemma4-unified-seeing*", "nemotron-omni-seeing*"),
     "tests/model/engine/test_pictures_cached.py": ("qwen3.5-seeing*", "gemma4-unified-seeing*"),
     # Loading: every architecture, release, type and writer.
-    "tests/model/loading/test_architectures.py::test_an_architecture_loads_from_a_directory_and_a_store": MODELS,
-    "tests/model/loading/test_dtype.py::test_every_architecture_computes_in_float32_with_the_numbers_of_its_16_bits": MODELS,  # noqa: E501
     "tests/model/loading/test_dtype.py::test_memory_never_holds_both_copies": ("bfloat16-float32",),
-    "tests/model/loading/test_layer_count.py::test_a_layer_after_the_last_is_refused_by_its_name": MODELS,
     "tests/model/loading/test_loading.py::test_memory_stays_near_the_size_of_the_weights": ("file",),
-    "tests/model/loading/test_null_fields.py::test_a_null_is_no_field_to_any_architecture": MODELS,
     "tests/model/loading/test_null_fields.py::test_a_null_is_no_field_to_what_is_published": SOURCES,
     "tests/model/loading/test_unpack.py::test_every_family_computes_the_same_unpacked": ("llama-*", "qwen3-next-*"),
     "tests/model/loading/test_stored_families.py::test_a_dense_store_computes_what_the_source_does": SOURCES,

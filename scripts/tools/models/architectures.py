@@ -83,7 +83,11 @@ def build(name: str) -> Tiny:
 
     Raises what `make_module` does. Two of those in `unserved` are built, and raise in their forward.
     """
-    model = make_module(name)
+    return tiny_of(name, make_module(name))
+
+
+def tiny_of(name: str, model: Module) -> Tiny:
+    """The same of a module that is there."""
     return Tiny(name, _Cut(model), lambda: list(make_prompt_cache(model)), _TOLERANCES.get(name, _TOLERANCE))
 
 

@@ -13,20 +13,11 @@ from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.kv import KVState
 from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.window import WindowState
-from scripts.tools.models.architectures import BOUNDARY_DEPENDENT, architectures, build, unserved
+from scripts.tools.models.architectures import build
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
 from tests.lib.memory import held_bytes
 
 Forward = Callable[[mx.array, list[object]], mx.array]
-
-REFUSED = {
-    "phi3small": "drafts change the logits before them",
-    "plamo3": "the logits of a trial are off",
-    "deepseek_v41": "no way back in LayerCache",
-}
-"""The architectures that may not draft, and why."""
-
-SERVED = tuple(name for name in architectures() if name not in unserved())
 
 
 def forward_of(model: Tiny) -> Forward:
@@ -43,14 +34,6 @@ def fault(model: Tiny, forward: Forward | None = None) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_layer_that_can_go_back_may_draft(kind: str) -> None:
     assert fault(tiny(kind)) == ("there is no way back in LayerCache" if kind == "deepseek_v41" else "")
-
-
-@pytest.mark.parametrize("name", SERVED)
-def test_which_architectures_may_draft(name: str) -> None:
-    said = fault(build(name))
-    assert REFUSED.get(name, "") in said
-    assert set(REFUSED) >= set(BOUNDARY_DEPENDENT)
-    assert bool(said) == (name in REFUSED)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`--dtype`: converted weights, their effect on results, memory, and log lines."""
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,75 +17,28 @@ from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.load import LoadedModel, load
 from runner.settings import CACHE_PERCENT, DTYPES, CheckSettings
 from runner.sizes import Bound
-from scripts.tools.models.architectures import config, make_module
-from scripts.tools.models.checkpoints import TOKENIZER, Dtype, config_of, make_weights, write_directory, write_weights
+from scripts.tools.models.checkpoints import Dtype, config_of, make_weights, write_directory
 from scripts.tools.models.store import write_store
 from tests.lib.memory import held_bytes
+from tests.model.architectures.subject import Subject
 from tests.model.loading.conftest import Checkpoints, parameters, same
 from tests.model.loading.conftest import run as run_loaded
-from tests.model.loading.test_architectures import SERVED, run
-
-HALVES = (mx.bfloat16, mx.float16)
-
-NOT_COMPARED = {"baichuan_m1": "its sanitize normalizes lm_head once more, and in another type"}
-_COARSE = {"afm7": 0.4}
-"""Tolerances of architectures that lose more in 16 bits, relative to the norm of logits: twice the worst seen."""
 
 
 def floats(module: Module) -> dict[str, mx.Dtype]:
     return {name: each.dtype for name, each in parameters(module).items() if mx.issubdtype(each.dtype, mx.floating)}
 
 
-def write_tiny(name: str, directory: Path, dtype: mx.Dtype) -> Module:
-    """Returns the tiny model `name` with all floats in `dtype`, and its module with the same numbers in float32."""
-    module = make_module(name)
-    stored = {
-        name: array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
-        for name, array in parameters(module).items()
-    }
-    write_weights(directory, stored)
-    (directory / "config.json").write_text(
-        json.dumps({**config(name), "model_type": name, "architectures": [f"{name}X"]})
-    )
-    (directory / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    module.load_weights(
-        [(name, array.astype(mx.float32) if array.dtype in HALVES else array) for name, array in stored.items()]
-    )
-    return module
-
-
 def load_path(path: Path, dtype: str, models_dir: Path = Path("unused")) -> LoadedModel:
     return load(open_model(str(path), models_dir), dtype)
-
-
-@pytest.mark.parametrize("name", SERVED)
-def test_every_architecture_computes_in_float32_with_the_numbers_of_its_16_bits(name: str, tmp_path: Path) -> None:
-    """Bit for bit what the module computes with these numbers; near what it computes in 16 bits, where it can.
-
-    Layers of unpacked experts cannot: MLX's CPU backend has them in float32 only.
-    """
-    oracle = write_tiny(name, tmp_path, mx.bfloat16)
-    converted = load_path(tmp_path, "float32").module
-    assert set(floats(converted).values()) == {mx.float32}
-    logits = run(converted)
-    if name not in NOT_COMPARED:
-        assert mx.array_equal(logits, run(oracle))
-    kept = load_path(tmp_path, "keep").module
-    assert set(floats(kept).values()) & {mx.bfloat16}
-    try:
-        coarse = run(kept).astype(mx.float32)
-    except RuntimeError as error:
-        assert "GatherMM" in str(error)  # noqa: PT017  # only some raise
-        return
-    logits = logits.astype(mx.float32)
-    assert mx.linalg.norm(coarse - logits) < _COARSE.get(name, 0.2) * mx.linalg.norm(logits)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2", "qwen3_next", "deepseek_v3", "kimi_linear"])
 @pytest.mark.parametrize("wanted", ["bfloat16", "float16"])
 def test_what_mlx_lm_keeps_out_of_conversions_keeps_its_digits(name: str, wanted: str, tmp_path: Path) -> None:
-    write_tiny(name, tmp_path, mx.float32)
-    kept, shrunk = (load_path(tmp_path, dtype).module for dtype in ("keep", wanted))
+    subject = Subject(name, tmp_path)
+    directory = subject.write("exact", parameters(subject.module))
+    kept, shrunk = (load_path(directory, dtype).module for dtype in ("keep", wanted))
     may_shrink: Callable[[str], bool] = getattr(kept, "cast_predicate", lambda _: True)
     found, had = parameters(shrunk), parameters(kept)
     dtype = {"bfloat16": mx.bfloat16, "float16": mx.float16}[wanted]

@@ -5,56 +5,23 @@ import re
 from pathlib import Path
 
 import pytest
-from mlx.utils import tree_flatten
 
 from runner.commands.check.facts import inspect
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.families import Config
 from runner.model.layer_count import check_extra_layers, extra_layers
-from runner.model.weights.assemble import rehearse
 from runner.settings import CheckSettings
-from scripts.tools.models.architectures import architectures, config, make_module, unserved
-from scripts.tools.models.checkpoints import TOKENIZER, write_checkpoint, write_weights
+from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.store import Store, read_tensors, safetensors_bytes, write_store
 from tests.model.loading.malformed import zeros
 
-_LAYER = re.compile(r"(.*?(?:layers|h|blocks)\.)(\d+)\.")
 PREDICTORS = {
     "DeepSeek and GLM": ("embed_tokens", "enorm", "hnorm", "eh_proj", "shared_head.norm", "self_attn.o_proj"),
     "Ling": ("eh_proj", "enorm", "hnorm", "final_layernorm", "attention.dense", "mlp.experts.0.up_proj"),
     "Step": ("enorm", "hnorm", "eh_proj", "transformer.shared_head.output", "mlp.up_proj"),
     "only what joins": ("eh_proj", "mlp.up_proj"),
 }
-
-
-def served(model: str, models_dir: Path) -> None:
-    """Takes the steps of a start before it reads weights."""
-    rehearse(open_model(model, models_dir))
-
-
-@pytest.mark.parametrize("name", [name for name in architectures() if name not in unserved()])
-def test_a_layer_after_the_last_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
-    """Every architecture, from a directory and from a store; most of mlx-lm's modules would ignore it."""
-    weights = dict(tree_flatten(make_module(name).parameters()))
-    places = {match[1]: int(match[2]) for match in map(_LAYER.match, weights) if match}
-    prefix = max(places, key=lambda prefix: (places[prefix], prefix))
-    last = max(int(match[2]) for match in map(_LAYER.match, weights) if match and match[1] == prefix)
-    stray = {
-        key.replace(f"{prefix}{last}.", f"{prefix}{last + 1}.", 1): array
-        for key, array in weights.items()
-        if key.startswith(f"{prefix}{last}.")
-    }
-    assert stray
-    root = tmp_path / "source"
-    root.mkdir()
-    write_weights(root, {**weights, **stray})
-    (root / "config.json").write_text(json.dumps({**config(name), "model_type": name, "architectures": [f"{name}X"]}))
-    (root / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    write_store(tmp_path, "m", root)
-    for model in (str(root), "m"):
-        with pytest.raises(ModelError, match=re.escape(f"{prefix}{last + 1}")):
-            served(model, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["llama", "deepseek_v3", "qwen3_next"])

@@ -1,41 +1,34 @@
-"""Tiny models of architectures that can be split and of others, and two processes that share models."""
+"""A group without processes, and one of two processes that share models."""
 
-import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
+from typing import cast
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 
-from scripts.tools.models.architectures import config, make_module
-from scripts.tools.models.checkpoints import TOKENIZER, write_weights
 from tests.model.ranks.pair import Pair, pair
 
-Written = Callable[[str], Path]
+
+class _OneOf:
+    def __init__(self, ranks: int, rank: int) -> None:
+        self._ranks = ranks
+        self._rank = rank
+
+    def size(self) -> int:
+        return self._ranks
+
+    def rank(self) -> int:
+        return self._rank
 
 
-@pytest.fixture(scope="session")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """`written(name)`: a directory with the tiny model of an architecture, made once; no test may change it."""
-    root = tmp_path_factory.mktemp("architectures")
-
-    def get(name: str) -> Path:
-        directory = root / name
-        if not directory.exists():
-            directory.mkdir()
-            write_weights(directory, dict(tree_flatten(make_module(name).parameters())))
-            known = {**config(name), "model_type": name, "architectures": [f"{name}X"]}
-            (directory / "config.json").write_text(json.dumps(known))
-            (directory / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-        return directory
-
-    return get
+def one_of(ranks: int, rank: int = 0) -> mx.distributed.Group:
+    """A group for loading, which needs nobody else; nothing can be computed with it."""
+    return cast("mx.distributed.Group", _OneOf(ranks, rank))
 
 
 @pytest.fixture(autouse=True)
 def alone_in_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that loads with `splitting.one_of` has nobody to ask."""
+    """A process that loads with `one_of` has nobody to ask."""
     monkeypatch.setattr(mx.distributed, "all_min", lambda number, **_: number)
 
 

@@ -15,7 +15,7 @@ from runner.settings import CheckSettings
 from runner.sizes import Bound
 from scripts.tools.models.checkpoints import Kind, write_checkpoint
 from scripts.tools.models.store import write_store
-from tests.model.ranks.splitting import one_of
+from tests.model.ranks.conftest import one_of
 
 
 def check(directory: Path, dtype: str = "keep", memory: Bound | None = None) -> Inspection:

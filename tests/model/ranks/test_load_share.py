@@ -23,7 +23,7 @@ from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.checkpoints import config_of, make_weights, write_checkpoint, write_directory
 from scripts.tools.models.store import Store, write_store
 from tests.lib.memory import held_bytes
-from tests.model.ranks.splitting import one_of
+from tests.model.ranks.conftest import one_of
 
 WIDE = {
     "hidden_size": 512,

@@ -11,35 +11,11 @@ from scripts.tools.models.architectures import config
 from scripts.tools.models.checkpoints import Kind, make_weights, write_checkpoint, write_directory
 from scripts.tools.models.store import Quantization, write_store
 from scripts.tools.models.tiny_values import Values
-from tests.model.ranks.conftest import Written
-from tests.model.ranks.jobs import Outcome
+from tests.model.architectures.splitting import check_equal
 from tests.model.ranks.pair import Pair, alone
-from tests.model.ranks.splitting import SPLITTING
 
-_TOLERANCE = 1e-4
-"""Of the largest score. Splitting rounds sums otherwise, as batches do."""
-_NOISY = dict.fromkeys(("longcat_flash", "longcat_flash_ngram"), 1e-3)
-"""Their latents are scaled up, and all rounding with them (`scripts.tools.models.architectures`): 9e-5 was seen."""
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
 """Half a row is a whole number of groups of 64."""
-
-
-def check_equal(both: tuple[list[Outcome], list[mx.array]], wanted: mx.array, tolerance: float = _TOLERANCE) -> None:
-    outcomes, scores = both
-    assert [outcome["error"] for outcome in outcomes] == ["", ""]
-    first, second = scores
-    assert mx.array_equal(first, second)
-    assert first.shape == wanted.shape
-    assert mx.abs(first - wanted).max() <= tolerance * mx.abs(wanted).max()
-    assert mx.array_equal(mx.argmax(first, axis=-1), mx.argmax(wanted, axis=-1))
-
-
-@pytest.mark.parametrize("name", SPLITTING)
-def test_an_architecture_over_two_ranks_is_the_one_on_one(name: str, written: Written, two: Pair) -> None:
-    directory = written(name)
-    both = two.load(directory)
-    check_equal(both, alone(directory), _NOISY.get(name, _TOLERANCE))
-    assert {outcome["share_bytes"] for outcome in both[0]} == {both[0][0]["share_bytes"]}
 
 
 @pytest.mark.parametrize(

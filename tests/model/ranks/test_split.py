@@ -14,20 +14,7 @@ from scripts.tools.models.architectures import config
 from scripts.tools.models.checkpoints import make_weights, write_checkpoint, write_directory
 from scripts.tools.models.store import Quantization, write_store
 from scripts.tools.models.tiny_values import Values
-from tests.lib.memory import held_bytes
 from tests.model.loading.test_quantized import with_packed
-from tests.model.ranks.conftest import Written
-from tests.model.ranks.splitting import SERVED, SPLITTING
-
-LATENT = frozenset(
-    (
-        *("deepseek_v3", "deepseek_v32", "deepseek_v41", "glm4_moe_lite", "glm_moe_dsa", "kimi_k25", "longcat_flash"),
-        *("longcat_flash_ngram", "mistral4"),
-    )
-)
-"""Every rank keeps all of their keys and values."""
-MIXED = frozenset(("kimi_k3", "minimax_m3_vl"))
-"""Every rank keeps a part of some layers' state, and all of others'."""
 
 
 def opened(directory: Path) -> OpenedModel:
@@ -36,36 +23,6 @@ def opened(directory: Path) -> OpenedModel:
 
 def llama(directory: Path, **overrides: object) -> OpenedModel:
     return opened(write_checkpoint(directory, "llama", overrides=overrides))
-
-
-def test_mlx_lm_splits_what_is_listed() -> None:
-    assert len(SPLITTING) >= 27
-    assert set(SPLITTING) > LATENT | MIXED
-
-
-@pytest.mark.parametrize("name", SPLITTING)
-def test_an_architecture_can_be_split_over_two_ranks(name: str, written: Written) -> None:
-    model = opened(written(name))
-    found = split(model, 2)
-    assert found.fault == ""
-    assert 0.45 * model.total_bytes < found.rank_bytes < 0.65 * model.total_bytes
-    if name in MIXED:
-        assert 0.5 < found.kv_bytes_share < 1
-    else:
-        assert found.kv_bytes_share == (1 if name in LATENT else 0.5)
-
-
-@pytest.mark.parametrize("name", SPLITTING)
-def test_three_ranks_are_too_many_for_four_heads(name: str, written: Written) -> None:
-    fault = split(opened(written(name)), 3).fault
-    assert fault.removesuffix(" or 4") == "4 attention heads cannot be split over 3 ranks: use 2"
-
-
-@pytest.mark.parametrize("name", [name for name in SERVED if name not in SPLITTING])
-def test_other_architectures_are_refused_by_name(name: str, written: Written) -> None:
-    model = opened(written(name))
-    assert split(model, 2).fault == f"mlx_lm.models.{name} cannot be split over several ranks"
-    assert possible_ranks(model) == []
 
 
 def test_key_heads_are_told_that_are_too_few(tmp_path: Path) -> None:
@@ -129,16 +86,6 @@ def test_a_model_whose_forward_fails_is_refused_in_its_words(tmp_path: Path) -> 
     fault = split(model, 2, whole).fault
     assert fault.startswith("mlx_lm.models.llama, whose forward fails ([reshape] Cannot reshape array of size ")
     assert fault.endswith("), cannot be split over several ranks")
-
-
-@pytest.mark.parametrize("name", SPLITTING)
-def test_nothing_is_computed(name: str, written: Written) -> None:
-    model = opened(written(name))
-    whole, _ = rehearse(model)
-    before = held_bytes()
-    mx.reset_peak_memory()
-    possible_ranks(model, whole)
-    assert mx.get_peak_memory() - before < 0.02 * model.total_bytes
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

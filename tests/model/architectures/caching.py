@@ -1,0 +1,135 @@
+"""What is asked of an architecture that answers: the same with a cache, in rounds, and from another process's disk.
+
+All three look at one talk. The numbered scenarios are those of docs/internals/cache.md, section 8.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+import mlx.core as mx
+
+from runner.cache.draft_trial import DraftTrial
+from runner.cache.layers.quantized_trial import find_format
+from runner.cache.none import NullCache
+from runner.cache.trie_cache import TrieCache
+from scripts.tools.models import architectures as made
+from scripts.tools.models.architectures import build
+from scripts.tools.models.tiny import VOCAB, Tiny, words
+from scripts.tools.models.tiny_values import Values, values
+from tests.lib.driver import Answer, ask, ask_uncached, check_equal, forwards_at_once, largest
+from tests.lib.rounds import Drafting, ask_in_rounds, closing, contents
+from tests.model.architectures.subject import Subject
+from tests.model.architectures.talk import FOREIGN, LEAST_TOKENS, PROMPT, started
+from tests.model.cache.test_disk import same
+
+NOT_DRAFTING = {
+    "phi3small": "drafts change the logits before them",
+    "plamo3": "the logits of a trial are off",
+    "deepseek_v41": "no way back in LayerCache",
+}
+"""The architectures that may not draft, and why."""
+
+QUANTIZED = {
+    **dict.fromkeys(("llama", "gemma3_text", "cohere2", "jamba", "falcon_h1", "llama4", "step3p5"), 8),
+    **dict.fromkeys(("gpt2", "gemma3n", "qwen3_next", "lfm2_moe", "baichuan_m1", "afm7"), 4),
+}
+"""Of each mixture of layers whose keys and values can be quantized, a few; and the bits for each."""
+_WIDTHS = ("hidden_size", "hidden_dim", "d_model", "n_embd")
+_HEAD_WIDTHS = ("head_dim", "v_head_dim", "swa_head_dim", "swa_v_head_dim")
+
+_ROUNDS = [(5, 3), (2, 1), (3, 3), (8, 4), (5, 1), (8, 8)]
+
+
+def a_prompt_comes_back_from_the_cache(it: Subject) -> None:  # scenario 48
+    """With what an uncached run says, though another one was between; and the first token counts."""
+    talk = it.talk
+    _, foreign, (back, _), (edited, _), _ = talk.asked
+    assert foreign[1].session.cached == 0
+    for answer in (talk.back, talk.edited):
+        assert (answer.session.matched, answer.session.cached) == (41, 41)
+    check_equal(it.tiny, talk.back, ask_uncached(it.tiny, back, say=4, chunk=talk.other_chunk))
+    boundaries = [1] * len(edited) if talk.chunk == 1 else [len(edited)]
+    plain, other = (
+        forwards_at_once(it.tiny, [first, *edited[1:]], boundaries)[-1]
+        for first in (edited[0], (edited[0] + 1) % VOCAB)
+    )
+    assert largest(talk.edited.logits[0] - plain) <= it.tiny.tolerance
+    assert largest(other - plain) > 10 * it.tiny.tolerance
+
+
+def another_process_goes_on_from_the_disk(it: Subject) -> None:
+    """Bit for bit as the one that wrote."""
+    talk = it.talk
+    assert talk.saved >= 1
+    same(_restored(it.tiny, talk.directory, talk.asked[2][0], talk.chunk), talk.back)
+
+
+def _restored(tiny: Tiny, directory: Path, prompt: Sequence[int], chunk: int) -> Answer:
+    """What a new process answers."""
+    reader = started(tiny, directory)
+    with patch("runner.cache.disk.reader.WORTH_TOKENS", LEAST_TOKENS):
+        assert reader.restore(prompt) >= len(PROMPT)
+    return ask(tiny, reader.cache, prompt, say=4, chunk=chunk)
+
+
+def answers_in_rounds_as_in_steps(it: Subject) -> None:
+    """Before its windows and chunks are full, while they fill, and after; and leaves the same behind."""
+    if it.name in NOT_DRAFTING:
+        return
+    cache = TrieCache(it.tiny.make_layers)
+    for turn, ((prompt, plain), told) in enumerate(zip(it.talk.asked, it.talk.told, strict=True)):
+        rounds = _ROUNDS[turn - 1 :] + _ROUNDS[: turn - 1]
+        answer = ask_in_rounds(it.tiny, cache, prompt, plain, rounds, chunk=it.talk.chunk)
+        assert (answer.session.matched, answer.session.cached) == (plain.session.matched, plain.session.cached)
+        check_equal(it.tiny, answer, plain)
+        assert contents(cache) == told
+
+
+def forgets_a_round_that_was_given_up(it: Subject) -> None:
+    """To the bit: what follows is what would have followed without the round."""
+    if it.name in NOT_DRAFTING:
+        return
+    said = [(7 * i + 3) % VOCAB for i in range(3)]
+    logits = []
+    for drafts in (True, False):
+        with closing(Drafting(it.tiny, NullCache(it.tiny.make_layers), PROMPT, said, chunk=41)) as drafting:
+            for _ in range(2):
+                if drafts:
+                    drafting.draft(5, 1)
+                    drafting.session.accept(0)
+                drafting.step()
+        logits.append(mx.stack(drafting.logits))
+    assert mx.array_equal(logits[0], logits[1])
+
+
+def may_draft_or_says_why_not(it: Subject) -> None:
+    trial = DraftTrial(it.tiny.make_layers, lambda tokens, layers: it.tiny.model(tokens, cache=layers), VOCAB)
+    while trial.fault is None:
+        trial.advance()
+    assert NOT_DRAFTING.get(it.name, "") in trial.fault
+    assert bool(trial.fault) == (it.name in NOT_DRAFTING)
+
+
+def goes_on_from_the_disk_with_quantized_keys_and_values(it: Subject) -> None:
+    if not (bits := QUANTIZED.get(it.name)):
+        return
+    with patch.object(made, "values", _widened):
+        model = build(it.name)
+    chosen = find_format(model.make_layers, lambda tokens, layers: model.model(tokens, cache=layers), VOCAB, bits)
+    assert chosen.name == f"kv{bits}"
+    model = model._replace(make_layers=chosen.make_layers, tolerance=0.1)
+    prompt = [*PROMPT, *words(12, seed=3)]
+    process = started(model, it.root / "kv")
+    for said in (PROMPT, FOREIGN):
+        ask(model, process.cache, said, say=0, chunk=24)
+    assert process.save() >= 1
+    answer = ask(model, process.cache, prompt, say=4, chunk=24)
+    same(_restored(model, it.root / "kv", prompt, 24), answer)
+    check_equal(model, answer, ask_uncached(model, prompt, say=4, chunk=24))
+
+
+def _widened(name: str) -> Values:
+    """Values of a configuration with heads as wide as a group of quantized numbers."""
+    wide = {**dict.fromkeys(_WIDTHS, 128), **dict.fromkeys(_HEAD_WIDTHS, 32)}
+    return {field: wide.get(field, value) for field, value in values(name).items()}

@@ -1,0 +1,68 @@
+"""What is asked of an architecture over several ranks: whether it can be split, from its headers alone."""
+
+import importlib
+
+import mlx.core as mx
+
+from runner.model.weights.assemble import rehearse
+from runner.model.weights.split import possible_ranks, split
+from tests.model.architectures.subject import Subject
+from tests.model.ranks.jobs import Outcome
+from tests.model.ranks.pair import Pair, alone
+
+LATENT = frozenset(
+    (
+        *("deepseek_v3", "deepseek_v32", "deepseek_v41", "glm4_moe_lite", "glm_moe_dsa", "kimi_k25", "longcat_flash"),
+        *("longcat_flash_ngram", "mistral4"),
+    )
+)
+"""Every rank keeps all of their keys and values."""
+MIXED = frozenset(("kimi_k3", "minimax_m3_vl"))
+"""Every rank keeps a part of some layers' state, and all of others'."""
+
+TOLERANCE = 1e-4
+"""Of the largest score. Splitting rounds sums otherwise, as batches do."""
+_NOISY = dict.fromkeys(("longcat_flash", "longcat_flash_ngram"), 1e-3)
+"""Their latents are scaled up, and all rounding with them (`scripts.tools.models.architectures`): 9e-5 was seen."""
+
+
+def can_split(name: str) -> bool:
+    return hasattr(importlib.import_module(f"mlx_lm.models.{name}").Model, "shard")
+
+
+def can_be_split_over_two_ranks_or_says_why_not(it: Subject) -> None:
+    """And nothing is computed to find that out."""
+    whole, _ = rehearse(it.opened)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    numbers, found = possible_ranks(it.opened, whole), split(it.opened, 2, whole)
+    assert mx.get_peak_memory() - before < 0.02 * it.opened.total_bytes
+    if not can_split(it.name):
+        assert found.fault == f"mlx_lm.models.{it.name} cannot be split over several ranks"
+        assert numbers == []
+        return
+    assert found.fault == ""
+    assert 0.45 * it.opened.total_bytes < found.rank_bytes < 0.65 * it.opened.total_bytes
+    if it.name in MIXED:
+        assert 0.5 < found.kv_bytes_share < 1
+    else:
+        assert found.kv_bytes_share == (1 if it.name in LATENT else 0.5)
+    three = split(it.opened, 3, whole).fault
+    assert three.removesuffix(" or 4") == "4 attention heads cannot be split over 3 ranks: use 2"
+
+
+def computes_the_same_over_two_ranks(it: Subject, two: Pair) -> None:
+    both = two.load(it.directory)
+    check_equal(both, alone(it.directory), _NOISY.get(it.name, TOLERANCE))
+    assert {outcome["share_bytes"] for outcome in both[0]} == {both[0][0]["share_bytes"]}
+
+
+def check_equal(both: tuple[list[Outcome], list[mx.array]], wanted: mx.array, tolerance: float = TOLERANCE) -> None:
+    """Both ranks have the same bits, which are nearly those of a single process."""
+    outcomes, scores = both
+    assert [outcome["error"] for outcome in outcomes] == ["", ""]
+    first, second = scores
+    assert mx.array_equal(first, second)
+    assert first.shape == wanted.shape
+    assert mx.abs(first - wanted).max() <= tolerance * mx.abs(wanted).max()
+    assert mx.array_equal(mx.argmax(first, axis=-1), mx.argmax(wanted, axis=-1))

@@ -1,0 +1,151 @@
+"""Every architecture of the installed mlx-lm is built once and asked everything: loading, caches, rounds, disk, ranks.
+
+A question is a function over a `Subject`; those that do not concern an architecture return at once.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+import pytest
+
+import runner.process.lean_mlx_lm  # noqa: F401
+
+import mlx_lm.models  # isort: skip
+
+from runner.errors import ModelError
+from runner.model import open_model
+from runner.model.weights.load import load
+from scripts.tools.models.architectures import BOUNDARY_DEPENDENT, architectures, build, unserved
+from scripts.tools.models.checkpoints import TOKENIZER, write_weights
+from scripts.tools.models.store import quantize, write_store
+from scripts.tools.models.tensors import Packing, rounded
+from scripts.tools.models.tiny import words
+from tests.lib.driver import ask_uncached, forwards_at_once, largest
+from tests.model.architectures import caching, in_depth, loading, splitting
+from tests.model.architectures.subject import SERVED, Subject, oracle, run
+from tests.model.ranks.pair import Pair, pair
+
+QUESTIONS: tuple[Callable[[Subject], None], ...] = (
+    loading.loads_from_a_directory,
+    loading.loads_from_a_store_of_16_bits,
+    loading.refuses_a_layer_after_the_last_by_its_name,
+    loading.reads_a_null_as_a_missing_field,
+    caching.a_prompt_comes_back_from_the_cache,
+    caching.another_process_goes_on_from_the_disk,
+    caching.answers_in_rounds_as_in_steps,
+    caching.forgets_a_round_that_was_given_up,
+    caching.may_draft_or_says_why_not,
+    caching.goes_on_from_the_disk_with_quantized_keys_and_values,
+    splitting.can_be_split_over_two_ranks_or_says_why_not,
+)
+
+
+IN_DEPTH: tuple[Callable[[Subject], None], ...] = (
+    in_depth.a_prompt_comes_back_where_no_class_of_layers_is_known,
+    in_depth.goes_back_to_behind_any_token,
+    in_depth.can_be_batched_or_says_why_not,
+    in_depth.says_the_same_in_a_batch,
+    in_depth.loads_from_packed_stores,
+)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_an_architecture(name: str, tmp_path: Path, subtests: pytest.Subtests, request: pytest.FixtureRequest) -> None:
+    subject = Subject(name, tmp_path)
+    for question in QUESTIONS:
+        with subtests.test(question.__name__):
+            question(subject)
+    if splitting.can_split(name):
+        with subtests.test("computes the same over two ranks"):
+            splitting.computes_the_same_over_two_ranks(subject, request.getfixturevalue("two"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SERVED)
+def test_an_architecture_in_depth(name: str, tmp_path: Path, subtests: pytest.Subtests) -> None:
+    subject = Subject(name, tmp_path)
+    for question in IN_DEPTH:
+        with subtests.test(question.__name__):
+            question(subject)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """A group of two processes, started for the first architecture that can be split."""
+    with pair(tmp_path_factory.mktemp("pair")) as members:
+        yield members
+
+
+def test_no_architecture_is_left_out() -> None:
+    """Every source file of mlx-lm's models that begins a class of the name is in the list."""
+    sources = [path for folder in mlx_lm.models.__path__ for path in Path(folder).glob("*.py")]
+    models = {path.stem for path in sources if re.search(r"^class Model\(", path.read_text(), re.MULTILINE)}
+    assert models
+    assert models <= set(architectures())
+
+
+def test_tables_name_architectures() -> None:
+    """An entry for none would say nothing."""
+    tables = (caching.NOT_DRAFTING, caching.QUANTIZED, in_depth.TURNS, in_depth.BY_SLOT, in_depth.NOT_COMPARED)
+    assert set().union(*tables, splitting.LATENT, splitting.MIXED, BOUNDARY_DEPENDENT) <= set(SERVED)
+    assert set(caching.NOT_DRAFTING) >= set(BOUNDARY_DEPENDENT)
+    assert {name for name in SERVED if splitting.can_split(name)} > splitting.LATENT | splitting.MIXED
+
+
+@pytest.mark.parametrize("name", sorted(unserved()))
+def test_what_cannot_run_is_known_and_refused_before_it_is_read(name: str, tmp_path: Path) -> None:
+    """Once one of these runs, it has to leave the table."""
+    with pytest.raises(Exception, match=re.escape(unserved()[name])):
+        ask_uncached(build(name), words(41), say=0)
+    write_weights(tmp_path, {"model.norm.weight": mx.zeros((64,))})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name, "architectures": [f"{name}X"]}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    with pytest.raises(ModelError, match=f"^unsupported architecture: {name}X"):
+        load(open_model(str(tmp_path), tmp_path))
+
+
+@pytest.mark.parametrize("name", sorted(BOUNDARY_DEPENDENT))
+def test_the_answers_of_some_depend_on_the_boundaries_of_the_forwards(name: str) -> None:
+    """Without any cache. They are served token by token above; once this fails, they need not be."""
+    tiny, tokens = build(name), [*words(41, seed=1), *words(12, seed=3)]
+    at_once, in_chunks = forwards_at_once(tiny, tokens, [53])[-1], forwards_at_once(tiny, tokens, [45, 8])[-1]
+    assert largest(at_once - in_chunks) > 10 * tiny.tolerance
+
+
+@pytest.mark.parametrize(("name", "axis", "fields"), [("baichuan_m1", 1, {}), ("bailing_moe", 0, {"norm_head": True})])
+def test_a_packed_head_that_its_module_normalizes_has_the_length_1(
+    name: str, axis: int, fields: Mapping[str, object], tmp_path: Path
+) -> None:
+    """Their sanitize divides and casts back: of packed words, zeros would be left."""
+    directory = Subject(name, tmp_path).directory
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **fields}))
+    store = write_store(tmp_path, "m", directory, "mxfp8")
+    assert "lm_head" in in_depth.packed(store)
+    head = load(open_model("m", tmp_path)).module.lm_head.weight.astype(mx.float32)
+    assert mx.allclose(mx.linalg.norm(head, axis=axis), mx.ones(head.shape[1 - axis]), atol=0.01)
+
+
+def test_projections_of_different_packings_that_a_module_joins_are_unpacked(tmp_path: Path) -> None:
+    """Ollama gives k and v more bits than q."""
+    subject = Subject("kimi_k3", tmp_path)
+    plain: dict[str, mx.array] = {}
+    for path, array in subject.weights.items():
+        joined = path.endswith("self_attn.qkv_proj.weight")
+        parts = cast("list[mx.array]", mx.split(array, 3)) if joined else [array]
+        names = [path.replace("qkv_proj", f"{part}_proj") for part in "qkv"] if joined else [path]
+        plain |= dict(zip(names, parts, strict=True))
+    store = write_store(tmp_path, "m", subject.write("apart", plain))
+    found = [path for path in plain if re.search(r"self_attn\.[qkv]_proj\.weight", path)]
+    found = [path for path in found if re.sub("[qkv]_proj", "k_proj", path) in plain]
+    assert len(found) >= 3
+    for path in found:
+        packing = Packing(32, 4 if ".q_proj" in path else 8, "affine")
+        store.put_tensors(path, quantize(store.tensors(path)[path], path, packing))
+        plain[path] = rounded(plain[path], packing)
+    wanted = run(oracle(subject.write("unpacked", plain)))
+    assert mx.allclose(run(load(open_model("m", tmp_path)).module), wanted, atol=1e-4)
