@@ -1,6 +1,7 @@
 """Runners that share a directory are killed at any moment, and directories fail or vanish: every answer is right."""
 
 import asyncio
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -56,6 +57,41 @@ async def test_three_kills(start: SpawnModel, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(10))
 async def test_two_hundred_kills(seed: int, start: SpawnModel, tmp_path: Path) -> None:
     await killed(20, seed, start, tmp_path / "kept")
+
+
+def damage(directory: Path) -> list[Path]:
+    """Changes the sign of each token of one segment, and puts a pipe in the place of another. Returns their paths."""
+    signs, pipe = sorted(directory.rglob("*.0-256.kv"))
+    data = bytearray(signs.read_bytes())
+    at = 8 + int.from_bytes(data[:8], "little")
+    for token in range(256):
+        data[at + 4 * token + 3] ^= 0x80
+    signs.write_bytes(data)
+    pipe.unlink()
+    os.mkfifo(pipe)
+    return [signs, pipe]
+
+
+async def test_damaged_files_cost_no_answer_and_do_not_stay(start: SpawnModel, tmp_path: Path) -> None:
+    words, plain = ["--disk-cache", str(tmp_path / "kept")], start(RANDOM)
+    process = start(RANDOM, words)
+    for prompt in STARTS:
+        await ask(process, prompt)
+    async with Client.of(process) as client:
+        while (await read_stats(client)).disk.pending_tokens:
+            await asyncio.sleep(0.05)
+    process.kill()
+    damaged = damage(tmp_path)
+    again = start(RANDOM, words)
+    for prompt in (STARTS[0][:290] + "in the rain", STARTS[1][:380] + "in the rain", *STARTS):
+        assert await ask(again, prompt) == await ask(plain, prompt)
+    while not all(map(Path.is_file, damaged)):  # written anew
+        await asyncio.sleep(0.05)
+    async with Client.of(again) as client:
+        disk = (await read_stats(client)).disk
+    assert (disk.state, disk.write_errors, disk.rejected) == ("on", 0, {"crc": 1})
+    assert len(lines(again, "a file of the disk cache is damaged: removed")) == 1
+    assert not lines(again, "level=ERROR")
 
 
 LIMITED = """
