@@ -14,7 +14,7 @@ def main() -> None:
     """Runs the process, which ends by a signal or an error line, or never."""
     if sys.argv[1:2] == ["ollama"]:
         _launch_ollama()
-    # A signal ends the process at once and quietly, whatever it is doing: nothing here waits for a graceful end.
+    # A signal ends the process at once and quietly, whatever it is doing; only the disk cache takes a moment (app.py).
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _open_missing_streams()

@@ -4,12 +4,13 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from runner import blas, logs
 from runner.cli.parse import parse_command
@@ -21,12 +22,17 @@ from runner.process import parent
 from runner.settings import CheckSettings, FollowSettings, ReplaySettings, Settings, TopSettings, context_limit
 from runner.terminal import STATUS_LINE
 
+if TYPE_CHECKING:
+    from runner.engine.engine import Engine
+
 log = Log(__name__)
 _HOST = "127.0.0.1"
 _THREADS = 20
 """Threads that run at the same time, without those of a BLAS: the engine's, the helpers, those that tokenize, MLX's own
 and those that read weights are fifteen; the rest is for the libraries of a device."""
 _HELPERS = 2
+_KEEP_S = 0.3
+"""The longest that a signal waits for the disk cache. Hosts wait for 5 seconds, users for less."""
 
 
 def start(argv: Sequence[str]) -> NoReturn:
@@ -151,5 +157,21 @@ async def _serve(
     gc.enable()
     with _naming_the_port(settings.port):  # another process may have bound it as well, and listened first
         await app[CONNECTIONS].serve(runner.server, listener)
+    if settings.disk_cache is not None:
+        _end_later(engine)
     log.info("listening", url=f"http://{_HOST}:{listener.getsockname()[1]}")
     await (watch or asyncio.Event().wait())
+
+
+def _end_later(engine: "Engine") -> None:
+    """Lets the signals that end the process wait until the disk cache has everything, for a moment at most."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def end(number: int, _: object) -> None:
+        for each in signals:  # a second one ends the process at once
+            signal.signal(each, signal.SIG_DFL)
+        engine.keep().wait(_KEEP_S)
+        os.kill(os.getpid(), number)
+
+    for each in signals:
+        signal.signal(each, end)

@@ -49,6 +49,8 @@ class Freight:
         self._waiting: list[tuple[str, Node]] = []
         self._buffers: list[mmap] = []  # used again: new pages cost several times the copy
         self._points: tuple[Node, int, Points] | None = None
+        self._sent_tokens = 0  # on their way to the disk
+        self._unsure = False  # True if not all that counts as stored is on disk, or on its way
         self.least = _LEAST_TOKENS
         """The fewest tokens of a conversation that is worth a file."""
         self.refused = ""
@@ -79,24 +81,30 @@ class Freight:
             self._waiting.pop()
         return None
 
-    def end(self, load: Load, *, written: bool) -> None:
-        """Takes back the buffer of a load; if it is `written`, notes what is on disk now."""
-        self._buffers.append(load.buffer)
-        segment = load.segment
-        if not written or segment is None:
-            self._seen = None  # look again
-            return
-        name = segment.name
+    def sent(self, load: Load) -> None:
+        """Notes that a segment, all of which is copied, is on its way to the disk: it counts as stored."""
+        name = load.name
+        self._sent_tokens += load.tokens
         if name.kind != ENTRIES:
             self._held.add((load.node, name.kind))
             return
-        for node in load.node.path()[1:]:  # it may have been split or merged
+        for node in load.node.path()[1:]:  # it may have been split
             if node.start + node.stored >= name.start and node.end > name.start:
                 node.stored = max(node.stored, min(name.stop, node.end) - node.start)
 
+    def end(self, load: Load, *, written: bool) -> None:
+        """Takes back the buffer of a load, which is on disk if it is `written`. Unless it is, all that counts as stored
+        is compared with the index again."""
+        self._buffers.append(load.buffer)
+        if load.segment is not None:
+            self._sent_tokens -= load.tokens
+        if not written:
+            self._seen, self._unsure = None, self._unsure or load.segment is not None
+
     def pending_tokens(self, cache: TrieCache) -> int:
         """Returns the tokens in the trie that are not on disk."""
-        return sum(len(node.tokens) - node.stored for node in cache.trie.nodes())
+        nodes = cache.trie.nodes()
+        return self._sent_tokens + sum(len(node.tokens) - node.stored * (not self._unsure) for node in nodes)
 
     def _scan(self, cache: TrieCache) -> list[tuple[str, Node]]:
         """Returns the nodes to look at, children before their parents, as the list is taken from its end."""
@@ -110,6 +118,11 @@ class Freight:
                 nodes.add(node)
                 waiting.extend(node.children.values())
                 found.append((salt, node))
+        if self._unsure:
+            self._unsure = False
+            self._held, self._done = set(), {}
+            for node in nodes:
+                node.stored = 0
         self._held = {each for each in self._held if each[0] in nodes}
         self._done = {node: used for node, used in self._done.items() if node in nodes}
         long = set[Node]()

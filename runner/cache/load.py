@@ -7,6 +7,7 @@ happens to the layers meanwhile: it is of the same tokens as long as the node ho
 from mmap import mmap
 from typing import NamedTuple
 
+from runner.cache.disk.name import Name
 from runner.cache.disk.point import Tokens
 from runner.cache.disk.segment import Facts, Record, Segment
 from runner.cache.layer_interface import Snapshot
@@ -38,6 +39,16 @@ class Load:
         self._data[: self._at] = tokens.tobytes()
         self._done = 0
         self._copied = 0  # of the present layer: tokens or, of a state, bytes
+
+    @property
+    def name(self) -> Name:
+        """The name of the segment."""
+        return self._facts.name
+
+    @property
+    def tokens(self) -> int:
+        """The number of its tokens; those of a tail or a state are not repeated."""
+        return self._facts.tokens
 
     @property
     def segment(self) -> Segment | None:

@@ -91,6 +91,13 @@ class Engine:
     def _wake(self) -> None:
         self._mailbox.put(None)
 
+    def keep(self) -> threading.Event:
+        """Ends all requests, whose conversations go to the disk cache. The event is set when they are there. What comes
+        later is computed only then."""
+        kept = threading.Event()
+        self._mailbox.put(lambda: self._keep(kept))
+        return kept
+
     async def collect_stats(self) -> "EngineStats":
         """Returns all counters, as of between two slices. Costs the engine some tens of microseconds."""
         return await self._call_between_slices(lambda: self.parts.report.collect())
@@ -235,6 +242,17 @@ class Engine:
         if isinstance(message, Request):
             (self._recording or self.parts.disk or self.parts.scheduler).add(message)
         elif message is not None:
+            message()
+
+    def _keep(self, kept: threading.Event) -> None:
+        if self.parts.disk is not None:
+            self.parts.disk.keep(self._receive_call)
+        kept.set()
+
+    def _receive_call(self) -> None:
+        """Waits for a message, and handles it unless it is a request: there is no time for that any more."""
+        message = self._mailbox.get()
+        if message is not None and not isinstance(message, Request):
             message()
 
     def _publish(self) -> None:

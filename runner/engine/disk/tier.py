@@ -53,6 +53,7 @@ class DiskTier:
         if not self._off:
             with self._guarded():
                 self._check.give_way()
+                self._writes.resume()
                 self._restores.add(self._cache, request)
         self._scheduler.add(request)
 
@@ -69,9 +70,22 @@ class DiskTier:
             if self._restores.advance(self._cache):
                 return
             if self._writes.pending(self._cache, idle=idle):
-                self._writes.advance(self._cache, idle=idle, interrupted=interrupted)
+                answering = any(batch.steps for batch in self._scheduler.batches.all)
+                self._writes.advance(self._cache, idle=idle, interrupted=interrupted, answering=answering)
             elif idle and self._restores.patience_s is None:
                 self._check.advance(self._cache)
+
+    def keep(self, receive: Callable[[], None]) -> None:
+        """Ends all requests, and writes what is not on disk. `receive` waits for a message, and handles it."""
+        with self._guarded():
+            for generation in (*self._scheduler.prefilling, *self._scheduler.batches.generations):
+                generation.request.cancel()
+            self._scheduler.advance()  # closes them
+            while (pending := self._writes.pending(self._cache, idle=True)) or self._writes.writing:
+                if pending:
+                    self._writes.advance(self._cache, idle=True, interrupted=lambda: False)
+                else:
+                    receive()
 
     def counts(self) -> DiskCounts:
         """Returns the numbers of the tier."""

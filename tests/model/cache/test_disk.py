@@ -55,6 +55,7 @@ class Process:
         while (load := self.freight.next(self.cache)) is not None:
             while load.segment is None:
                 assert load.advance()
+            self.freight.sent(load)
             assert self.shelf.publish(load.segment)
             self.freight.end(load, written=True)
             count += 1

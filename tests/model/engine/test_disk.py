@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 import runner.engine.disk.restores
+import runner.engine.disk.writes
 from runner.cache.disk.files import Files
 from runner.cache.disk.reader import Reader
 from runner.cache.disk.sweep import Sweep
@@ -91,6 +92,12 @@ class Process:
         if self.tier.pending(idle=idle):
             self.tier.advance(idle=idle, interrupted=lambda: bool(self.messages))
         return not (self.engine.scheduler.idle and not self.tier.pending(idle=True))
+
+    def receive(self) -> None:
+        """Waits for a message of the disk thread."""
+        while not self.messages:
+            assert self.disk.step()
+        self.messages.popleft()()
 
     def run(self) -> None:
         """Goes on until nothing is left to do."""
@@ -301,21 +308,73 @@ def test_a_client_that_leaves_ends_the_wait(tmp_path: Path) -> None:
     assert second.tier.counts().restores == 0
 
 
-def test_a_long_prompt_is_on_disk_before_its_answer_ends(tmp_path: Path) -> None:
-    """A host with keep_alive 0 ends the process with the last line."""
-    process = Process("llama", tmp_path)
-    asked = process.ask(words(3000), max_tokens=40)
-    while len(asked.tokens) < 30:
-        process.clock.now += 1.0
-        assert process.step()
-    assert sum(name.stop - name.start for name in process.shelf.index.names.values()) >= 2500
-    process.run()
+@pytest.mark.parametrize("length", [300, 1651])
+def test_a_prompt_is_on_disk_when_its_answer_ends(length: int, tmp_path: Path) -> None:
+    """A host with keep_alive 0 kills the process with the last token of an answer, which has taken a second."""
+    process, most = Process("llama", tmp_path), 0
+    asked = process.ask(words(length), max_tokens=300)
+    while not asked.finished:
+        process.clock.now += 1 / 300
+        process.step()
+        most = max([most, *(len(session.node.path()) for session in process.engine.trie.sequences.sessions)])
+    assert most == 2  # its root and one node: what is live in layers costs every forward
     process.engine.check()
 
     second = Process("llama", tmp_path)
-    again = second.ask(words(3000))
+    again, talk = second.ask(words(length)), second.ask([*words(length), *asked.tokens])
     second.run()
-    assert again.cached == 2999
+    assert length - 256 < again.cached
+    assert length + 300 - 512 < talk.cached  # a step more may be on its way
+
+
+def test_what_a_slice_makes_is_on_its_way_at_once_and_only_once(tmp_path: Path) -> None:
+    process = Process("llama", tmp_path)
+    process.slow = True
+    asked = process.ask(words(2000))
+    while not asked.tokens:
+        process.clock.now += 10.0
+        assert process.step()
+    assert [segment.name.stop for segment, _ in process.disk._writes] == [*range(256, 2000, 256)]
+    assert process.tier.counts().pending_tokens == 1792
+    process.shelf._paused_until_s = process.files.now_s() + 60
+    process.slow = False
+    process.run()  # nothing can be written
+    assert process.tier.counts().pending_tokens > 2000
+    cast("FakeFiles", process.files).now += 61
+    process.run()
+    assert process.tier.counts().pending_tokens == 0
+    second = Process("llama", tmp_path)
+    again = second.ask(words(2000))
+    second.run()
+    assert again.cached == 1999
+
+
+def test_what_is_on_its_way_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner.engine.disk.writes, "_AT_ONCE_BYTES", 1)
+    process = Process("llama", tmp_path)
+    process.slow = True
+    process.ask(words(1000))
+    process.run()
+    assert len(process.disk._writes) == 1
+    process.slow = False
+    process.run()
+    assert process.tier.counts().pending_tokens == 0
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next"])
+def test_a_process_that_is_to_end_leaves_all_that_it_has_computed(kind: str, tmp_path: Path) -> None:
+    process = Process(kind, tmp_path)
+    one, other = process.ask(words(300), max_tokens=50), process.ask(words(280, 5), max_tokens=50)
+    while min(len(one.tokens), len(other.tokens)) < 8:
+        assert process.step()
+    process.tier.keep(process.receive)
+
+    second = Process(kind, tmp_path)
+    for asked, prompt in ((one, words(300)), (other, words(280, 5))):
+        again = second.ask([*prompt, *asked.tokens, 1, 2])
+        second.run()
+        assert again.cached >= len(prompt) + len(asked.tokens) - 1
+    second.engine.check()
 
 
 def test_writing_takes_no_more_than_its_share_of_the_time_that_others_compute(tmp_path: Path) -> None:
