@@ -328,9 +328,10 @@ def test_an_unreadable_file_is_a_fault(tmp_path: Path) -> None:
 
 @BOTH
 def test_tensors_of_odd_ranks_are_a_fault(tmp_path: Path, case: Case) -> None:
-    for number, name in enumerate(planned(opened(tmp_path / "whole", case)).opened.tensors):
+    """Ranks take turns over every seventh tensor, and over those that other code reads."""
+    names = list(planned(opened(tmp_path / "whole", case)).opened.tensors)
+    read_otherwise = {"class_tokens", "positions", "patch_embed.weight"}
+    for number, name in enumerate(sorted({*names[::7], *read_otherwise.intersection(names)})):
         stored = next(key for key in case.shapes if made(case).parameter_name(key) == name)
-        for shape in ((), (3,), (1, 2, 3, 4, 5, 6)):
-            weights = {**case.weights, stored: mx.zeros(shape)}
-            if number % 7 == 0 or name in ("class_tokens", "positions", "patch_embed.weight"):
-                assert name in fault(opened(tmp_path / f"{number}-{len(shape)}", case, weights))
+        shape = ((), (3,), (1, 2, 3, 4, 5, 6))[number % 3]
+        assert name in fault(opened(tmp_path / str(number), case, {**case.weights, stored: mx.zeros(shape)}))
