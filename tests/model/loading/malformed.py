@@ -56,6 +56,11 @@ def with_header(header: object, data_bytes: int = 16384) -> Break:
     return lambda store: store.put(WEIGHT, file_start(header) + bytes(data_bytes), TENSOR)
 
 
+def with_data(data: bytes) -> Break:
+    """Replaces one weight by a file of this content."""
+    return lambda store: store.put(WEIGHT, data, TENSOR)
+
+
 def with_manifest(**changes: object) -> Break:
     def apply(store: Store) -> None:
         store.manifest = {**store.manifest, **changes}
@@ -203,6 +208,17 @@ GIGABYTES = 1 << 36  # 64 GiB
 
 _LARGE = file_start({WEIGHT: entry(shape=(1 << 17, 1 << 17), offsets=(0, GIGABYTES))})
 
+_DIGESTS = {
+    "out of the store": "sha256:../../../etc/passwd",
+    "an absolute path": "/etc/passwd",
+    "too long": f"{GONE}0",
+    "too short": GONE[:-1],
+    "no hexadecimal": f"{GONE[:-1]}g",
+    "of another kind": "sha512:00",
+    "with a newline": f"{GONE}\n",
+    "absent": None,
+}
+
 MANIFESTS: dict[str, Case] = {
     "manifest missing": Case(
         lambda store: store.manifest_path.unlink(),
@@ -230,34 +246,13 @@ MANIFESTS: dict[str, Case] = {
     "no tensor layers": Case(
         with_manifest(layers=[]), rf"model tiny has no tensor layers \(a GGUF model\?\): {_MANIFEST}"
     ),
-    "digest out of the store": Case(
-        with_layer(digest="sha256:../../../etc/passwd"),
-        rf"parse manifest: {_MANIFEST}: invalid digest 'sha256:\.\./\.\./\.\./etc/passwd' of layer '{WEIGHT}'",
-    ),
-    "digest an absolute path": Case(
-        with_layer(digest="/etc/passwd"),
-        rf"parse manifest: {_MANIFEST}: invalid digest '/etc/passwd' of layer '{WEIGHT}'",
-    ),
-    "digest too long": Case(
-        with_layer(digest=f"{GONE}0"), rf"parse manifest: {_MANIFEST}: invalid digest '{GONE}0' of layer '{WEIGHT}'"
-    ),
-    "digest too short": Case(
-        with_layer(digest=GONE[:-1]), rf"parse manifest: {_MANIFEST}: invalid digest '{GONE[:-1]}' of layer '{WEIGHT}'"
-    ),
-    "digest no hexadecimal": Case(
-        with_layer(digest=f"{GONE[:-1]}g"),
-        rf"parse manifest: {_MANIFEST}: invalid digest '{GONE[:-1]}g' of layer '{WEIGHT}'",
-    ),
-    "digest of another kind": Case(
-        with_layer(digest="sha512:00"), rf"parse manifest: {_MANIFEST}: invalid digest 'sha512:00' of layer '{WEIGHT}'"
-    ),
-    "digest with a newline": Case(
-        with_layer(digest=f"{GONE}\n"),
-        rf"parse manifest: {_MANIFEST}: invalid digest '{GONE}\\n' of layer '{WEIGHT}'",
-    ),
-    "no digest": Case(
-        with_layer(digest=None), rf"parse manifest: {_MANIFEST}: invalid digest None of layer '{WEIGHT}'"
-    ),
+    **{
+        f"digest {what}": Case(
+            with_layer(digest=digest),
+            rf"parse manifest: {_MANIFEST}: invalid digest {re.escape(repr(digest))} of layer '{WEIGHT}'",
+        )
+        for what, digest in _DIGESTS.items()
+    },
     "digest of a text layer": Case(
         with_layer("tokenizer.json", digest="sha256:.."),
         rf"parse manifest: {_MANIFEST}: invalid digest 'sha256:\.\.' of layer 'tokenizer\.json'",
@@ -286,91 +281,81 @@ MANIFESTS: dict[str, Case] = {
     ),
 }
 
+_UNOPENED: dict[str, tuple[Break, str]] = {
+    "missing": (without_blob(WEIGHT), "no such file or directory"),
+    "a directory": (replaced(Path.mkdir), "is a directory"),
+    "a pipe": (replaced(os.mkfifo), "not a regular file"),
+    "a device": (replaced(lambda path: path.symlink_to("/dev/zero")), "not a regular file"),
+    "a link to nothing": (replaced(lambda path: path.symlink_to("nowhere")), "no such file or directory"),
+    "a link to itself": (replaced(lambda path: path.symlink_to(path)), "too many levels of symbolic links"),
+}
+
+_CONTENTS = {
+    "blob empty": (b"", "not a safetensors file: 0 bytes are too few for a header"),
+    "blob of seven bytes": (b"1234567", "not a safetensors file: 7 bytes are too few for a header"),
+    "blob of another format": (b"GGUF" + bytes(100), r"header of \d+ bytes does not fit a file of 104 bytes"),
+    "header longer than the file": (
+        struct.pack("<Q", 2**63) + b"{}",
+        f"header of {2**63} bytes does not fit a file of 10 bytes",
+    ),
+}
+
+_HEADERS: dict[str, tuple[object, str]] = {
+    "header not json": (b"{nonsense", "the header is not JSON: Expecting property name .*"),
+    "header not utf-8": (b'{"\xff\xfe": 1}', "the header is not JSON: 'utf-8' .*"),
+    "header deep": (b"[" * 100_000, "the header is not JSON: .*recursion.*"),
+    "header a list": ([], "the header is not a JSON object"),
+    "key twice in a header": (b'{"a": 1, "a": 2}', "the header names a tensor twice"),
+    "tensors overlap": (
+        {WEIGHT: entry(), "other": entry(shape=(16, 64), offsets=(4096, 8192))},
+        f"tensors {WEIGHT} and other overlap",
+    ),
+    "layout of before 0.16": ({"data": entry()}, r"stored by Ollama before 0\.16; create or pull the model again"),
+}
+
+_ENTRIES: dict[str, tuple[object, str]] = {
+    "entry no object": (1, "the header entry is not an object"),
+    "dtype unknown": (entry("F64", (32, 64)), "dtype 'F64' is not supported"),
+    "dtype no text": ({**entry(), "dtype": 7}, "dtype 7 is not supported"),
+    "shape no list": (entry(shape=4096), "shape 4096 is not a list of sizes"),
+    "shape negative": (entry(shape=(-64, -64)), r"shape \[-64, -64\] is not a list of sizes"),
+    "shape of a million sizes": (
+        entry(shape=(2147483647,) * 1_000_000),
+        r"shape \[(2147483647, ){8}214\.\.\. is not a list of sizes",
+    ),
+    "shape of floats": (entry(shape=(64.0, 64)), r"shape \[64\.0, 64\] is not a list of sizes"),
+    "shape beyond MLX": (
+        entry(shape=(2**31, 0), offsets=(0, 0)),
+        r"shape \[2147483648, 0\] is not a list of sizes",
+    ),
+    "offsets three": (entry(offsets=(0, 1, 2)), r"data_offsets \[0, 1, 2\] are not two positions"),
+    "offsets disagree with the shape": (
+        entry(offsets=(0, 16380)),
+        r"F32 \[64, 64\] needs 16384 bytes, the header gives 16380",
+    ),
+    "offsets backwards": (entry(offsets=(16384, 0)), r"F32 \[64, 64\] needs 16384 bytes, the header gives -16384"),
+}
+
 BLOBS: dict[str, Case] = {
-    "blob missing": Case(without_blob(WEIGHT), rf"layer {WEIGHT}: open {_BLOB}: no such file or directory; {_AGAIN}"),
-    "blob a directory": Case(replaced(Path.mkdir), rf"layer {WEIGHT}: open {_BLOB}: is a directory; {_AGAIN}"),
-    "blob a pipe": Case(replaced(os.mkfifo), rf"layer {WEIGHT}: open {_BLOB}: not a regular file; {_AGAIN}"),
-    "blob a device": Case(
-        replaced(lambda path: path.symlink_to("/dev/zero")),
-        rf"layer {WEIGHT}: open {_BLOB}: not a regular file; {_AGAIN}",
-    ),
-    "blob a link to nothing": Case(
-        replaced(lambda path: path.symlink_to("nowhere")),
-        rf"layer {WEIGHT}: open {_BLOB}: no such file or directory; {_AGAIN}",
-    ),
-    "blob a link to itself": Case(
-        replaced(lambda path: path.symlink_to(path)),
-        rf"layer {WEIGHT}: open {_BLOB}: too many levels of symbolic links; {_AGAIN}",
-    ),
+    **{
+        f"blob {what}": Case(spoil, rf"layer {WEIGHT}: open {_BLOB}: {why}; {_AGAIN}")
+        for what, (spoil, why) in _UNOPENED.items()
+    },
+    **{name: Case(with_data(data), _AT + line) for name, (data, line) in _CONTENTS.items()},
+    **{name: Case(with_header(header), _AT + line) for name, (header, line) in _HEADERS.items()},
+    **{name: Case(with_header({WEIGHT: of}), _TENSOR_AT + line) for name, (of, line) in _ENTRIES.items()},
     "blob truncated": Case(cut(WEIGHT), rf"{_AT}size mismatch: want (\d+) bytes, found \d+; {_AGAIN}"),
     "blob longer": Case(
         lambda store: store.blob_of(WEIGHT).write_bytes(store.blob_of(WEIGHT).read_bytes() + b" "),
         rf"{_AT}size mismatch: want \d+ bytes, found \d+; {_AGAIN}",
     ),
-    "blob empty": Case(
-        lambda store: store.put(WEIGHT, b"", TENSOR),
-        rf"{_AT}not a safetensors file: 0 bytes are too few for a header",
-    ),
-    "blob of seven bytes": Case(
-        lambda store: store.put(WEIGHT, b"1234567", TENSOR),
-        rf"{_AT}not a safetensors file: 7 bytes are too few for a header",
-    ),
-    "blob of another format": Case(
-        lambda store: store.put(WEIGHT, b"GGUF" + bytes(100), TENSOR),
-        rf"{_AT}header of \d+ bytes does not fit a file of 104 bytes",
-    ),
     "blob of gigabytes": Case(
         sparse(WEIGHT, GIGABYTES, struct.pack("<Q", GIGABYTES - 8)),
         rf"{_AT}header of {GIGABYTES - 8} bytes does not fit a file of {GIGABYTES} bytes",
     ),
-    "header longer than the file": Case(
-        lambda store: store.put(WEIGHT, struct.pack("<Q", 2**63) + b"{}", TENSOR),
-        rf"{_AT}header of {2**63} bytes does not fit a file of 10 bytes",
-    ),
-    "header not json": Case(with_header(b"{nonsense"), rf"{_AT}the header is not JSON: Expecting property name .*"),
-    "header not utf-8": Case(with_header(b'{"\xff\xfe": 1}'), rf"{_AT}the header is not JSON: 'utf-8' .*"),
-    "header deep": Case(with_header(b"[" * 100_000), rf"{_AT}the header is not JSON: .*recursion.*"),
-    "header a list": Case(with_header([]), rf"{_AT}the header is not a JSON object"),
-    "key twice in a header": Case(with_header(b'{"a": 1, "a": 2}'), rf"{_AT}the header names a tensor twice"),
-    "entry no object": Case(with_header({WEIGHT: 1}), rf"{_TENSOR_AT}the header entry is not an object"),
-    "dtype unknown": Case(with_header({WEIGHT: entry("F64", (32, 64))}), rf"{_TENSOR_AT}dtype 'F64' is not supported"),
-    "dtype no text": Case(with_header({WEIGHT: {**entry(), "dtype": 7}}), rf"{_TENSOR_AT}dtype 7 is not supported"),
-    "shape no list": Case(with_header({WEIGHT: entry(shape=4096)}), rf"{_TENSOR_AT}shape 4096 is not a list of sizes"),
-    "shape negative": Case(
-        with_header({WEIGHT: entry(shape=(-64, -64))}), rf"{_TENSOR_AT}shape \[-64, -64\] is not a list of sizes"
-    ),
-    "shape of a million sizes": Case(
-        with_header({WEIGHT: entry(shape=(2147483647,) * 1_000_000)}),
-        rf"{_TENSOR_AT}shape \[(2147483647, ){{8}}214\.\.\. is not a list of sizes",
-    ),
-    "shape of floats": Case(
-        with_header({WEIGHT: entry(shape=(64.0, 64))}), rf"{_TENSOR_AT}shape \[64\.0, 64\] is not a list of sizes"
-    ),
-    "shape beyond MLX": Case(
-        with_header({WEIGHT: entry(shape=(2**31, 0), offsets=(0, 0))}),
-        rf"{_TENSOR_AT}shape \[2147483648, 0\] is not a list of sizes",
-    ),
-    "offsets three": Case(
-        with_header({WEIGHT: entry(offsets=(0, 1, 2))}), rf"{_TENSOR_AT}data_offsets \[0, 1, 2\] are not two positions"
-    ),
-    "offsets disagree with the shape": Case(
-        with_header({WEIGHT: entry(offsets=(0, 16380))}),
-        rf"{_TENSOR_AT}F32 \[64, 64\] needs 16384 bytes, the header gives 16380",
-    ),
-    "offsets backwards": Case(
-        with_header({WEIGHT: entry(offsets=(16384, 0))}),
-        rf"{_TENSOR_AT}F32 \[64, 64\] needs 16384 bytes, the header gives -16384",
-    ),
     "data shorter than announced": Case(
         with_header({WEIGHT: entry()}, 16000),
         rf"{_TENSOR_AT}data ends at byte 16384, the file holds 16000: it is truncated",
-    ),
-    "tensors overlap": Case(
-        with_header({WEIGHT: entry(), "other": entry(shape=(16, 64), offsets=(4096, 8192))}),
-        rf"{_AT}tensors {WEIGHT} and other overlap",
-    ),
-    "layout of before 0.16": Case(
-        with_header({"data": entry()}), rf"{_AT}stored by Ollama before 0\.16; create or pull the model again"
     ),
     "tensor in two blobs": Case(
         lambda store: store.put_tensors("another layer", {WEIGHT: zeros("F32", 64, 64)}),
@@ -378,40 +363,35 @@ BLOBS: dict[str, Case] = {
     ),
 }
 
-PARTS: dict[str, Case] = {
-    "words of int": Case(
+_PARTS: dict[str, tuple[Break, str]] = {
+    "words of int": (
         with_packed(words=zeros("I32", 64, 8)),
-        rf"{_BLOB}: tensor {WEIGHT}: want packed U32 words with scales, found I32 \[64, 8\]",
+        r"want packed U32 words with scales, found I32 \[64, 8\]",
     ),
-    "scales of int": Case(
-        with_packed(scale=zeros("I32", 64, 1)),
-        rf"{_BLOB}: tensor {WEIGHT}: scales of dtype I32, want U8, F16, BF16 or F32",
-    ),
-    "scale rows": Case(
-        with_packed(scale=zeros("F32", 32, 1)),
-        rf"{_BLOB}: tensor {WEIGHT}: want scales \[64, 'groups'\], found \[32, 1\]",
-    ),
-    "scale columns": Case(
+    "scales of int": (with_packed(scale=zeros("I32", 64, 1)), "scales of dtype I32, want U8, F16, BF16 or F32"),
+    "scale rows": (with_packed(scale=zeros("F32", 32, 1)), r"want scales \[64, 'groups'\], found \[32, 1\]"),
+    "scale columns": (
         with_packed(scale=zeros("F32", 64, 3)),
-        rf"{_BLOB}: tensor {WEIGHT}: 8 words and 3 F32 scales a row match no quantization",
+        "8 words and 3 F32 scales a row match no quantization",
     ),
-    "quantization biases missing": Case(
+    "quantization biases missing": (
         with_packed(bias=None),
-        rf"{_BLOB}: tensor {WEIGHT}: want quantization biases F32 \[64, 1\], found none",
+        r"want quantization biases F32 \[64, 1\], found none",
     ),
-    "quantization biases of another shape": Case(
+    "quantization biases of another shape": (
         with_packed(bias=zeros("F32", 64, 2)),
-        rf"{_BLOB}: tensor {WEIGHT}: want quantization biases F32 \[64, 1\], found F32 \[64, 2\]",
+        r"want quantization biases F32 \[64, 1\], found F32 \[64, 2\]",
     ),
-    "quantization biases of another type": Case(
+    "quantization biases of another type": (
         with_packed(bias=zeros("F16", 64, 1)),
-        rf"{_BLOB}: tensor {WEIGHT}: want quantization biases F32 \[64, 1\], found F16 \[64, 1\]",
+        r"want quantization biases F32 \[64, 1\], found F16 \[64, 1\]",
     ),
-    "byte scales with biases": Case(
+    "byte scales with biases": (
         with_packed(scale=zeros("U8", 64, 4)),
-        rf"{_BLOB}: tensor {WEIGHT}: byte scales \(a floating-point mode\) take no biases, found {WEIGHT}\.bias",
+        rf"byte scales \(a floating-point mode\) take no biases, found {WEIGHT}\.bias",
     ),
 }
+PARTS = {name: Case(spoil, rf"{_BLOB}: tensor {WEIGHT}: {line}") for name, (spoil, line) in _PARTS.items()}
 
 TEXTS: dict[str, Case] = {
     "config.json not in the manifest": Case(

@@ -39,14 +39,9 @@ from scripts.tools.models.store import (
     write_store,
 )
 from scripts.tools.models.tensors import parse_metadata
-from tests.model.loading import test_malformed_directories
 from tests.model.loading.conftest import Checkpoints, open_stored
 from tests.model.loading.malformed import (
-    CASES,
-    HARMLESS,
     WEIGHT,
-    Break,
-    Case,
     cut,
     with_config,
     with_layer,
@@ -58,7 +53,6 @@ from tests.model.loading.malformed import (
 )
 
 OTHER = "model.layers.1.mlp.up_proj.weight"
-DIRECTORIES = test_malformed_directories.CASES
 
 
 def check(model: str, models_dir: Path = Path("unused"), context: int | None = None) -> Inspection:
@@ -67,31 +61,6 @@ def check(model: str, models_dir: Path = Path("unused"), context: int | None = N
 
 def check_store(store: Store, context: int | None = None) -> Inspection:
     return check("tiny", store.models_dir, context)
-
-
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_what_serving_refuses_is_the_one_problem_in_the_same_words(case: Case, store: Store) -> None:
-    """Only one fault: its consequences are not reported as further faults."""
-    case.spoil(store)
-    found = check_store(store)
-    assert not found.loads
-    assert [case.matches(problem) for problem in found.problems] == [True], found.problems
-
-
-@pytest.mark.parametrize("case", DIRECTORIES.values(), ids=DIRECTORIES)
-def test_so_it_is_with_a_directory(case: test_malformed_directories.Case, tmp_path: Path) -> None:
-    directory = write_checkpoint(tmp_path / "d", "llama", shards=2)
-    case.spoil(directory)
-    problems = check(str(directory)).problems
-    line = case.line.replace("{d}", str(directory))
-    assert [bool(re.fullmatch(line, problem)) for problem in problems] == [True], problems
-
-
-@pytest.mark.parametrize("spoil", HARMLESS.values(), ids=HARMLESS)
-def test_what_is_served_has_no_problem(spoil: Break, store: Store) -> None:
-    spoil(store)
-    found = check_store(store)
-    assert (found.loads, found.problems) == (True, [])
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 import pytest
 
+from runner.commands.check.facts import inspect
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.weights.load import load
+from runner.settings import CheckSettings
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.store import Tensor, read_tensors, safetensors_bytes
@@ -142,7 +144,10 @@ def test_a_broken_directory_is_refused_with_one_line(case: Case, directory: Path
     case.spoil(directory)
     with pytest.raises(ModelError) as refused:
         serve(directory)
-    assert re.fullmatch(case.line.replace("{d}", str(directory)), str(refused.value)), str(refused.value)
+    line = re.compile(case.line.replace("{d}", str(directory)))
+    assert line.fullmatch(str(refused.value)), str(refused.value)
+    problems = inspect(CheckSettings(model=str(directory), models_dir=Path("unused"), log_level=0)).problems
+    assert [bool(line.fullmatch(problem)) for problem in problems] == [True], problems
 
 
 @pytest.mark.parametrize("name", ["config.json", "model-00001-of-00002.safetensors"])
