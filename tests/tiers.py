@@ -112,26 +112,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     # Loading: every architecture, release, type and writer.
     "tests/model/loading/test_dtype.py::test_memory_never_holds_both_copies": ("bfloat16-float32",),
     "tests/model/loading/test_loading.py::test_memory_stays_near_the_size_of_the_weights": ("file",),
-    "tests/model/loading/test_null_fields.py::test_a_null_is_no_field_to_what_is_published": SOURCES,
-    "tests/model/loading/test_unpack.py::test_every_family_computes_the_same_unpacked": ("llama-*", "qwen3-next-*"),
-    "tests/model/loading/test_stored_families.py::test_a_dense_store_computes_what_the_source_does": SOURCES,
-    "tests/model/loading/test_stored_families.py::test_a_packed_store_computes_what_the_source_does": (
-        "llama-*",
-        "gemma4-moe-int4",
-        "qwen3-next-*",
-    ),
-    "tests/model/loading/test_stored_families.py::test_a_store_in_bfloat16_computes_what_the_source_does": (
-        "llama-*",
-        "gemma4-*",
-    ),
-    "tests/model/loading/test_stored_imports.py::test_a_conversion_of_every_family_loads": ("llama-*", "qwen3-next-*"),
-    "tests/model/loading/test_stored_imports.py::test_any_factor_multiplies_what_was_packed": ("llama-*",),
-    "tests/model/loading/test_stored_imports.py::test_factors_that_are_powers_of_two_change_no_bit": ("llama-*",),
-    "tests/model/loading/test_stored_layouts.py::test_what_an_older_release_wrote_computes_the_same": (
-        "*-llama-*",
-        "*-qwen3.5-moe-*",
-        "*-gemma4-moe-*",
-    ),
+    "tests/model/loading/test_sources.py::test_a_source_computes_the_same_from": SOURCES,
     # Processes: a fault of each sort at one point, a hostile client of each sort, each way to start and to end once.
     "tests/process/faults/test_any_call.py": NONE,
     "tests/process/faults/test_any_line.py": NONE,

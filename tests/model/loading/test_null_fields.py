@@ -11,15 +11,7 @@ from runner.model import open_model
 from runner.model.weights.load import load
 from scripts.tools.models.architectures import config
 from scripts.tools.models.checkpoints import TOKENIZER, config_of, make_weights, write_checkpoint, write_weights
-from scripts.tools.models.sources import SOURCES, write_source
-from tests.model.architectures.loading import check_nulls
 from tests.model.loading.conftest import run_path, same
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_null_is_no_field_to_what_is_published(name: str, tmp_path: Path) -> None:
-    directory = write_source(tmp_path / "d", name)
-    check_nulls(directory, json.loads((directory / "config.json").read_text()))
 
 
 @pytest.mark.parametrize(

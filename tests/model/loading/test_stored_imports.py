@@ -5,33 +5,26 @@ See docs/internals/store.md, 2.4, 2.5.
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
-from _pytest.mark import ParameterSet
 
 from runner.model import open_model
 from runner.model.weights.load import load
-from scripts.tools.models.checkpoints import COMMON, config_of, write_directory
-from scripts.tools.models.layouts import LAYOUTS, plan
-from scripts.tools.models.oracle import load_directory, oracle
-from scripts.tools.models.sources import SOURCES, Published
+from scripts.tools.models.checkpoints import COMMON, config_of
+from scripts.tools.models.layouts import LAYOUTS
+from scripts.tools.models.oracle import oracle
+from scripts.tools.models.sources import Published
 from scripts.tools.models.sources_form import Config, read_config
-from scripts.tools.models.sources_packed import Producer, factor_of, write_converted, write_nvidia
+from scripts.tools.models.sources_packed import factor_of, write_converted, write_nvidia
 from scripts.tools.models.store import PACKINGS, Quantization, source_tensors, write_store
-from scripts.tools.models.tensors import Packing, parse_metadata, rounded
+from scripts.tools.models.tensors import Packing, parse_metadata
 from tests.model.loading.conftest import run, run_path, same
-from tests.model.loading.stored import close, put
+from tests.model.loading.stored import put
+from tests.model.loading.test_sources import assert_loads_as_mlx_lm_loads_it, exported, louder
 
 # What mlx-lm's converter wrote.
 
-CONVERTED = [
-    *("llama", "qwen3", "gemma3-text", "gemma3", "gemma4-text", "gemma4-moe", "gemma4_unified", "qwen3.5"),
-    *("qwen3.5-moe", "qwen3-next", "glm4-moe-lite", "laguna", "nemotron-h", "muse-glimmer", "deepseek-v3"),
-    *("llama4", "qwen3-moe", "mixtral", "gpt-oss", "granite-moe", "falcon-h1", "mamba2", "lfm2", "gpt2"),
-]
 AFFINE = [Packing(group_size, bits, "affine") for bits in (2, 3, 4, 5, 6, 8) for group_size in (32, 64, 128)]
 
 _WIDE: Config = {**COMMON, "hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "tie_word_embeddings": False}
@@ -52,43 +45,12 @@ WIDE: dict[str, Config] = {
 """Models whose every row holds groups of 128."""
 
 
-def assert_loads_as_mlx_lm_loads_it(converted: Path, root: Path) -> None:
-    """From the store and from the directory itself."""
-    write_store(root / "models", "m", converted)
-    wanted = run(load_directory(converted))
-    assert same(run_path("m", root / "models"), wanted)
-    assert same(run_path(converted), wanted)
-
-
-def converted_config(name: str) -> Config:
-    source = SOURCES[name]
-    return {**source.module, "architectures": [source.architecture]}
-
-
-def conversions() -> Iterator[ParameterSet]:
-    for place, name in enumerate(CONVERTED):
-        for number, kind in enumerate(("int4", "nvfp4")):
-            yield pytest.param(name, kind, marks=() if place % 2 == number else pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("name", "kind"), list(conversions()))
-def test_a_conversion_of_every_family_loads(name: str, kind: Quantization, tmp_path: Path) -> None:
-    converted = write_converted(tmp_path / "mlx", converted_config(name), PACKINGS[kind])
-    assert_loads_as_mlx_lm_loads_it(converted, tmp_path)
-
-
-def affine() -> Iterator[ParameterSet]:
-    for place, packing in enumerate(AFFINE):
-        ways = [(family, says_mode) for family in WIDE for says_mode in (False, True)]
-        for number, (family, says_mode) in enumerate(ways):
-            fast = number == place % len(ways)
-            yield pytest.param(family, packing, says_mode, marks=() if fast else pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("family", "packing", "says_mode"), list(affine()))
-def test_every_affine_packing_is_recognized(family: str, packing: Packing, says_mode: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("packing", AFFINE, ids=str)
+def test_every_affine_packing_is_recognized(packing: Packing, tmp_path: Path) -> None:
     """By shapes: metadata have only 4 and 8 bits, and are missing for conversions without a mode."""
-    converted = write_converted(tmp_path / "mlx", WIDE[family], packing, says_mode=says_mode)
+    place = AFFINE.index(packing)
+    family = list(WIDE)[place // 2 % 2]
+    converted = write_converted(tmp_path / "mlx", WIDE[family], packing, says_mode=place % 2 == 1)
     assert_loads_as_mlx_lm_loads_it(converted, tmp_path)
 
 
@@ -120,80 +82,6 @@ def test_a_conversion_of_mixed_precision_loads_against_its_metadata(
 
 
 # nvfp4 with a factor for the whole tensor.
-
-NVIDIA = ["llama", "qwen3", "gemma3", "nemotron-h", "qwen3.5-moe-separate", "glm4-moe-lite", "laguna", "mixtral"]
-PRODUCERS: tuple[Producer, ...] = ("modelopt", "compressed-tensors")
-
-
-def exports() -> list[ParameterSet]:
-    """One producer fast for each family, the other slow."""
-    return [
-        pytest.param(name, producer, marks=() if place % 2 == number else pytest.mark.slow)
-        for place, name in enumerate(NVIDIA)
-        for number, producer in enumerate(PRODUCERS)
-    ]
-
-
-def louder(source_dir: Path, directory: Path) -> Path:
-    """The model with larger weights: their scales in nvfp4 must not come near the smallest that eight bits can say."""
-    weights = mx.load(str(source_dir / "model.safetensors"))
-    assert isinstance(weights, dict)
-    grown = {name: array * 4 if array.ndim > 1 else array for name, array in weights.items()}
-    return write_directory(directory, read_config(source_dir), grown)
-
-
-def exported(name: str, source_dir: Path) -> dict[str, Packing]:
-    """Returns the matrices that NVIDIA's tools pack: those that Ollama would, except the first and the last."""
-    found = plan(source_tensors(source_dir), read_config(source_dir), "nvfp4").packings
-    ends = ("lm_head.weight", "embed_tokens.weight", "embeddings.weight")
-    return {key: PACKINGS["nvfp4"] for key in found if not key.endswith(ends) and key not in SOURCES[name].spare}
-
-
-@pytest.mark.parametrize(("name", "producer"), exports())
-def test_factors_that_are_powers_of_two_change_no_bit(
-    name: str, producer: Producer, published: Published, tmp_path: Path
-) -> None:
-    """A model packed a power of two smaller, with that factor, equals the model packed unchanged."""
-    source_dir = louder(published(name), tmp_path / "louder")
-    packings = exported(name, source_dir)
-
-    def factor(tensor: str) -> float:
-        return factor_of(tensor, powers_of_two=True)
-
-    weights = mx.load(str(source_dir / "model.safetensors"))
-    assert isinstance(weights, dict)
-    for tensor, packing in packings.items():
-        array, number = weights[tensor], factor(tensor)
-        assert mx.array_equal(rounded(array / number, packing) * number, rounded(array, packing))
-    nvidia = write_nvidia(tmp_path / "nvidia", source_dir, producer, packings.__contains__, factor)
-    write_store(tmp_path / "models", "m", nvidia)
-    wanted = oracle(tmp_path / "mlx", name, source_dir, packings)
-    assert same(run_path("m", tmp_path / "models"), run(wanted))
-
-
-@pytest.mark.parametrize(("name", "producer"), exports())
-def test_any_factor_multiplies_what_was_packed(
-    name: str, producer: Producer, published: Published, tmp_path: Path
-) -> None:
-    """Against the unpacked numbers in a dense model; another order of additions leaves the last digits open.
-
-    A latent projection is unpacked to bfloat16, so that its product with a factor has fewer digits.
-    """
-    source_dir = published(name)
-    packings = exported(name, source_dir)
-
-    def factor(tensor: str) -> float:
-        return factor_of(tensor, powers_of_two=False)
-
-    nvidia = write_nvidia(tmp_path / "nvidia", source_dir, producer, packings.__contains__, factor)
-    write_store(tmp_path / "models", "m", nvidia)
-    weights = mx.load(str(source_dir / "model.safetensors"))
-    assert isinstance(weights, dict)
-    for tensor, packing in packings.items():
-        weights[tensor] = rounded(weights[tensor] / factor(tensor), packing) * factor(tensor)
-    dense = write_directory(tmp_path / "dense", read_config(source_dir), weights)
-    wanted = run(oracle(tmp_path / "mlx", name, dense))
-    assert close(run_path("m", tmp_path / "models"), wanted, 5e-3 if SOURCES[name].dense else 2e-5)
 
 
 @pytest.mark.parametrize(("name", "release"), [("qwen3-moe", "0.20.8"), ("glm4-moe-lite", "0.30")])
@@ -227,8 +115,7 @@ STALE: dict[str, Config] = {
 }
 
 
-@pytest.mark.parametrize("method", STALE)
-@pytest.mark.parametrize("name", ["qwen3.5-moe", "deepseek-v3"])
+@pytest.mark.parametrize(("method", "name"), [*zip(STALE, ("qwen3.5-moe", "deepseek-v3") * 2, strict=True)])
 def test_the_packing_of_the_source_says_nothing_of_the_store(
     name: str, method: str, published: Published, tmp_path: Path
 ) -> None:

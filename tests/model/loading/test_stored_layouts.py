@@ -1,76 +1,25 @@
-"""Models written by older releases of Ollama still load: library models keep the form of their release.
+"""What is particular to older releases of Ollama, and the writer that stands for them (docs/internals/store.md, 1.6).
 
-See docs/internals/store.md, 1.6.
-
-A release is tested with what it changed, and with the families that it was first to know. Qwen 3.5 was cast to bfloat16
-on the way from 0.18.2 to 0.30, so its sources are in bfloat16, and its dense experts run in float32 after loading.
+`test_sources.py` loads what they wrote.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import mlx.core as mx
 import pytest
-from _pytest.mark import ParameterSet
 
 from runner.errors import ModelError
 from runner.model import open_model
 from scripts.tools.models.checkpoints import write_directory
 from scripts.tools.models.layouts import HEAD, LAYOUTS, plan
 from scripts.tools.models.oracle import load_directory, oracle
-from scripts.tools.models.sources import SOURCES, Published
+from scripts.tools.models.sources import Published
 from scripts.tools.models.sources_form import read_config
 from scripts.tools.models.sources_steps import Weights
-from scripts.tools.models.store import Quantization, Writer, source_tensors, write_ancient_store
+from scripts.tools.models.store import Quantization, source_tensors, write_ancient_store
 from scripts.tools.models.tensors import to_mlx
 from tests.model.loading.conftest import run, same
 from tests.model.loading.stored import put
-
-EARLY = ("llama", "qwen3", "gemma3-text", "glm4-moe-lite", "qwen3-moe")
-QWEN = tuple(name for name in SOURCES if name.startswith(("qwen3.5", "qwen3-next")))
-GEMMA = tuple(name for name in SOURCES if name.startswith("gemma4"))
-LATE = ("laguna", "nemotron-h", "nemotron-omni", "muse-glimmer", "mixtral", "deepseek-v3")
-RELEASES: dict[str, tuple[str, ...]] = {
-    "0.16": EARLY,
-    "0.17.8": ("llama", "glm4-moe-lite"),
-    "0.18.2": (*EARLY, *QWEN),
-    "0.18.3": (*EARLY, *QWEN),
-    "0.20.8": ("glm4-moe-lite", "qwen3-moe", "qwen3.5-moe-separate", "qwen3-next", *GEMMA, *LATE),
-    "0.30": (*QWEN, "gemma4-moe", "laguna"),
-    "0.31.2": ("llama", "glm4-moe-lite", "qwen3.5-moe", "qwen3-next", "gemma4-moe", "nemotron-omni"),
-}
-
-
-def cases() -> Iterator[ParameterSet]:
-    """Fast: each (release, source) dense or in one type, in turn."""
-    for release, names in RELEASES.items():
-        types: tuple[Quantization | None, ...] = (None, *LAYOUTS[release].types)
-        for place, name in enumerate(names):
-            for number, quantization in enumerate(types):
-                fast = number == place % len(types)
-                yield pytest.param(release, name, quantization, marks=() if fast else pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("release", "name", "quantization"), list(cases()))
-def test_what_an_older_release_wrote_computes_the_same(
-    release: str, name: str, quantization: Quantization | None, published: Published, tmp_path: Path
-) -> None:
-    layout = LAYOUTS[release]
-    cast = name in QWEN and layout.qwen != "verbatim"
-    source_dir = published(name, "bfloat16" if cast else "float32")
-    stored = put(tmp_path, name, source_dir, quantization, layout)
-    stored.assert_computes_what_the_source_does(in_float32=cast and quantization is None)
-    stored.assert_reads_the_text_model_only()
-
-
-@pytest.mark.parametrize("quantization", [None, "int4", "nvfp4"])
-@pytest.mark.parametrize("writer", get_args(Writer))
-def test_both_writers_of_older_releases_are_read(
-    writer: Writer, quantization: Quantization | None, published: Published, tmp_path: Path
-) -> None:
-    stored = put(tmp_path, "gemma4-moe", published("gemma4-moe"), quantization, LAYOUTS["0.20.8"], writer=writer)
-    stored.assert_computes_what_the_source_does()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +28,7 @@ def test_both_writers_of_older_releases_are_read(
 )
 def test_a_draft_beside_the_model_is_never_read(name: str, release: str, published: Published, tmp_path: Path) -> None:
     layout = LAYOUTS[release]
-    source_dir = published(name, "bfloat16" if name in QWEN else "float32")
+    source_dir = published(name, "bfloat16" if name.startswith("qwen3.5") else "float32")
     stored = put(tmp_path, name, source_dir, "int8", layout, draft=True)
     stored.assert_computes_what_the_source_does()
     stored.assert_reads_the_text_model_only()

@@ -1,7 +1,6 @@
 """Packed weights on CPUs: layers that are unpacked compute the same, and never take more than the budget."""
 
 import logging
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -18,10 +17,10 @@ from runner.model.weights.load import load
 from runner.model.weights.unpack import packed_layers
 from runner.settings import CACHE_PERCENT, CheckSettings
 from scripts.tools.models.checkpoints import config_of, make_weights, write_directory
-from scripts.tools.models.sources import SOURCES, Published
+from scripts.tools.models.sources import Published
 from scripts.tools.models.store import Quantization, write_store
 from tests.lib.memory import held_bytes
-from tests.model.loading.conftest import Checkpoints, parameters, run
+from tests.model.loading.conftest import Checkpoints, parameters
 from tests.model.loading.stored import put
 
 TYPES: tuple[Quantization, ...] = get_args(Quantization)
@@ -30,23 +29,6 @@ PLENTY = 1 << 40
 
 def paths(module: Module) -> list[str]:
     return [each.path for each in packed_layers(module)]
-
-
-@pytest.mark.parametrize(
-    ("name", "quantization"), [(name, TYPES[place % len(TYPES)]) for place, name in enumerate(SOURCES)]
-)
-def test_every_family_computes_the_same_unpacked(
-    name: str, quantization: Quantization, published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A packed embedding of floating-point bits gives bfloat16, in which the next layers compute: not so here."""
-    monkeypatch.setattr(mx, "dequantize", partial(mx.dequantize, dtype=mx.float32))
-    opened = put(tmp_path, name, published(name), None if name == "gpt-oss" else quantization).open()
-    packed, unpacked = (load(opened, dtype, PLENTY) for dtype in ("float32", "auto"))
-    assert paths(packed.module)
-    assert not paths(unpacked.module)
-    found, wanted = run(unpacked), run(packed)
-    assert found.dtype == wanted.dtype
-    assert mx.abs(found - wanted).max() < 1e-4 * mx.abs(wanted).max()
 
 
 @pytest.fixture
