@@ -102,7 +102,7 @@ def _run(arguments: argparse.Namespace, fast_blas: str) -> int:
     if arguments.json:
         targets = [target.data() for target in report.targets]
         write_json(
-            arguments.json, {"benchmark": arguments.benchmark, "machine": machine, "targets": targets, **report.data()}
+            arguments.json, {"benchmark": arguments.benchmark, "machine": machine, "targets": targets, **report.figures}
         )
     if arguments.plot:
         report.plot(arguments.plot)

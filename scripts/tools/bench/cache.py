@@ -9,7 +9,7 @@ tip a draw over when chunk boundaries differ.
 import argparse
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import median
 from time import perf_counter_ns
 from types import ModuleType
@@ -31,7 +31,9 @@ from runner.sampling import SamplingOptions
 from runner.tokenizer import Tokenizer
 from scripts.tools.bench.agent_trace import FIRST_WORD, TURN_TOKENS, AgentTrace, Ask, Workload
 from scripts.tools.bench.options import names_of, size_bytes
-from scripts.tools.bench.report import Bars, Chart, Report, Table, Target, percentile
+from scripts.tools.bench.report import Bars, Report, Rounds, Table, Target, percentile
+from scripts.tools.models import architectures
+from scripts.tools.models.tiny import Forward
 
 # isort: split
 from mlx_lm.models import deepseek_v3, gemma3_text, llama, llama4, mamba2, qwen3_next
@@ -52,14 +54,6 @@ class Size(NamedTuple):
     vocabulary: int
 
 
-class Forward(Protocol):
-    """Token ids [1, L] and a cache list to logits [1, L, V]."""
-
-    layers: Sequence[object]
-
-    def __call__(self, inputs: mx.array, cache: list[object]) -> mx.array: ...
-
-
 class Subject(NamedTuple):
     """A model to measure: `make_layers` makes its fresh cache list."""
 
@@ -69,116 +63,61 @@ class Subject(NamedTuple):
     make_layers: Callable[[], list[object]]
 
 
-_KINDS: dict[str, tuple[ModuleType, str, int, dict[str, object]]] = {
-    "plain": (llama, "keys and values of every token", 1, {}),
-    "window": (
-        gemma3_text,
-        f"every other layer keeps a sliding window of {WINDOW} tokens",
-        2,
-        {"query_pre_attn_scalar": HEAD, "sliding_window": WINDOW, "sliding_window_pattern": 2},
-    ),
-    "recurrent": (
-        mamba2,
-        "a recurrent state in every layer, nothing else",
-        1,
-        {
-            "state_size": HEAD,
-            "layer_norm_epsilon": 1e-5,
-            "conv_kernel": 4,
-            "n_groups": 1,
-            "use_bias": False,
-            "use_conv_bias": True,
-            "time_step_limit": (0.001, 10.0),
-            "time_step_rank": "auto",
-        },
-    ),
-    "hybrid": (
-        qwen3_next,
-        "every other layer is recurrent",
-        2,
-        {
-            "linear_key_head_dim": HEAD,
-            "linear_value_head_dim": HEAD,
-            "linear_conv_kernel_dim": 4,
-            "num_experts": 0,
-            "num_experts_per_tok": 1,
-            "decoder_sparse_step": 1,
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.5,
-            "full_attention_interval": 2,
-        },
-    ),
-    "mla": (
-        deepseek_v3,
-        "latent attention: one narrow head",
-        1,
-        {
-            "n_routed_experts": None,
-            "kv_lora_rank": HEAD,
-            "q_lora_rank": 2 * HEAD,
-            "qk_rope_head_dim": HEAD // 2,
-            "qk_nope_head_dim": HEAD,
-            "v_head_dim": HEAD,
-        },
-    ),
-    "chunk": (
-        llama4,
-        f"three of four layers attend within chunks of {CHUNK} tokens",
-        4,
-        {
-            "attention_bias": False,
-            "attention_chunk_size": CHUNK,
-            "num_experts_per_tok": 1,
-            "num_local_experts": 2,
-            "rope_scaling": None,
-            "rope_theta": 10000.0,
-            "use_qk_norm": True,
-        },
-    ),
-    "quantized": (llama, f"keys and values in {KV_BITS} bits", 1, {}),
+_KINDS: dict[str, tuple[str, ModuleType, int, str]] = {
+    "plain": ("llama", llama, 1, "keys and values of every token"),
+    "window": ("gemma3_text", gemma3_text, 2, f"every other layer keeps a sliding window of {WINDOW} tokens"),
+    "recurrent": ("mamba2", mamba2, 1, "a recurrent state in every layer, nothing else"),
+    "hybrid": ("qwen3_next", qwen3_next, 2, "every other layer is recurrent"),
+    "mla": ("deepseek_v3", deepseek_v3, 1, "latent attention: one narrow head"),
+    "chunk": ("llama4", llama4, 4, f"three of four layers attend within chunks of {CHUNK} tokens"),
+    "quantized": ("llama", llama, 1, f"keys and values in {KV_BITS} bits"),
 }
-"""mlx-lm's module, the meaning, the layers until their kinds repeat, and options beside those of all."""
+"""The architecture, mlx-lm's module, the layers until their kinds repeat, and the meaning."""
 
-KINDS = {kind: meaning for kind, (_, meaning, _, _) in _KINDS.items()}
+KINDS = {kind: meaning for kind, (*_, meaning) in _KINDS.items()}
 
 
 def _make(kind: str, size: Size) -> Module:
-    module, _, period, special = _KINDS[kind]
-    hidden, heads = size.hidden, size.hidden // HEAD
-    layers = -(-size.layers // period) * period
-    options = {
-        "model_type": module.__name__.rpartition(".")[2],
-        "hidden_size": hidden,
+    """Returns the tiny model of `scripts.tools.models` in another size, without experts."""
+    name, module, period, _ = _KINDS[kind]
+    heads, layers = size.hidden // HEAD, -(-size.layers // period) * period
+    wide: dict[str, object] = {
+        "hidden_size": size.hidden,
         "num_hidden_layers": layers,
-        "intermediate_size": 3 * hidden,
+        "intermediate_size": (2 if module is mamba2 else 3) * size.hidden,
+        "intermediate_size_mlp": 3 * size.hidden,
+        "moe_intermediate_size": size.hidden,
+        "shared_expert_intermediate_size": size.hidden,
         "num_attention_heads": heads,
-        "num_key_value_heads": heads // 2,
-        "head_dim": HEAD,
-        "rms_norm_eps": 1e-5,
+        "num_key_value_heads": heads if module is deepseek_v3 else heads // 2,
+        "num_heads": 2 * heads,
+        "linear_num_value_heads": heads,
+        "linear_num_key_heads": heads // 2,
+        "query_pre_attn_scalar": HEAD,
+        "kv_lora_rank": HEAD,
+        "q_lora_rank": 2 * HEAD,
+        "qk_rope_head_dim": HEAD // 2,
+        "sliding_window": WINDOW,
+        "attention_chunk_size": CHUNK,
+        "full_attention_interval": 2,
+        "interleave_moe_layer_step": 2 * layers,
+        "mlp_only_layers": [*range(layers)],
+        "layer_types": None,
+        "n_routed_experts": None,
+        "num_experts": 0,
         "vocab_size": size.vocabulary,
         "max_position_embeddings": 1 << 20,
         "tie_word_embeddings": True,
     }
-    own: dict[str, dict[str, object]] = {
-        "recurrent": {"num_heads": 2 * heads, "intermediate_size": 2 * hidden},
-        "hybrid": {
-            "linear_num_value_heads": heads,
-            "linear_num_key_heads": heads // 2,
-            "shared_expert_intermediate_size": hidden,
-            "mlp_only_layers": list(range(layers)),
-            "moe_intermediate_size": hidden,
-        },
-        "mla": {"moe_intermediate_size": hidden, "num_key_value_heads": heads},
-        "chunk": {
-            "interleave_moe_layer_step": 2 * layers,  # no experts
-            "intermediate_size": hidden,
-            "intermediate_size_mlp": 3 * hidden,
-        },
-    }
-    options = {**options, **special, **own.get(kind, {})}
-    if module is llama4:
-        options = {"text_config": options, "model_type": "llama4"}
-    model: Module = module.Model(module.ModelArgs.from_dict(options))
+    wide |= dict.fromkeys(
+        ("head_dim", "state_size", "qk_nope_head_dim", "v_head_dim", "linear_key_head_dim", "linear_value_head_dim"),
+        HEAD,
+    )
+    known = architectures.config(name)
+    text = known.get("text_config")
+    changed = {key: value for key, value in wide.items() if key in (text if isinstance(text, dict) else known)}
+    config = {**known, "text_config": {**text, **changed}} if isinstance(text, dict) else {**known, **changed}
+    model: Module = module.Model(module.ModelArgs.from_dict(config))
     return model
 
 
@@ -390,75 +329,40 @@ class Row(NamedTuple):
         )
 
 
-@dataclass(frozen=True)
-class CacheReport(Report):
-    """By kind of model. `counts` says how often everything happened; `budget_bytes` bounded each cache."""
-
-    workload: Workload
-    budget_bytes: int | None
-    counts: Mapping[str, int]
-    models: Mapping[str, Sequence[Row]]
-
-    @property
-    def targets(self) -> list[Target]:
-        """Of the trie."""
-        return [
-            Target(f"{kind}: answers that differ", row.mismatches, 0)
-            for kind, rows in self.models.items()
-            for row in rows
-            if row.cache == "trie"
-        ]
-
-    @property
-    def tables(self) -> Sequence[Table]:
-        """One table for all models."""
-        work = self.workload
-        bound = "unbounded" if self.budget_bytes is None else f"{self.budget_bytes:,} bytes each"
-        counts = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
-        title = (
-            f"{work.requests} requests of {work.agents} agents over {work.systems} system prompts, seed {work.seed}, "
-            f"scale {work.scale:g}; caches {bound}\n{counts}"
+def report(
+    workload: Workload, budget_bytes: int | None, counts: Mapping[str, int], models: Mapping[str, Sequence[Row]]
+) -> Report:
+    """Returns the results by kind of model; the targets are of the trie. `counts` says how often everything happened;
+    `budget_bytes` bounded each cache."""
+    bound = "unbounded" if budget_bytes is None else f"{budget_bytes:,} bytes each"
+    title = (
+        f"{workload.requests} requests of {workload.agents} agents over {workload.systems} system prompts, seed "
+        f"{workload.seed}, scale {workload.scale:g}; caches {bound}\n"
+        + ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+    )
+    rows = {(kind, row.cache): row for kind, each in models.items() for row in each}
+    rounds = Rounds({cache: [row.figures() for (_, name), row in rows.items() if name == cache] for _, cache in rows})
+    charts = [
+        Bars(what, [*models], {cache: rounds.of(cache, case) for cache in rounds.found}, log=log)
+        for what, case, log in (
+            ("share of prompt tokens from the cache", "hit_rate", False),
+            ("time to the first token, ms, median", "ttft_ms", True),
         )
-        rows = [(f"{kind}, {row.cache}", *row.cells()) for kind, rows in self.models.items() for row in rows]
-        return [Table(title, ("", *_COLUMNS), rows)]
-
-    @property
-    def note(self) -> str:
-        """The meaning of the columns, and of the kinds of models."""
-        return "\n".join([_NOTE, *(f"{kind:10}{KINDS[kind]}" for kind in self.models)])
-
-    def data(self) -> Mapping[str, object]:
-        """For JSON: the figures of each cache, and one value for each request."""
-        names = ("total", "matched", "cached", "computed", "ttft_ms", "ms", "held_bytes")
-        return {
-            "workload": asdict(self.workload),
-            "budget_bytes": self.budget_bytes,
-            "counts": self.counts,
-            "models": {
-                kind: {
-                    row.cache: {
-                        **row.figures(),
-                        "requests": {name: [getattr(one, name) for one in row.served] for name in names},
-                    }
-                    for row in rows
-                }
-                for kind, rows in self.models.items()
-            },
-        }
-
-    @property
-    def charts(self) -> Sequence[Chart]:
-        """Hits, and first tokens."""
-        figures = [[row.figures() for row in rows] for rows in self.models.values()]
-        caches = [row.cache for row in next(iter(self.models.values()))]
-
-        def of(name: str, scale: float = 1.0) -> dict[str, list[float]]:
-            return {cache: [scale * rows[at][name] for rows in figures] for at, cache in enumerate(caches)}
-
-        return [
-            Bars("prompt tokens from the cache, %", list(self.models), of("hit_rate", 100)),
-            Bars("time to the first token, ms, median", list(self.models), of("ttft_ms"), log=True),
-        ]
+    ]
+    names = ("total", "matched", "cached", "computed", "ttft_ms", "ms", "held_bytes")
+    requests = {key: {name: [getattr(one, name) for one in row.served] for name in names} for key, row in rows.items()}
+    figures = {
+        kind: {row.cache: {**row.figures(), "requests": requests[kind, row.cache]} for row in each}
+        for kind, each in models.items()
+    }
+    trie = {kind: row for (kind, cache), row in rows.items() if cache == "trie"}
+    return Report(
+        [Target(f"{kind}: answers that differ", row.mismatches, 0) for kind, row in trie.items()],
+        [Table(title, ("", *_COLUMNS), [(f"{kind}, {cache}", *row.cells()) for (kind, cache), row in rows.items()])],
+        charts,
+        {"workload": asdict(workload), "budget_bytes": budget_bytes, "counts": counts, "models": figures},
+        "\n".join([_NOTE, *(f"{kind:10}{KINDS[kind]}" for kind in models)]),
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -490,7 +394,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> CacheReport:
+def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """The whole benchmark. `say` is told how far it is. ValueError when the options make no sense."""
     workload = Workload(
         seed=arguments.seed, requests=arguments.requests, agents=arguments.agents, scale=arguments.scale
@@ -502,7 +406,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> CacheRepor
         say(f"{kind} ...")
         models[kind], counts = measure(kind, workload, arguments.caches, arguments.cache_memory)
         mx.clear_cache()
-    return CacheReport(workload, arguments.cache_memory, dict(counts), models)
+    return report(workload, arguments.cache_memory, dict(counts), models)
 
 
 def measure(

@@ -13,7 +13,6 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -24,9 +23,8 @@ from typing import NamedTuple
 from runner.model.weights.dtype import device
 from scripts.tools.bench import drafts
 from scripts.tools.bench.bare_loop import BareLoop
-from scripts.tools.bench.drafts import DraftsReport
 from scripts.tools.bench.llamas import Prompts, Size
-from scripts.tools.bench.report import Bars, Chart, Report, Table, Target, interleave, median_ratio
+from scripts.tools.bench.report import Bars, Report, Table, Target, interleave, median_ratio
 from scripts.tools.bench.servers import (
     BARE,
     BARE_ONE_CORE,
@@ -72,10 +70,6 @@ class Profile(NamedTuple):
         ]
         title = f"{name}: where a token's time goes, medians of {self.steps} steps of {self.step_us:.0f} us"
         return Table(title, ("", "us", "%", ""), rows)
-
-    def data(self) -> Mapping[str, object]:
-        """For JSON."""
-        return self._asdict()
 
 
 def profiled(trace: Path, size: Size, seed: int, ours: Server, tokens: int) -> Profile:
@@ -140,71 +134,42 @@ class Decoded(NamedTuple):
         return min(self.ratio(OURS, name) for name in (BARE, BARE_ONE_CORE) if name in self.speeds)
 
 
-@dataclass(frozen=True)
-class DecodeReport(Report):
-    """All of it."""
-
-    turns: int
-    models: Sequence[Decoded]
-
-    @property
-    def targets(self) -> list[Target]:
-        """Against the loop, and against mlx-lm's server."""
-        found = []
-        for model in self.models:
-            if bound := OF_BARE.get(model.size):
-                found.append(Target(f"{model.size}, ours over the {BARE}", model.of_bare, bound, most=False))
-            if MLX_LM in model.speeds:
-                found.append(Target(f"{model.size}, ours over {MLX_LM}", model.ratio(OURS, MLX_LM), 1.0, most=False))
-        return found
-
-    @property
-    def tables(self) -> Sequence[Table]:
-        """One table for all sizes, and where the time goes."""
-        names = list(dict.fromkeys(name for model in self.models for name in model.speeds))
-        rows = [
-            (
-                name,
-                *(f"{median(model.speeds[name]):.1f}" for model in self.models),
-                *(f"{model.ratio(name, BARE):.3f}" for model in self.models),
-            )
-            for name in names
-        ]
-        sizes = [model.size for model in self.models]
-        columns = ("", *(f"{size} tok/s" for size in sizes), *(f"{size} / bare" for size in sizes))
-        title = f"decode, one stream: medians of {self.turns} turns, and of each turn's ratio to the bare loop"
-        profiles = [model.profile.table(f"{model.size}, ours") for model in self.models]
-        return [Table(title, columns, rows), *profiles]
-
-    def data(self) -> Mapping[str, object]:
-        """For JSON."""
-        return {
-            "turns": self.turns,
-            "models": {
-                model.size: {
-                    "tokens_per_s": model.speeds,
-                    "of_bare": {name: model.ratio(name, BARE) for name in model.speeds},
-                    "profile": model.profile.data(),
-                }
-                for model in self.models
-            },
+def report(turns: int, models: Sequence[Decoded]) -> Report:
+    """Returns the results: against the loop, and against mlx-lm's server."""
+    targets = []
+    for model in models:
+        if bound := OF_BARE.get(model.size):
+            targets.append(Target(f"{model.size}, ours over the {BARE}", model.of_bare, bound, most=False))
+        if MLX_LM in model.speeds:
+            targets.append(Target(f"{model.size}, ours over {MLX_LM}", model.ratio(OURS, MLX_LM), 1.0, most=False))
+    names = list(dict.fromkeys(name for model in models for name in model.speeds))
+    ratios = {name: [model.ratio(name, BARE) for model in models] for name in names}
+    rows = [
+        (name, *(f"{median(model.speeds[name]):.1f}" for model in models), *(f"{each:.3f}" for each in ratios[name]))
+        for name in names
+    ]
+    columns = ("", *(f"{model.size} tok/s" for model in models), *(f"{model.size} / bare" for model in models))
+    title = f"decode, one stream: medians of {turns} turns, and of each turn's ratio to the bare loop"
+    shares = {part: [100 * model.profile.parts_us[part] / model.profile.step_us for model in models] for part in PARTS}
+    groups = [f"{model.size}\nbare loop {median(model.speeds[BARE]):.0f} tok/s" for model in models]
+    steps = [f"{model.size}\n{model.profile.step_us / 1e3:.2f} ms" for model in models]
+    figures = {
+        model.size: {
+            "tokens_per_s": model.speeds,
+            "of_bare": {name: model.ratio(name, BARE) for name in model.speeds},
+            "profile": model.profile._asdict(),
         }
-
-    @property
-    def charts(self) -> Sequence[Chart]:
-        """Speeds over that of the bare loop, and where the time of a token goes."""
-        names = dict.fromkeys(name for model in self.models for name in model.speeds)
-        speeds = {name: [model.ratio(name, BARE) for model in self.models] for name in names}
-        groups = [f"{model.size}\nbare loop {median(model.speeds[BARE]):.0f} tok/s" for model in self.models]
-        shares = {
-            part: [100 * model.profile.parts_us[part] / model.profile.step_us for model in self.models]
-            for part in PARTS
-        }
-        steps = [f"{model.size}\n{model.profile.step_us / 1e3:.2f} ms" for model in self.models]
-        return [
-            Bars("decode, one stream, over the bare loop", groups, speeds, digits=2),
+        for model in models
+    }
+    return Report(
+        targets,
+        [Table(title, columns, rows), *(model.profile.table(f"{model.size}, ours") for model in models)],
+        [
+            Bars("decode, one stream, over the bare loop", groups, ratios, digits=2),
             Bars("where a token's time goes, %", steps, shares, stacked=True),
-        ]
+        ],
+        {"turns": turns, "models": figures},
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -220,7 +185,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> DecodeReport | DraftsReport:
+def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """The whole benchmark. ValueError when the options make no sense."""
     if arguments.turns < 1:
         raise ValueError("there is at least one turn")
@@ -230,7 +195,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> DecodeRepo
     for name in arguments.size or default_sizes():
         say(f"{name} ...")
         models.append(_measure(name, arguments, say))
-    return DecodeReport(arguments.turns, models)
+    return report(arguments.turns, models)
 
 
 def _measure(name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> Decoded:

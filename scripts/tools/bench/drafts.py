@@ -16,7 +16,6 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -39,7 +38,7 @@ from scripts.tools.bench.llamas import (
     spelled,
     write_words,
 )
-from scripts.tools.bench.report import Bars, Chart, Report, Table, Target, interleave, median_ratio
+from scripts.tools.bench.report import Bars, Report, Table, Target, interleave, median_ratio
 from scripts.tools.bench.servers import SIZES, Endpoint, MismeasuredError, answer, open_endpoint, this_runner
 
 # isort: split
@@ -126,44 +125,30 @@ class Drafted(NamedTuple):
     texts: Sequence[str]
 
 
-@dataclass(frozen=True)
-class DraftsReport(Report):
-    """By size and case: tokens per second with drafts, and without."""
-
-    turns: int
-    models: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]]
-
-    @property
-    def targets(self) -> list[Target]:
-        """Never slower, and much faster where all repeats."""
-        return [
-            Target(f"{size}, {case}: {CASES[case][2]}", median_ratio(*speeds), CASES[case][1], most=False)
-            for size, by_case in self.models.items()
-            for case, speeds in by_case.items()
-        ]
-
-    @property
-    def tables(self) -> Sequence[Table]:
-        """A row for each model and case."""
-        rows = [
-            (f"{size}, {case}", *(f"{median(each):.1f}" for each in speeds), f"{median_ratio(*speeds):.2f}")
-            for size, by_case in self.models.items()
-            for case, speeds in by_case.items()
-        ]
-        return [Table(f"tokens/s: medians of {self.turns} turns", ("", "drafts", "--draft off", "ratio"), rows)]
-
-    def data(self) -> Mapping[str, object]:
-        """For JSON."""
-        return {"turns": self.turns, "models": self.models}
-
-    @property
-    def charts(self) -> Sequence[Chart]:
-        """The ratios."""
-        ratios = {size: [median_ratio(*each) for each in by_case.values()] for size, by_case in self.models.items()}
-        return [Bars("tokens/s with drafts over those without", [*CASES], ratios, digits=2, target=1.0)]
+Speeds = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+"""By case: tokens per second with drafts, and without, turn by turn."""
 
 
-def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> DraftsReport:
+def report(turns: int, models: Mapping[str, Speeds]) -> Report:
+    """Returns the results, by size: never slower, and much faster where all repeats."""
+    found = [(size, case, *pair) for size, by_case in models.items() for case, pair in by_case.items()]
+    rows = [
+        (f"{size}, {case}", f"{median(drafted):.1f}", f"{median(plain):.1f}", f"{median_ratio(drafted, plain):.2f}")
+        for size, case, drafted, plain in found
+    ]
+    ratios = {size: [median_ratio(*pair) for pair in by_case.values()] for size, by_case in models.items()}
+    return Report(
+        [
+            Target(f"{size}, {case}: {CASES[case][2]}", median_ratio(drafted, plain), CASES[case][1], most=False)
+            for size, case, drafted, plain in found
+        ],
+        [Table(f"tokens/s: medians of {turns} turns", ("", "drafts", "--draft off", "ratio"), rows)],
+        [Bars("tokens/s with drafts over those without", [*CASES], ratios, digits=2, target=1.0)],
+        {"turns": turns, "models": models},
+    )
+
+
+def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Measures all sizes. ValueError when there are not enough words for so many turns."""
     if arguments.turns >= WORDS // 2 // (ANSWER_TOKENS + 1):
         raise ValueError("there are not more turns than there are words for")
@@ -171,10 +156,10 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> DraftsRepo
     for size in arguments.size or ("10M", "60M"):
         say(f"{size}, drafts ...")
         models[size] = _measure(SIZES[size], arguments)
-    return DraftsReport(arguments.turns, models)
+    return report(arguments.turns, models)
 
 
-def _measure(size: Size, arguments: argparse.Namespace) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
+def _measure(size: Size, arguments: argparse.Namespace) -> Speeds:
     """Raises MismeasuredError if an answer with drafts is another than without."""
     with asyncio.Runner() as loop, ExitStack() as stack:
         model, *drafts = (Path(stack.enter_context(TemporaryDirectory(prefix="bench-"))) for _ in range(3))

@@ -21,12 +21,11 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from scripts.tools.bench.bare_loop import BareLoop
 from scripts.tools.bench.llamas import M10, Prompts
@@ -208,7 +207,6 @@ DROP_TARGET_MS = 150.0
 SHARED_TARGET = 1.3
 _TARGET_STREAMS = (1, 8)
 
-_Kind = TypeVar("_Kind", bound=Figure)
 _NOTE = f"""Figures are medians over the turns, except where they say worst; targets hold for the median of a turn's
 ratio, the median of drop, and the worst gap of all turns.
 *           the streams never ran all at once: all their tokens, from the very first line to the very last
@@ -216,141 +214,122 @@ newcomer    until the first token of the prompt that came; -: not within {PATIEN
 bound       the first prompt alone and cold, plus each of the {len(SUFFIXES) - 1} others alone with a known prefix"""
 
 
-@dataclass(frozen=True)
-class ParallelReport(Report):
-    """By contender and cell, turn by turn."""
+Found = Mapping[str, Mapping[Cell, Sequence[Figure]]]
+"""By contender and cell, turn by turn."""
 
-    turns: int
-    found: Mapping[str, Mapping[Cell, Sequence[Figure]]]
 
-    @property
-    def targets(self) -> list[Target]:
-        """Of this runner, as far as they were measured."""
-        found = []
-        speeds = {number: _speeds(rates) for number, rates in self._of(OURS, "decode", Rate).items()}
-        if set(speeds) >= set(_TARGET_STREAMS):
-            ratio = median_ratio(*(speeds[number] for number in reversed(_TARGET_STREAMS)))
-            found.append(Target("decode, 8 streams over 1", ratio, RATIO_TARGET, most=False))
-        for length, gaps in self._of(OURS, "gap", Gaps).items():
-            worst = max(1e3 * one.largest_s for one in gaps)
-            found.append(Target(f"worst gap while {length} tokens are read", worst, GAP_TARGET_MS, unit=" ms"))
-        for length, drops in self._of(OURS, "drop", Dropped).items():
-            after = median(1e3 * one.after_s for one in drops)
-            found.append(Target(f"first token after a drop at {length}", after, DROP_TARGET_MS, unit=" ms"))
-        for shared in self._of(OURS, "shared", Shared).values():
-            ratio = median(one.ratio for one in shared)
-            found.append(Target("shared prefix, last first token over the bound", ratio, SHARED_TARGET))
-        return found
-
-    @property
-    def tables(self) -> Sequence[Table]:
-        """One for each thing that was measured."""
-        decode = self._rows("decode", Rate, _decode)
-        gap, drop = self._rows("gap", Gaps, _gap), self._rows("drop", Dropped, _drop)
-        shared = self._rows("shared", Shared, _shared)
-        drop_title = "drop: first token of a short prompt the moment another client leaves in its prefill, ms"
-        shared_title = f"shared: last first token of {len(SUFFIXES)} prompts with one prefix, ms"
-        return [
-            Table("decode", ("", "streams", "tokens/s of all"), decode),
-            Table(
-                "gap: between two lines of a running stream while a prompt comes, ms",
-                ("", "prompt", "largest", "worst", "median", "newcomer"),
-                gap,
-            ),
-            Table(drop_title, ("", "prompt", "its prefill", "short, idle", "short, drop", "worst"), drop),
-            Table(shared_title, ("", "prefix", "cold", "others", "together", "over the bound", "worst"), shared),
-        ]
-
-    @property
-    def note(self) -> str:
-        """The meaning of the words."""
-        return _NOTE
-
-    def data(self) -> Mapping[str, object]:
-        """For JSON: by contender, what was measured, and number, one value for each turn."""
-        contenders: dict[str, dict[str, dict[str, object]]] = {}
-        for name, cells in self.found.items():
-            for (what, number), figures in cells.items():
-                columns = {field: [getattr(one, field) for one in figures] for field in figures[0]._fields}
-                contenders.setdefault(name, {}).setdefault(what, {})[str(number)] = columns
-        return {"turns": self.turns, "contenders": contenders}
-
-    @property
-    def charts(self) -> Sequence[Chart]:
-        """Throughput, gaps, waits and sharing, with their targets; a contender has one colour in all of them."""
-        lines = {
-            name: [(number, median(_speeds(rates))) for number, rates in rates_of.items()]
-            for name in self.found
-            if (rates_of := self._of(name, "decode", Rate))
-        }
-        gap = "largest gap of a stream while a prompt comes, worst turn, ms"
-        drop, ratio = "first token of a short prompt after a client left, ms", "last first token over the bound"
-        bars = [
-            self._bars(gap, "gap", Gaps, lambda found: max(1e3 * one.largest_s for one in found), GAP_TARGET_MS),
-            self._bars(drop, "drop", Dropped, lambda found: median(1e3 * one.after_s for one in found), DROP_TARGET_MS),
-            self._bars(ratio, "shared", Shared, lambda found: median(one.ratio for one in found), SHARED_TARGET, 2),
-        ]
-        speeds = [Lines("tokens/s of all decoding streams", lines, "streams")] if lines else []
-        return [*speeds, *(chart for chart in bars if chart.groups)]
-
-    def _bars(
-        self,
-        title: str,
-        what: str,
-        kind: type[_Kind],
-        value: Callable[[Sequence[_Kind]], float],
-        target: float,
-        digits: int = 0,
-    ) -> Bars:
-        found = {name: self._of(name, what, kind) for name in self.found}
-        numbers = list(dict.fromkeys(number for by_number in found.values() for number in by_number))
+def report(turns: int, found: Found) -> Report:
+    """Returns the results; the targets are of this runner."""
+    decode, gap, drop, shared = (_of(found, what) for what in ("decode", "gap", "drop", "shared"))
+    targets = []
+    if {(OURS, number) for number in _TARGET_STREAMS} <= decode.keys():
+        speeds = [_each(decode[OURS, number], "tokens_per_s") for number in reversed(_TARGET_STREAMS)]
+        targets.append(Target("decode, 8 streams over 1", median_ratio(*speeds), RATIO_TARGET, most=False))
+    for cells, value, what, bound, unit in (
+        (gap, _worst_gap_ms, "worst gap while {} tokens are read", GAP_TARGET_MS, " ms"),
+        (drop, _after_ms, "first token after a drop at {}", DROP_TARGET_MS, " ms"),
+        (shared, _over_bound, "shared prefix of {}, last first token over the bound", SHARED_TARGET, ""),
+    ):
+        ours = {number: figures for (name, number), figures in cells.items() if name == OURS}
+        targets += [Target(what.format(number), value(each), bound, unit=unit) for number, each in ours.items()]
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for (name, number), rates in decode.items():
+        lines.setdefault(name, []).append((number, median(_each(rates, "tokens_per_s"))))
+    charts: list[Chart] = [Lines("tokens/s of all decoding streams", lines, "streams")] if lines else []
+    for title, cells, value, bound, digits in (
+        ("largest gap of a stream while a prompt comes, worst turn, ms", gap, _worst_gap_ms, GAP_TARGET_MS, 0),
+        ("first token of a short prompt after a client left, ms", drop, _after_ms, DROP_TARGET_MS, 0),
+        ("last first token over the bound", shared, _over_bound, SHARED_TARGET, 2),
+    ):
+        numbers = list(dict.fromkeys(number for _, number in cells))
         heights = {
-            name: [value(by_number[number]) if number in by_number else None for number in numbers]
-            for name, by_number in found.items()
+            name: [value(cells[name, number]) if (name, number) in cells else None for number in numbers]
+            for name in found
         }
-        return Bars(title, [f"{number} tokens" for number in numbers], heights, digits, target=target)
+        if numbers:
+            charts.append(Bars(title, [f"{number} tokens" for number in numbers], heights, digits, target=bound))
+    tables = [
+        _table("decode", ("streams", "tokens/s of all"), decode, _decode_cells),
+        _table(
+            "gap: between two lines of a running stream while a prompt comes, ms",
+            ("prompt", "largest", "worst", "median", "newcomer"),
+            gap,
+            _gap_cells,
+        ),
+        _table(
+            "drop: first token of a short prompt the moment another client leaves in its prefill, ms",
+            ("prompt", "its prefill", "short, idle", "short, drop", "worst"),
+            drop,
+            lambda drops: [
+                *(_ms(median(_each(drops, field))) for field in Dropped._fields),
+                _ms(max(_each(drops, "after_s"))),
+            ],
+        ),
+        _table(
+            f"shared: last first token of {len(SUFFIXES)} prompts with one prefix, ms",
+            ("prefix", "cold", "others", "together", "over the bound", "worst"),
+            shared,
+            lambda each: [
+                *(_ms(median(_each(each, field))) for field in Shared._fields),
+                f"{_over_bound(each):.2f}",
+                f"{max(_each(each, 'ratio')):.2f}",
+            ],
+        ),
+    ]
+    contenders: dict[str, dict[str, dict[str, object]]] = {}
+    for name, cells_of in found.items():
+        for (what, number), figures in cells_of.items():
+            columns = {field: [getattr(one, field) for one in figures] for field in figures[0]._fields}
+            contenders.setdefault(name, {}).setdefault(what, {})[str(number)] = columns
+    return Report(targets, tables, charts, {"turns": turns, "contenders": contenders}, _NOTE)
 
-    def _of(self, name: str, what: str, kind: type[_Kind]) -> dict[int, list[_Kind]]:
-        return {
-            number: [one for one in figures if isinstance(one, kind)]
-            for (measured, number), figures in self.found.get(name, {}).items()
-            if measured == what
-        }
 
-    def _rows(
-        self, what: str, kind: type[_Kind], cells: Callable[[Sequence[_Kind]], Sequence[str]]
-    ) -> list[Sequence[str]]:
-        rows: list[Sequence[str]] = []
-        for name in self.found:
-            by_number = self._of(name, what, kind)
-            rows += [(name, str(number), *cells(by_number[number])) for number in by_number]
-        return rows
+_Cells = dict[tuple[str, int], Sequence[Figure]]
 
 
-def _speeds(rates: Sequence[Rate]) -> list[float]:
-    return [rate.tokens_per_s for rate in rates]
+def _of(found: Found, what: str) -> _Cells:
+    """Returns the figures of one measurement, by contender and number."""
+    return {
+        (name, number): figures
+        for name, cells in found.items()
+        for (measured, number), figures in cells.items()
+        if measured == what
+    }
 
 
-def _decode(rates: Sequence[Rate]) -> Sequence[str]:
-    told = f"{median(_speeds(rates)):.1f}"
-    return (told if all(rate.together for rate in rates) else f"{told}*",)
+def _table(
+    title: str, columns: Sequence[str], cells: _Cells, write: Callable[[Sequence[Figure]], Sequence[str]]
+) -> Table:
+    rows = [(name, str(number), *write(figures)) for (name, number), figures in cells.items()]
+    return Table(title, ("", *columns), rows)
 
 
-def _gap(gaps: Sequence[Gaps]) -> Sequence[str]:
-    largest = [one.largest_s for one in gaps]
-    came = [one.newcomer_s for one in gaps if one.newcomer_s is not None]
-    times = (median(largest), max(largest), median(one.median_s for one in gaps))
-    return (*map(_ms, times), _ms(median(came)) if came else "-")
+def _each(figures: Sequence[Figure], field: str) -> list[float]:
+    return [getattr(one, field) for one in figures]
 
 
-def _drop(drops: Sequence[Dropped]) -> Sequence[str]:
-    return [*(_ms(median(times)) for times in zip(*drops, strict=True)), _ms(max(one.after_s for one in drops))]
+def _worst_gap_ms(gaps: Sequence[Figure]) -> float:
+    return 1e3 * max(_each(gaps, "largest_s"))
 
 
-def _shared(shared: Sequence[Shared]) -> Sequence[str]:
-    ratios = [one.ratio for one in shared]
-    times = (_ms(median(times)) for times in zip(*shared, strict=True))
-    return (*times, f"{median(ratios):.2f}", f"{max(ratios):.2f}")
+def _after_ms(drops: Sequence[Figure]) -> float:
+    return 1e3 * median(_each(drops, "after_s"))
+
+
+def _over_bound(shared: Sequence[Figure]) -> float:
+    return median(_each(shared, "ratio"))
+
+
+def _decode_cells(rates: Sequence[Figure]) -> Sequence[str]:
+    told = f"{median(_each(rates, 'tokens_per_s')):.1f}"
+    return [told if all(_each(rates, "together")) else f"{told}*"]
+
+
+def _gap_cells(gaps: Sequence[Figure]) -> Sequence[str]:
+    largest = _each(gaps, "largest_s")
+    came = [seconds for seconds in _each(gaps, "newcomer_s") if seconds is not None]
+    times = median(largest), max(largest), median(_each(gaps, "median_s"))
+    return [*map(_ms, times), _ms(median(came)) if came else "-"]
 
 
 def _ms(seconds: float) -> str:
@@ -396,7 +375,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> ParallelReport:
+def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """The whole benchmark. `say` is told how far it is. ValueError when the options make no sense."""
     if min(arguments.turns, arguments.parallel, *arguments.streams, *arguments.prompts) < 1:
         raise ValueError("turns, streams and lengths are at least 1")
@@ -425,7 +404,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> ParallelRe
                 contenders[BARE] = partial(looped, cell[1])
             for name, figures in interleave(contenders, arguments.turns).items():
                 found.setdefault(name, {})[cell] = figures
-    return ParallelReport(arguments.turns, found)
+    return report(arguments.turns, found)
 
 
 async def measure(endpoint: Endpoint, cell: Cell, prompts: Prompts) -> Figure:

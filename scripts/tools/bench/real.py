@@ -20,7 +20,6 @@ import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -34,7 +33,7 @@ from tokenizers import Tokenizer
 
 from runner.model.weights.dtype import device
 from scripts.tools import ROOT
-from scripts.tools.bench.report import Bars, Chart, Report, Table, Target, interleave, median_ratio
+from scripts.tools.bench.report import Report, Rounds, Table, Target, interleave
 from scripts.tools.bench.servers import (
     MLX_LM,
     OURS,
@@ -175,71 +174,46 @@ class Contender(NamedTuple):
     model: Path
 
 
-@dataclass(frozen=True)
-class RealReport(Report):
-    """All of it: by contender, the seconds of each start, the rounds, and the resident bytes at the end."""
-
-    turns: int
-    starts: Mapping[str, Sequence[float]]
-    found: Mapping[str, Sequence[Turn]]
-    resident: Mapping[str, int]
-
-    @property
-    def targets(self) -> list[Target]:
-        """Against mlx-lm's server, if it took part."""
-        if MLX_LM not in self.found:
-            return []
-        ours, theirs = self.found[OURS], self.found[MLX_LM]
-        found = []
-        for case in CASES:
-            ratio = median_ratio(*([turn.first_ms[case] for turn in turns] for turns in (ours, theirs)))
-            found.append(Target(f"{case}, ours over {MLX_LM}", ratio, 1.0))
-        for users in USERS:
-            ratio = median_ratio(*([turn.tokens_per_s[users] for turn in turns] for turns in (ours, theirs)))
-            found.append(Target(f"{users} at once, ours over {MLX_LM}", ratio, 1.0, most=False))
-        return found
-
-    @property
-    def tables(self) -> Sequence[Table]:
-        """One row for each server."""
-        rows = [
-            (
-                name,
-                f"{1e3 * median(self.starts[name]):,.0f}",
-                *(f"{median(turn.first_ms[case] for turn in turns):,.0f}" for case in CASES),
-                *(f"{median(turn.tokens_per_s[users] for turn in turns):,.1f}" for users in USERS),
-                f"{self.resident[name] / 1e6:,.0f}",
-            )
-            for name, turns in self.found.items()
-        ]
-        columns = ("", "start ms", *(f"{case} ms" for case in CASES), *(f"{users} tokens/s" for users in USERS), "MB")
-        return [Table(f"SmolLM2-135M-Instruct, 4 bits: medians of {self.turns} rounds", columns, rows)]
-
-    def data(self) -> Mapping[str, object]:
-        """For JSON."""
-        return {
-            "turns": self.turns,
-            "starts_s": self.starts,
-            "rounds": {name: [turn._asdict() for turn in turns] for name, turns in self.found.items()},
-            "resident_bytes": self.resident,
+def report(
+    turns: int, starts: Mapping[str, Sequence[float]], found: Mapping[str, Sequence[Turn]], resident: Mapping[str, int]
+) -> Report:
+    """Returns the results by contender: against mlx-lm's server, if it took part. Starts are in seconds, `resident`
+    are the bytes at the end."""
+    speeds = [f"{users} tokens/s" for users in USERS]
+    rounds = Rounds(
+        {
+            name: [
+                {**turn.first_ms, **{f"{users} tokens/s": turn.tokens_per_s[users] for users in USERS}} for turn in each
+            ]
+            for name, each in found.items()
         }
-
-    @property
-    def charts(self) -> Sequence[Chart]:
-        """Waits and speeds."""
-        waits = {
-            name: [median(turn.first_ms[case] for turn in turns) for case in CASES]
-            for name, turns in self.found.items()
-        }
-        speeds = {
-            name: [median(turn.tokens_per_s[users] for turn in turns) for users in USERS]
-            for name, turns in self.found.items()
-        }
-        return [
-            Bars("cold, ms", CASES[:1], {name: one[:1] for name, one in waits.items()}),
-            Bars("known prefix, ms", CASES[1:], {name: one[1:] for name, one in waits.items()}),
-            Bars("tokens/s at once", [str(users) for users in USERS], speeds),
-        ]
+    )
+    targets = []
+    if MLX_LM in found:
+        for case in (*CASES, *speeds):
+            ratio = rounds.ratio(OURS, MLX_LM, case)
+            targets.append(Target(f"{case}, ours over {MLX_LM}", ratio, 1.0, most=case in CASES))
+    waits, rates = rounds.rows(CASES, ",.0f"), rounds.rows(speeds)
+    rows = [
+        (name, f"{1e3 * median(starts[name]):,.0f}", *waits[name], *rates[name], f"{resident[name] / 1e6:,.0f}")
+        for name in found
+    ]
+    columns = ("", "start ms", *(f"{case} ms" for case in CASES), *speeds, "MB")
+    return Report(
+        targets,
+        [Table(f"SmolLM2-135M-Instruct, 4 bits: medians of {turns} rounds", columns, rows)],
+        [
+            rounds.bars("cold, ms", CASES[:1]),
+            rounds.bars("known prefix, ms", CASES[1:]),
+            rounds.bars("tokens/s at once", speeds),
+        ],
+        {
+            "turns": turns,
+            "starts_s": starts,
+            "rounds": {name: [turn._asdict() for turn in each] for name, each in found.items()},
+            "resident_bytes": resident,
+        },
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -252,7 +226,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> RealReport:
+def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """The whole benchmark. ValueError when the options make no sense, or the model cannot be had."""
     if arguments.turns < 1:
         raise ValueError("there is at least one turn")
@@ -280,7 +254,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> RealReport
             rounds[server.name] = partial(measured, server.name, endpoint)
         found = interleave(rounds, arguments.turns)
         resident = {name: rss_bytes(process.pid) for name, process in processes.items()}
-    return RealReport(arguments.turns, starts, found, resident)
+    return report(arguments.turns, starts, found, resident)
 
 
 def _contenders(arguments: argparse.Namespace, say: Callable[[str], None], stack: ExitStack) -> list[Contender]:

@@ -1,8 +1,8 @@
 """What benchmarks share: rounds of contenders, targets that are met or missed, tables for people, charts."""
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from io import StringIO
 from math import ceil
 from pathlib import Path
@@ -174,45 +174,50 @@ class Table(NamedTuple):
         yield from (line.rstrip() for line in text.getvalue().splitlines())
 
 
-class Report(ABC):
-    """The results of a benchmark. Subclasses hold the raw figures."""
+@dataclass(frozen=True)
+class Report:
+    """The results of a benchmark: targets as far as they were measured, tables, charts, and all figures for JSON."""
 
-    @property
-    @abstractmethod
-    def targets(self) -> Sequence[Target]:
-        """The targets, as far as they were measured."""
-
-    @property
-    @abstractmethod
-    def tables(self) -> Sequence[Table]:
-        """The tables; those without rows are left out."""
-
-    @property
-    def head(self) -> str:
-        """The text above the tables."""
-        return ""
-
-    @property
-    def note(self) -> str:
-        """The text below the tables: the meaning of their words."""
-        return ""
-
-    @property
-    @abstractmethod
-    def charts(self) -> Sequence[Chart]:
-        """The charts of the picture."""
-
-    @abstractmethod
-    def data(self) -> Mapping[str, object]:
-        """Returns the figures for JSON."""
+    targets: Sequence[Target]
+    tables: Sequence[Table]
+    charts: Sequence[Chart]
+    figures: Mapping[str, object]
+    note: str = ""
+    """The text below the tables: the meaning of their words."""
 
     def table(self) -> str:
-        """Returns all tables as text."""
-        return text_of(self.tables, self.head, self.note)
+        """Returns all tables as text; those without rows are left out."""
+        return text_of(self.tables, note=self.note)
 
     def plot(self, path: Path) -> None:
         """Draws the charts into a PNG."""
         draw(self.charts, path)
+
+
+class Rounds(NamedTuple):
+    """Figures by contender: of each round one number for each case."""
+
+    found: Mapping[str, Sequence[Mapping[str, float]]]
+
+    def of(self, name: str, case: str) -> list[float]:
+        """Returns the figures of a contender, round by round."""
+        return [figures[case] for figures in self.found[name]]
+
+    def median(self, name: str, case: str) -> float:
+        """Returns the median of a contender."""
+        return median(self.of(name, case))
+
+    def ratio(self, name: str, other: str, case: str) -> float:
+        """Returns the median of the ratios round by round."""
+        return median_ratio(self.of(name, case), self.of(other, case))
+
+    def rows(self, cases: Sequence[str], form: str = ",.1f") -> dict[str, list[str]]:
+        """Returns the medians as cells, by contender."""
+        return {name: [format(self.median(name, case), form) for case in cases] for name in self.found}
+
+    def bars(self, title: str, cases: Sequence[str], digits: int = 0) -> Bars:
+        """Returns a chart of the medians."""
+        return Bars(title, cases, {name: [self.median(name, case) for case in cases] for name in self.found}, digits)
 
 
 def targets_table(targets: Sequence[Target]) -> Table:

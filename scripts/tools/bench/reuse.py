@@ -21,7 +21,6 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -49,7 +48,7 @@ from scripts.tools.bench.llamas import (
     write_model,
     write_words,
 )
-from scripts.tools.bench.report import Bars, Chart, Report, Table, Target, interleave, median_ratio
+from scripts.tools.bench.report import Report, Rounds, Table, Target, interleave, median_ratio
 from scripts.tools.bench.servers import (
     FEW_TOKENS,
     OURS,
@@ -83,52 +82,30 @@ class Asked(NamedTuple):
     computed: Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class ReuseReport(Report):
-    """All of it, by kind of prompt and turn."""
-
-    title: str
-    asked: Mapping[str, Sequence[Asked]]
-    found: Sequence[Target]
-    rates: Mapping[str, Sequence[float]]
-    """Tokens per second of text."""
-
-    @property
-    def targets(self) -> Sequence[Target]:
-        """As they were found."""
-        return self.found
-
-    @property
-    def tables(self) -> Sequence[Table]:
-        """Milliseconds and tokens, and the speeds."""
-        cases = [*next(iter(self.asked.values()))[0].ms]
-        rows = [
-            (
-                kind,
-                *(f"{median(turn.ms[case] for turn in turns):,.1f}" for case in cases),
-                " ".join(str(turns[-1].computed[case]) for case in cases),
-            )
-            for kind, turns in self.asked.items()
-        ]
-        speeds = [(name, f"{median(rates):.1f}") for name, rates in self.rates.items()]
-        return [
-            Table(f"time to the first token, ms, medians: {self.title}", ("", *cases, "prompt tokens computed"), rows),
+def _report(
+    title: str,
+    asked: Mapping[str, Sequence[Asked]],
+    targets: Sequence[Target],
+    rates: Mapping[str, Sequence[float]] = {},
+) -> Report:
+    """`asked` is by kind of prompt, `rates` are tokens per second of text."""
+    rounds = Rounds({kind: [turn.ms for turn in turns] for kind, turns in asked.items()})
+    cases = [*next(iter(asked.values()))[0].ms]
+    rows = [
+        (kind, *cells, " ".join(str(asked[kind][-1].computed[case]) for case in cases))
+        for kind, cells in rounds.rows(cases).items()
+    ]
+    speeds = [(name, f"{median(speeds):.1f}") for name, speeds in rates.items()]
+    figures = {kind: [turn._asdict() for turn in turns] for kind, turns in asked.items()}
+    return Report(
+        targets,
+        [
+            Table(f"time to the first token, ms, medians: {title}", ("", *cases, "prompt tokens computed"), rows),
             Table("text", ("", "tokens/s"), speeds),
-        ]
-
-    @property
-    def charts(self) -> Sequence[Chart]:
-        """The times to the first token."""
-        cases = [*next(iter(self.asked.values()))[0].ms]
-        heights = {
-            kind: [median(turn.ms[case] for turn in turns) for case in cases] for kind, turns in self.asked.items()
-        }
-        return [Bars("time to the first token, ms", cases, heights, digits=1)]
-
-    def data(self) -> Mapping[str, object]:
-        """For JSON."""
-        asked = {kind: [turn._asdict() for turn in turns] for kind, turns in self.asked.items()}
-        return {"title": self.title, "turns": asked, "text_tokens_per_s": self.rates}
+        ],
+        [rounds.bars("time to the first token, ms", cases, 1)],
+        {"title": title, "turns": figures, "text_tokens_per_s": rates},
+    )
 
 
 def _ratio(turns: Sequence[Asked], others: Sequence[Asked], case: str, other: str) -> float:
@@ -159,7 +136,7 @@ class _Conversation:
         return Asked(self.ms, self.computed)
 
 
-def run_disk(arguments: argparse.Namespace, say: Callable[[str], None]) -> ReuseReport:
+def run_disk(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Measures each turn with a new conversation in a new directory."""
     prompts, size = Prompts(arguments.seed), SIZES[arguments.size]
     asked, shares = list[Asked](), list[float]()
@@ -181,7 +158,7 @@ def run_disk(arguments: argparse.Namespace, say: Callable[[str], None]) -> Reuse
     ]
     if bound := COLD_RATIOS.get(arguments.size):
         targets.append(Target("first token, cold over disk", _ratio(asked, asked, "cold", "disk"), bound, most=False))
-    return ReuseReport(f"{COLD_TOKENS} tokens, {arguments.size} parameters", {OURS: asked}, targets, {})
+    return _report(f"{COLD_TOKENS} tokens, {arguments.size} parameters", {OURS: asked}, targets)
 
 
 def _killed(server: Server, model: Path, loop: asyncio.Runner, prompts: Prompts) -> tuple[Asked, Stats]:
@@ -202,7 +179,7 @@ def _killed(server: Server, model: Path, loop: asyncio.Runner, prompts: Prompts)
     return noted.asked, stats
 
 
-def run_pictures(arguments: argparse.Namespace, say: Callable[[str], None]) -> ReuseReport:
+def run_pictures(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Measures photos beside text, turn by turn."""
     prompts, random = Prompts(arguments.seed), Random(arguments.seed)
     with asyncio.Runner() as loop, ExitStack() as stack:
@@ -240,7 +217,7 @@ def run_pictures(arguments: argparse.Namespace, say: Callable[[str], None]) -> R
     targets = [Target(f"{case}, a picture over text", ratio, TURN_RATIO) for case, ratio in ratios.items()]
     speed = median_ratio(rates[SEES], rates[BLIND])
     targets.append(Target("text, tokens/s with the tower over those without", speed, TEXT_RATIO, most=False))
-    return ReuseReport("a photo of {} x {} beside text".format(*PHOTO), asked, targets, rates)
+    return _report("a photo of {} x {} beside text".format(*PHOTO), asked, targets, rates)
 
 
 def photo(random: Random) -> bytes:

@@ -15,7 +15,6 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -24,7 +23,7 @@ from time import perf_counter, sleep
 from typing import NamedTuple
 
 from scripts.tools.bench.llamas import Prompts, make_model, write_model
-from scripts.tools.bench.report import Bars, Chart, Report, Table, Target, interleave, median_ratio
+from scripts.tools.bench.report import Bars, Report, Table, Target, interleave, median_ratio
 from scripts.tools.bench.servers import MLX_LM, OURS, SHORT_TOKENS, SIZES, Server, answer, default_sizes, servers
 from scripts.tools.host.lib import LoadError, Process, write_decoys
 
@@ -135,102 +134,69 @@ LENGTHS = (16, 200)
 """Of the prompts of `first`, in tokens."""
 
 
-@dataclass(frozen=True)
-class StartReport(Report):
-    """All of it, turn by turn."""
+Firsts = Mapping[tuple[str, int, str], Sequence[First]]
+"""By the size of the model, the length of the prompt, and contender, turn by turn."""
 
-    turns: int
-    started: Mapping[str, Mapping[str, Sequence[Started]]]
-    """By the size of the model, by contender."""
-    first: Mapping[str, Mapping[int, Mapping[str, Sequence[First]]]]
-    """By the size of the model, the length of the prompt, and contender."""
 
-    @property
-    def targets(self) -> list[Target]:
-        """The targets. Those of the start hold for the smallest model."""
-        found = []
-        if MLX_LM in (by_name := self.started.get("1M", {})):
-            ours, theirs = ([one.ready_s for one in by_name[name]] for name in (OURS, MLX_LM))
-            found.append(Target(f"1M, spawn to 200 over {MLX_LM}", median_ratio(ours, theirs), OF_MLX_LM))
-        for size, length, name, turns in self._firsts():
+def report(turns: int, started: Mapping[str, Mapping[str, Sequence[Started]]], firsts: Firsts) -> Report:
+    """Returns the results; `started` is by the size of the model and by contender. The target of the start holds for
+    the smallest model."""
+    names = list(dict.fromkeys(name for by_name in started.values() for name in by_name))
+    targets = []
+    if MLX_LM in (by_name := started.get("1M", {})):
+        ours, theirs = ([one.ready_s for one in by_name[name]] for name in (OURS, MLX_LM))
+        targets.append(Target(f"1M, spawn to 200 over {MLX_LM}", median_ratio(ours, theirs), OF_MLX_LM))
+    rows, ratios = [], dict[str, list[float | None]]()
+    for (size, length, name), found in firsts.items():
+        cells = []
+        for part, what in enumerate(("first token", "whole")):
+            ratio = median(one.ratio[part] for one in found)
+            cells += [_ms(one.first[part] for one in found), _ms(one.later[part] for one in found), f"{ratio:.2f}"]
             if name == OURS:
-                what = f"{size}, prompt of {length}: first request over later ones"
-                for at, part in enumerate(("first token", "whole")):
-                    found.append(Target(f"{what}, {part}", median(one.ratio[at] for one in turns), FIRST_OVER_LATER))
-        return found
-
-    @property
-    def tables(self) -> Sequence[Table]:
-        """One for the start, one for the first request."""
-        sizes = list(self.started)
-        names = list(dict.fromkeys(name for by_name in self.started.values() for name in by_name))
-        starts = [
-            (name, *(_ms(part) for size in sizes for part in zip(*self.started[size][name], strict=True)))
-            for name in names
-        ]
-        columns = ("", *(f"{size} {what}" for size in sizes for what in ("200", "token")))
-        firsts = [
-            (
-                f"{name}, {size}, {length} tokens",
-                *(
-                    cell
-                    for at in range(len(Took._fields))
-                    for cell in (
-                        _ms(one.first[at] for one in turns),
-                        _ms(one.later[at] for one in turns),
-                        f"{median(one.ratio[at] for one in turns):.2f}",
-                    )
-                ),
-            )
-            for size, length, name, turns in self._firsts()
-        ]
-        return [
-            Table(f"start: ms from the spawn, medians of {self.turns} turns", columns, starts),
+                title = f"{size}, prompt of {length}: first request over later ones, {what}"
+                targets.append(Target(title, ratio, FIRST_OVER_LATER))
+                ratios.setdefault(what, []).append(ratio)
+        rows.append((f"{name}, {size}, {length} tokens", *cells))
+    parts = [(size, part) for size in started for part in Started._fields]
+    groups = [f"{size}\n{'200' if part == 'ready_s' else 'first token'}" for size, part in parts]
+    starts = {
+        name: [1e3 * median(getattr(one, part) for one in started[size][name]) for size, part in parts]
+        for name in names
+    }
+    prompts = [f"{size}\nprompt of {length}" for size, length, name in firsts if name == OURS]
+    columns = ("", *(f"{size} {what}" for size in started for what in ("200", "token")))
+    return Report(
+        targets,
+        [
+            Table(
+                f"start: ms from the spawn, medians of {turns} turns",
+                columns,
+                [(name, *(f"{ms:.0f}" for ms in starts[name])) for name in names],
+            ),
             Table(
                 "first: the first request after the start and later ones, ms, medians",
                 ("", "first token", "later", "ratio", "whole answer", "later", "ratio"),
-                firsts,
+                rows,
             ),
-        ]
-
-    def data(self) -> Mapping[str, object]:
-        """For JSON. Times are in seconds."""
-        started = {
-            size: {name: [one._asdict() for one in turns] for name, turns in by_name.items()}
-            for size, by_name in self.started.items()
-        }
-        first: dict[str, dict[str, dict[str, object]]] = {}
-        for size, length, name, turns in self._firsts():
-            told = [{"first": one.first._asdict(), "later": one.later._asdict()} for one in turns]
-            first.setdefault(size, {}).setdefault(str(length), {})[name] = told
-        return {"turns": self.turns, "started": started, "first": first}
-
-    @property
-    def charts(self) -> Sequence[Chart]:
-        """Milliseconds from the spawn; the first request over later ones."""
-        names = dict.fromkeys(name for by_name in self.started.values() for name in by_name)
-        parts = [(size, part) for size in self.started for part in Started._fields]
-        starts = {
-            name: [1e3 * median(getattr(one, part) for one in self.started[size][name]) for size, part in parts]
-            for name in names
-        }
-        groups = [f"{size}\n{'200' if part == 'ready_s' else 'first token'}" for size, part in parts]
-        cells = [(size, length, turns) for size, length, name, turns in self._firsts() if name == OURS]
-        firsts = {
-            what: [median(one.ratio[part] for one in turns) for *_, turns in cells]
-            for part, what in enumerate(("until the first token", "whole answer"))
-        }
-        prompts = [f"{size}\nprompt of {length}" for size, length, _ in cells]
-        return [
+        ],
+        [
             Bars("ms from the spawn", groups, starts),
-            Bars("the first request over later ones, ours", prompts, firsts, digits=2, target=FIRST_OVER_LATER),
-        ]
-
-    def _firsts(self) -> Iterator[tuple[str, int, str, Sequence[First]]]:
-        for size, by_length in self.first.items():
-            for length, by_name in by_length.items():
-                for name, turns in by_name.items():
-                    yield size, length, name, turns
+            Bars("the first request over later ones, ours", prompts, ratios, digits=2, target=FIRST_OVER_LATER),
+        ],
+        {
+            "turns": turns,
+            "started": {
+                size: {name: [one._asdict() for one in found] for name, found in by_name.items()}
+                for size, by_name in started.items()
+            },
+            "first": {
+                f"{name}, {size}, {length}": [
+                    {"first": one.first._asdict(), "later": one.later._asdict()} for one in found
+                ]
+                for (size, length, name), found in firsts.items()
+            },
+        },
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -239,14 +205,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, default=7, metavar="N", help="of each contender (default: %(default)s)")
 
 
-def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> StartReport:
+def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """The whole benchmark. ValueError when the options make no sense, or a contender does not start."""
     if arguments.turns < 1:
         raise ValueError("there is at least one turn")
     contenders = servers(arguments, say)
     ours, runners = contenders[0], [server for server in contenders if not server.speaks_openai]
     started: dict[str, dict[str, list[Started]]] = {}
-    first: dict[str, dict[int, dict[str, list[First]]]] = {}
+    firsts = dict[tuple[str, int, str], list[First]]()
     try:
         for size in arguments.size or default_sizes():
             say(f"{size} ...")
@@ -260,10 +226,11 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> StartRepor
                 started[size] = interleave(turns, arguments.turns)
                 for length in LENGTHS if size in FIRST_SIZES else ():
                     alone = {each.name: partial(ask_first, each, model, prompts, length) for each in runners}
-                    first.setdefault(size, {})[length] = interleave(alone, arguments.turns, warm=0)
+                    found = interleave(alone, arguments.turns, warm=0)
+                    firsts |= {(size, length, name): turns_of for name, turns_of in found.items()}
     except LoadError as error:
         raise ValueError(f"a contender did not start: {error}") from error
-    return StartReport(arguments.turns, started, first)
+    return report(arguments.turns, started, firsts)
 
 
 def _ms(seconds: Iterable[float]) -> str:

@@ -14,7 +14,6 @@ import argparse
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import NamedTuple
@@ -23,8 +22,8 @@ from runner.model.weights.dtype import device
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS
 from scripts.tools.bench.bare_loop import BareLoop
 from scripts.tools.bench.llamas import Prompts
-from scripts.tools.bench.report import Bars, Chart, Report, Table, Target, interleave, median_ratio
-from scripts.tools.bench.reuse import ReuseReport, run_disk, run_pictures
+from scripts.tools.bench.report import Report, Rounds, Table, Target, interleave
+from scripts.tools.bench.reuse import run_disk, run_pictures
 from scripts.tools.bench.servers import BARE, FEW_TOKENS, MLX_LM, OURS, SIZES, Endpoint, answer, serve, servers
 
 COLD_TOKENS, PREFIX_TOKENS, OWN_TOKENS = 2000, 1500, 200
@@ -43,56 +42,29 @@ class Times(NamedTuple):
 CASES = ("cold", "again", "append", "switch")
 
 
-@dataclass(frozen=True)
-class TtftReport(Report):
-    """All of it: the times of each contender, turn by turn."""
-
-    size: str
-    turns: int
-    found: Mapping[str, Sequence[Times]]
-
-    def ms(self, name: str, case: str) -> float:
-        """The median."""
-        return median(times.ms[case] for times in self.found[name])
-
-    def ratio(self, name: str, other: str, case: str) -> float:
-        """The median of a turn's ratios."""
-        return median_ratio(*([times.ms[case] for times in self.found[each]] for each in (name, other)))
-
-    @property
-    def targets(self) -> list[Target]:
-        """Against the loop, and against mlx-lm's server."""
-        found = [Target("cold, ours over the bare loop", self.ratio(OURS, BARE, "cold"), COLD_RATIO)]
-        for case in CASES[1:]:
-            bound = REUSE_RATIO * self.ms(BARE, case) + REUSE_MS
-            found.append(Target(f"{case}, ours", self.ms(OURS, case), bound, unit=" ms"))
-        if MLX_LM in self.found:
-            found += [Target(f"{case}, ours over {MLX_LM}", self.ratio(OURS, MLX_LM, case), 1.0) for case in CASES]
-        return found
-
-    @property
-    def tables(self) -> Sequence[Table]:
-        """Milliseconds, and what was computed."""
-        rows = [
-            (name, *(f"{self.ms(name, case):,.1f}" for case in CASES), _computed(turns[-1].computed))
-            for name, turns in self.found.items()
-        ]
-        title = f"time to the first token, ms: medians of {self.turns} turns; {self.size} parameters"
-        return [Table(title, ("", *CASES, "prompt tokens computed"), rows)]
-
-    def data(self) -> Mapping[str, object]:
-        """For JSON."""
-        found = {name: [times._asdict() for times in turns] for name, turns in self.found.items()}
-        return {"size": self.size, "turns": self.turns, "ms": found}
-
-    @property
-    def charts(self) -> Sequence[Chart]:
-        """The cold prompt, and those with a known prefix, which take a tenth of its time or less."""
-        titles = {CASES[:1]: "cold, 2,000 tokens, ms", CASES[1:]: f"known prefix, ms; {self.size} parameters"}
-        return [
-            Bars(title, cases, {name: [self.ms(name, case) for case in cases] for name in self.found}, digits=1)
-            for cases, title in titles.items()
-        ]
+def report(size: str, turns: int, found: Mapping[str, Sequence[Times]]) -> Report:
+    """Returns the results: against the loop, and against mlx-lm's server."""
+    rounds = Rounds({name: [times.ms for times in each] for name, each in found.items()})
+    targets = [Target("cold, ours over the bare loop", rounds.ratio(OURS, BARE, "cold"), COLD_RATIO)]
+    for case in CASES[1:]:
+        bound = REUSE_RATIO * rounds.median(BARE, case) + REUSE_MS
+        targets.append(Target(f"{case}, ours", rounds.median(OURS, case), bound, unit=" ms"))
+    if MLX_LM in found:
+        targets += [Target(f"{case}, ours over {MLX_LM}", rounds.ratio(OURS, MLX_LM, case), 1.0) for case in CASES]
+    rows = [(name, *cells, _computed(found[name][-1].computed)) for name, cells in rounds.rows(CASES).items()]
+    title = f"time to the first token, ms: medians of {turns} turns; {size} parameters"
+    # The cold prompt takes ten times as long as those with a known prefix, or more.
+    charts = [
+        rounds.bars("cold, 2,000 tokens, ms", CASES[:1], 1),
+        rounds.bars(f"known prefix, ms; {size} parameters", CASES[1:], 1),
+    ]
+    figures = {name: [times._asdict() for times in each] for name, each in found.items()}
+    return Report(
+        targets,
+        [Table(title, ("", *CASES, "prompt tokens computed"), rows)],
+        charts,
+        {"size": size, "turns": turns, "ms": figures},
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     instead.add_argument("--picture", action="store_true", help="prompts with a photo instead, beside text")
 
 
-def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> TtftReport | ReuseReport:
+def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """The whole benchmark. ValueError when the options make no sense."""
     if arguments.turns < 1:
         raise ValueError("there is at least one turn")
@@ -128,7 +100,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> TtftReport
             BARE: partial(bare_times, bare, prompts),
         }
         found = interleave(contenders, arguments.turns)
-    return TtftReport(arguments.size, arguments.turns, found)
+    return report(arguments.size, arguments.turns, found)
 
 
 async def served_times(endpoint: Endpoint, prompts: Prompts) -> Times:

@@ -14,7 +14,6 @@ from scripts.tools.bench import options as exits
 from scripts.tools.bench.agent_trace import FIRST_WORD, AgentTrace, Ask, Workload
 from scripts.tools.bench.cache import (
     KINDS,
-    CacheReport,
     Contender,
     Row,
     Served,
@@ -22,6 +21,7 @@ from scripts.tools.bench.cache import (
     Subject,
     make_subject,
     measure,
+    report,
     serve_all,
 )
 from scripts.tools.bench.report import percentile
@@ -94,11 +94,11 @@ def test_figures_are_sums_over_all_requests() -> None:
 
 
 def test_the_table_has_a_row_for_each_cache_and_the_trie_a_target() -> None:
-    report = CacheReport(SMALL, None, {"open": 3}, {"plain": [ROW._replace(cache="none", mismatches=0), ROW]})
-    rows = [line.split() for line in report.table().splitlines()]
+    found = report(SMALL, None, {"open": 3}, {"plain": [ROW._replace(cache="none", mismatches=0), ROW]})
+    rows = [line.split() for line in found.table().splitlines()]
     assert ["plain,", "trie", "44.0", "49", "8", "5", "4", "20.0", "30", "0.1", "0.0", "0.0", "1"] in rows
-    assert max(map(len, report.table().splitlines())) <= 132
-    (target,) = report.targets
+    assert max(map(len, found.table().splitlines())) <= 132
+    (target,) = found.targets
     assert (target.value, target.met) == (1, False)
 
 

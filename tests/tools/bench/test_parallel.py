@@ -25,12 +25,12 @@ from scripts.tools.bench.parallel import (
     Dropped,
     Figure,
     Gaps,
-    ParallelReport,
     Rate,
     Shared,
     decode,
     drop,
     gaps,
+    report,
     share,
 )
 from scripts.tools.bench.servers import (
@@ -287,7 +287,7 @@ def figures(speeds: Sequence[float], gap_s: float, after_s: float, together_s: f
     }
 
 
-REPORT = ParallelReport(
+REPORT = report(
     2,
     {
         OURS: figures((100, 250), 0.3, 0.149, 1.04),
@@ -311,9 +311,9 @@ def test_the_tables_have_a_line_for_each_figure() -> None:
 
 def test_targets_are_met_at_their_bounds() -> None:
     assert [target.met for target in REPORT.targets] == [True] * 4
-    missed = ParallelReport(2, {OURS: figures((100, 249), 0.301, 0.151, 1.05)})
+    missed = report(2, {OURS: figures((100, 249), 0.301, 0.151, 1.05)})
     assert [target.met for target in missed.targets] == [False] * 4
-    assert ParallelReport(2, {OURS: {("decode", 2): [Rate(1, True)]}}).targets == []
+    assert report(2, {OURS: {("decode", 2): [Rate(1, True)]}}).targets == []
 
 
 # --- the command ---

@@ -3,11 +3,10 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 
-from scripts.tools.bench.real import CASES, USERS, Conversations, Heard, RealReport, Turn, speed_of
+from scripts.tools.bench.real import CASES, USERS, Conversations, Heard, Turn, report, speed_of
 from scripts.tools.bench.servers import MLX_LM, OURS, Lines, MismeasuredError
 
 
@@ -15,10 +14,11 @@ def turn(factor: float) -> Turn:
     return Turn(dict.fromkeys(CASES, 100 * factor), {users: 10 * users / factor for users in USERS})
 
 
-REPORT = RealReport(
+FOUND = {OURS: [turn(1), turn(1), turn(8)], MLX_LM: [turn(2), turn(4), turn(4)]}
+REPORT = report(
     3,
     {OURS: [0.5, 0.7, 0.9], MLX_LM: [1.0, 1.0, 1.0]},
-    {OURS: [turn(1), turn(1), turn(8)], MLX_LM: [turn(2), turn(4), turn(4)]},
+    FOUND,
     {OURS: 600_000_000, MLX_LM: 300_000_000},
 )
 
@@ -53,7 +53,7 @@ def test_targets_are_ratios_taken_round_by_round() -> None:
     targets = REPORT.targets
     assert [target.value for target in targets] == pytest.approx([0.5] * len(CASES) + [2.0] * len(USERS))
     assert all(target.met for target in targets)
-    assert replace(REPORT, found={OURS: REPORT.found[OURS]}).targets == []
+    assert report(3, {OURS: [0.5]}, {OURS: FOUND[OURS]}, {OURS: 1}).targets == []
 
 
 def test_the_table_has_a_line_for_each_contender() -> None:
@@ -63,7 +63,7 @@ def test_the_table_has_a_line_for_each_contender() -> None:
 
 
 def test_json_has_every_round() -> None:
-    data = json.loads(json.dumps(REPORT.data()))
+    data = json.loads(json.dumps(REPORT.figures))
     assert [each["first_ms"]["cold"] for each in data["rounds"][OURS]] == [100, 100, 800]
 
 

@@ -16,12 +16,12 @@ import pytest
 
 from scripts.tools.bench import __main__ as bench
 from scripts.tools.bench import decode, drafts, options, parallel, reuse, start, ttft
-from scripts.tools.bench.decode import PARTS, Decoded, DecodeReport, read
+from scripts.tools.bench.decode import PARTS, Decoded, read
 from scripts.tools.bench.drafts import CASES as DRAFTED
 from scripts.tools.bench.llamas import Prompts, Size
 from scripts.tools.bench.servers import BARE, BARE_ONE_CORE, MLX_LM, OURS, SIZES, Server, other_runner, this_runner
-from scripts.tools.bench.start import First, Started, StartReport, Took
-from scripts.tools.bench.ttft import CASES, Times, TtftReport
+from scripts.tools.bench.start import First, Started, Took
+from scripts.tools.bench.ttft import CASES, Times
 from scripts.tools.host.lib import LoadError
 from tests import ROOT
 
@@ -74,7 +74,7 @@ def test_start(measured: Callable[..., Found]) -> None:
     for name in (OURS, start.WITH_LIBRARIES):
         (turn,) = found["started"]["1M"][name]
         assert 0 < turn["ready_s"] < turn["token_s"]
-    assert {*found["first"]["1M"]} == {"16", "200"}
+    assert {*found["first"]} == {f"{OURS}, 1M, 16", f"{OURS}, 1M, 200"}
     assert len(found["targets"]) == 4
 
 
@@ -210,7 +210,7 @@ def test_starts_are_compared_turn_by_turn() -> None:
     first = First(Took(0.030, 0.090), Took(0.020, 0.100))
     ours = [Started(0.20, 0.25), Started(0.25, 0.30), Started(0.90, 0.95)]
     theirs = [Started(1.0, 1.1), Started(1.0, 1.1), Started(1.8, 2.0)]
-    report = StartReport(3, {"1M": {OURS: ours, MLX_LM: theirs}}, {"10M": {16: {OURS: [first] * 3}}})
+    report = start.report(3, {"1M": {OURS: ours, MLX_LM: theirs}}, {("10M", 16, OURS): [first] * 3})
     assert [target.value for target in report.targets] == pytest.approx([0.25, 1.5, 0.9])
     assert [target.met for target in report.targets] == [True, False, True]
     lines = [line.split() for line in report.table().splitlines()]
@@ -246,11 +246,11 @@ def test_a_trace_says_where_a_step_went() -> None:
 
 def test_speeds_are_held_against_the_faster_of_two_loops_turn_by_turn() -> None:
     speeds = {OURS: [90.0, 190.0, 300.0], MLX_LM: [60.0, 100.0, 250.0], BARE: [100.0, 200.0, 300.0]}
-    loop, server = DecodeReport(3, [Decoded("10M", speeds, read(trace(20)))]).targets
+    loop, server = decode.report(3, [Decoded("10M", speeds, read(trace(20)))]).targets
     assert [loop.value, server.value] == pytest.approx([0.95, 1.5])
     faster = Decoded("60M", speeds | {BARE_ONE_CORE: [180.0, 400.0, 600.0]}, read(trace(20)))
     assert faster.of_bare == pytest.approx(0.5)
-    report = DecodeReport(3, [Decoded("3B", speeds, read(trace(20)))])
+    report = decode.report(3, [Decoded("3B", speeds, read(trace(20)))])
     assert [target.what for target in report.targets] == ["3B, ours over mlx_lm.server"]
 
 
@@ -260,7 +260,7 @@ def test_a_cold_prompt_is_held_against_the_loop_and_others_against_what_they_mus
 
     ours = [times(1010.0, 15.0), times(2060.0, 17.0), times(3120.0, 19.0)]
     bare = [times(1000.0, 8.0), times(2000.0, 8.0), times(3000.0, 8.0)]
-    report = TtftReport("10M", 3, {OURS: ours, MLX_LM: [times(2000.0, 40.0)] * 3, BARE: bare})
+    report = ttft.report("10M", 3, {OURS: ours, MLX_LM: [times(2000.0, 40.0)] * 3, BARE: bare})
     found = {target.what: target for target in report.targets}
     assert found["cold, ours over the bare loop"].value == pytest.approx(1.03)
     for case in CASES[1:]:
