@@ -8,8 +8,7 @@ import pytest
 from runner.model import open_model
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.host.models import Catalog, Model
-from scripts.tools.host.rendering import Renderer
-from scripts.tools.host.template import ChatTemplate
+from scripts.tools.host.template import ChatTemplate, Renderer
 from scripts.tools.real import chat
 from scripts.tools.real.main import make_model
 

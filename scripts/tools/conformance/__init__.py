@@ -17,16 +17,14 @@ purpose.
 from scripts.tools.conformance.cases import Case
 from scripts.tools.conformance.concurrency import CONCURRENCY
 from scripts.tools.conformance.later_hosts import LATER_HOSTS
-from scripts.tools.conformance.logprobs import LOGPROBS
 from scripts.tools.conformance.outcome import Outcome, run
 from scripts.tools.conformance.output import OUTPUT
 from scripts.tools.conformance.pictures import PICTURES
 from scripts.tools.conformance.requests import REQUESTS
 from scripts.tools.conformance.runners import NotRunError, Runners, Target
-from scripts.tools.conformance.sampling import SAMPLING
+from scripts.tools.conformance.sampling import LOGPROBS, SAMPLING, TOKENIZE
 from scripts.tools.conformance.spawn import SPAWN
 from scripts.tools.conformance.status import STATUS
-from scripts.tools.conformance.tokenize import TOKENIZE
 
 SECTIONS = (SPAWN, STATUS, REQUESTS, PICTURES, OUTPUT, SAMPLING, LOGPROBS, TOKENIZE, CONCURRENCY, LATER_HOSTS)
 CASES = tuple(case for section in SECTIONS for case in section.cases)

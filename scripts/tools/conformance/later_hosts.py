@@ -5,9 +5,9 @@ import signal
 
 from scripts.tools.conformance.assertions import ALPHABET, expect, generating, quiet, text_of
 from scripts.tools.conformance.cases import Need, Section, asks, life, reads, wire
-from scripts.tools.conformance.logprobs import first_entry
 from scripts.tools.conformance.models import MAIN
 from scripts.tools.conformance.runners import Target
+from scripts.tools.conformance.sampling import first_entry
 from scripts.tools.conformance.spawn import answer, exited
 from scripts.tools.host.lib import Client, Request, StatusError
 from scripts.tools.host.lib.requests import encode

@@ -3,10 +3,9 @@
 `lib/` is the host as a library: it spawns, watches and ends runners as each generation of Ollama does. It knows nothing
 of users' requests. The other modules are the interface: `curl` and the `ollama` program can use it.
 
-Read `lib/__init__.py` first, then `main.py` (command line), `api.py` (routes), `answer.py` (an answer on its way to the
-user), `go_json.py` (JSON as Go reads and writes it), `media.py` (pictures of a request), `models.py` (models of a store
-or directory). Chat templates come from strangers: `template.py` renders a chat through `rendering.py`, which keeps
-processes of `template_worker.py`.
+Read `lib/__init__.py` first, then `main.py` (command line), `api.py` (routes), `go_json.py` (requests and answers, JSON
+as Go reads and writes it, pictures), `models.py` (models of a store or directory). Chat templates come from strangers:
+`template.py` renders a chat in processes of `template_worker.py`.
 
 One event loop owns everything; a template runs in a process of its own, which may be killed at any time.
 """

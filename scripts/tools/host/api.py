@@ -11,13 +11,17 @@ import aiohttp
 from aiohttp import web
 
 from runner.server.guards import HEADERS, is_local
-from scripts.tools.host.answer import Job, Writer, json_response
 from scripts.tools.host.go_json import (
     Body,
+    Job,
     RefusedError,
+    Writer,
     flag_of,
+    json_response,
     keep_alive_of,
     listed,
+    marked,
+    media_of,
     options_of,
     read_body,
     running,
@@ -37,10 +41,8 @@ from scripts.tools.host.lib import (
     parts,
     wire_format,
 )
-from scripts.tools.host.media import marked, media_of
 from scripts.tools.host.models import Catalog, Model
-from scripts.tools.host.rendering import Renderer, RenderingError
-from scripts.tools.host.template import ChatTemplate, Message
+from scripts.tools.host.template import ChatTemplate, Message, Renderer, RenderingError
 
 _BODY_BYTES = 1 << 30
 

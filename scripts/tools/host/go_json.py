@@ -1,13 +1,21 @@
-"""Requests and answers of Ollama's interface as JSON: what is read, what is written, in which words it is refused."""
+"""Requests and answers of Ollama's interface: what is read, what is written, in which words it is refused.
 
+Pictures and sounds are told by their first bytes (docs/internals/wire.md, 2.9).
+"""
+
+import base64
+import binascii
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple, NoReturn
 
-from scripts.tools.host.lib import Answer, Generation, Loaded, Logprob
+from aiohttp import web
+
+from scripts.tools.host.lib import Answer, Generation, Loaded, Logprob, Medium, Part
 from scripts.tools.host.lib.golang import LONGEST_S, keep_alive_s, utf8_text, valid_text
 from scripts.tools.host.models import Model
 
@@ -220,3 +228,151 @@ def running(model: Model, loaded: Loaded, memory: int) -> dict[str, object]:
         "size_vram": memory,
         "context_length": loaded.context_length,
     }
+
+
+_IMAGES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"BM", b"\0\0\1\0", b"\0\0\2\0")
+"""The beginnings of PNG, JPEG, GIF, BMP and icons."""
+_PLACE = "[img]"
+"""A user may write this where a picture belongs."""
+
+
+def media_of(images: object) -> list[Medium]:
+    """Returns the media that a request has in base64. Raises `RefusedError`."""
+    if images is None:
+        return []
+    if not isinstance(images, list):
+        raise RefusedError(400, "json: cannot unmarshal images: an array is wanted")
+    try:
+        found = [base64.b64decode(image, validate=True) for image in images]
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise RefusedError(400, f"illegal base64 data in images: {error}") from error
+    return [Medium(data, kind_of(data)) for data in found]
+
+
+def kind_of(data: bytes) -> str:
+    """Returns `image`, `audio`, or "" for bytes that the host does not know: HEIC, AVIF, TIFF, damaged beginnings."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        return "audio"
+    if data.startswith(b"ID3") or (data[:1] == b"\xff" and data[1:2] >= b"\xe0"):
+        return "audio"
+    is_webp = data[:4] == b"RIFF" and data[8:14] == b"WEBPVP"
+    return "image" if is_webp or data.startswith(_IMAGES) else ""
+
+
+def marked(text: str, numbers: Iterable[int], *, built_in: bool) -> str:
+    """Returns the text of a message with a marker for each of its media: in place of `[img]`, else in front.
+
+    `built_in`: the host renders the model's chats with code of its own, not with a template. That puts a space behind
+    the markers, and leaves alone a message that has some already.
+    """
+    if built_in and "[img-" in text:
+        return text
+    front = ""
+    for number in numbers:
+        marker = f"[img-{number}]"
+        if _PLACE in text:
+            text = text.replace(_PLACE, marker, 1)
+        else:
+            front += marker
+    space = " " if built_in and front and text[:1].strip() else ""
+    return f"{front}{space}{text}"
+
+
+_NDJSON = "application/x-ndjson"
+
+
+@dataclass
+class Job:
+    """One request to /api/generate or /api/chat on its way."""
+
+    name: str
+    """The model as the user calls it."""
+    model: Model
+    body: Body
+    chat: bool
+    started_ns: int = field(default_factory=time.perf_counter_ns)
+    loaded_ns: int = 0
+    media: list[Medium] = field(default_factory=list)
+
+    def line(self, part: Part, context: list[int] | None = None) -> dict[str, object]:
+        """Returns the line for one part, its keys in Ollama's order."""
+        answer = part.answer
+        thinking = {"thinking": part.thinking} if part.thinking else {}
+        entries = {"logprobs": logprobs(answer.logprobs)} if answer.logprobs else {}
+        spent = None
+        if answer.done:
+            spent = Spent(time.perf_counter_ns() - self.started_ns, self.loaded_ns - self.started_ns)
+        head = {"model": self.name, "created_at": now()}
+        end = {"done": answer.done, **done_reason(answer)}
+        if self.chat:
+            message = {"role": "assistant", "content": part.content, **thinking}
+            return {**head, "message": message, **end, **entries, **metrics(answer, spent)}
+        ids = {"context": context} if context else {}
+        return {**head, "response": part.content, **thinking, **end, **ids, **metrics(answer, spent), **entries}
+
+    def empty(self, reason: str) -> dict[str, object]:
+        """Returns the answer to a request that only loads or unloads."""
+        text: dict[str, object] = {"message": {"role": "assistant", "content": ""}} if self.chat else {"response": ""}
+        return {"model": self.name, "created_at": now(), **text, "done": True, "done_reason": reason}
+
+
+class Writer:
+    """Delivers the lines of one answer: as they come, or joined at the end."""
+
+    def __init__(self, request: web.Request, stream: bool) -> None:
+        self._request = request
+        self._stream = stream
+        self._response: web.StreamResponse | None = None
+        self._lines: list[dict[str, object]] = []
+
+    async def write(self, line: dict[str, object]) -> None:
+        if not self._stream:
+            self._lines.append(line)
+            return
+        if self._response is None:
+            self._response = web.StreamResponse(headers={"Content-Type": _NDJSON})
+            await self._response.prepare(self._request)
+        await self._response.write(dumps(line).encode() + b"\n")
+
+    async def finish(self) -> web.StreamResponse:
+        if self._response is not None:
+            await self._response.write_eof()
+            return self._response
+        return json_response(joined(self._lines)) if self._lines else web.Response(content_type=_NDJSON)
+
+    async def fail(self, status: int, text: str) -> web.StreamResponse:
+        """Sends the error as the answer, or as its last line."""
+        if self._response is None:
+            return json_response({"error": text}, status or 200)
+        await self.write({"error": text})
+        return await self.finish()
+
+
+def joined(lines: list[dict[str, object]]) -> dict[str, object]:
+    """Returns the last line with the texts and logprobs of all."""
+    whole = dict(lines[-1])
+    entries = [entry for line in lines for entry in _list(line.get("logprobs"))]
+    if entries:
+        whole["logprobs"] = entries
+    key = "content" if "message" in whole else "response"
+    sources = [_dict(line["message"]) if "message" in line else line for line in lines]
+    texts = {name: "".join(str(source.get(name, "")) for source in sources) for name in (key, "thinking")}
+    if not texts["thinking"]:
+        del texts["thinking"]
+    if "message" in whole:
+        whole["message"] = {"role": "assistant", **texts}
+        return whole
+    ordered = {name: whole.pop(name) for name in ("model", "created_at")}
+    return {**ordered, **texts, **{name: value for name, value in whole.items() if name not in texts}}
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _dict(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def json_response(value: object, status: int = 200) -> web.Response:
+    return web.Response(text=dumps(value), status=status, content_type="application/json", charset="utf-8")

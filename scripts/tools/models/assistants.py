@@ -6,6 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from scripts.tools.models import data
+
 Config = dict[str, object]
 Weights = dict[str, NDArray[np.float32] | NDArray[np.int64]]
 
@@ -15,35 +17,8 @@ WIDTH = 128
 """Of an assistant, which has another one than its target."""
 BACKBONE = 64
 """The width of the targets in `sources_gemma`."""
-_SLIDING, _FULL = "sliding_attention", "full_attention"
-_TEXT: Config = {
-    "model_type": "gemma4_text",
-    "hidden_size": WIDTH,
-    "intermediate_size": 192,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "global_head_dim": 32,
-    "rms_norm_eps": 1e-6,
-    "vocab_size": VOCABULARY_SIZE,
-    "vocab_size_per_layer_input": 0,
-    "hidden_size_per_layer_input": 0,
-    "num_kv_shared_layers": 3,
-    "sliding_window": 32,
-    "layer_types": [_SLIDING, _SLIDING, _FULL],
-    "rope_parameters": {
-        _FULL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
-        _SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
-    },
-    "attention_k_eq_v": False,
-    "final_logit_softcapping": None,
-    "use_double_wide_mlp": False,
-    "enable_moe_block": False,
-    "max_position_embeddings": 4096,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "tie_word_embeddings": True,
-}
+_FULL = "full_attention"
+_TEXT: Config = data.read("drafts", VOCABULARY_SIZE=VOCABULARY_SIZE)["assistant_text"]
 _GROUPS: Config = {"use_ordered_embeddings": True, "num_centroids": 137, "centroid_intermediate_top_k": 20}
 KINDS: Mapping[str, Config] = {
     "every token": {},

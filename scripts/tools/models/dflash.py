@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from scripts.tools.models import data
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE, write_weights
 from scripts.tools.models.sources_form import Config
 
@@ -19,21 +20,8 @@ def dflash_config(architecture: str, changes: Mapping[str, object] | None = None
     """Returns the config of a draft for the tiny models of this folder, which are 64 wide. `changes` of None delete a
     key; those of `dflash_config` are made within it."""
     nested: Config = {"mask_token_id": 5, "target_layer_ids": [0, 1], "block_size": BLOCK}
-    config: Config = {
-        "architectures": [architecture],
-        "model_type": "qwen3",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "max_position_embeddings": 4096,
-        "vocab_size": VOCABULARY_SIZE,
-        "dflash_config": nested,
-    }
+    table = data.read("drafts", VOCABULARY_SIZE=VOCABULARY_SIZE)["dflash"]
+    config: Config = {"architectures": [architecture], **table, "dflash_config": nested}
     if architecture == LAGUNA:
         sliding = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 32}
         config |= {"model_type": "laguna", "gating": "per-head", "draft_vocab_size": VOCABULARY_SIZE, **sliding}

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.tools.models.layouts import HEAD, Blob, Layout, plan
-from scripts.tools.models.layouts_imports import import_packed, is_packed
+from scripts.tools.models.layouts import HEAD, Blob, Layout, import_packed, is_packed, plan
 from scripts.tools.models.tensors import (
     PACKINGS,
     Quantization,

@@ -29,11 +29,9 @@ from scripts.tools.host.lib.usage import descriptors
 from scripts.tools.models.checkpoints import Kind
 from scripts.tools.real.main import model_or_exit
 from scripts.tools.soak.checker import Checker
-from scripts.tools.soak.clients import Tally, Visitor
-from scripts.tools.soak.hostile import Intruder
-from scripts.tools.soak.meter import Meter, Trend, memory_told, settled
+from scripts.tools.soak.clients import Intruder, Tally, Visitor
+from scripts.tools.soak.meter import Meter, Scraper, Trend, memory_told, settled
 from scripts.tools.soak.rank_logs import rank_faults
-from scripts.tools.soak.scraper import Scraper
 from scripts.tools.soak.subject import REAL, Subject, made_subject, real_subject
 from scripts.tools.soak.verdict import Soaked
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from scripts.tools.demo.questions import CONVERSATIONS
-from scripts.tools.host.answer import joined
 from scripts.tools.host.go_json import (
     RefusedError,
     dumps,
+    joined,
     keep_alive_of,
     options_of,
     read_body,
@@ -24,8 +24,7 @@ from scripts.tools.host.go_json import (
 from scripts.tools.host.lib import A, F
 from scripts.tools.host.main import listen, open_catalog, parse, usage
 from scripts.tools.host.models import Catalog, Model
-from scripts.tools.host.rendering import Renderer, RenderingError
-from scripts.tools.host.template import ChatTemplate
+from scripts.tools.host.template import ChatTemplate, Renderer, RenderingError
 from scripts.tools.models.store import write_store
 from tests import ROOT
 

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from scripts.tools.host.api import Api
 from scripts.tools.host.lib import G_PRIME, D, E, Generation, Host
 from scripts.tools.host.models import Catalog
-from scripts.tools.host.rendering import Renderer
+from scripts.tools.host.template import Renderer
 from tests.tools.host.conftest import STAND_IN
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -139,7 +139,7 @@ async def test_what_nobody_foresaw_is_an_error_too(
     def fail(*_: object) -> None:
         raise RuntimeError("oh\nno")
 
-    monkeypatch.setattr("scripts.tools.host.answer.Spent", fail)
+    monkeypatch.setattr("scripts.tools.host.go_json.Spent", fail)
     status, lines = await opened.chat("say x")
     assert (status, lines[-1]) == (200, {"error": "oh\nno"}), "the last line of a stream that has begun"
     monkeypatch.setattr(Catalog, "all", fail)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.host.go_json import RefusedError
+from scripts.tools.host.go_json import RefusedError, kind_of, marked, media_of
 from scripts.tools.host.main import open_catalog, parse, usage
-from scripts.tools.host.media import kind_of, marked, media_of
 from scripts.tools.host.models import Model
 from scripts.tools.models.png import png
 from scripts.tools.models.sources import write_source

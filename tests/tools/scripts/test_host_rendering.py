@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from scripts.tools.host.rendering import Renderer, RenderingError
+from scripts.tools.host.template import Renderer, RenderingError
 
 HELLO = "{{ word }}"
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

@@ -17,9 +17,8 @@ from scripts.tools.real import chat
 from scripts.tools.soak.checker import TIE, TOLERANCE, Checker, difference
 from scripts.tools.soak.clients import Tally
 from scripts.tools.soak.main import EndedError, Plan, main, soak
-from scripts.tools.soak.meter import Trend
+from scripts.tools.soak.meter import Scraper, Trend, samples
 from scripts.tools.soak.rank_logs import rank_faults
-from scripts.tools.soak.scraper import Scraper, samples
 from scripts.tools.soak.subject import TINY_LIMITS, real_subject
 from scripts.tools.soak.verdict import Soaked
 
@@ -342,13 +341,13 @@ async def test_a_request_whose_client_has_just_gone_may_take_a_moment_to_end(mon
             text = f"mlx_runner_requests_running {int(self.moments >= 0)}\n"
             return Reply(200, {}, text.encode())
 
-    monkeypatch.setattr("scripts.tools.soak.scraper._LOOK_S", 0.001)
+    monkeypatch.setattr("scripts.tools.soak.meter._LOOK_S", 0.001)
     for moments, scrapes in ((0, 1), (3, 4)):
         scraper = Scraper(Leaving(moments))
         assert await scraper.scrape_last()
         scraper.check(0)
         assert (scraper.faults, scraper.scrapes) == ([], scrapes)
-    monkeypatch.setattr("scripts.tools.soak.scraper._LEAVING_S", 0.01)
+    monkeypatch.setattr("scripts.tools.soak.meter._LEAVING_S", 0.01)
     scraper = Scraper(Leaving(1_000_000))
     assert await scraper.scrape_last()
     scraper.check(0)

@@ -37,8 +37,7 @@ from scripts.tools.host.lib.output import MARKERS, OUT_OF_MEMORY, RULES, OutputS
 from scripts.tools.host.lib.process import LoadError, Process, free_port, spawn
 from scripts.tools.host.lib.requests import Medium, Request, wire_format
 from scripts.tools.host.lib.scheduler import Host, Loaded
-from scripts.tools.host.lib.structured import Part, Thinking, parts
-from scripts.tools.host.lib.thinking import ThinkingParser
+from scripts.tools.host.lib.structured import Part, Thinking, ThinkingParser, parts
 
 __all__ = [
     "B_PRIME",
