@@ -3,6 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from scripts.tools.conformance import SECTIONS, Case, Outcome
@@ -28,20 +29,14 @@ class Cell(NamedTuple):
     reason: str = ""
 
 
+@dataclass(frozen=True)
 class Report:
     """The outcomes of a run by case and generation. Rows and columns keep the order they are given in."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        cases: Sequence[Case],
-        generations: Sequence[Generation],
-        outcomes: Mapping[tuple[Case, Generation], Outcome],
-    ) -> None:
-        self.command = command
-        self.cases = cases
-        self.generations = generations
-        self.outcomes = outcomes
+    command: Sequence[str]
+    cases: Sequence[Case]
+    generations: Sequence[Generation]
+    outcomes: Mapping[tuple[Case, Generation], Outcome]
 
     def cells(self, case: Case) -> dict[str, Cell]:
         """Returns the row of a case: a cell for each generation's letter."""
