@@ -1,4 +1,4 @@
-"""The training of the demo models: initial weights, talks in tokens, the loop, the files and the evaluation."""
+"""The training of the demo models: initial weights, talks in tokens, the loop and the files."""
 
 import random
 import shutil
@@ -24,15 +24,11 @@ from runner.model.towers import Grid
 from runner.model.towers.qwen3_5 import Qwen35Tower
 from scripts.tools.demo import plain, questions, seeing
 from scripts.tools.demo.plain import named_weights
-from scripts.tools.demo.questions import (
-    END,
-    MARKERS,
-)
+from scripts.tools.demo.questions import END, MARKERS
 
 # isort: split
 from mlx_lm.models import llama
 
-REQUIRED_ACCURACY = 0.95
 Weights = dict[str, mx.array]
 T = TypeVar("T")
 Loss = tuple[mx.array, mx.array]
