@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     which.add_argument("--draft", action="store_true", help="train the small model that drafts for the demo model")
     which.add_argument("--seeing", action="store_true", help="train the model that sees")
     parser.add_argument("--out", type=Path, help="directory (default: that of the model, in scripts/)")
-    parser.add_argument("--steps", type=int, help="training steps (default: 800; 500 of the model that sees)")
+    parser.add_argument("--steps", type=int, default=800, help="training steps (default: %(default)s)")
     parser.add_argument("--tower-steps", type=int, default=250, help="of the tower (default: %(default)s)")
     options = parser.parse_args(argv)
     used = blas.preload("auto", 1)  # a second thread gains little, and loses much where other programs want the cores
@@ -37,9 +37,9 @@ def main(argv: Sequence[str]) -> int:
     source, started = ROOT / "scripts" / name, time.monotonic()
     print(f"{name}, BLAS: {used}", flush=True)
     if options.seeing:
-        weights = training.train_seeing(source, options.tower_steps, options.steps or 500, SEED)
+        weights = training.train_seeing(source, options.tower_steps, options.steps, SEED)
     else:
-        weights = training.train_text(source, options.steps or 800, SEED)
+        weights = training.train_text(source, options.steps, SEED)
     out = options.out or source
     training.save(source, out, weights)
     print(f"saved {out} after {(time.monotonic() - started) / 60:.1f} minutes", flush=True)
