@@ -1,9 +1,11 @@
-"""Top-k: the k highest scores of a vocabulary, in the order in which Ollama's own runner draws from them.
+"""Top-k: the k highest scores of a vocabulary, in an order for the draw.
 
-That is the order of the first k results of `mx.argpartition` on the negated scores, equal scores by id. The order
-matters: drawing from the same candidates in another order gives another token for the same random number. On a GPU a
-partition is a sort, so candidates come by falling score. On a CPU it is a selection by repeated exchanges, whose order
-depends on all other scores, so only that same partition reproduces it.
+Drawing from the same candidates in another order gives another token for the same random number, so the order is part
+of what a seed promises. On a GPU it is that of Ollama's own runner: the first k results of `mx.argpartition` on the
+negated scores, which is a sort there, so that candidates come by falling score. On a CPU that partition is a selection
+by exchanges: one pair of scores anywhere in the vocabulary that rounding has swapped can reorder all candidates. A
+prompt from the cache is rounded otherwise than a computed one, so the order of a CPU is that of the ids, which rounding
+does not change.
 """
 
 from collections.abc import Callable
@@ -16,18 +18,18 @@ _BLOCK = 32
 
 def top_k(k: int, n: int) -> Callable[[mx.array], mx.array]:
     """Returns a function from scores [B, n] to candidate ids, uint32 [B, k], in this device's order. 0 < k < n."""
-    return TopKByPartition(k, n) if mx.default_device().type == mx.cpu else TopKBySort(k, n)
+    return TopKById(k, n) if mx.default_device().type == mx.cpu else TopKBySort(k, n)
 
 
-class TopKByPartition:
-    """Candidates in the order of a CPU's partition."""
+class TopKById:
+    """Candidates in the order of a CPU: by id."""
 
     def __init__(self, k: int, _: int) -> None:
         self._k = k
 
     def __call__(self, scores: mx.array) -> mx.array:
         """Returns the candidate ids, uint32 [B, k], for `scores` [B, n]."""
-        return mx.argpartition(-scores, self._k - 1, axis=-1)[..., : self._k]
+        return mx.sort(mx.argpartition(-scores, self._k - 1, axis=-1)[..., : self._k], axis=-1)
 
 
 class TopKBySort:

@@ -15,7 +15,7 @@ from runner.sampling import SamplingOptions, filters, row_group
 from runner.sampling.draw import draw
 from runner.sampling.sample import Sample
 from runner.sampling.sampler import Sampler
-from runner.sampling.top_k import TopKByPartition, TopKBySort
+from runner.sampling.top_k import TopKById, TopKBySort
 from tests.unit.sampling import reference
 
 EVERYTHING = SamplingOptions(
@@ -142,19 +142,18 @@ def test_frequencies_are_the_probabilities() -> None:
     assert chi_square < 18.5  # 0.1 % of right samplers exceed this with 4 degrees of freedom; the seed is fixed
 
 
-EvictionOrder = type[TopKByPartition] | type[TopKBySort]
+CandidateOrder = type[TopKById] | type[TopKBySort]
 
 
-def candidates(scores: reference.Row, k: int, order: EvictionOrder) -> NDArray[np.int64]:
-    """Returns the ids of the k best in the order of Ollama's runner; all ids in order if k is off."""
+def candidates(scores: reference.Row, k: int, order: CandidateOrder) -> NDArray[np.int64]:
+    """Returns the ids of the k best in this order; all ids in order if k is off."""
     if not 0 < k < len(scores):
         return np.arange(len(scores))
-    if order is TopKBySort:
-        return np.argsort(-scores, kind="stable")[:k]
-    return np.array(mx.argpartition(-mx.array(scores), k - 1))[:k].astype(np.int64)
+    best = np.argsort(-scores, kind="stable")[:k]
+    return best if order is TopKBySort else np.sort(best)
 
 
-def literally(scores: reference.Row, options: SamplingOptions, key: mx.array, order: EvictionOrder) -> int:
+def literally(scores: reference.Row, options: SamplingOptions, key: mx.array, order: CandidateOrder) -> int:
     """Follows steps 3 to 7 of the section literally; MLX draws from log-probabilities of the ordered candidates."""
     ids = candidates(scores, options.top_k, order)
     probabilities = reference.probabilities(scores[ids], options.temperature)
@@ -169,11 +168,11 @@ def literally(scores: reference.Row, options: SamplingOptions, key: mx.array, or
     return int(ids[reference.only(mx.random.categorical(mx.array(log_probabilities[None]), key=key))])
 
 
-@pytest.mark.parametrize("order", [TopKByPartition, TopKBySort])
+@pytest.mark.parametrize("order", [TopKById, TopKBySort])
 @pytest.mark.parametrize("at_once", [1 << 20, 16])
 @pytest.mark.parametrize("vocabulary", [3, 64, 257, 6000])
 def test_draws_are_those_of_mlx_from_the_filtered_log_probabilities(
-    vocabulary: int, at_once: int, order: EvictionOrder, monkeypatch: pytest.MonkeyPatch
+    vocabulary: int, at_once: int, order: CandidateOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filters, "_SORTED_AT_ONCE", {mx.cpu: at_once, mx.gpu: at_once})
     monkeypatch.setattr(row_group, "top_k", order)
