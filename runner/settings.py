@@ -23,7 +23,7 @@ CACHE_PERCENT = 25
 """The default share of memory for the prefix cache, which weights leave free."""
 MEMORY_PERCENT = 75
 """The default share of the device's memory for everything together."""
-MOST_RANKS = 64
+MOST_PARALLEL = MOST_RANKS = 64
 """The most processes that share a model."""
 DEFAULT_PARALLEL = 4
 """The default number of requests that run at once."""

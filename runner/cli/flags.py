@@ -15,10 +15,10 @@ from runner.settings import (
     GPU_CHUNK_TOKENS,
     HAND_OVER,
     MEMORY_PERCENT,
+    MOST_PARALLEL,
 )
 
 MODEL, CACHE, COMPUTE, PROCESS = "what to serve", "memory and cache", "computing", "process"
-MOST_PARALLEL = 64
 
 FLAGS = (
     Flag(

@@ -1,7 +1,8 @@
-"""The file of a tape: frames, each with its length and a checksum that covers all frames before it.
+"""The file of a tape: frames, each with its length and two checksums that cover all frames before it: one with the
+length, one with the body.
 
 A frame is one write, so a process that is killed leaves whole frames. Only the end of a file can be missing: a frame
-that is not whole. A frame that is whole and does not fit to its checksum was changed.
+that is not whole, though its length is right. Everything else that does not fit to its checksum was changed.
 """
 
 import os
@@ -18,8 +19,10 @@ from runner.errors import RunnerError, UsageError
 from runner.logs import Log
 
 log = Log(__name__)
-_MAGIC = b"mlx-runner tape\n"
-_HEAD = struct.Struct("<II")
+_MAGIC = b"mlx-runner tape"
+_FORM = b"2"  # of the frames
+_HEAD = struct.Struct("<III")
+_LENGTH = struct.Struct("<I")
 _MOST_FRAME_BYTES = 1 << 30
 _MOST_NAMES = 1000
 
@@ -39,7 +42,7 @@ class TapeFile:
         self._open = True
         self.nbytes = self.writes = 0
         """Bytes and writes so far."""
-        self._put(_MAGIC + self._frame(encode(header)))
+        self._put(_MAGIC + _FORM + self._frame(encode(header)))
 
     def write(self, entries: list[Entry]) -> None:
         """Writes a frame. The recording ends with the first one that cannot be written; the engine goes on."""
@@ -47,8 +50,9 @@ class TapeFile:
             self._put(self._frame(encode(entries)))
 
     def _frame(self, body: bytes) -> bytes:
-        self._crc = crc32(body, self._crc)
-        return _HEAD.pack(len(body), self._crc) + body
+        length = crc32(_LENGTH.pack(len(body)), self._crc)
+        self._crc = crc32(body, length)
+        return _HEAD.pack(len(body), length, self._crc) + body
 
     def _put(self, data: bytes) -> None:
         try:
@@ -65,7 +69,10 @@ class TapeFile:
 
 
 def _create(path: Path) -> tuple[Path, int]:
-    """Creates a file that does not exist yet. Never overwrites one: it may be what the last process left behind."""
+    """Creates a file that does not exist yet. Never overwrites one: it may be what the last process left behind. Raises
+    OSError beside a device, a directory or a pipe, in whose place nobody expects a file."""
+    if path.exists() and not path.is_file():
+        raise FileExistsError("this is not a file")
     for number in range(1, _MOST_NAMES):
         found = path if number == 1 else path.with_name(f"{path.name}.{number}")
         with suppress(FileExistsError):
@@ -92,6 +99,8 @@ class TapeReader:
             with path.open("rb") as file:
                 if file.read(len(_MAGIC)) != _MAGIC:
                     raise RunnerError(f"{path}: no recording of mlx-runner --record")
+                if file.read(len(_FORM)) != _FORM:
+                    raise RunnerError(f"{path}: a recording of another version of mlx-runner, or damaged in byte 15")
             frames = self._frames()
             self.header = header_decoder.decode(next(frames))
             for _ in frames:
@@ -99,10 +108,10 @@ class TapeReader:
             check_blas(self.header.choices.blas)
         except OSError as error:
             raise RunnerError(f"{path}: {(error.strerror or str(error)).lower()}") from error
-        except (StopIteration, msgspec.DecodeError):
-            raise RunnerError(
-                f"{path}: the recording has no readable header; it is cut or of another version"
-            ) from None
+        except StopIteration:
+            raise RunnerError(f"{path}: the recording ends within its header") from None
+        except msgspec.DecodeError as error:
+            raise RunnerError(f"{path}: the header of the recording is unreadable: {error}") from None
 
     def entries(self) -> Iterator[Entry]:
         """Yields the values behind the header. Raises RunnerError for what is no value."""
@@ -116,17 +125,19 @@ class TapeReader:
 
     def _frames(self) -> Iterator[bytes]:
         """Yields the whole frames. Raises RunnerError for one that was changed."""
-        crc, at = 0, len(_MAGIC)
+        crc, at = 0, len(_MAGIC + _FORM)
         with self._path.open("rb") as file:
             file.seek(at)
             while head := file.read(_HEAD.size):
-                body = b""
                 if len(head) == _HEAD.size:
-                    length, expected = _HEAD.unpack(head)
-                    body = file.read(length) if length <= _MOST_FRAME_BYTES else b""
+                    length, of_length, of_body = _HEAD.unpack(head)
+                    crc = crc32(_LENGTH.pack(length), crc)
+                    if crc != of_length or length > _MOST_FRAME_BYTES:
+                        raise RunnerError(f"{self._path}: damaged in the {len(head)} bytes from byte {at}")
+                    body = file.read(length)
                     if len(body) == length:
                         crc = crc32(body, crc)
-                        if crc != expected:
+                        if crc != of_body:
                             raise RunnerError(f"{self._path}: damaged in the {len(head) + length} bytes from byte {at}")
                         yield body
                         at += len(head) + length

@@ -4,7 +4,10 @@ from typing import Annotated
 
 import msgspec
 
+from runner.cache import CACHE_KINDS
+from runner.drafts.policy import MOST_TOKENS
 from runner.engine.tape.interface import Value, What
+from runner.settings import DTYPES, MOST_PARALLEL
 
 VERSION = 1
 _MOST_TOKENS = 1 << 24
@@ -26,25 +29,33 @@ class Identity(msgspec.Struct, frozen=True):
     blas: str
 
 
-class Choices(msgspec.Struct, frozen=True):
-    """The settings that decide what is computed; the names are those of `Settings`."""
+def _one_of(*words: str) -> msgspec.Meta:
+    return msgspec.Meta(pattern=rf"\A({'|'.join(words)})\Z")
 
-    context_tokens: int
-    dtype: str
-    cache: str
-    cache_memory_bytes: int | None
-    cache_memory_percent: float | None
-    memory_bytes: int | None
-    memory_percent: float | None
-    kv_bits: int | None
-    parallel: int
-    max_gap_s: float
-    draft: str
-    draft_tokens: int | None
+
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
+
+
+class Choices(msgspec.Struct, frozen=True):
+    """The settings that decide what is computed; the names are those of `Settings`, the bounds those of the flags."""
+
+    context_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
+    dtype: Annotated[str, _one_of(*DTYPES)]
+    cache: Annotated[str, _one_of(*CACHE_KINDS)]
+    cache_memory_bytes: _Bytes | None
+    cache_memory_percent: _Percent | None
+    memory_bytes: _Bytes | None
+    memory_percent: _Percent | None
+    kv_bits: Annotated[int, msgspec.Meta(ge=4, le=8, multiple_of=4)] | None
+    parallel: Annotated[int, msgspec.Meta(ge=1, le=MOST_PARALLEL)]
+    max_gap_s: Annotated[float, msgspec.Meta(gt=0, le=60)]
+    draft: _Text
+    draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)] | None
     draft_known: bool
-    prefill_chunk_tokens: int | None
-    blas: str
-    blas_threads: int | None
+    prefill_chunk_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] | None
+    blas: _Text
+    blas_threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None
     no_media: bool
 
 

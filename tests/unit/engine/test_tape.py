@@ -1,5 +1,6 @@
 """The file of a recording, and what may be recorded and replayed where."""
 
+import math
 import os
 from pathlib import Path
 
@@ -80,6 +81,71 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(
     assert (reader.missing_at is not None) == bool(room)
 
 
+def test_no_changed_byte_is_read(tmp_path: Path) -> None:
+    """Not one: neither of a length, which would look as if the end were missing, nor of a sum or a body."""
+    tape = TapeFile(tmp_path / "tape", HEADER)
+    for seconds in (1.0, 2.0):
+        tape.write([(What.SECONDS, seconds)])
+    data = tape.path.read_bytes()
+    for at in range(len(data)):
+        for bit in (1, 0x80):
+            tape.path.write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
+            with pytest.raises(RunnerError) as caught:
+                TapeReader(tape.path)
+            assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_cut_is_read_to_its_last_whole_frame(tmp_path: Path) -> None:
+    tape = TapeFile(tmp_path / "tape", HEADER)
+    ends = [tape.path.stat().st_size]
+    for seconds in (1.0, 2.0):
+        tape.write([(What.SECONDS, seconds)])
+        ends.append(tape.path.stat().st_size)
+    data = tape.path.read_bytes()
+    for size in range(len(data)):
+        tape.path.write_bytes(data[:size])
+        if size < ends[0]:
+            with pytest.raises(RunnerError):
+                TapeReader(tape.path)
+            continue
+        reader, whole = TapeReader(tape.path), sum(end <= size for end in ends) - 1
+        assert len([*reader.entries()]) == whole
+        assert reader.missing_at == (None if size in ends else ends[whole])
+
+
+@pytest.mark.parametrize("name", ["directory", "pipe"])
+def test_what_is_no_file_is_refused_and_nothing_is_written_beside_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match=rf"--record .*/{name}: this is not a file; name a file that you may write"):
+        TapeFile(tmp_path / name, HEADER)
+    assert len([*tmp_path.iterdir()]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("cache", value) for value in ("", "both", "trie\n")),
+        *(("dtype", value) for value in ("float8", "auto|keep")),
+        *(("parallel", value) for value in (0, -1, 65)),
+        *(("kv_bits", value) for value in (0, 5, 16)),
+        *(("max_gap_s", value) for value in (0.0, -1.0, math.nan, math.inf)),
+        *(("memory_percent", value) for value in (-1.0, 101.0, math.nan)),
+        *(("memory_bytes", value) for value in (-1, 1 << 63)),
+        *(("context_tokens", value) for value in (-1, 1 << 40)),
+        *(("draft_tokens", value) for value in (0, 64)),
+        *(("prefill_chunk_tokens", value) for value in (0, 1 << 40)),
+        *(("blas_threads", value) for value in (0, 1 << 20)),
+        ("draft_known", "yes"),
+    ],
+)
+def test_a_choice_that_no_flag_makes_is_refused_by_name(name: str, value: object, tmp_path: Path) -> None:
+    choices = msgspec.structs.replace(HEADER.choices, **{name: value})
+    tape = TapeFile(tmp_path / "tape", msgspec.structs.replace(HEADER, choices=choices))
+    with pytest.raises(RunnerError, match=rf"the header of the recording is unreadable: .*choices\.{name}`"):
+        TapeReader(tape.path)
+
+
 def test_a_frame_that_is_left_out_is_noticed(tmp_path: Path) -> None:
     tape = TapeFile(tmp_path / "tape", HEADER)
     ends = []
@@ -92,11 +158,11 @@ def test_a_frame_that_is_left_out_is_noticed(tmp_path: Path) -> None:
         TapeReader(tape.path)
 
 
-@pytest.mark.parametrize("data", [b"", b"[\n", b"mlx-runner tape\n", b"mlx-runner tape\n\0\0\0"])
+@pytest.mark.parametrize("data", [b"", b"[\n", b"mlx-runner tape\n", b"mlx-runner tape2", b"mlx-runner tape2\0\0\0"])
 def test_another_file_is_refused(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "tape"
     path.write_bytes(data)
-    with pytest.raises(RunnerError, match=r"no recording of|no readable header"):
+    with pytest.raises(RunnerError, match=r"no recording of|another version|ends within its header"):
         TapeReader(path)
     with pytest.raises(RunnerError, match="no such file"):
         TapeReader(tmp_path / "none")
