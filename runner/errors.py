@@ -4,6 +4,7 @@ RunnerError
 ├── UsageError        a flag or an environment variable is wrong: exit status 2
 ├── ModelError        the model cannot be opened: `Error: <text>` on stderr, exit status 1
 │   ├── FaultsError   several faults at once
+│   ├── MissingError  the store has no model of that name
 │   ├── ReadError     its headers are in order, but its weights cannot be read
 │   └── ComputeError  it is loaded, but its first forward pass fails
 ├── DraftError        `--draft` names a model that cannot draft for this one: exit status 1
@@ -38,6 +39,14 @@ class FaultsError(ModelError):
     def __init__(self, faults: Sequence[ModelError]) -> None:
         super().__init__(str(faults[0]))
         self.faults = tuple(faults)
+
+
+class MissingError(ModelError):
+    """The store has no model of that name. The text is the one that hosts know; `explained` says it to a person."""
+
+    def __init__(self, text: str, explained: str) -> None:
+        super().__init__(text)
+        self.explained = explained
 
 
 class ReadError(ModelError):

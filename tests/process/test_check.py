@@ -36,7 +36,8 @@ def test_a_good_model_is_status_0_and_nothing_on_stderr(model: str, models_dir: 
 def test_a_model_that_is_not_there_is_status_1(tmp_path: Path) -> None:
     done = check("nothing", "--models-dir", str(tmp_path))
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.splitlines()[-1].startswith("PROBLEM       read manifest: open ")
+    problem = f"PROBLEM       there is no model nothing:latest in {tmp_path}: it holds no models. `ollama "
+    assert done.stdout.splitlines()[-1].startswith(problem)
 
 
 @pytest.mark.parametrize("words", [[], ["m", "--nonsense"], ["m", "--port", "1"], ["m", "--context", "0"]])

@@ -17,7 +17,7 @@ from runner.commands.check.disk import DiskFacts, disk_facts
 from runner.commands.check.drafts import DraftFacts, draft_facts
 from runner.commands.check.pictures import PictureFacts, picture_facts
 from runner.commands.check.ranks import RankFacts, rank_facts
-from runner.errors import ModelError
+from runner.errors import MissingError, ModelError
 from runner.model import OpenedModel
 from runner.model.device import usable_bytes
 from runner.model.inspect import Amount, Examination, collecting_faults, contents, examine, files, skipped
@@ -151,7 +151,8 @@ def inspect(settings: CheckSettings) -> Inspection:
             drafts = draft_facts(
                 settings, opened, LoadedModel(module), types, tokenizer, budget_bytes, slow_blas=detected_blas.is_slow
             )
-    problems = list(dict.fromkeys(plain(str(problem)) for problem in found.problems))
+    told = (each.explained if isinstance(each, MissingError) else str(each) for each in found.problems)
+    problems = list(dict.fromkeys(map(plain, told)))
     return Inspection(
         model=plain(settings.model),
         loads=not problems,

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from runner.errors import ModelError
+from runner.errors import MissingError, ModelError
 from runner.model.sources.header import os_reason
 
 DEFAULT_HOST = "registry.ollama.ai"
 DEFAULT_NAMESPACE = "library"
 DEFAULT_TAG = "latest"
+_SHOWN = 20
 
 _PARTS = {
     "host": re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,349}"),
@@ -29,6 +30,12 @@ class ModelName(NamedTuple):
     namespace: str
     model: str
     tag: str
+
+    @property
+    def short(self) -> str:
+        """The name as people write it: without the default host and namespace."""
+        text = f"{self.host}/{self.namespace}/{self.model}:{self.tag}"
+        return text.removeprefix(f"{DEFAULT_HOST}/").removeprefix(f"{DEFAULT_NAMESPACE}/")
 
     @property
     def folded(self) -> tuple[str, ...]:
@@ -76,16 +83,25 @@ def find_manifest(models_dir: Path, name: ModelName) -> Path | None:
     return next((path for found, path in _manifests(models_dir) if found.folded == name.folded), None)
 
 
-def missing_manifest_error(models_dir: Path, name: ModelName) -> ModelError:
-    """Returns the error for a model that does not exist: Go's message, then advice."""
-    tags = [found.tag for found, _ in _manifests(models_dir) if found.folded[:-1] == name.folded[:-1]]
+def missing_manifest_error(models_dir: Path, name: ModelName) -> MissingError:
+    """Returns the error for a model that does not exist: Go's message, then advice; for people, the models that do."""
+    stored = [found for found, _ in _manifests(models_dir)]
+    tags = [found.tag for found in stored if found.folded[:-1] == name.folded[:-1]]
     if tags:
         advice = f"its tags are {', '.join(tags)}"
     elif os.path.isdir(models_dir / "manifests"):  # noqa: PTH112 - Path.is_dir raises for a closed directory
         advice = "`ollama list` names the models that are there, --models-dir another store"
     else:
         advice = f"{models_dir} holds no models: --models-dir names the store"
-    return ModelError(f"read manifest: open {manifest_path(models_dir, name)}: no such file or directory ({advice})")
+    names = [found.short for found in stored]
+    beyond = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    there = f"it holds {', '.join(names[:_SHOWN])}{beyond}" if names else "it holds no models"
+    return MissingError(
+        f"read manifest: open {manifest_path(models_dir, name)}: no such file or directory ({advice})",
+        f"there is no model {name.short} in {models_dir}: {there}. `ollama pull {name.short}` fetches it if Ollama's"
+        " library has it, `ollama create --experimental` makes one of a directory; a directory is named by its path"
+        f" (./{name.model}), another store by --models-dir",
+    )
 
 
 def _manifests(models_dir: Path) -> Iterator[tuple[ModelName, Path]]:

@@ -41,6 +41,7 @@ from scripts.tools.models.store import (
 from scripts.tools.models.tensors import parse_metadata
 from tests.model.loading.conftest import Checkpoints, open_stored
 from tests.model.loading.malformed import (
+    CASES,
     WEIGHT,
     cut,
     with_config,
@@ -61,6 +62,18 @@ def check(model: str, models_dir: Path = Path("unused"), context: int | None = N
 
 def check_store(store: Store, context: int | None = None) -> Inspection:
     return check("tiny", store.models_dir, context)
+
+
+def test_a_model_that_is_not_there_is_said_so_with_those_that_are(store: Store) -> None:
+    for other in ("registry.ollama.ai/me/mine/q4", "registry.ollama.ai/library/other/1b", "hf.co/a/b/latest"):
+        path = store.models_dir / "manifests" / other
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    CASES["manifest missing"].spoil(store)
+    (problem,) = check_store(store).problems
+    there = "it holds hf.co/a/b:latest, other:1b, me/mine:q4. `ollama pull tiny:latest` fetches it"
+    assert problem.startswith(f"there is no model tiny:latest in {store.models_dir}: {there}")
+    assert "read manifest" not in problem
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
