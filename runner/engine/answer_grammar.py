@@ -81,6 +81,8 @@ class AnswerGrammar:
         return None if self.guide is None or self.guide.over else self.guide.mask()
 
     def close(self) -> None:
-        """Ends the answer. Later calls do nothing."""
+        """Ends the answer, which may not have begun. Later calls do nothing."""
         if self.guide is not None:
             self.guide.close()
+        elif (found := self.compiling) and found.done() and not found.cancelled() and found.exception() is None:
+            found.result().release()

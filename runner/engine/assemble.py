@@ -20,7 +20,7 @@ from runner.engine.draft_model.interface import DraftModel
 from runner.engine.draft_model.opening import DraftModelOpener
 from runner.engine.drafting import Drafting
 from runner.engine.events import Outbox
-from runner.engine.formats import Formats
+from runner.engine.formats import GRAMMAR_BYTES, Formats
 from runner.engine.generation import Forward
 from runner.engine.memory.budget import MemoryBudget, Meter, MLXMeter, set_limits
 from runner.engine.observe.report import Identity, Report
@@ -137,6 +137,12 @@ def assemble(
     reuse_bytes = set_limits(opened.budget_bytes, on_cpu=opened.on_cpu)
     formats = Formats(model, tokenizer, settings.parallel, opened.budget_bytes - mx.get_active_memory())
     grammar_bytes = (lambda: formats.nbytes) if opened.shares_memory else (lambda: 0)
+
+    def drop_unused() -> None:
+        sight.drop_features()
+        if opened.shares_memory:
+            formats.end_kept()
+
     meter: Meter = MLXMeter()
     clock, policy = monotonic, SlicePolicy(chunk_tokens, settings.max_gap_s)
     if tape is not None:
@@ -155,7 +161,7 @@ def assemble(
         tokenizer=tokenizer,
         context_length=model.context_length,
         make_cache=new_cache,
-        memory=MemoryBudget(meter, opened.budget_bytes, chunk_tokens, reuse_bytes, grammar_bytes, sight.drop_features),
+        memory=MemoryBudget(meter, opened.budget_bytes, chunk_tokens, reuse_bytes, grammar_bytes, drop_unused),
         salt=salt,
         encoder=sight.encoder,
         trial=trial,
@@ -164,6 +170,7 @@ def assemble(
         ranks=ranks,
     )
     context.memory.draft_bytes = draft_model.most_bytes if draft_model is not None else 0
+    context.memory.grammar_bytes = GRAMMAR_BYTES if opened.shares_memory else 0
     scheduler = Scheduler(context, policy, settings.parallel, outbox)
     identity = Identity(__version__, model.name, model.architecture, device(), model.context_length, settings.cache)
     shown = tokenizer if settings.inspect_text else None

@@ -40,8 +40,8 @@ _PUBLISH_S = 0.02  # a decode step may take a millisecond or two, of which askin
 class Engine:
     """The engine as the event loop sees it, and the thread behind it.
 
-    `start` and `submit` belong to the event loop; any thread may read `memory_bytes`; everything that begins with an
-    underscore runs on the engine thread. Requests begin in the order of their arrival.
+    `start`, `submit` and `compile` belong to the event loop; any thread may read `memory_bytes`; everything that begins
+    with an underscore runs on the engine thread. Requests begin in the order of their arrival.
     """
 
     tokenizer: Tokenizer
@@ -81,12 +81,16 @@ class Engine:
         return self._ready
 
     def submit(self, request: Request) -> None:
-        """Queues a request, whose stream receives all that happens to it. Its grammar is compiled meanwhile."""
+        """Queues a request, whose stream receives all that happens to it."""
         if request.format is not None:
-            request.grammar = self.parts.formats.compile(request.format)
-        self._mailbox.put(request)
-        if request.grammar is not None:
+            request.grammar = self.parts.formats.expect()
             request.grammar.add_done_callback(lambda _: self._wake())
+        self._mailbox.put(request)
+
+    def compile(self, request: Request) -> None:
+        """Starts to compile the format of a request that has left the queue: one that waits takes no memory."""
+        if request.format is not None and request.grammar is not None:
+            self.parts.formats.compile(request.format, request.grammar)
 
     def _wake(self) -> None:
         self._mailbox.put(None)

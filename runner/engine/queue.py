@@ -68,9 +68,13 @@ class RequestQueue:
     def _find(self, cache: Cache, memory: MemoryBudget, computed: int) -> Request | None:
         for request in self.awaiting_prefix:
             if not cache.follows(request.keys, self._salt):
-                return request if not computed or memory.admits(cache, len(request.prompt)) else None
+                return request if not computed or _admits(memory, cache, request) else None
         running = computed + len(self.awaiting_prefix)
         head = next((each for each in self.arrived if not each.restoring), None)
-        if head is not None and running < self._parallel and (not running or memory.admits(cache, len(head.prompt))):
+        if head is not None and running < self._parallel and (not running or _admits(memory, cache, head)):
             return head
         return None
+
+
+def _admits(memory: MemoryBudget, cache: Cache, request: Request) -> bool:
+    return memory.admits(cache, len(request.prompt), grammar=request.grammar is not None)

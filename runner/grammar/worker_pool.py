@@ -16,7 +16,7 @@ from runner.grammar.messages import COMPILE_S, Compile, CompilerSetup, Follow, S
 from runner.grammar.worker import Worker, WorkerGrammar
 
 _UNDISTURBED_S = 0.25
-_MORE_PLACES = 4  # to compile formats of requests that still wait in the engine's queue
+_MORE_THAN_RUN = 4  # formats may wait undisturbed
 _MOST_KEPT = 8
 _MOST_KEPT_BYTES = 64 << 20
 _WORKER_BYTES = 128 << 20
@@ -26,21 +26,23 @@ _RECEIVE_BYTES = 1 << 20
 class WorkerPool:
     """Compiles formats in processes that can be killed.
 
-    Every answer that follows a grammar, and every format being compiled, has a worker of its own. The number of workers
-    is bounded; requests get them in order of arrival. Compiling may take 5 s, but only a quarter of a second while
-    others wait for a worker. After its answer, a worker is kept for the same format while there is room.
+    Every answer that follows a grammar, and every format being compiled, has a worker of its own. Compiling may take
+    5 s, but only a quarter of a second while many more requests with formats are there than can run. After its answer,
+    a worker is kept for the same format while there is room.
 
-    Owner: the event loop, except for `nbytes` and the grammars that it hands out.
+    Owner: the event loop, except for `nbytes`, `end_kept` and the grammars that it hands out.
     """
 
     def __init__(self, setup: CompilerSetup, size: int, running: int) -> None:
         """`size` is the number of tokens in the vocabulary; at most `running` answers are computed at once."""
         self.worker_bytes = _WORKER_BYTES
         """The limit on the memory of each worker."""
+        self.most_kept_bytes = _MOST_KEPT_BYTES
+        """The limit on the memory of all workers that are kept."""
         self._setup = setup
         self._size = size
-        self._places = asyncio.Semaphore(running + _MORE_PLACES)
-        self._waiting = 0
+        self._most = running + _MORE_THAN_RUN
+        self._waiting: set[Future[Grammar]] = set()
         self._numbers = count(1)
         self._compiling: dict[Worker, float] = {}  # start times, oldest first
         self._busy: set[Worker] = set()
@@ -52,10 +54,23 @@ class WorkerPool:
         """Memory of all workers, as last reported by them. Any thread may read it."""
         return sum(worker.nbytes for worker in [*self._busy, *self._kept])
 
-    def compile(self, wanted: Format) -> Future[Grammar]:
-        """Starts to compile. Cancelling the future stops it; the future raises RequestError for an invalid format."""
+    def end_kept(self) -> None:
+        """Ends the workers that no answer uses, which no longer count in `nbytes`. Any thread may call it."""
+        while self._kept:
+            with suppress(IndexError):  # the event loop has taken the last one
+                self._loop.call_soon_threadsafe(self._end, self._kept.pop())
+
+    def expect(self) -> Future[Grammar]:
+        """Returns the grammar of a request that waits, for `compile`. Cancel it if the request ends before."""
         grammar: Future[Grammar] = Future()
-        loop = asyncio.get_running_loop()
+        self._waiting.add(grammar)
+        grammar.add_done_callback(self._waiting.discard)
+        return grammar
+
+    def compile(self, wanted: Format, grammar: Future[Grammar]) -> None:
+        """Starts to compile. Cancelling the future stops it; the future raises RequestError for an invalid format."""
+        self._waiting.discard(grammar)
+        self._loop = loop = asyncio.get_running_loop()
         task = loop.create_task(self._compile(msgspec.json.encode(wanted), grammar))
 
         def end(done: Future[Grammar]) -> None:
@@ -63,7 +78,6 @@ class WorkerPool:
                 loop.call_soon_threadsafe(task.cancel)
 
         grammar.add_done_callback(end)
-        return grammar
 
     async def _compile(self, key: bytes, grammar: Future[Grammar]) -> None:
         try:
@@ -84,21 +98,18 @@ class WorkerPool:
 
     async def _worker(self, key: bytes) -> tuple[Worker, State]:
         """Returns a worker that has compiled the format, with the state at the beginning of an answer."""
-        self._waiting += 1
-        try:
-            await self._places.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            for worker in [worker for worker in self._kept if worker.key == key][:1]:
+        if (worker := self._take_kept(key)) is not None:
+            with suppress(RequestError):  # the process may have ended
+                return worker, await self._beginning(worker)
+        worker = await self._fork(key)
+        return worker, await self._beginning(worker)
+
+    def _take_kept(self, key: bytes) -> Worker | None:
+        for worker in [worker for worker in self._kept if worker.key == key]:
+            with suppress(ValueError):  # `end_kept` has just taken it
                 self._kept.remove(worker)
-                with suppress(RequestError):  # the process may have ended
-                    return worker, await self._beginning(worker)
-            worker = await self._fork(key)
-            return worker, await self._beginning(worker)
-        except BaseException:
-            self._places.release()
-            raise
+                return worker
+        return None
 
     async def _beginning(self, worker: Worker) -> State:
         """Returns the next state of `worker`, the beginning of an answer. Ends the worker if it raises."""
@@ -132,11 +143,12 @@ class WorkerPool:
     def _make_way(self, worker: Worker) -> None:
         """Lowers the priority of a worker that compiles for long.
 
-        Raises RequestError if requests wait for a worker and this one has been compiling the longest.
+        Raises RequestError if too many requests wait and this one has been compiling the longest.
         """
         if self._fork_server is not None:
             self._fork_server.result().slow(worker.number)
-        if self._waiting and worker is next(iter(self._compiling)):
+        crowded = len(self._waiting) + len(self._busy) > self._most
+        if crowded and worker is next(iter(self._compiling)):
             raise RequestError(f"Format: compiling it takes longer than {_UNDISTURBED_S} s while others wait")
 
     async def _fork(self, key: bytes) -> Worker:
@@ -149,6 +161,7 @@ class WorkerPool:
             raise RequestError(fork_server.fault)
 
         def give_back(worker: Worker) -> None:
+            self._busy.discard(worker)  # at once: the next answer may need the memory
             loop.call_soon_threadsafe(self._take_back, worker)
 
         try:
@@ -170,8 +183,7 @@ class WorkerPool:
 
     def _take_back(self, worker: Worker) -> None:
         """Keeps a worker whose answer has ended, at the beginning of the next one, if it can be used again."""
-        self._places.release()
-        if worker.awaited or worker.broken or worker.nbytes > _MOST_KEPT_BYTES:
+        if worker.awaited or worker.broken or worker.nbytes > self.most_kept_bytes:
             self._end(worker)
             return
         try:
@@ -179,10 +191,10 @@ class WorkerPool:
         except RequestError:
             self._end(worker)
             return
-        self._busy.discard(worker)
         self._kept.append(worker)
-        while len(self._kept) > _MOST_KEPT or sum(each.nbytes for each in self._kept) > _MOST_KEPT_BYTES:
-            self._end(self._kept.pop(0))
+        while len(kept := [*self._kept]) > _MOST_KEPT or sum(each.nbytes for each in kept) > self.most_kept_bytes:
+            with suppress(IndexError):  # `end_kept` has taken them
+                self._end(self._kept.pop(0))
 
     def _end(self, worker: Worker) -> None:
         """Ends a worker, whatever it is doing."""

@@ -70,8 +70,6 @@ class CompletionEndpoint:
         try:
             await self._check_pictures(request)
             self._engine.submit(request)
-            if request.grammar is not None:
-                await _done(request.grammar)  # an invalid grammar is refused before the answer begins
             return await self._stream(http, request)
         finally:
             request.cancel()
@@ -125,6 +123,9 @@ class CompletionEndpoint:
         events = await request.stream.batch()
         if isinstance(events[0], Refused):
             raise RequestError(events[0].text)
+        if request.grammar is not None:
+            self._engine.compile(request)
+            await _done(request.grammar)  # an invalid grammar is refused before the answer begins
         response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
         if http.version >= (1, 1):
             response.enable_chunked_encoding()

@@ -188,7 +188,7 @@ class SeeingEngine:
         self.encoder = PictureEncoder(
             self.model.tower, self.pixels, self.model.forward(), self._wake, splits=family.splits
         )
-        self.memory = MemoryBudget(ZeroMeter(), room, 2048, drop_features=self.encoder.clear)
+        self.memory = MemoryBudget(ZeroMeter(), room, 2048, drop_unused=self.encoder.clear)
         context = EngineContext(
             watch(self._forward),
             self.model.tokenizer,

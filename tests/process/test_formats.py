@@ -186,6 +186,18 @@ async def test_a_limit_that_cuts_an_answer_short_is_reported(thinker: Client) ->
     assert (answer.final.done_reason, answer.final.eval_count) == (DoneReason.LENGTH, 3)
 
 
+async def test_grammars_that_nobody_uses_do_not_fill_a_small_budget(store: Path) -> None:
+    """Each takes 3 MB while it is used: five fill the budget."""
+    with spawn(RUNNER, RANDOM, models_dir=store, generation=HOST, arguments=("--memory", "16M")) as process:
+        process.wait_ready(60)
+        async with Client.of(process) as client:
+            wanted = [structural_tag({"enum": [f"{number}{number}"]}) for number in range(8)]
+            requests = [Request("x", {"num_predict": 9}, format=each) for each in (*wanted, None, None)]
+            answers = await asyncio.gather(*map(client.complete, requests))
+            answers += [await client.complete(request) for request in requests]
+    assert [answer.text for answer in answers[:8]] == [f'"{number}{number}"' for number in range(8)]
+
+
 # --- thinking
 
 

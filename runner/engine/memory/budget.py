@@ -64,24 +64,27 @@ class MemoryBudget:
         chunk_tokens: int,
         reuse_bytes: int = 0,
         grammar_bytes: Callable[[], int] = lambda: 0,
-        drop_features: Callable[[], None] = lambda: None,
+        drop_unused: Callable[[], None] = lambda: None,
     ) -> None:
         """Made when the weights are loaded and nothing else is. `budget_bytes` None bounds nothing; `chunk_tokens` is
         the longest slice of a prompt, `reuse_bytes` what MLX may keep for reuse whatever else is needed,
-        `grammar_bytes` what grammars take of the same memory, and `drop_features` frees the features of pictures that
-        no request needs now."""
+        `grammar_bytes` what grammars take of the same memory, and `drop_unused` frees what no request needs now beside
+        the cache: grammars and the features of pictures."""
         self.budget_bytes = budget_bytes
         self.weights_bytes = meter.active()
         self.workspace = WorkspaceEstimate()
         self.draft_bytes = 0
         """What a model that drafts may hold beside its weights."""
+        self.grammar_bytes = 0
+        """What the grammar of an answer is likely to take, before it is compiled."""
         self._meter = meter
         self._chunk_tokens = chunk_tokens
         self._reuse_bytes = reuse_bytes
         self._grammar_bytes = grammar_bytes
-        self._drop_features = drop_features
+        self._drop_unused = drop_unused
         self._step_bytes = 0  # the most that decode steps took, beside what they left
         self._peak_bytes = self._start_bytes = 0
+        self._measured_for = -1  # the last request for which slices were measured again
         self._running = self._longest = 0  # requests, and tokens of the longest context, as of the last `fit`
 
     @property
@@ -101,15 +104,17 @@ class MemoryBudget:
             return ""
         return f"there is no room for so long a context: {self._numbers(f'{tokens} tokens', kept, beside)}. {_ADVICE}"
 
-    def admits(self, cache: CacheBudget, tokens: int) -> bool:
-        """Returns True if a request of so many tokens fits beside those that run, as of the last `fit`."""
+    def admits(self, cache: CacheBudget, tokens: int, *, grammar: bool = False) -> bool:
+        """Returns True if a request of so many tokens fits beside those that run, as of the last `fit`. It may have a
+        grammar."""
         if not cache.admits(tokens):
             return False
         if self.budget_bytes is None or not self._running:
             return True
         longer = self.workspace.certain_bytes(LEAST_TOKENS, tokens)
         computing = longer - self.workspace.likely_bytes(LEAST_TOKENS, self._longest)
-        return cache.allows(cache.session_bytes(tokens + _GROWTH_TOKENS) + self._growth(cache, 1) + max(0, computing))
+        needed = cache.session_bytes(tokens + _GROWTH_TOKENS) + self._growth(cache, 1) + max(0, computing)
+        return cache.allows(needed + self.grammar_bytes * grammar)
 
     def fit(self, cache: Cache, running: "Sequence[Generation]") -> "tuple[Generation, str] | None":
         """Bounds the cache to what running requests leave. Returns a request that must end all the same, and why.
@@ -122,13 +127,15 @@ class MemoryBudget:
         self._running = len(running)
         self._longest = max((each.session.position for each in running), default=0)
         others = self._others(cache)
-        cache.bound(max(0, self.room_bytes - others - self._headroom(cache, self._running, self._longest)))
+        compiling = self.grammar_bytes * sum(not each.grammar.compiled for each in running)
+        headroom = self._headroom(cache, self._running, self._longest)
+        cache.bound(max(0, self.room_bytes - others - compiling - headroom))
         for generation in running:
             if text := self.refusal(cache, len(generation.session.recorded)):
                 return generation, text
         if not running or self._lacking(cache, others) <= 0:
             return None
-        self._drop_features()
+        self._drop_unused()
         self._meter.settle()  # a busy CPU releases buffers a moment after it has computed with them
         others = self._others(cache)
         lacking = self._lacking(cache, others)
@@ -139,15 +146,26 @@ class MemoryBudget:
             cache.detach()
             return None
         youngest = max(running, key=lambda generation: generation.request.number)
+        if len(running) == 1 and self._measures_again(youngest.request.number, cache.nbytes + others):
+            return None
         numbers = self._numbers("what runs", cache.nbytes, self._beside(others))
         return youngest, f"there is no room to go on: {numbers}. {_ADVICE}, or run fewer at once (--parallel)"
+
+    def _measures_again(self, number: int, held_bytes: int) -> bool:
+        """Forgets what slices took, if nothing else keeps a request that runs alone from going on. A busy machine may
+        have released some buffers late, and a request that ends for it would correct nothing, nor would the next. Once
+        for each request: if the next slice takes as much, it ends."""
+        if number == self._measured_for or held_bytes + self._reuse_bytes > self.room_bytes:
+            return False
+        self.workspace, self._step_bytes, self._measured_for = WorkspaceEstimate(), 0, number
+        return True
 
     def make_room(self, cache: CacheBudget, nbytes: int) -> str:
         """Evicts unused cache entries until a picture can be encoded, which takes `nbytes` at once. Returns why it
         cannot, even so; empty if it can."""
         if self.budget_bytes is None or not nbytes:
             return ""
-        for free in (None, self._drop_features, self._meter.settle):
+        for free in (None, self._drop_unused, self._meter.settle):
             if free is not None:
                 free()
             beside = self._others(cache) + self._fixed() + nbytes
@@ -167,7 +185,7 @@ class MemoryBudget:
 
     def free(self, cache: CacheBudget) -> None:
         """Frees all unused memory, because MLX found none."""
-        self._drop_features()
+        self._drop_unused()
         cache.evict()
         self._meter.clear()
 

@@ -1,6 +1,7 @@
 """The decisions of a memory budget, from numbers alone, and the recovery when MLX finds no memory."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import mlx.core as mx
 import pytest
@@ -10,9 +11,10 @@ from runner.engine.memory.budget import MemoryBudget
 from runner.engine.memory.estimate import WorkspaceEstimate
 from runner.engine.policy import LEAST_TOKENS, SlicePolicy
 from runner.logs import lacks_memory
+from runner.sampling import SamplingOptions
 from scripts.tools.conformance.fault_points import NO_MEMORY
 from scripts.tools.models.tiny import KINDS, words
-from tests.lib.tiny_engine import TinyEngine
+from tests.lib.tiny_engine import RequestSpec, TinyEngine
 
 TOKEN_BYTES = 256  # of the llama
 
@@ -243,6 +245,72 @@ def test_memory_that_is_released_late_ends_no_request() -> None:
         engine.advance()
     assert asked.finished
     engine.check()
+
+
+def test_what_nobody_uses_is_freed_before_a_request_ends() -> None:
+    engine = make_engine(1000 * TOKEN_BYTES, Dial())
+    kept = [2000 * TOKEN_BYTES]
+    memory = engine.scheduler.memory
+    memory._grammar_bytes, memory._drop_unused = lambda: sum(kept), kept.clear
+    asked = engine.ask(words(300), 20)
+    engine.finish()
+    assert asked.finished
+    assert not kept
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_one_slice_that_seemed_to_take_everything_ends_no_request_but_two_do(again: bool) -> None:
+    dial = Dial()
+    engine = make_engine(1000 * TOKEN_BYTES, dial)
+    memory = engine.scheduler.memory
+    memory._step_bytes = 1000 * TOKEN_BYTES
+    memory.workspace.add(16, 16, 1000 * TOKEN_BYTES)
+    for number in range(2):
+        asked = engine.ask(words(300, 2 + number), 20)
+        while not (asked.tokens or asked.failed):
+            engine.advance()
+        if again:
+            memory._step_bytes = 1000 * TOKEN_BYTES
+            engine.scheduler._memory_changed = True
+        engine.finish()
+        assert (asked.failed, bool(asked.finished)) == (again, not again)
+    engine.check()
+
+
+def test_a_request_with_a_grammar_waits_until_there_is_room_for_both() -> None:
+    digits = RequestSpec(tuple(words(100)), 20, SamplingOptions(), grammar="start: /[0-9]{30}/")
+    for grammar_tokens, together in ((100, 2), (1300, 1)):
+        engine = make_engine(2400 * TOKEN_BYTES, Dial())
+        engine.ask(words(20), 1)
+        engine.finish()
+        engine.scheduler.memory.grammar_bytes = grammar_tokens * TOKEN_BYTES
+        running = engine.ask(words(300, 2), 40)
+        engine.advance(10)
+        asked = engine.submit(digits)
+        engine.advance(4)
+        assert engine.running() == together
+        engine.finish()
+        assert running.finished
+        assert asked.finished
+        engine.check()
+
+
+def test_a_grammar_that_is_being_compiled_has_its_room() -> None:
+    engine = make_engine(3000 * TOKEN_BYTES, Dial())
+    memory = engine.scheduler.memory
+    memory.grammar_bytes = 500 * TOKEN_BYTES
+    asked = engine.submit(RequestSpec(tuple(words(100)), 5, SamplingOptions(), grammar="start: /[0-9]{30}/"))
+    asked.request.grammar, grammar = Future(), asked.request.grammar
+    assert grammar is not None
+    engine.until(lambda: engine.scheduler.idle)
+    engine.scheduler._make_room()
+    without = engine.trie.budget_bytes
+    asked.request.grammar.set_result(grammar.result())
+    engine.scheduler._make_room()
+    assert without is not None
+    assert engine.trie.budget_bytes == without + 500 * TOKEN_BYTES
+    engine.finish()
+    assert asked.finished
 
 
 def test_a_message_about_the_budget_does_not_say_out_of_memory() -> None:

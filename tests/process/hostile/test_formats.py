@@ -96,11 +96,11 @@ async def test_a_disconnect_ends_the_compilation(name: str, victim: Victim) -> N
     await asyncio.sleep(0.5)  # its worker comes to the others that are kept, and one of these may go
     kept = workers(victim)
     async with victim.storm(kept=KEPT):
-        leaving = [await victim.open() for _ in range(6)]
+        leaving = [await victim.open() for _ in range(4)]
         for _, writer in leaving:
             writer.write(asking(FORMATS[name]))
         async with asyncio.timeout(PATIENCE_S):
-            while workers(victim) < kept + 6:
+            while workers(victim) < kept + 4:
                 await asyncio.sleep(0.01)
         for _, writer in leaving:
             writer.transport.abort()

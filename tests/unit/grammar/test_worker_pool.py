@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from threading import Thread
 
 import pytest
 
@@ -38,8 +39,12 @@ class Bench:
         files = {name: os.fsencode(directory / name) for name in FILES}
         self.workers = WorkerPool(CompilerSetup(files, merge_eos=False, vocab_size=0), END + 1, running)
 
+    def compile(self, wanted: Format) -> Future[Grammar]:
+        self.workers.compile(wanted, grammar := self.workers.expect())
+        return grammar
+
     async def grammar(self, wanted: Format) -> Grammar:
-        return await asyncio.wait_for(asyncio.wrap_future(self.workers.compile(wanted)), PATIENCE_S)
+        return await asyncio.wait_for(asyncio.wrap_future(self.compile(wanted)), PATIENCE_S)
 
     async def guide(self, wanted: Format) -> Guide:
         return (await self.grammar(wanted)).guide()
@@ -133,15 +138,16 @@ async def test_a_worker_is_kept_for_its_format_and_the_least_recently_used_is_en
     await bench.until_there_are(2)
 
 
-async def test_kept_workers_have_a_limit_in_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_kept_workers_have_a_limit_in_bytes(bench: Bench) -> None:
     large = format_of({"properties": {f"p{number}": {"type": "integer"} for number in range(300)}})
-    for kept, most in ((1, 64 << 20), (0, 1)):
-        monkeypatch.setattr(worker_pool, "_MOST_KEPT_BYTES", most)
+    for kept, bench.workers.most_kept_bytes in ((1, 64 << 20), (0, 1)):
         grammar = await bench.grammar(large)
-        assert bench.workers.nbytes > 100_000
+        assert 1_000_000 < bench.workers.nbytes < 8_000_000, "what it shares with other processes does not count"
         grammar.release()
-        await bench.until_there_are(kept)
+        assert not bench.workers.nbytes, "nobody uses it, and it is not kept yet"
+        await asyncio.sleep(0)
         assert (bench.workers.nbytes > 0) == kept
+        await bench.until_there_are(kept)
 
 
 async def test_an_invalid_format_is_reported_and_not_kept(bench: Bench) -> None:
@@ -170,7 +176,7 @@ async def test_compiling_has_a_limit_of_memory(bench: Bench) -> None:
 
 async def test_compiling_ends_when_the_request_is_cancelled(bench: Bench) -> None:
     await bench.grammar(ConstString("a"))
-    compiling = [bench.workers.compile(ENDLESS) for _ in range(3)]
+    compiling = [bench.compile(ENDLESS) for _ in range(3)]
     await bench.until_there_are(4)
     for each in compiling:
         assert each.cancel()
@@ -178,24 +184,29 @@ async def test_compiling_ends_when_the_request_is_cancelled(bench: Bench) -> Non
     assert not bench.workers._compiling
 
 
-async def test_requests_beyond_the_limit_wait_and_long_compiling_is_stopped(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, running=-2)
-    endless = [bench.workers.compile(ENDLESS) for _ in range(2)]
-    waiting: list[Future[Grammar]] = [bench.workers.compile(ConstString(text)) for text in "ab"]
-    first, second = [await asyncio.wait_for(asyncio.wrap_future(each), PATIENCE_S) for each in waiting]
-    told = []
-    for each in endless:
-        with pytest.raises(RequestError) as error:
-            await asyncio.wait_for(asyncio.wrap_future(each), PATIENCE_S)
-        told.append(str(error.value))
-    assert any("while others wait" in text for text in told), told
-    late = bench.workers.compile(ConstString("c"))
-    await asyncio.sleep(0.3)
-    assert not late.done(), "both places are taken by grammars that wait for their answers"
-    assert second.guide().forced(1) == [ord("b")], "which nothing takes from them"
-    first.release()
-    assert (await asyncio.wait_for(asyncio.wrap_future(late), PATIENCE_S)).guide().forced(1) == [ord("c")]
-    os.kill(bench.fork_server, signal.SIGKILL)
+async def test_a_request_that_waits_has_no_worker_and_many_of_them_stop_what_compiles_for_long(bench: Bench) -> None:
+    compiled = await bench.grammar(ConstString("a"))
+    endless = bench.compile(ENDLESS)
+    waiting = [bench.workers.expect() for _ in range(7)]
+    with pytest.raises(RequestError, match="while others wait"):
+        await asyncio.wait_for(asyncio.wrap_future(endless), PATIENCE_S)
+    await bench.until_there_are(1)
+    assert compiled.guide().forced(1) == [ord("a")], "which nothing takes from it"
+    assert all(each.cancel() for each in waiting)
+    assert not bench.workers._waiting
+
+
+async def test_what_is_kept_ends_from_any_thread_and_counts_no_more_at_once(bench: Bench) -> None:
+    for text in "ab":
+        (await bench.grammar(ConstString(text))).release()
+    await asyncio.sleep(0)
+    assert bench.workers.nbytes
+    thread = Thread(target=bench.workers.end_kept)
+    thread.start()
+    thread.join()
+    assert not bench.workers.nbytes
+    await bench.until_there_are(0)
+    assert (await bench.guide(ConstString("a"))).forced(9) == [ord("a")]
 
 
 async def test_a_worker_that_dies_ends_its_answer_only(bench: Bench) -> None:
@@ -243,7 +254,7 @@ async def test_a_tokenizer_that_is_gone_is_told(tmp_path: Path) -> None:
 
 async def test_everything_ends_when_the_runner_does(bench: Bench) -> None:
     guide = await bench.guide(ConstString("a"))
-    endless = bench.workers.compile(ENDLESS)
+    endless = bench.compile(ENDLESS)
     await bench.until_there_are(2)
     processes = [bench.fork_server, *bench.processes]
     assert bench.workers._fork_server is not None

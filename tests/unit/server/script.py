@@ -52,13 +52,16 @@ class Script:
         return self.nodes
 
     def submit(self, request: Request) -> None:
-        if request.format is not None:
-            request.grammar = Future()
-            try:
-                request.grammar.set_result(Compiler(self.tokenizer, VOCABULARY).compile(request.format))
-            except RequestError as error:
-                request.grammar.set_exception(error)
+        request.grammar = Future() if request.format is not None else None
         self.submitted.append(request)
+
+    def compile(self, request: Request) -> None:
+        assert request.format is not None
+        assert request.grammar is not None
+        try:
+            request.grammar.set_result(Compiler(self.tokenizer, VOCABULARY).compile(request.format))
+        except RequestError as error:
+            request.grammar.set_exception(error)
 
     async def next(self) -> Request:
         """The next request that arrives."""

@@ -97,10 +97,14 @@ async def test_an_invalid_request_gets_a_reason_and_never_reaches_the_engine(
 async def test_a_format_that_does_not_compile_is_refused_and_its_request_dropped(
     client: Client, engine: Script, wanted: object, text: str
 ) -> None:
-    response = await client.post("/completion", data=json.dumps({"Prompt": "x", "Format": wanted}))
+    asked = asyncio.create_task(client.post("/completion", data=json.dumps({"Prompt": "x", "Format": wanted})))
+    request = await engine.next()
+    assert request.grammar is not None
+    assert not request.grammar.done(), "a request that waits takes no memory"
+    engine.tell(request, Started())
+    response = await asked
     assert response.status == 400
     assert await response.text() == f"Format: {text}\n"
-    (request,) = engine.submitted
     assert request.cancelled
 
 
