@@ -21,7 +21,7 @@ FOLLOW_FLAGS = (
         group=COMPUTE,
         name="listen",
         metavar="ADDRESS:PORT",
-        short="where leaders reach this machine",
+        short="address at which leaders reach this machine",
         help="the IPv4 address of this machine on one private network, and a port; 0 picks a free one, which the log"
         " shows",
     ),
@@ -31,11 +31,11 @@ FOLLOW_FLAGS = (
 
 REPLAY_FLAGS = (
     Flag(
-        group="to replay with",
+        group="model",
         name="model",
         metavar="NAME|DIR",
-        short="the model, if not where it was recorded",
-        help="where the model is: the name or the directory, if they are not those that were recorded",
+        short="the model, if it is elsewhere now",
+        help="the name or the directory of the model, if it is not the recorded one",
     ),
     *(flag for flag in FLAGS if flag.name in ("models-dir", "log-level")),
 )

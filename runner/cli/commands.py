@@ -6,9 +6,9 @@ COMMANDS = (
     Command("ollama", "serve", "start your Ollama with this runner for MLX models"),
     Command("check", "NAME|DIR", "report what a model is and every problem with it"),
     Command("top", "[--port N | URL]", "watch a runner from another terminal"),
-    Command("replay", "FILE", "compute again what --record recorded, and compare"),
-    Command("follow", "", "compute a part of the models of other machines"),
-    Command("completion", "SHELL", "for your shell: source <(mlx-runner completion bash)"),
+    Command("replay", "FILE", "compute a recording again (--record), and compare"),
+    Command("follow", "", "compute a part of a model for other machines"),
+    Command("completion", "SHELL", "tab completion: source <(mlx-runner completion bash)"),
     Command("version", "", "show the versions of the runner, MLX and Python"),
 )
 

@@ -33,7 +33,7 @@ FLAGS = (
         name="port",
         metavar="N",
         default="0",
-        short="port on 127.0.0.1; 0 picks a free one",
+        short="TCP port on 127.0.0.1; 0 picks a free one",
         help="the TCP port on 127.0.0.1; 0 picks a free one, which the log shows",
     ),
     Flag(
@@ -47,7 +47,7 @@ FLAGS = (
         group=MODEL,
         name="context",
         metavar="TOKENS",
-        short="most tokens of prompt and answer [the model's own]",
+        short="longest prompt and answer together [the model's own]",
         help="the most tokens that prompt and answer may have together, and the context length reported to hosts;"
         f" default: the model's own length, which cannot be exceeded, or {DEFAULT_CONTEXT_TOKENS} if its config.json"
         " gives none",
@@ -64,10 +64,10 @@ FLAGS = (
         name="memory",
         metavar="BYTES|N%",
         default=f"{MEMORY_PERCENT}%",
-        short="limit for weights, cache and computing together",
+        short="limit for weights, cache and working memory",
         help="the limit for everything together: weights, keys and values, the prefix cache, and the memory that"
-        " computing needs; an amount (`24G`) or a share of the device's memory, on CPUs of the memory available at the"
-        " start; unused cache entries are evicted first, then new requests wait, and a request that can never fit is"
+        " computing needs; an amount (`24G`), or a share of the device's memory (on CPUs, of what is available at the"
+        " start); unused cache entries are evicted first, then new requests wait, and a request that can never fit is"
         " refused",
     ),
     Flag(
@@ -76,7 +76,7 @@ FLAGS = (
         metavar="KIND",
         default="trie",
         choices=CACHE_KINDS,
-        short="many conversations (trie), single, or none",
+        short="conversations kept: many (trie), single, none",
         help="`trie` keeps many conversations, stores what they share once, and reuses the longest prefix that a new"
         " prompt has in common with any of them; `single` keeps only the last conversation; `none` keeps nothing and"
         " computes every prompt in full",
@@ -86,7 +86,7 @@ FLAGS = (
         name="cache-memory",
         metavar="BYTES|N%",
         default=f"8GiB,{CACHE_PERCENT}%",
-        short="prefix cache limit, the smaller of both",
+        short="prefix cache limit; the smaller counts",
         help="the limit for the prefix cache, conversations in use included: an amount (`512MiB`, `8G`; K, M, G and T"
         " are powers of 1024), a share of the device's memory, or both, of which the smaller counts; a new request"
         " waits until it fits beside the running ones, whose answers may grow past the limit; with 0, nothing is kept"
@@ -96,7 +96,7 @@ FLAGS = (
         group=CACHE,
         name="disk-cache",
         metavar="DIR",
-        short="keep the prefix cache in this directory, too",
+        short="also keep the prefix cache in this directory",
         help="a directory in which conversations are kept, so that they survive the process: prompts are then on disk,"
         " readable for whoever may read your files; see docs/disk.md",
     ),
@@ -105,7 +105,7 @@ FLAGS = (
         name="disk-memory",
         metavar="BYTES|N%",
         default="16GiB,25%",
-        short="limit for that, the smaller of both",
+        short="disk cache limit; the smaller counts",
         help="the limit for everything in the directory of --disk-cache, of all models: an amount, a share of what is"
         " free on its volume at the start, or both, of which the smaller counts",
     ),
@@ -133,7 +133,7 @@ FLAGS = (
         name="max-gap-ms",
         metavar="N",
         default=str(DEFAULT_MAX_GAP_MS),
-        short="longest pause in an answer for other prompts",
+        short="longest pause while other prompts are read",
         help="the longest pause between two tokens of a running answer while other prompts are read, in milliseconds;"
         " a larger value reads prompts faster, a smaller one lets answers flow more evenly; a pause always lasts as"
         f" long as the model takes for one token of every running answer and {LEAST_TOKENS} tokens of a prompt",
@@ -143,7 +143,7 @@ FLAGS = (
         name="ranks",
         metavar="N",
         default="1",
-        short="processes that share one model, a GPU each",
+        short="processes to split the model over, one per GPU",
         help="split the model over N processes on this machine, one for each NVIDIA GPU; `mlx-runner check` says which"
         " models can be split; excludes --disk-cache, --record, pictures and draft models; see docs/ranks.md",
     ),
@@ -151,17 +151,18 @@ FLAGS = (
         group=COMPUTE,
         name="followers",
         metavar="ADDRESSES",
-        short="other machines that share the model: HOST:PORT,...",
-        help="split the model over this machine and those on which `mlx-runner follow` listens at HOST:PORT, one or"
-        " several with commas between them; needs --secret-file, and excludes what --ranks does; see docs/ranks.md",
+        short="machines to split the model over: HOST:PORT,...",
+        help="split the model over this machine and others, each of which runs `mlx-runner follow`: the addresses"
+        " HOST:PORT at which they listen, separated by commas; needs --secret-file, and excludes what --ranks excludes;"
+        " see docs/ranks.md",
     ),
     Flag(
         group=COMPUTE,
         name="secret-file",
         metavar="FILE",
-        short="the secret that these machines share",
-        help="the file with the secret by which machines that share a model know each other: at least 16 bytes, the"
-        " same on all of them, readable by its owner only",
+        short="file with the secret that these machines share",
+        help="the file with the secret by which machines that share a model recognize each other: at least 16 bytes,"
+        " the same on all machines, readable by its owner only",
     ),
     Flag(
         group=COMPUTE,
@@ -176,26 +177,26 @@ FLAGS = (
         name="draft",
         metavar="off|NAME|DIR",
         default=DRAFT_AUTO,
-        short="draft tokens where text repeats, or by a model",
-        help="drafts: `auto` tries several tokens in one step where the request's own text or an earlier answer went on"
-        " with them, or where the model's own head or the draft model beside it in the store suggests them, as long as"
-        " that is faster; answers stay the same; the name or the directory of a small model with the same vocabulary"
-        " lets that one draft",
+        short="draft from repeated text, or by a small model",
+        help="whether several tokens are tried in one step, which leaves answers the same: `auto` tries those that"
+        " followed the same text earlier in the request or in another answer, and those that the model's own head, or"
+        " the draft model stored beside it, suggests, as long as that is faster; the name or directory of a small model"
+        " with the same vocabulary makes that model draft; `off` tries none",
     ),
     Flag(
         group=COMPUTE,
         name="draft-tokens",
         metavar="N",
-        short=f"most drafts of one step [{GPU_TOKENS} on GPUs, {CPU_TOKENS} on CPUs]",
-        help="the most drafts of one step, at most 63; a request may set less with the option `draft_num_predict`;"
-        f" default: {GPU_TOKENS} on GPUs, {CPU_TOKENS} on CPUs",
+        short=f"most drafted tokens a step [{GPU_TOKENS} on GPUs, {CPU_TOKENS} on CPUs]",
+        help="the most tokens drafted in one step, at most 63; a request may set less with the option"
+        f" `draft_num_predict`; default: {GPU_TOKENS} on GPUs, {CPU_TOKENS} on CPUs",
     ),
     switch(
         COMPUTE,
         "draft-known",
-        "take a repeated greedy answer from the prefix cache",
-        "take the tokens of a greedy answer from the prefix cache, as far as it has the same answer to the same prompt,"
-        " and compute only what follows: at temperature 0, without penalties, log-probabilities and a format; needs"
+        "reuse a greedy answer that the prefix cache has",
+        "take the tokens of an answer from the prefix cache as far as the same prompt was answered before, and compute"
+        " only what follows; for requests at temperature 0 without penalties, log-probabilities or a format; needs"
         " `--cache trie`",
     ),
     Flag(
@@ -228,19 +229,20 @@ FLAGS = (
         metavar="auto|N",
         default="auto",
         short="threads of that BLAS",
-        help="threads of that BLAS; `auto` reads prompts on all physical cores that this process may use, and writes"
-        " answers, which memory bounds, on one; N threads do both",
+        help="threads of that BLAS: `auto` takes all physical cores that this process may use for prompts, and one for"
+        " answers, whose speed depends on memory alone; N takes N for both",
     ),
     switch(
         COMPUTE,
         "no-media",
-        "leave out what a model sees pictures with",
-        "leave out the tower of a model that sees pictures, which saves its memory; requests with pictures are refused",
+        "serve text only; requests with pictures are refused",
+        "do not load the tower, the part of a model that reads pictures, which saves its memory; requests with pictures"
+        " are refused",
     ),
     switch(
         PROCESS,
         "inspect-text",
-        "show how prompts begin, on the page",
+        "show the beginnings of prompts on the page",
         "show the beginnings of prompts in `/v1/cache` and on the page, to every user of this machine; otherwise both"
         " show only numbers of tokens and bytes",
     ),
@@ -249,7 +251,7 @@ FLAGS = (
         name="watch-parent",
         metavar="on|off",
         choices=ON_OFF,
-        short="exit with the parent process [on for hosts]",
+        short="exit when the parent exits [on under a host]",
         help="exit when the parent process has ended; default: on if started as a host does (`mlx-runner runner ...`),"
         " else off",
     ),
@@ -259,7 +261,7 @@ FLAGS = (
         metavar="WHICH",
         default=HAND_OVER[0],
         choices=HAND_OVER,
-        short="models that Ollama's own runner takes over",
+        short="models to leave to Ollama's own runner",
         help="which models Ollama's own runner takes over under `mlx-runner ollama serve`: `auto`, every model that"
         " this runner refuses to load, and models whose pictures only Ollama's runner can read; `sound`, also models"
         " that take sound there; `refused`, only models that are refused; `off`, none; elsewhere this flag has no"
@@ -278,7 +280,7 @@ FLAGS = (
         group=PROCESS,
         name="trace",
         metavar="FILE",
-        short="record the time of each step, for ui.perfetto.dev",
+        short="record where time goes, for ui.perfetto.dev",
         help="record what every slice of computation spends its time on, for https://ui.perfetto.dev or chrome://tracing",
     ),
     Flag(
@@ -286,9 +288,9 @@ FLAGS = (
         name="record",
         metavar="FILE",
         short="record requests, for `mlx-runner replay FILE`",
-        help="record all requests, with their prompts and answers, and all that decides how they are computed, so that"
-        " `mlx-runner replay FILE` computes them again; an existing file is kept, and a number put behind the name;"
-        " excludes pictures and --disk-cache; see docs/replay.md",
+        help="record all requests with their prompts and answers, and everything that decides how they are computed:"
+        " `mlx-runner replay FILE` computes them again; if FILE exists, the recording is FILE.2, and so on; excludes"
+        " pictures and --disk-cache; see docs/replay.md",
     ),
-    switch(PROCESS, "verbose", "no effect; hosts send it", "accepted because hosts send it; has no effect"),
+    switch(PROCESS, "verbose", "ignored; hosts send it", "accepted because hosts send it; has no effect"),
 )

@@ -68,8 +68,8 @@ def server_parser() -> Parser:
         prog="mlx-runner",
         usage="mlx-runner --model NAME|DIR [--port N] [flags]\n       mlx-runner COMMAND ...",
         description="Serves one MLX model on 127.0.0.1, to an Ollama host or to any HTTP client.",
-        epilog="Defaults are shown in brackets. Every flag is also an environment variable, such as"
-        " MLX_RUNNER_KV_BITS for --kv-bits. More: docs/flags.md, docs/operating.md.",
+        epilog="Defaults are shown in brackets. Every flag can also be set by an environment variable: --kv-bits by"
+        " MLX_RUNNER_KV_BITS. More: docs/flags.md, docs/operating.md.",
     )
     parser.add_commands(COMMANDS)
     parser.add_flags(FLAGS)
@@ -97,9 +97,9 @@ def top_parser() -> Parser:
     parser = Parser(
         prog="mlx-runner top",
         usage="mlx-runner top [--port N | URL] [--once]",
-        description="Shows the requests, tokens, memory and prefix cache of a running runner, until Ctrl-C. Without a"
-        " terminal it prints them once. The page at the runner's address shows more.",
-        epilog="The flags are environment variables too: --port is MLX_RUNNER_PORT.",
+        description="Shows the requests, tokens, memory and prefix cache of a runner until Ctrl-C. If the output is not"
+        " a terminal, prints them once. The page at the runner's address shows more.",
+        epilog="Every flag can also be set by an environment variable: --port by MLX_RUNNER_PORT.",
     )
     parser.add_argument_group("what to watch").add_argument(
         "url", nargs="?", metavar="URL", help="the runner's address, such as http://127.0.0.1:11500, or its port"
@@ -114,8 +114,8 @@ def replay_parser() -> Parser:
         prog="mlx-runner replay",
         usage="mlx-runner replay FILE [--model NAME|DIR] [flags]",
         description="Computes again what `mlx-runner --record FILE` recorded, and compares every token and every event."
-        " Exit status 0: all was equal; 1: something differed, or cannot be replayed here; 2: the command line is"
-        " wrong.",
+        " Exit status 0: everything was equal; 1: something differed, or the recording cannot be replayed here; 2: the"
+        " command line is wrong.",
         epilog="All other settings are those of the recording.",
     )
     parser.add_argument_group("what to replay").add_argument("file", metavar="FILE", help="the recording")
@@ -128,9 +128,9 @@ def follow_parser() -> Parser:
     parser = Parser(
         prog="mlx-runner follow",
         usage="mlx-runner follow --listen ADDRESS:PORT --secret-file FILE [flags]",
-        description="Waits for leaders (`mlx-runner --followers`) on other machines, and computes a part of their"
-        " models, one at a time. It holds no model itself, and runs until Ctrl-C.",
-        epilog="Every flag is also an environment variable, such as MLX_RUNNER_LISTEN for --listen. More:"
+        description="Waits for leaders (`mlx-runner --followers`) on other machines, and computes a part of a model for"
+        " one of them at a time. Holds no model while it waits. Runs until Ctrl-C.",
+        epilog="Every flag can also be set by an environment variable: --listen by MLX_RUNNER_LISTEN. More:"
         " docs/ranks.md.",
     )
     parser.add_flags(FOLLOW_FLAGS)
@@ -143,7 +143,7 @@ def ollama_parser() -> Parser:
         prog="mlx-runner ollama",
         usage="mlx-runner ollama COMMAND ...",
         description="Commands for an installed Ollama. They do not change the installation.",
-        epilog="`mlx-runner ollama serve --help` shows the help of a command.",
+        epilog="More: mlx-runner ollama serve --help.",
     )
     parser.add_commands(OLLAMA_COMMANDS)
     parser.add_about()
@@ -162,13 +162,15 @@ def ollama_serve_parser() -> Parser:
         "\n"
         "Only MLX models (model_format safetensors) run on this runner; GGUF models stay with Ollama. Ollama's own"
         " runner also takes over MLX models that this runner refuses to load, and models whose pictures only it can"
-        " read. MLX_RUNNER_HAND_OVER=sound gives it models that take sound, too; refused keeps the text of all models"
-        " here that load; off keeps everything.",
+        " read. MLX_RUNNER_HAND_OVER changes that: `sound` also leaves it the models that take sound, `refused` only"
+        " those that are refused here, `off` none.",
     )
     what = parser.add_argument_group("what to start")
     what.add_argument("ollama", nargs="?", metavar="OLLAMA", help="Ollama's executable [ollama, from PATH]")
     what.add_argument("words", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="arguments for Ollama [serve]")
-    what.add_argument("--runner", metavar="COMMAND", help="another runner, as one word [this one]")
+    what.add_argument(
+        "--runner", metavar="COMMAND", help="the command of another runner, quoted as one word [this one]"
+    )
     what.add_argument("--start", choices=get_args(Start), help=argparse.SUPPRESS)
     parser.add_about()
     return parser
