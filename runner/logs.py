@@ -243,17 +243,29 @@ def die(error: RunnerError, status: int = 1, *, apart: bool = False) -> NoReturn
 
 
 def fatal(text: str, status: int = 1, *, apart: bool = False) -> NoReturn:
-    """Ends the process with the line that a host reports to its user: `Error: <text>`. It begins a new line if it must
-    stand `apart` from what code that is not ours writes piece by piece."""
+    """Ends the process with the line that a host reports to its user, the last one: `Error: <text>`. It begins a new
+    line if it must stand `apart` from what code that is not ours writes piece by piece."""
     line = f"Error: {' '.join(text.split())}".encode(errors="backslashreplace")[: LINE_LIMIT - 1] + b"\n"
     try:
         first = _ending.acquire(timeout=2 * _FATAL_WAIT_MS / 1000)
         output = select.poll()
         output.register(_STDERR, select.POLLOUT)
         if first and output.poll(_FATAL_WAIT_MS):  # a host that does not read must not delay the end
-            os.write(_STDERR, STATUS_LINE.blank + b"\n" * apart + line)
+            os.write(_silent_stderr(), STATUS_LINE.blank + b"\n" * apart + line)
     finally:
         os._exit(status)
+
+
+def _silent_stderr() -> int:
+    """Returns a descriptor for the last line. What other threads write, as those of MLX's ring do, goes nowhere."""
+    with suppress(OSError):
+        os.lseek(_STDERR, 0, os.SEEK_END)  # a file: a crash of another process was written behind where we stand
+    try:
+        own, null = os.dup(_STDERR), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, _STDERR)
+    except OSError:  # no descriptors are left
+        return _STDERR
+    return own
 
 
 def level_from_ollama(debug: str) -> int:

@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -96,6 +97,27 @@ def test_a_traceback_stays_inside_one_line() -> None:
 def test_a_fatal_error_is_one_line_and_a_status() -> None:
     done = run("from runner import logs; logs.start(20); logs.fatal('no\\nsuch  model')")
     assert (done.stderr, done.returncode) == (b"Error: no such model\n", 1)
+
+
+def test_nothing_comes_after_a_fatal_error() -> None:
+    """Code that is not ours, such as MLX's ring, may write until the process is gone."""
+    done = run(
+        "import os; from runner import logs; leave = os._exit\n"
+        "os._exit = lambda status: (os.write(2, b'[ring] closed\\n'), leave(status))\n"
+        "logs.fatal('no model')"
+    )
+    assert (done.stderr, done.returncode) == (b"Error: no model\n", 1)
+
+
+def test_a_fatal_error_is_written_behind_the_crash_of_another_process(tmp_path: Path) -> None:
+    """Its report goes to the end of a file, which moves no place but its own."""
+    code = (
+        "import os; from runner import logs\n"
+        "os.write(os.open('/proc/self/fd/2', os.O_WRONLY | os.O_APPEND), b'Fatal Python error\\n'); logs.fatal('late')"
+    )
+    with (tmp_path / "log").open("wb") as log:
+        subprocess.run([sys.executable, "-c", code], stderr=log, timeout=30, check=False)
+    assert (tmp_path / "log").read_text() == "Fatal Python error\nError: late\n"
 
 
 def test_a_full_pipe_drops_lines_instead_of_blocking() -> None:

@@ -28,10 +28,12 @@ class LocalFollower(Peer):
         super().__init__(f"rank {rank} (process {self.process.pid})", Link(ours))
 
     def end(self, patience_s: float = BEAT_S) -> str:
-        """Ends the process if it does not end by itself, and returns how it ended if it did."""
+        """Ends the process if it does not end by itself, and returns how it ended if it did. It writes no more then."""
         with suppress(TimeoutExpired):
             return how_it_ended(self.process.wait(patience_s))
         self.process.kill()
+        with suppress(TimeoutExpired):  # it may be within a call of a driver
+            self.process.wait(BEAT_S)
         return "its connection was closed"
 
 

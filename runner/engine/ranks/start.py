@@ -47,6 +47,7 @@ class Leader:
         self.followers = start_followers(settings)
         self._loaded: SimpleQueue[Loaded] = SimpleQueue()
         self._ending = Event()
+        self._closing = False
         self._watch = Watch(self.followers, self._take, self._gone, self._memory)
 
     @property
@@ -108,6 +109,11 @@ class Leader:
         own = isinstance(error, RankError | ModelError) and not isinstance(error, ComputeError)
         if not own and not logs.lacks_memory(error) and self._ending.wait(_CAUSE_S):
             Event().wait()  # for the watch to end the process
+        self._closing = True
+        for (
+            follower
+        ) in self.followers:  # else each of them tells that its leader has ended, after the leader's own line
+            follower.end(0.0)
 
     def fail(self, error: Exception) -> NoReturn:
         self.await_cause(error)
@@ -128,6 +134,8 @@ class Leader:
 
     def _gone(self, peer: Peer, why: str) -> NoReturn:
         """Ends all ranks. Runs on the thread of the watch."""
+        if self._closing:
+            Event().wait()  # for the engine to end the process
         self._ending.set()
         ends = {each.name: each.end(BEAT_S if each is peer else _MOMENT_S) for each in self.followers}
         killed = [name for name, end in ends.items() if end.startswith("killed")]

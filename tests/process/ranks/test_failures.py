@@ -47,7 +47,7 @@ def check_end(process: Process, pids: list[int], why: str, seconds: float) -> No
     """Checks that all ranks end, for this reason."""
     assert process.wait(stretched(seconds)) == 1, process.output.text[-2000:]
     lines = error_lines(process)
-    assert len(lines) == 1, process.output.text[-2000:]
+    assert [*lines] == process.output.lines[-1:], process.output.text[-2000:]
     assert re.fullmatch(f"Error: {why}", lines[0]), lines
     assert ended(pids, 2)
 
@@ -69,12 +69,13 @@ async def test_the_follower_that_is_killed_is_named_whatever_the_others_say(star
         await asyncio.to_thread(check_end, process, pids, why, 5)
 
 
-async def test_a_follower_is_killed_in_an_answer(start: SpawnModel) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda number: number.name)
+async def test_a_follower_is_killed_in_an_answer(start: SpawnModel, number: signal.Signals) -> None:
     process = start(RANDOM, RANKS, generation=G)
     (follower,) = followers(process)
     async with answering(process):
-        os.kill(follower, signal.SIGKILL)
-        await asyncio.to_thread(check_end, process, [follower], f"{NAME} ended: killed by signal 9", 5)
+        os.kill(follower, number)
+        await asyncio.to_thread(check_end, process, [follower], f"{NAME} ended: killed by signal {number:d}", 5)
 
 
 async def test_a_follower_stops_in_an_answer(start: SpawnModel) -> None:
