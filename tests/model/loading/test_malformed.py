@@ -30,7 +30,6 @@ from tests.model.loading.malformed import (
     zeros,
 )
 
-
 MISSING = ("manifest missing", "manifest a directory")
 
 
