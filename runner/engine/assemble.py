@@ -136,7 +136,9 @@ def assemble(
     unbatchable = loaded.unbatchable
     reuse_bytes = set_limits(opened.budget_bytes, on_cpu=opened.on_cpu)
     formats = Formats(model, tokenizer, settings.parallel, opened.budget_bytes - mx.get_active_memory())
-    grammar_bytes = (lambda: formats.nbytes) if opened.shares_memory else (lambda: 0)
+    if opened.shares_memory:
+        sight.bound(opened.budget_bytes - mx.get_active_memory())
+    grammar_bytes = (lambda: formats.nbytes + sight.nbytes) if opened.shares_memory else (lambda: 0)
 
     def drop_unused() -> None:
         sight.drop_features()

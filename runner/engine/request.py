@@ -1,6 +1,6 @@
 """Turns what a client sent into a request for the engine: validates, tokenizes, validates again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
@@ -115,16 +115,18 @@ def prepare(
     limits: Limits,
     wanted_format: Format | None,
     pictures: PictureSupport | NoPictures = NoPictures(),  # noqa: B008 - immutable
+    left: Callable[[], bool] = lambda: False,
 ) -> Request:
     """Returns the request to compute. Raises RequestError, in the words that hosts know, if it cannot be computed.
 
-    Its pictures are known by their headers; they have yet to be decoded.
+    Its pictures are known by their headers; they have yet to be decoded. Gives up between two of them when `left`
+    returns True.
     """
     shown = None
     if wire.media and isinstance(pictures, PictureSupport):
         from runner.engine.pictures.expand import expand  # no text needs it
 
-        shown = expand(wire.prompt, wire.media, pictures, tokenizer, limits.context_length)
+        shown = expand(wire.prompt, wire.media, pictures, tokenizer, limits.context_length, left)
     prompt = tokenizer.encode(wire.prompt) if shown is None else shown.ids
     if not prompt:
         raise RequestError("empty prompt")

@@ -4,16 +4,18 @@
 | --- | --- |
 | `kind` | sound or picture, by the first bytes |
 | `formats` | the format of a picture, by the first bytes; what is not served, with advice |
-| `header` | what is known of a picture before any pixel |
+| `header` | what is known of a picture before any pixel, by a bounded walk over its file |
+| `avif` | the same of an AVIF, whose walk is another |
 | `orientation` | the orientation that a camera wrote into EXIF |
-| `picture` | bytes to header, bytes to pixels: the only module that imports Pillow and numpy |
+| `picture` | bytes to pixels: the only module that imports Pillow |
+| `decode_process` | the process that does so, and the runner's end of it |
 | `alpha` | what becomes of transparency |
 | `geometry` | size after resizing, patches, soft tokens |
 | `families` | what each family of models makes of a picture |
 | `digest` | the digest that tells prepared pictures apart |
 | `prompt` | a prompt with pictures: ids, keys, positions; the names of pictures in caches |
-| `pixels` | decodes on a thread of its own, and keeps the latest rows |
+| `pixels` | has pictures decoded, and keeps the latest rows |
 
-Import `runner.media.picture` with the first picture only: it costs 0.16 s of processor time. All others are small.
+Only the process that decodes imports `runner.media.picture`, which costs 0.16 s of processor time.
 Any thread may call anything here. State is kept by `PictureNames` and `PixelStore` alone, which have locks.
 """

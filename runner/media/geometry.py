@@ -1,6 +1,13 @@
 """The sizes of a picture: pixels after resizing, patches for the tower, soft tokens for the text model."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Pixels: TypeAlias = "npt.NDArray[np.uint8]"
+"""uint8 [height, width, 3]: red, green, blue. Or the rows of a tower, made of them."""
 
 
 class Geometry(NamedTuple):

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -103,14 +104,16 @@ class CompletionEndpoint:
             parts = check_length_in_parts(wire.prompt, tokenizer, limits.context_length)
             while await self._threads.run(size, next, parts, _END) is not _END:
                 pass
-        return await self._threads.run(size, prepare, wire, tokenizer, limits, wanted, pictures)
+        if wire.media:
+            return await self._threads.show(partial(prepare, wire, tokenizer, limits, wanted, pictures))
+        return await self._threads.run(size, prepare, wire, tokenizer, limits, wanted)
 
     async def _check_pictures(self, request: Request) -> None:
         """Has pictures decoded that were never seen. RequestError if one is damaged."""
         pictures = self._engine.pictures
         if request.pictures is not None and isinstance(pictures, PictureSupport):
             for span in request.pictures.spans:
-                await _check(span.picture, pictures)
+                await _check(span.picture, pictures, lambda: request.cancelled)
 
     def _drop_pixels(self, request: Request) -> None:
         """Forgets the pixels that a request did not come to take."""
@@ -145,12 +148,12 @@ def _decode(
     return wire, checked_format(wire, pictures)
 
 
-async def _check(picture: "Picture", pictures: PictureSupport) -> None:
-    """Has a picture decoded that was never seen. RequestError if it is damaged."""
+async def _check(picture: "Picture", pictures: PictureSupport, left: Callable[[], bool]) -> None:
+    """Has a picture decoded that was never seen, unless its client has left. RequestError if it is damaged."""
     if pictures.pixels.is_sound(picture):
         return
     try:
-        await asyncio.wrap_future(pictures.pixels.check(picture))
+        await asyncio.wrap_future(pictures.pixels.check(picture, left))
     except MediaError as error:
         raise RequestError(str(error)) from None
 

@@ -53,6 +53,7 @@ from tests.lib.client import EngineClient
 from tests.lib.driver import check_trie
 from tests.lib.seeing import BOTH_WAYS, END, MROPE, SOFT, START, Place, Seeing, Shown, seeing, walk
 from tests.lib.tiny_engine import Clock, ZeroMeter, _Loop
+from tests.unit.media.pictures import Here
 
 CONTEXT = 2000
 MOST_SLICES = 5000
@@ -90,9 +91,11 @@ class Helper:
         """True if pictures are decoded only by `run`."""
         self.tasks: deque[tuple[Future[object], Callable[[], object]]] = deque()
 
-    def submit(self, function: Callable[[Picture], object], shown: Picture) -> Future[object]:
+    def submit(
+        self, function: Callable[[Picture, Callable[[], bool]], object], shown: Picture, left: Callable[[], bool]
+    ) -> Future[object]:
         future: Future[object] = Future()
-        self.tasks.append((future, lambda: function(shown)))
+        self.tasks.append((future, lambda: function(shown, left)))
         if not self.waits:
             self.run()
         return future
@@ -112,13 +115,13 @@ class Pixels(PixelStore):
     """Counts what it decodes."""
 
     def __init__(self, family: Family, helper: Helper) -> None:
-        super().__init__(family)
+        super().__init__(family, decoder=Here())
         self._thread = helper  # type: ignore[assignment]
         self.decoded = 0
 
-    def _decoded(self, picture: Picture) -> "np.typing.NDArray[np.uint8]":
+    def _decoded(self, picture: Picture, left: Callable[[], bool]) -> "np.typing.NDArray[np.uint8]":
         self.decoded += 1
-        return super()._decoded(picture)
+        return super()._decoded(picture, left)
 
 
 class NotingPolicy(SlicePolicy):
@@ -303,7 +306,7 @@ class SeeingEngine:
 
     def features(self, shown: Picture) -> mx.array:
         """Returns what the tower makes of a picture, all at once."""
-        rows = PixelStore._decoded(PixelStore(self.support.family), shown)
+        rows = PixelStore._decoded(PixelStore(self.support.family, decoder=Here()), shown, lambda: False)
         geometry = shown.geometry
         *_, features = self.model.tower.encode(mx.array(rows), Grid(geometry.rows, geometry.columns))
         return features

@@ -1,4 +1,4 @@
-"""Encodes pictures: pixels on a helper thread, features on the engine thread, one piece of the tower at a time."""
+"""Encodes pictures: pixels in another process, features on the engine thread, one piece of the tower at a time."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from runner.model.pictures.forward import PictureForward
 from runner.model.towers.tower import Grid, Tower
 
 if TYPE_CHECKING:
-    from runner.media.picture import Pixels
+    from runner.media.geometry import Pixels
 
 MOST_FEATURE_BYTES = 64 << 20
 """The most bytes of features that are kept for prompts whose keys and values are gone."""
@@ -77,9 +77,9 @@ class PictureEncoder:
         geometry = picture.geometry
         return self._tower.encode_bytes(Grid(geometry.rows, geometry.columns))
 
-    def decode(self, picture: Picture) -> "Future[Pixels]":
-        """Returns the rows of the tower, which a helper thread decodes unless it did before."""
-        decoding = self._pixels.rows(picture)
+    def decode(self, picture: Picture, left: Callable[[], bool]) -> "Future[Pixels]":
+        """Returns the rows of the tower, which are decoded elsewhere unless they were before, or until `left`."""
+        decoding = self._pixels.rows(picture, left)
         if not decoding.done():
             decoding.add_done_callback(lambda _: self._wake())
         return decoding

@@ -1,6 +1,6 @@
 """Turns a prompt with markers into tokens. Reads headers of pictures, never a pixel; runs off the engine thread."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from protocol import Media
@@ -8,7 +8,8 @@ from runner.engine.pictures.support import PictureSupport
 from runner.errors import MediaError, RequestError
 from runner.logs import Log
 from runner.media.digest import digest
-from runner.media.kind import AUDIO, IMAGE, kind_of
+from runner.media.header import read_header
+from runner.media.kind import IMAGE, kind_of
 from runner.media.prompt import Marker, Picture, PicturePrompt, split_markers
 from runner.tokenizer import Tokenizer
 
@@ -16,12 +17,18 @@ log = Log(__name__)
 
 
 def expand(
-    prompt: str, media: Sequence[Media], pictures: PictureSupport, tokenizer: Tokenizer, context_length: int
+    prompt: str,
+    media: Sequence[Media],
+    pictures: PictureSupport,
+    tokenizer: Tokenizer,
+    context_length: int,
+    left: Callable[[], bool] = lambda: False,
 ) -> PicturePrompt:
     """Returns the tokens of a prompt with pictures, in the words that hosts know where it cannot.
 
     Each text between markers is tokenized by itself. Stops as soon as there are more than `context_length` tokens, so
-    that the work is bounded: pictures of such a prompt, which nobody will compute, have no names. Raises RequestError.
+    that the work is bounded: pictures of such a prompt, which nobody will compute, have no names. Raises RequestError,
+    also when `left` returns True, which is asked before each picture.
     """
     items = {item.id: item for item in media}
     seen: dict[int, Picture] = {}
@@ -29,6 +36,8 @@ def expand(
     count = 0
     for part in split_markers(prompt):
         if isinstance(part, Marker):
+            if left():
+                raise RequestError("the client has left")
             picture = seen.get(part.id) or seen.setdefault(part.id, _unnamed(part.id, items, pictures))
             parts += [[pictures.start], part, [pictures.end]]
             count += picture.geometry.tokens + 2
@@ -52,11 +61,9 @@ def _unnamed(number: int, items: Mapping[int, Media], pictures: PictureSupport) 
     if item is None:
         raise RequestError(f"invalid image index: {number}")
     family = pictures.family
-    kind = item.kind or kind_of(item.data)
+    kind = item.kind or kind_of(item.data) or IMAGE  # the header of unknown bytes says what would be read
     if kind != IMAGE:
-        raise RequestError(f"{family.title} does not support {kind if kind == AUDIO else item.kind} input")
-    from runner.media.picture import read_header  # imports Pillow and numpy
-
+        raise RequestError(f"{family.title} does not support {kind} input")
     try:
         header = read_header(item.data)
         geometry = family.geometry(header.width, header.height)

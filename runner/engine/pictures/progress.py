@@ -12,7 +12,7 @@ from runner.media.prompt import Picture, PicturePrompt
 from runner.model.pictures.embedding import Rows
 
 if TYPE_CHECKING:
-    from runner.media.picture import Pixels
+    from runner.media.geometry import Pixels
 
 Forward = Callable[[mx.array, list[object]], mx.array]
 
@@ -56,7 +56,8 @@ class PictureProgress:
         """Computes one piece of the picture at hand. Returns True when its features are there."""
         assert self._picture is not None
         if self._decoding is None:
-            self._decoding = self._encoder.decode(self._picture)
+            picture = self._picture
+            self._decoding = self._encoder.decode(picture, lambda: self._picture is not picture)
             return False
         if self._encoding is None:
             self._encoding = self._encoder.encode(self._picture, self._decoding.result())

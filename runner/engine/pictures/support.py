@@ -37,8 +37,20 @@ class Sight(NamedTuple):
     support: PictureSupport | NoPictures = NoPictures()
     encoder: "PictureEncoder | None" = None
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of decoded pictures, and of what decodes one at present. Any thread may ask."""
+        return self.support.pixels.nbytes if isinstance(self.support, PictureSupport) else 0
+
+    def bound(self, room_bytes: int) -> None:
+        """Refuses pictures that take more than `room_bytes` to decode."""
+        if isinstance(self.support, PictureSupport):
+            self.support.pixels.room_bytes = room_bytes
+
     def drop_features(self) -> None:
-        """Frees the features that are kept for later prompts."""
+        """Frees what pictures take: features that are kept for later prompts, and pixels that no tower reads yet."""
+        if isinstance(self.support, PictureSupport):
+            self.support.pixels.give_way()
         if self.encoder is not None:
             self.encoder.clear()
 

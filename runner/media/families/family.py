@@ -8,7 +8,7 @@ from runner.media.alpha import Alpha
 from runner.media.geometry import Geometry
 
 if TYPE_CHECKING:
-    from runner.media.picture import Pixels
+    from runner.media.geometry import Pixels
 
 
 class Around(NamedTuple):

@@ -13,7 +13,7 @@ from runner.media.families.patches import Y_X_CHANNEL, cut
 from runner.media.geometry import Geometry, grid
 
 if TYPE_CHECKING:
-    from runner.media.picture import Pixels
+    from runner.media.geometry import Pixels
 
 BUDGETS = (70, 140, 280, 560, 1120)
 """The numbers of soft tokens that the models know."""

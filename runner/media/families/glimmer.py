@@ -14,7 +14,7 @@ from runner.media.families.patches import CHANNEL_Y_X, cut
 from runner.media.geometry import Geometry, grid
 
 if TYPE_CHECKING:
-    from runner.media.picture import Pixels
+    from runner.media.geometry import Pixels
 
 MAX_TOKENS = 4096
 

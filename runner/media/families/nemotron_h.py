@@ -13,7 +13,7 @@ from runner.media.families.patches import CHANNEL_Y_X, cut
 from runner.media.geometry import Geometry, grid
 
 if TYPE_CHECKING:
-    from runner.media.picture import Pixels
+    from runner.media.geometry import Pixels
 
 MIN_PATCHES = 1024
 MAX_PATCHES = 13_312

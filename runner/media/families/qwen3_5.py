@@ -13,7 +13,7 @@ from runner.media.families.patches import CHANNEL_Y_X, cut
 from runner.media.geometry import Geometry, grid
 
 if TYPE_CHECKING:
-    from runner.media.picture import Pixels
+    from runner.media.geometry import Pixels
 
 MIN_PIXELS = 65_536
 MAX_PIXELS = 16_777_216

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 
 import runner.process.lean_mlx_lm  # noqa: F401  makes mlx_lm.models importable without mlx_lm's own start-up
 from runner.media.families.qwen3_5 import Qwen35
-from runner.media.picture import decode, read_header
+from runner.media.header import read_header
+from runner.media.picture import decode
 from runner.media.prompt import Marker, Picture, PicturePrompt, split_markers
 from runner.model.pictures.embedding import Rows
 from runner.model.pictures.forward import PictureForward

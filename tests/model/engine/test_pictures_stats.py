@@ -54,7 +54,7 @@ def test_slices_of_pictures_have_their_time() -> None:
 
 def test_pixels_that_wait_for_the_tower_are_counted() -> None:
     engine = SeeingEngine(QWEN)
-    engine.pixels.check(engine.ask("see [img-0]", RED).request.pictures.spans[0].picture).result()  # type: ignore[union-attr]
+    engine.pixels.check(engine.ask("see [img-0]", RED).request.pictures.spans[0].picture, bool).result()  # type: ignore[union-attr]
     assert report_on(engine).collect().stats.pictures.pixel_bytes == 96 * 64 * 3
     engine.finish()
     assert report_on(engine).collect().stats.pictures.pixel_bytes == 0

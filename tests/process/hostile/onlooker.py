@@ -76,15 +76,12 @@ class Onlooker:
         self._story = ""
         self.threads_at_first = 0
         """How many there were before anything hostile came."""
-        self._decoder = 0  # the id of the thread that decodes
 
     async def prepare(self) -> None:
         """Asks for STORY when nothing else goes on, and shows a first picture: what decodes it is imported then."""
         async with Client.of(self.victim.process) as client:
             self._story = (await client.complete(STORY)).text
-            before = self.threads
             await client.complete(Request("[img-0]", {"num_predict": 1}, media=[Medium(black_png(64, 64, 64))]))
-        self._decoder = max(self.threads - before, key=self._cpu_s)
         self.threads_at_first = len(self.threads)
 
     async def host(self, pieces: Sequence[bytes]) -> bytes:
@@ -147,14 +144,20 @@ class Onlooker:
         return {int(each.name) for each in self._tasks.iterdir()}
 
     @property
+    def decoders(self) -> set[int]:
+        """The processes that decode: none or one."""
+        return {int(each) for task in self._tasks.iterdir() for each in (task / "children").read_text().split()}
+
+    @property
     def decoded_s(self) -> float:
-        """The processor time that decoding has taken so far."""
-        return self._cpu_s(self._decoder)
+        """The processor time that the present one has taken so far."""
+        return sum(float(time) for each in self.decoders for time in _times(each)) / os.sysconf("SC_CLK_TCK")
 
     @property
     def _tasks(self) -> Path:
         return Path(f"/proc/{self.victim.process.pid}/task")
 
-    def _cpu_s(self, thread: int) -> float:
-        user, system = (self._tasks / str(thread) / "stat").read_text().rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+def _times(process: int) -> list[str]:
+    """Returns the processor time that a process has taken: its own and the system's, in ticks."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]

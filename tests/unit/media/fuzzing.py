@@ -13,8 +13,8 @@ from PIL import Image
 
 from runner.errors import MediaError
 from runner.media.families.qwen3_5 import Qwen35
-from runner.media.picture import decode, read_header
-from tests.unit.media.pictures import in_form, pattern, smooth
+from runner.media.header import read_header
+from tests.unit.media.pictures import decode, in_form, pattern, smooth
 
 MEMORY_BYTES = 3 << 30
 """Of address space. 100 megapixels, decoded and converted, need 0.8 GB; libraries reserve some more."""

@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from collections.abc import Callable
 from io import BytesIO
 from typing import NamedTuple
 
@@ -9,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from runner.media import picture
 from runner.media.alpha import Alpha
-from runner.media.picture import Pixels, decode, read_header
+from runner.media.geometry import Geometry, Pixels
+from runner.media.header import Header, read_header
 
 
 def pattern(width: int, height: int) -> Pixels:
@@ -59,6 +62,18 @@ FORMS = {
 def in_form(name: str, image: Image.Image) -> bytes:
     """The bytes of a picture in one of FORMS."""
     return encoded(image, FORMS[name].pillow, **FORMS[name].options)
+
+
+def decode(data: bytes, header: Header, width: int, height: int, alpha: Alpha = "drop") -> Pixels:
+    """The pixels of a picture at some size."""
+    return np.array(picture.decode(data, header, width, height, alpha))
+
+
+class Here:
+    """Decodes in this process."""
+
+    def decode(self, data: bytes, header: Header, geometry: Geometry, alpha: Alpha, left: Callable[[], bool]) -> bytes:
+        return picture.decode(data, header, geometry.width, geometry.height, alpha).tobytes()
 
 
 def seen(data: bytes, alpha: Alpha = "drop") -> Pixels:

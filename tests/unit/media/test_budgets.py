@@ -18,7 +18,7 @@ from runner.media.families.qwen3_5 import Qwen35
 from runner.media.pixels import PixelStore
 from runner.media.prompt import Picture, PictureNames
 from runner.tokenizer import Tokenizer
-from tests.unit.media.pictures import encoded, smooth
+from tests.unit.media.pictures import Here, encoded, smooth
 
 FILE = encoded(smooth(900, 600))
 START, SOFT, END = 1, 2, 3
@@ -78,10 +78,10 @@ def test_equal_preparations_share_a_name_whoever_made_them() -> None:
 def test_pixels_of_one_budget_are_not_those_of_another() -> None:
     """One store, which looks for pictures by their names."""
     names, small, large = PictureNames(), Gemma4(budgets=(70,)), Gemma4(budgets=(280,))
-    store = PixelStore(large)
-    store.check(shown(small, names)).result()
+    store = PixelStore(large, decoder=Here())
+    store.check(shown(small, names), bool).result()
     assert not store.is_sound(shown(large, names))
     assert (
-        len(store.rows(shown(large, names)).result())
+        len(store.rows(shown(large, names), bool).result())
         == shown(large, names).geometry.rows * shown(large, names).geometry.columns
     )

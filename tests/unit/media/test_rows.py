@@ -16,8 +16,9 @@ from runner.media.families.glimmer import Glimmer
 from runner.media.families.nemotron_h import NemotronH
 from runner.media.families.patches import CHANNEL_Y_X, cut
 from runner.media.families.qwen3_5 import Qwen35
-from runner.media.picture import Pixels, decode, read_header
-from tests.unit.media.pictures import encoded, pattern
+from runner.media.geometry import Pixels
+from runner.media.header import read_header
+from tests.unit.media.pictures import decode, encoded, pattern
 from tests.unit.media.recorded import ROW_CASES, recorded
 
 Values = npt.NDArray[np.float32]

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import threading
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -12,10 +13,10 @@ from protocol import DoneReason, Metrics
 from runner.engine.events import Finished, Started
 from runner.engine.pictures.support import NoPictures, PictureSupport
 from runner.media.families.qwen3_5 import Qwen35
-from runner.media.picture import Pixels
+from runner.media.geometry import Pixels
 from runner.media.pixels import PixelStore
 from runner.media.prompt import Picture, PictureNames
-from tests.unit.media.pictures import encoded
+from tests.unit.media.pictures import Here, encoded
 from tests.unit.server.script import Client, Script
 
 FAMILY = Qwen35(min_pixels=1)
@@ -28,7 +29,7 @@ METRICS = Metrics(prompt_eval_count=2, eval_count=1)
 
 @pytest.fixture
 def support(engine: Script) -> PictureSupport:
-    support = PictureSupport(FAMILY, START, SOFT, END, PictureNames(), PixelStore(FAMILY))
+    support = PictureSupport(FAMILY, START, SOFT, END, PictureNames(), PixelStore(FAMILY, decoder=Here()))
     engine.pictures = cast("NoPictures", support)
     return support
 
@@ -74,9 +75,9 @@ async def test_a_sound_picture_is_decoded_once_across_turns(
     decoded: list[int] = []
     decode = support.pixels._decoded
 
-    def counted(shown: Picture) -> Pixels:
+    def counted(shown: Picture, left: Callable[[], bool]) -> Pixels:
         decoded.append(shown.name)
-        return decode(shown)
+        return decode(shown, left)
 
     monkeypatch.setattr(support.pixels, "_decoded", counted)
     for turn in range(3):
@@ -91,11 +92,11 @@ async def test_no_pixels_stay_of_a_request_that_is_not_taken(
     """The second picture is damaged, or the client leaves while it is being decoded."""
     decode, began, may_end = support.pixels._decoded, threading.Event(), threading.Event()
 
-    def held(shown: Picture) -> Pixels:
+    def held(shown: Picture, left: Callable[[], bool]) -> Pixels:
         if leaves and shown.name == -2:
             began.set()
             assert may_end.wait(10)
-        return decode(shown)
+        return decode(shown, left)
 
     monkeypatch.setattr(support.pixels, "_decoded", held)
     sent = body(WHOLE, OTHER if leaves else DAMAGED, prompt="see [img-0] [img-1]")

@@ -29,6 +29,7 @@ from runner.media.prompt import PictureNames
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tokenizers import byte_level
 from tests.unit.media.fuzzing import MEMORY_BYTES, cases, pictures
+from tests.unit.media.pictures import Here
 
 CONTEXT = 3000
 FAMILIES: tuple[Family, ...] = (
@@ -96,11 +97,11 @@ def outcome(sent: bytes, tokenizer: Tokenizer, support: PictureSupport) -> str:
     assert len(request.prompt) == len(request.keys) < CONTEXT
     for span in request.pictures.spans:
         try:
-            support.pixels.check(span.picture).result(60)
+            support.pixels.check(span.picture, bool).result(60)
         except MediaError as error:
             return str(error)
         geometry = span.picture.geometry
-        assert len(support.pixels.rows(span.picture).result(60)) == geometry.rows * geometry.columns
+        assert len(support.pixels.rows(span.picture, bool).result(60)) == geometry.rows * geometry.columns
         support.pixels.drop(span.picture)
     assert support.pixels.held_bytes == 0
     return "taken"
@@ -110,7 +111,9 @@ def main(form: str, count: int, seed: int) -> None:
     chance = random.Random(seed)
     files = json.dumps(byte_level()).encode()
     tokenizer = open_tokenizer({"tokenizer.json": files, "config.json": b"{}"}.get)
-    supports = [PictureSupport(each, 257, 258, 259, PictureNames(), PixelStore(each)) for each in FAMILIES]
+    supports = [
+        PictureSupport(each, 257, 258, 259, PictureNames(), PixelStore(each, decoder=Here())) for each in FAMILIES
+    ]
     found: Counter[str] = Counter()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     for data in (*spliced(form, chance), *lying(form, chance, count), *cases(form, count, chance)):

@@ -118,8 +118,9 @@ WAVE = b"RIFF\x24\0\0\0WAVEfmt "
     [
         (WAVE, "audio", "qwen3.5 does not support audio input"),
         (WAVE, "", "qwen3.5 does not support audio input"),
-        (b"nothing known", "", "qwen3.5 does not support  input"),
-        (b"", "", "qwen3.5 does not support  input"),
+        (b"nothing known", "", "decode image: unknown format: want PNG, JPEG, GIF, WebP, BMP or AVIF"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0", "", "decode image: HEIC is not supported: convert the image to JPEG or PNG"),
+        (b"", "", "decode image: no data"),
         (b"", "video", "qwen3.5 does not support video input"),
         (b"GIF89a", "image", "decode image: "),
         (b"nothing known", "image", "decode image: "),
