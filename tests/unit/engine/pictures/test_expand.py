@@ -9,7 +9,7 @@ from PIL import Image
 
 from protocol import CompletionRequest, Media
 from runner.engine.pictures.expand import expand
-from runner.engine.pictures.support import NoPictures, PictureSupport, refuse_media
+from runner.engine.pictures.support import NoPictures, PictureSupport, Sight, refuse_media
 from runner.engine.request import Limits, prepare
 from runner.errors import RequestError
 from runner.media.families.qwen3_5 import Qwen35
@@ -173,6 +173,23 @@ def test_five_hundred_pictures_beyond_the_context_cost_a_few_headers(pieces: Pie
     limits = Limits(CONTEXT, 400)
     with pytest.raises(RequestError, match=r"input length \(1001 tokens\) exceeds the model's maximum"):
         prepare(CompletionRequest(prompt=prompt, media=media), cast("Tokenizer", pieces), limits, None, support)
+
+
+def test_nothing_is_read_for_a_client_that_has_left(pieces: Pieces, support: PictureSupport) -> None:
+    media, left = [image(0), Media(data=b"damaged", id=1, kind="image")], iter([False, True])
+    with pytest.raises(RequestError, match=r"^the client has left$"):
+        expand("[img-0][img-1]", media, support, cast("Tokenizer", pieces), CONTEXT, lambda: next(left))
+
+
+def test_the_memory_of_pixels_is_bounded_counted_and_given_back(support: PictureSupport) -> None:
+    sight, store = Sight(support), support.pixels
+    sight.bound(5)
+    assert store.room_bytes == 5
+    store._decoding_bytes = 7
+    assert sight.nbytes == 7
+    sight.drop_features()
+    assert sight.nbytes == 0
+    assert (Sight().nbytes, Sight().drop_features()) == (0, None)
 
 
 # --- the request
