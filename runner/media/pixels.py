@@ -64,8 +64,9 @@ class PixelStore:
         with self._lock:
             self._rows.clear()
             self._held_bytes = 0
-        self._gives_way = self._decoding_bytes > 0
-        self._decoding_bytes = 0
+        if self.room_bytes is not None and self._decoding_bytes:  # else it takes nothing of what others need
+            self._gives_way = True
+            self._decoding_bytes = 0
 
     def is_sound(self, picture: Picture) -> bool:
         """Returns True if the picture was decoded before."""
