@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 import mlx.core as mx
+import numpy as np
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten, tree_map
 from tokenizers import Tokenizer
@@ -169,7 +170,7 @@ class Viewer:
     def _seen(self, picture: Picture) -> mx.array:
         if picture.data not in self._features:
             geometry = picture.geometry
-            pixels = decode(picture.data, picture.header, geometry.width, geometry.height)
+            pixels = np.asarray(decode(picture.data, picture.header, geometry.width, geometry.height))
             patches = mx.array(self._model.family.patches(pixels, geometry))
             *_, self._features[picture.data] = self._model.tower.encode(patches, Grid(geometry.rows, geometry.columns))
             mx.eval(self._features[picture.data])
