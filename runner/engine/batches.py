@@ -36,13 +36,18 @@ class Batches:
         """The bytes that batches hold beside the layers of their requests."""
         return sum(batch.nbytes for batch in self.all)
 
-    def start(self, generation: Generation, forward: Forward, memory: MemoryBudget, cache: CacheBudget) -> None:
-        """Starts a batch of one request, which has been prefilled. It is not drafted where memory is short."""
-        if generation.drafter is not None and not memory.allows_drafts(cache):
-            generation.drafter = None
-        batch = Batch(generation, memory.measured(forward))
+    def start(self, generation: Generation, forward: Forward, memory: MemoryBudget, cache: CacheBudget) -> Results:
+        """Starts a batch of one request, which has been prefilled. It is not drafted where memory is short. Returns the
+        request if that failed."""
+        try:
+            if generation.drafter is not None and not memory.allows_drafts(cache):
+                generation.drafter = None
+            batch = Batch(generation, memory.measured(forward))
+        except Exception as error:
+            return self._recovery.retry_or_fail(generation, error)
         batch.steps = int(generation.life.known > 0)  # it goes on as if it had drawn what was known
         self.all.append(batch)
+        return []
 
     def join(self, batch: Batch, cache: CacheBudget) -> tuple[Batch, Results]:
         """Joins a batch of one request with the one that suits it best, if any. Returns the batch that the request is

@@ -106,6 +106,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     "release layers": ("runner.cache.sequences:LiveSequences.release",),
     "claim live": ("runner.cache.resume:claim_live",),
     "follow": ("runner.cache.trie_cache:TrieCache._follows",),
+    "start batch": ("runner.engine.batch:Batch.__init__",),
     "part": ("runner.engine.batch:Batch.leave",),
     "arrays of rows": ("runner.cache.decode_rows:DecodeRows.arrays",),
     "part rows": ("runner.cache.decode_rows:DecodeRows.keep",),
