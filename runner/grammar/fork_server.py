@@ -91,6 +91,7 @@ async def start_fork_server(setup: CompilerSetup) -> ForkServer:
         fault = "Format: the compiler process sent an unreadable message"
     if fault:
         control.close()
+        process.kill()  # it may not end by itself, and the event loop waits for it
         process.wait()
         return ForkServer(fault=fault)
     return ForkServer(process, control)

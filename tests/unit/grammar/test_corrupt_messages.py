@@ -80,7 +80,8 @@ async def test_an_unreadable_message_instead_of_a_grammar_refuses_the_format(
 async def test_a_fork_server_that_sends_an_unreadable_message_is_started_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = "import socket; socket.socket(fileno={descriptor}).sendall(" + repr(framed(b"\xc1")) + ")"
+    sending = "socket.socket(fileno={descriptor}).sendall(" + repr(framed(b"\xc1")) + ")"
+    program = f"import socket, time; {sending}; time.sleep(600)"  # it does not end by itself
     with monkeypatch.context() as patch:
         patch.setattr(fork_server, "_PROGRAM", program)
         with pytest.raises(RequestError, match=r"^Format: .* sent an unreadable message$"):
