@@ -49,6 +49,10 @@ class PixelStore:
         self._sound: OrderedDict[int, None] = OrderedDict()  # names of pictures that were decoded without an error
         self._held_bytes = 0
 
+    def close(self) -> None:
+        """Ends the thread."""
+        self._thread.shutdown()
+
     @property
     def held_bytes(self) -> int:
         """The bytes of rows that are kept."""

@@ -43,6 +43,7 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     completion = CompletionEndpoint(engine, helper, threads, bodies)
     tokenize = TokenizeEndpoint(engine, threads, bodies)
     app = web.Application(middlewares=[_handle], handler_args={"auto_decompress": False})
+    app.on_cleanup.append(threads.close)
     for path in _STATUS_PATHS:
         app.router.add_get(path, status)
     for path in ("/v1/models", "/load"):

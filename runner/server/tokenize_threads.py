@@ -37,3 +37,8 @@ class TokenizeThreads:
             return await asyncio.wrap_future(self._pictures.submit(call, left.is_set))
         finally:
             left.set()
+
+    async def close(self, _: object) -> None:
+        """Ends the threads, with the server."""
+        for threads in (self._short, self._long, self._pictures):
+            threads.shutdown(wait=False)

@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import NoReturn
 
@@ -15,6 +15,7 @@ from runner.engine.ranks.messages import Failed, Kind, Loaded
 from runner.engine.ranks.watch import Peer, Watch
 from tests.lib.patience import stretched
 
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # SystemExit
 NAME = "rank 1"
 
 
@@ -38,18 +39,23 @@ class Watched:
     def _gone(self, peer: Peer, why: str) -> NoReturn:
         assert peer is self.peer
         self.lost.put(why)
-        while True:  # as the end of the process
-            time.sleep(60)
+        raise SystemExit  # of this thread, in place of the process
 
     def why(self) -> str:
         return self.lost.get(timeout=stretched(5))
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     monkeypatch.setattr(watch, "BEAT_S", 0.05)
     monkeypatch.setattr(watch, "SILENCE_S", 1.0)
-    return Watched()
+    watched = Watched()
+    yield watched
+    watched.far.close()  # ends the watch
+    for thread in threading.enumerate():
+        if thread.name == "ranks":
+            thread.join(stretched(5))
+    watched.peer.link.close()
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,14 @@ def test_only_its_owner_may_read_a_recording(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert tape.path.stat().st_mode & 0o777 == 0o600
+    os.close(tape._file)
 
 
 def test_no_file_is_overwritten(tmp_path: Path) -> None:
-    paths = [TapeFile(tmp_path / "tape", HEADER).path.name for _ in range(3)]
-    assert paths == ["tape", "tape.2", "tape.3"]
+    tapes = [TapeFile(tmp_path / "tape", HEADER) for _ in range(3)]
+    assert [tape.path.name for tape in tapes] == ["tape", "tape.2", "tape.3"]
+    for tape in tapes:
+        os.close(tape._file)
 
 
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -156,6 +159,7 @@ def test_a_frame_that_is_left_out_is_noticed(tmp_path: Path) -> None:
     tape.path.write_bytes(data[: ends[0]] + data[ends[1] :])
     with pytest.raises(RunnerError, match=rf"damaged in the \d+ bytes from byte {ends[0]}$"):
         TapeReader(tape.path)
+    os.close(tape._file)
 
 
 @pytest.mark.parametrize("data", [b"", b"[\n", b"mlx-runner tape\n", b"mlx-runner tape2", b"mlx-runner tape2\0\0\0"])
@@ -173,6 +177,7 @@ def test_a_recording_does_not_name_code_to_load(tmp_path: Path) -> None:
     tape = TapeFile(tmp_path / "tape", msgspec.structs.replace(HEADER, choices=choices))
     with pytest.raises(UsageError, match=r"--blas /lib/x\.so is not recorded, nor replayed"):
         TapeReader(tape.path)
+    os.close(tape._file)
 
 
 def test_a_replay_has_the_settings_of_the_recording(model: OpenedModel) -> None:

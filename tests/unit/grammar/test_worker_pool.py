@@ -68,6 +68,18 @@ class Bench:
                     alive.append(int(child))
         return alive
 
+    async def end(self) -> None:
+        """Ends all processes, and closes the connections to them."""
+        for worker in [*self.workers._busy, *self.workers._kept]:
+            worker.channel.close()
+        if self.workers._fork_server is not None:
+            server = await self.workers._fork_server
+            if server.control is not None:
+                server.control.close()
+            if server.process is not None:
+                server.process.kill()
+                server.process.wait(PATIENCE_S)
+
     async def until_there_are(self, count: int) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while len(self.processes) != count:
@@ -78,8 +90,7 @@ class Bench:
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
-    if bench.workers._fork_server is not None:
-        os.kill(bench.fork_server, signal.SIGKILL)
+    await bench.end()
 
 
 def settled(guide: Guide) -> tuple[bool, list[int], bytes]:

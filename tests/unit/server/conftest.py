@@ -1,7 +1,7 @@
 """The endpoints, their engine and a client of theirs."""
 
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import cast
 
 import pytest
@@ -18,6 +18,12 @@ def engine() -> Script:
 
 
 @pytest.fixture
-async def client(engine: Script, aiohttp_client: Callable[..., Awaitable[Client]]) -> Client:
-    app = make_app(cast("Engine", engine), ThreadPoolExecutor(1))
+def helper() -> Iterator[Executor]:
+    with ThreadPoolExecutor(1) as helper:
+        yield helper
+
+
+@pytest.fixture
+async def client(engine: Script, helper: Executor, aiohttp_client: Callable[..., Awaitable[Client]]) -> Client:
+    app = make_app(cast("Engine", engine), helper)
     return await aiohttp_client(TestServer(app), server_kwargs={"handler_cancellation": True})

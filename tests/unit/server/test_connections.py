@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import cast
 
 import pytest
@@ -41,8 +41,8 @@ class Served:
 
 
 @pytest.fixture
-async def served(engine: Script) -> AsyncIterator[Served]:
-    app = make_app(cast("Engine", engine), ThreadPoolExecutor(1))
+async def served(engine: Script, helper: Executor) -> AsyncIterator[Served]:
+    app = make_app(cast("Engine", engine), helper)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     assert runner.server is not None

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import pytest
@@ -28,10 +28,11 @@ METRICS = Metrics(prompt_eval_count=2, eval_count=1)
 
 
 @pytest.fixture
-def support(engine: Script) -> PictureSupport:
+def support(engine: Script) -> Iterator[PictureSupport]:
     support = PictureSupport(FAMILY, START, SOFT, END, PictureNames(), PixelStore(FAMILY, decoder=Here()))
     engine.pictures = cast("NoPictures", support)
-    return support
+    yield support
+    support.pixels.close()
 
 
 def body(*files: bytes, prompt: str = "see [img-0]") -> dict[str, object]:

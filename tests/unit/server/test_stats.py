@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import cast
 
 import msgspec
@@ -341,9 +341,11 @@ async def beat(clock: Clock) -> Beat:
 
 
 @pytest.fixture
-async def watched(engine: Script, clock: Clock, beat: Beat, aiohttp_client: Callable[..., Awaitable[Client]]) -> Client:
+async def watched(
+    engine: Script, helper: Executor, clock: Clock, beat: Beat, aiohttp_client: Callable[..., Awaitable[Client]]
+) -> Client:
     app = web.Application()
-    StatsEndpoints(cast("Engine", engine), ThreadPoolExecutor(1), clock=clock, sleep=beat.sleep).add_to(app.router)
+    StatsEndpoints(cast("Engine", engine), helper, clock=clock, sleep=beat.sleep).add_to(app.router)
     return await aiohttp_client(TestServer(app), server_kwargs={"handler_cancellation": True})
 
 
