@@ -1,0 +1,97 @@
+"""What `tests/conftest.py` holds of every test: an end, and nothing left behind."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lib.patience import stretched
+
+_ROOT = Path(__file__).parents[2]
+_FAULTS = """
+import asyncio, socket, subprocess, tempfile, threading, time
+from pathlib import Path
+import pytest
+from tests.lib import leftovers
+
+leftovers._PATIENCE_S = 0.5
+
+kept = []
+
+def test_a_thread():
+    threading.Thread(target=threading.Event().wait, name="forgotten", daemon=True).start()
+
+def test_a_process():
+    kept.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
+
+def test_a_socket():
+    kept.append(socket.socket())
+
+def test_a_file():
+    Path(tempfile.gettempdir(), "forgotten").touch()
+
+def test_nothing():
+    subprocess.Popen(["true"]).wait()
+
+def test_the_processes_end():
+    kept[0].kill()
+    kept[0].wait()
+
+@pytest.mark.timeout(0.5)
+def test_waits():
+    threading.Event().wait()
+
+@pytest.mark.timeout(0.5)
+async def test_awaits():
+    await asyncio.Event().wait()
+"""
+_IN_C = """
+import ctypes
+import pytest
+from tests import conftest
+
+conftest.GRACE_S = 0.5
+
+@pytest.mark.timeout(0.5)
+def test_waits_in_c():
+    lock = ctypes.create_string_buffer(256)
+    pthread = ctypes.PyDLL(None)  # keeps the GIL
+    pthread.pthread_mutex_lock(lock)
+    pthread.pthread_mutex_lock(lock)
+"""
+
+
+def run(tmp_path: Path, tests: str) -> str:
+    """Runs these tests under the conftest of all tests; returns what pytest wrote."""
+    (tmp_path / "test_it.py").write_text(tests)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-q", "--tb=short"]
+    command += ["--basetemp", str(tmp_path / "temporary")]
+    done = subprocess.run(
+        [*command, "test_it.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=stretched(60),
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only threads and files are seen")
+def test_what_a_test_leaves_is_named_and_one_that_waits_for_ever_fails(tmp_path: Path) -> None:
+    said = run(tmp_path, _FAULTS)
+    assert "2 failed, 6 passed, 4 errors" in said, said
+    for name, what in (("thread", "thread forgotten"), ("process", "process "), ("socket", "descriptor ")):
+        assert f"left behind: {what}" in said.partition(f"teardown of test_a_{name}")[2].partition("____")[2], said
+    assert "left behind: file forgotten" in said
+    for name in ("test_waits", "test_awaits"):
+        assert f"FAILED test_it.py::{name} - Failed: Timeout" in said, said
+
+
+def test_what_waits_in_c_shows_the_main_thread_first_and_ends_its_process(tmp_path: Path) -> None:
+    said = run(tmp_path, _IN_C)
+    assert said.index("in test_waits_in_c") < said.index("Timeout (0:00:01"), said
