@@ -31,10 +31,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--real", action="store_true", help="run only the tests on a real model, which is fetched once")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Limits(config))
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
@@ -96,6 +92,7 @@ STDERR = pytest.StashKey[int]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[STDERR] = os.dup(2)  # not yet captured
+    config.pluginmanager.register(Limits(config))
 
 
 @pytest.hookimpl(wrapper=True)
