@@ -29,6 +29,10 @@ run_fork_server(socket.socket(fileno={descriptor}))
 """
 
 
+_START_S = 60
+"""For the process to read the tokenizer: many times what a busy machine takes for the largest."""
+
+
 class ForkServer(NamedTuple):
     """The process that forks workers on request. It ends when `control` is closed."""
 
@@ -56,6 +60,11 @@ class ForkServer(NamedTuple):
         """Lowers the priority of a worker below that of all other processes."""
         self._order(SLOW, number)
 
+    def close(self) -> None:
+        """Closes this end; the process ends if it has not."""
+        if self.control is not None:
+            self.control.close()
+
     def _order(self, order: bytes, number: int) -> None:
         if self.control is not None:
             with suppress(OSError):
@@ -82,9 +91,12 @@ async def start_fork_server(setup: CompilerSetup) -> ForkServer:
     finally:
         theirs.close()
     try:
-        await loop.sock_sendall(control, encode_message(setup))
-        head = await _exactly(control, HEAD_BYTES)
-        fault = msgspec.msgpack.decode(await _exactly(control, body_length(head)), type=State).error
+        async with asyncio.timeout(_START_S):
+            await loop.sock_sendall(control, encode_message(setup))
+            head = await _exactly(control, HEAD_BYTES)
+            fault = msgspec.msgpack.decode(await _exactly(control, body_length(head)), type=State).error
+    except TimeoutError:
+        fault = f"Format: the compiler process was not ready within {_START_S} s"
     except OSError:
         fault = "Format: the compiler process ended at once"
     except msgspec.DecodeError:

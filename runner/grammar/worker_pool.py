@@ -155,6 +155,8 @@ class WorkerPool:
         """Returns a new worker, which starts to compile."""
         loop = asyncio.get_running_loop()
         if self._fork_server is None or (self._fork_server.done() and not self._fork_server.result().alive):
+            if self._fork_server is not None:
+                self._fork_server.result().close()
             self._fork_server = asyncio.create_task(start_fork_server(self._setup))
         fork_server = await asyncio.shield(self._fork_server)
         if fork_server.fault:

@@ -69,6 +69,15 @@ def read_header(path: Path, *, size_bytes: int | None = None) -> dict[str, Heade
     return _checked(path, _parsed(path, text), found_bytes - _LENGTH_BYTES - length)
 
 
+def data_starts(path: Path) -> dict[HeaderEntry, int]:
+    """Returns the position in a file at which the data of each of its arrays begins. Raises as `read_header`."""
+    entries = read_header(path)  # raises the proper error if the file has changed since it was opened
+    with open_file(path) as (file, _):
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        header = json.loads(file.read(length))
+    return {entry: _LENGTH_BYTES + length + header[key]["data_offsets"][0] for key, entry in entries.items()}
+
+
 @contextmanager
 def open_file(path: Path, size_bytes: int | None = None) -> Iterator[tuple[BufferedReader, int]]:
     """Opens a file and yields it with its size, which must be `size_bytes` if that is given.

@@ -22,7 +22,7 @@ from runner.model.weights.load import settle
 from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
 from runner.model.weights.parameters import check_parameters, parameters_of
 from runner.model.weights.quantized_layers import quantize_layers
-from runner.model.weights.reading import read_arrays
+from runner.model.weights.reading import check_readable, parts_of, read_arrays
 
 log = Log(__name__)
 
@@ -103,6 +103,7 @@ def load_tower(
         raise ModelError(f"{plan.opened.name}: {too_large}")
     del rehearsed
     try:
+        check_readable(parts_of(plan.opened))
         progress = Progress(log, "loading the tower", plan.nbytes)
         tower = _assembled(plan, read_arrays(plan.opened, types, progress))
     except ModelError as error:

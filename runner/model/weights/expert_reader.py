@@ -18,7 +18,7 @@ import mlx.core as mx
 from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.header import HeaderEntry, open_file, os_reason, read_header
+from runner.model.sources.header import HeaderEntry, data_starts, os_reason
 from runner.model.weights.assemble import has_source_names
 from runner.model.weights.experts import ExpertLayout, with_layout
 from runner.model.weights.packed import Arrays, Recipe
@@ -96,19 +96,11 @@ class ExpertReader:
     def _start(self, part: HeaderEntry) -> int:
         """Returns the position in its file at which the data of `part` begins."""
         if part.file not in self._starts:
-            self._starts[part.file] = _starts(part.file)
+            self._starts[part.file] = data_starts(part.file)
         start = self._starts[part.file].get(part)
         if start is None:
             raise ModelError(f"{part.file}: tensor {part.key} has changed since the model was opened")
         return start
-
-
-def _starts(path: Path) -> dict[HeaderEntry, int]:
-    entries = read_header(path)  # raises the proper error if the file has changed since it was opened
-    with open_file(path) as (file, _):
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    return {entry: 8 + length + header[key]["data_offsets"][0] for key, entry in entries.items()}
 
 
 class _GatheredFile:

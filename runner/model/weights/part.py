@@ -19,7 +19,7 @@ from runner.model.weights.load import settle
 from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
 from runner.model.weights.parameters import check_parameters, parameters_of
 from runner.model.weights.quantized_layers import quantize_layers
-from runner.model.weights.reading import read_arrays
+from runner.model.weights.reading import check_readable, parts_of, read_arrays
 
 log = Log(__name__)
 Part = TypeVar("Part", bound=Module)
@@ -67,6 +67,7 @@ def load_part(
 ) -> Part:
     """Loads the module, which the log calls `name`. Raises as `plan_part`; the rest is as in `weights.load.load`."""
     types = plan_part(opened, assemble, dtype, budget_bytes, slow_blas=slow_blas)[1]
+    check_readable(parts_of(opened))
     module = assemble(read_arrays(opened, types, Progress(log, f"loading {name}", opened.total_bytes)))
     settle(module, types)
     return module

@@ -13,7 +13,7 @@ import mlx.core as mx
 from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
-from runner.model.sources.header import HeaderEntry, read_header
+from runner.model.sources.header import HeaderEntry, data_starts, open_file, os_reason, read_header
 from runner.model.weights.assemble import arrays_of
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.packed import Arrays
@@ -23,6 +23,8 @@ _READ_FILES = 60
 """A lazy array keeps its file open, MLX's four readers do so a little longer, and macOS allows 256 open files."""
 _READ_BYTES = 512 << 20
 """Readers wait for each other at the end of a group, so there should be few; but the log shows progress by groups."""
+
+_CHECKED_BYTES = 8 << 20
 
 _SPARE_FILES = 64
 """Descriptors for all else while lazy arrays keep their files open: sockets, logs, modules."""
@@ -35,10 +37,38 @@ def read_arrays(opened: OpenedModel, types: DtypePlan, progress: Progress) -> di
         part.weight: early for name, part in opened.tensors.items() if (early := types.early_dtype(name, part))
     }
     loaded: dict[HeaderEntry, mx.array] = {}
-    for group in _groups(part for tensor in opened.tensors.values() for part in tensor.parts):
+    for group in _groups(parts_of(opened)):
         loaded |= _read_group(group, early_types)
         progress.add(sum(entry.nbytes for entry in group))
     return arrays_of(opened, loaded.__getitem__)
+
+
+def check_readable(entries: Iterable[HeaderEntry]) -> None:
+    """Reads the data of these arrays once, and drops it. Raises a ModelError that names the first faulty file.
+
+    After a lazy read that failed, MLX (0.32) may miscount what its threads have to do, and a later evaluation waits for
+    ever. So whatever the runner can do without is read like this before MLX reads it, from the system's memory then.
+    """
+    files: dict[Path, list[HeaderEntry]] = {}
+    for entry in entries:
+        files.setdefault(entry.file, []).append(entry)
+    buffer = memoryview(bytearray(_CHECKED_BYTES))
+    for path, group in files.items():
+        starts = data_starts(path)
+        with open_file(path) as (file, _):
+            try:
+                for entry in group:
+                    if entry not in starts:
+                        raise ModelError(f"{path}: tensor {entry.key} has changed since the model was opened")
+                    file.seek(starts[entry])
+                    left = entry.nbytes
+                    while left:
+                        count = file.readinto(buffer[:left])
+                        if not count:
+                            raise ModelError(f"{path}: tensor {entry.key} is truncated")
+                        left -= count
+            except OSError as error:
+                raise ModelError(f"read {path}: {os_reason(error)}") from error
 
 
 def lazy_arrays(opened: OpenedModel) -> dict[str, Arrays]:
@@ -48,7 +78,7 @@ def lazy_arrays(opened: OpenedModel) -> dict[str, Arrays]:
     Raises ModelError for a file that has changed since the model was opened.
     """
     raise_limit()
-    entries = [part for tensor in opened.tensors.values() for part in tensor.parts]
+    entries = parts_of(opened)
     sizes = Counter[Path]()
     for entry in entries:
         sizes[entry.file] += entry.nbytes
@@ -66,6 +96,11 @@ def lazy_arrays(opened: OpenedModel) -> dict[str, Arrays]:
         except _FAULTS as error:
             raise _fault(path, error) from error
     return arrays_of(opened, loaded.__getitem__)
+
+
+def parts_of(opened: OpenedModel) -> list[HeaderEntry]:
+    """Returns every array that the model needs."""
+    return [part for tensor in opened.tensors.values() for part in tensor.parts]
 
 
 def _groups(entries: Iterable[HeaderEntry]) -> Iterator[list[HeaderEntry]]:
@@ -91,8 +126,7 @@ def _read_group(group: list[HeaderEntry], types: Mapping[HeaderEntry, mx.Dtype])
         arrays |= {entry: arrays[entry].astype(types[entry]) for entry in group if entry in types}
         mx.eval(list(arrays.values()))
     except _FAULTS as error:
-        if len(group) > 1:  # again one by one, to find the faulty one
-            return {entry: array for single in group for entry, array in _read_group([single], types).items()}
+        check_readable(group)  # raises the proper error
         raise _fault(group[0].file, error) from error
     return arrays
 
@@ -106,7 +140,7 @@ def _opened(group: list[HeaderEntry]) -> dict[HeaderEntry, mx.array]:
 def reading_fault(opened: OpenedModel, error: Exception) -> ModelError:
     """Returns the error for a lazy array that could not be read. Raises the proper one if a file of the model has
     changed since it was opened."""
-    for path in {part.file for tensor in opened.tensors.values() for part in tensor.parts}:
+    for path in {part.file for part in parts_of(opened)}:
         read_header(path)
     return ModelError(f"read {opened.name}: {error}")
 

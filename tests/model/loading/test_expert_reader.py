@@ -210,7 +210,7 @@ def test_a_file_cut_while_it_is_read_is_named(
     copy = tmp_path / "copy.safetensors"
     copy.write_bytes(source.read_bytes())
     opened = changed(opened, EXPERT.format(7), lambda entry: entry._replace(file=copy))
-    genuine = expert_reader._starts
+    genuine = data_starts
 
     def cut(path: Path) -> dict[HeaderEntry, int]:
         starts = genuine(path)
@@ -218,7 +218,7 @@ def test_a_file_cut_while_it_is_read_is_named(
             os.truncate(path, starts[opened.tensors[EXPERT.format(7)].weight] + 10)
         return starts
 
-    monkeypatch.setattr(expert_reader, "_starts", cut)
+    monkeypatch.setattr(expert_reader, "data_starts", cut)
     expected = rf"copy.safetensors: tensor {EXPERT.format(7)}: the file ends within its data$"
     with pytest.raises(ModelError, match=expected):
         load(opened)
@@ -230,7 +230,7 @@ def test_a_file_gone_while_it_is_read_is_named(
     gone = tmp_path / "gone.safetensors"
     lost = changed(opened, EXPERT.format(7), lambda entry: entry._replace(file=gone))
     starts = {tensor.weight: 0 for tensor in lost.tensors.values()}
-    monkeypatch.setattr(expert_reader, "_starts", lambda _: starts)
+    monkeypatch.setattr(expert_reader, "data_starts", lambda _: starts)
     with pytest.raises(ModelError, match=rf"^read {gone}: no such file or directory$"):
         load(lost)
 

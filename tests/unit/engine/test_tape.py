@@ -96,6 +96,7 @@ def test_no_changed_byte_is_read(tmp_path: Path) -> None:
             with pytest.raises(RunnerError) as caught:
                 TapeReader(tape.path)
             assert "\n" not in str(caught.value)
+    os.close(tape._file)
 
 
 def test_a_file_that_is_cut_is_read_to_its_last_whole_frame(tmp_path: Path) -> None:
@@ -114,6 +115,7 @@ def test_a_file_that_is_cut_is_read_to_its_last_whole_frame(tmp_path: Path) -> N
         reader, whole = TapeReader(tape.path), sum(end <= size for end in ends) - 1
         assert len([*reader.entries()]) == whole
         assert reader.missing_at == (None if size in ends else ends[whole])
+    os.close(tape._file)
 
 
 @pytest.mark.parametrize("name", ["directory", "pipe"])
@@ -147,6 +149,7 @@ def test_a_choice_that_no_flag_makes_is_refused_by_name(name: str, value: object
     tape = TapeFile(tmp_path / "tape", msgspec.structs.replace(HEADER, choices=choices))
     with pytest.raises(RunnerError, match=rf"the header of the recording is unreadable: .*choices\.{name}`"):
         TapeReader(tape.path)
+    os.close(tape._file)
 
 
 def test_a_frame_that_is_left_out_is_noticed(tmp_path: Path) -> None:

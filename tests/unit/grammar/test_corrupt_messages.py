@@ -77,6 +77,17 @@ async def test_an_unreadable_message_instead_of_a_grammar_refuses_the_format(
     await bench.until_there_are(0)
 
 
+async def test_a_fork_server_that_says_nothing_is_given_up_and_started_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(fork_server, "_PROGRAM", "import time; time.sleep(600)")
+        patch.setattr(fork_server, "_START_S", 0.1)
+        with pytest.raises(RequestError, match=r"^Format: the compiler process was not ready within 0\.1 s$"):
+            await bench.grammar(ConstString("a"))
+    assert (await bench.guide(ConstString("a"))).forced(9) == [ord("a")]
+
+
 async def test_a_fork_server_that_sends_an_unreadable_message_is_started_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,7 @@ def test_what_decoding_takes_counts_until_others_need_it() -> None:
     store._decoder = Here()
     store.check(picture, bool).result()
     assert store.nbytes == ROWS_BYTES
+    store.close()
 
 
 def test_a_client_that_leaves_ends_its_picture_and_no_other() -> None:
@@ -178,3 +179,4 @@ def test_a_client_that_leaves_ends_its_picture_and_no_other() -> None:
         first.result(10)
     second.result(10)
     assert store.is_sound(shown(-1))
+    store.close()
