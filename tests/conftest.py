@@ -112,9 +112,15 @@ def pytest_timeout_cancel_timer() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def temporary(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A directory of this process alone for temporary files, so that those that stay are its own."""
-    os.environ["TMPDIR"] = tempfile.tempdir = str(tmp_path_factory.mktemp("t"))
+def temporary() -> Iterator[None]:
+    """A directory of this process alone for temporary files, so that those that stay are its own. Other users may go
+    through it: some tests are of what they may not read."""
+    with tempfile.TemporaryDirectory(prefix="tests-") as name:
+        os.chmod(name, 0o711)  # noqa: PTH101
+        os.environ["TMPDIR"] = tempfile.tempdir = name
+        yield
+    del os.environ["TMPDIR"]
+    tempfile.tempdir = None
 
 
 UNCHECKED = ("tests/model/", "tests/process/", "tests/real/", "tests/tools/")

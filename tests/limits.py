@@ -57,6 +57,7 @@ class Limits:
         # `scripts/test` says when it began; its linters are children of this process, since it replaced the script.
         self._started = float(os.environ.get("TESTS_STARTED") or time.time())
         self._workers_s = 0.0
+        self._before_s = used_s()  # of the linters; workers report their own time
         self._by_file = defaultdict[str, float](float)
 
     @pytest.hookimpl(hookwrapper=True)
@@ -85,6 +86,12 @@ class Limits:
         whole = not config.args or config.args == config.getini("testpaths")
         tiers = [tier for tier in ("all", "full", "real") if config.getoption(tier)]
         tier = (tiers or ["fast"])[0] if whole else ""
-        text = lines(tier, time.time() - self._started, used_s() + self._workers_s, self._by_file)
+        text = lines(tier, time.time() - self._started, self._used_s() + self._workers_s, self._by_file)
         for line in text:
             terminalreporter.write_line(line)
+
+    def _used_s(self) -> float:
+        """Returns the time of this process, of the linters before it, and of the children of tests that it ran itself.
+        With workers, its children are those, which report what they used."""
+        times = os.times()
+        return used_s() if self._workers_s == 0 else times.user + times.system + self._before_s

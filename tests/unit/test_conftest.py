@@ -72,7 +72,7 @@ def run(tmp_path: Path, tests: str) -> str:
     done = subprocess.run(
         [*command, "test_it.py"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(_ROOT)},
+        env=os.environ | {"PYTHONPATH": str(_ROOT), "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=stretched(60),

@@ -123,6 +123,11 @@ def _read_group(group: list[HeaderEntry], types: Mapping[HeaderEntry, mx.Dtype])
     """Reads a group of arrays, converted to their `types` if given; leaves none of their files open."""
     try:
         arrays = _opened(group)
+    except _FAULTS as error:
+        if len(group) > 1:  # again one by one: there may be too many, or one is faulty
+            return {entry: array for single in group for entry, array in _read_group([single], types).items()}
+        raise _fault(group[0].file, error) from error
+    try:
         arrays |= {entry: arrays[entry].astype(types[entry]) for entry in group if entry in types}
         mx.eval(list(arrays.values()))
     except _FAULTS as error:

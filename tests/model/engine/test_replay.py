@@ -100,7 +100,7 @@ def test_a_tape_that_is_cut_anywhere_is_replayed_up_to_there_or_refused(tmp_path
     data, whole = file.read_bytes(), entries(file)
     numbers = random.Random(1)
     cut = tmp_path / "cut"
-    first = 24 + int.from_bytes(data[16:20], "little")
+    first = 28 + int.from_bytes(data[16:20], "little")
     fulls = 0
     for size in [*numbers.sample(range(len(data)), 200), len(data) - 1, len(data)]:
         cut.write_bytes(data[:size])

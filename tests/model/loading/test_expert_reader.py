@@ -14,7 +14,7 @@ from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
 from runner.model.packing import Packing
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.header import HeaderEntry, read_header
+from runner.model.sources.header import HeaderEntry, data_starts, read_header
 from runner.model.weights import expert_reader
 from runner.model.weights.assemble import rehearse
 from runner.model.weights.expert_reader import ExpertReader, ExpertStacks, find_expert_stacks, outside_stacks
