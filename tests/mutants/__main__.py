@@ -57,7 +57,8 @@ def verdict(mutant: Mutant, root: Path) -> str:
         (root / mutant.file).write_text(before)
     if status == PASSED:
         return "survived"
-    return "" if status in (FAILED, None) else f"its tests could not be run (exit status {status} of pytest)"
+    noticed = status in (FAILED, None) or status < 0  # MLX may end the process of the tests
+    return "" if noticed else f"its tests could not be run (exit status {status} of pytest)"
 
 
 def work(waiting: "queue.SimpleQueue[Mutant]", found: list[tuple[Mutant, str]], total: int) -> None:
