@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from runner.grammar import Grammar, WorkerPool
 
 GRAMMAR_BYTES = 4 << 20
-"""What the grammar of an answer takes; only those of large schemas take more."""
+"""Memory for the grammar of one answer; only those of large schemas take more."""
 _LEAST_WORKER_BYTES = 32 << 20
 _SHARE = 8  # one worker may take this part, 1/8, of the memory that the model leaves
 _KEPT_SHARE = 32  # and all those that no answer uses this part of it

@@ -1,4 +1,4 @@
-"""What is known of a picture before any pixel is decoded, by a walk over the parts of its file that come before them.
+"""The format, size and orientation of a picture, from a walk over the parts of its file before the pixels.
 
 The walk is bounded: a part is passed over by its length, and a file with too many parts is refused. It also says which
 parts the decoder needs, so that no decoder meets metadata, where files can hide work that is quadratic in their size.
@@ -36,7 +36,7 @@ class Header(NamedTuple):
     orientation: int
     """EXIF's number, 1 to 8: how the stored pixels must be turned and mirrored."""
     kept: tuple[tuple[int, int], ...] = ()
-    """Where the parts of the file that a decoder needs begin and end; empty for all of it."""
+    """The start and end of each part of the file that a decoder needs; empty for all of it."""
 
     @property
     def stored_size(self) -> tuple[int, int]:
@@ -50,7 +50,7 @@ class Header(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What a walk has found."""
+    """The result of a walk."""
 
     width: int
     height: int

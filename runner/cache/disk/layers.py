@@ -1,4 +1,4 @@
-"""Whether a segment holds what the layers of the model hold. Pure.
+"""The comparison of a segment with the layers of the model. Pure.
 
 Sums find a file that has changed since it was written, not one that was wrong from the start. A layer would take arrays
 of other types or sizes, and compute nonsense with them.
@@ -12,7 +12,7 @@ from runner.cache.disk.segment import Facts, Record, SegmentError, Tensor
 
 
 class Form(NamedTuple):
-    """What a layer holds of a few tokens, as a segment would have it."""
+    """The content of a layer after a few tokens, as a segment would have it."""
 
     kind: str
     """ENTRIES, TAIL or STATE: the kind of segments that it is in."""

@@ -28,7 +28,7 @@ class Wanted(NamedTuple):
     needs: Callable[[int], int]
     """Returns the first token that tails must hold to stand at an offset."""
     layers: Layers
-    """What the layers hold."""
+    """The forms that a segment must have."""
 
 
 class Found(NamedTuple):

@@ -17,8 +17,7 @@ _SHARE = 0.01
 _AT_ONCE, _AT_ONCE_BYTES = 16, 64 << 20
 """The most segments that are on their way to the disk; they may be as many as one slice makes."""
 _STEP_TOKENS = 256
-"""What a running request has computed gets into the trie in steps of so many tokens: its host may end the process with
-the last token."""
+"""A running request enters the trie in steps of this many tokens: its host may end the process with the last one."""
 
 
 class Writes:
