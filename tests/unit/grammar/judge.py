@@ -14,6 +14,15 @@ from typing import TypeGuard
 from jsonschema import Draft202012Validator, FormatChecker, ValidationError, validators
 
 _EXPONENT = re.compile(r"(?<=[eE])([+-]?)[0-9]{5,}")
+_NAME = re.compile(r'"(?:[^"\\]|\\.)*"(?=\s*:)')
+_MARK = "\ue000"
+"""Precedes a name that was written with an escape such as `\\u0078`."""
+Keyword = Callable[[object, object, object, object], Iterator[ValidationError]]
+"""Of a validator, a keyword's value, a value and its schema."""
+
+
+class Escaped(str):
+    """A name that was written with an escape."""
 
 
 class Repeated(dict[str, object]):
@@ -23,12 +32,19 @@ class Repeated(dict[str, object]):
 def fault(schema: object, answer: str | bytes) -> str:
     """Returns the reason why this is not a JSON text that matches the schema; empty if it is."""
     try:
-        value = json.loads(answer, parse_float=_exact, parse_constant=_refuse, object_pairs_hook=_object)
+        text = answer if isinstance(answer, str) else answer.decode()
+        value = json.loads(
+            _NAME.sub(_marked, text), parse_float=_exact, parse_constant=_refuse, object_pairs_hook=_object
+        )
     except ValueError as error:
         return f"no JSON: {error}"
     exact_schema = json.loads(json.dumps(schema), parse_float=Decimal)
     errors = sorted(_Validator(exact_schema, format_checker=_formats).iter_errors(value), key=str)
     return "; ".join(f"{error.json_path}: {error.message}" for error in errors)
+
+
+def _marked(name: re.Match[str]) -> str:
+    return name[0].replace('"', f'"{_MARK}', 1) if "\\u" in name[0] else name[0]
 
 
 def _exact(number: str) -> Decimal:
@@ -41,7 +57,7 @@ def _refuse(word: str) -> None:
 
 
 def _object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
+    found = {Escaped(name[1:]) if name.startswith(_MARK) else name: value for name, value in pairs}
     return found if len(found) == len(pairs) else Repeated(found)
 
 
@@ -68,9 +84,27 @@ def _min_properties(validator: object, least: int, value: object, schema: object
         yield ValidationError(f"{value} has fewer than {least} properties")
 
 
+def _unescaped(keyword: str) -> Keyword:
+    """Takes names that are written with `\\u` for additional properties, whatever they spell."""
+    strict: Keyword = Draft202012Validator.VALIDATORS[keyword]
+
+    def check(validator: object, of: object, value: object, schema: object) -> Iterator[ValidationError]:
+        if isinstance(value, dict):
+            value = {name: each for name, each in value.items() if not isinstance(name, Escaped)}
+        yield from strict(validator, of, value, schema)
+
+    return check
+
+
 _types = Draft202012Validator.TYPE_CHECKER.redefine("number", _is_number).redefine("integer", _is_integer)
 _Validator = validators.extend(  # type: ignore[no-untyped-call]  # it has no annotations
-    Draft202012Validator, {"multipleOf": _multiple_of, "minProperties": _min_properties}, type_checker=_types
+    Draft202012Validator,
+    {
+        "multipleOf": _multiple_of,
+        "minProperties": _min_properties,
+        **{keyword: _unescaped(keyword) for keyword in ("properties", "patternProperties")},
+    },
+    type_checker=_types,
 )
 _formats = FormatChecker()
 _strict = Draft202012Validator.FORMAT_CHECKER

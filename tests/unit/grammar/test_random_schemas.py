@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from runner.tokenizer import Tokenizer
 from tests.unit.grammar.judge import fault
 from tests.unit.grammar.schemas import Schema, keywords, schemas
+from tests.unit.grammar.tags import led
 from tests.unit.grammar.walks import Impatient, bytes_tokenizer, guide_of, spelled, walk, words_tokenizer
 
 SEEDS = st.integers(0, 2**32)
@@ -35,6 +36,16 @@ def test_every_answer_is_as_its_schema_wants_it(schema: Schema, seed: int) -> No
 @given(schemas(depth=1), SEEDS)
 def test_so_is_every_answer_spelled_in_bytes(schema: Schema, seed: int) -> None:
     check(schema, bytes_tokenizer(), Random(seed), jumps=True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "fits"),
+    [('{"xa": null}', True), ('{"xa": 2}', False), (r'{"x\u0061": 2}', True), (r'{"\"xa": 2}', True)],
+)
+def test_an_escaped_name_is_an_additional_property(answer: str, fits: bool) -> None:
+    schema = {"type": "object", "patternProperties": {"^x": {"const": None}}}
+    assert led(guide_of(schema, bytes_tokenizer()), bytes_tokenizer(), list(answer.encode())) is fits
+    assert (not fault(schema, answer)) is fits
 
 
 @pytest.mark.slow
