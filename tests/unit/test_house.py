@@ -1,7 +1,8 @@
 """The import rules and the exclusive knowledge of modules (docs/architecture.md)."""
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,15 +25,21 @@ LAYERS = (
 """From top to bottom: a part imports only from the rows below its own, and within itself."""
 
 
+@cache
+def import_nodes(source: str) -> Sequence[ast.Import | ast.ImportFrom]:
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+@cache
 def sources() -> list[Path]:
     return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
 def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_nodes(path.read_text()):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}: relative import"
             module = node.module or ""
             yield module
@@ -83,10 +90,10 @@ def graph(package: str) -> Graph:
 
 def _imported(path: Path, modules: Collection[str]) -> Iterator[str]:
     """The modules that a file imports: of `from a import b` the module a.b, or a where b is a name in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_nodes(path.read_text()):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
                 yield from (each for each in (name if name in modules else node.module or "",) if each in modules)
