@@ -203,19 +203,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/unit/engine/pictures/test_fuzz.py::test_a_request_with_a_damaged_picture_is_taken_or_refused": (
         *("png", "jpeg", "webp", "avif"),
     ),
-    "tests/unit/grammar/test_random_schemas.py::test_every_answer_is_as_its_schema_wants_it": NONE,
     "tests/unit/grammar/test_worker_pool.py::test_compiling_has_a_limit_of_time": NONE,
-    "tests/unit/protocol/test_go.py::test_deep_values_are_taken_where_nobody_looks_at_them_and_refused_otherwise": (
-        "*-x",
-        "*-Prompt",
-    ),
-    "tests/unit/protocol/test_go.py::test_pieces_make_no_difference": NONE,
-    "tests/unit/sampling/test_sampler.py::test_memory_stays_flat_over_a_long_answer": ("64",),
-    "tests/unit/sampling/test_batch.py::test_memory_stays_flat_over_a_long_stay": NONE,
-    "tests/unit/server/test_connections.py::test_an_answer_that_is_read_slowly_is_kept": NONE,
-    "tests/unit/tokenizer/test_tokenizer_model.py::test_a_megabyte_with_thousands_of_added_tokens_takes_hardly_longer_than_sentencepiece_alone": (  # noqa: E501
-        "words",
-    ),
 }
 
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import pytest
 
 from runner import blas
-from runner.errors import UsageError
 
 PRODUCTS = """
 from runner import blas
@@ -117,7 +116,7 @@ def multiply(a, b, c, alpha, beta, trans_a=NONE, trans_b=TRANSPOSED, extra=0):
     return out[:m, :n]
 
 
-for _ in range(1500):
+for _ in range(600):
     m, n, k = choose((0, *range(1, 11), 17)), choose((0, 1, 2, 3, 4, 7, 8, 9, 31, 100)), choose((0, *range(1, 40), 127))
     forms = choose((NONE, TRANSPOSED)), choose((NONE, TRANSPOSED))
     alpha, beta = choose((1.0, 1.0, 0.5, 0.0, -2.0)), choose((0.0, 0.0, 1.0, 0.25))
@@ -137,7 +136,7 @@ same = all(np.array_equal(rows, whole[: len(rows)]) for rows in alone)
 shared = ctypes.CDLL(path).shim_shared
 counts, found = [shared()], []
 for rows in ((1, 3, 8), (9, 16, 100, 257, 300)):
-    for m, n, k in ((m, n, k) for m in rows for n in (97, 700, 2001) for k in (65, 640, 1111)):
+    for m, n, k in ((m, n, k) for m in rows for n in (97, 2001) for k in (65, 1111)):
         for form in (NONE, TRANSPOSED):
             a, b = (numbers.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
             want = a.astype(np.float64) @ b.astype(np.float64)
@@ -157,7 +156,7 @@ def results(_):
 
 first = results(0)
 with ThreadPoolExecutor(4) as callers:
-    for several in callers.map(results, range(60)):
+    for several in callers.map(results, range(30)):
         assert all(map(np.array_equal, first, several)), "callers on several threads disturb each other"
 print(same, counts[1] - counts[0], counts[2] - counts[1], digest)
 """
@@ -200,15 +199,6 @@ def kernel(library: Path, *threads: int) -> Kernel:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
-def test_every_product_is_right_and_a_row_does_not_depend_on_other_rows() -> None:
-    """Odd shapes of every form, inside larger arrays; up to eight rows add their terms in the same order."""
-    library = blas._shim()
-    assert library is not None
-    has_vectors = {"avx2", "fma"} <= set(Path("/proc/cpuinfo").read_text().split())
-    assert kernel(library)[:3] == (has_vectors, 0, 0)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
 @pytest.mark.parametrize(
     "replaced", [{'__builtin_cpu_supports("avx512f")': "0"}, {"defined(__x86_64__)": "0"}], ids=["avx2", "plain"]
 )
@@ -218,11 +208,16 @@ def test_every_product_is_right_on_other_processors(replaced: dict[str, str], tm
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
-def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
-    """Products of few rows are shared only where they may be; each result is the same to the bit."""
+def test_every_product_is_right_and_depends_neither_on_other_rows_nor_on_the_number_of_threads() -> None:
+    """Odd shapes of every form, inside larger arrays; up to eight rows add their terms in the same order.
+
+    Products of few rows are shared only where they may be.
+    """
     library = blas._shim()
     assert library is not None
+    has_vectors = {"avx2", "fma"} <= set(Path("/proc/cpuinfo").read_text().split())
     alone, *others = (kernel(library, *threads) for threads in ((1, 1), (7, 1), (3, 3)))
+    assert alone[:3] == (has_vectors, 0, 0)
     assert [(each.few > 0, each.many > 0) for each in others] == [(False, True), (True, True)]
     assert {each.digest for each in others} == {alone.digest}
 
@@ -277,9 +272,3 @@ def test_where_mlx_has_no_slow_one_none_matters(monkeypatch: pytest.MonkeyPatch)
     for choice in ("auto", "off"):
         assert blas.detect(choice) == blas.Blas("MLX's own", "", matters=False)
         assert blas.preload(choice) == "MLX's own"
-
-
-@pytest.mark.parametrize("library", ["/nonexistent/libblas.so", "libm.so.6"])
-def test_a_look_refuses_what_serving_refuses(library: str) -> None:
-    with pytest.raises(UsageError, match=f"^--blas {library}: "):
-        blas.detect(library)

@@ -2,7 +2,6 @@
 
 import logging
 import re
-from itertools import groupby
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,7 +13,6 @@ from runner.cli.commands import COMMANDS
 from runner.cli.flags import FLAGS
 from runner.cli.parse import parse, parse_check, parse_follow, parse_ollama, parse_replay
 from runner.cli.parser import version_text
-from runner.engine.policy import LEAST_TOKENS
 from runner.errors import UsageError
 from runner.settings import DEFAULT_CONTEXT_TOKENS, LaunchSettings, Settings, context_limit
 from runner.sizes import Bound
@@ -51,15 +49,7 @@ def test_only_a_process_started_by_a_host_watches_its_parent() -> None:
     assert not parse(HOST_CALL[2:], {}).watch_parent
     assert parse([*HOST_CALL[2:], "--watch-parent", "on"], {}).watch_parent
     assert not parse(HOST_CALL, {"MLX_RUNNER_WATCH_PARENT": "off"}).watch_parent
-
-
-def test_who_has_started_it_is_known() -> None:
-    assert parse(HOST_CALL, {}).hosted
-    assert not parse(HOST_CALL[2:], {}).hosted
-
-
-def test_prompts_are_shown_to_nobody_who_did_not_ask_for_it() -> None:
-    assert not parse(HOST_CALL, {}).inspect_text
+    assert (parse(HOST_CALL, {}).hosted, parse(HOST_CALL[2:], {}).hosted) == (True, False)
 
 
 def test_a_flag_beats_its_variable_and_that_the_default() -> None:
@@ -67,13 +57,6 @@ def test_a_flag_beats_its_variable_and_that_the_default() -> None:
     assert parse(argv, {}).max_gap_s == 0.1
     assert parse(argv, {"MLX_RUNNER_MAX_GAP_MS": "64"}).max_gap_s == 0.064
     assert parse([*argv, "--max-gap-ms", "32"], {"MLX_RUNNER_MAX_GAP_MS": "64"}).max_gap_s == 0.032
-
-
-def test_the_chunk_of_a_prompt_suits_the_device_unless_it_is_given() -> None:
-    argv = ["--model", "m"]
-    assert parse(argv, {}).prefill_chunk_tokens is None
-    assert parse(argv, {"MLX_RUNNER_PREFILL_CHUNK": "64"}).prefill_chunk_tokens == 64
-    assert parse([*argv, "--prefill-chunk", "32"], {"MLX_RUNNER_PREFILL_CHUNK": "64"}).prefill_chunk_tokens == 32
 
 
 def test_every_flag_has_its_variable() -> None:
@@ -222,20 +205,12 @@ def test_check_takes_its_model_before_or_after_its_flags() -> None:
 @pytest.mark.parametrize(
     ("words", "environ", "on"),
     [
-        ([], {}, False),
         (["--verify"], {}, True),
         (["--verify=on"], {}, True),
-        (["--verify", "on"], {}, True),
-        (["-verify"], {}, True),
-        (["--verify=true"], {}, True),
         (["-verify=1"], {}, True),
         (["--verify", "off"], {}, False),
-        (["--verify=false"], {}, False),
         ([], {"MLX_RUNNER_VERIFY": "on"}, True),
-        ([], {"MLX_RUNNER_VERIFY": "true"}, True),
         ([], {"MLX_RUNNER_VERIFY": " 1 "}, True),
-        ([], {"MLX_RUNNER_VERIFY": "off"}, False),
-        ([], {"MLX_RUNNER_VERIFY": "0"}, False),
         ([], {"MLX_RUNNER_VERIFY": ""}, False),
         (["--verify"], {"MLX_RUNNER_VERIFY": "off"}, True),
         (["--verify=off"], {"MLX_RUNNER_VERIFY": "on"}, False),
@@ -247,23 +222,13 @@ def test_a_switch_is_on_alone_and_takes_a_value(words: list[str], environ: dict[
     assert parse_check([*words, "m"], environ).verify is on
 
 
-def test_the_context_has_no_limit_of_ours_unless_one_is_given() -> None:
-    argv = ["--model", "m"]
-    assert parse(argv, {}).context_tokens is None
-    assert parse(argv, {"OLLAMA_CONTEXT_LENGTH": "4096"}).context_tokens is None, "the host's default for num_ctx"
-    assert parse(argv, {"MLX_RUNNER_CONTEXT": "4096"}).context_tokens == 4096
-    assert parse([*argv, "--context", "2"], {"MLX_RUNNER_CONTEXT": "4096"}).context_tokens == 2
-
-
 @pytest.mark.parametrize(
     ("own", "wanted", "limit"),
     [
         (4096, None, 4096),
         (4096, 512, 512),
-        (4096, 4096, 4096),
         (4096, 131072, 4096),
         (0, None, DEFAULT_CONTEXT_TOKENS),
-        (0, 512, 512),
         (0, 131072, 131072),
     ],
 )
@@ -303,30 +268,17 @@ def test_the_log_level_is_ollamas_unless_it_is_given() -> None:
     assert parse([*argv, "--log-level", "warn"], {"OLLAMA_DEBUG": "2"}).log_level == logging.WARNING
 
 
-def test_the_cache_holds_at_most_8_gib_or_a_quarter_of_the_memory() -> None:
-    argv = ["--model", "m"]
-    assert parse(argv, {}).cache_memory == Bound(8 << 30, 25)
-    assert parse(argv, {"MLX_RUNNER_CACHE_MEMORY": "1G"}).cache_memory == Bound(1 << 30)
-    assert parse([*argv, "--cache-memory", "0"], {"MLX_RUNNER_CACHE_MEMORY": "1G"}).cache_memory == Bound(0)
-
-
 @pytest.mark.parametrize(
     ("flag", "environ", "bits"),
     [
         ([], {}, None),
         (["--kv-bits", "8"], {}, 8),
-        (["--kv-bits", "4"], {}, 4),
-        (["--kv-bits", "off"], {}, None),
         ([], {"MLX_RUNNER_KV_BITS": "4"}, 4),
         ([], {"OLLAMA_KV_CACHE_TYPE": "q8_0"}, 8),
-        ([], {"OLLAMA_KV_CACHE_TYPE": "q4_0"}, 4),
         ([], {"OLLAMA_KV_CACHE_TYPE": ' "Q8_0" '}, 8),
         ([], {"OLLAMA_KV_CACHE_TYPE": "f16"}, None),
-        ([], {"OLLAMA_KV_CACHE_TYPE": ""}, None),
         (["--kv-bits", "off"], {"OLLAMA_KV_CACHE_TYPE": "q8_0"}, None),
-        (["--kv-bits", "off"], {"MLX_RUNNER_KV_BITS": "8", "OLLAMA_KV_CACHE_TYPE": "q8_0"}, None),
         ([], {"MLX_RUNNER_KV_BITS": "off", "OLLAMA_KV_CACHE_TYPE": "q8_0"}, None),
-        ([], {"MLX_RUNNER_KV_BITS": "4", "OLLAMA_KV_CACHE_TYPE": "q8_0"}, 4),
         ([], {"MLX_RUNNER_KV_BITS": " ", "OLLAMA_KV_CACHE_TYPE": "q8_0"}, 8),
         (["--kv-bits", "8"], {"OLLAMA_KV_CACHE_TYPE": "nonsense"}, 8),
     ],
@@ -350,15 +302,10 @@ def test_a_kind_of_cache_that_only_ollama_may_know_is_passed_over_and_told() -> 
     ("flag", "environ", "parallel"),
     [
         ([], {}, 4),
-        (["--parallel", "1"], {}, 1),
         (["-parallel=64"], {}, 64),
-        ([], {"MLX_RUNNER_PARALLEL": "3"}, 3),
-        ([], {"OLLAMA_NUM_PARALLEL": "1"}, 1),
         ([], {"OLLAMA_NUM_PARALLEL": "64"}, 64),
         ([], {"OLLAMA_NUM_PARALLEL": ' "08" '}, 8),
         ([], {"OLLAMA_NUM_PARALLEL": "0"}, 4),
-        ([], {"OLLAMA_NUM_PARALLEL": "00"}, 4),
-        ([], {"OLLAMA_NUM_PARALLEL": ""}, 4),
         ([], {"OLLAMA_NUM_PARALLEL": " '' "}, 4),
         ([], {"MLX_RUNNER_PARALLEL": "3", "OLLAMA_NUM_PARALLEL": "7"}, 3),
         ([], {"MLX_RUNNER_PARALLEL": " ", "OLLAMA_NUM_PARALLEL": "7"}, 7),
@@ -372,7 +319,7 @@ def test_as_many_requests_run_as_ollama_is_told_unless_we_are(
     assert (settings.parallel, settings.warnings) == (parallel, ())
 
 
-@pytest.mark.parametrize("nonsense", ["many", "-1", "+4", "2.5", "1_0", "\N{ARABIC-INDIC DIGIT FOUR}", "4 4"])
+@pytest.mark.parametrize("nonsense", ["many", "-1", "1_0", "\N{ARABIC-INDIC DIGIT FOUR}"])
 def test_a_number_of_requests_that_is_none_is_passed_over_and_told(nonsense: str) -> None:
     settings = parse(["--model", "m"], {"OLLAMA_NUM_PARALLEL": nonsense, "OLLAMA_KV_CACHE_TYPE": "q5_1"})
     assert settings.parallel == 4
@@ -380,7 +327,7 @@ def test_a_number_of_requests_that_is_none_is_passed_over_and_told(nonsense: str
     assert settings.warnings[1] == f"OLLAMA_NUM_PARALLEL={nonsense} is not a whole number: 4 requests run at once"
 
 
-@pytest.mark.parametrize("many", ["65", "1000", "9" * 5000])
+@pytest.mark.parametrize("many", ["65", "9" * 5000])
 def test_more_requests_than_can_run_are_as_many_as_can_and_that_is_told(many: str) -> None:
     settings = parse(["--model", "m"], {"OLLAMA_NUM_PARALLEL": many})
     assert settings.parallel == 64
@@ -403,13 +350,6 @@ def test_settings_made_by_hand_hold_the_defaults_of_the_command_line() -> None:
     assert by_hand == told
 
 
-def test_the_table_says_what_bounds_a_gap_and_which_caches_run_one() -> None:
-    help_of = {flag.name: flag.help for flag in FLAGS}
-    assert f"for one token of every running answer and {LEAST_TOKENS} tokens of a prompt" in help_of["max-gap-ms"]
-    assert "`--cache single` and `--cache none` always run one at a time" in help_of["parallel"]
-    assert "default: 2048 on GPUs, 128 on CPUs" in help_of["prefill-chunk"]
-
-
 def shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit, match=r"^0$"):
         parse(words, {})
@@ -427,24 +367,9 @@ def test_the_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
         assert flag.short in texts, "one line, or one below"
 
 
-def test_every_group_of_the_help_is_in_one_piece(capsys: pytest.CaptureFixture[str]) -> None:
-    groups = [flag.group for flag in FLAGS]
-    assert [group for group, _ in groupby(groups)] == list(dict.fromkeys(groups))
-    titles = re.findall(r"^(\w[\w ]*):$", shown(["--help"], capsys), re.MULTILINE)
-    assert titles == ["commands", *dict.fromkeys(groups), "about"]
-
-
 def test_the_help_names_the_commands_and_each_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(["--help"], capsys)
-    assert [command.name for command in COMMANDS] == [
-        "ollama",
-        "check",
-        "top",
-        "replay",
-        "follow",
-        "completion",
-        "version",
-    ]
+    assert "[8GiB,25%]" in text, "argparse would take the sign of percent for its own"
     for command in COMMANDS:
         assert re.search(rf"^  {command.name} .*{re.escape(command.short)}$", text, re.MULTILINE)
 
@@ -473,24 +398,10 @@ def test_ollama_serve_takes_its_own_flags_before_ollamas_path_and_ollamas_after_
     )
 
 
-def test_ollama_has_a_help_that_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, usage in (
-        (["--help"], "usage: mlx-runner ollama COMMAND"),
-        (["serve", "-h"], "usage: mlx-runner ollama serve "),
-    ):
-        with pytest.raises(SystemExit, match=r"^0$"):
-            parse_ollama(words)
-        text = capsys.readouterr().out
-        assert text.startswith(usage)
-        assert max(map(len, text.splitlines())) <= 80
-        assert "serve" in text
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ([], "name a command: mlx-runner ollama serve; see mlx-runner ollama --help"),
-        (["list"], "name a command: mlx-runner ollama serve"),
         (["serve", "--port", "1"], "unrecognized arguments: --port"),
         (["serve", "--runner"], "expected one argument; see mlx-runner ollama serve --help"),
     ],
@@ -500,13 +411,9 @@ def test_wrong_usage_of_ollama_is_refused_by_name(words: list[str], said: str) -
         parse_ollama(words)
 
 
-def test_a_share_of_the_memory_stands_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """argparse would take the sign of percent for its own."""
-    assert "[8GiB,25%]" in shown(["--help"], capsys)
-
-
-def test_all_together_takes_three_quarters_of_what_there_is() -> None:
+def test_all_together_takes_three_quarters_of_what_there_is_and_the_cache_a_quarter_at_most() -> None:
     argv = ["--model", "m"]
+    assert parse(argv, {}).cache_memory == Bound(8 << 30, 25)
     assert parse(argv, {}).memory == parse_check(["m"], {}).memory == Bound(percent=75)
     assert parse(argv, {"MLX_RUNNER_MEMORY": "24G"}).memory == Bound(24 << 30)
     assert parse([*argv, "--memory", "50%"], {"MLX_RUNNER_MEMORY": "24G"}).memory == Bound(percent=50)
@@ -534,31 +441,19 @@ def test_the_help_tells_of_check_and_check_has_its_own(capsys: pytest.CaptureFix
     [
         ([], {}, "--model is missing"),
         (["--model", "m", "--port", "x"], {}, "--port x: give a whole number from 0 to 65535"),
-        (["--model", "m", "--port", "70000"], {}, "--port 70000"),
         (["--model", "m", "--nonsense"], {}, "unrecognized arguments: --nonsense"),
         (["--model", "m", "--cach", "none"], {}, "unrecognized arguments"),
         (["--model", "m", "--cache", "huge"], {}, "invalid choice: 'huge'"),
         (["--model", "m"], {"MLX_RUNNER_CACHE": "huge"}, "MLX_RUNNER_CACHE=huge: choose one of"),
         (["--model", "m", "--context", "1"], {}, "--context 1: give a whole number from 2 to"),
-        (["--model", "m", "--context", "8k"], {}, "--context 8k: give a whole number from 2 to"),
-        (["--model", "m"], {"MLX_RUNNER_CONTEXT": "-1"}, "--context -1"),
-        (["--model", "m", "--verify=maybe"], {}, "invalid choice: 'maybe'"),
         (["--model", "m"], {"MLX_RUNNER_VERIFY": "maybe"}, "MLX_RUNNER_VERIFY=maybe: choose one of on, off"),
         (["--model", "m", "--json"], {}, "unrecognized arguments: --json"),
-        (["--model", "m", "--prefill-chunk", "0"], {}, "--prefill-chunk 0"),
         (["--model", "m", "--parallel", "0"], {}, "--parallel 0: give a whole number from 1 to 64"),
-        (["--model", "m", "--parallel", "65"], {}, "--parallel 65"),
-        (["--model", "m"], {"MLX_RUNNER_PARALLEL": "many"}, "--parallel many"),
         (["--model", "m", "--max-gap-ms", "0"], {}, "--max-gap-ms 0: give a whole number from 1 to 60000"),
-        (["--model", "m", "--max-gap-ms", "0.1"], {}, "--max-gap-ms 0.1"),
-        (["--model", "m"], {"MLX_RUNNER_MAX_GAP_MS": "60001"}, "--max-gap-ms 60001"),
         (["--model", "m", "--cache-memory", "8Q"], {}, "--cache-memory 8Q: give bytes (123456, 512MiB, 8G), a share"),
-        (["--model", "m"], {"MLX_RUNNER_CACHE_MEMORY": "much"}, "--cache-memory much: give bytes"),
         (["--model", "m", "--memory", "all"], {}, "--memory all: give bytes (123456, 512MiB, 8G), a share (25%)"),
         (["--model", "m", "--draft-known", "--cache", "single"], {}, "--draft-known takes answers from the trie"),
-        (["completion"], {}, "mlx-runner completion bash|zsh|fish"),
         (["completion", "ksh"], {}, "mlx-runner completion bash|zsh|fish"),
-        (["--model", "m", "--kv-bits", "6"], {}, "invalid choice: '6'"),
         (["--model", "m"], {"MLX_RUNNER_KV_BITS": "q8_0"}, "MLX_RUNNER_KV_BITS=q8_0: choose one of 8, 4, off"),
     ],
 )
@@ -571,10 +466,8 @@ def test_a_wrong_value_is_refused_by_name(argv: list[str], environ: dict[str, st
     ("words", "environ", "said"),
     [
         ([], {}, "name a model in the Ollama store, or a directory: mlx-runner check NAME|DIR"),
-        ([""], {}, "name a model in the Ollama store, or a directory"),
         (["m", "n"], {}, "unrecognized arguments: n; see mlx-runner check --help"),
         (["m", "--port", "1"], {}, "unrecognized arguments: --port 1"),
-        (["m", "--context", "1"], {}, "--context 1: give a whole number from 2 to"),
         (["m"], {"MLX_RUNNER_JSON": "yes"}, "MLX_RUNNER_JSON=yes: choose one of on, off"),
     ],
 )

@@ -22,10 +22,6 @@ def test_no_text_keeps_a_marker(parts: list[str]) -> None:
     assert not any(phrase in text.lower() for phrase in logs._OUT_OF_MEMORY)
 
 
-def test_harmless_text_is_left_alone() -> None:
-    assert logs.harmless("ERROR: level=ERROR memory 3 GiB") == "ERROR: level=ERROR memory 3 GiB"
-
-
 def run(code: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
 
@@ -81,17 +77,6 @@ def test_a_fatal_error_leaves_even_when_nobody_reads() -> None:
     os.close(write)
     os.close(read)
     assert done.returncode == 1
-
-
-def test_a_traceback_stays_inside_one_line() -> None:
-    done = run(
-        "from runner import logs; logs.start(20); log = logs.Log('x')\n"
-        "try: raise ValueError('boom')\n"
-        "except ValueError: log.exception('a request failed')"
-    )
-    [line] = done.stderr.decode().splitlines()
-    assert "level=ERROR" in line
-    assert "ValueError : boom" in line
 
 
 def test_a_fatal_error_is_one_line_and_a_status() -> None:
@@ -150,12 +135,8 @@ def test_a_vanished_reader_is_silent() -> None:
     ("value", "level"),
     [
         ("", logging.INFO),
-        ("0", logging.INFO),
-        ("false", logging.INFO),
         ("1", logging.DEBUG),
-        ("true", logging.DEBUG),
         ("2", logs.TRACE),
-        ("7", logs.TRACE),
         ("-1", logging.WARNING),
         ("-2", logging.ERROR),
         ("nonsense", logging.INFO),

@@ -1,7 +1,6 @@
 """The first lines of the process: what can go wrong before anything else is there."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -64,28 +63,3 @@ def test_a_model_that_cannot_be_opened_is_told_last_and_what_to_do_before_that(t
     assert "level=WARN" in advice
     assert "`mlx-runner check NAME`" in advice
     assert last.startswith("Error: ")
-
-
-def test_a_taken_port_is_told_with_what_to_do(tmp_path: Path) -> None:
-    model = write_scripted(tmp_path / "model", BYTES, {}, [0])
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        port = holder.getsockname()[1]
-        holder.listen()
-        command = [sys.executable, "-m", "runner", "--model", str(model), "--port", str(port)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert done.stderr.decode().splitlines()[-1] == (
-        f"Error: listen tcp 127.0.0.1:{port}: bind: address already in use; choose another --port, or 0 for a free one"
-    )
-
-
-def test_weights_beyond_the_budget_end_the_process_with_the_numbers(tmp_path: Path) -> None:
-    model = write_scripted(tmp_path / "model", BYTES, {}, [0])
-    command = [sys.executable, "-m", "runner", "--model", str(model), "--memory", "1000"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
-    assert done.returncode == 1
-    last = done.stderr.decode().splitlines()[-1]
-    assert last.startswith("Error: the weights take ")
-    assert "the runner may use 1.0 KB in all" in last
-    assert last.endswith("or allow more with --memory")

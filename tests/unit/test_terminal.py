@@ -66,20 +66,6 @@ def line(screen: Screen) -> StatusLine:
     return line
 
 
-def test_a_new_text_takes_the_place_of_the_old_one(screen: Screen, line: StatusLine) -> None:
-    assert line.show("a long text")
-    assert line.show("short")
-    assert screen.lines == ["short"]
-
-
-def test_nothing_takes_it_away(screen: Screen, line: StatusLine) -> None:
-    line.show("text")
-    line.show("")
-    assert screen.lines == [""]
-    line.write(b"a log line\n")
-    assert screen.lines == ["a log line", ""]
-
-
 def test_log_lines_go_by_above_it(screen: Screen, line: StatusLine) -> None:
     line.show("10 %, of something long")
     line.write(b"one\n")
@@ -111,15 +97,11 @@ def test_threads_do_not_get_into_each_other(screen: Screen, line: StatusLine) ->
 
 def test_a_line_never_wraps(screen: Screen, line: StatusLine) -> None:
     """A line that wraps would leave its first row behind."""
-    screen.size(20)
-    line.show("x" * 50)
-    assert screen.lines == ["x" * 19]
-
-
-def test_a_terminal_that_does_not_tell_its_width_has_the_usual_one(screen: Screen, line: StatusLine) -> None:
-    screen.size(0)
-    line.show("x" * 100)
-    assert screen.lines == ["x" * 79]
+    for columns, shown in ((20, 19), (0, 79)):  # without a width: the usual one
+        screen.size(columns)
+        line.show("x" * 100)
+        assert screen.lines == ["x" * shown]
+        line.show("")
 
 
 def test_nothing_is_shown_to_who_reads_a_pipe() -> None:
@@ -131,12 +113,6 @@ def test_nothing_is_shown_to_who_reads_a_pipe() -> None:
     assert os.read(outside, 100) == b"a log line\n"
     os.close(outside)
     os.close(inside)
-
-
-def test_nothing_is_shown_unasked(screen: Screen) -> None:
-    line = StatusLine(screen.inside)
-    assert not line.show("text")
-    assert screen.lines == [""]
 
 
 def test_a_terminal_that_was_stopped_stops_nobody(screen: Screen, line: StatusLine) -> None:

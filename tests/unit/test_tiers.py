@@ -1,9 +1,12 @@
-"""The table of tiers names tests that exist."""
+"""The table of tiers names tests that exist; a run tells of its limits; rows of pairs leave out none."""
 
 import ast
+from itertools import combinations, product
 from pathlib import Path
 
 from tests import ROOT
+from tests.lib.pairs import pairs
+from tests.limits import SHOWN, lines
 from tests.tiers import ALL, FULL, is_full
 
 
@@ -36,3 +39,32 @@ def test_the_longest_key_and_the_patterns_count() -> None:
     assert is_full("tests/model/engine/test_counts.py::test_anything[0-mamba2]")
     assert not is_full("tests/model/engine/test_counts.py::test_anything[0-llama]")
     assert not is_full("tests/unit/cache/test_trie.py::test_salts_share_nothing")
+
+
+def test_a_run_within_its_limits_is_one_line() -> None:
+    said = list(lines("fast", 200, 460, {"a.py": 3.0}))
+    assert said == [
+        "3 min 20 s, 7 min 40 s of processor time (limits of the fast tier on two quiet cores: 4 min 0 s, 8 min 0 s)"
+    ]
+
+
+def test_a_run_above_one_names_the_most_expensive_files() -> None:
+    files = {f"{number}.py": float(number) for number in range(99)}
+    for wall_s, processor_s in ((241, 1), (1, 481)):
+        _, why, *rows = lines("fast", wall_s, processor_s, files)
+        assert why.startswith("Above its limit")
+        assert rows[0].split() == ["98.0", "s", "98.py"]
+        assert len(rows) == SHOWN
+
+
+def test_a_part_of_the_tests_has_no_limit() -> None:
+    assert list(lines("", 9000, 9000.4, {})) == ["150 min 0 s, 150 min 0 s of processor time"]
+
+
+def test_every_two_values_of_different_axes_meet() -> None:
+    axes = ("abcdefg", "1234", "xyz", "!")
+    rows = pairs(*axes)
+    for i, j in combinations(range(4), 2):
+        assert {(row[i], row[j]) for row in rows} == set(product(axes[i], axes[j]))
+    assert len(rows) < 40  # of 84
+    assert rows == pairs(*axes)

@@ -42,15 +42,6 @@ def schemas(draw: Draw, depth: int = 2) -> Schema:
     return {**root, "$defs": {NODE: _node(draw), LEAF: _flat(draw), TEXT: text}}
 
 
-def keywords(schema: object) -> set[str]:
-    """Returns all names in a schema, including names of properties."""
-    if isinstance(schema, list):
-        return {name for each in schema for name in keywords(each)}
-    if isinstance(schema, dict):
-        return {*schema, *(name for each in schema.values() for name in keywords(each))}
-    return set()
-
-
 def _schema(draw: Draw, depth: int) -> Schema:
     kinds: Sequence[Make] = (_array, _object, _map, _any_of, _one_of, _all_of) if depth else ()
     return draw(st.sampled_from((*kinds, _any_flat, _reference)))(draw, depth - 1)

@@ -21,22 +21,13 @@ def told(wanted: object) -> str:
     return str(error.value)
 
 
-def nested(levels: int, schema: object) -> object:
-    for _ in range(levels):
-        schema = {"type": "object", "properties": {"a": GOOD, "b": schema}}
-    return schema
-
-
 @pytest.mark.parametrize(
     ("schema", "place"),
     [
         (BAD, "$"),
         ({"properties": {"a": GOOD, "b": BAD, "c": GOOD}}, "$.properties.b"),
-        ({"items": BAD}, "$.items"),
-        ({"prefixItems": [GOOD, BAD]}, "$.prefixItems[1]"),
         ({"anyOf": [GOOD, {"items": BAD}]}, "$.anyOf[1].items"),
         ({"$defs": {"x": {"properties": {"y": BAD}}}, "$ref": "#/$defs/x"}, "$.$defs.x.properties.y"),
-        (nested(20, BAD), "$" + ".properties.b" * 20),
         (
             {"type": "object", "properties": {**{f"p{number}": GOOD for number in range(500)}, "z": BAD}},
             "$.properties.z",
@@ -50,17 +41,6 @@ def test_the_innermost_part_with_the_fault_is_named(schema: object, place: str) 
     assert f" at `{place}` of the JSON schema" in text
 
 
-def test_the_schema_in_a_tag_is_looked_at_too() -> None:
-    tag = {
-        "type": "sequence",
-        "elements": [
-            {"type": "json_schema", "json_schema": {"items": GOOD}},
-            {"type": "json_schema", "json_schema": {"items": BAD}},
-        ],
-    }
-    assert "`$.items`" in told(tag)
-
-
 @pytest.mark.parametrize(
     ("schema", "reason", "lenient"),
     [
@@ -68,17 +48,12 @@ def test_the_schema_in_a_tag_is_looked_at_too() -> None:
         ({"type": "string", "format": "iri"}, "Unknown format: iri", True),
         ({"oneOf": [{"minimum": 1}, {"maximum": 5}]}, "oneOf constraints are not supported", True),
         ({"$ref": "#/$defs/none"}, "'/$defs/none' does not exist", False),
-        ({"$ref": "https://example.org/x"}, "example.org", False),
-        ({"type": "integer", "minimum": 5, "maximum": 4}, "minimum (5) is greater than maximum (4)", False),
         ({"type": "string", "minLength": 5, "maxLength": 4}, "minLength (5) is greater than maxLength (4)", False),
-        ({"type": "array", "minItems": 5, "maxItems": 4}, "minItems (5) is greater than maxItems (4)", False),
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, "incompatible types", False),
         ({"type": "string", "pattern": "("}, "unclosed group", False),
-        ({"type": "string", "pattern": "(?=a)"}, "look-around", False),
         ({"type": "object", "minProperties": 2, "properties": {"a": {}}}, "min/maxProperties only supported", False),
         ({"x-guidance": {"nonsense": 1}}, "unknown field `nonsense`", False),
         ({"required": "a"}, "required", False),
-        ({"properties": []}, "properties", False),
     ],
     ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else "",
 )

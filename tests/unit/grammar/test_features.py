@@ -6,10 +6,9 @@ from typing import NamedTuple
 import pytest
 
 from tests.unit.grammar.judge import fault
-from tests.unit.grammar.schemas import FORMATS, PATTERNS, STEPS, Schema
 from tests.unit.grammar.walks import Impatient, accepts, guide_of, spelled, walk, words_tokenizer
 
-WALKS = 6
+Schema = dict[str, object]
 
 
 class Feature(NamedTuple):
@@ -20,11 +19,6 @@ class Feature(NamedTuple):
     bad: tuple[str, ...]
 
 
-TREE: Schema = {
-    "type": "object",
-    "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}},
-    "additionalProperties": False,
-}
 LIST: Schema = {
     "$ref": "#/$defs/node",
     "$defs": {
@@ -44,28 +38,19 @@ BY_KIND: Schema = {
 OBJECT: Schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}}
 FEATURES = {
     "anything": Feature({}, ("null", "[1, {}]", '"x"', "-1.5e3"), ()),
-    "anyOf": Feature({"anyOf": [{"type": "integer"}, {"type": "null"}]}, ("5", "null"), ('"5"', "true")),
-    "oneOf of types": Feature({"oneOf": [{"type": "integer"}, {"type": "string"}]}, ("5", '"a"'), ("null",)),
     "oneOf by a property": Feature(
         BY_KIND, ('{"kind": "n", "value": 1}', '{"kind": "s", "value": ""}'), ('{"kind": "n", "value": ""}',)
     ),
-    "allOf": Feature({"allOf": [{"type": "integer"}, {"minimum": 3}, {"maximum": 4}]}, ("3", "4"), ("2", "5", "3.5")),
     "allOf of objects": Feature(
         {"allOf": [{**OBJECT, "required": ["a"]}, {"properties": {"c": {"type": "null"}}, "required": ["c"]}]},
         ('{"a": 1, "c": null}', '{"a": 1, "b": true, "c": null}'),
         ('{"a": 1}', '{"a": 1, "c": 1}'),
     ),
-    "$ref": Feature({"$ref": "#/$defs/x", "$defs": {"x": {"type": "boolean"}}}, ("true",), ("1",)),
     "$ref to definitions": Feature({"$ref": "#/definitions/x", "definitions": {"x": {"const": 1}}}, ("1",), ("2",)),
-    "$ref that recurs": Feature(TREE, ("{}", '{"left": {"right": {}}}'), ('{"left": 1}', '{"middle": {}}')),
     "$ref that recurs in definitions": Feature(LIST, ("[]", "[1]", "[1, [2, []]]"), ('["a"]', "[1, 2]", "[1, [], 1]")),
     "const": Feature({"const": {"a": [1, "ü"]}}, ('{"a": [1, "ü"]}',), ('{"a": [1, "u"]}', "{}")),
     "enum": Feature({"enum": ["a", "ab", 1, None, [True]]}, ('"a"', '"ab"', "1", "null", "[true]"), ('"b"', "2", "[]")),
-    "type": Feature({"type": "integer"}, ("0", "-17"), ("1.5", '"1"', "null")),
     "type list": Feature({"type": ["integer", "null"]}, ("1", "null"), ("true", '"x"')),
-    "sibling keys of anyOf": Feature(
-        {"type": "string", "anyOf": [{"maxLength": 2}, {"pattern": "^x"}]}, ('"ab"', '"xabc"'), ('"abc"', "1")
-    ),
     "sibling keys of $ref": Feature(
         {"$ref": "#/$defs/x", "maxLength": 3, "$defs": {"x": {"type": "string", "minLength": 2}}},
         ('"ab"', '"abc"'),
@@ -77,19 +62,12 @@ FEATURES = {
         ("[]", "[1]", '[1, "a"]', '[1, "a", null]'),
         ('["a"]', "[1, 1]"),
     ),
-    "items after prefixItems": Feature(
-        {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "string"}},
-        ('[1, "a", "b"]',),
-        ("[1, 1]",),
-    ),
     "items: false": Feature(
         {"type": "array", "prefixItems": [{"type": "integer"}], "items": False}, ("[]", "[1]"), ("[1, 1]",)
     ),
     "minItems": Feature({"type": "array", "minItems": 2}, ("[1, 2]", "[1, 2, 3]"), ("[]", "[1]")),
-    "maxItems": Feature({"type": "array", "maxItems": 2}, ("[]", "[1, 2]"), ("[1, 2, 3]",)),
     "properties": Feature(OBJECT, ("{}", '{"a": 1, "b": true}', '{"b": false, "x": 1}'), ('{"a": "1"}', '{"b": 1}')),
     "required": Feature({**OBJECT, "required": ["b"]}, ('{"b": true}', '{"a": 1, "b": true}'), ("{}", '{"a": 1}')),
-    "required without properties": Feature({"type": "object", "required": ["z"]}, ('{"z": 1}',), ("{}", '{"y": 1}')),
     "additionalProperties: false": Feature(
         {**OBJECT, "additionalProperties": False}, ("{}", '{"a": 1}'), ('{"x": 1}', '{"a": 1, "x": 1}')
     ),
@@ -106,23 +84,15 @@ FEATURES = {
         ('{"xa": null}', '{"12": 1}', '{"a": 1}'),
     ),
     "minProperties": Feature({"type": "object", "minProperties": 2}, ('{"a": 1, "b": 2}',), ("{}", '{"a": 1}')),
-    "minProperties: one of all": Feature(
-        {**OBJECT, "additionalProperties": False, "minProperties": 1}, ('{"a": 1}', '{"b": true}'), ("{}",)
-    ),
     "maxProperties": Feature({"type": "object", "maxProperties": 1}, ("{}", '{"a": 1}'), ('{"a": 1, "b": 2}',)),
     "minLength": Feature({"type": "string", "minLength": 2}, ('"ab"', '"日本"', '"\\n\\\\"'), ('"a"', '"é"', '"\\n"')),
     "maxLength": Feature({"type": "string", "maxLength": 2}, ('""', '"日本"', '"\\n\\""'), ('"abc"',)),
     "pattern": Feature({"type": "string", "pattern": "^a+$"}, ('"a"', '"aa"'), ('""', '"ab"', '"ba"')),
-    "pattern anywhere": Feature({"type": "string", "pattern": "a"}, ('"a"', '"bab"'), ('"b"',)),
     "minimum": Feature({"type": "number", "minimum": 1.5}, ("1.5", "2", "100.25"), ("1.4", "1", "-2")),
     "maximum": Feature({"type": "number", "maximum": -1.5}, ("-1.5", "-20"), ("-1.4", "0")),
     "exclusiveMinimum": Feature({"type": "integer", "exclusiveMinimum": 7}, ("8", "70"), ("7", "6", "-8")),
-    "exclusiveMaximum": Feature({"type": "integer", "exclusiveMaximum": 7}, ("6", "-70"), ("7", "8")),
     "multipleOf": Feature({"type": "integer", "multipleOf": 7}, ("0", "49", "-14"), ("1", "50")),
     "multipleOf of a fraction": Feature({"type": "number", "multipleOf": 0.25}, ("0.25", "3", "1.50"), ("0.3", "1.1")),
-    "multipleOf between bounds": Feature(
-        {"type": "integer", "multipleOf": 5, "minimum": 11, "maximum": 24}, ("15", "20"), ("10", "25", "16")
-    ),
 }
 OF_FORMATS = {
     "date-time": ('"2026-11-22T06:44:58Z"', '"2026-11-22 06:44"'),
@@ -142,10 +112,6 @@ FEATURES |= {
 }
 
 
-def test_all_formats_are_among_these() -> None:
-    assert set(OF_FORMATS) == set(FORMATS)
-
-
 @pytest.mark.parametrize("name", FEATURES)
 def test_what_fulfils_the_schema_may_be_answered_and_nothing_else(name: str) -> None:
     schema, good, bad = FEATURES[name]
@@ -155,36 +121,30 @@ def test_what_fulfils_the_schema_may_be_answered_and_nothing_else(name: str) -> 
     assert all(fault(schema, text) for text in bad)
 
 
-def check_walks(schema: Schema) -> None:
-    tokenizer = words_tokenizer()
-    for seed in range(WALKS):
+@pytest.mark.parametrize("text", ['"a\\"b"', '"a\\\\b"'])
+@pytest.mark.xfail(strict=True, reason="llguidance 1.9.1: a class that excludes a quote lets the escaped quote through")
+def test_a_pattern_may_exclude_what_json_escapes(text: str) -> None:
+    assert not accepts({"type": "string", "pattern": '^[^"\\\\]*$'}, text)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_random_answers_fulfil_the_schema(name: str) -> None:
+    schema, tokenizer = FEATURES[name].schema, words_tokenizer()
+    for seed in range(3):
         random = Random(seed)
         found = walk(guide_of(schema, tokenizer), tokenizer, random, Impatient(tokenizer, random))
         for count in found.complete:
             assert not fault(schema, spelled(found.tokens[:count], tokenizer))
 
 
-@pytest.mark.parametrize("name", FEATURES)
-def test_random_answers_fulfil_the_schema(name: str) -> None:
-    check_walks(FEATURES[name].schema)
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_random_texts_have_the_pattern(pattern: str) -> None:
-    check_walks({"type": "string", "pattern": pattern})
-    check_walks({"type": "string", "pattern": pattern, "minLength": 2, "maxLength": 6})
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_random_numbers_are_multiples(step: float) -> None:
-    check_walks({"type": "number", "multipleOf": step})
-    check_walks({"type": "number", "multipleOf": step, "exclusiveMinimum": -3.5, "maximum": 30})
-
-
-@pytest.mark.parametrize("text", ['"a\\"b"', '"a\\\\b"'])
-@pytest.mark.xfail(strict=True, reason="llguidance 1.9.1: a class that excludes a quote lets the escaped quote through")
-def test_a_pattern_may_exclude_what_json_escapes(text: str) -> None:
-    assert not accepts({"type": "string", "pattern": '^[^"\\\\]*$'}, text)
+@pytest.mark.parametrize(
+    ("answer", "fits"),
+    [('{"xa": null}', True), ('{"xa": 2}', False), (r'{"x\u0061": 2}', True), (r'{"\"xa": 2}', True)],
+)
+def test_an_escaped_name_is_an_additional_property(answer: str, fits: bool) -> None:
+    schema: Schema = {"type": "object", "patternProperties": {"^x": {"const": None}}}
+    assert accepts(schema, answer) is fits
+    assert (not fault(schema, answer)) is fits
 
 
 UNSUPPORTED: dict[str, Schema] = {

@@ -28,21 +28,17 @@ from tests.unit.grammar.walks import accepts, bits, bytes_tokenizer, guide_of, s
 # --- what is an answer
 
 
-@pytest.mark.parametrize("closings", [(CLOSING,), (CLOSING, "[/THINK]"), ("<|x|>", CLOSING, "</thinking>", "\n\n")])
+@pytest.mark.parametrize("closings", [(CLOSING,), ("<|x|>", CLOSING, "\n\n")])
 def test_free_text_then_a_closing_tag_then_json(closings: tuple[str, ...]) -> None:
     tag = thinking(*closings)
     for closing in closings:
-        for thought in ("", "a", 'hm {"a": 1} </', "<", f"{closing[:-1]} ", "日本"):
+        for thought in ("", 'hm {"a": 1} </', f"{closing[:-1]} 日本"):
             assert accepts(tag, f"{thought}{closing}".encode() + ANSWER)
             assert accepts(tag, thought), "the end of the answer is legal inside the thinking"
             assert not accepts(tag, f"{thought}{closing}"), "but not once the JSON is due"
             assert not accepts(tag, f"{thought}{closing} ".encode() + ANSWER)
             assert not accepts(tag, f"{thought}{closing}".encode() + ANSWER + b" ")
             assert not accepts(tag, f"{thought}{closing}".encode() + ANSWER[:-1])
-
-
-def test_only_the_first_closing_tag_counts() -> None:
-    assert not accepts(thinking(CLOSING), f"a{CLOSING}b{CLOSING}".encode() + ANSWER)
 
 
 def test_a_longer_closing_tag_that_begins_like_a_shorter_one_is_one_too() -> None:
@@ -83,20 +79,11 @@ def test_a_special_token_whose_name_holds_what_is_excluded_is_no_free_text() -> 
     assert call not in bits(guide_of(free("call"), tokenizer).mask())
 
 
-def test_the_end_of_the_answer_is_legal_when_the_json_is_complete_and_not_before() -> None:
-    tokenizer = words_tokenizer()
-    guide = guide_of({"type": "integer"}, tokenizer)
-    assert not can_end(guide, tokenizer)
-    for token, complete in ((ord("-"), False), (ord("1"), True), (ord("2"), True)):
-        guide.take(token)
-        assert can_end(guide, tokenizer) is complete
-
-
-@pytest.mark.parametrize("closings", [(CLOSING,), (CLOSING, "[/T]"), ("]]", "think>")])
+@pytest.mark.parametrize("closings", [(CLOSING, "[/T]"), ("]]", "think>")])
 def test_random_answers_are_thoughts_and_json(closings: tuple[str, ...]) -> None:
     tokenizer = words_tokenizer()
     ends = 0
-    for seed in range(40):
+    for seed in range(20):
         random = Random(seed)
 
         def choose(possible: list[int], tokens: list[int], random: Random = random) -> int:
@@ -117,7 +104,7 @@ def test_random_answers_are_thoughts_and_json(closings: tuple[str, ...]) -> None
         if firsts:
             ends += 1
             assert not fault(SCHEMA, said[min(firsts) :])
-    assert ends > 10
+    assert ends > 4
 
 
 # --- other shapes
@@ -128,26 +115,19 @@ def test_random_answers_are_thoughts_and_json(closings: tuple[str, ...]) -> None
     [
         (free(), ["", "a", "</think>\n"], []),
         (free("ab"), ["", "a", "b", "aab"[:2]], ["ab", "xaby"]),
-        (free("ab", "c"), ["", "ba"], ["c", "ab", "xcx"]),
-        (free(""), ["", "a"], []),
         (sequence(), [""], ["a"]),
         (sequence(text("a"), text("b")), ["ab"], ["a", "b", "abb", ""]),
         (sequence(text("a"), sequence(optional(text("b")), text("c"))), ["abc", "ac"], ["ab", "abbc"]),
         (sequence(text("a"), free()), ["a", "abc"], ["", "b"]),
-        (sequence(free("b"), text("b")), ["b", "aab"], ["", "a", "bb"]),
         (sequence(free("b"), optional(text("b"))), ["", "b", "aab", "a"], ["bb"]),
-        (sequence(free("b"), optional(optional(text("b")))), ["", "a", "ab"], ["abb"]),
         (sequence(free("b", "c"), either(text("b"), optional(text("c")))), ["", "a", "ab", "ac"], ["abc"]),
         (sequence(free("b"), text(""), text("b"), text("c")), ["abc", "bc"], ["ab", "ac"]),
-        (sequence(free("b"), sequence(text("b"), free("c"), optional(text("c")))), ["ab", "abxc"], ["a", "abcc"]),
         (optional(text("a")), ["", "a"], ["aa", "b"]),
         (optional(sequence(free("b"), text("b"))), ["", "b", "ab"], ["a"]),
         (either(text("a"), text("ab"), JSON), ["a", "ab", ANSWER.decode()], ["b", "", "abb"]),
-        (either(sequence(), text("a")), ["", "a"], ["b"]),
         (either(free("x"), text("x")), ["", "a", "x"], ["xx", "ax"]),
         (text('"\\\n/é'), ['"\\\n/é'], ['"\\n']),
         (regex("[a-c]{2}/?"), ["ab", "cc/"], ["a", "ad", "ab//"]),
-        (sequence(text("x"), regex("y+")), ["xy", "xyyy"], ["x", "y"]),
         ({"type": "lark", "grammar": 'start: "a" b\nb: "b"+'}, ["ab", "abb"], ["a", "b"]),
         (sequence(JSON, text("!"), JSON), [f"{ANSWER.decode()}!{ANSWER.decode()}"], [ANSWER.decode()]),
     ],
@@ -165,16 +145,12 @@ def test_what_each_shape_accepts(wanted: Node, good: list[str], bad: list[str]) 
         (sequence(text("a"), optional(either())), ["nothing to choose from", "$.elements[1].content.elements"]),
         (sequence(free(), text("a")), ["must exclude", "'a'", "$.elements[0]"]),
         (sequence(free("b"), either(text("b"), text("a"))), ["must exclude", "'a'"]),
-        (sequence(free("b"), JSON), ["only a const_string can end"]),
-        (sequence(free("b"), free("c")), ["only a const_string can end"]),
         (sequence(optional(free("b")), text("b")), ["any_text must end", "$.elements[0].content"]),
         (sequence(either(text("a"), free("b")), text("b")), ["any_text must end", "$.elements[0].elements[1]"]),
         (sequence(free("x"), *[optional(text("x"))] * 65), ["more than 64 ways"]),
         (regex("(?=a)"), ["look-around"]),
         ({"type": "lark", "grammar": "start: nowhere"}, ["nowhere"]),
-        ({"type": "lark", "grammar": ""}, ["Empty grammar"]),
         ({"type": "json_schema", "json_schema": False}, ["JSON schema is an object"]),
-        ({"type": "json_schema", "json_schema": [1]}, ["JSON schema is an object"]),
         (sequence(text("a"), {"type": "json_schema", "json_schema": 5}), ["JSON schema is an object", "$.elements[1]"]),
     ],
 )

@@ -32,7 +32,7 @@ REGEXES = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(REGEXES, SEEDS)
 def test_every_answer_matches_its_regex_from_end_to_end(pattern: str, seed: int) -> None:
     tokenizer = words_tokenizer()
@@ -72,7 +72,7 @@ def answered_or_refused(wanted: object, seed: int) -> None:
         note(str(error))
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.text(st.sampled_from("ab()[]{}|*+?\\^$.,-0129:!<>=&~"), max_size=20) | st.text(max_size=10), SEEDS)
 def test_what_is_no_regex_is_refused_and_breaks_nothing(pattern: str, seed: int) -> None:
     answered_or_refused({"type": "regex", "pattern": pattern}, seed)
@@ -85,7 +85,7 @@ PARTS = (
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(PARTS), max_size=14).map("".join), st.booleans(), SEEDS)
 def test_what_is_no_grammar_is_refused_and_breaks_nothing(grammar: str, begun: bool, seed: int) -> None:
     answered_or_refused({"type": "lark", "grammar": f"start: a\na: {grammar}" if begun else grammar}, seed)

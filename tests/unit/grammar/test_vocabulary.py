@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
-from runner.grammar.vocabulary import make_vocabulary, special_tokens
+from runner.grammar.vocabulary import make_vocabulary
 from runner.tokenizer import Tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, sentencepiece, trained_model, written_model
 from tests.unit.grammar.judge import fault
@@ -56,7 +56,7 @@ def tokenizer_of(name: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(data=st.text().map(str.encode) | st.binary() | st.sampled_from([END, "<x>", "<s>", "</s>"]).map(str.encode))
 def test_any_bytes_are_cut_into_tokens_that_spell_them(name: str, data: bytes) -> None:
     """An exception from the tokenizer would be a panic in Rust."""
@@ -77,7 +77,7 @@ def vocabulary_of(name: str) -> "LLTokenizer":
 @pytest.mark.parametrize("name", ABLE)
 def test_answers_are_json_in_every_vocabulary(name: str) -> None:
     tokenizer = tokenizer_of(name)
-    for seed in range(10):
+    for seed in range(3):
         random = Random(seed)
         found = walk(guide_of(SCHEMA, tokenizer), tokenizer, random, Impatient(tokenizer, random), jumps=seed % 2 == 0)
         assert not fault(SCHEMA, spelled(found.tokens, tokenizer))
@@ -89,24 +89,6 @@ def test_what_is_forced_is_cut_as_the_tokenizer_cuts_it_in_the_middle_of_a_text(
     forced = guide_of({"type": "const_string", "value": "\nthe quick brown fox, hello world"}, tokenizer).forced(99)
     before = tokenizer.encode("x")
     assert [*before, *forced] == tokenizer.encode("x\nthe quick brown fox, hello world")
-
-
-def test_special_tokens_are_those_that_are_no_text_and_end_nothing() -> None:
-    tokenizer = words_tokenizer()
-    first = tokenizer.vocab_size - 4
-    assert special_tokens(tokenizer, tokenizer.vocab_size) == {
-        "<think>": first,
-        "</think>": first + 1,
-        "<|call|>": first + 2,
-    }
-    assert special_tokens(tokenizer, first + 1) == {"<think>": first}, "the model has no row for the others"
-
-
-def test_forced_text_that_spells_a_special_token_is_no_special_token() -> None:
-    tokenizer = words_tokenizer()
-    forced = guide_of({"const": "<think> and <|end|>"}, tokenizer).forced(99)
-    assert tokenizer.special.isdisjoint(forced)
-    assert spelled(forced, tokenizer) == b'"<think> and <|end|>"'
 
 
 def test_every_token_that_ends_an_answer_is_legal_where_it_may_end() -> None:
@@ -127,7 +109,7 @@ def test_without_a_token_that_ends_an_answer_it_ends_where_its_grammar_does() ->
     assert guide.complete
 
 
-@pytest.mark.parametrize("size", [300, 257, 256])
+@pytest.mark.parametrize("size", [300, 256])
 def test_a_model_with_fewer_tokens_than_its_tokenizer_is_offered_only_its_own(size: int) -> None:
     tokenizer = words_tokenizer()
     guide = guide_of({"type": "string", "minLength": 1}, tokenizer, vocab_size=size)
@@ -135,22 +117,3 @@ def test_a_model_with_fewer_tokens_than_its_tokenizer_is_offered_only_its_own(si
         assert max(bits(guide.mask())) <= size
         guide.take(token)
     assert {id_ for id_ in bits(guide.mask()) if id_ < size}
-
-
-def test_a_model_with_more_tokens_than_its_tokenizer_is_offered_none_of_these() -> None:
-    tokenizer = words_tokenizer()
-    guide = guide_of({"type": "any_text"}, tokenizer, vocab_size=4096)
-    assert max(bits(guide.mask())) < tokenizer.vocab_size
-
-
-def test_the_tokens_of_a_vocabulary_are_the_bytes_of_the_tokenizer() -> None:
-    for name in TOKENIZERS:
-        tokenizer = tokenizer_of(name)
-        vocabulary = vocabulary_of(name)
-        for token in range(tokenizer.vocab_size):
-            data = tokenizer.token_bytes(token)
-            marked = data.startswith(b"\xff")  # llguidance's own mark; no text has this byte
-            special = token in tokenizer.special | tokenizer.eos
-            assert vocabulary.is_special_token(token) is (special or marked)
-            if data and not special and not marked:
-                assert vocabulary.decode_bytes([token]) == data

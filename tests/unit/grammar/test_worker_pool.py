@@ -98,13 +98,13 @@ def settled(guide: Guide) -> tuple[bool, list[int], bytes]:
     return guide.complete, guide.forced(99), b"" if guide.complete else guide.mask()
 
 
-@pytest.mark.parametrize("wanted", [SCHEMA, {"enum": ["ab", "abc", "é"]}, {"type": "regex", "pattern": "[a-f]{3}x+"}])
+@pytest.mark.parametrize("wanted", [SCHEMA, {"type": "regex", "pattern": "[a-f]{3}x+"}])
 async def test_a_guide_in_a_process_agrees_with_one_in_this_process(wanted: object, bench: Bench) -> None:
     tokenizer = opened(FILES["tokenizer.json"], generation_config=FILES["generation_config.json"])
     for seed in range(3):  # the later ones by the worker of the first
         there, here, random = await bench.guide(format_of(wanted)), guide_of(wanted, tokenizer), Random(seed)
         tokens: list[int] = []
-        for step in range(60):
+        for step in range(30):
             state = settled(here)
             assert settled(there) == state
             complete, forced, _ = state
@@ -234,13 +234,6 @@ async def test_a_worker_that_dies_ends_its_answer_only(bench: Bench) -> None:
     other.take(bits(other.mask())[0])
     assert other.wait(PATIENCE_S)
     assert other.mask()
-
-
-async def test_a_kept_worker_that_has_died_is_replaced(bench: Bench) -> None:
-    (await bench.grammar(ConstString("a"))).release()
-    await asyncio.sleep(0)
-    os.kill(bench.processes[0], signal.SIGKILL)
-    assert (await bench.guide(ConstString("a"))).forced(9) == [ord("a")]
 
 
 async def test_when_the_process_that_forks_dies_there_is_another_one(bench: Bench) -> None:

@@ -18,7 +18,7 @@ def check(form: str, count: int, seed: int) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_damaged_picture_is_read_or_refused(form: str) -> None:
-    check(form, 300, 1)
+    check(form, 60, 1)
 
 
 @pytest.mark.full

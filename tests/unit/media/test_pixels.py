@@ -103,14 +103,6 @@ def test_what_is_held_is_bounded_and_the_oldest_goes_first() -> None:
     assert store.held_bytes == 0
 
 
-def test_rows_beyond_the_bound_are_not_held_at_all() -> None:
-    store, picture = Counted(ROWS_BYTES - 1), shown(-1)
-    store.check(picture, bool).result()
-    assert store.held_bytes == 0
-    assert store.is_sound(picture)
-    assert store.rows(picture, bool).result().nbytes == ROWS_BYTES
-
-
 def test_rows_that_nobody_will_take_are_dropped() -> None:
     store, picture = Counted(), shown(-1)
     store.check(picture, bool).result()

@@ -59,24 +59,6 @@ def numbered(width: int, height: int) -> npt.NDArray[np.int32]:
     return np.arange(width * height * 3, dtype=np.int32).reshape(height, width, 3)
 
 
-def test_rows_of_qwen_go_block_by_block() -> None:
-    """Rows, one by one: the blocks as they are read, in each the four patches as they are read; channel, y, x."""
-    patch, merge, width, height = 2, 2, 12, 8
-    expected = [
-        [
-            ((block_y * merge + patch_y) * patch + y, (block_x * merge + patch_x) * patch + x, channel)
-            for channel in range(3)
-            for y in range(patch)
-            for x in range(patch)
-        ]
-        for block_y in range(height // patch // merge)
-        for block_x in range(width // patch // merge)
-        for patch_y in range(merge)
-        for patch_x in range(merge)
-    ]
-    check(Qwen35(patch=patch, merge=merge), expected, width, height)
-
-
 @pytest.mark.parametrize("family", [Glimmer(patch=2, downsample=3), NemotronH(patch=2, downsample=3)])
 def test_rows_of_glimmer_and_nemotron_go_patch_by_patch(family: Family) -> None:
     patch, width, height = 2, 24, 12

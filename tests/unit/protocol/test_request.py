@@ -1,41 +1,16 @@
 """Requests are decoded with Go's tolerance, and absent options mean zero."""
 
-import contextlib
 import json
 import re
 from base64 import b64encode
-from ctypes import c_float
 from random import Random
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import protocol.reader
-from protocol import BadRequestError, CompletionReader, CompletionRequest, MediaTooLargeError, decode_format
+from protocol import BadRequestError, CompletionReader, MediaTooLargeError, decode_format
 from protocol.reader import MOST_MEDIA_BYTES
 from tests.unit.protocol.reading import decode_completion
-
-HEAD_REQUEST = (
-    rb'{"Prompt":"hi \u003ca\u003e\u0026","Media":null,"Options":{"num_ctx":4096,"num_batch":512,"num_gpu":-1,'
-    rb'"num_keep":4,"seed":-1,"num_predict":-1,"top_k":40,"top_p":0.9,"typical_p":1,"repeat_last_n":64,'
-    rb'"temperature":0.8,"repeat_penalty":1},"Logprobs":false,"TopLogprobs":0}'
-)
-
-
-def single(value: float) -> float:
-    """The float32 nearest to it, which is what a host means."""
-    return c_float(value).value
-
-
-def test_a_host_request_with_default_options_is_read_whole() -> None:
-    request = decode_completion(HEAD_REQUEST)
-    assert request.prompt == "hi <a>&"
-    assert (request.options.top_k, request.options.top_p, request.options.temperature) == (40, single(0.9), single(0.8))
-    assert request.options.num_predict == -1
-    assert request.seed is None
-    assert request.logprobs is False
 
 
 def test_an_absent_option_is_zero_and_never_a_default() -> None:
@@ -74,46 +49,6 @@ def test_keys_match_in_any_case_and_strangers_are_ignored(body: bytes) -> None:
     assert (request.prompt, request.options.num_predict) == ("Hi", 3)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"5",
-        b'{"Prompt":5}',
-        b'{"Prompt":["a"]}',
-        b'{"Options":{"top_k":1.0}}',
-        b'{"Options":{"temperature":"0.5"}}',
-        b'{"Options":{"temperature":NaN}}',
-        b'{"Options":{"temperature":1e999}}',
-        b'{"Options":{"presence_penalty":1e39}}',
-        b'{"Options":{"frequency_penalty":-1e39}}',
-        b'{"Options":{"num_predict":9223372036854775808}}',
-        b'{"Options":[]}',
-        b'{"Options":{"stop":"x"}}',
-        b'{"Media":{}}',
-        b'{"Logprobs":1}',
-        b'{"x":' + b"[" * 200_000,
-    ],
-)
-def test_a_wrong_type_or_broken_json_is_a_bad_request(body: bytes) -> None:
-    with pytest.raises(BadRequestError):
-        decode_completion(body)
-
-
-@pytest.mark.parametrize("body", [b"null", b'{"Options":null,"Media":[]}', b'{"Prompt":null,"Media":null}'])
-def test_null_and_absent_are_zero(body: bytes) -> None:
-    assert decode_completion(body).prompt == ""
-    assert decode_completion(body).media == []
-
-
-def test_text_that_is_no_unicode_becomes_replacement_characters() -> None:
-    assert decode_completion(rb'{"Prompt":"a\ud800b"}').prompt == "a\ufffdb"
-    assert decode_completion(rb'{"Prompt":"\ud83d\ude00"}').prompt == "😀"
-    assert decode_completion(b'{"Prompt":"a\xffb"}').prompt == "a\ufffdb"
-
-
 def test_format_keeps_its_own_bytes_and_null_asks_for_none() -> None:
     wanted = decode_completion(b'{"Format":{"Type":"a","type":"b"}}')
     assert bytes(wanted.format) == b'{"Type":"a","type":"b"}'
@@ -122,32 +57,9 @@ def test_format_keeps_its_own_bytes_and_null_asks_for_none() -> None:
         assert decode_format(bytes(decode_completion(body).format)) is None
 
 
-def test_the_kind_of_media_is_read_in_any_case() -> None:
-    media = decode_completion(b'{"Media":[{"data":"aGk=","id":0,"Kind":"image"},{"kind":"audio"},{}]}').media
-    assert [item.kind for item in media] == ["image", "audio", ""]
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.floats() | st.text(), lambda s: st.lists(s) | st.dictionaries(st.text(), s)
-    )
-)
-def test_any_json_is_either_decoded_or_refused(value: object) -> None:
-    with contextlib.suppress(BadRequestError):
-        assert isinstance(decode_completion(msgspec.json.encode(value)), CompletionRequest)
-
-
-@given(st.binary())
-def test_any_bytes_are_either_decoded_or_refused(body: bytes) -> None:
-    with contextlib.suppress(BadRequestError):
-        assert isinstance(decode_completion(body), CompletionRequest)
-
-
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 100, 3071, 3072, 3073, 4096, 10_000, 100_001])
-@pytest.mark.parametrize("piece", [1, 7, 1000, 8192])
+@pytest.mark.parametrize("size", [0, 1, 2, 3073, 10_000])
+@pytest.mark.parametrize("piece", [1, 7, 8192])
 def test_the_data_of_media_comes_as_bytes_whatever_the_pieces(size: int, piece: int) -> None:
-    if size > 10_000 and piece < 1000:
-        pytest.skip("takes long and shows nothing new")
     data = [Random(size).randbytes(size), b"", Random(size + 1).randbytes(size // 2)]
     items = [{"id": 7 - index, "data": b64encode(each).decode(), "Kind": "image"} for index, each in enumerate(data)]
     body = json.dumps({"Prompt": "[img-7]", "Media": items, "Unknown": [{"data": "A" * 9999}]}).encode()

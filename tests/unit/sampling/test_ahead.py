@@ -46,7 +46,7 @@ def one_by_one(options: SamplingOptions, text: Text, count: int) -> list[Choice]
     return found
 
 
-@pytest.mark.parametrize("right", [0.0, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("right", [0.5, 1.0])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_rounds_with_drafts_give_the_same_answer(name: str, right: float) -> None:
     options, text, numbers = OPTIONS[name], Text(1), random.Random(2)

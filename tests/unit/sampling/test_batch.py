@@ -65,7 +65,7 @@ class Asking:
         return [sampler(self.logits(step)).read()[0] for step in range(steps)]
 
 
-@pytest.mark.parametrize(("vocabulary", "steps", "seeds"), [(64, 75, 8), (1000, 20, 6), (5003, 8, 6), (20011, 4, 4)])
+@pytest.mark.parametrize(("vocabulary", "steps", "seeds"), [(64, 75, 4), (1000, 20, 3), (20011, 4, 2)])
 def test_a_row_draws_in_any_mix_what_it_draws_alone(vocabulary: int, steps: int, seeds: int) -> None:
     for seed in range(seeds):
         rng = random.Random(seed)
@@ -74,48 +74,6 @@ def test_a_row_draws_in_any_mix_what_it_draws_alone(vocabulary: int, steps: int,
         together = [batch(mx.concatenate([one.next_logits() for one in asking])).read() for _ in range(steps)]
         for row, one in enumerate(asking):
             assert [choices[row] for choices in together] == one.alone(steps), (seed, row, one.options)
-
-
-@pytest.mark.parametrize("temperature", [0.7, 0])
-@pytest.mark.parametrize("top_k", [0, 40])
-@pytest.mark.parametrize("vocabulary", [64, 4099])
-def test_rows_that_share_every_computation_draw_what_they_draw_alone(
-    temperature: float, top_k: int, vocabulary: int
-) -> None:
-    rng = random.Random(vocabulary)
-    asking = []
-    for row in range(8):
-        options = SamplingOptions(
-            temperature=temperature and temperature + row / 8,
-            top_k=top_k,
-            top_p=0.5 + row / 20,
-            min_p=row / 100,
-            repeat_penalty=1 + row / 10,
-            presence_penalty=row / 10,
-            frequency_penalty=-row / 10,
-            repeat_last_n=70,
-            seed=row,
-            logprobs=True,
-            top_logprobs=row,
-        )
-        asking.append(Asking(rng, vocabulary, options))
-    batch = SamplerBatch([one.sampler() for one in asking])
-    steps = 100 if vocabulary == 64 else 12
-    together = [batch(mx.concatenate([one.next_logits() for one in asking])).read() for _ in range(steps)]
-    for row, one in enumerate(asking):
-        assert [choices[row] for choices in together] == one.alone(steps)
-
-
-@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-def test_half_precision_logits_are_computed_with_in_float32(dtype: mx.Dtype) -> None:
-    rng = random.Random(1)
-    asking = [Asking(rng, 3000, options) for options in (TYPICAL, EVERYTHING, SamplingOptions(logprobs=True), TYPICAL)]
-    batch = SamplerBatch([one.sampler() for one in asking])
-    logits = [mx.concatenate([one.next_logits() for one in asking]).astype(dtype) for _ in range(12)]
-    together = [batch(rows).read() for rows in logits]
-    for row, one in enumerate(asking):
-        alone = one.sampler()
-        assert [choices[row] for choices in together] == [alone(rows[row : row + 1]).read()[0] for rows in logits]
 
 
 class Journey:
@@ -190,7 +148,7 @@ def journey(seed: int, legs: int) -> None:
         assert drawn == one.alone(one.steps), one.options
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_rows_that_come_and_go_change_nothing_for_the_others(seed: int) -> None:
     journey(seed, legs=12)
 
@@ -199,16 +157,6 @@ def test_rows_that_come_and_go_change_nothing_for_the_others(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 108))
 def test_a_long_journey_changes_nothing_either(seed: int) -> None:
     journey(seed, legs=60)
-
-
-@pytest.mark.parametrize("cut", [0, 1, 3, 80])
-def test_a_sampler_goes_on_from_what_was_drawn_before(cut: int) -> None:
-    rng = random.Random(cut)
-    for options in (None, None, None, TYPICAL, EVERYTHING):
-        one = Asking(rng, 64, options)
-        expected = one.alone(90)
-        follower = one.sampler([choice.token for choice in expected[:cut]])
-        assert [follower(one.logits(step)).read()[0] for step in range(cut, 90)] == expected[cut:]
 
 
 def test_the_options_of_an_unseeded_sampler_make_it_again() -> None:
@@ -225,6 +173,8 @@ def test_a_sampler_whose_row_is_in_a_batch_draws_nothing() -> None:
         sampler(mx.zeros((1, 64)))
     with pytest.raises(RuntimeError, match="in a batch"):
         SamplerBatch([sampler])
+    with pytest.raises(RuntimeError, match="in a batch"):
+        sampler.skip([1])
     batch.release()
     assert len(sampler(mx.zeros((1, 64))).read()) == 1
 
@@ -241,26 +191,17 @@ def operations(batch: Sampler | SamplerBatch, rows: int, steps: int, tmp_path: P
     return sizes
 
 
-@pytest.mark.parametrize(
-    "options", [EVERYTHING, TYPICAL, SamplingOptions(), SamplingOptions(temperature=1, top_p=0.5)], ids=str
-)
-def test_the_operations_of_a_step_do_not_grow_with_the_rows(options: SamplingOptions, tmp_path: Path) -> None:
+def test_the_operations_of_a_step_do_not_grow_with_the_rows(tmp_path: Path) -> None:
     sizes = {}
     for rows in (2, 8):
-        batch = SamplerBatch([Sampler(options, [1, 2, 3], 64, CONTEXT) for _ in range(rows)])
+        batch = SamplerBatch([Sampler(EVERYTHING, [1, 2, 3], 64, CONTEXT) for _ in range(rows)])
         operations(batch, rows, 10, tmp_path)  # in which what the rows bring with them is joined
-        sizes[rows] = operations(batch, rows, 150, tmp_path)
+        sizes[rows] = operations(batch, rows, 70, tmp_path)
     assert sizes[2] == sizes[8]
 
 
-def test_a_batch_of_one_takes_no_more_operations_than_the_sampler(tmp_path: Path) -> None:
-    alone, sampler = (Sampler(TYPICAL, [1, 2, 3], 64, CONTEXT) for _ in range(2))
-    assert operations(SamplerBatch([sampler]), 1, 80, tmp_path) == operations(alone, 1, 80, tmp_path)
-
-
-@pytest.mark.parametrize("last_n", [5, 80, 1000])
-def test_the_graph_of_a_batch_does_not_grow_though_only_one_row_is_evaluated(last_n: int, tmp_path: Path) -> None:
-    options = SamplingOptions(temperature=1, frequency_penalty=0.5, repeat_last_n=last_n)
+def test_the_graph_of_a_batch_does_not_grow_though_only_one_row_is_evaluated(tmp_path: Path) -> None:
+    options = SamplingOptions(temperature=1, frequency_penalty=0.5, repeat_last_n=80)
     batch = SamplerBatch(
         [Sampler(wish, list(range(row)), 64, 2000) for row, wish in enumerate([options, options, SamplingOptions()])]
     )
@@ -272,39 +213,6 @@ def test_the_graph_of_a_batch_does_not_grow_though_only_one_row_is_evaluated(las
         sizes.append(nodes([token], tmp_path / "graph.dot"))
         mx.eval(token)
     assert max(sizes[150:]) <= max(sizes[:150])
-
-
-def remembered(sampler: Sampler) -> list[mx.array]:
-    """Returns the counts of tokens in the window, and the window."""
-    assert sampler._rows is not None
-    penalties = sampler._rows._penalties
-    assert penalties is not None
-    assert penalties._window is not None
-    return [penalties.counts, penalties._window.entries()]
-
-
-def test_coming_and_going_leaves_no_graph_behind(tmp_path: Path) -> None:
-    # So few tokens that none ever leaves the window: nothing looks at its entries but those who join and part.
-    options = SamplingOptions(frequency_penalty=0.5, repeat_last_n=300)
-    samplers = [Sampler(options, [row], 64, CONTEXT) for row in range(3)]
-    logits = mx.random.normal((3, 64), key=mx.random.key(2))
-    mx.eval(logits)
-    sizes = []
-    for _ in range(60):
-        batch = SamplerBatch(samplers)
-        mx.eval(batch(logits).arrays())
-        mx.eval(batch(logits).arrays())
-        batch.release()
-        mx.synchronize()
-        sizes.append(nodes([array for sampler in samplers for array in remembered(sampler)], tmp_path / "graph.dot"))
-    assert sizes[-1] == sizes[0]
-
-
-def test_a_row_that_shares_no_computation_is_not_copied() -> None:
-    sampler, other = (Sampler(wish, [1], 64, CONTEXT) for wish in (TYPICAL, SamplingOptions()))
-    rows = sampler._rows
-    SamplerBatch([sampler, other]).release()
-    assert sampler._rows is rows
 
 
 @pytest.mark.parametrize(("vocabulary", "rows"), [(1 << 16, 8), (1 << 11, 2)])
@@ -324,24 +232,6 @@ def test_a_sampler_that_has_left_keeps_only_its_own_row(vocabulary: int, rows: i
     mx.synchronize()
     assert row_bytes <= mx.get_active_memory() - before < row_bytes + 4096
     assert len(survivor(mx.zeros((1, vocabulary))).read()) == 1
-
-
-def test_memory_stays_flat_over_a_long_stay() -> None:
-    options = [TYPICAL, SamplingOptions(), EVERYTHING, TYPICAL]
-    batch = SamplerBatch([Sampler(wish, [1, 2, 3], 256, 8192) for wish in options])
-    logits = mx.random.normal((4, 256), key=mx.random.key(2))
-    pending: Sample | None = None
-    used = []
-    for step in range(1024):
-        sample = batch(logits)
-        mx.async_eval(sample.arrays())
-        if pending is not None:
-            pending.read()
-        pending = sample
-        if step % 256 == 255:
-            mx.eval(sample.arrays())
-            used.append(mx.get_active_memory())
-    assert used[-1] - used[0] < 4096
 
 
 def test_log_probabilities_are_computed_only_for_rows_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ sixteenths = st.lists(st.integers(0, 16), min_size=1, max_size=40).filter(any)
 
 
 @pytest.mark.usefixtures("at_once")
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(sixteenths, st.integers(1, 63))
 def test_top_p_keeps_exactly_the_nucleus_ties_by_place(weights: list[int], p: int) -> None:
     row = mx.array([weights]) / 16
@@ -34,14 +34,8 @@ def test_top_p_keeps_exactly_the_nucleus_ties_by_place(weights: list[int], p: in
 
 
 @pytest.mark.usefixtures("at_once")
-def test_top_p_leaves_the_weights_that_stay_alone() -> None:
-    weights = mx.array([[0.25, 1.0, 0.5, 0.125]])
-    assert filters.TopP([0.7], 4)(weights).tolist() == [[0, 1.0, 0.5, 0]]
-
-
-@pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("p", [1e-30, 1e-9, 1e-4])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("p", [1e-30, 1e-4])
+@pytest.mark.parametrize("seed", range(3))
 def test_at_least_the_most_probable_token_stays(p: float, seed: int) -> None:
     # The sums of the halves and of the whole differ in their last digits, another way for every seed.
     weights = np.random.default_rng(seed).random(1000, dtype=np.float32)
@@ -50,27 +44,13 @@ def test_at_least_the_most_probable_token_stays(p: float, seed: int) -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_top_p_just_below_one_keeps_everything() -> None:
-    weights = np.random.default_rng(3).random(1000, dtype=np.float32) + np.float32(0.1)
-    assert len(kept(filters.TopP([1 - 2**-53], 1000)(mx.array(weights[None])))) == 1000
-
-
-@pytest.mark.usefixtures("at_once")
-def test_top_p_works_on_each_row_by_itself() -> None:
-    rows = np.random.default_rng(5).random((3, 37), dtype=np.float32)
-    together = filters.TopP([0.6, 0.1, 0.9], 37)(mx.array(rows))
-    one_by_one = [filters.TopP([p], 37)(mx.array(row[None]))[0] for row, p in zip(rows, (0.6, 0.1, 0.9), strict=True)]
-    assert together.tolist() == mx.stack(one_by_one).tolist()
-
-
-@pytest.mark.usefixtures("at_once")
 def test_a_top_p_of_one_keeps_everything() -> None:
     weights = mx.array([[1e-30, 0.5, 1.0, 1e-12, 0.25]])
     assert filters.TopP([1.0], 5)(weights).tolist() == weights.tolist()
 
 
-@pytest.mark.parametrize("vocabulary", [4096, 5001, 32768])
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("vocabulary", [5001, 32768])
+@pytest.mark.parametrize("p", [0.1, 0.9])
 def test_top_p_of_a_large_vocabulary_is_the_nucleus(vocabulary: int, p: float) -> None:
     scores = np.random.default_rng(vocabulary).normal(size=vocabulary).astype(np.float32) * 3
     probabilities = reference.probabilities(scores, 1.0)
@@ -82,11 +62,6 @@ def test_top_p_of_a_large_vocabulary_is_the_nucleus(vocabulary: int, p: float) -
     assert len(perhaps) - len(surely) < 2 + len(surely) // 50
 
 
-def test_bfloat16_ties_at_the_border_do_not_widen_the_nucleus() -> None:
-    weights = mx.ones((1, 10000))
-    assert kept(filters.TopP([0.5], 10000)(weights)) == set(range(5000))
-
-
 @settings(deadline=None, max_examples=100)
 @given(sixteenths, st.integers(1, 16))
 def test_min_p_drops_what_is_strictly_below_the_share_of_the_best(weights: list[int], p: int) -> None:
@@ -94,8 +69,3 @@ def test_min_p_drops_what_is_strictly_below_the_share_of_the_best(weights: list[
     row = np.array([weights], dtype=np.float32) / np.float32(best)
     expected = {token for token, weight in enumerate(row[0].tolist()) if weight >= p / 16}
     assert kept(filters.min_p(mx.array(row), mx.array([[p / 16]]))) == expected
-
-
-def test_min_p_keeps_what_is_exactly_at_the_border() -> None:
-    assert kept(filters.min_p(mx.array([[1.0, 0.5, 0.4999]]), mx.array([[0.5]]))) == {0, 1}
-    assert kept(filters.min_p(mx.array([[0.9999, 1.0]]), mx.array([[1.0]]))) == {1}

@@ -16,11 +16,6 @@ def test_values_outside_a_filters_range_turn_it_off() -> None:
         assert SamplingOptions(min_p=min_p).normalised(100, 50).min_p == 0
 
 
-def test_values_inside_a_filters_range_stay() -> None:
-    options = SamplingOptions(temperature=0.5, top_k=99, top_p=0.99, min_p=1.0).normalised(100, 50)
-    assert (options.temperature, options.top_k, options.top_p, options.min_p) == (0.5, 99, 0.99, 1)
-
-
 def test_a_negative_or_vanishing_temperature_is_greedy() -> None:
     assert SamplingOptions(temperature=-1.0).normalised(100, 50).temperature == 0
     assert SamplingOptions(temperature=1e-40).normalised(100, 50).temperature == 0
@@ -60,16 +55,6 @@ def test_penalties_without_bounds_are_bounded() -> None:
     wide = options.normalised(100, 50)
     assert (wide.repeat_penalty, wide.presence_penalty, wide.frequency_penalty) == (2.0**100, 2.0**100, -(2.0**100))
     assert SamplingOptions(repeat_penalty=1e-39).normalised(100, 50).repeat_penalty == 2.0**-100
-
-
-def test_normalised_options_stay_as_they_are() -> None:
-    for options in (
-        SamplingOptions(),
-        SamplingOptions(temperature=0.5, top_k=3, top_p=0.4, min_p=0.1, repeat_penalty=2, repeat_last_n=-1),
-        SamplingOptions(seed=5, logprobs=True, top_logprobs=500, presence_penalty=1, repeat_last_n=7),
-    ):
-        once = options.normalised(100, 50)
-        assert once.normalised(100, 50) == once
 
 
 def test_greedy_answers_take_the_most_probable_token_whatever_came_before() -> None:

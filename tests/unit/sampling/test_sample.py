@@ -1,5 +1,4 @@
 import mlx.core as mx
-import pytest
 
 from runner.sampling.sample import Choice, Details, Sample, Wish
 
@@ -31,13 +30,6 @@ def test_each_row_reads_what_it_asked_for() -> None:
     assert sample(5, [None]).read() == [choice(5, None)]
 
 
-def test_rows_are_taken_in_any_order() -> None:
-    taken = sample(0, [None, 0, 3, None, 1]).take([4, 0, 2])
-    assert taken.read() == [choice(4, 1), choice(0, None), choice(2, 3)]
-    assert taken.take([2]).read() == [choice(2, 3)]
-    assert sample(7, [None, None]).take([1]).read() == [choice(8, None)]
-
-
 def test_samples_of_any_wishes_are_joined() -> None:
     joined = Sample.joined([sample(0, [None, 2]), sample(2, [None]), sample(3, [5, 1], widest=5), sample(8, [0], 0)])
     tops = {0: None, 1: 2, 2: None, 3: 5, 4: 1, 8: 0}
@@ -57,16 +49,3 @@ def test_all_arrays_are_named_once_however_many_rows_share_them() -> None:
     again = Sample.joined([shared.take([0]), shared.take([1, 2])])
     assert [id(array) for array in again.arrays()[1:]] == [id(array) for array in shared.arrays()[1:]]
     assert len(shared.take([1]).arrays()) == 1
-
-
-def test_each_array_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads = []
-    read = Details.read
-
-    def counted(self: Details) -> list[tuple[float, list[tuple[int, float]]]]:
-        reads.append(self)
-        return read(self)
-
-    monkeypatch.setattr(Details, "read", counted)
-    Sample.joined([sample(0, [1] * 8), sample(8, [2, None])]).read()
-    assert len(reads) == 2

@@ -9,7 +9,7 @@ from runner.sampling import SamplingOptions, row_group
 from runner.sampling.sampler import Sampler, SamplerBatch
 from runner.sampling.top_k import TopKById, TopKBySort, top_k
 
-SIZES = [3, 63, 64, 65, 127, 640, 1000, 4096, 5003, 5120, 32768]
+SIZES = [3, 64, 65, 640, 5003, 5120, 32768]
 
 
 def scored(vocabulary: int, values: int) -> mx.array:
@@ -25,8 +25,8 @@ def scored(vocabulary: int, values: int) -> mx.array:
 
 
 @pytest.mark.parametrize("vocabulary", SIZES)
-@pytest.mark.parametrize("k", [1, 2, 10, 40])
-@pytest.mark.parametrize("values", [3, 200, 1 << 30])
+@pytest.mark.parametrize("k", [1, 2, 40])
+@pytest.mark.parametrize("values", [3, 1 << 30])
 def test_the_order_of_a_cpu_is_by_id(vocabulary: int, k: int, values: int) -> None:
     k = min(k, vocabulary - 1)
     scores = scored(vocabulary, values)
@@ -38,20 +38,13 @@ def test_the_order_of_a_cpu_is_by_id(vocabulary: int, k: int, values: int) -> No
 
 
 @pytest.mark.parametrize("vocabulary", SIZES)
-@pytest.mark.parametrize("k", [1, 2, 10, 40])
-@pytest.mark.parametrize("values", [3, 200, 1 << 30])
+@pytest.mark.parametrize("k", [1, 2, 40])
+@pytest.mark.parametrize("values", [3, 1 << 30])
 def test_the_order_of_a_gpu_is_by_falling_score_and_then_by_id(vocabulary: int, k: int, values: int) -> None:
     k = min(k, vocabulary - 1)
     scores = scored(vocabulary, values)
     expected = np.argsort(-np.array(scores), axis=-1, kind="stable")[:, :k]
     assert TopKBySort(k, vocabulary)(scores).tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("order", [TopKById, TopKBySort])
-def test_the_order_of_a_row_does_not_depend_on_the_others(order: type[TopKById] | type[TopKBySort]) -> None:
-    scores = scored(5003, 200)
-    together = order(40, 5003)(scores)
-    assert together.tolist() == [order(40, 5003)(row[None])[0].tolist() for row in scores]
 
 
 @pytest.mark.parametrize(("device", "order"), [(mx.cpu, TopKById), (mx.gpu, TopKBySort)])
@@ -81,7 +74,6 @@ def test_a_gpu_does_not_sort_a_large_vocabulary_whole(monkeypatch: pytest.Monkey
     [
         (TopKById, SamplingOptions(temperature=0.8, top_k=40)),
         (TopKBySort, SamplingOptions(temperature=0.8, top_k=40)),
-        (TopKById, SamplingOptions(temperature=0.8, top_p=0.9)),
     ],
 )
 def test_rounding_does_not_change_what_a_seed_draws(

@@ -55,20 +55,3 @@ def test_the_leaving_token_does_not_depend_on_other_rows(
             for row, (reference, token) in enumerate(zip(references, tokens, strict=False)):
                 assert left(leaving, row) == reference.add(token)
         windows = shared.apart()
-
-
-def test_nothing_is_computed_while_no_token_leaves() -> None:
-    window = Window.joined([Window.of_request([1, 2], 4, VOCABULARY), Window.of_request([1, 2, 3], 4, VOCABULARY)])
-    token = mx.array([[1], [2]], dtype=mx.uint32)
-    assert window.add(token) is None
-    leaving = window.add(token)
-    assert (left(leaving, 0), left(leaving, 1)) == (None, 1)
-
-
-def test_tokens_that_came_to_all_rows_leave_them_as_they_came() -> None:
-    window = Window.joined([Window.of_request([], 2, VOCABULARY), Window.of_request([3, 4, 5], 2, VOCABULARY)])
-    tokens = [mx.array([[number], [number + 1]], dtype=mx.uint32) for number in range(4)]
-    leaving = [window.add(token) for token in tokens]
-    assert [left(step, 1) for step in leaving] == [4, 5, 1, 2]
-    assert leaving[2] == (tokens[0], -1.0)
-    assert leaving[3] == (tokens[1], -1.0)

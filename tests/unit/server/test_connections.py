@@ -9,9 +9,8 @@ from typing import cast
 import pytest
 from aiohttp import web
 
-from protocol import DoneReason, Metrics
 from runner.engine.engine import Engine
-from runner.engine.events import Finished, Started, Text
+from runner.engine.events import Started, Text
 from runner.server import connections
 from runner.server.app import CONNECTIONS, make_app
 from tests.unit.server.script import Script
@@ -103,26 +102,6 @@ async def test_an_answer_that_nobody_reads_is_dropped(
             engine.tell(request, Text("x" * 60_000, [], None))
             await asyncio.sleep(0.01)
     assert "a client does not read its answer: closed" in caplog.messages
-    writer.transport.abort()
-
-
-async def test_an_answer_that_is_read_slowly_is_kept(
-    served: Served, engine: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The runner always writes more than the client reads, for three times as long as a client may read nothing."""
-    monkeypatch.setattr(connections, "UNREAD_S", 1.0)
-    reader, writer = await served.open(POST + BODY)
-    request = await engine.next()
-    engine.tell(request, Started())
-    until = asyncio.get_running_loop().time() + 3 * connections.UNREAD_S
-    while asyncio.get_running_loop().time() < until:
-        for _ in range(8):
-            engine.tell(request, Text("x" * 60_000, [], None))
-        for _ in range(4):
-            await reader.read(100_000)
-        await asyncio.sleep(0.01)
-    assert not request.cancelled
-    engine.tell(request, Finished(DoneReason.STOP, Metrics(prompt_eval_count=2, eval_count=1)))
     writer.transport.abort()
 
 

@@ -45,7 +45,6 @@ def body(*files: bytes, prompt: str = "see [img-0]") -> dict[str, object]:
     [
         ([DAMAGED], "see [img-0]", "decode image: "),
         ([WHOLE, DAMAGED], "see [img-0] [img-1]", "decode image: "),
-        ([b"no picture"], "see [img-0]", "decode image: "),
         ([WHOLE], "see [img-1]", "invalid image index: 1"),
         ([WHOLE], "see " + "[img-0]" * 20, "input length ("),
     ],

@@ -16,10 +16,8 @@ from protocol.stats import (
     CacheCounts,
     CacheNode,
     CachePicture,
-    PictureCounts,
     RequestCounts,
     RunningRequest,
-    SliceCounts,
     Stats,
     TokenCounts,
 )
@@ -28,7 +26,6 @@ from runner.engine.engine import Engine
 from runner.engine.events import Refused
 from runner.engine.lifecycle import OUTCOMES
 from runner.engine.observe.counters import Counters, EngineStats
-from runner.server import sse
 from runner.server.metrics import Exporter
 from runner.server.sse import CACHE_S, HEARTBEAT_S, STATS_S, EventFeed, Seen
 from runner.server.stats import PATHS, StatsEndpoints
@@ -166,10 +163,6 @@ def page(engine: Script, clock: Clock) -> Page:
     return Page(engine, clock)
 
 
-async def test_a_new_page_receives_everything(page: Page) -> None:
-    assert await page.at(0.0) == ["stats", "cache"]
-
-
 async def test_unchanged_numbers_are_not_sent_again(page: Page, engine: Script) -> None:
     await page.at(0.0)
     engine.stats = msgspec.structs.replace(STATS, uptime_s=0.5)
@@ -188,41 +181,6 @@ async def test_a_changed_cache_report_is_sent_at_most_once_a_second(page: Page, 
     assert await page.at(9.0) == []
     assert engine.asked.count("cache") == 5, "the engine draws no picture that nobody gets"
     assert CACHE_S == 1.0
-
-
-async def test_two_hundred_pages_cost_the_engine_what_one_costs(
-    page: Page, engine: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[bytes] = []
-    encode = sse._encode
-
-    def counted(value: msgspec.Struct) -> bytes:
-        made.append(encode(value))
-        return made[-1]
-
-    monkeypatch.setattr(sse, "_encode", counted)
-    pages = [Seen() for _ in range(200)]
-    for step in range(5):
-        engine.mark += 1
-        engine.stats = msgspec.structs.replace(STATS, context_length=step + 1)
-        found = [await page.at(step * STATS_S, one) for one in pages]
-        assert found == [["stats", "cache"] if step % 2 == 0 else ["stats"]] * 200
-    assert (engine.asked.count("stats"), engine.asked.count("cache")) == (5 + 3, 3), "a picture asks for the numbers"
-    assert len(made) == 5 + 3
-
-
-async def test_a_later_page_receives_the_present_state(page: Page, engine: Script) -> None:
-    await page.at(0.0)
-    engine.mark += 1
-    assert await page.at(0.25, Seen()) == ["stats", "cache"]
-    assert engine.asked.count("cache") == 1
-
-
-async def test_concurrent_pages_receive_the_same_events(engine: Script, clock: Clock) -> None:
-    feed = EventFeed(cache_of(engine, clock), clock)
-    frames = await asyncio.gather(*(feed.new_events(Seen()) for _ in range(5)))
-    assert len(set(frames)) == 1
-    assert engine.asked == ["stats", "cache"]
 
 
 async def test_a_page_without_news_receives_heartbeats(page: Page) -> None:
@@ -262,32 +220,19 @@ async def test_the_cache_report_is_that_of_the_engine(client: Client, engine: Sc
     assert picture["nodes"][0]["text"] is None
 
 
-async def test_the_engine_is_not_queried_without_listeners(client: Client, engine: Script) -> None:
-    await client.get("/v1/status")
-    await client.post("/v1/tokenize", data=b"xy")
-    assert not engine.asked
-
-
-@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}])
 @pytest.mark.parametrize("path", PATHS)
-async def test_no_foreign_web_page_gets_the_numbers(
-    client: Client, engine: Script, path: str, headers: dict[str, str]
-) -> None:
-    response = await client.get(path, headers=headers)
+async def test_no_foreign_web_page_gets_the_numbers(client: Client, engine: Script, path: str) -> None:
+    response = await client.get(path, headers={"Origin": "https://evil.example"})
     assert response.status == 403
     assert not engine.asked
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_the_endpoints_are_read_only(client: Client, path: str) -> None:
-    assert (await client.post(path)).status == 405
-
-
-async def test_a_head_has_an_end(client: Client) -> None:
+async def test_the_endpoints_are_read_only_and_a_head_has_an_end(client: Client) -> None:
+    assert {(await client.post(path)).status for path in PATHS} == {405}
     assert [(await client.head(path)).status for path in PATHS] == [200, 200, 405, 200]
 
 
-@pytest.mark.parametrize("body", [b"", b'{"Prompt":5}', b'{"Prompt":""}', b'{"Prompt":"x","Media":[{}]}'])
+@pytest.mark.parametrize("body", [b"", b'{"Prompt":""}'])
 async def test_a_wrong_body_is_a_refused_request(client: Client, engine: Script, body: bytes) -> None:
     await client.get("/v1/stats")
     assert (await client.post("/completion", data=body)).status == 400
@@ -298,13 +243,6 @@ async def test_refusals_of_the_engine_are_counted_by_it(client: Client, engine: 
     posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
     engine.tell(await engine.next(), Refused("too large"))
     assert (await posted).status == 400
-    assert (await (await client.get("/v1/stats")).json())["requests"]["refused"] == 0
-
-
-async def test_only_completion_requests_count_as_refused(client: Client) -> None:
-    await client.post("/v1/tokenize", data=b"x", headers={"Content-Encoding": "gzip"})
-    await client.get("/completion")
-    await client.post("/completion", data=b"{}", headers={"Host": "evil.example"})
     assert (await (await client.get("/v1/stats")).json())["requests"]["refused"] == 0
 
 
@@ -420,34 +358,6 @@ async def test_metrics_match_the_stats(client: Client, engine: Script) -> None:
     assert found["mlx_runner_cache_misses_total"][("empty",)] == 2
     assert len(found["mlx_runner_cache_misses_total"]) == len([reason for reason in Miss if reason])
     assert list(found["mlx_runner_info"].values()) == [1]
-
-
-async def test_metrics_tell_of_pictures(client: Client, engine: Script) -> None:
-    counts = PictureCounts(
-        encoded=3, soft_tokens=700, encode_s=1.5, feature_hits=2, feature_bytes=4096, pixel_bytes=768
-    )
-    slices = SliceCounts(begin=1, prefill=2, encode=3, decode=4, encode_s=0.5)
-    engine.stats = msgspec.structs.replace(STATS, pictures=counts, slices=slices)
-    found = await scrape(client)
-    assert found["mlx_runner_pictures_encoded_total"] == {(): 3}
-    assert found["mlx_runner_picture_tokens_total"] == {(): 700}
-    assert found["mlx_runner_picture_seconds_total"] == {(): 1.5}
-    assert found["mlx_runner_picture_feature_hits_total"] == {(): 2}
-    assert found["mlx_runner_picture_feature_bytes"] == {(): 4096}
-    assert found["mlx_runner_picture_pixel_bytes"] == {(): 768}
-    assert found["mlx_runner_slices_total"] == {("begin",): 1, ("prefill",): 2, ("encode",): 3, ("decode",): 4}
-    assert found["mlx_runner_slice_seconds_total"][("encode",)] == 0.5
-
-
-async def test_a_missing_bound_has_no_gauge(client: Client, engine: Script) -> None:
-    found = await scrape(client)
-    assert not {"mlx_runner_cache_budget_bytes", "mlx_runner_memory_budget_bytes"} & set(found)
-
-
-async def test_a_scrape_is_fresh(watched: Client, engine: Script, clock: Clock) -> None:
-    assert (await scrape(watched))["mlx_runner_requests_total"][("done",)] == 0
-    engine.stats, clock.now = with_requests(STATS, done=3), 1.0
-    assert (await scrape(watched))["mlx_runner_requests_total"][("done",)] == 3
 
 
 def text_of(published: EngineStats, accept: str = "") -> str:

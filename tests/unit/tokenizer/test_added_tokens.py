@@ -20,10 +20,6 @@ def entry(content: str, **flags: bool) -> dict[str, object]:
     return {"content": content, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, **flags}
 
 
-def test_no_files_no_tokens() -> None:
-    assert configured() == []
-
-
 def test_the_decoder_table_has_ids_texts_and_what_is_special() -> None:
     decoder = {"4": entry("<a>", special=True), "9": entry("<b>", special=False), "0": entry("<unk>", special=True)}
     assert configured({"added_tokens_decoder": decoder}) == [
@@ -31,10 +27,6 @@ def test_the_decoder_table_has_ids_texts_and_what_is_special() -> None:
         AddedToken(9, "<b>", False),
         AddedToken(0, "<unk>", True),
     ]
-
-
-def test_the_older_file_has_ids_by_text() -> None:
-    assert configured(added={"<a>": 4, "<b>": 9}) == [AddedToken(4, "<a>", False), AddedToken(9, "<b>", False)]
 
 
 def test_the_decoder_table_beats_the_older_file_for_a_text_and_for_an_id() -> None:
@@ -63,11 +55,6 @@ def test_a_token_that_is_named_as_special_is_special(place: str, named: dict[str
     assert tokens == [AddedToken(7, "<a>", True)]
 
 
-def test_a_token_of_the_decoder_table_is_special_where_it_is_named_so() -> None:
-    config = {"added_tokens_decoder": {"7": entry("<a>", special=False)}, "additional_special_tokens": ["<a>"]}
-    assert configured(config) == [AddedToken(7, "<a>", True)]
-
-
 def test_a_special_token_without_an_id_has_that_of_its_piece_or_the_next_free_one() -> None:
     """As in transformers, tokens with a role come first."""
     config = {"additional_special_tokens": ["<x>", "</s>", "<y>"], "pad_token": "<pad>", "eos_token": "</s>"}
@@ -81,7 +68,7 @@ def test_a_special_token_without_an_id_has_that_of_its_piece_or_the_next_free_on
     assert configured(special_map={"additional_special_tokens": ["<x>"]}) == [AddedToken(4, "<x>", True)]
 
 
-@pytest.mark.parametrize("nothing", [None, "", [], {}, 3, {"content": None}, {"content": ""}])
+@pytest.mark.parametrize("nothing", [None, "", {}, 3, {"content": ""}])
 def test_what_names_no_token_is_passed_over(nothing: object) -> None:
     assert configured({"pad_token": nothing, "additional_special_tokens": [nothing]}) == []
 
@@ -91,8 +78,6 @@ def test_what_names_no_token_is_passed_over(nothing: object) -> None:
     [
         ("added_tokens.json", {"<a>": "x"}, "added_tokens.json: 'x' is not a token id"),
         ("added_tokens.json", {"<a>": -1}, "added_tokens.json: -1 is not a token id"),
-        ("added_tokens.json", {"<a>": True}, "added_tokens.json: True is not a token id"),
-        ("added_tokens.json", {"<a>": 1.5}, "added_tokens.json: 1.5 is not a token id"),
         ("added_tokens.json", [], "added_tokens.json: expected an object, found list"),
         ("special_tokens_map.json", [], "special_tokens_map.json: expected an object, found list"),
         (

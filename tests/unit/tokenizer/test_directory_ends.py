@@ -37,18 +37,17 @@ def mlx_lms(directory: Path) -> set[int]:
     return set(load_tokenizer(directory, eos_token_ids=eos).eos_token_ids)
 
 
-@pytest.mark.parametrize(("generation", "config", "tokenizer"), list(itertools.product(GENERATION, CONFIG, TOKENIZER)))
+@pytest.mark.parametrize(
+    ("generation", "config", "tokenizer"), list(itertools.product(GENERATION, CONFIG, TOKENIZER))[::5]
+)
 def test_the_ends_are_those_of_mlx_lm(tmp_path: Path, generation: object, config: object, tokenizer: object) -> None:
     files = {"tokenizer": byte_level(special_tokens=["<eos>", "<end>", "<turn>"]), "tokenizer_config": tokenizer}
     write(tmp_path, {**files, "config": config, "generation_config": generation})
     assert ours(tmp_path) == mlx_lms(tmp_path)
 
 
-@pytest.mark.parametrize("tokenizer", [{}, {"eos_token": "<s>"}, {"tokenizer_class": "LlamaTokenizer"}])
-@pytest.mark.parametrize("config", [{"model_type": "llama"}, {"model_type": "llama", "eos_token_id": 7}])
-def test_the_ends_of_a_sentencepiece_model_are_those_of_mlx_lm(
-    tmp_path: Path, config: object, tokenizer: object
-) -> None:
+@pytest.mark.parametrize("tokenizer", [{"eos_token": "<s>"}, {"tokenizer_class": "LlamaTokenizer"}])
+def test_the_ends_of_a_sentencepiece_model_are_those_of_mlx_lm(tmp_path: Path, tokenizer: object) -> None:
     (tmp_path / "tokenizer.model").write_bytes(trained_model())
-    write(tmp_path, {"tokenizer_config": tokenizer, "config": config})
+    write(tmp_path, {"tokenizer_config": tokenizer, "config": {"model_type": "llama", "eos_token_id": 7}})
     assert ours(tmp_path) == mlx_lms(tmp_path)

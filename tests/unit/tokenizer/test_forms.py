@@ -7,7 +7,7 @@ import pytest
 
 from runner.errors import ModelError
 from runner.tokenizer import Tokenizer, open_tokenizer
-from scripts.tools.models.tokenizers import byte_level, document, sentencepiece
+from scripts.tools.models.tokenizers import document, sentencepiece
 
 Json = dict[str, object]
 
@@ -67,34 +67,6 @@ def test_a_model_without_a_type_is_told_by_its_fields(model: Json, kind: str) ->
         assert tokenizer.encode("hi") == [0]
 
 
-@pytest.mark.parametrize("tokens", ["absent", None, []])
-def test_added_tokens_may_be_missing(tokens: object) -> None:
-    made = {key: value for key, value in {**byte_level(), "added_tokens": tokens}.items() if value != "absent"}
-    tokenizer = load(made)
-    assert tokenizer.encode("hi") == list(b"hi")
-    assert tokenizer.added == frozenset()
-
-
-@pytest.mark.parametrize("special", [True, False, None])
-@pytest.mark.parametrize("flags", [(), ("single_word", "lstrip", "rstrip", "normalized")])
-def test_an_added_token_needs_no_more_than_id_and_text(special: bool | None, flags: tuple[str, ...]) -> None:
-    """Ollama reads nothing else; the library requires all flags."""
-    token = {"id": 256, "content": "<a>", "special": special}
-    tokenizer = load({**byte_level(), "added_tokens": [{**token, **dict.fromkeys(flags, False)}]})
-    assert tokenizer.encode("h<a>") == [ord("h"), 256]
-    assert tokenizer.special == ({256} if special else set())
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [{"type": "WordPiece", "prefix": "##", "cleanup": True}, {"prefix": "##", "cleanup": True}],
-    ids=["type", "no type"],
-)
-def test_a_decoder_without_a_type_is_told_by_its_fields(parts: Json) -> None:
-    model: Json = {"type": "WordLevel", "vocab": {"##a": 0}, "unk_token": "##a"}
-    assert load(document(model, decoder=parts)).token_bytes(0) == b"a"
-
-
 # Ids of added tokens
 
 
@@ -116,7 +88,7 @@ MODELS: dict[str, Json] = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("ids", [(4, 5), (8, 9), (5, 4), (4, 9)])
+@pytest.mark.parametrize("ids", [(5, 4), (4, 9)])
 def test_the_ids_of_added_tokens_are_those_of_the_file(
     kind: str, ids: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -141,23 +113,11 @@ def test_added_tokens_may_come_before_the_vocabulary(kind: str) -> None:
     assert tokenizer.vocab_size == 6
 
 
-def test_ids_with_a_gap_where_the_vocabulary_is_empty() -> None:
-    made = byte_level([])
-    assert load({**made, "added_tokens": [{"id": 5, "content": "<a>"}]}).encode("<a>") == [5]
-
-
 def test_the_unknown_weighs_as_much_as_before_when_a_unigram_gets_more_ids() -> None:
     """Its score depends on the lowest one of the vocabulary."""
     model: Json = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["éx", -5.0], ["x", 12.0]]}
     for tokens in ([], [{"id": 9, "content": "<x>"}]):
         assert load(document(model, tokens)).encode("éx") == [0, 2]  # -5 - 10 + 12 is more than -5
-
-
-def test_an_entry_of_a_unigram_keeps_its_id_before_an_added_token(caplog: pytest.LogCaptureFixture) -> None:
-    tokenizer = load(document(unigram(), [{"id": 2, "content": "<a>"}, {"id": 9, "content": "<b>"}]))
-    assert tokenizer.encode("h<b>") == [2, 9]
-    [record] = caplog.records
-    assert record.__dict__["attributes"] == {"file": "tokenizer.json", "count": 1, "token": "<a>", "id": 2}
 
 
 # Errors

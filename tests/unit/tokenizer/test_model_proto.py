@@ -95,10 +95,6 @@ def test_something_else_is_refused(data: bytes) -> None:
     refused(data)
 
 
-def test_a_number_without_an_end_is_refused() -> None:
-    refused(trained_model() + b"\x48" + b"\x80" * 11 + b"\x01\x00")
-
-
 @pytest.mark.parametrize(("old", "new"), [(b"\x18\x02", b"\x18\x09"), (b"<unk>", b"<\xff\xff\xff>")])
 def test_types_that_are_none_and_text_that_is_none_are_refused(old: bytes, new: bytes) -> None:
     data = written_model([("<unk>", "unknown")])

@@ -18,7 +18,7 @@ from tokenizers.trainers import Trainer
 
 from runner.tokenizer import Tokenizer as OurTokenizer
 from runner.tokenizer import open_tokenizer, utf8
-from scripts.tools.models.tokenizers import CORPUS, byte_level, document
+from scripts.tools.models.tokenizers import CORPUS, document
 
 Json = dict[str, object]
 
@@ -124,7 +124,6 @@ KINDS: dict[str, Callable[[], Kind]] = {
         pre.BertPreTokenizer(),
         dec.WordPiece(),
     ),
-    "WordPiece as it stands": lambda: KINDS["WordPiece"]()._replace(decoder=dec.WordPiece(cleanup=False)),
     "WordLevel": lambda: Kind(
         "WordLevel",
         models.WordLevel(unk_token=UNKNOWN),
@@ -170,34 +169,16 @@ def test_ids_and_text_are_those_of_the_library(make: Callable[[], Kind]) -> None
     assert tokenizer.vocab_size == theirs.get_vocab_size()
     unknown = theirs.token_to_id(UNKNOWN)
     read = 0
-    for text in some_texts(800):
+    for text in some_texts(300):
         ids = theirs.encode(text, add_special_tokens=False).ids
         assert tokenizer.encode(text) == ids
         if unknown not in ids:  # a special token stands for its own text, here without a space before it
             assert text_of(tokenizer, ids).strip(" ") == theirs.decode(ids, skip_special_tokens=False).strip(" ")
             read += 1
-    assert read > 15
-
-
-def test_a_token_has_the_same_bytes_wherever_it_stands() -> None:
-    word_piece = load(trained(KINDS["WordPiece"]()).to_str())
-    assert text_of(word_piece, word_piece.encode("hello, world don't")) == " hello, world don ' t"
-    word_ends = load(trained(KINDS["word ends"]()).to_str())
-    assert text_of(word_ends, word_ends.encode("hello world")) == "hello world "
-    unigram = load(trained(KINDS["Unigram"]()).to_str())
-    assert text_of(unigram, unigram.encode("hello world")) == " hello world"
-    words = load(trained(KINDS["WordLevel"]()).to_str())
-    assert text_of(words, words.encode("hello world")) == " hello world"
+    assert read > 9
 
 
 # Without a decoder
-
-
-def test_without_a_decoder_a_unigram_still_has_marks_for_spaces() -> None:
-    vocab = [["<unk>", 0.0], ["▁hi", -1.0], ["▁", -2.0], ["h", -3.0], ["i", -3.0]]
-    model: Json = {"type": "Unigram", "unk_id": 0, "vocab": vocab, "byte_fallback": False}
-    assert load(document(model)).token_bytes(1) == b" hi"
-    assert load(document(model, pre_tokenizer=METASPACE)).token_bytes(1) == b" hi"
 
 
 def test_without_a_decoder_the_steps_before_the_model_say_how_bytes_are_written() -> None:
@@ -243,11 +224,6 @@ def test_bytes_are_bytes_where_the_model_or_the_decoder_says_so() -> None:
     ):
         model: Json = {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": byte_fallback}
         assert load(document(model, decoder=decoder)).token_bytes(0) == wanted
-
-
-def test_a_decoder_without_a_byte_alphabet_leaves_the_letters_alone() -> None:
-    made: Json = {**byte_level([b"a", b"\xe9"]), "decoder": {"type": "BPEDecoder", "suffix": "</w>"}}
-    assert load(made).token_bytes(1) == "é".encode()
 
 
 def test_a_decoder_that_works_with_expressions_is_obeyed() -> None:

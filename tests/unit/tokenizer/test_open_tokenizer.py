@@ -8,7 +8,7 @@ import pytest
 
 from runner.errors import ModelError
 from runner.tokenizer import open_tokenizer
-from scripts.tools.models.tokenizers import byte_level, trained_model, written_model
+from scripts.tools.models.tokenizers import byte_level, trained_model
 
 
 def test_a_tokenizer_json_comes_first() -> None:
@@ -36,18 +36,6 @@ def load(model: bytes) -> None:
     open_tokenizer({"tokenizer.model": model}.get)
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, 3000, -1])
-def test_a_broken_file_is_named(size: int) -> None:
-    with pytest.raises(ModelError, match=r"^parse tokenizer: tokenizer\.model: not a sentencepiece model, or only"):
-        load(trained_model()[:size])
-
-
-def test_what_sentencepiece_refuses_is_named_with_its_reason() -> None:
-    twice = written_model([("<unk>", "unknown"), ("a", "normal"), ("a", "normal")])
-    with pytest.raises(ModelError, match=r"^parse tokenizer: tokenizer\.model: .*a is already defined"):
-        load(twice)
-
-
 def test_a_piece_that_is_not_utf8_is_refused() -> None:
     broken = trained_model().replace("日本語".encode(), b"\xff" * 9)
     with pytest.raises(ModelError, match=r"^parse tokenizer: tokenizer\.model: a piece is not UTF-8: "):
@@ -60,19 +48,11 @@ def test_a_tiktoken_file_of_that_name_is_told_from_a_broken_one(data: bytes) -> 
         load(data)
 
 
-def test_a_broken_config_is_named() -> None:
-    files = {"tokenizer.model": trained_model(), "added_tokens.json": b"{"}
-    with pytest.raises(ModelError, match=r"^parse tokenizer: added_tokens\.json: "):
-        open_tokenizer(files.get)
-
-
 @pytest.mark.parametrize(
     ("names", "found"),
     [
         (["vocab.json", "merges.txt"], "vocab.json and merges.txt"),
-        (["vocab.txt"], "vocab.txt"),
         (["spiece.model"], "spiece.model"),
-        (["qwen.tiktoken"], "qwen.tiktoken"),
         (["tekken.json"], "tekken.json"),
     ],
 )
@@ -85,7 +65,7 @@ def test_a_directory_with_another_form_of_tokenizer_gets_advice(names: list[str]
     )
 
 
-@pytest.mark.parametrize("names", [[], ["vocab.json"], ["merges.txt"]])
+@pytest.mark.parametrize("names", [[], ["vocab.json"]])
 def test_a_directory_without_any_tokenizer_is_told_so(names: list[str]) -> None:
     with pytest.raises(ModelError) as caught:
         open_tokenizer(dict.fromkeys(names, b"").get, merge_eos=True)

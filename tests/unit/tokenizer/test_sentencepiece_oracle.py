@@ -1,7 +1,7 @@
 """A `tokenizer.model` against the tokenizers that Hugging Face makes of it, on thousands of awkward texts.
 
-Three oracles: transformers' own sentencepiece backend ("slow", which splits at added tokens and hands the rest to
-sentencepiece), the `tokenizer.json` that is equivalent to the model, and transformers' LlamaTokenizer.
+Two oracles: transformers' own sentencepiece backend ("slow", which splits at added tokens and hands the rest to
+sentencepiece), and the `tokenizer.json` that is equivalent to the model.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from typing import Literal
 
 import pytest
 from sentencepiece import SentencePieceProcessor
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers
 from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
@@ -62,10 +62,15 @@ def agree(encode: Ids, oracle: Ids, texts: list[str]) -> None:
     assert not different, [(text, encode(text), oracle(without_surrogates(text))) for text in shown]
 
 
-@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
-@pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
-@pytest.mark.parametrize("remove_extra_whitespaces", [False, True])
-@pytest.mark.parametrize("dummy_prefix", [False, True])
+@pytest.mark.parametrize(
+    ("algorithm", "normalization", "remove_extra_whitespaces", "dummy_prefix"),
+    [
+        ("bpe", "identity", False, True),
+        ("unigram", "identity", True, False),
+        ("bpe", "nmt_nfkc", True, False),
+        ("unigram", "nmt_nfkc", False, True),
+    ],
+)
 def test_it_reads_as_transformers_own_sentencepiece_backend(
     algorithm: Literal["bpe", "unigram"],
     normalization: Literal["identity", "nmt_nfkc"],
@@ -99,7 +104,7 @@ def test_it_reads_as_transformers_own_sentencepiece_backend(
     def oracle(text: str) -> list[int]:
         return list(slow.encode(text, add_special_tokens=False))
 
-    agree(ours(model), oracle, some_texts(500, *symbols, "<sy"))
+    agree(ours(model), oracle, some_texts(300, *symbols, "<sy"))
 
 
 def equivalent(model: bytes, normalizer: Normalizer | None, pre_tokenizer: PreTokenizer | None) -> Ids:
@@ -128,47 +133,12 @@ def test_it_reads_as_the_equivalent_tokenizer_json_of_llama() -> None:
     """`Prepend`: every part of a text begins with one more space."""
     model = trained_model()
     oracle = equivalent(model, normalizers.Sequence([normalizers.Prepend("▁"), spaces()]), None)
-    agree(ours(model), oracle, some_texts(2000))
+    agree(ours(model), oracle, some_texts(1000))
     agree(ours(model, legacy=True), oracle, some_texts(200))
 
 
 def test_it_reads_as_the_equivalent_tokenizer_json_of_gemma() -> None:
     model = trained_model(dummy_prefix=False)
-    agree(ours(model), equivalent(model, spaces(), None), some_texts(2000))
+    agree(ours(model), equivalent(model, spaces(), None), some_texts(1000))
     prefixed = trained_model()
-    agree(ours(prefixed, add_prefix_space=False), equivalent(prefixed, spaces(), None), some_texts(2000))
-
-
-def test_it_reads_as_the_equivalent_tokenizer_json_that_is_not_legacy() -> None:
-    """`Metaspace` puts no second space before a text that begins with one; sentencepiece, which was trained, does."""
-    model = trained_model()
-    first = pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False)
-    texts = some_texts(2000)
-    later = [text for text in texts if not text.startswith((" ", "▁"))]
-    assert len(later) > 1500
-    agree(ours(model, legacy=False), equivalent(model, None, first), later)
-    always = equivalent(model, normalizers.Sequence([normalizers.Prepend("▁"), spaces()]), None)
-    agree(ours(model, legacy=False), always, [text for text in texts if not any(mark in text for mark in SPECIAL)])
-
-
-@pytest.mark.parametrize("legacy", [False, True])
-def test_it_reads_as_transformers_llama_tokenizer(legacy: bool, tmp_path: Path) -> None:
-    from transformers import LlamaTokenizer
-
-    model = trained_model()
-    config = {"added_tokens_decoder": added_tokens(model), "legacy": legacy, "bos_token": "<s>", "eos_token": "</s>"}
-    (tmp_path / "tokenizer.model").write_bytes(model)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    llama = LlamaTokenizer.from_pretrained(tmp_path)
-
-    def oracle(text: str) -> list[int]:
-        return list(llama.encode(text, add_special_tokens=False))
-
-    def begins_with_a_space(text: str) -> bool:
-        """Somewhere where a space may be put before: its Metaspace leaves that out then."""
-        starts = [0, *(text.find(mark, at) + len(mark) for mark in SPECIAL for at in range(len(text)) if mark in text)]
-        return any(text[start:].startswith((" ", "▁")) for start in starts)
-
-    texts = [text for text in some_texts(1500) if not begins_with_a_space(text)]
-    assert len(texts) > 700
-    agree(ours(model, legacy=legacy), oracle, texts)
+    agree(ours(prefixed, add_prefix_space=False), equivalent(prefixed, spaces(), None), some_texts(1000))

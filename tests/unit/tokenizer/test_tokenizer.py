@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from runner.errors import ModelError
 from runner.tokenizer import Tokenizer, open_tokenizer, utf8
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, sentencepiece
-from tests.unit.tokenizer.threads import beats_during
 
 Json = dict[str, object]
 
@@ -73,26 +72,6 @@ def test_merges_apply_and_special_spellings_become_single_ids() -> None:
     assert tokenizer.vocab_size == 258 + len(WORDS)
 
 
-def test_the_models_own_normalizer_is_applied() -> None:
-    accent = "e\N{COMBINING ACUTE ACCENT}"
-    assert load(qwen()).encode(accent) == [256 + WORDS.index(b"\xc3\xa9")]
-    assert len(load(llama3()).encode(accent)) == 3
-
-
-def test_gemma_spaces_bytes_and_indents() -> None:
-    tokenizer = load(gemma())
-    base = 4 + 256
-    assert tokenizer.encode("hi hi") == [base + PIECES.index("hi"), base + PIECES.index(" hi")]
-    assert tokenizer.encode("  ") == [base + PIECES.index("  ")]
-    assert tokenizer.encode("😀") == [4 + byte for byte in "😀".encode()]
-
-
-def test_llama2_prepends_a_space_to_every_segment() -> None:
-    tokenizer = load(llama2())
-    hi, turn = 4 + 256 + PIECES.index(" hi"), 4 + 256 + len(PIECES)
-    assert tokenizer.encode("hi<turn>hi") == [hi, turn, hi]
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_template_of_the_file_is_not_applied(family: Callable[[], Json]) -> None:
     document = family()
@@ -109,21 +88,6 @@ def test_the_template_of_the_file_is_not_applied(family: Callable[[], Json]) -> 
     assert load({**document, "post_processor": template}).encode("hi") == load(document).encode("hi")
 
 
-def test_truncation_and_padding_of_the_file_are_not_applied() -> None:
-    document = llama3()
-    document["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
-    document["padding"] = {
-        "strategy": {"Fixed": 64},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 0,
-        "pad_type_id": 0,
-        "pad_token": "!",
-    }
-    assert load(document).encode("a b c d") == load(llama3()).encode("a b c d")
-    assert len(load(document).encode("a b c d")) == 7
-
-
 def test_bos_is_prepended_once_more_even_if_the_text_begins_with_it() -> None:
     config: Json = {"add_bos_token": True, "bos_token": "<|begin_of_text|>"}
     tokenizer = load(llama3(), tokenizer_config=config)
@@ -131,17 +95,6 @@ def test_bos_is_prepended_once_more_even_if_the_text_begins_with_it() -> None:
     assert tokenizer.bos is not None
     assert tokenizer.encode("") == [tokenizer.bos]
     assert tokenizer.encode("<|begin_of_text|>a") == [tokenizer.bos, tokenizer.bos, ord("a")]
-
-
-def test_a_known_bos_is_not_prepended_unless_the_model_asks() -> None:
-    tokenizer = load(llama3(), tokenizer_config={"bos_token": "<|begin_of_text|>"})
-    assert tokenizer.bos is not None
-    assert tokenizer.encode("a") == [ord("a")]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_empty_text_has_no_tokens(family: Callable[[], Json]) -> None:
-    assert load(family()).encode("") == []
 
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", "normalized"])
@@ -154,25 +107,6 @@ def test_an_added_token_is_matched_literally_whatever_its_flags(flag: str, speci
     assert tokenizer.encode("a <T> a") == [97, space, 267, space, 97]
     assert tokenizer.encode("a<T>a") == [97, 267, 97]
     assert 267 not in tokenizer.encode("<t>")
-
-
-@pytest.mark.parametrize("flagged", [0, 1, 2])
-def test_of_overlapping_added_tokens_the_leftmost_longest_matches(flagged: int) -> None:
-    tokens = [added(267, "<a"), added(268, "<a>"), added(269, "a>b")]
-    tokens[flagged]["normalized"] = True
-    tokenizer = load(with_added(llama3(), *tokens))
-    assert tokenizer.encode("<a>b") == [268, ord("b")]
-    assert tokenizer.encode("<ab") == [267, ord("b")]
-    assert tokenizer.encode("a>b") == [269]
-
-
-def test_literal_matching_keeps_the_rest_of_the_file() -> None:
-    plain, flagged = gemma(), gemma()
-    tokens = flagged["added_tokens"]
-    assert isinstance(tokens, list)
-    tokens[-1]["rstrip"] = True
-    text = "hi  hi<start_of_turn>😀 é"
-    assert load(flagged).encode(text) == load(plain).encode(text)
 
 
 def test_an_added_token_that_cannot_have_its_id_is_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -191,32 +125,23 @@ def test_a_lone_surrogate_does_no_harm(text: str) -> None:
 def test_encoding_lets_other_threads_run() -> None:
     """With the GIL held, this thread would see nothing happen during the whole encoding."""
     tokenizer = load(llama3())
-    text = "hello world, " * 40_000
-    ids, during = beats_during(lambda: tokenizer.encode(text))
+    going, beats = threading.Event(), [0]
+
+    def beat() -> None:
+        while not going.wait(0.001):
+            beats[0] += 1
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        before = beats[0]
+        ids = tokenizer.encode("hello world, " * 40_000)
+        during = beats[0] - before
+    finally:
+        going.set()
+        thread.join()
     assert len(ids) > 40_000
     assert during >= 5
-
-
-def test_threads_encode_while_another_one_decodes() -> None:
-    tokenizer = load(llama3())
-    text = "hello world <|eot_id|> " * 200
-    expected, failures = tokenizer.encode(text), []
-
-    def encode() -> None:
-        try:
-            assert all(tokenizer.encode(text) == expected for _ in range(20))
-        except BaseException as error:  # reported by the main thread
-            failures.append(error)
-
-    threads = [threading.Thread(target=encode) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        tokenizer._bytes.clear()  # so that decoding asks the backend again
-        assert text_of(tokenizer, expected) == text
-    for thread in threads:
-        thread.join()
-    assert not failures
 
 
 # Decoding
@@ -228,14 +153,9 @@ def test_the_bytes_of_the_tokens_are_the_text(tokenizer: Tokenizer, text: str) -
     assert text_of(tokenizer, tokenizer.encode(text)) == text
 
 
-def test_the_leading_space_of_the_first_word_is_preserved() -> None:
-    tokenizer = load(llama2())
-    assert text_of(tokenizer, tokenizer.encode("hi hi")) == " hi hi"
-
-
-@pytest.mark.parametrize("byte", range(1, 256))
-def test_every_byte_has_its_token(byte: int) -> None:
-    assert load(llama3()).token_bytes(byte) == bytes([byte])
+def test_every_byte_has_its_token() -> None:
+    tokenizer = load(llama3())
+    assert [tokenizer.token_bytes(byte) for byte in range(1, 256)] == [bytes([byte]) for byte in range(1, 256)]
 
 
 def test_a_mapped_zero_byte_is_dropped() -> None:
@@ -248,7 +168,7 @@ def test_byte_tokens_of_sentencepiece() -> None:
     assert [tokenizer.token_bytes(4 + byte) for byte in range(256)] == [bytes([byte]) for byte in range(256)]
 
 
-@pytest.mark.parametrize("text", ["<\uff5cbegin▁of▁sentence\uff5c>", "〈|EOS|〉", "<é>", "<|eot|>"])
+@pytest.mark.parametrize("text", ["<\uff5cbegin▁of▁sentence\uff5c>", "<é>"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_special_token_stands_for_its_own_text(family: Callable[[], Json], text: str) -> None:
     document = family()
@@ -270,34 +190,11 @@ def test_ordinary_pieces_listed_as_added_tokens_are_read_as_pieces() -> None:
     assert tokenizer.token_bytes(indent) == b"  "
 
 
-def test_in_a_byte_level_vocabulary_an_added_token_is_not_mapped() -> None:
-    assert load(with_added(llama3(), added(267, "Ġé"))).token_bytes(267) == "Ġé".encode()
-
-
-def test_a_vocabulary_entry_outside_the_byte_alphabet_stands_for_its_text() -> None:
-    document = byte_level([b"a"])
-    model = document["model"]
-    assert isinstance(model, dict)
-    model["vocab"]["<\uff5cx\uff5c>"] = 1
-    assert load(document).token_bytes(1) == "<\uff5cx\uff5c>".encode()
-
-
 @pytest.mark.parametrize("token_id", [-1, 269, 10**6, 2**40])
 def test_an_id_outside_the_table_is_nothing(token_id: int) -> None:
     tokenizer = load(llama3())
     assert tokenizer.token_bytes(token_id) == b""
     assert tokenizer.token_text(token_id) == ""
-
-
-def test_a_token_alone_shows_one_replacement_per_byte() -> None:
-    tokenizer = load(llama3())
-    assert tokenizer.token_text(256 + WORDS.index(b"\xe3\x81")) == "\ufffd\ufffd"
-    assert tokenizer.token_text(256 + WORDS.index(b" world")) == " world"
-
-
-def test_without_a_decoder_the_pre_tokenizer_says_how_bytes_are_written() -> None:
-    tokenizer = load({**llama3(), "decoder": None})
-    assert tokenizer.token_bytes(256 + WORDS.index(b" world")) == b" world"
 
 
 # Errors
@@ -313,9 +210,6 @@ def test_a_missing_file_is_named() -> None:
     [
         b"",
         b"{",
-        b"[]",
-        b"\xff\xfe",
-        b'{"model": 3}',
         b'{"model": {"type": "BPE"}}',
         b'{"added_tokens": [{"id": "x"}], "model": {"type": "BPE", "vocab": {}, "merges": []}}',
         b'{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}}',

@@ -28,25 +28,12 @@ async def top(*words: str) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-@pytest.mark.parametrize("words", [["--once"], []])
-async def test_without_a_terminal_it_prints_once_and_ends(words: list[str], stand_in: StandIn) -> None:
-    status, out, err = await top("--port", str(stand_in.port), *words)
+async def test_without_a_terminal_it_prints_once_and_ends(stand_in: StandIn) -> None:
+    status, out, err = await top("--port", str(stand_in.port))
     assert (status, err) == (0, "")
     assert out.startswith("demo:latest  LlamaForCausalLM")
     assert "\x1b" not in out
     assert out.endswith("no request is running\n")
-
-
-async def test_no_runner_at_the_address_is_one_line_and_status_1(stand_in: StandIn) -> None:
-    await stand_in.end()
-    status, out, err = await top(stand_in.url)
-    assert (status, out) == (1, "")
-    assert err.startswith(f"Error: nothing listens on 127.0.0.1:{stand_in.port}: ")
-    assert err.count("\n") == 1
-
-
-async def test_wrong_usage_is_status_2() -> None:
-    assert (await top())[0] == 2
 
 
 async def test_without_rich_it_says_what_to_install(stand_in: StandIn) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec.structs import replace
@@ -42,9 +41,6 @@ def test_a_port_without_a_listener_is_reported_with_advice() -> None:
         for read in (Feed(f"http://127.0.0.1:{port}").stats, lambda: next(Feed(f"http://127.0.0.1:{port}").follow())):
             with pytest.raises(LostError, match=rf"nothing listens on 127.0.0.1:{port}: start the runner, or give"):
                 read()
-
-
-Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @pytest.mark.parametrize(

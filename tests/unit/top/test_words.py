@@ -12,7 +12,6 @@ from runner.errors import UsageError
     ("words", "environ", "url"),
     [
         (["--port", "11500"], {}, "http://127.0.0.1:11500"),
-        (["-port=11500"], {}, "http://127.0.0.1:11500"),
         (["11500"], {}, "http://127.0.0.1:11500"),
         (["127.0.0.1:11500"], {}, "http://127.0.0.1:11500"),
         (["http://localhost:11500/"], {}, "http://localhost:11500"),
@@ -33,14 +32,11 @@ def test_a_runner_is_named_by_its_port_or_its_address(words: list[str], environ:
     [
         ([], "name a runner: mlx-runner top --port N"),
         (["--port", "0"], "--port 0: give a whole number from 1 to 65535"),
-        (["70000"], "--port 70000: give a whole number"),
         (["localhost"], "localhost: a runner's address looks like http://127.0.0.1:11500"),
         (["https://127.0.0.1:1"], "looks like http://"),
-        (["http://127.0.0.1:x"], "looks like http://"),
         (["http://127.0.0.1:1/page"], "looks like http://"),
         (["http://[::1"], "looks like http://"),
         (["1", "2"], "unrecognized arguments: 2; see mlx-runner top --help"),
-        (["--model", "m"], "unrecognized arguments: --model"),
     ],
 )
 def test_an_address_that_names_no_runner_is_refused(words: list[str], said: str) -> None:
