@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from protocol.stats import Stats
-from scripts.tools.conformance.models import MAIN, SENTENCEPIECE, SMALL, write_models
+from scripts.tools.conformance.models import MAIN, SENTENCEPIECE, write_models
 from scripts.tools.conformance.runners import CHUNK_TOKENS, caught
 from scripts.tools.conformance.this_runner import FAULTY, RUNNER
 from scripts.tools.host.lib import Client, Generation, Process, spawn
@@ -25,7 +25,6 @@ __all__ = [
     "RANDOM",
     "RUNNER",
     "SENTENCEPIECE",
-    "SMALL",
     "SpawnModel",
     "read_stats",
 ]
@@ -66,25 +65,10 @@ def shared(models_dir: Path) -> Iterator[Process]:
     assert not caught(process), "a whole session wrote no line that a host would take for an error"
 
 
-@pytest.fixture(scope="session")
-def small(models_dir: Path) -> Iterator[Process]:
-    """One running process of the model with a BOS and 64 tokens of context."""
-    with spawn(RUNNER, SMALL, models_dir=models_dir, generation=HOST) as process:
-        process.wait_ready(60)
-        yield process
-
-
 @pytest.fixture
 async def client(shared: Process) -> AsyncIterator[Client]:
     """A host's client of the shared process."""
     async with Client.of(shared) as client:
-        yield client
-
-
-@pytest.fixture
-async def small_client(small: Process) -> AsyncIterator[Client]:
-    """A host's client of the small model's process."""
-    async with Client.of(small) as client:
         yield client
 
 

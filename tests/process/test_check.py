@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.models.store import Store, manifest_path
 from tests import ROOT
 from tests.model.loading.test_check_text import KEYS
-from tests.process.conftest import MAIN, RANDOM, RUNNER, SENTENCEPIECE
+from tests.process.conftest import MAIN, RUNNER, SENTENCEPIECE
 
 
 def check(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -25,22 +24,14 @@ def check(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("model", [MAIN, RANDOM, SENTENCEPIECE])
-def test_a_good_model_is_status_0_and_nothing_on_stderr(model: str, models_dir: Path) -> None:
-    done = check(model, OLLAMA_MODELS=str(models_dir))
+def test_a_good_model_is_status_0_and_nothing_on_stderr(models_dir: Path) -> None:
+    done = check(SENTENCEPIECE, OLLAMA_MODELS=str(models_dir))
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"model         {model}\n")
+    assert done.stdout.startswith(f"model         {SENTENCEPIECE}\n")
     assert done.stdout.endswith("verdict       would load\n")
 
 
-def test_a_model_that_is_not_there_is_status_1(tmp_path: Path) -> None:
-    done = check("nothing", "--models-dir", str(tmp_path))
-    assert (done.returncode, done.stderr) == (1, "")
-    problem = f"PROBLEM       there is no model nothing:latest in {tmp_path}: it holds no models. `ollama "
-    assert done.stdout.splitlines()[-1].startswith(problem)
-
-
-@pytest.mark.parametrize("words", [[], ["m", "--nonsense"], ["m", "--port", "1"], ["m", "--context", "0"]])
+@pytest.mark.parametrize("words", [[], ["m", "--port", "1"]])
 def test_wrong_usage_is_one_line_and_status_2(words: list[str]) -> None:
     done = check(*words)
     assert (done.returncode, done.stdout) == (2, "")
@@ -77,44 +68,6 @@ def test_neither_the_server_nor_transformers_is_imported(models_dir: Path) -> No
     imported = set(done.stderr.split())
     assert {"runner", "mlx", "tokenizers"} <= imported
     assert not imported & {"aiohttp", "transformers", "numpy", "huggingface_hub"}
-
-
-def test_a_terminal_without_unicode_gets_escapes(models_dir: Path, tmp_path: Path) -> None:
-    store = Store(models_dir, manifest_path(models_dir, f"{tmp_path.name}:unicode"))
-    store.manifest = Store(models_dir, manifest_path(models_dir, MAIN)).manifest
-    store.put_json("config.json", {"architectures": ["Ünbekannt"]})
-    done = check(f"{tmp_path.name}:unicode", OLLAMA_MODELS=str(models_dir), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
-    assert done.returncode == 1
-    assert r"unsupported architecture: \xdcnbekannt" in done.stdout
-
-
-def test_a_reader_that_closes_the_pipe_early_causes_no_error(models_dir: Path) -> None:
-    environment = {**os.environ, "OLLAMA_MODELS": str(models_dir)}
-    command = f"{' '.join(RUNNER)} check {MAIN} | true; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(
-        ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.stdout, done.stderr) == ("0\n", "")
-
-
-def test_without_mlx_it_ends_like_serving(models_dir: Path, tmp_path: Path) -> None:
-    (tmp_path / "mlx").mkdir()  # stands before the real one, and has no core
-    (tmp_path / "mlx" / "__init__.py").touch()
-    environment = {**os.environ, "OLLAMA_MODELS": str(models_dir), "PYTHONPATH": str(tmp_path)}
-    said = [
-        subprocess.run(
-            [*RUNNER, *words, "--log-level", "error"],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        for words in (["check", MAIN], ["--model", MAIN])
-    ]
-    assert said[0].returncode == said[1].returncode == 1
-    assert said[0].stderr == said[1].stderr
-    assert said[0].stderr.startswith(b"Error: MLX not available: ")
 
 
 def test_a_result_that_cannot_be_written_is_an_error(models_dir: Path) -> None:

@@ -1,61 +1,73 @@
-"""Concurrent requests and clients that disconnect, beyond the conformance cases 75-80."""
+"""Concurrent requests as a host sees them: each gets its own answer, and none is delayed by another's failure or
+disconnect."""
 
 import asyncio
 import json
 from contextlib import AsyncExitStack
 
-import pytest
-
-from scripts.tools.conformance.assertions import ALPHABET, generating, gone, quiet
+from scripts.tools.conformance.assertions import ALPHABET, expect, generating, quiet, refused
 from scripts.tools.conformance.scripted_model import CONTEXT
-from scripts.tools.host.lib import Client, Process, Request
+from scripts.tools.host.lib import OUT_OF_MEMORY, Client, Completion, Process, Request
 from tests.process.conftest import SpawnModel
 
-
-def long_prompt(first: str) -> str:
-    """Returns a prompt whose prefill takes seconds in small chunks. Other first letters share no prefix with it."""
-    return first + "q" * (CONTEXT - 100)
-
-
-async def test_twenty_concurrent_requests_get_their_own_answers(client: Client) -> None:
-    prompts = [f"{number:02d} {letter}" for number, letter in enumerate("abcdefghijklmnopqrst")]
-    completions = await asyncio.gather(*(client.complete(Request(prompt, {"num_predict": 4})) for prompt in prompts))
-    for prompt, completion in zip(prompts, completions, strict=True):
-        start = ord(prompt[-1]) + 1
-        assert completion.text == "".join(map(chr, range(start, start + 4)))
+DIGITS = "1234567890" * 60
+WAIT_S = 60.0
+TEXTS = {"0": DIGITS[:300], "5": DIGITS[5:205], "one more 9": DIGITS[9:120], "a": "bcdefghijk"}
+"""Prompts and their answers."""
 
 
-@pytest.mark.parametrize("places", [1, 2])
-async def test_headers_are_withheld_until_the_request_starts(places: int, start: SpawnModel) -> None:
-    process = start(environment={"OLLAMA_NUM_PARALLEL": str(places)})
+def ask(client: Client, prompt: str) -> asyncio.Task[Completion]:
+    """Requests as many tokens as the prompt's answer has."""
+    return asyncio.create_task(client.complete(Request(prompt, {"num_predict": len(TEXTS[prompt])})))
+
+
+async def test_concurrent_streams_do_not_mix(client: Client) -> None:
+    tasks = {prompt: ask(client, prompt) for prompt in TEXTS}
+    completions = {prompt: await asyncio.wait_for(task, WAIT_S) for prompt, task in tasks.items()}
+    assert {prompt: each.text for prompt, each in completions.items()} == TEXTS
+    assert all(each.final.eval_count == len(TEXTS[prompt]) for prompt, each in completions.items())
+    assert all(each.final.prompt_eval_count == len(prompt) for prompt, each in completions.items())
+
+
+async def test_headers_are_withheld_until_the_request_starts(start: SpawnModel) -> None:
+    process = start(environment={"OLLAMA_NUM_PARALLEL": "2"})
     async with Client.of(process) as client, AsyncExitStack() as running:
-        for _ in range(places):
+        for _ in range(2):
             await running.enter_async_context(generating(client))
         queued = asyncio.create_task(client.post_completion(Request("Hi")))
         await asyncio.sleep(0.3)
         assert not queued.done()
         await running.aclose()
-        response = await asyncio.wait_for(queued, 30)
+        response = await asyncio.wait_for(queued, WAIT_S)
         assert response.status == 200
         assert (await response.read()).count(b"\n") == len(ALPHABET) + 1
 
 
-async def test_clients_that_disconnect_during_decode_cause_no_errors(client: Client, shared: Process) -> None:
+async def test_disconnects_during_decode_do_not_affect_others(client: Client, shared: Process) -> None:
     """A write to a connection that has just been closed is not an error; one line below ERROR reports it."""
     before = len(shared.output.lines)
-    for number in range(60):
+    staying = ask(client, "0")
+    for number in range(20):
         assert (await client.complete(Request("leaving 0"), cancel_after=1 + number % 5)).cancelled
-    assert (await client.complete(Request("w"))).text == "xyz"
+    expect("text", (await asyncio.wait_for(staying, WAIT_S)).text, TEXTS["0"])
+    expect("the next one", (await client.complete(Request("w"))).text, "xyz")
     quiet(shared)
-    assert [line for line in shared.output.lines[before:] if "level=ERROR" in line] == []
+    lines = shared.output.lines[before:]
+    assert not [line for line in lines if "level=ERROR" in line or "level=WARN" in line]
 
 
-async def test_a_retry_reuses_the_cancelled_prefill(client: Client) -> None:
-    """A host that timed out tries again; the second prefill starts where the first one stopped."""
-    prefill = asyncio.create_task(client.complete(Request(long_prompt("C"), {"num_predict": 1})))
-    await asyncio.sleep(0.4)
-    await gone(prefill)
-    await asyncio.sleep(0.1)
-    body = await client.complete(Request(long_prompt("C"), {"num_predict": 1}))
-    cached = json.loads(body.lines[-1])["PromptEvalCachedCount"]
-    assert 0 < cached < CONTEXT - 100
+async def test_only_a_request_that_can_never_fit_is_refused(start: SpawnModel) -> None:
+    """After a first request the memory of a prompt can be estimated. One that is too long is refused with a 400 when it
+    would start."""
+    process = start(arguments=["--memory", "4MiB"])
+    async with Client.of(process) as client:
+        assert (await client.complete(Request("w"))).text == "xyz"
+        answer = ask(client, "5")  # its layers never grow beyond their first 256 tokens, which just fit
+        body = json.dumps({"Prompt": "q" * (CONTEXT - 100)}).encode()
+        reply = await asyncio.wait_for(client.send("POST", "/completion", body), WAIT_S)
+        refused(reply, reply.text.strip())
+        assert f"the keys and values of {CONTEXT - 100} tokens take about " in reply.text
+        assert "the budget is 4.2 MB" in reply.text
+        assert not any(phrase in reply.text.lower() for phrase in OUT_OF_MEMORY), "hosts would unload other models"
+        expect("text", (await asyncio.wait_for(answer, WAIT_S)).text, TEXTS["5"])
+    quiet(process)

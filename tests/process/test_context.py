@@ -1,16 +1,10 @@
 """`--context`: the length reported to hosts and enforced for requests."""
 
-import json
-from pathlib import Path
-
 import pytest
 
-from runner.settings import DEFAULT_CONTEXT_TOKENS
 from scripts.tools.conformance import scripted_model
-from scripts.tools.conformance.assertions import ALPHABET
 from scripts.tools.host.lib import Client, Process, Request, StatusError
-from scripts.tools.models.store import Store, manifest_path
-from tests.process.conftest import MAIN, SpawnModel
+from tests.process.conftest import SpawnModel
 
 
 async def assert_context(process: Process, tokens: int) -> None:
@@ -40,27 +34,3 @@ async def test_the_models_own_length_is_not_exceeded_and_the_log_says_so_once(st
         f'msg="the model\'s context is shorter than --context" wanted=100000 context={scripted_model.CONTEXT}'
         in warning
     )
-
-
-@pytest.fixture
-def silent(models_dir: Path, tmp_path: Path) -> Store:
-    """The main model with a config that gives no context length. It shares blobs with the others."""
-    store = Store(models_dir, manifest_path(models_dir, f"{tmp_path.name}:silent"))
-    store.manifest = Store(models_dir, manifest_path(models_dir, MAIN)).manifest
-    config = json.loads(store.blob_of("config.json").read_text())
-    store.put_json("config.json", {**config, "max_position_embeddings": None})
-    return store
-
-
-@pytest.mark.parametrize(
-    ("arguments", "tokens"),
-    [([], DEFAULT_CONTEXT_TOKENS), (["--context", "64"], 64), (["--context", "131072"], 131072)],
-)
-async def test_a_model_without_a_length_uses_the_documented_default_or_the_flag(
-    arguments: list[str], tokens: int, silent: Store, start: SpawnModel
-) -> None:
-    process = start(f"{silent.manifest_path.parent.name}:silent", arguments)
-    async with Client.of(process) as client:
-        assert (await client.status()).context_length == tokens
-        assert (await client.complete(Request("Hi"))).text == ALPHABET
-    assert "level=WARN" not in process.output.text

@@ -60,7 +60,7 @@ def few_threads(tmp_path: Path) -> Path:
     return library
 
 
-@pytest.mark.parametrize("most", [0, 1, 2, 3, 4, 5, 6, 7, 12, 16])
+@pytest.mark.parametrize("most", [0, 4, 6, 12])
 def test_too_few_threads_are_reported_as_an_error(
     most: int, few_threads: Path, tmp_path: Path, start: SpawnModel
 ) -> None:
@@ -76,9 +76,3 @@ def test_too_few_threads_are_reported_as_an_error(
     assert re.fullmatch(said, line), line
     found = check(str(directory), **environment)
     assert (found.returncode, found.stderr.splitlines()[-1:]) == (1, [line])
-
-
-def test_the_thread_limit_alone_does_not_end_the_process(few_threads: Path, tmp_path: Path, start: SpawnModel) -> None:
-    """Guards `test_too_few_threads_are_reported_as_an_error`: the preloaded library alone does not end the process."""
-    environment = {"LD_PRELOAD": str(few_threads), "MOST_THREADS": "1000"}
-    start(str(write_checkpoint(tmp_path / "d", "llama")), environment=environment)

@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 
 from scripts.tools.host.lib import capture
-from scripts.tools.models.checkpoints import Dtype, write_checkpoint
+from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.store import Store, write_store
-from tests.model.loading.malformed import CASES, WEIGHT, Break, flip, with_config
+from tests.model.loading.malformed import CASES, WEIGHT, flip, with_config
 from tests.process.conftest import RUNNER, SpawnModel
 
 MOST_CPU_S = 8.0
 """A start that imports MLX takes less than one; to read 64 GiB takes many more."""
 
 CHOSEN = (
-    *("manifest of gigabytes", "digest out of the store", "format gguf", "blob missing", "blob a pipe"),
-    *("blob of gigabytes", "config.json of gigabytes", "architecture unknown", "tokenizer not json"),
+    *("manifest of gigabytes", "blob missing", "blob a pipe", "blob of gigabytes", "architecture unknown"),
     *("tensor missing", "shape of gigabytes"),
 )
 
@@ -64,35 +63,22 @@ def test_a_broken_store_is_one_line_and_exit_status_1(name: str, store: Store, s
     assert CASES[name].matches(line), line
 
 
-@pytest.mark.parametrize("name", ["blob missing", "tokenizer not json", "shape of gigabytes"])
 @pytest.mark.usefixtures("cheap")
-def test_check_prints_the_line_that_serving_ends_with(name: str, store: Store, start: SpawnModel) -> None:
-    CASES[name].spoil(store)
+def test_check_prints_the_line_that_serving_ends_with(store: Store, start: SpawnModel) -> None:
+    CASES["tokenizer not json"].spoil(store)
     done = check(store)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == f"PROBLEM       {refusal(store, start)}"
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("dtype", "spoil", "arguments", "line"),
-    [
-        ("float32", with_config(num_experts_per_tok=99), (), "the model cannot compute: ValueError: .*kth.*"),
-        ("bfloat16", with_config(), ("--dtype", "keep"), "the model cannot compute: RuntimeError: .*only supports.*"),
-    ],
-)
 @pytest.mark.usefixtures("cheap")
-def test_a_model_that_cannot_compute_never_becomes_ready(
-    dtype: Dtype, spoil: Break, arguments: tuple[str, ...], line: str, tmp_path: Path, start: SpawnModel
-) -> None:
+def test_a_model_that_cannot_compute_never_becomes_ready(tmp_path: Path, start: SpawnModel) -> None:
     """It would report that it is ready, and then fail every request."""
-    store = write_store(tmp_path / "models", "tiny", write_checkpoint(tmp_path / "source", "deepseek_v3", dtype=dtype))
-    spoil(store)
-    process = start("tiny", arguments, models_dir=store.models_dir, ready=False)
-    assert process.wait(60) == 1
-    assert "Traceback" not in process.output.text
-    assert "msg=listening" not in process.output.text
-    assert re.fullmatch(f"Error: {line}", process.output.lines[-1]), process.output.lines[-1]
+    store = write_store(tmp_path / "models", "tiny", write_checkpoint(tmp_path / "source", "deepseek_v3"))
+    with_config(num_experts_per_tok=99)(store)
+    line = refusal(store, start)
+    assert re.fullmatch("the model cannot compute: ValueError: .*kth.*", line), line
 
 
 def test_a_changed_blob_is_refused_before_loading_only_with_verify(store: Store, start: SpawnModel) -> None:
@@ -107,10 +93,3 @@ def test_a_changed_blob_is_refused_before_loading_only_with_verify(store: Store,
     done = check(store, "--verify")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == f"PROBLEM       {line}"
-
-
-def test_a_sound_store_is_verified_by_the_environment_too(store: Store, start: SpawnModel) -> None:
-    process = start("tiny", models_dir=store.models_dir, environment={"MLX_RUNNER_VERIFY": "on"})
-    assert "msg=verified" in process.output.text
-    assert process.output.text.index("msg=verified") < process.output.text.index('msg="model loaded"')
-    assert not process.output.captured

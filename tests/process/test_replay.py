@@ -10,7 +10,7 @@ import pytest
 
 from scripts.tools.host.lib import Client, Process, Request, StatusError
 from scripts.tools.host.lib.generations import G
-from tests.process.conftest import MAIN, RANDOM, RUNNER, SpawnModel, read_stats
+from tests.process.conftest import RANDOM, RUNNER, SpawnModel, read_stats
 
 PERSON = {
     "type": "object",
@@ -52,31 +52,11 @@ async def ask_all(process: Process, chance: random.Random) -> None:
         await client.complete(Request(PROMPTS[0], {"num_predict": 12}))
 
 
-def check_refusals(file: Path, models_dir: Path) -> None:
-    """Checks that neither another model nor a changed file is replayed, and that one without its end is."""
-    other = replay(file, "--models-dir", str(models_dir), "--model", MAIN)
-    assert other.returncode == 1
-    assert "Error: this cannot be replayed here: weights: recorded with " in other.stderr
-    data = file.read_bytes()
-    changed = file.with_name("changed")
-    changed.write_bytes(data[:2000] + bytes([data[2000] ^ 1]) + data[2001:])
-    broken = replay(changed, "--models-dir", str(models_dir))
-    assert broken.returncode == 1
-    assert re.search(r"^Error: .*: damaged in the \d+ bytes from byte \d+$", broken.stderr, re.MULTILINE)
-    changed.write_bytes(data[:-1])
-    cut = replay(changed, "--models-dir", str(models_dir))
-    first, *_, last = cut.stdout.splitlines()
-    assert re.fullmatch(r"the end of the recording is missing, from byte \d+ on; replaying what is there", first)
-    assert (cut.returncode, last.endswith(": equal")) == (0, True)
-
-
-@pytest.mark.parametrize("arguments", [[], ["--parallel", "2", "--cache-memory", "600K", "--draft-tokens", "3"]])
-async def test_what_a_killed_process_did_is_replayed(
-    arguments: list[str], start: SpawnModel, tmp_path: Path, models_dir: Path
-) -> None:
+async def test_what_a_killed_process_did_is_replayed(start: SpawnModel, tmp_path: Path, models_dir: Path) -> None:
     file = tmp_path / "tape"
-    process = start(RANDOM, ["--record", str(file), *arguments], generation=G)
-    await ask_all(process, random.Random(len(arguments)))
+    words = ["--record", str(file), "--parallel", "2", "--cache-memory", "600K", "--draft-tokens", "3"]
+    process = start(RANDOM, words, generation=G)
+    await ask_all(process, random.Random(6))
     process.kill()
     assert file.stat().st_mode & 0o777 == 0o600
     done = replay(file, "--models-dir", str(models_dir))
@@ -84,5 +64,4 @@ async def test_what_a_killed_process_did_is_replayed(
     found = re.fullmatch(r"(\d+) requests, (\d+) slices: equal", done.stdout.splitlines()[-1])
     assert found is not None, done.stdout
     assert int(found[1]) >= 5
-    check_refusals(file, models_dir)
     assert file.stat().st_size <= 200 * int(found[2]) + 40_000, "200 bytes a slice, beside prompts"

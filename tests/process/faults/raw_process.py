@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from scripts.tools.host.lib import free_port
 from tests.process.conftest import MAIN, RUNNER
 
 _MOST_S = 60.0
-Output = int | None
+Output = int | BinaryIO | None
 
 
 class RawProcess:
@@ -44,7 +45,7 @@ class RawProcess:
 
     def get(self, path: str) -> int:
         """The HTTP status of a path."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -63,7 +64,7 @@ class RawProcess:
 
     def answer(self, prompt: str, num_predict: int = 0) -> str:
         """The text of a completion."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             body = json.dumps({"Prompt": prompt, "Options": {"num_predict": num_predict}})
             connection.request("POST", "/completion", body)
@@ -101,4 +102,4 @@ def raw_process(
         yield RawProcess(process, port)
     finally:
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)

@@ -1,7 +1,6 @@
 """Clients that disconnect at every moment of a request and in every way: the next is served, and nothing leaks."""
 
 import asyncio
-import operator
 import socket
 import struct
 import time
@@ -12,7 +11,6 @@ import pytest
 
 from scripts.tools.conformance.scripted_model import CONTEXT
 from scripts.tools.host.lib import Client, Process, Request, spawn
-from scripts.tools.host.lib.usage import descriptors
 from tests.process.conftest import CHUNK_TOKENS, MAIN, RUNNER, read_stats
 
 ALPHABET = "jklmnopqrstuvwxyz"
@@ -20,7 +18,7 @@ ENDLESS = b'{"Prompt":"0"}'
 SHORT = b'{"Prompt":"w"}'
 LONG = b'{"Prompt":"%s"}' % (b"q" * (CONTEXT - 100))
 TOO_LONG = b'{"Prompt":"%s"}' % (b"word " * 100_000)  # half a megabyte, tokenized whole and refused
-_WAIT_S = 10.0
+_WAIT_S = 60.0
 _GROWTH_BYTES = 256 << 10
 
 
@@ -73,11 +71,6 @@ def queued(client: socket.socket) -> None:
     read_until(client, b"Content")
 
 
-def first_token(client: socket.socket) -> None:
-    client.sendall(head(ENDLESS) + ENDLESS)
-    read_until(client, b"Content")
-
-
 def decode(client: socket.socket) -> None:
     client.sendall(head(ENDLESS) + ENDLESS)
     read_until(client, b"Content", 30)
@@ -88,11 +81,6 @@ def final_line(client: socket.socket) -> None:
     read_until(client, b'"Done":true')
 
 
-def between_requests(client: socket.socket) -> None:
-    client.sendall(head(SHORT) + SHORT)
-    read_until(client, b"0\r\n\r\n")
-
-
 def not_reading(client: socket.socket) -> None:
     """Fills the client's buffers and the runner's."""
     client.sendall(head(ENDLESS) + ENDLESS)
@@ -100,8 +88,7 @@ def not_reading(client: socket.socket) -> None:
 
 
 MOMENTS: tuple[Callable[[socket.socket], None], ...] = (
-    *(before_the_end_of_the_body, tokenizing, queued, prefill, first_token, decode, not_reading),
-    *(final_line, between_requests),
+    *(before_the_end_of_the_body, tokenizing, queued, prefill, decode, not_reading, final_line),
 )
 
 
@@ -151,43 +138,3 @@ async def test_a_client_may_disconnect_at_any_moment(leave: Callable[[socket.soc
             while held[-1] - held[0] >= _GROWTH_BYTES:
                 await asyncio.sleep(0.1)
                 held.append(await uncached_bytes(client))
-
-
-async def test_a_client_that_disconnects_in_the_queue_is_not_served(process: Process) -> None:
-    def greeted() -> int:
-        return sum(" total=2 " in line for line in process.output.lines)
-
-    before = greeted()
-    async with Client.of(process) as client, client.stream(Request("0")) as running:
-        async for _ in running:
-            break
-        for leave in (close, reset, half_close):
-            waiting = connect(process)
-            waiting.sendall(head(LONG) + LONG)
-            await asyncio.sleep(0.05)
-            leave(waiting)
-    async with Client.of(process) as client:
-        assert await next_answer(client) == ALPHABET
-    async with asyncio.timeout(_WAIT_S):
-        while greeted() == before:
-            await asyncio.sleep(0.05)
-    served = [line for line in process.output.lines if f" total={CONTEXT - 100} " in line and " generated=" in line]
-    assert all("outcome=cancelled" in line for line in served)
-
-
-async def test_disconnected_clients_leave_no_descriptor_and_no_thread(process: Process) -> None:
-    def left() -> tuple[int, int]:
-        return descriptors(process.pid) or 0, len(list(Path(f"/proc/{process.pid}/task").iterdir()))
-
-    async with Client.of(process) as client:
-        await client.complete(Request("Hi"))
-        before = left()
-        for number in range(40):
-            leaving = connect(process)
-            (decode, final_line, queued, before_the_end_of_the_body)[number % 4](leaving)
-            (close, reset)[number // 4 % 2](leaving)
-        assert await next_answer(client) == ALPHABET
-    deadline = time.monotonic() + _WAIT_S
-    while any(map(operator.gt, left(), before)) and time.monotonic() < deadline:
-        await asyncio.sleep(0.05)
-    assert not any(map(operator.gt, left(), before))

@@ -7,7 +7,7 @@ import pytest
 
 from runner import logs
 from runner.errors import ModelError
-from scripts.tools.host.lib import OUT_OF_MEMORY, RULES, OutputScanner, Rule, capture
+from scripts.tools.host.lib import OUT_OF_MEMORY, RULES, OutputScanner, capture
 
 METAL = (
     "[malloc] Unable to allocate 1073741824 bytes.",
@@ -33,20 +33,17 @@ def test_running_out_of_memory_is_named_by_a_phrase_that_every_host_knows(error:
     assert logs.error_line(error).endswith(str(error))
 
 
-@pytest.mark.parametrize("phrase", OUT_OF_MEMORY)
-def test_no_other_fault_contains_such_a_phrase(phrase: str) -> None:
+def test_no_other_fault_contains_such_a_phrase() -> None:
+    phrase = " and ".join(OUT_OF_MEMORY)
     for error in (ValueError(f"said: {phrase.upper()}"), ModelError(phrase), KeyError(phrase), OSError(phrase)):
         text = logs.error_line(error)
         assert not any(known in text.lower() for known in OUT_OF_MEMORY)
         assert text.startswith(f"{type(error).__name__}: ")
 
 
-@pytest.mark.parametrize("text", OTHER_LIMITS)
-def test_an_array_that_is_too_large_is_not_reported_as_out_of_memory(text: str) -> None:
-    assert logs.error_line(RuntimeError(text)) == f"RuntimeError: {text}"
-
-
 def test_other_texts_are_unchanged() -> None:
+    for text in OTHER_LIMITS:
+        assert logs.error_line(RuntimeError(text)) == f"RuntimeError: {text}"
     assert logs.error_line(RuntimeError("Error: mlx: it broke")) == "RuntimeError: Error: mlx: it broke"
     assert logs.error_line(ValueError()) == "ValueError"
 
@@ -55,42 +52,23 @@ def test_an_exception_whose_text_cannot_be_shown_is_still_named() -> None:
     assert logs.error_line(UnspeakableError()) == "UnspeakableError: (its text cannot be shown)"
 
 
-def test_a_log_line_that_cannot_be_formatted_ends_nothing() -> None:
-    code = (
-        "from runner import logs; import logging; logs.start(10)\n"
-        "class Bad:\n"
-        "    def __str__(self): raise ValueError('no')\n"
-        "logging.getLogger('x').warning('%d words', 'three')\n"
-        "logs.Log('x').info('text', value=Bad())\n"
-        "logs.Log('x').info('after')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
-    assert done.returncode == 0
-    *broken, line = done.stderr.decode().splitlines()
-    assert broken == [
-        'level=ERROR source=<string>:4 msg="a line that could not be made"',
-        'level=ERROR source=<string>:5 msg="a line that could not be made"',
-    ]
-    assert line.endswith("msg=after")
-
-
 def test_a_crash_is_a_line_that_hosts_capture() -> None:
     code = "from runner import logs; logs.start(10); import ctypes; ctypes.string_at(0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
     first = done.stderr.decode().splitlines()[0]
     assert capture(first) == "error: Segmentation fault"
     assert done.returncode < 0
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_an_abort_adds_no_line_after_the_reason(rule: Rule) -> None:
+def test_an_abort_adds_no_line_after_the_reason() -> None:
     """MLX on Metal prints the reason and aborts; early hosts keep only the last line."""
     code = (
         "from runner import logs; logs.start(10); import os\n"
         "os.write(2, b'libc++abi: mlx: Insufficient Memory\\n'); os.abort()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
-    scanner = OutputScanner(rule)
-    scanner.feed(done.stderr)
-    scanner.end()
-    assert "Insufficient Memory" in scanner.captured
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    for rule in RULES:
+        scanner = OutputScanner(rule)
+        scanner.feed(done.stderr)
+        scanner.end()
+        assert "Insufficient Memory" in scanner.captured, rule.name

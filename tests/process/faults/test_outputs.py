@@ -83,7 +83,7 @@ def test_a_host_that_stops_reading_delays_nothing_and_later_reads_whole_lines(
         for client in clients:
             client.start()
         for client in clients:
-            client.join(30)
+            client.join(60)
         assert not any(client.is_alive() for client in clients)
         for _ in range(10):
             faults.arm("decode text", "fault")  # logs a line with a whole traceback
@@ -93,7 +93,7 @@ def test_a_host_that_stops_reading_delays_nothing_and_later_reads_whole_lines(
         assert len(first) > _PIPE_BYTES - 4096, "the pipe was full"
         check_serving(runner)
         second = b""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not second and time.monotonic() < deadline:
             time.sleep(0.1)
             second = drain(read)
@@ -103,24 +103,8 @@ def test_a_host_that_stops_reading_delays_nothing_and_later_reads_whole_lines(
         assert all(LINE.fullmatch(line) for line in lines)
         faults.arm("sample", "exit")
         runner.answer_nothing("Hi")
-        assert runner.process.wait(10) == 1
+        assert runner.process.wait(60) == 1
         assert drain(read).endswith(b"\nError: the engine died: SystemExit: Error: mlx: enough\n")
-
-
-@linux_only
-def test_a_host_that_stops_reading_does_not_keep_the_runner_from_exiting(
-    models_dir: Path, faults: FaultControl
-) -> None:
-    environment = {**os.environ, **faults.environment, "OLLAMA_DEBUG": "2"}
-    with (
-        small_pipe() as (_, write),
-        raw_process(models_dir, stdout=write, stderr=write, executable=FAULTY, environment=environment) as runner,
-    ):
-        runner.wait_ready()
-        fill(write)
-        faults.arm("sample", "exit")
-        runner.answer_nothing("Hi")
-        assert runner.process.wait(10) == 1
 
 
 @linux_only
@@ -129,38 +113,19 @@ def test_a_crash_does_not_wait_for_a_host_that_stops_reading(models_dir: Path) -
         runner.wait_ready()
         fill(write)
         runner.process.send_signal(signal.SIGSEGV)
-        assert runner.process.wait(10) == -signal.SIGSEGV
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[int]:
-    output = os.open(path, os.O_RDWR | os.O_CREAT)
-    try:
-        yield output
-    finally:
-        os.close(output)
-
-
-def _serves_with(models_dir: Path, output: int) -> None:
-    environment = {**os.environ, "OLLAMA_DEBUG": "2"}
-    with raw_process(models_dir, stdout=output, stderr=output, words=["runner"], environment=environment) as runner:
-        runner.wait_ready()
-        check_serving(runner)
-        assert runner.status is None
+        assert runner.process.wait(60) == -signal.SIGSEGV
 
 
 @linux_only
 def test_a_full_disk_for_the_log_does_not_stop_it(models_dir: Path) -> None:
-    with _opened("/dev/full") as output:
-        _serves_with(models_dir, output)
-
-
-def test_lines_in_a_log_file_are_whole(models_dir: Path, tmp_path: Path) -> None:
-    with _opened(str(tmp_path / "log")) as output:
-        _serves_with(models_dir, output)
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert len(lines) > 4
-    assert all(LINE.fullmatch(line) for line in lines)
+    environment = {**os.environ, "OLLAMA_DEBUG": "2"}
+    with (
+        Path("/dev/full").open("wb") as output,
+        raw_process(models_dir, stdout=output, stderr=output, words=["runner"], environment=environment) as runner,
+    ):
+        runner.wait_ready()
+        check_serving(runner)
+        assert runner.status is None
 
 
 def test_a_runner_started_by_a_host_ends_with_its_terminal(models_dir: Path) -> None:
@@ -171,7 +136,7 @@ def test_a_runner_started_by_a_host_ends_with_its_terminal(models_dir: Path) -> 
         check_serving(runner)
         assert b"msg=listening" in os.read(ours, 65536)
         os.close(ours)
-        assert runner.process.wait(5) == 1
+        assert runner.process.wait(60) == 1
 
 
 def test_it_serves_without_stdout_and_stderr(models_dir: Path) -> None:
@@ -182,14 +147,3 @@ def test_it_serves_without_stdout_and_stderr(models_dir: Path) -> None:
     with raw_process(models_dir, stdout=None, stderr=None, words=["runner"], before=close) as runner:
         runner.wait_ready()
         check_serving(runner)
-
-
-def test_started_by_hand_it_outlives_the_reader_of_its_output(models_dir: Path) -> None:
-    read, write = os.pipe()
-    with raw_process(models_dir, stdout=write, stderr=write) as runner:
-        os.close(write)
-        runner.wait_ready()
-        os.close(read)
-        for _ in range(3):
-            check_serving(runner)
-        assert runner.status is None

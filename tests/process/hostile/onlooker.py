@@ -2,16 +2,12 @@
 
 import asyncio
 import json
-import os
 import struct
 import zlib
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from io import BytesIO
 from pathlib import Path
-
-from PIL import Image
 
 from protocol.stats import Stats
 from scripts.tools.host.lib import Client, Medium, Request
@@ -45,16 +41,6 @@ def black_png(width: int, height: int, rows: int) -> bytes:
     packed = b"".join(squeeze.compress(row) for _ in range(rows)) + squeeze.flush()
     head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
-
-
-def photo(width: int, height: int) -> bytes:
-    """The beginning of a JPEG of this size, without most of its pixels."""
-    stream = BytesIO()
-    Image.effect_noise((512, 512), 80).convert("RGB").save(stream, "JPEG")
-    data = bytearray(stream.getvalue())
-    frame = data.index(b"\xff\xc0")
-    data[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
-    return bytes(data)
 
 
 def asking(prompt: str, files: Iterable[bytes], num_predict: int = 3) -> bytes:
@@ -141,23 +127,4 @@ class Onlooker:
     @property
     def threads(self) -> set[int]:
         """The threads of the process."""
-        return {int(each.name) for each in self._tasks.iterdir()}
-
-    @property
-    def decoders(self) -> set[int]:
-        """The processes that decode: none or one."""
-        return {int(each) for task in self._tasks.iterdir() for each in (task / "children").read_text().split()}
-
-    @property
-    def decoded_s(self) -> float:
-        """The processor time that the present one has taken so far."""
-        return sum(float(time) for each in self.decoders for time in _times(each)) / os.sysconf("SC_CLK_TCK")
-
-    @property
-    def _tasks(self) -> Path:
-        return Path(f"/proc/{self.victim.process.pid}/task")
-
-
-def _times(process: int) -> list[str]:
-    """Returns the processor time that a process has taken: its own and the system's, in ticks."""
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return {int(each.name) for each in Path(f"/proc/{self.victim.process.pid}/task").iterdir()}

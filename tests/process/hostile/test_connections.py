@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,17 @@ import pytest
 
 from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import Client, spawn
-from tests.process.hostile.victim import ANSWER, GREETING, HOST, MODEL, PLAIN_HEAD, Victim, completion, status_of
+from tests.process.hostile.victim import (
+    ANSWER,
+    GREETING,
+    HOST,
+    MODEL,
+    PATIENCE_S,
+    PLAIN_HEAD,
+    Victim,
+    completion,
+    status_of,
+)
 
 CROWD = 1000
 STATUS = b"GET /v1/status HTTP/1.1\r\nConnection: close\r\n" + PLAIN_HEAD + b"\r\n"
@@ -27,28 +36,19 @@ async def crowd(victim: Victim, sent: bytes) -> list[tuple[asyncio.StreamReader,
     return connections
 
 
-async def test_a_thousand_idle_connections(victim: Victim) -> None:
-    async with victim.storm(CROWD * CONNECTION_BYTES):
-        connections = await crowd(victim, b"")
-        async with Client.of(victim.process) as client:
-            assert (await client.complete(GREETING)).text == ANSWER
-        for _, writer in connections:
-            writer.transport.abort()
-
-
 async def test_a_thousand_ask_for_the_status(victim: Victim) -> None:
     async with victim.storm(CROWD * CONNECTION_BYTES):
         connections = await crowd(victim, STATUS)
-        answers = [await asyncio.wait_for(reader.read(), 30) for reader, _ in connections]
+        answers = [await asyncio.wait_for(reader.read(), PATIENCE_S) for reader, _ in connections]
         for _, writer in connections:
             writer.transport.abort()
     assert {status_of(answer) for answer in answers} == {200}
 
 
 async def test_a_thousand_abandoned_completions(victim: Victim) -> None:
-    """The first two storms fill the allocator's pools, which stay; later ones add nothing to the most that was held."""
+    """The first two storms fill the allocator's pools, which stay; the next adds nothing to the most that was held."""
     pools_bytes, highest_bytes = CROWD * CONNECTION_BYTES, 0
-    for number in range(4):
+    for number in range(3):
         more_bytes = max(0, highest_bytes - victim.rss_bytes()) + pools_bytes // 4
         async with victim.storm(2 * pools_bytes if number < 2 else more_bytes):
             for _, writer in await crowd(victim, ENDLESS):
@@ -56,9 +56,9 @@ async def test_a_thousand_abandoned_completions(victim: Victim) -> None:
         highest_bytes = max(highest_bytes, victim.rss_bytes())
 
 
-@pytest.mark.parametrize("count", [2000, pytest.param(8000, marks=pytest.mark.slow)])
-async def test_a_client_that_never_reads_delays_nobody_and_loses_nothing(count: int, victim: Victim) -> None:
+async def test_a_client_that_never_reads_delays_nobody_and_loses_nothing(victim: Victim) -> None:
     """Its answer, a kilobyte a token and more than sockets hold, waits in memory."""
+    count = 2000
     body = f'{{"Prompt":"0","Options":{{"num_predict":{count}}},"Logprobs":true,"TopLogprobs":20}}'
     async with victim.storm(64 << 20):
         reader, writer = await victim.open()
@@ -73,24 +73,6 @@ async def test_a_client_that_never_reads_delays_nobody_and_loses_nothing(count: 
     lines = [json.loads(line) for line in answer.splitlines() if line.startswith(b"{")]
     assert lines[-1]["EvalCount"] == count
     assert "".join(line["Content"] for line in lines) == "1234567890" * (count // 10)
-
-
-def test_a_runner_takes_all_the_descriptors_that_it_may_have(victim_store: Path) -> None:
-    """A shell grants 256 or 1024 descriptors; a process may raise its own limit to a hundred times as many."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
-    try:
-        process = spawn(RUNNER, MODEL, models_dir=victim_store)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    with process:
-        process.wait_ready(60)
-        assert f" {before[1]} " in _limit_line(process.pid).replace("unlimited", str(before[1]))
-        assert str(64) not in _limit_line(process.pid).split()
-
-
-def _limit_line(pid: int) -> str:
-    return next(line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if line.startswith("Max open"))
 
 
 @pytest.fixture
@@ -112,10 +94,10 @@ async def test_with_few_descriptors_the_longest_idle_connections_are_closed(poor
                 await asyncio.sleep(0.001)
         assert await poor.exchange(STATUS)
         async with Client.of(poor.process) as client:
-            answer = await asyncio.wait_for(client.complete(GREETING), 30)
+            answer = await asyncio.wait_for(client.complete(GREETING), PATIENCE_S)
         assert answer.text == ANSWER
         assert poor.descriptors() < 64
-        closed = [reader.at_eof() or await _is_closed(reader) for reader, _ in connections]
+        closed = await asyncio.gather(*(_is_closed(reader) for reader, _ in connections))
         assert closed == sorted(closed, reverse=True), "the first ones that came"
         assert 100 < sum(closed) < 200
         for _, writer in connections:
@@ -124,7 +106,7 @@ async def test_with_few_descriptors_the_longest_idle_connections_are_closed(poor
 
 async def _is_closed(reader: asyncio.StreamReader) -> bool:
     try:
-        return await asyncio.wait_for(reader.read(1), 0.05) == b""
+        return await asyncio.wait_for(reader.read(1), 2) == b""
     except ConnectionError:
         return True
     except TimeoutError:
@@ -146,5 +128,5 @@ async def test_while_all_connections_are_busy_a_status_is_answered_and_others_re
     for _, writer in connections:
         writer.transport.abort()
     async with Client.of(poor.process) as client:
-        assert (await asyncio.wait_for(client.complete(GREETING), 30)).text == ANSWER
+        assert (await asyncio.wait_for(client.complete(GREETING), PATIENCE_S)).text == ANSWER
     poor.check_output(poor.process.output.text)

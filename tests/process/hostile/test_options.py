@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scripts.tools.host.lib import Client, G, Request
+from scripts.tools.host.lib import Client, G
 from tests.process.hostile.victim import Victim
 
 INTEGERS = st.sampled_from([0, 1, -1, 2**31, 2**63 - 1, -(2**63)]) | st.integers(-(2**63), 2**63 - 1)
@@ -53,31 +53,3 @@ def test_any_options_give_an_answer_of_finite_numbers(
     for entry in (entry for line in rest for entry in line.get("Logprobs") or ()):  # type: ignore[attr-defined]  # JSON
         assert all(math.isfinite(one["logprob"]) for one in (entry, *entry.get("top_logprobs", ())))
         assert len(entry.get("top_logprobs", ())) == min(max(top, 0), 20)
-
-
-@pytest.mark.parametrize("most", [2**63 - 1, 2**31, 0, -1, -(2**63)])
-async def test_any_limit_ends_at_the_end(most: int, victim: Victim) -> None:
-    final = (await read_whole(victim, {"Prompt": "t", "Options": {"num_predict": most}}))[-1]
-    assert (final["DoneReason"], final["EvalCount"]) == (0, 6)
-
-
-async def test_a_long_answer_with_twenty_logprobs_a_token(victim: Victim) -> None:
-    async with victim.storm(64 << 20):
-        body = {"Prompt": "0", "Options": {"num_predict": 1500}, "Logprobs": True, "TopLogprobs": 20}
-        lines = await read_whole(victim, body)
-    entries = [entry for line in lines for entry in line.get("Logprobs") or ()]  # type: ignore[attr-defined]  # JSON
-    assert len(entries) == 1500
-
-
-@pytest.mark.parametrize("stop", [["9" * 60_000], ["x" * 6] * 10_000, [""] * 10_000, ["\x00", "\ud800", "90"]])
-async def test_lists_of_stop_strings(stop: list[str], victim: Victim) -> None:
-    body: dict[str, object] = {"Prompt": "0", "Options": {"num_predict": 10, "stop": stop}}
-    *rest, final = await read_whole(victim, body)
-    expected = "12345678" if "90" in stop else "1234567890"
-    assert "".join(str(line["Content"]) for line in rest) == expected
-    assert final["Done"] is True
-
-
-async def test_afterwards_it_still_answers(victim: Victim) -> None:
-    async with victim.storm(), Client.of(victim.process) as client:
-        assert (await client.complete(Request("0", {"num_predict": 3}))).text == "123"

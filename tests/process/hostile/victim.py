@@ -23,8 +23,8 @@ ANSWER = string.ascii_lowercase[9:]
 """The model's answer to it."""
 LINE_LIMIT_BYTES = 4096
 """The limit of a log line: early hosts stop reading at 64 KiB, and a pipe takes this much in one piece."""
-PATIENCE_S = 30.0
-RETURN_S = 30.0
+PATIENCE_S = 60.0
+RETURN_S = 60.0
 """The time within which memory must be given back."""
 HOST = replace(F, request_timeout_s=300.0)
 """A host with a deadline for requests; real ones wait for ever."""

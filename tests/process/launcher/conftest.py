@@ -1,6 +1,9 @@
 """The stand-in for Ollama, built once, and an installation of it for each test."""
 
+import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,3 +29,13 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def installation(program: Path, tmp_path: Path) -> Installation:
     return standin.install(program, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def closed(nothing_left: None, tmp_path: Path) -> Iterator[None]:
+    """Closes what this process opened below `tmp_path`: a launcher holds its lock until it ends as Ollama."""
+    yield
+    for link in list(Path("/proc/self/fd").glob("*")):
+        with suppress(OSError):
+            if link.readlink().is_relative_to(tmp_path):
+                os.close(int(link.name))

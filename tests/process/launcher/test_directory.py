@@ -1,6 +1,5 @@
 """The private directory: where it may lie, what is in it, which left ones are removed, and how the shim gets in."""
 
-import errno
 import fcntl
 import grp
 import os
@@ -50,21 +49,6 @@ def test_the_libraries_lie_where_hosts_look_for_them(installation: Installation,
     assert links(everything.path / "lib") == {"ollama": installation.libraries}
 
 
-@pytest.mark.parametrize("place", ["bin/lib", "bin/build/lib"])
-def test_libraries_in_other_places_are_found_too(installation: Installation, tmp_path: Path, place: str) -> None:
-    other = installation.ollama.parents[1] / place / "ollama"
-    other.parent.mkdir(parents=True)
-    installation.libraries.rename(other)
-    directory = make_directory(plan(installation), environment(tmp_path))
-    assert links(directory.path / "lib" / "ollama") == {path.name: path for path in other.iterdir()}
-
-
-def test_without_libraries_there_is_no_place_for_them(installation: Installation, tmp_path: Path) -> None:
-    shutil.rmtree(installation.libraries)
-    directory = make_directory(plan(installation), environment(tmp_path))
-    assert {path.name for path in directory.path.iterdir()} == {"bin", "shim"}
-
-
 def test_a_refused_link_becomes_a_copy(
     installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,22 +61,6 @@ def test_a_refused_link_becomes_a_copy(
     assert not target.samefile(installation.ollama)
     assert target.read_bytes() == installation.ollama.read_bytes()
     assert stat.S_IMODE(target.stat().st_mode) == 0o700
-
-
-def test_a_full_disk_leads_to_the_next_place(
-    installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    first, second, _ = places(environment(tmp_path))
-
-    def place(source: Path, target: Path) -> None:
-        if target.is_relative_to(first):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        link_or_copy(source, target)
-
-    monkeypatch.setattr(directory, "link_or_copy", place)
-    assert make_directory(plan(installation), environment(tmp_path)).path.parent == second
-    assert not any(first.iterdir())
 
 
 def test_left_directories_are_removed_and_no_others(installation: Installation, tmp_path: Path) -> None:
@@ -212,27 +180,6 @@ def test_a_parent_that_its_group_may_write_to_is_refused_but_for_a_group_of_ones
     assert refusal(installation, tmp_path) == ("" if own else f"lies in {parent}, which its group may write to")
     parent.chmod(0o1775)
     assert refusal(installation, tmp_path) == "", "sticky: they may add to it, not rename what is there"
-
-
-def test_an_unknown_group_is_not_ones_own(
-    installation: Installation, tmp_path: Path, parent: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unknown(number: int) -> None:
-        raise KeyError(number)
-
-    parent.chmod(0o775)
-    monkeypatch.setattr(grp, "getgrgid", unknown)
-    assert refusal(installation, tmp_path) == f"lies in {parent}, which its group may write to"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-@pytest.mark.parametrize("mode", [0o755, 0o1777])
-def test_a_parent_of_another_user_is_refused(
-    installation: Installation, tmp_path: Path, parent: Path, mode: int
-) -> None:
-    parent.chmod(mode)
-    os.chown(parent, 12345, -1)
-    assert refusal(installation, tmp_path) == f"lies in {parent}, which belongs to another user"
 
 
 def test_if_no_place_is_usable_each_is_reported(

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ import pytest
 from runner.cli.parse import parse_check
 from runner.commands.check.facts import inspect
 from runner.ollama.plan import find_media
-from runner.process.parent import OLLAMA
 from scripts.tools.host.lib import free_port
 from scripts.tools.models.sources import Published
 from scripts.tools.models.store import Store, write_store
@@ -152,13 +150,6 @@ def test_models_that_ours_refuses_are_taken_over(
         assert b'"MLX_RUNNER_HAND_OVER=off ' in line
 
 
-def test_weights_beyond_the_budget_are_taken_over(
-    installation: Installation, tmp_path: Path, store: Store, library: Path
-) -> None:
-    with host(installation, tmp_path, store, MLX_RUNNER_MEMORY="1000", MLX_RUNNER_HAND_OVER="refused") as running:
-        assert b'why="the weights take ' in told(check_taken_over(running, installation), "handing over")
-
-
 def test_nothing_is_taken_over_that_is_to_stay(
     installation: Installation, tmp_path: Path, store: Store, library: Path
 ) -> None:
@@ -197,21 +188,17 @@ def test_damage_found_only_by_reading_is_reported(
     assert spawned.output.splitlines()[-1].startswith(b"Error: digest mismatch")
 
 
-@pytest.mark.parametrize("mode", ["auto", "sound"])
 def test_a_model_whose_tower_cannot_be_loaded_is_taken_over(
-    installation: Installation, tmp_path: Path, store: Store, library: Path, mode: str
+    installation: Installation, tmp_path: Path, store: Store, library: Path
 ) -> None:
-    with host(installation, tmp_path, store, MLX_RUNNER_HAND_OVER=mode) as running:
+    with host(installation, tmp_path, store) as running:
         line = told(check_taken_over(running, installation), "handing over")
     assert b'why="it takes pictures, which this runner cannot read: config.json: a vision tower needs ' in line
     assert b'to_keep_it="MLX_RUNNER_HAND_OVER=refused serves its text here"' in line
 
 
-@pytest.mark.parametrize("mode", ["auto", "sound", "refused", "off"])
-def test_a_model_that_sees_is_kept(
-    installation: Installation, tmp_path: Path, seeing: Store, library: Path, mode: str
-) -> None:
-    with host(installation, tmp_path, seeing, MLX_RUNNER_HAND_OVER=mode) as running:
+def test_a_model_that_sees_is_kept(installation: Installation, tmp_path: Path, seeing: Store, library: Path) -> None:
+    with host(installation, tmp_path, seeing) as running:
         lines = served_here(running)
     assert not any("hand" in line for line in lines)
     assert any("the model sees pictures" in line for line in lines)
@@ -230,45 +217,8 @@ def test_a_model_that_hears_is_taken_over_if_asked_for(
     assert any("the model sees pictures" in line for line in lines)
 
 
-def test_without_media_nothing_is_taken_over_for_them(
-    installation: Installation, tmp_path: Path, store: Store, library: Path
-) -> None:
-    with host(installation, tmp_path, store, MLX_RUNNER_NO_MEDIA="on") as running:
-        assert not any("hand" in line for line in served_here(running))
-
-
-@pytest.mark.parametrize("mode", ["refused", "off"])
-def test_such_a_model_is_kept_as_text(
-    installation: Installation, tmp_path: Path, store: Store, library: Path, mode: str
-) -> None:
-    with host(installation, tmp_path, store, MLX_RUNNER_HAND_OVER=mode) as running:
-        assert not any("hand" in line for line in served_here(running))
-
-
-def test_such_a_model_is_kept_where_ollamas_runner_cannot_compute(
-    installation: Installation, tmp_path: Path, store: Store
-) -> None:
-    with host(installation, tmp_path, store) as running:
-        (line,) = [line for line in served_here(running) if "hand" in line]
-    assert "not handed over: Ollama's own MLX library does not load on this machine" in line
-
-
-@pytest.mark.parametrize("change", [blind, text_only])
-def test_a_model_with_half_of_its_vision_parts_is_text(
-    installation: Installation, tmp_path: Path, store: Store, library: Path, change: type
-) -> None:
-    change(store)
-    with host(installation, tmp_path, store) as running:
-        assert not any("hand" in line for line in served_here(running))
-
-
-def test_an_older_ollama_does_not_take_pictures_either(
-    installation: Installation, tmp_path: Path, store: Store, library: Path
-) -> None:
-    content = installation.ollama.read_bytes()
-    assert find_media(installation.ollama) == ["qwen3_5"]
-    installation.ollama.write_bytes(content.replace(b"PrepareMedia", b"SomethingOld"))
-    with host(installation, tmp_path, store) as running:
+def test_such_a_model_is_kept_as_text(installation: Installation, tmp_path: Path, store: Store, library: Path) -> None:
+    with host(installation, tmp_path, store, MLX_RUNNER_HAND_OVER="refused") as running:
         assert not any("hand" in line for line in served_here(running))
 
 
@@ -287,20 +237,3 @@ def test_the_private_directory_stays_while_the_taken_over_runner_lives(
         assert directory.exists()
         os.kill(pid, signal.SIGKILL)
         assert eventually_gone(directory)
-
-
-def test_an_executable_that_has_gone_leaves_ours_to_serve(
-    installation: Installation, tmp_path: Path, store: Store, library: Path
-) -> None:
-    with host(installation, tmp_path, store) as running:
-        shutil.move(installation.ollama, tmp_path / "gone")
-        lines = served_here(running)
-    assert any('msg="not handed over"' in line and "No such file or directory" in line for line in lines)
-
-
-def test_without_a_launcher_ollama_is_not_mentioned(store: Store) -> None:
-    from runner.cli.parse import parse as settings_of
-
-    argv = ["runner", "--mlx-engine", "--model", NAME, "--port", "1"]
-    assert settings_of(argv, {}).ollama is None
-    assert settings_of(argv[2:], {OLLAMA: "/usr/bin/ollama"}).ollama is None, "started by hand in a runner's terminal"

@@ -4,34 +4,32 @@ OLLAMA_BINARIES=/path/to/ollama:/path/to/another scripts/test tests/process/laun
 """
 
 import asyncio
+import json
 import os
-import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
+import aiohttp
 import pytest
 
-from scripts.tools.demo.questions import CONVERSATIONS, SMALL_TALK
-from scripts.tools.demo.subjects import MODEL, WEIGHTS, demo_store
-from tests.process.launcher.ollama import (
-    Ollama,
-    add_template,
-    chat_body,
-    launched,
-    lines,
-    listed,
-    text_of,
-)
-from tests.process.launcher.standin import eventually_gone
+from scripts.tools.demo.questions import CONVERSATIONS, END, SMALL_TALK
+from scripts.tools.demo.subjects import MODEL, demo_store
+from scripts.tools.host.lib import free_port
+from scripts.tools.models.store import Store, manifest_path
+from tests.process.launcher.standin import COMMAND, eventually_gone
 
 BINARIES = [binary for binary in os.environ.get("OLLAMA_BINARIES", "").split(":") if binary]
+TEMPLATE = f"{{{{- range .Messages }}}}<|{{{{ .Role }}}}|>{{{{ .Content }}}}{END}{{{{ end }}}}<|assistant|>"
+"""The template by which a host renders a chat for the demo model."""
 STORY = "Tell me a story."
-GREEDY = {"temperature": 0}
-TOO_LONG = "word " * 5000
-CONTEXT_TOKENS = 8192
+WAIT_S = 120.0
 
 if not BINARIES:
     reason = (
@@ -40,17 +38,93 @@ if not BINARIES:
     pytest.skip(reason, allow_module_level=True)
 
 
+class Ollama:
+    """A running server. Its log, with its runners' lines in it, is kept in a file."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], url: str, log: Path) -> None:
+        self.popen = popen
+        self.url = url
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    @property
+    def runners(self) -> dict[int, str]:
+        """Its children that run the model: process ids and command lines."""
+        listed = subprocess.run(["ps", "-axwwo", "pid=,ppid=,args="], check=True, capture_output=True, text=True).stdout
+        rows = [line.split(None, 2) for line in listed.splitlines()]
+        return {int(row[0]): row[2] for row in rows if int(row[1]) == self.popen.pid and f"--model {MODEL} " in row[2]}
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.url}/api/version", timeout=5).close()
+            except (urllib.error.URLError, ConnectionError) as error:
+                if self.popen.poll() is not None or time.monotonic() > deadline:
+                    raise AssertionError(self.log) from error
+                time.sleep(0.05)
+            else:
+                return
+
+    @asynccontextmanager
+    async def stream(self, path: str, body: dict[str, object]) -> AsyncIterator[AsyncIterator[dict[str, object]]]:
+        """Yields the objects of a running answer, one a line; leaving the block closes the connection."""
+        timeout = aiohttp.ClientTimeout(total=WAIT_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            response = await session.post(self.url + path, json={"model": "demo", **body})
+            assert response.status == 200
+            yield (json.loads(line) async for line in response.content if line.strip())
+
+    async def chat(self, *messages: str, system: str | None = None) -> str:
+        """Returns the answer to the messages of user and assistant in turns, greedily."""
+        roles = ("user", "assistant")
+        listed = [{"role": roles[index % 2], "content": content} for index, content in enumerate(messages)]
+        if system is not None:
+            listed.insert(0, {"role": "system", "content": system})
+        async with self.stream("/api/chat", {"messages": listed, "options": {"temperature": 0}}) as answer:
+            return "".join([text_of(each) async for each in answer])
+
+
+def text_of(item: dict[str, object]) -> str:
+    """Returns the text in one object of a chat."""
+    message = item["message"]
+    assert isinstance(message, dict)
+    return str(message["content"])
+
+
+@contextmanager
+def serving(binary: str, models: Path, place: Path) -> Iterator[Ollama]:
+    """Starts a real Ollama with our runner."""
+    address = f"127.0.0.1:{free_port()}"
+    own = {"HOME": str(place), "XDG_CACHE_HOME": str(place / "cache"), "OLLAMA_MODELS": str(models)}
+    with (place / "log").open("wb") as log:
+        environment = {**os.environ, **own, "OLLAMA_HOST": address}
+        popen = subprocess.Popen([*COMMAND, binary], env=environment, cwd=place, stdout=log, stderr=log)
+    ollama = Ollama(popen, f"http://{address}", place / "log")
+    try:
+        ollama.wait_ready()
+        yield ollama
+    finally:
+        popen.terminate()
+        popen.wait(WAIT_S)
+
+
 @pytest.fixture(scope="module")
 def models() -> Iterator[Path]:
     """The store: the demo model with a chat template."""
     with demo_store() as models:
-        add_template(models)
+        store = Store(models, manifest_path(models, MODEL))
+        layer = store.add_blob(TEMPLATE.encode(), "application/vnd.ollama.image.template")
+        store.manifest = {**store.manifest, "layers": [*store.layers, layer]}
         yield models
 
 
 @pytest.fixture(scope="module", params=BINARIES, ids=lambda binary: Path(binary).name)
 def ollama(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ollama]:
-    with Ollama(launched(request.param), models, tmp_path_factory.mktemp("ollama")) as ollama:
+    with serving(request.param, models, tmp_path_factory.mktemp("ollama")) as ollama:
         yield ollama
 
 
@@ -71,199 +145,39 @@ async def eventually(holds: Callable[[], bool]) -> bool:
     return False
 
 
-async def test_the_model_is_listed_and_shown(ollama: Ollama) -> None:
-    models = listed((await ollama.ask("/api/tags")).last, "models")
-    assert MODEL in [model["name"] for model in models]
-    (shown,) = (await ollama.ask("/api/show", {"model": "demo"})).objects
-    assert shown["capabilities"] == ["completion"]
-    information = shown["model_info"]
-    assert isinstance(information, dict)
-    assert information["llama.context_length"] == CONTEXT_TOKENS
-
-
-async def test_generate_raw(ollama: Ollama) -> None:
-    prompt = CONVERSATIONS[0].prompt(0)
-    body = {"model": "demo", "prompt": prompt, "raw": True, "stream": False, "options": GREEDY}
-    answer = await ollama.ask("/api/generate", body)
-    assert answer.status == 200
-    assert answer.text == CONVERSATIONS[0].turns[0].answer
-    assert answer.last["done_reason"] == "stop"
-    assert "context" not in answer.last
-    again = await ollama.ask("/api/generate", body)
-    for key in ("response", "prompt_eval_count", "eval_count"):
-        assert again.last[key] == answer.last[key]
-    if "prompt_eval_cached_count" in answer.last:
-        cached, total = again.last["prompt_eval_cached_count"], again.last["prompt_eval_count"]
-        assert isinstance(cached, int)
-        assert cached + 1 == total
-
-
-async def test_generate_streams_and_gives_its_context(ollama: Ollama) -> None:
-    body = {"model": "demo", "prompt": STORY, "options": GREEDY}
-    streamed = await ollama.ask("/api/generate", body)
-    whole = await ollama.ask("/api/generate", {**body, "stream": False})
-    assert streamed.text == whole.text == SMALL_TALK[STORY]
-    assert len(streamed.objects) > 10
-    assert len(whole.objects) == 1
-    context = whole.last["context"]
-    assert isinstance(context, list)
-    assert streamed.last["context"] == context
-    prompt, generated = whole.last["prompt_eval_count"], whole.last["eval_count"]
-    assert isinstance(prompt, int)
-    assert isinstance(generated, int)
-    assert abs(len(context) - prompt - generated) <= 1
-
-
 async def test_a_chat_of_several_turns(ollama: Ollama) -> None:
     for conversation in CONVERSATIONS[1:3]:
-        system = [] if conversation.system is None else [{"role": "system", "content": conversation.system}]
         said: list[str] = []
         for turn in conversation.turns:
-            body = chat_body(*said, turn.user)
-            body["messages"] = [*system, *listed(body, "messages")]
-            answer = await ollama.ask("/api/chat", {**body, "stream": True})
-            assert answer.status == 200
-            assert answer.text == turn.answer
+            assert await ollama.chat(*said, turn.user, system=conversation.system) == turn.answer
             said += [turn.user, turn.answer]
-
-
-async def test_options(ollama: Ollama) -> None:
-    cut = await ollama.chat(STORY, options={**GREEDY, "num_predict": 5})
-    assert cut.last["eval_count"] == 5
-    assert cut.last["done_reason"] == "length"
-    assert SMALL_TALK[STORY].startswith(cut.text)
-    stopped = await ollama.chat("Hello", options={**GREEDY, "stop": ["!"]})
-    sends_stop = ollama.version >= (0, 21, 1)
-    assert stopped.text == ("Hello" if sends_stop else SMALL_TALK["Hello"])
-    if sends_stop:  # so does the seed
-        hot = {"temperature": 5, "top_p": 1, "top_k": 0, "num_predict": 20}
-        first, same, other = [(await ollama.chat(STORY, options={**hot, "seed": seed})).text for seed in (7, 7, 8)]
-        assert first == same != other
-
-
-async def test_logprobs(ollama: Ollama) -> None:
-    options = {**GREEDY, "num_predict": 3}
-    answer = await ollama.chat("Name the seasons.", options=options, logprobs=True, top_logprobs=2)
-    if ollama.version < (0, 21, 1):
-        assert "logprobs" not in answer.last
-        return
-    tokens = listed(answer.last, "logprobs")
-    assert "".join(token["token"] for token in tokens) == answer.text
-    assert all(token["logprob"] == token["top_logprobs"][0]["logprob"] <= 0 for token in tokens)
-    assert all(len(token["top_logprobs"]) == 2 for token in tokens)
-
-
-async def test_structured_output(ollama: Ollama) -> None:
-    """Since 0.33.1 hosts send the format to the runner, which refuses it; before, MLX models know none."""
-    answer = await ollama.chat("Hello", format="json")
-    if ollama.version >= (0, 33, 1):
-        assert answer.status == 400
-        assert "Format (structured output) is not supported" in str(answer.last["error"])
-    else:
-        assert answer.text == SMALL_TALK["Hello"]
-
-
-async def test_a_prompt_that_is_too_long(ollama: Ollama) -> None:
-    body = {"model": "demo", "prompt": TOO_LONG, "raw": True, "options": GREEDY}
-    for answer in (await ollama.ask("/api/generate", body), await ollama.chat(TOO_LONG)):
-        assert answer.status == (400 if ollama.version >= (0, 21, 1) else 500)
-        error = str(answer.last["error"])
-        assert error.endswith(f" tokens) exceeds the model's maximum context length ({CONTEXT_TOKENS} tokens)")
-    assert (await ollama.chat("Hello")).text == SMALL_TALK["Hello"]
-
-
-async def test_two_requests_at_once(ollama: Ollama) -> None:
-    questions = (STORY, "Count from one to twenty.", "Hello")
-    answers = await asyncio.gather(*(ollama.chat(question) for question in questions))
-    assert [answer.text for answer in answers] == [SMALL_TALK[question] for question in questions]
-
-
-async def test_a_cancelled_stream(ollama: Ollama) -> None:
-    before = ollama.log.count("outcome=cancelled")
-    async with ollama.stream("/api/chat", chat_body(STORY, stream=True)) as response:
-        first = await anext(lines(response))
-        assert text_of(first)
-    assert await eventually(lambda: ollama.log.count("outcome=cancelled") == before + 1)
-    assert (await ollama.chat("Who are you?")).text == SMALL_TALK["Who are you?"]
-
-
-async def test_its_report_of_the_running_model(ollama: Ollama) -> None:
-    await ollama.chat("Hello")
-    (model,) = listed((await ollama.ask("/api/ps")).last, "models")
-    assert model["name"] == MODEL
-    assert model["size"] == model["size_vram"] > 0
-    assert model["context_length"] > 0
-
-
-async def test_the_openai_routes(ollama: Ollama) -> None:
-    body = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
-    (choice,) = listed((await ollama.ask("/v1/chat/completions", body)).last, "choices")
-    assert choice["message"]["content"] == SMALL_TALK["Hello"]
-    assert choice["finish_reason"] == "stop"
-
-
-async def test_its_own_client(ollama: Ollama, request: pytest.FixtureRequest) -> None:
-    binary = request.node.callspec.params["ollama"]
-    command = [binary, "run", "demo", "Hello"]
-    done = await asyncio.to_thread(
-        subprocess.run, command, env=ollama.environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0
-    assert done.stdout.strip()
-
-
-async def test_a_model_that_it_has_made_itself(ollama: Ollama, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    binary = request.node.callspec.params["ollama"]
-    source = shutil.copytree(WEIGHTS, tmp_path / "source")
-    (source / "Modelfile").write_text("FROM .\n")
-    command = [*launched(binary), "create", "--experimental", "made", "-f", "Modelfile"]
-    done = await asyncio.to_thread(
-        subprocess.run, command, cwd=source, env=ollama.environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    body = {"model": "made", "prompt": CONVERSATIONS[1].prompt(0), "raw": True, "stream": False, "options": GREEDY}
-    assert (await ollama.ask("/api/generate", body)).text == CONVERSATIONS[1].turns[0].answer
 
 
 async def test_unloading_and_loading_again(ollama: Ollama) -> None:
     await ollama.chat("Hello")
     (runner,) = ollama.runners
     assert " -I -m runner runner " in ollama.runners[runner], "it is ours"
-    unloaded = await ollama.ask("/api/generate", {"model": "demo", "keep_alive": 0})
-    assert unloaded.last["done_reason"] == "unload"
+    async with ollama.stream("/api/generate", {"keep_alive": 0}) as answer:
+        assert [each["done_reason"] async for each in answer] == ["unload"]
     assert await eventually(lambda: not ollama.runners)
-    assert (await ollama.chat("Hello")).text == SMALL_TALK["Hello"]
+    assert await ollama.chat("Hello") == SMALL_TALK["Hello"]
     (other,) = ollama.runners
     assert other != runner
-
-
-async def test_a_runner_that_was_killed_is_started_again(ollama: Ollama) -> None:
-    await ollama.chat("Hello")
-    (runner,) = ollama.runners
-    os.kill(runner, signal.SIGKILL)
-    assert await eventually(lambda: not ollama.runners)
-    await asyncio.sleep(0.5)
-    answers = [await ollama.chat("Hello") for _ in range(2)]
-    assert answers[-1].text == SMALL_TALK["Hello"]
-    assert runner not in ollama.runners
 
 
 async def test_ending_it_leaves_nothing_behind(
     request: pytest.FixtureRequest, models: Path, tmp_path: Path, ollama: Ollama
 ) -> None:
-    binary = request.node.callspec.params["ollama"]
     for number in (signal.SIGINT, signal.SIGKILL):
         place = tmp_path / number.name
         place.mkdir()
-        with Ollama(launched(binary), models, place) as another:
-            assert (await another.chat("Hello")).text == SMALL_TALK["Hello"]
-            runners = another.runners
-            assert len(runners) == 1
+        with serving(request.node.callspec.params["ollama"], models, place) as another:
+            assert await another.chat("Hello") == SMALL_TALK["Hello"]
+            (runner,) = another.runners
             (directory,) = (place / "cache" / "ollama-mlx-runner").iterdir()
             another.popen.send_signal(number)
             assert another.popen.wait(60) == (0 if number == signal.SIGINT else -number)
-            for runner in runners:
-                assert await eventually(partial(is_gone, runner))
+            assert await eventually(partial(is_gone, runner))
             assert eventually_gone(directory)
 
 

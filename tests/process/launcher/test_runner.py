@@ -4,28 +4,21 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from scripts.tools.demo.questions import CONVERSATIONS
 from scripts.tools.demo.subjects import GREEDY, MODEL, demo_store
 from scripts.tools.host.lib import Client, F, Request, free_port, write_decoys
-from tests.process.launcher.standin import COMMAND, SCRIPT, Host, Installation, Launcher, environment
+from tests.process.launcher.standin import SCRIPT, Host, Installation, environment
 
 
-@pytest.mark.parametrize("launcher", [COMMAND, SCRIPT], ids=["command", "script"])
-async def test_our_runner_serves_a_host_that_knows_nothing_of_it(
-    installation: Installation, tmp_path: Path, launcher: Launcher
-) -> None:
+async def test_our_runner_serves_a_host_that_knows_nothing_of_it(installation: Installation, tmp_path: Path) -> None:
     write_decoys(installation.libraries)
     for name in ("runner", "mlx", "aiohttp", "argparse"):  # what lies where the user is, is not the runner's
         (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')\n")
     turn = CONVERSATIONS[0].turns[0]
     port = free_port()
     with demo_store() as models:
-        environ = environment(tmp_path, OLLAMA_MODELS=str(models))
-        if launcher is SCRIPT:  # an installed program is not isolated itself; the runner that it starts is
-            environ["PYTHONPATH"] = str(tmp_path)
-        with Host([*launcher, str(installation.ollama)], environ, tmp_path) as host:
+        environ = environment(tmp_path, OLLAMA_MODELS=str(models), PYTHONPATH=str(tmp_path))
+        with Host([*SCRIPT, str(installation.ollama)], environ, tmp_path) as host:
             pid = host.begin(F.argv(MODEL, port))
             log = []
             while "msg=listening" not in (line := host.line().decode()):

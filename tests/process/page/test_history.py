@@ -61,13 +61,6 @@ async def drawn(look: Look, stand_in: StandIn, *steps: tuple[float, Stats | str]
     return Drawn(await view.page.evaluate(RUN, decode(encode(steps))))
 
 
-async def test_a_value_holds_until_the_next_arrives(stand_in: StandIn, look: Look) -> None:
-    lines = await drawn(look, stand_in, (100, told(1, used=5)), (200, told(101, used=7)), (300, "look"))
-    assert lines.memory[-51:] == [7] * 51
-    assert lines.memory[-101:-51] == [5] * 50
-    assert lines.memory[:-101] == [None] * 200, "before the first one nothing is known"
-
-
 async def test_the_hit_rate_is_that_of_the_prompts_of_one_minute(stand_in: StandIn, look: Look) -> None:
     lines = await drawn(
         look,
@@ -85,19 +78,6 @@ async def test_the_hit_rate_is_that_of_the_prompts_of_one_minute(stand_in: Stand
     assert lines.reading is None
 
 
-async def test_speed_is_the_rate_of_the_last_seconds(stand_in: StandIn, look: Look) -> None:
-    lines = await drawn(
-        look,
-        stand_in,
-        (100, told(1, generated=500)),
-        (104, told(5, generated=540, prompt=200, cached=100)),
-        (112, "look"),
-    )
-    assert lines.at(lines.speed, 8) == 10
-    assert lines.at(lines.speed, 0) == lines.now == 0
-    assert lines.reading == 100
-
-
 async def test_an_absence_is_a_gap_and_another_runner_counts_from_its_own_start(stand_in: StandIn, look: Look) -> None:
     lines = await drawn(
         look,
@@ -110,26 +90,3 @@ async def test_an_absence_is_a_gap_and_another_runner_counts_from_its_own_start(
     assert [lines.at(lines.memory, ago) for ago in (0, 20, 22, 80, 82, 120)] == [6, 6, None, None, 5, 5]
     assert lines.hits[-1] == 0.5
     assert min(value for value in lines.speed if value is not None) == 0
-
-
-async def test_another_runner_is_noticed_without_an_absence(stand_in: StandIn, look: Look) -> None:
-    lines = await drawn(
-        look, stand_in, (100, told(500, generated=9000, used=5)), (102, told(1, generated=0, used=6)), (104, "look")
-    )
-    assert all(value is None or value >= 0 for value in lines.speed)
-    assert [lines.at(lines.memory, ago) for ago in (0, 2, 4)] == [6, 6, 5]
-
-
-async def test_while_the_runner_is_away_the_last_ten_minutes_stand_still(stand_in: StandIn, look: Look) -> None:
-    steps = ((100, told(1, used=5)), (140, "end"))
-    before = await drawn(look, stand_in, *steps)
-    after = await drawn(look, stand_in, *steps, (500, "look"))
-    assert before.memory == after.memory
-    assert before.memory[-1] == 5
-
-
-async def test_ten_minutes_of_many_samples_are_kept_and_no_more(stand_in: StandIn, look: Look) -> None:
-    steps = [(at / 2, told(at / 2 + 1, used=at)) for at in range(4000)]
-    lines = await drawn(look, stand_in, *steps)
-    assert lines.memory[0] == pytest.approx(3999 - 1200, abs=4)
-    assert None not in lines.memory

@@ -1,12 +1,11 @@
 """The page in a browser, before a runner that says what a test wants."""
 
-import asyncio
-
 import pytest
 from msgspec.structs import replace
 
 from protocol.stats import (
     CacheCounts,
+    DiskCounts,
     DraftCounts,
     DraftModelState,
     MemoryCounts,
@@ -14,6 +13,8 @@ from protocol.stats import (
     RunningRequest,
     TokenCounts,
 )
+from scripts.tools.host.lib import Client, Request
+from tests.process.conftest import RANDOM, SpawnModel
 from tests.process.page.conftest import Look, View
 from tests.process.page.stand_in import MEGABYTE, STATS, StandIn, node
 
@@ -127,15 +128,6 @@ async def test_the_page_shows_the_numbers_of_the_runner(stand_in: StandIn, look:
     assert " ".join(second.split()) == "#8 waiting 3.0 s 12,000 prompt tokens"
 
 
-async def test_an_idle_runner_says_so(stand_in: StandIn, look: Look) -> None:
-    view = await look(stand_in.url)
-    assert await view.text("#requests-none") == "No request is running."
-    assert await view.text("#picture-none") == "The cache is empty: the next prompt makes the first branch."
-    assert await view.text("#hits .note") == "no prompt in the last minute"
-    stand_in.show(kind="none")
-    await view.until("#picture-none", "`--cache none` keeps nothing.")
-
-
 async def test_two_branches_are_drawn_after_their_shared_prefix(stand_in: StandIn, look: Look) -> None:
     stand_in.show(*TRIE)
     view = await look(stand_in.url)
@@ -150,18 +142,6 @@ async def test_two_branches_are_drawn_after_their_shared_prefix(stand_in: StandI
     tops = [(await view.box(bar(number)))[1] for number in (2, 3)]
     assert tops[0] < top + height < tops[1], "one goes straight on, the other below it"
     assert await view.page.locator(".turns path").count() == 3, "a way to each, that of the first from the root"
-
-
-async def test_an_edge_is_filled_in_proportion_to_its_layers(stand_in: StandIn, look: Look) -> None:
-    mixed = replace(TRIE[2], live_layers=3, paged_layers=6, missing_layers=3)
-    stand_in.show(TRIE[0], TRIE[1], mixed)
-    view = await look(stand_in.url)
-    await draws(view, 3)
-    _, _, whole, _ = await view.box(bar(3))
-    for kind, layers in (("live", 3), ("paged", 6), ("missing", 3)):
-        width = float(await view.page.locator(f"[data-key=n3] .{kind}").get_attribute("width") or 0)
-        assert width == pytest.approx(whole * layers / 12, abs=2)
-    assert await view.page.locator(".edge.used").count() == 2
 
 
 async def test_it_follows_a_generation_and_nothing_moves_away(stand_in: StandIn, look: Look) -> None:
@@ -270,19 +250,6 @@ async def test_a_clicked_node_shows_its_details(stand_in: StandIn, look: Look) -
     await view.until("#node-name", "The node no longer exists")
 
 
-async def test_a_branch_that_holds_pictures_has_a_mark(stand_in: StandIn, look: Look) -> None:
-    stand_in.show(node(1, None, 0, 800, pictures=2), node(2, 1, 800, 1000))
-    view = await look(stand_in.url)
-    await draws(view, 1, 2)
-    marks = [await view.page.locator(f"[data-key=n{number}] .photo").get_attribute("d") for number in (1, 2)]
-    assert marks[0]
-    assert not marks[1]
-    assert ", 2 pictures" in str(await view.page.locator("[data-key=n1]").get_attribute("aria-label"))
-    assert "picture" not in str(await view.page.locator("[data-key=n2]").get_attribute("aria-label"))
-    await view.page.locator("[data-key=n1]").click()
-    assert "Pictures\n2" in await view.text("#node")
-
-
 async def test_the_picture_is_walked_with_the_keyboard(stand_in: StandIn, look: Look) -> None:
     stand_in.show(*TRIE)
     view = await look(stand_in.url)
@@ -342,32 +309,47 @@ async def test_two_thousand_nodes_are_few_marks_and_can_be_opened(stand_in: Stan
     assert await marks.count() < 200
 
 
-async def test_unchanged_data_is_not_requested_again(stand_in: StandIn, look: Look) -> None:
+async def test_a_real_trie_is_drawn_with_its_two_branches(start: SpawnModel, look: Look) -> None:
+    process = start(RANDOM)
+    view = await look(f"http://127.0.0.1:{process.port}/")
+    assert await view.text("#model") == RANDOM
+    async with Client.of(process) as client:
+        for end in ("Then one goes left.", "And the other goes right."):
+            await client.complete(Request(f"All that both of them share comes first. {end}", {"num_predict": 8}))
+    await view.until_true("document.querySelectorAll('.edge').length >= 3")
+    levels = await view.page.evaluate("[...document.querySelectorAll('.edge')].map(each => each.ariaLevel)")
+    assert levels.count("1") == 1
+    assert levels.count("2") == 2
+    await view.until("#totals", "Answered2")
+
+
+async def test_what_is_on_disk_has_a_mark(stand_in: StandIn, look: Look) -> None:
+    stand_in.stats = replace(
+        STATS,
+        disk=DiskCounts(
+            state="on", held_bytes=3 * MEGABYTE, budget_bytes=9 * MEGABYTE, restores=1, restored_tokens=500
+        ),
+        running=[replace(writing(50), restored=500)],
+    )
+    stand_in.show(
+        node(1, None, 0, 800, stored=800, restored=True, pictures=1),
+        node(2, 1, 800, 1000, stored=56),
+        node(3, 1, 800, 1100, stored=300),
+        node(4, 3, 1100, 1400),
+    )
     view = await look(stand_in.url)
-    stand_in.tell(replace(STATS, model="told"))
-    await view.until("#model", "told")
-    assert stand_in.asked.count("/v1/events") == 1
-    assert {path for path in stand_in.asked if not path.startswith("/page/")} == {"/", "/v1/events"}
-
-
-async def test_windows_follow_one_runner_together(stand_in: StandIn, look: Look) -> None:
-    views = await asyncio.gather(*(look(stand_in.url) for _ in range(3)))
-    stand_in.tell(replace(STATS, model="told"))
-    for view in views:
-        await view.until("#model", "told")
-
-
-async def test_a_line_tells_its_value_where_one_points_at_it(stand_in: StandIn, look: Look) -> None:
-    stand_in.stats = replace(STATS, memory=MemoryCounts(used_bytes=21 * MEGABYTE))
-    view = await look(stand_in.url)
-    stand_in.tell(replace(STATS, uptime_s=2.0, memory=MemoryCounts(used_bytes=9 * MEGABYTE)))
-    await view.until("#memory .value", "9.0 MB")
-    left, top, width, height = await view.box("#memory .plot svg")
-    await view.page.mouse.move(left + width / 2, top + height / 2)
-    assert (await view.text("#memory .value")).strip() != "9.0 MB", "nothing is known of five minutes ago"
-    assert await view.text("#memory .note") == "5 min 00 s ago"
-    await view.page.mouse.move(left + width - 0.1, top + height / 2)
-    assert await view.text("#memory .value") == "9.0 MB"
-    assert await view.text("#memory .note") == "now"
-    await view.page.mouse.move(left, top + 300)
-    assert "peak" in await view.text("#memory .note")
+    await draws(view, 1, 2, 3, 4)
+    marks = [view.page.locator(f"[data-key=n{number}] .disk") for number in (1, 2, 3, 4)]
+    assert [bool(await mark.get_attribute("d")) for mark in marks] == [True, True, True, False]
+    classes = [await mark.get_attribute("class") for mark in marks[:3]]
+    assert classes == ["disk restored", "disk part", "disk"]
+    told = [str(await view.page.locator(f"[data-key=n{n}]").get_attribute("aria-label")) for n in (1, 2, 3, 4)]
+    for words, text in zip((", brought from disk", ", 56 tokens on disk", ", on disk"), told, strict=False):
+        assert words in text
+    assert "disk" not in told[3]
+    await view.page.locator("[data-key=n2]").click()
+    assert "On disk\n56 of 200 tokens" in await view.text("#node")
+    assert "800 cached (500 from disk)" in await view.text("#requests li")
+    totals = await view.text("#totals")
+    assert "On disk\n3.0 MB of 9.0 MB" in totals
+    assert "From disk\n500 tokens, 1 request" in totals

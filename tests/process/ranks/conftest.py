@@ -12,11 +12,13 @@ from scripts.tools.host.lib import Process
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.store import write_store
 from scripts.tools.soak.rank_logs import completions, rank_faults
-from tests.lib.patience import stretched
 from tests.process.conftest import RANDOM
 
 ODD = (sys.executable, "-m", "tests.process.ranks.odd_leader")
 """A runner of ranks with a fault in one of them: see `odd_leader` and `odd_follower`."""
+
+WAIT_S = 60.0
+"""The most that is waited for what takes a moment, or the 10 s after which a silent rank is given up."""
 
 
 @pytest.fixture(scope="session")
@@ -39,9 +41,9 @@ def children(process: Process) -> dict[int, str]:
     return {int(pid): _command(int(pid)) for file in found for pid in file.read_text().split()}
 
 
-def ended(pids: Sequence[int], seconds: float) -> bool:
-    """Returns True once none of these processes is left, and False if one is after so many seconds."""
-    until_s = time.monotonic() + stretched(seconds)
+def ended(pids: Sequence[int]) -> bool:
+    """Returns True once none of these processes is left, and False if one is after WAIT_S."""
+    until_s = time.monotonic() + WAIT_S
     while any(_state(pid) not in "ZX" for pid in pids):
         if time.monotonic() > until_s:
             return False
@@ -51,7 +53,7 @@ def ended(pids: Sequence[int], seconds: float) -> bool:
 
 def check_logs(process: Process, requests: int, ranks: int = 2) -> dict[str, dict[str, str]]:
     """Checks that all ranks say the same of this many requests. Returns what they say."""
-    until_s = time.monotonic() + stretched(5)
+    until_s = time.monotonic() + WAIT_S
     while True:
         lines = process.output.lines
         there = all(len(completions(lines, rank)) >= requests for rank in range(ranks))

@@ -1,29 +1,23 @@
 """A follower with a fault in it; `ODD` names what goes wrong.
 
-* `dies`      it ends before it joins
 * `unwilling` it never joins
 * `token`     its answers have other tokens than the leader's
 * `draws`     it draws other tokens than the leader
 * `position`  it believes that its forwards begin elsewhere
 * `memory`    its memory runs out
-* `closes`    it closes its connection, and goes on
-* `garbage`   it writes what is no frame
 
-All but the first two wait for the first request.
+All but the first wait for the first request.
 """
 
 import os
-import socket
 import sys
 import time
 from unittest.mock import patch
 
 from runner.engine.ranks.follower import Follower, main
-from runner.engine.ranks.link import Link
 
 ODD = os.environ["ODD"]
 answering = False
-links: list[Link] = []
 
 
 def _note_requests() -> None:
@@ -34,12 +28,6 @@ def _note_requests() -> None:
     def taken(replay: Replay, turn: object, add: object) -> None:
         global answering
         answering = True
-        if ODD == "closes":
-            patch.object(os, "_exit", lambda status: time.sleep(600)).start()
-            links[0]._socket.shutdown(socket.SHUT_RDWR)
-            time.sleep(600)
-        if ODD == "garbage":
-            links[0]._socket.sendall(b"\xff" * 64)
         take(replay, turn, add)  # type: ignore[arg-type]
 
     patch.object(Replay, "_take", taken).start()
@@ -87,7 +75,6 @@ def _patch() -> None:
 
 
 def _watch(own: Follower) -> None:
-    links.append(own._link)
     watch(own)
     _patch()
 
@@ -96,6 +83,4 @@ watch = Follower.watch
 patch.object(Follower, "watch", _watch).start()
 
 if __name__ == "__main__":
-    if ODD == "dies":
-        sys.exit(7)
     main(sys.argv[1:])

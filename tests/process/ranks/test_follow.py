@@ -17,11 +17,7 @@ from typing import TypeVar
 import pytest
 
 from runner.engine.ranks.handshake import prove_to_service
-from runner.errors import RankError
 from scripts.tools.host.lib import Client, Process, Request, free_port
-from scripts.tools.models.checkpoints import write_checkpoint
-from scripts.tools.models.store import write_store
-from tests.lib.patience import stretched
 from tests.process.conftest import RANDOM, RUNNER, SpawnModel
 
 WAIT_S = 60.0
@@ -31,7 +27,6 @@ REQUESTS = (
 )
 SECRET = b"f0e1d2c3b4a5968778695a4b3c2d1e0f"
 Found = TypeVar("Found")
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def eventually(look: Callable[[], Found | None], seconds: float = WAIT_S) -> Found:
@@ -52,6 +47,11 @@ def ended(pid: int) -> bool | None:
     return None
 
 
+def maps(pid: int) -> str:
+    """Returns what a process has mapped into its memory."""
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
 class Service:
     """`mlx-runner follow` on a port of its own."""
 
@@ -61,7 +61,8 @@ class Service:
             [*words, "--models-dir", str(models_dir)], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         self.log = ""
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         self.address = self.told(r"waiting for leaders\" address=(\S+)")[0]
         self.models_dir, self.secret = models_dir, secret
 
@@ -69,6 +70,14 @@ class Service:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log += line
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(WAIT_S)
+        self._reader.join(WAIT_S)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
 
     def told(self, pattern: str, count: int = 1) -> list[str]:
         """Returns what the pattern finds in the log, once it is found so often."""
@@ -110,9 +119,7 @@ def started(models_dir: Path, secret: Path) -> Iterator[StartService]:
 
     yield start
     for service in services:
-        service.process.send_signal(signal.SIGCONT)
-        service.process.send_signal(signal.SIGTERM)
-        service.process.wait(WAIT_S)
+        service.end()
 
 
 async def answers(process: Process) -> list[str]:
@@ -134,6 +141,8 @@ async def test_loads_follow_each_other_and_answer_as_one_process(serve: StartSer
     assert await answers(first) == wanted
     assert 'msg="ranks are joined" ranks=2 backend=ring' in first.output.text
     (follower,) = service.followers()
+    if sys.platform == "linux":
+        assert "libmlx" not in maps(service.process.pid), "the service itself holds no model"
     first.kill()
     second = start(RANDOM, service.words)
     assert await answers(second) == wanted
@@ -141,21 +150,12 @@ async def test_loads_follow_each_other_and_answer_as_one_process(serve: StartSer
     assert service.told(rf'"a load has ended" leader=\S+ process={follower} status="(.*?)"') == ["exit status 0"]
 
 
-@linux_only
-def test_the_service_itself_holds_no_model(serve: StartService, start: SpawnModel) -> None:
-    service = serve()
-    start(RANDOM, service.words)
-    (follower,) = service.followers()
-    assert "libmlx" not in Path(f"/proc/{service.process.pid}/maps").read_text()
-    assert "libmlx" in Path(f"/proc/{follower}/maps").read_text()
-
-
 def test_a_killed_leader_leaves_nothing_behind(serve: StartService, start: SpawnModel) -> None:
     service = serve()
     leader = start(RANDOM, service.words)
     (follower,) = service.followers()
     leader.kill()
-    assert eventually(lambda: ended(follower), stretched(2.0))
+    assert eventually(lambda: ended(follower))
 
 
 def test_a_killed_follower_ends_its_leader_by_name(serve: StartService, start: SpawnModel) -> None:
@@ -164,7 +164,7 @@ def test_a_killed_follower_ends_its_leader_by_name(serve: StartService, start: S
     (follower,) = service.followers()
     service.process.send_signal(signal.SIGSTOP)  # the end is seen without it
     os.kill(follower, signal.SIGKILL)
-    assert leader.wait(stretched(2.0)) == 1
+    assert leader.wait(WAIT_S) == 1
     service.process.send_signal(signal.SIGCONT)
     assert leader.output.lines[-1] == (
         f"Error: rank 1 ({service.address}) ended: the log of `mlx-runner follow` there says why"
@@ -172,63 +172,21 @@ def test_a_killed_follower_ends_its_leader_by_name(serve: StartService, start: S
     assert service.told(r'"a load has ended" .*status="(.*)"') == ["killed by signal 9"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_signal_ends_the_service_and_its_load(number: signal.Signals, serve: StartService, start: SpawnModel) -> None:
+def test_a_signal_ends_the_service_and_its_load(serve: StartService, start: SpawnModel) -> None:
     service = serve()
     leader = start(RANDOM, service.words)
     (follower,) = service.followers()
-    service.process.send_signal(number)
-    assert service.process.wait(stretched(2.0)) == -number
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.wait(WAIT_S) == -signal.SIGTERM
     assert ended(follower)
     assert refusal(leader).startswith(f"Error: rank 1 ({service.address}) ended: ")
     assert "Traceback" not in service.log
-
-
-def test_another_secret_is_refused_on_both_sides(serve: StartService, start: SpawnModel, tmp_path: Path) -> None:
-    service = serve()
-    other = tmp_path / "other"
-    other.touch(0o600)
-    other.write_bytes(SECRET[1:])
-    leader = start(RANDOM, ["--followers", service.address, "--secret-file", str(other)], ready=False)
-    why = "it has another secret: compare the files that --secret-file names"
-    assert refusal(leader) == f"Error: rank 1 ({service.address}): {why}"
-    assert len(service.told(rf'"a connection is refused" peer=\S+ why="{why}"')) == 1
-    start(RANDOM, service.words)
-
-
-def test_a_second_leader_is_told_who_is_there(serve: StartService) -> None:
-    service = serve()
-    with service.connect() as first, service.connect() as second:
-        prove_to_service(first, SECRET)
-        host, port = first.getsockname()
-        with pytest.raises(RankError, match=f"^busy with the leader at {host}:{port}$"):
-            prove_to_service(second, SECRET)
-    with service.connect() as third:  # while the first one's process ends
-        prove_to_service(third, SECRET)
-        assert len(service.followers(2)) == 2
-
-
-def test_a_busy_service_ends_the_second_leader(serve: StartService, start: SpawnModel) -> None:
-    service = serve()
-    with service.connect() as first:
-        prove_to_service(first, SECRET)
-        second = start(RANDOM, service.words, ready=False)
-        assert refusal(second).startswith(f"Error: rank 1 ({service.address}): busy with the leader at 127.0.0.1:")
 
 
 def test_a_service_that_is_not_there_is_named(start: SpawnModel, secret: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     leader = start(RANDOM, ["--followers", address, "--secret-file", str(secret)], ready=False)
     assert refusal(leader) == (f"Error: rank 1 ({address}): connection refused; is `mlx-runner follow` running there?")
-
-
-def test_a_service_that_says_nothing_is_given_up(start: SpawnModel, secret: Path) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        leader = start(RANDOM, ["--followers", address, "--secret-file", str(secret)], ready=False)
-        assert refusal(leader) == f"Error: rank 1 ({address}): it took longer than 10 s to answer"
 
 
 def test_strangers_keep_nobody_out(serve: StartService) -> None:
@@ -244,46 +202,3 @@ def test_strangers_keep_nobody_out(serve: StartService) -> None:
         assert silent[0].recv(1) == b""
     assert service.process.poll() is None
     assert "Traceback" not in service.log
-
-
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [
-        ("qwen3", "weights: the leader has [0-9a-f]+, this rank [0-9a-f]+"),
-        (None, "read manifest: .* no such file or directory"),
-    ],
-)
-def test_a_machine_with_another_model_or_none_is_refused(
-    kind: str | None, why: str, serve: StartService, start: SpawnModel, tmp_path: Path
-) -> None:
-    store = tmp_path / "models"
-    store.mkdir()
-    if kind == "qwen3":
-        write_store(store, RANDOM, write_checkpoint(tmp_path / "source", "qwen3"))
-    service = serve(store)
-    leader = start(RANDOM, service.words, ready=False)
-    assert re.match(rf"Error: rank 1 \({service.address}\): .*{why}", refusal(leader)), leader.output.text
-    assert service.told(r'"a load has ended" .*status="(.*)"') == ["exit status 1"]
-
-
-def test_a_file_that_others_may_read_is_no_secret(secret: Path, models_dir: Path, start: SpawnModel) -> None:
-    secret.chmod(0o644)
-    line = f"Error: --secret-file {secret}: other users may read or change it: chmod 600 {secret}"
-    words = [*RUNNER, "follow", "--listen", "127.0.0.1:0", "--secret-file", str(secret)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, line)
-    leader = start(RANDOM, ["--followers", "127.0.0.1:1", "--secret-file", str(secret)], ready=False)
-    assert refusal(leader) == line
-
-
-def test_an_address_in_use_is_refused(secret: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        words = [*RUNNER, "follow", "--listen", address, "--secret-file", str(secret)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert (done.returncode, done.stderr.splitlines()[-1].split(";")[0]) == (
-        1,
-        f"Error: listen tcp {address}: bind: address already in use",
-    )
