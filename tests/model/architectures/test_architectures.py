@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import cast
 
 import mlx.core as mx
 import pytest
@@ -21,12 +20,11 @@ from runner.model import open_model
 from runner.model.weights.load import load
 from scripts.tools.models.architectures import BOUNDARY_DEPENDENT, architectures, build, unserved
 from scripts.tools.models.checkpoints import TOKENIZER, write_weights
-from scripts.tools.models.store import quantize, write_store
-from scripts.tools.models.tensors import Packing, rounded
+from scripts.tools.models.store import write_store
 from scripts.tools.models.tiny import words
 from tests.lib.driver import ask_uncached, forwards_at_once, largest
-from tests.model.architectures import caching, in_depth, loading, splitting
-from tests.model.architectures.subject import SERVED, Subject, oracle, run
+from tests.model.architectures import caching, loading, splitting
+from tests.model.architectures.subject import SERVED, Subject
 from tests.model.ranks.pair import Pair, pair
 
 QUESTIONS: tuple[Callable[[Subject], None], ...] = (
@@ -39,17 +37,9 @@ QUESTIONS: tuple[Callable[[Subject], None], ...] = (
     caching.answers_in_rounds_as_in_steps,
     caching.forgets_a_round_that_was_given_up,
     caching.may_draft_or_says_why_not,
+    caching.can_be_batched_or_says_why_not,
     caching.goes_on_from_the_disk_with_quantized_keys_and_values,
     splitting.can_be_split_over_two_ranks_or_says_why_not,
-)
-
-
-IN_DEPTH: tuple[Callable[[Subject], None], ...] = (
-    in_depth.a_prompt_comes_back_where_no_class_of_layers_is_known,
-    in_depth.goes_back_to_behind_any_token,
-    in_depth.can_be_batched_or_says_why_not,
-    in_depth.says_the_same_in_a_batch,
-    in_depth.loads_from_packed_stores,
 )
 
 
@@ -62,15 +52,6 @@ def test_an_architecture(name: str, tmp_path: Path, subtests: pytest.Subtests, r
     if splitting.can_split(name):
         with subtests.test("computes the same over two ranks"):
             splitting.computes_the_same_over_two_ranks(subject, request.getfixturevalue("two"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SERVED)
-def test_an_architecture_in_depth(name: str, tmp_path: Path, subtests: pytest.Subtests) -> None:
-    subject = Subject(name, tmp_path)
-    for question in IN_DEPTH:
-        with subtests.test(question.__name__):
-            question(subject)
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +67,6 @@ def test_no_architecture_is_left_out() -> None:
     models = {path.stem for path in sources if re.search(r"^class Model\(", path.read_text(), re.MULTILINE)}
     assert models
     assert models <= set(architectures())
-
-
-def test_tables_name_architectures() -> None:
-    """An entry for none would say nothing."""
-    tables = (caching.NOT_DRAFTING, caching.QUANTIZED, in_depth.TURNS, in_depth.BY_SLOT, in_depth.NOT_COMPARED)
-    assert set().union(*tables, splitting.LATENT, splitting.MIXED, BOUNDARY_DEPENDENT) <= set(SERVED)
-    assert set(caching.NOT_DRAFTING) >= set(BOUNDARY_DEPENDENT)
-    assert {name for name in SERVED if splitting.can_split(name)} > splitting.LATENT | splitting.MIXED
 
 
 @pytest.mark.parametrize("name", sorted(unserved()))
@@ -125,27 +98,6 @@ def test_a_packed_head_that_its_module_normalizes_has_the_length_1(
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, **fields}))
     store = write_store(tmp_path, "m", directory, "mxfp8")
-    assert "lm_head" in in_depth.packed(store)
+    assert "lm_head.weight.scale" in store.tensors("lm_head.weight")
     head = load(open_model("m", tmp_path)).module.lm_head.weight.astype(mx.float32)
     assert mx.allclose(mx.linalg.norm(head, axis=axis), mx.ones(head.shape[1 - axis]), atol=0.01)
-
-
-def test_projections_of_different_packings_that_a_module_joins_are_unpacked(tmp_path: Path) -> None:
-    """Ollama gives k and v more bits than q."""
-    subject = Subject("kimi_k3", tmp_path)
-    plain: dict[str, mx.array] = {}
-    for path, array in subject.weights.items():
-        joined = path.endswith("self_attn.qkv_proj.weight")
-        parts = cast("list[mx.array]", mx.split(array, 3)) if joined else [array]
-        names = [path.replace("qkv_proj", f"{part}_proj") for part in "qkv"] if joined else [path]
-        plain |= dict(zip(names, parts, strict=True))
-    store = write_store(tmp_path, "m", subject.write("apart", plain))
-    found = [path for path in plain if re.search(r"self_attn\.[qkv]_proj\.weight", path)]
-    found = [path for path in found if re.sub("[qkv]_proj", "k_proj", path) in plain]
-    assert len(found) >= 3
-    for path in found:
-        packing = Packing(32, 4 if ".q_proj" in path else 8, "affine")
-        store.put_tensors(path, quantize(store.tensors(path)[path], path, packing))
-        plain[path] = rounded(plain[path], packing)
-    wanted = run(oracle(subject.write("unpacked", plain)))
-    assert mx.allclose(run(load(open_model("m", tmp_path)).module), wanted, atol=1e-4)

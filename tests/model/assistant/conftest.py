@@ -13,12 +13,6 @@ Pairs = Callable[[str, str], Pair]
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    """Published models, written once for the tests of a file."""
-    return Published(tmp_path_factory.mktemp("published"))
-
-
-@pytest.fixture(scope="module")
 def target(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Stored:
     """A Gemma 4 whose last layers have no keys and values of their own."""
     return put(tmp_path_factory.mktemp("store"), "gemma4-text", published("gemma4-text"))

@@ -16,7 +16,6 @@ from runner.model import open_model
 from runner.model.assistant.context import read
 from runner.model.assistant.load import Assistant, load_assistant
 from runner.model.draft import open_draft, open_own_draft
-from runner.model.opened import OpenedModel
 from runner.model.weights.load import LoadedModel, load
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.assistants import Config, config_of
@@ -24,9 +23,8 @@ from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.layouts import plan
 from scripts.tools.models.sources import Published
 from scripts.tools.models.store import Quantization, Store, add_draft, source_tensors, write_store
-from scripts.tools.models.tensors import PACKINGS, rounded
+from scripts.tools.models.tensors import rounded
 from tests.model.assistant.made import Arrays, Change, pair_of, write
-from tests.model.loading.conftest import run
 from tests.model.loading.test_draft import LARGE, checked, settings
 
 PACKED = "groups of another table"
@@ -42,11 +40,7 @@ def opened(store: Store, wish: str, budget_bytes: int = LARGE) -> AnyModel | Non
     """Goes the way of a start."""
     model = open_model("tiny", store.models_dir)
     opener = DraftModelOpener(settings(store, wish), model)
-    loaded, tokenizer = load(model), open_tokenizer(model.file)
-    before = run(loaded)
-    found = opener.load(loaded, tokenizer, mx.get_active_memory() + budget_bytes, slow_blas=True)
-    assert mx.array_equal(run(loaded), before)
-    return found
+    return opener.load(load(model), open_tokenizer(model.file), mx.get_active_memory() + budget_bytes, slow_blas=True)
 
 
 def assert_the_same(found: Assistant, wanted: Assistant, loaded: LoadedModel) -> None:
@@ -62,8 +56,9 @@ def assert_the_same(found: Assistant, wanted: Assistant, loaded: LoadedModel) ->
         assert mx.abs(left - right).max() <= 1e-4 * mx.abs(right).max()
 
 
-@pytest.mark.parametrize("quantization", [None, "int4", "int8", "nvfp4", "mxfp8"])
-@pytest.mark.parametrize("kind", ["every token", PACKED])
+@pytest.mark.parametrize(
+    ("kind", "quantization"), [(PACKED, None), ("every token", "int4"), (PACKED, "nvfp4"), ("every token", "mxfp8")]
+)
 def test_one_beside_its_target_computes_what_its_tensors_say(
     kind: str, quantization: Quantization | None, store: Store, tmp_path: Path
 ) -> None:
@@ -82,31 +77,7 @@ def test_one_beside_its_target_computes_what_its_tensors_say(
     assert_the_same(found, pair_of(target, write(tmp_path / "rounded", config, rounding)).assistant, loaded)
 
 
-def test_a_packed_directory_is_read(store: Store, tmp_path: Path) -> None:
-    """As mlx-lm and mlx-vlm write them."""
-    packing = PACKINGS["int4"]
-
-    def pack(weights: Arrays) -> None:
-        for name in [name for name, array in weights.items() if name.endswith("_proj.weight")]:
-            parts = mx.quantize(weights[name], packing.group_size, packing.bits)
-            stem = name.removesuffix("weight")
-            weights |= zip((name, f"{stem}scales", f"{stem}biases"), parts, strict=True)
-
-    def rounding(weights: Arrays) -> None:
-        ours = {name: array for name, array in weights.items() if name.endswith("_proj.weight")}
-        weights |= {name: rounded(array, packing) for name, array in ours.items()}
-
-    target = open_model("tiny", store.models_dir)
-    found, wanted = (
-        pair_of(target, write(tmp_path / str(number), change=change)) for number, change in enumerate((pack, rounding))
-    )
-    assert found.assistant.nbytes < wanted.assistant.nbytes
-    assert_the_same(found.assistant, wanted.assistant, found.loaded)
-
-
-@pytest.mark.parametrize("architecture", [
-    "Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM", "gemma4_assistant", "gemma4_unified_assistant",
-])  # fmt: skip
+@pytest.mark.parametrize("architecture", ["Gemma4UnifiedAssistantForCausalLM", "gemma4_assistant"])
 def test_a_start_loads_it(architecture: str, store: Store, tmp_path: Path) -> None:
     """Named or beside the model, by any of its architectures."""
     config = config_of() | {"architectures": [architecture]}
@@ -187,19 +158,10 @@ FAULTS: dict[str, tuple[Config, Change, str]] = {
         f"model.layers.{layer}.self_attn.q_norm.weight": mx.zeros(8)}) for layer in range(2)],
         "its 4 heads of 8 numbers cannot look at the model's 2 heads of 16 (sliding_attention)"),
     "a projection less": (config_of(), without("post_projection.weight"), "lacks 1 tensors: post_projection.weight"),
-    "a norm less": (config_of(), without("layers.1.self_attn.q_norm.weight"), "lacks 1 tensors: model.layers.1"),
-    "a layer less": (config_of(num_hidden_layers=4, layer_types=["sliding_attention"] * 3 + ["full_attention"]),
-        without(), "num_hidden_layers is 4, the model holds 3: layer 3 is missing"),
-    "a layer more": (config_of(num_hidden_layers=2, layer_types=["sliding_attention"] * 2), without(),
-        "num_hidden_layers is 2, but the model holds model.layers.2 too"),
-    "experts": (config_of(), put("model.layers.0.router.proj.weight", mx.zeros((4, 128))),
-        "does not know: model.layers.0.router.proj.weight"),
-    "no table": (config_of(), without("embed_tokens.weight"), "lacks 1 tensors: model.embed_tokens.weight"),
     "no centroids": (GROUPS, without("centroids.weight"), "lacks 1 tensors: masked_embedding.centroids.weight"),
     "groups of odd sizes": (GROUPS | {"num_centroids": 100}, without(), "274 tokens cannot be in 100 groups"),
     "more groups than there are": (GROUPS | {"centroid_intermediate_top_k": 138}, without(), "138 of them chosen"),
     "a place beyond the table": (GROUPS, put(ORDER, mx.arange(274) + 1), "does not name each token once"),
-    "a place before the table": (GROUPS, put(ORDER, mx.arange(274) - 1), "does not name each token once"),
     "a token twice": (GROUPS, put(ORDER, mx.array([0, 0, *range(2, 274)])), "does not name each token once"),
     "an order of numbers that are not whole": (GROUPS, put(ORDER, mx.zeros(274)), "want int"),
     "a rotation that nobody knows": (config_of(rope_parameters={"full_attention": {"rope_type": "of mine"}}),
@@ -213,7 +175,7 @@ FAULTS: dict[str, tuple[Config, Change, str]] = {
 def test_a_broken_assistant_costs_a_line_or_the_start(
     fault: str, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The start, if it is asked for; the model computes what it did before in any case."""
+    """The start, if it is asked for."""
     config, change, why = FAULTS[fault]
     directory = write(tmp_path / "assistant", GROUPS if config.get("use_ordered_embeddings") else config_of(), change)
     (directory / "config.json").write_text(json.dumps(config))
@@ -230,25 +192,6 @@ def test_a_broken_assistant_costs_a_line_or_the_start(
     assert [record.message for record in lines] == ["the draft model beside this one is not used"]
     if not why.endswith("once"):  # `check` reads no numbers
         assert why in " ".join(checked(store, "auto").split())
-
-
-def test_a_vocabulary_of_its_own_must_be_the_targets(store: Store, tmp_path: Path) -> None:
-    directory = write(tmp_path / "assistant")
-    tokenizer = json.loads((directory / "tokenizer.json").read_text())
-    entries = tokenizer["model"]["vocab"]
-    seven, eight = (next(piece for piece in entries if entries[piece] == token) for token in (7, 8))
-    entries[seven], entries[eight] = 8, 7
-    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(DraftError, match="it has another vocabulary than the model: token 7 is "):
-        opened(store, str(directory))
-
-
-def test_one_that_does_not_fit_into_memory_is_left_out(store: Store, tmp_path: Path) -> None:
-    directory = write(tmp_path / "assistant")
-    with pytest.raises(DraftError, match="the weights take"):
-        opened(store, str(directory), 1000)
-    add_draft(store, directory)
-    assert opened(store, "auto", 1000) is None
 
 
 def test_it_drafts_for_gemma_4_alone(tmp_path: Path) -> None:
@@ -272,10 +215,3 @@ def test_it_computes_in_its_own_type(published: Published, tmp_path: Path) -> No
     found = pair.assistant.step(mx.array([[3]]), mx.zeros((1, 1, 64), mx.bfloat16), shared, 39)
     assert [array.dtype for array in found] == [mx.bfloat16] * 2
     assert not any(mx.any(mx.isnan(array)).item() for array in found)
-
-
-def test_the_target_leaves_memory_for_it(store: Store, tmp_path: Path) -> None:
-    directory = write(tmp_path / "assistant")
-    target: OpenedModel = open_model("tiny", store.models_dir)
-    opener = DraftModelOpener(settings(store, str(directory)), target)
-    assert opener.reserved_bytes(LARGE) == open_draft(str(directory), store.models_dir).total_bytes

@@ -15,6 +15,27 @@ from runner.model.weights.load import LoadedModel
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler
 
+PROMPT = [(7 * index + index * index) % 200 for index in range(21)]
+GREEDY = SamplingOptions(temperature=0)
+DRAWN = {
+    "greedy": GREEDY,
+    "drawn": SamplingOptions(temperature=0.9, seed=5),
+    "filtered": SamplingOptions(temperature=1.2, seed=7, top_k=20, top_p=0.9, min_p=0.01),
+    "penalties": SamplingOptions(
+        temperature=0.8, seed=9, repeat_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, repeat_last_n=16
+    ),
+}
+
+
+def greedy(logits: mx.array) -> mx.array:
+    return mx.argmax(logits, axis=-1)
+
+
+class Counting:
+    """A layer of a target, as far as a drafter looks."""
+
+    offset = 0
+
 
 class Said(NamedTuple):
     """An answer and how it came about."""

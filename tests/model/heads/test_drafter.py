@@ -14,24 +14,11 @@ from runner.cache.session import LiveSession
 from runner.model.heads.drafter import HeadDrafter
 from runner.model.heads.head import Head
 from runner.model.heads.load import load_head
-from runner.model.heads.target import Tap, target_of
+from runner.model.heads.target import Tap
 from runner.model.weights.load import LoadedModel, load
-from runner.sampling.options import SamplingOptions
 from scripts.tools.models.sources import Published
-from tests.model.heads.drafting import answer
+from tests.model.heads.drafting import DRAWN, GREEDY, PROMPT, Counting, answer, greedy
 from tests.model.loading.stored import put
-
-NAMES = ("qwen3.5", "qwen3.5-moe", "qwen3-next", "nemotron-h")
-PROMPT = [(7 * index + index * index) % 200 for index in range(21)]
-GREEDY = SamplingOptions(temperature=0)
-DRAWN = {
-    "greedy": GREEDY,
-    "drawn": SamplingOptions(temperature=0.9, seed=5),
-    "filtered": SamplingOptions(temperature=1.2, seed=7, top_k=20, top_p=0.9, min_p=0.01),
-    "penalties": SamplingOptions(
-        temperature=0.8, seed=9, repeat_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, repeat_last_n=16
-    ),
-}
 
 
 class Pair(NamedTuple):
@@ -103,18 +90,6 @@ def from_scratch(pair: Pair, text: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", DRAWN)
-@pytest.mark.parametrize("name", NAMES)
-def test_an_answer_is_the_same_with_a_head(name: str, kind: str, pairs: Pairs) -> None:
-    pair = pairs(name)
-    plain = answer(pair.loaded, NullCache(pair.loaded.make_layers), PROMPT, 24, DRAWN[kind])
-    drafted = answer(
-        pair.loaded, NullCache(pair.loaded.make_layers), PROMPT, 24, DRAWN[kind], HeadDrafter(pair.head), 3
-    )
-    assert drafted.tokens == plain.tokens
-    assert drafted.drafted > 24
-
-
-@pytest.mark.parametrize("kind", DRAWN)
 def test_drafts_that_are_right_are_all_accepted(kind: str, right: Pair) -> None:
     """They are drawn with the numbers, filters and penalties of the answer."""
     plain = answer(right.loaded, NullCache(right.loaded.make_layers), PROMPT, 24, DRAWN[kind])
@@ -126,8 +101,7 @@ def test_drafts_that_are_right_are_all_accepted(kind: str, right: Pair) -> None:
     assert len(set(plain.tokens)) > 1
 
 
-@pytest.mark.parametrize("most", [1, 3, 7])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "most"), [("qwen3.5", 7), ("qwen3.5-moe", 1), ("qwen3-next", 3), ("nemotron-h", 3)])
 def test_drafts_are_those_of_the_whole_text(name: str, most: int, pairs: Pairs) -> None:
     """The head's layers hold what is certain: neither a draft that was wrong nor one's own guess."""
     pair, seen = pairs(name), []
@@ -155,28 +129,6 @@ def test_a_conversation_goes_on_with_the_head(pairs: Pairs) -> None:
         prompt = [*prompt, *said.tokens, turn + 3, turn + 5]
 
 
-def test_a_tap_keeps_what_the_norm_returns_and_changes_nothing(pairs: Pairs) -> None:
-    loaded = pairs("qwen3.5").loaded
-    target = target_of(loaded.module)
-    tap, kind = Tap(target.norm), type(target.norm)
-    tokens = mx.array([PROMPT])
-    plain = loaded.logits(tokens, loaded.make_layers())
-    tap.turn(True)
-    assert tap.on
-    tapped = loaded.logits(tokens, loaded.make_layers())
-    hidden = tap.take()
-    assert hidden is not None
-    assert mx.array_equal(tapped, plain)
-    assert mx.array_equal(target.unembed(hidden), plain)
-    assert tap.take() is None
-    loaded.logits(tokens, loaded.make_layers())
-    tap.turn(False)
-    assert tap.hidden is None
-    loaded.logits(tokens, loaded.make_layers())
-    assert tap.hidden is None
-    assert type(target.norm) is kind
-
-
 # What the drafter keeps.
 
 
@@ -188,16 +140,6 @@ def drafter_of(rows: int, layer: object, *, most_rows: int = 8, most_slots: int 
 
 def hidden(rows: int, seed: int = 0) -> mx.array:
     return mx.random.normal((1, rows, 64), key=mx.random.key(seed))
-
-
-def greedy(logits: mx.array) -> mx.array:
-    return mx.argmax(logits, axis=-1)
-
-
-class Counting:
-    """A layer of a target, as far as a drafter looks."""
-
-    offset = 0
 
 
 def test_a_drafter_keeps_the_last_rows_only(pairs: Pairs) -> None:

@@ -110,15 +110,9 @@ def put_tensor(name: str, *shape: int) -> Change:
 FAULTS: dict[str, tuple[str, Change, str]] = {
     "no head": ("qwen3.5", without(""), "the model has no head for drafts"),
     "a part of one": ("qwen3.5", without("fc.weight"), "the model has no head for drafts"),
-    "a norm less": ("qwen3.5", without("pre_fc_norm_hidden.weight"), "lacks 1 tensors: pre_fc_norm_hidden.weight"),
-    "no layer": ("qwen3.5", without("proj.weight", "layernorm.weight", "k_norm.weight", "q_norm.weight"), "lacks"),
     "a matrix less": ("qwen3.5", without("self_attn.o_proj.weight"), "lacks 1 tensors: layers.0.self_attn.o_proj"),
     "another width": ("qwen3.5", put_tensor("mtp.fc.weight", 64, 64), "want shape [64, 128], found [64, 64]"),
-    "something else": ("qwen3.5", put_tensor("mtp.embed_tokens.weight", 64, 64), "does not know: embed_tokens.weight"),
     "a hundred layers": ("qwen3.5", put_tensor("mtp.layers.99.mlp.weight", 4), "lacks most of 100 layers"),
-    "half of the experts": ("qwen3.5-moe", without("experts.down_proj"),
-        "lacks 1 tensors: layers.0.mlp.switch_mlp.down_proj"),
-    "a shared expert less": ("qwen3-next", without("shared_expert_gate.weight"), "shared_expert_gate"),
     "no layers": ("nemotron-h", lambda weights: named(("mtp.layers.0.eh_proj.weight", "mtp.fc.weight"))(weights)
         or [weights.pop(name) for name in list(weights) if "mtp.layers" in name], "it lacks its layers"),
     "a recurrent layer": ("nemotron-h", lambda weights: (without("k_proj.weight", "q_proj.weight", "v_proj.weight",
@@ -126,7 +120,6 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
         "one of its layers is recurrent"),
     "a layer of nothing": ("nemotron-h", put_tensor("mtp.layers.7.norm.weight", 64),
         "one of its layers is of an unknown kind"),
-    "no last norm": ("nemotron-h", without("final_layernorm.weight"), "lacks 1 tensors: final_layernorm.weight"),
     "two of one": ("nemotron-h", lambda weights: weights.update(
         {"mtp.enorm.weight": weights["mtp.layers.0.enorm.weight"]}), "two of its tensors are the same parameter"),
 }  # fmt: skip

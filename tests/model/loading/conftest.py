@@ -1,6 +1,6 @@
 """Tiny checkpoints, written once, and helpers that open and run them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -11,8 +11,7 @@ from mlx.utils import tree_flatten
 
 from runner.model import OpenedModel, open_model
 from runner.model.weights.load import LoadedModel, load
-from scripts.tools.models.checkpoints import VOCABULARY_SIZE, Dtype, Kind, write_checkpoint
-from scripts.tools.models.sources import Published
+from scripts.tools.models.checkpoints import VOCABULARY_SIZE, Dtype, Kind, make_weights, write_checkpoint
 from scripts.tools.models.store import Store, write_store
 
 Checkpoints = Callable[..., Path]
@@ -31,12 +30,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
         return directory if directory.exists() else write_checkpoint(directory, kind, dtype=dtype)
 
     return get
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    """Published models, written once for the tests of a file."""
-    return Published(tmp_path_factory.mktemp("published"))
 
 
 @pytest.fixture
@@ -60,6 +53,18 @@ def run(model: LoadedModel | object, layers: list[object] | None = None) -> mx.a
     logits: mx.array = mx.concatenate(steps, axis=1)
     mx.eval(logits)
     return logits
+
+
+def experts_apart(config: Mapping[str, object]) -> dict[str, mx.array]:
+    """Returns weights as Qwen publishes them: with a tensor for each expert."""
+    weights: dict[str, mx.array] = {}
+    for name, array in make_weights(config, 0, "float32").items():
+        head, is_stack, tail = name.partition(".switch_mlp.")
+        if is_stack:
+            weights |= {f"{head}.experts.{index}.{tail}": part for index, part in enumerate(array)}
+        else:
+            weights[name] = array.moveaxis(1, 2) if "conv1d.weight" in name else array
+    return weights
 
 
 def parameters(module: Module) -> dict[str, mx.array]:

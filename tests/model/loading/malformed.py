@@ -27,11 +27,10 @@ Break = Callable[[Store], object]
 
 
 class Case(NamedTuple):
-    """`line` is a regular expression for the whole line. `loads` is true if opening succeeds and only loading fails."""
+    """`line` is a regular expression for the whole line."""
 
     spoil: Break
     line: str
-    loads: bool = False
 
     def matches(self, text: str) -> bool:
         return re.fullmatch(self.line, text) is not None
@@ -183,24 +182,8 @@ def each(*spoils: Break) -> Break:
     return apply
 
 
-def moved(of: Callable[[Store], Path]) -> Break:
-    """Moves a file elsewhere and leaves a link to it."""
-
-    def apply(store: Store) -> None:
-        path = of(store)
-        path.rename(store.models_dir / "elsewhere")
-        path.symlink_to(store.models_dir / "elsewhere")
-
-    return apply
-
-
 def write_manifest(text: str) -> Break:
     return lambda store: store.manifest_path.write_text(text)
-
-
-def as_directory(store: Store) -> None:
-    store.manifest_path.unlink()
-    store.manifest_path.mkdir()
 
 
 GONE = f"sha256:{'0' * 64}"
@@ -210,11 +193,8 @@ _LARGE = file_start({WEIGHT: entry(shape=(1 << 17, 1 << 17), offsets=(0, GIGABYT
 
 _DIGESTS = {
     "out of the store": "sha256:../../../etc/passwd",
-    "an absolute path": "/etc/passwd",
     "too long": f"{GONE}0",
-    "too short": GONE[:-1],
     "no hexadecimal": f"{GONE[:-1]}g",
-    "of another kind": "sha512:00",
     "with a newline": f"{GONE}\n",
     "absent": None,
 }
@@ -224,13 +204,7 @@ MANIFESTS: dict[str, Case] = {
         lambda store: store.manifest_path.unlink(),
         rf"read manifest: open {_MANIFEST}: no such file or directory \(`ollama list` .*, --models-dir another store\)",
     ),
-    "manifest a directory": Case(as_directory, rf"read manifest: open {_MANIFEST}: no such file or directory \(.*\)"),
     "manifest not json": Case(write_manifest('{"layers": ['), rf"parse manifest: {_MANIFEST}: Expecting value: .*"),
-    "manifest empty": Case(write_manifest(""), rf"parse manifest: {_MANIFEST}: Expecting value: .*"),
-    "manifest not utf-8": Case(
-        lambda store: store.manifest_path.write_bytes(b'{"layers": "\xff"}'),
-        rf"parse manifest: {_MANIFEST}: 'utf-8' .*",
-    ),
     "manifest a list": Case(write_manifest("[]"), rf"parse manifest: {_MANIFEST}: want a JSON object, found list"),
     "manifest deep": Case(write_manifest("[" * 100_000), rf"parse manifest: {_MANIFEST}: .*recursion.*"),
     "manifest of gigabytes": Case(
@@ -257,17 +231,11 @@ MANIFESTS: dict[str, Case] = {
         with_layer("tokenizer.json", digest="sha256:.."),
         rf"parse manifest: {_MANIFEST}: invalid digest 'sha256:\.\.' of layer 'tokenizer\.json'",
     ),
-    "size no number": Case(
-        with_layer(size="12"), rf"parse manifest: {_MANIFEST}: invalid size '12' of layer '{WEIGHT}'"
-    ),
     "size negative": Case(with_layer(size=-1), rf"parse manifest: {_MANIFEST}: invalid size -1 of layer '{WEIGHT}'"),
     "format gguf": Case(
         with_model_config({"model_format": "gguf"}),
         r"model tiny has the format 'gguf', want 'safetensors' \(`ollama create --experimental` makes such models\): "
         + _BLOB,
-    ),
-    "format absent": Case(
-        with_model_config({}), rf"model tiny has the format None, want 'safetensors' \(.*\): {_BLOB}"
     ),
     "model config a list": Case(with_model_config([]), rf"model config: {_BLOB}: want a JSON object, found list"),
     "model config not json": Case(with_model_config(b"{"), rf"model config: {_BLOB}: Expecting property name .*"),
@@ -285,15 +253,11 @@ _UNOPENED: dict[str, tuple[Break, str]] = {
     "missing": (without_blob(WEIGHT), "no such file or directory"),
     "a directory": (replaced(Path.mkdir), "is a directory"),
     "a pipe": (replaced(os.mkfifo), "not a regular file"),
-    "a device": (replaced(lambda path: path.symlink_to("/dev/zero")), "not a regular file"),
-    "a link to nothing": (replaced(lambda path: path.symlink_to("nowhere")), "no such file or directory"),
     "a link to itself": (replaced(lambda path: path.symlink_to(path)), "too many levels of symbolic links"),
 }
 
 _CONTENTS = {
-    "blob empty": (b"", "not a safetensors file: 0 bytes are too few for a header"),
     "blob of seven bytes": (b"1234567", "not a safetensors file: 7 bytes are too few for a header"),
-    "blob of another format": (b"GGUF" + bytes(100), r"header of \d+ bytes does not fit a file of 104 bytes"),
     "header longer than the file": (
         struct.pack("<Q", 2**63) + b"{}",
         f"header of {2**63} bytes does not fit a file of 10 bytes",
@@ -302,7 +266,6 @@ _CONTENTS = {
 
 _HEADERS: dict[str, tuple[object, str]] = {
     "header not json": (b"{nonsense", "the header is not JSON: Expecting property name .*"),
-    "header not utf-8": (b'{"\xff\xfe": 1}', "the header is not JSON: 'utf-8' .*"),
     "header deep": (b"[" * 100_000, "the header is not JSON: .*recursion.*"),
     "header a list": ([], "the header is not a JSON object"),
     "key twice in a header": (b'{"a": 1, "a": 2}', "the header names a tensor twice"),
@@ -333,7 +296,6 @@ _ENTRIES: dict[str, tuple[object, str]] = {
         entry(offsets=(0, 16380)),
         r"F32 \[64, 64\] needs 16384 bytes, the header gives 16380",
     ),
-    "offsets backwards": (entry(offsets=(16384, 0)), r"F32 \[64, 64\] needs 16384 bytes, the header gives -16384"),
 }
 
 BLOBS: dict[str, Case] = {
@@ -345,10 +307,6 @@ BLOBS: dict[str, Case] = {
     **{name: Case(with_header(header), _AT + line) for name, (header, line) in _HEADERS.items()},
     **{name: Case(with_header({WEIGHT: of}), _TENSOR_AT + line) for name, (of, line) in _ENTRIES.items()},
     "blob truncated": Case(cut(WEIGHT), rf"{_AT}size mismatch: want (\d+) bytes, found \d+; {_AGAIN}"),
-    "blob longer": Case(
-        lambda store: store.blob_of(WEIGHT).write_bytes(store.blob_of(WEIGHT).read_bytes() + b" "),
-        rf"{_AT}size mismatch: want \d+ bytes, found \d+; {_AGAIN}",
-    ),
     "blob of gigabytes": Case(
         sparse(WEIGHT, GIGABYTES, struct.pack("<Q", GIGABYTES - 8)),
         rf"{_AT}header of {GIGABYTES - 8} bytes does not fit a file of {GIGABYTES} bytes",
@@ -378,10 +336,6 @@ _PARTS: dict[str, tuple[Break, str]] = {
         with_packed(bias=None),
         r"want quantization biases F32 \[64, 1\], found none",
     ),
-    "quantization biases of another shape": (
-        with_packed(bias=zeros("F32", 64, 2)),
-        r"want quantization biases F32 \[64, 1\], found F32 \[64, 2\]",
-    ),
     "quantization biases of another type": (
         with_packed(bias=zeros("F16", 64, 1)),
         r"want quantization biases F32 \[64, 1\], found F16 \[64, 1\]",
@@ -407,10 +361,6 @@ TEXTS: dict[str, Case] = {
         without_blob("config.json"),
         rf"failed to read config\.json: open {_BLOB}: no such file or directory; {_AGAIN}",
     ),
-    "config.json truncated": Case(
-        cut("config.json"),
-        rf"failed to read config\.json: {_BLOB}: size mismatch: want \d+ bytes, found \d+; {_AGAIN}",
-    ),
     "config.json of gigabytes": Case(
         sparse("config.json", GIGABYTES),
         rf"failed to read config\.json: {_BLOB}: {GIGABYTES} bytes are too many for a text file",
@@ -418,20 +368,12 @@ TEXTS: dict[str, Case] = {
     "no architecture": Case(
         with_text("config.json", b'{"model_type": "llama"}'), r"no architectures found in config\.json"
     ),
-    "architectures empty": Case(
-        with_text("config.json", b'{"architectures": []}'), r"no architectures found in config\.json"
-    ),
     "architecture unknown": Case(
         with_config(architectures=["FooForCausalLM"], model_type="foo"), "unsupported architecture: FooForCausalLM"
     ),
     "architecture a path": Case(
         with_config(architectures=["Foo"], model_type="..utils"), "unsupported architecture: Foo"
     ),
-    "heads do not divide": Case(
-        with_config(num_attention_heads=5, head_dim=None),
-        r"config\.json: hidden_size \(64\) must be divisible by num_attention_heads \(5\)",
-    ),
-    "hidden size zero": Case(with_config(hidden_size=0), r"config\.json: invalid hidden_size: 0"),
     "more layers than there are": Case(
         with_config(num_hidden_layers=3),
         r"config\.json: num_hidden_layers is 3, the model holds 2: layer 2 is missing",
@@ -445,9 +387,6 @@ TOKENIZERS: dict[str, Case] = {
     "tokenizer missing": Case(
         without_blob("tokenizer.json"), rf"layer tokenizer\.json: open {_BLOB}: no such file or directory; {_AGAIN}"
     ),
-    "tokenizer truncated": Case(
-        cut("tokenizer.json"), rf"layer tokenizer\.json: {_BLOB}: size mismatch: want \d+ bytes, found \d+; {_AGAIN}"
-    ),
     "tokenizer not json": Case(with_text("tokenizer.json", b"{"), r"parse tokenizer: tokenizer\.json: .*"),
     "tokenizer config not json": Case(
         with_text("tokenizer_config.json", b"{"), r"parse tokenizer: tokenizer_config\.json: .*"
@@ -456,69 +395,44 @@ TOKENIZERS: dict[str, Case] = {
 """Faults found by the tokenizer, which serving opens while the weights are read."""
 
 RENAMED_MODULES: dict[str, Case] = {
-    "tensor missing": Case(without(WEIGHT), rf"tiny lacks 1 tensors: {WEIGHT}", loads=True),
+    "tensor missing": Case(without(WEIGHT), rf"tiny lacks 1 tensors: {WEIGHT}"),
     "tensors missing": Case(
         each(*(without(f"model.layers.{layer}.self_attn.{part}_proj.weight") for layer in (0, 1) for part in "qkvo")),
         r"tiny lacks 8 tensors: (\S+, ){5}\S+ and 2 more",
-        loads=True,
     ),
     "tensor unknown": Case(
         lambda store: store.put_tensors("x", {"model.layers.0.surprise.weight": zeros("F32", 2)}),
         r"tiny holds 1 tensors that mlx_lm\.models\.llama does not know: model\.layers\.0\.surprise\.weight",
-        loads=True,
-    ),
-    "shape": Case(
-        with_weight(zeros("F32", 32, 64)),
-        rf"{_BLOB}: tensor {WEIGHT}: want shape \[64, 64\], found \[32, 64\]",
-        loads=True,
     ),
     "shape of gigabytes": Case(
         sparse(WEIGHT, len(_LARGE) + GIGABYTES, _LARGE),
         rf"{_BLOB}: tensor {WEIGHT}: want shape \[64, 64\], found \[131072, 131072\]",
-        loads=True,
     ),
     "integers without scales": Case(
         with_weight(zeros("U32", 64, 64)),
         rf"{_BLOB}: tensor {WEIGHT}: want a floating-point type, found uint32",
-        loads=True,
     ),
     "words of another width": Case(
         with_packed(words=zeros("U32", 64, 5)),
         rf"{_BLOB}: tensor {WEIGHT}: 5 packed words and 1 scales a row match no quantization of 64 inputs",
-        loads=True,
     ),
     "packed rows": Case(
         with_packed(words=zeros("U32", 32, 8), scale=zeros("F32", 32, 1), bias=zeros("F32", 32, 1)),
         rf"{_BLOB}: tensor {WEIGHT}: want shape \[64, 8\], found \[32, 8\]",
-        loads=True,
     ),
 }
 """Faults found when the headers are compared with mlx-lm's module."""
 
 CASES = MANIFESTS | BLOBS | PARTS | TEXTS | TOKENIZERS | RENAMED_MODULES
 
-KNOWN_FROM_OLLAMA = {
-    "no architecture": "no architectures found in config.json",
-    "architecture unknown": "unsupported architecture: FooForCausalLM",
-    "config.json not in the manifest": 'failed to read config.json: config "config.json" not found in manifest',
-    "tokenizer not in the manifest": 'load tokenizer config: config "tokenizer.json" not found in manifest',
-}
-"""Lines identical to those of Ollama's runner, word for word."""
-
 HARMLESS: dict[str, Break] = {
     "draft blob missing": each(
         lambda store: store.put("draft.model.norm.weight", b"junk", TENSOR), without_blob("draft.model.norm.weight")
     ),
-    "draft of an unknown architecture": lambda store: store.put_json("draft/config.json", {"architectures": ["X"]}),
     "no model config": with_manifest(config=None),
     "two layers of one text file": lambda store: with_manifest(
         layers=[*store.layers, store.add_blob(b"{}", JSON, "config.json")]
     )(store),
-    "one blob in two layers": lambda store: with_manifest(layers=[*store.layers, store.layer(WEIGHT)])(store),
-    "vision config without a tower": with_config(vision_config={"hidden_size": 8}),
-    "vision tower without a config": lambda store: store.put_tensors(
-        "v", {"vision_tower.patch_embed.weight": zeros("F32", 8, 8)}
-    ),
     "incomplete head for more tokens": lambda store: store.put_tensors("m", {"mtp.norm.weight": zeros("F32", 8)}),
     "null for no metadata": lambda store: with_header({"__metadata__": None, WEIGHT: entry()})(store),
     "metadata that is wrong": lambda store: store.put(
@@ -527,14 +441,9 @@ HARMLESS: dict[str, Break] = {
         TENSOR,
     ),
     "padding between tensors": with_header({WEIGHT: entry(offsets=(8, 16392))}, 16400),
-    "a layer of a kind from the future": lambda store: with_manifest(
-        layers=[*store.layers, store.add_blob(b"?", "application/vnd.ollama.image.dream", "x")]
-    )(store),
     "a text file that nobody reads is missing": each(
         with_text("preprocessor_config.json", b"{}"), without_blob("preprocessor_config.json")
     ),
     "digest with a dash": lambda store: with_layer(digest=str(store.layer(WEIGHT)["digest"]).replace(":", "-"))(store),
-    "blob a link": moved(lambda store: store.blob_of(WEIGHT)),
-    "manifest a link": moved(lambda store: store.manifest_path),
 }
 """Oddities that must not prevent a model from being served."""

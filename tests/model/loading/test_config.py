@@ -15,7 +15,7 @@ from runner.model import OpenedModel, open_model
 from runner.model.families import Config
 from runner.model.weights.load import load
 from scripts.tools.models.checkpoints import CHUNK, VOCABULARY_SIZE, Kind, config_of, write_checkpoint
-from scripts.tools.models.store import Store, Tensor, read_tensors, safetensors_bytes, write_store
+from scripts.tools.models.store import Store, Tensor, safetensors_bytes
 from tests.model.loading.conftest import Checkpoints, run_path, same
 
 LLAMA3_ROPE = {
@@ -61,33 +61,7 @@ def test_an_output_projection_is_used_unless_the_file_says_tied(said: bool | Non
     assert "lm_head.weight" not in open_model(str(tied), tmp_path).tensors
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-@pytest.mark.parametrize("said", [None, False])
-def test_without_an_output_projection_the_embedding_is_used(kind: Kind, said: bool | None, tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "source", kind, overrides={"tie_word_embeddings": True})
-    directory = rewritten(source, tmp_path / "changed", config_of(kind, {"tie_word_embeddings": said}))
-    assert same(run_path(directory), run_path(source))
-
-
-def test_gemma_uses_an_output_projection_of_its_own(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    source = checkpoint("gemma3_text")
-    tensors = read_tensors(source / "model.safetensors")
-    assert "lm_head.weight" in tensors
-    tied = {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
-    without = rewritten(source, tmp_path / "without", config_of("gemma3_text"), tied)
-    said = rewritten(source, tmp_path / "said", config_of("gemma3_text", {"tie_word_embeddings": True}))
-    assert not same(run_path(without), run_path(source))
-    assert same(run_path(without), run_path(said))
-
-
-def test_an_unmapped_family_keeps_its_output_projection_too(tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "source", "qwen3_next", overrides={"tie_word_embeddings": False})
-    directory = rewritten(source, tmp_path / "changed", config_of("qwen3_next", {"tie_word_embeddings": None}))
-    assert text_of(open_model(str(directory), tmp_path))["tie_word_embeddings"] is False
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-@pytest.mark.parametrize("scaling", [{"rope_type": "default"}, LLAMA3_ROPE])
+@pytest.mark.parametrize(("kind", "scaling"), [("qwen3", {"rope_type": "default"}), ("llama", LLAMA3_ROPE)])
 def test_rope_parameters_are_lifted(kind: Kind, scaling: dict[str, object], tmp_path: Path) -> None:
     """Without it mlx-lm's llama rotates by theta 10000."""
     theta = 123456.0
@@ -107,11 +81,10 @@ def test_what_stands_at_the_top_beats_rope_parameters(tmp_path: Path) -> None:
     assert opened.module_config["rope_scaling"] == {"type": "llama3", **scaling}
 
 
-@pytest.mark.parametrize("kind", ["gemma3_text", "gemma3"])
-def test_gemmas_rope_parameters_are_lifted_per_layer_type(kind: Kind, tmp_path: Path) -> None:
+def test_gemmas_rope_parameters_are_lifted_per_layer_type(tmp_path: Path) -> None:
     def with_rope(config: Config, rope: Config) -> Config:
         config = copy.deepcopy(config)
-        text = config if kind == "gemma3_text" else cast("Config", config["text_config"])
+        text = cast("Config", config["text_config"])
         for key in ("rope_theta", "rope_local_base_freq"):
             del text[key]
         text |= rope
@@ -126,8 +99,8 @@ def test_gemmas_rope_parameters_are_lifted_per_layer_type(kind: Kind, tmp_path: 
             "sliding_attention": {"rope_theta": 555.0, "rope_type": "default"},
         }
     }
-    base = config_of(kind)
-    source = write_checkpoint(tmp_path / "source", kind)
+    base = config_of("gemma3")
+    source = write_checkpoint(tmp_path / "source", "gemma3")
     before = rewritten(source, tmp_path / "before", with_rope(base, old))
     after = rewritten(source, tmp_path / "after", with_rope(base, new))
     assert same(run_path(after), run_path(before))
@@ -154,8 +127,10 @@ def test_gemma_without_a_vocabulary_size_takes_that_of_its_embedding(tmp_path: P
     assert open_model(str(rewritten(source, tmp_path / "none", config)), tmp_path).vocab_size == VOCABULARY_SIZE
 
 
-@pytest.mark.parametrize("place", ["", "text_config"])
-@pytest.mark.parametrize("key", ["quantization", "quantization_config", "compression_config"])
+@pytest.mark.parametrize(
+    ("place", "key"),
+    [("", "quantization"), ("text_config", "quantization_config"), ("", "compression_config")],
+)
 def test_what_describes_the_source_of_a_conversion_is_removed(place: str, key: str, tmp_path: Path) -> None:
     kind: Kind = "gemma3" if place else "llama"
     config = config_of(kind)
@@ -166,15 +141,6 @@ def test_what_describes_the_source_of_a_conversion_is_removed(place: str, key: s
     assert key not in opened.module_config
     assert key not in text_of(opened)
     assert same(run_path(directory), run_path(source))
-
-
-def test_an_unmapped_family_keeps_what_its_conversion_wrote(tmp_path: Path) -> None:
-    """mlx-lm's prism_hadamard_qwen35 checks it."""
-    overrides = {"quantization": {"bits": 4, "group_size": 64}}
-    source = write_checkpoint(tmp_path / "source", "mamba2", overrides=overrides)
-    write_store(tmp_path, "m", source)
-    for name in (str(source), "m"):
-        assert open_model(name, tmp_path).module_config["quantization"] == overrides["quantization"]
 
 
 def test_loading_leaves_the_opened_model_as_it_was(tmp_path: Path) -> None:
@@ -188,19 +154,11 @@ def test_loading_leaves_the_opened_model_as_it_was(tmp_path: Path) -> None:
     assert "num_key_value_heads" not in text_of(opened)
 
 
-def test_the_config_of_an_opened_model_is_the_file(tmp_path: Path) -> None:
-    opened = opened_with(tmp_path, "llama", tie_word_embeddings=None, quantization={"bits": 4})
-    assert opened.config == config_of("llama", {"tie_word_embeddings": None, "quantization": {"bits": 4}})
-
-
 @pytest.mark.parametrize(
     ("kind", "field"),
     [
         ("llama", "hidden_size"),
-        ("llama", "num_hidden_layers"),
-        ("qwen3", "num_attention_heads"),
         ("qwen3", "num_key_value_heads"),
-        ("gemma3_text", "hidden_size"),
     ],
 )
 def test_a_required_field_that_is_absent_is_named(kind: Kind, field: str, tmp_path: Path) -> None:
@@ -214,8 +172,6 @@ def test_a_required_field_that_is_absent_is_named(kind: Kind, field: str, tmp_pa
         ({"hidden_size": 0}, "invalid hidden_size: 0"),
         ({"hidden_size": "64"}, "invalid hidden_size: '64'"),
         ({"num_attention_heads": True}, "invalid num_attention_heads: True"),
-        ({"num_key_value_heads": -2}, "invalid num_key_value_heads: -2"),
-        ({"rms_norm_eps": "1e-5"}, "invalid rms_norm_eps: '1e-5'"),
         (
             {"head_dim": None, "num_attention_heads": 5},
             r"hidden_size \(64\) must be divisible by num_attention_heads \(5\)",
@@ -224,7 +180,6 @@ def test_a_required_field_that_is_absent_is_named(kind: Kind, field: str, tmp_pa
             {"num_key_value_heads": 3},
             r"num_attention_heads \(4\) must be divisible by num_key_value_heads \(3\)",
         ),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, the model holds 2: layer 2 is missing"),
     ],
 )
 def test_a_field_that_makes_no_model_is_refused(overrides: dict[str, object], text: str, tmp_path: Path) -> None:
@@ -257,33 +212,13 @@ def test_qwen3s_head_width_has_transformers_default(tmp_path: Path) -> None:
     assert same(run_path(directory), run_path(source))
 
 
-@pytest.mark.parametrize(
-    ("kind", "overrides", "length"),
-    [
-        ("llama", {}, 4096),
-        ("llama", {"max_position_embeddings": None}, 0),
-        ("llama", {"max_position_embeddings": "long"}, 0),
-        ("qwen3", {"max_position_embeddings": None}, 0),
-        ("gemma3_text", {"max_position_embeddings": None}, 0),
-        ("gemma3", {"max_position_embeddings": 5}, 4096),
-        ("llama4", {}, 4096),
-    ],
-)
-def test_the_context_length_is_the_text_models(
-    kind: Kind, overrides: dict[str, object], length: int, tmp_path: Path
-) -> None:
-    opened = opened_with(tmp_path, kind, **overrides)
-    assert opened.context_length == length
-    load(opened)
-
-
 def test_conditional_gemma_has_a_context_length_by_default(tmp_path: Path) -> None:
     text = dict(cast("Config", config_of("gemma3")["text_config"]))
     del text["max_position_embeddings"]
     assert opened_with(tmp_path, "gemma3", text_config=text).context_length == 131072
 
 
-@pytest.mark.parametrize("architectures", [None, [], "LlamaForCausalLM"])
+@pytest.mark.parametrize("architectures", [None, "LlamaForCausalLM"])
 def test_a_directory_without_architectures_goes_by_its_model_type(architectures: object, tmp_path: Path) -> None:
     opened = opened_with(tmp_path, "llama", architectures=architectures)
     assert opened.architecture == "LlamaForCausalLM"
@@ -298,43 +233,10 @@ def test_an_unmapped_architecture_runs_on_the_module_of_its_model_type(checkpoin
     load(renamed)
 
 
-@pytest.mark.parametrize("model_type", ["base", "cache", "rope_utils", "switch_layers"])
+@pytest.mark.parametrize("model_type", ["base", "rope_utils"])
 def test_a_module_of_mlx_lm_that_is_no_model_is_no_architecture(model_type: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"^unsupported architecture: Foo"):
         load(opened_with(tmp_path, "llama", architectures=["Foo"], model_type=model_type))
-
-
-def wrapped(store: Store, renames: dict[str, str]) -> None:
-    """Renames the tensors of a store inside their blobs, by prefix."""
-    layers = store.layers
-    for layer in layers:
-        if layer["mediaType"] != "application/vnd.ollama.image.tensor":
-            continue
-        tensors = {}
-        for key, tensor in store.tensors(str(layer["name"])).items():
-            old = next(prefix for prefix in renames if key.startswith(prefix))
-            tensors[renames[old] + key.removeprefix(old)] = tensor
-        layer |= store.add_blob(safetensors_bytes(tensors), str(layer["mediaType"]))
-    store.manifest = {**store.manifest, "layers": layers}
-
-
-@pytest.mark.parametrize("quantization", [None, "int4"])
-@pytest.mark.parametrize(
-    ("kind", "renames"),
-    [
-        ("llama", {"": "language_model."}),
-        ("gemma3_text", {"": "language_model."}),
-        ("gemma3", {"language_model.model.": "model.language_model.", "language_model.lm_head.": "lm_head."}),
-    ],
-)
-def test_wrapped_names_are_unwrapped(
-    kind: Kind, renames: dict[str, str], quantization: str | None, checkpoint: Checkpoints, tmp_path: Path
-) -> None:
-    """transformers since 4.52 says `model.language_model.*`, which mlx-lm's gemma3 does not know."""
-    store = write_store(tmp_path, "m", checkpoint(kind), quantization)  # type: ignore[arg-type]  # a literal, above
-    before = run_path("m", tmp_path)
-    wrapped(store, renames)
-    assert same(run_path("m", tmp_path), before)
 
 
 def test_the_same_tensor_under_two_names_is_refused(store: Store) -> None:
@@ -353,25 +255,3 @@ def test_what_only_full_layers_have_is_not_lifted_for_all(tmp_path: Path) -> Non
         opened = opened_with(tmp_path / name, "llama", rope_theta=None, rope_scaling=None, rope_parameters=rope)
         found.append((opened.module_config["rope_theta"], opened.module_config.get("partial_rotary_factor")))
     assert found == [(5.0, None), (5.0, 0.5)]
-
-
-def test_a_mistral_is_read_by_the_rules_of_a_llama(tmp_path: Path) -> None:
-    opened = opened_with(tmp_path, "llama", architectures=["MistralForCausalLM"], model_type="mistral")
-    assert opened.family.is_listed
-    assert opened.module_config["model_type"] == "llama"
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
-        ("rms_norm_eps", "small", "invalid rms_norm_eps: 'small'"),
-        ("layer_types", ["sliding_attention"] * 4, "full attention at a fixed period"),
-    ],
-)
-def test_a_gemma_that_would_fail_at_its_first_forward_is_refused(
-    field: str, value: object, said: str, tmp_path: Path
-) -> None:
-    source = write_checkpoint(tmp_path / "source", "gemma3_text")
-    config = config_of("gemma3_text", {"sliding_window_pattern": None}) | {field: value}
-    with pytest.raises(ModelError, match=said):
-        open_model(str(rewritten(source, tmp_path / "changed", config)), tmp_path)

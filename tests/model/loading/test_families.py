@@ -34,10 +34,8 @@ def test_every_row_has_a_module_of_mlx_lm(architecture: str) -> None:
     ("architecture", "source", "name"),
     [
         ("LlamaForCausalLM", "language_model.model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
-        ("LlamaForCausalLM", "language_model.lm_head.weight", "lm_head.weight"),
         ("Gemma3ForConditionalGeneration", "model.language_model.norm.weight", "language_model.model.norm.weight"),
         ("Gemma3ForConditionalGeneration", "lm_head.weight", "language_model.lm_head.weight"),
-        ("Gemma4ForConditionalGeneration", "model.language_model.norm.weight", "language_model.model.norm.weight"),
         (
             "Gemma4ForConditionalGeneration",
             "model.language_model.layers.1.moe.switch_mlp.gate_up_proj.weight",
@@ -48,18 +46,10 @@ def test_every_row_has_a_module_of_mlx_lm(architecture: str) -> None:
             "model.language_model.layers.1.moe.down_proj",
             "language_model.model.layers.1.experts.down_proj",
         ),
-        (
-            "Gemma4ForConditionalGeneration",
-            "model.language_model.layers.1.moe.gate_proj.weight",
-            "language_model.model.layers.1.experts.switch_glu.gate_proj.weight",
-        ),
-        ("Qwen3_5ForConditionalGeneration", "model.language_model.norm.weight", "language_model.model.norm.weight"),
-        ("Qwen3_5ForConditionalGeneration", "language_model.model.norm.weight", "language_model.model.norm.weight"),
         ("Qwen3_5ForConditionalGeneration", "lm_head.weight", "language_model.lm_head.weight"),
         ("Qwen3NextForConditionalGeneration", "model.language_model.norm.weight", "model.norm.weight"),
         ("NemotronH_Nano_VL_V2", "language_model.backbone.norm_f.weight", "backbone.norm_f.weight"),
         ("NemotronH_Nano_VL_V2", "model.language_model.lm_head.weight", "lm_head.weight"),
-        ("MuseGlimmerForConditionalGeneration", "model.language_model.norm.weight", "model.norm.weight"),
     ],
 )
 def test_the_names_of_a_source_become_those_of_the_module(architecture: str, source: str, name: str) -> None:
@@ -78,24 +68,17 @@ def test_a_config_without_a_text_config_is_that_of_the_text_model_alone() -> Non
 
 
 @pytest.mark.parametrize(
-    "family", [GENERAL, *(FAMILIES[name] for name in ("LlamaForCausalLM", "NemotronH_Nano_VL_V2"))]
-)
-@pytest.mark.parametrize(
     "name",
     [
         "vision_tower.blocks.0.weight",
-        "model.vision_tower.blocks.0.weight",
         "visual.merger.weight",
-        "model.visual.merger.weight",
         "vision_model.x.weight",
         "mlp1.0.weight",
         "sound_encoder.x.weight",
-        "sound_projection.x.weight",
         "model.audio_tower.x.weight",
         "model.embed_vision.x.weight",
         "multi_modal_projector.x.weight",
         "model.vision_projection.x.weight",
-        "mm_projector.x.weight",
         "patch_merge_mlp.x.weight",
         "vision.x.weight",
         "aligner.x.weight",
@@ -106,8 +89,8 @@ def test_a_config_without_a_text_config_is_that_of_the_text_model_alone() -> Non
         "model.layers.0.self_attn.rotary_emb.inv_freq",
     ],
 )
-def test_what_no_text_model_needs_is_not_chosen(family: Family, name: str) -> None:
-    assert chosen(family, name) is None
+def test_what_no_text_model_needs_is_not_chosen(name: str) -> None:
+    assert chosen(GENERAL, name) is chosen(FAMILIES["NemotronH_Nano_VL_V2"], name) is None
 
 
 @pytest.mark.parametrize("field", ["max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"])
@@ -115,11 +98,6 @@ def test_the_context_has_many_names(field: str) -> None:
     assert context_length({field: 2048}, GENERAL) == 2048
     assert context_length({field: 2048, "text_config": {}}, GENERAL._replace(text="text_config")) == 2048
     assert context_length({field: -1}, GENERAL) == 0
-
-
-def test_the_text_models_context_comes_first() -> None:
-    config: Config = {"max_position_embeddings": 1, "text_config": {"n_ctx": 2}}
-    assert context_length(config, GENERAL._replace(text="text_config")) == 2
 
 
 def test_phi3small_writes_to_logits_that_a_small_vocabulary_lacks() -> None:
@@ -141,14 +119,6 @@ def test_qwen3_5_takes_rotary_fields_from_the_top_of_its_text_config() -> None:
     }  # fmt: skip
 
 
-def test_a_wrapped_config_becomes_that_of_the_text_model() -> None:
-    family = FAMILIES["NemotronH_Nano_VL_V2"]
-    config: Config = {"model_type": "NemotronH_Nano_VL_V2", "llm_config": dict.fromkeys(family.required, 4)}
-    mended = module_config(config, family, {})
-    assert mended["model_type"] == "nemotron_h"
-    assert mended["hidden_size"] == 4
-
-
 def test_a_width_of_heads_that_the_module_does_not_use_is_not_checked() -> None:
     """GLM-4.7-Flash: 2048 values, 20 heads, multi-head latent attention."""
     family = FAMILIES["Glm4MoeLiteForCausalLM"]
@@ -164,15 +134,14 @@ def test_more_layers_than_tensors_are_refused_before_any_is_built(field: str) ->
     assert module_config({field: 2}, GENERAL, tensors("h.0.a.weight", "h.1.a.weight"))[field] == 2
 
 
-@pytest.mark.parametrize("wanted", [0, -1])
-@pytest.mark.parametrize("family", [GENERAL, FAMILIES["LlamaForCausalLM"]])
+@pytest.mark.parametrize(("family", "wanted"), [(GENERAL, -1), (FAMILIES["LlamaForCausalLM"], 0)])
 def test_a_model_without_layers_is_refused(family: Family, wanted: int) -> None:
     text: Config = {**dict.fromkeys(family.required, 4), "num_hidden_layers": wanted}
     with pytest.raises(ModelError, match=f"invalid num_hidden_layers: {wanted}"):
         module_config(text, family, tensors("model.layers.0.x.weight"))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, True, "1e-5"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, True, "1e-5"])
 def test_a_number_must_be_one(value: object) -> None:
     family = FAMILIES["LlamaForCausalLM"]
     text: Config = {**dict.fromkeys(family.required, 1), "rms_norm_eps": value}

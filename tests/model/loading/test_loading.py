@@ -1,7 +1,6 @@
 """The cost of loading: open files, memory, bytes read, imports; and its log lines."""
 
 import gc
-import itertools
 import logging
 import os
 import resource
@@ -10,7 +9,6 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
@@ -21,10 +19,10 @@ from runner.model.families import UNBATCHABLE
 from runner.model.sources.header import HeaderEntry
 from runner.model.weights import expert_reader
 from runner.model.weights.load import LoadedModel, load
-from scripts.tools.models.checkpoints import Dtype, Kind, config_of, make_weights, write_checkpoint, write_directory
-from scripts.tools.models.store import Store, Tensor, write_store
+from scripts.tools.models.checkpoints import Dtype, Kind, config_of, write_checkpoint, write_directory
+from scripts.tools.models.store import Store, write_store
 from tests.lib.memory import held_bytes
-from tests.model.loading.conftest import Checkpoints, run, run_path, same
+from tests.model.loading.conftest import Checkpoints, experts_apart, run, run_path, same
 
 
 def open_files() -> int:
@@ -47,14 +45,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     directory = tmp_path_factory.mktemp("apart")
     config = config_of("qwen3_next", {"num_experts": 32, "moe_intermediate_size": 160, "num_hidden_layers": 2})
-    weights: dict[str, mx.array] = {}
-    for name, array in make_weights(config, 0, "float32").items():
-        if ".switch_mlp." in name:
-            head, tail = name.split(".switch_mlp.")
-            weights |= {f"{head}.experts.{index}.{tail}": part for index, part in enumerate(array)}
-        else:
-            weights[name] = array.moveaxis(1, 2) if "conv1d.weight" in name else array
-    return write_directory(directory, config, weights, shards=100)
+    return write_directory(directory, config, experts_apart(config), shards=100)
 
 
 @pytest.fixture(scope="module")
@@ -156,32 +147,11 @@ def test_what_is_made_of_weights_needs_room_for_one_group_only(apart: Path, monk
     assert_nothing_is_left_to_do(model)
 
 
-def test_nothing_is_left_to_be_done_by_the_first_request(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.model.weights.load.find_expert_stacks", lambda _, recipe: ({}, recipe))
-    assert_nothing_is_left_to_do(load(open_model(str(apart), apart)))
-
-
 def assert_nothing_is_left_to_do(model: LoadedModel) -> None:
     mx.reset_peak_memory()
     held = held_bytes()
     mx.eval(model.module.parameters())
     assert mx.get_peak_memory() <= held
-
-
-def test_only_what_the_text_model_needs_is_read(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    store = write_store(tmp_path, "m", checkpoint("gemma3"))
-    plain = open_model("m", tmp_path)
-    before = run_path("m", tmp_path)
-    for name in (
-        *("vision_tower.encoder.weight", "model.vision_tower.x.weight", "multi_modal_projector.y.weight"),
-        *("mtp.layers.0.weight", "language_model.model.layers.0.self_attn.rotary_emb.inv_freq", "draft.norm.weight"),
-    ):
-        store.put_tensors(name, {name: Tensor("F32", (1024,), bytes(4096))})
-    store.put_tensors("of another name", {"draft.model.norm.weight": Tensor("F32", (1024,), bytes(4096))})
-    opened = open_model("m", tmp_path)
-    assert opened.total_bytes == plain.total_bytes
-    assert opened.tensors.keys() == plain.tensors.keys()
-    assert same(run_path("m", tmp_path), before)
 
 
 def test_the_log_tells_how_far_loading_is_and_counts_every_byte_once(
@@ -203,36 +173,6 @@ def test_the_log_tells_how_far_loading_is_and_counts_every_byte_once(
     assert all(line["seconds"] >= 0 for line in told)
 
 
-def test_the_log_is_told_now_and_then(
-    opened: OpenedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Every group takes 0.4 seconds here, so every third group ends more than a second after a log line."""
-    ticks = itertools.count()
-    monkeypatch.setattr("runner.model.weights.reading._READ_BYTES", 1)
-    monkeypatch.setattr("runner.model.progress.time", SimpleNamespace(monotonic=lambda: 0.4 * next(ticks)))
-    with caplog.at_level(logging.INFO, "runner.model.weights.load"):
-        load(opened)
-    groups = next(ticks) - 1
-    told = [record.__dict__["attributes"]["seconds"] for record in caplog.records]
-    assert told == [pytest.approx(1.2 * (number + 1), abs=0.06) for number in range(groups // 3)]
-
-
-@pytest.mark.parametrize("name", ["blobs", "file", "deep"])
-def test_weights_are_read_in_few_groups(
-    name: str, blobs: Store, deep: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each group is as large as allowed, in bytes or in files."""
-    models_dir = deep.models_dir if name == "deep" else blobs.models_dir
-    opened = open_model(str(models_dir.parent / "source") if name == "file" else name, models_dir)
-    monkeypatch.setattr("runner.model.progress._LOG_EVERY_S", 0.0)
-    if name != "deep":
-        monkeypatch.setattr("runner.model.weights.reading._READ_BYTES", opened.total_bytes // 3)
-    with caplog.at_level(logging.INFO, "runner.model.weights.load"):
-        load(opened)
-    files = len({tensor.weight.file for tensor in opened.tensors.values()})
-    assert len(caplog.records) == -(-files // 60) if name == "deep" else 3 <= len(caplog.records) <= 5
-
-
 def python(code: str, *arguments: str) -> str:
     return subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True).stdout
 
@@ -246,13 +186,6 @@ def test_opening_needs_no_mlx_and_loading_no_transformers(store: Store) -> None:
         "print(*(name in sys.modules for name in ('transformers', 'huggingface_hub', 'numpy', 'mlx_lm.utils')))"
     )
     assert python(code, str(store.models_dir)).splitlines() == ["False False", "False False False False"]
-
-
-def test_opening_takes_a_moment(deep: Store) -> None:
-    """Reads and checks every header: 0.1 ms each, with a wide margin for a busy machine."""
-    started = time.process_time()
-    open_model("deep", deep.models_dir)
-    assert time.process_time() - started < 0.3
 
 
 @pytest.mark.parametrize("name", UNBATCHABLE)

@@ -18,7 +18,6 @@ from tests.model.loading.conftest import open_stored
 from tests.model.loading.malformed import (
     CASES,
     HARMLESS,
-    KNOWN_FROM_OLLAMA,
     RENAMED_MODULES,
     TOKENIZERS,
     WEIGHT,
@@ -26,11 +25,8 @@ from tests.model.loading.malformed import (
     cut,
     entry,
     with_header,
-    with_manifest,
     zeros,
 )
-
-MISSING = ("manifest missing", "manifest a directory")
 
 
 def checked(store: Store) -> Inspection:
@@ -60,10 +56,9 @@ def test_a_broken_store_is_refused_with_one_line_before_anything_is_read(
         (serve if name in RENAMED_MODULES | TOKENIZERS else open_stored)(store)
     assert time.process_time() - started < 2, "a blob of gigabytes takes longer to read"
     assert case.matches(str(refused.value)), str(refused.value)
-    assert str(refused.value) == KNOWN_FROM_OLLAMA.get(name, str(refused.value))
     found = checked(store)
     assert not found.loads
-    if name in MISSING:
+    if name == "manifest missing":
         assert [problem.partition(" tiny")[0] for problem in found.problems] == ["there is no model"]
     else:
         assert [case.matches(problem) for problem in found.problems] == [True], found.problems
@@ -95,13 +90,6 @@ def test_a_file_cut_between_opening_and_loading_is_named(store: Store) -> None:
         load(opened)
 
 
-def test_a_file_gone_between_opening_and_loading_is_named(store: Store) -> None:
-    opened = open_stored(store)
-    store.blob_of(WEIGHT).unlink()
-    with pytest.raises(ModelError, match=rf"open .*{store.blob_of(WEIGHT).name}: no such file or directory"):
-        load(opened)
-
-
 def test_a_parameter_called_scale_is_no_companion(store: Store) -> None:
     """gemma4's `router.scale` scales no packed tensor: there is no `router`."""
     store.put_tensors("router", {"model.layers.0.router.scale": zeros("F32", 4)})
@@ -116,13 +104,3 @@ def test_the_first_json_layer_of_a_name_wins(store: Store) -> None:
 def test_an_empty_tensor_overlaps_nothing(store: Store) -> None:
     with_header({WEIGHT: entry(), "nothing": entry(shape=(0, 64), offsets=(64, 64))})(store)
     assert open_stored(store).tensors["nothing"].nbytes == 0
-
-
-def test_hexadecimal_digits_of_a_digest_may_be_capitals(store: Store) -> None:
-    """Ollama uses such names unchanged, and so is the file named."""
-    digest = str(store.layer(WEIGHT)["digest"])
-    capitals = f"sha256:{digest.removeprefix('sha256:').upper()}"
-    store.blob_of(WEIGHT).rename(store.blob(capitals))
-    layers = [{**layer, "digest": capitals} if layer.get("name") == WEIGHT else layer for layer in store.layers]
-    with_manifest(layers=layers)(store)
-    serve(store)

@@ -1,5 +1,6 @@
 """Packed tensors through `sanitize` methods that rename, stack and split, and through some that do more."""
 
+import itertools
 from collections.abc import Callable, Mapping
 
 import mlx.core as mx
@@ -7,7 +8,7 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from runner.errors import ModelError
-from runner.model.packing import Packing
+from runner.model.packing import AFFINE_BITS, AFFINE_GROUPS, FLOAT_MODES, Packing, find_packing
 from runner.model.weights.experts import ExpertLayout, Weights
 from runner.model.weights.packed import Arrays, Recipe, find_recipe, sanitize_packed
 
@@ -61,13 +62,13 @@ def test_what_is_renamed_stacked_and_split_stays_packed(kind: str) -> None:
     assert ("a.biases" in weights) == ("b.biases" in weights) == (kind in ("int4", "int8"))
 
 
-@pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize(
-    ("change", "shape"),
+    ("kind", "change", "shape"),
     [
-        (lambda w: {"k.weight": w["kv.weight"].reshape(4, 16, -1).swapaxes(-1, -2)}, (4, 128, 16)),
-        (lambda w: {"k.weight": w["kv.weight"].T}, (128, 64)),
-        (lambda w: {"k.weight": w["kv.weight"] * mx.array(0.5)}, (64, 128)),
+        ("int4", lambda w: {"k.weight": w["kv.weight"].reshape(4, 16, -1).swapaxes(-1, -2)}, (4, 128, 16)),
+        ("int8", lambda w: {"k.weight": w["kv.weight"].T}, (128, 64)),
+        ("nvfp4", lambda w: {"k.weight": w["kv.weight"].T}, (128, 64)),
+        ("mxfp8", lambda w: {"k.weight": w["kv.weight"] * mx.array(0.5)}, (64, 128)),
     ],
 )
 def test_what_changes_the_packed_axis_is_unpacked_before(kind: str, change: Change, shape: tuple[int, ...]) -> None:
@@ -97,7 +98,7 @@ def test_only_what_must_be_is_unpacked_and_each_as_it_was_packed() -> None:
         assert f"{layer}.o.scales" in weights
 
 
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("kind", ["int4", "nvfp4"])
 def test_what_is_computed_with_and_cast_back_is_unpacked_where_a_table_says_so(kind: str) -> None:
     """Baichuan normalizes `lm_head` and keeps its type, which would turn packed words into zeros."""
 
@@ -162,3 +163,35 @@ def test_a_method_that_takes_words_but_not_their_scales_is_told() -> None:
 
     with pytest.raises(ModelError, match=r"packed tensors cannot be loaded: sanitize makes w\.weight"):
         found({"w.weight": packed(32, 64, "mxfp8")}, change, {"w.weight": (32, 64)})
+
+
+# Shapes determine the packing of a tensor uniquely, once the input width is known (docs/internals/store.md, 2.4).
+
+WIDTHS = (128, 384, 5120)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_legal_packing_is_recognized(width: int) -> None:
+    for bits, group_size in itertools.product(AFFINE_BITS, AFFINE_GROUPS):
+        found = find_packing(width, width * bits // 32, width // group_size, byte_scales=False)
+        assert found == Packing(bits, group_size, "affine")
+    for (bits, group_size), mode in FLOAT_MODES.items():
+        found = find_packing(width, width * bits // 32, width // group_size, byte_scales=True)
+        assert found == Packing(bits, group_size, mode)
+
+
+@pytest.mark.parametrize(
+    ("width", "words", "groups", "byte_scales"),
+    [
+        (64, 8, 0, False),
+        (64, 0, 1, False),
+        (0, 8, 1, False),
+        (64, 14, 1, False),
+        (64, 8, 3, False),
+        (1040, 260, 32, False),
+        (64, 8, 1, True),
+        (64, 16, 4, True),
+    ],
+)
+def test_what_no_quantizer_makes_is_none(width: int, words: int, groups: int, byte_scales: bool) -> None:
+    assert find_packing(width, words, groups, byte_scales=byte_scales) is None

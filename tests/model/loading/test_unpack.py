@@ -44,7 +44,7 @@ def test_as_many_layers_are_unpacked_as_fit(opened: OpenedModel) -> None:
     assert len(most.unpacked) == len(layers) > 8
     least_bytes = plan_dtypes("float32", rehearsed).nbytes(rehearsed)
     counts = []
-    for part in range(11):
+    for part in (0, 1, 3, 9, 10):
         wanted = least_bytes + (most.nbytes(rehearsed) - least_bytes) * part // 10
         budget_bytes = -(-wanted * 100 // (100 - CACHE_PERCENT))
         plan = plan_dtypes("auto", rehearsed, budget_bytes)
@@ -80,22 +80,13 @@ def test_layers_that_every_token_passes_come_before_the_head_and_experts(publish
     assert not any("embed_tokens" in path for path in paths(module)), "a lookup gains nothing"
 
 
-@pytest.mark.parametrize(
-    ("dtype", "device"), [("keep", "cpu"), ("float32", "cpu"), ("float16", "cpu"), ("auto", "gpu")]
-)
+@pytest.mark.parametrize(("dtype", "device"), [("float32", "cpu"), ("auto", "gpu")])
 def test_nothing_is_unpacked_on_gpus_or_against_the_flag(
     dtype: str, device: str, opened: OpenedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dtype_module, "device", lambda: device)
     rehearsed, _ = rehearse(opened)
     assert paths(load(opened, dtype, PLENTY).module) == paths(rehearsed)
-
-
-def test_nothing_is_unpacked_for_a_slow_blas(opened: OpenedModel) -> None:
-    rehearsed, _ = rehearse(opened)
-    plan = plan_dtypes("auto", rehearsed, PLENTY, slow_blas=True)
-    assert (plan.computes, plan.unpacked, plan.packed) == ("float32", frozenset(), 0)
-    assert paths(load(opened, "auto", PLENTY, slow_blas=True).module) == paths(rehearsed)
 
 
 def test_the_log_and_check_tell_what_is_unpacked(

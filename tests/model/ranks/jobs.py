@@ -30,8 +30,6 @@ class Outcome(TypedDict, total=False):
     """`error` alone, or all the rest."""
 
     error: str
-    peak_bytes: int
-    held_bytes: int
     share_bytes: int
     state_shapes: list[list[int]]
     layers: list[str]

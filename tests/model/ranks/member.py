@@ -22,7 +22,6 @@ from runner.cache.layers.quantized_trial import find_format  # noqa: E402
 from runner.errors import ModelError  # noqa: E402
 from runner.model import open_model  # noqa: E402
 from runner.model.weights.load import load  # noqa: E402
-from tests.lib.memory import held_bytes  # noqa: E402
 from tests.model.ranks.jobs import Job, Outcome, answer, state_shapes  # noqa: E402
 
 _MOST_S = 60
@@ -43,9 +42,6 @@ def serve() -> None:
 def _done(job: Job, group: mx.distributed.Group) -> Outcome:
     """Loads and runs one model. A refusal is an outcome, too."""
     opened = open_model(job["model"], Path(job["models_dir"]))
-    mx.clear_cache()
-    before = held_bytes()
-    mx.reset_peak_memory()
     budget_bytes = job["budget_bytes"]
     if budget_bytes is not None:
         budget_bytes += job["more_bytes"] * group.rank()
@@ -53,7 +49,6 @@ def _done(job: Job, group: mx.distributed.Group) -> Outcome:
         loaded = load(opened, job["dtype"], budget_bytes, group=group)
     except ModelError as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    peak_bytes, bytes_now = mx.get_peak_memory() - before, held_bytes() - before
     make_layers = loaded.make_layers
     if job["kv_bits"]:
         make_layers = find_format(make_layers, loaded.logits, opened.vocab_size, job["kv_bits"]).make_layers
@@ -62,8 +57,6 @@ def _done(job: Job, group: mx.distributed.Group) -> Outcome:
     arrays = cast("list[tuple[str, mx.array]]", tree_flatten(loaded.module.parameters()))
     return {
         "error": "",
-        "peak_bytes": peak_bytes,
-        "held_bytes": bytes_now,
         "share_bytes": sum(array.nbytes for _, array in arrays),
         "layers": [type(layer).__name__ for layer in layers],
         "state_shapes": state_shapes(layers),

@@ -20,7 +20,7 @@ WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, 
 
 @pytest.mark.parametrize(
     ("kind", "quantization"),
-    [("llama", "int4"), ("llama", "int8"), ("qwen3", "mxfp8"), ("deepseek_v3", "nvfp4"), ("deepseek_v3", "mxfp4")],
+    [("llama", "int4"), ("qwen3", "mxfp8"), ("deepseek_v3", "nvfp4")],
 )
 def test_packed_weights(kind: Kind, quantization: Quantization, tmp_path: Path, two: Pair) -> None:
     wide = (
@@ -40,23 +40,8 @@ def test_repeated_key_heads(tmp_path: Path, two: Pair) -> None:
     check_equal(two.load(tmp_path), alone(tmp_path))
 
 
-def test_another_type(tmp_path: Path, two: Pair) -> None:
-    write_checkpoint(tmp_path, "llama", dtype="bfloat16", overrides=WIDE)
-    both = two.load(tmp_path, dtype="float32")
-    check_equal(both, alone(tmp_path, dtype="float32"))
-    assert both[0][0]["dtypes"] == ["mlx.core.float32"]
-
-
-def test_layers_hold_the_heads_of_their_rank(tmp_path: Path, two: Pair) -> None:
-    directory = write_checkpoint(tmp_path, "llama", overrides={**WIDE, "head_dim": 64})
-    outcomes, _ = two.load(directory)
-    for outcome in outcomes:
-        assert outcome["layers"] == ["KVCache"] * 2
-        assert {(shape[1], shape[3]) for shape in outcome["state_shapes"]} == {(2, 64)}
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-def test_keys_and_values_can_be_quantized(bits: int, tmp_path: Path, two: Pair) -> None:
+def test_keys_and_values_can_be_quantized(tmp_path: Path, two: Pair) -> None:
+    bits = 8
     directory = write_checkpoint(tmp_path, "llama", overrides={**WIDE, "head_dim": 64})
     outcomes, (first, second) = two.load(directory, kv_bits=bits)
     for outcome in outcomes:
@@ -65,20 +50,6 @@ def test_keys_and_values_can_be_quantized(bits: int, tmp_path: Path, two: Pair) 
     assert mx.array_equal(first, second)
     wanted = alone(directory)
     assert 0 < mx.abs(first - wanted)[:44].max() <= 0.5 * mx.abs(wanted).max()
-
-
-def test_a_model_of_tens_of_megabytes_never_takes_more_than_the_share_and_a_layer(tmp_path: Path, two: Pair) -> None:
-    """The same in real processes as in `test_load_share.py`, with the largest layer of a sixth of the model."""
-    wide = {**WIDE, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 5, "head_dim": 64}
-    directory = write_checkpoint(tmp_path, "llama", overrides=wide)
-    whole_bytes = (directory / "model.safetensors").stat().st_size
-    assert whole_bytes > 75e6
-    both = two.load(directory)
-    check_equal(both, alone(directory))
-    for outcome in both[0]:
-        assert outcome["share_bytes"] < 0.52 * whole_bytes
-        assert outcome["peak_bytes"] < 1.05 * (outcome["share_bytes"] + whole_bytes / 5)
-        assert outcome["held_bytes"] < 1.05 * outcome["share_bytes"]
 
 
 def test_what_cannot_be_split_is_refused_by_both(tmp_path: Path, two: Pair) -> None:

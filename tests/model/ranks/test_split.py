@@ -52,9 +52,7 @@ def test_a_split_that_would_make_heads_wider_is_refused(tmp_path: Path) -> None:
     assert possible_ranks(model) == [2, 4]
 
 
-@pytest.mark.parametrize(
-    ("quantization", "ranks"), [("int4", []), ("int8", []), ("mxfp4", [2]), ("mxfp8", [2]), ("nvfp4", [2, 4])]
-)
+@pytest.mark.parametrize(("quantization", "ranks"), [("int4", []), ("mxfp8", [2]), ("nvfp4", [2, 4])])
 def test_packed_rows_are_cut_between_groups(quantization: Quantization, ranks: list[int], tmp_path: Path) -> None:
     """The shortest rows have 64 numbers: one group of int4, two of mxfp4, four of nvfp4."""
     source = write_checkpoint(tmp_path / "source", "llama", overrides={"num_key_value_heads": 4})
@@ -62,7 +60,7 @@ def test_packed_rows_are_cut_between_groups(quantization: Quantization, ranks: l
     model = open_model("packed", tmp_path)
     assert possible_ranks(model) == ranks
     if 4 not in ranks:
-        group = 64 if quantization in ("int4", "int8") else 32
+        group = 64 if quantization == "int4" else 32
         assert f"llama cannot be split over 4 ranks (packed rows would be cut within a group of {group})" in (
             split(model, 4).fault
         )
@@ -88,11 +86,11 @@ def test_a_model_whose_forward_fails_is_refused_in_its_words(tmp_path: Path) -> 
     assert fault.endswith("), cannot be split over several ranks")
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_collectives_are_left_as_they_were(ranks: int, tmp_path: Path) -> None:
+def test_collectives_are_left_as_they_were(tmp_path: Path) -> None:
     model = llama(tmp_path)
     genuine = mx.distributed.all_sum, mx.distributed.all_gather
-    split(model, ranks)
+    for ranks in (2, 3):
+        split(model, ranks)
     assert (mx.distributed.all_sum, mx.distributed.all_gather) == genuine
 
 

@@ -129,10 +129,10 @@ def make_tower(name: str) -> Tower:
     return tower
 
 
-def make_patches(name: str, grid: Grid, side: int | None = None) -> mx.array:
-    """Noise as patches of `side` pixels (default: the case's), uint8 [count, values]."""
+def make_patches(name: str, grid: Grid) -> mx.array:
+    """Noise as patches, uint8 [count, values]."""
     vision = cast("Config", CASES[name].config["vision_config"])
-    side = side or cast("int", vision.get("model_patch_size") or vision["patch_size"])
+    side = cast("int", vision.get("model_patch_size") or vision["patch_size"])
     mx.random.seed(grid.rows * 1000 + grid.columns)
     return mx.random.randint(0, 256, (grid.patches, 3 * side**2)).astype(mx.uint8)
 

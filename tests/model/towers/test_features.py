@@ -5,7 +5,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.model.towers.tower import Grid, Tower, attend, pieces
+from runner.model.towers.tower import Grid, attend, pieces
 from tests.model.towers.cases import CASES, NEMOTRON, QWEN, RECORDED, Case
 from tests.model.towers.made import encoded, features, made
 
@@ -32,34 +32,17 @@ def test_the_record_is_small_and_complete() -> None:
     assert RECORDED.stat().st_size < 100_000
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_picture_has_a_feature_for_each_block_of_patches(case: Case) -> None:
-    tower = made(case)
-    assert features(tower, case).shape == (case.grid.patches // 4, tower.width)
-
-
 @pytest.mark.parametrize("case", ODD, ids=lambda case: case.name)
-@pytest.mark.parametrize("piece_bytes", [1, 5_000, 20_000, 1 << 18])
-def test_pieces_change_nothing(case: Case, piece_bytes: int) -> None:
+def test_pieces_change_nothing_and_are_no_larger_than_the_bound(case: Case) -> None:
     tower = made(case)
-    whole = features(tower, case)
-    tower.piece_bytes = piece_bytes
-    assert difference(features(tower, case), whole) <= 2e-6  # BLAS adds up single rows in another order
-
-
-@pytest.mark.parametrize("case", ODD, ids=lambda case: case.name)
-def test_it_yields_after_the_patches_after_every_block_and_the_features(case: Case) -> None:
-    tower = made(case)
-    assert len(list(tower.encode(case.patches, case.grid))) == 1 + 2 + 1
-
-
-@pytest.mark.parametrize("case", ODD, ids=lambda case: case.name)
-def test_no_piece_is_larger_than_the_bound(case: Case) -> None:
-    tower = made(case)
-    tower.piece_bytes = 20_000
-    steps = [step.nbytes for step in encoded(tower, case)]
-    assert len(steps) > 20
-    assert max(steps) <= max(tower.piece_bytes, (case.grid.patches + 4) * 64 * 4)  # or a whole block's result
+    whole = list(encoded(tower, case))
+    assert len(whole) == 1 + 2 + 1  # after the patches, after every block, and the features
+    for piece_bytes in (1, 20_000):
+        tower.piece_bytes = piece_bytes
+        steps = list(encoded(tower, case))
+        assert difference(steps[-1], whole[-1]) <= 2e-6  # BLAS adds up single rows in another order
+        assert len(steps) > 20
+        assert max(step.nbytes for step in steps) <= max(piece_bytes, (case.grid.patches + 4) * 64 * 4)
 
 
 @pytest.mark.parametrize(("count", "keys", "piece_bytes"), [(50, 50, 1), (50, 50, 3 * 4 * 50 * 4), (7, 30, 1 << 20)])
@@ -83,7 +66,7 @@ def test_attention_in_blocks_is_attention(count: int, keys: int, piece_bytes: in
     assert difference(result, mx.fast.scaled_dot_product_attention(queries, key, value, scale=0.25)) <= 1e-6
 
 
-@pytest.mark.parametrize("shape", [(9,), (1, 9), (1, 1, 1, 9), (9, 9), (2, 1, 9, 9)])
+@pytest.mark.parametrize("shape", [(9,), (1, 1, 1, 9), (2, 1, 9, 9)])
 def test_a_mask_is_cut_with_the_queries(shape: tuple[int, ...]) -> None:
     arrays = [mx.random.normal((2, 3, 9, 8), key=mx.random.key(seed)) for seed in range(3)]
     mask = mx.random.uniform(shape=shape, key=mx.random.key(9)) < 0.7
@@ -121,25 +104,17 @@ def test_pieces_cover_every_row_once() -> None:
     assert [(each.start, each.stop) for each in pieces(2, 10, 1)] == [(0, 1), (1, 2)]
 
 
-class Measured:
-    """The most bytes that encoding a picture took, beside weights and patches."""
-
-    def __init__(self, tower: Tower, case: Case) -> None:
-        mx.eval(tower.state, patches := case.patches)
-        mx.clear_cache()
-        before = mx.get_active_memory()
-        mx.reset_peak_memory()
-        for step in tower.encode(patches, case.grid):
-            mx.eval(step)
-            del step
-        self.bytes = mx.get_peak_memory() - before
-
-
 @pytest.mark.parametrize("case", [QWEN[3], NEMOTRON[4]], ids=lambda case: case.name)
-@pytest.mark.parametrize(("side", "piece_bytes"), [(24, 1 << 30), (24, 1 << 18), (40, 1 << 18), (32, 1 << 20)])
+@pytest.mark.parametrize(("side", "piece_bytes"), [(24, 1 << 30), (32, 1 << 18)])
 def test_the_estimate_of_memory_holds(case: Case, side: int, piece_bytes: int) -> None:
     tower, case = made(case), case._replace(grid=Grid(side, side))
     tower.piece_bytes = piece_bytes
-    estimate = tower.encode_bytes(case.grid)
-    measured = Measured(tower, case).bytes
-    assert measured <= estimate <= 3 * measured
+    mx.eval(tower.state, patches := case.patches)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    for step in tower.encode(patches, case.grid):
+        mx.eval(step)
+        del step
+    measured = mx.get_peak_memory() - before
+    assert measured <= tower.encode_bytes(case.grid) <= 3 * measured

@@ -5,18 +5,12 @@ from typing import cast
 
 import mlx.core as mx
 import pytest
-from mlx.nn.layers.base import Module
-from mlx.nn.layers.embedding import Embedding
-from mlx.nn.layers.linear import Linear
-from mlx.nn.layers.quantized import QuantizedLinear
-from mlx.nn.layers.quantized import quantize as mlx_quantize
 
 from runner.errors import ModelError
 from runner.model.towers.axes import resampled
 from runner.model.towers.clamped import ClampedLinear
 from runner.model.towers.gemma4 import Gemma4Tower
-from runner.model.towers.gemma4_unified import Gemma4UnifiedTower
-from runner.model.towers.glimmer import GlimmerTower, _windows
+from runner.model.towers.glimmer import _windows
 from runner.model.towers.tower import Grid
 from tests.model.towers.gemma_cases import (
     CASES,
@@ -24,7 +18,6 @@ from tests.model.towers.gemma_cases import (
     PICTURES,
     RECORDED,
     WIDTH,
-    Config,
     Weights,
     distance,
     features,
@@ -70,47 +63,23 @@ def test_pieces_make_no_difference(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_block_is_a_step(name: str) -> None:
-    tower, grid = make_tower(name), CASES[name].grids[0]
-    steps = {Gemma4Tower: 2 + 2, Gemma4UnifiedTower: 2, GlimmerTower: 2 + 4}[type(tower)]
-    assert len(list(tower.encode(make_patches(name, grid), grid))) == steps
-
-
-def _held(name: str, piece_bytes: int, **changes: object) -> tuple[int, int]:
-    """The most bytes that encoding took at any moment, and the estimate. `changes` are of the case's tower."""
-    case, grid = CASES[name], Grid(18, 12) if name != "gemma4-unified" else Grid(16, 16)
-    config = {**case.config, "vision_config": {**cast("Config", case.config["vision_config"]), **changes}}
-    if changes:
-        config.pop("out_hidden_size", None)
-    tower = case.tower.from_config(config)
-    tower.load_weights(list(make_weights(tower).items()), strict=True)
-    patches = make_patches(name, grid, cast("int | None", changes.get("patch_size")))
-    tower.piece_bytes = piece_bytes
-    mx.eval(parameters(tower), patches)
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    features(tower, patches, grid)
-    return mx.get_peak_memory() - before, tower.encode_bytes(grid)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_memory_stays_below_the_estimate(name: str) -> None:
+    tower, grid = make_tower(name), Grid(18, 12) if name != "gemma4-unified" else Grid(16, 16)
+    patches = make_patches(name, grid)
     for piece_bytes in (1 << 26, 1 << 14):
-        taken, estimate = _held(name, piece_bytes)
-        assert taken <= estimate <= 4 * taken
+        tower.piece_bytes = piece_bytes
+        mx.eval(parameters(tower), patches)
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        features(tower, patches, grid)
+        taken = mx.get_peak_memory() - before
+        assert taken <= tower.encode_bytes(grid) <= 4 * taken
 
 
-@pytest.mark.parametrize("name", ["gemma4", "glimmer"])
-def test_memory_stays_below_the_estimate_where_rows_are_most_of_it(name: str) -> None:
-    wide = {"hidden_size": 128, "head_dim": 64, "patch_size": 2, "patch_temporal": 1}
-    taken, estimate = _held(name, 1 << 14, **wide)
-    assert taken <= estimate <= 2 * taken
-
-
-@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
 @pytest.mark.parametrize("name", NAMES)
-def test_sixteen_bits_stay_sixteen_bits(name: str, dtype: mx.Dtype) -> None:
+def test_sixteen_bits_stay_sixteen_bits(name: str) -> None:
+    dtype = mx.bfloat16
     grid, tower = CASES[name].grids[1], make_tower(name)
     patches = make_patches(name, grid)
     exact = features(tower, patches, grid)
@@ -118,41 +87,6 @@ def test_sixteen_bits_stay_sixteen_bits(name: str, dtype: mx.Dtype) -> None:
     arrays = list(tower.encode(patches, grid))
     assert {array.dtype for array in arrays} == {dtype}
     assert distance(arrays[-1].astype(mx.float32), exact) < 0.2
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_packed_linears_compute_what_they_hold(name: str) -> None:
-    grid, packed, plain = CASES[name].grids[1], make_tower(name), make_tower(name)
-
-    def fits(_: str, module: object) -> bool:
-        return isinstance(module, Linear | Embedding) and module.weight.shape[-1] % 32 == 0
-
-    mlx_quantize(packed, group_size=32, bits=8, class_predicate=fits)
-    modules = dict(cast("list[tuple[str, Module]]", Module.named_modules(packed)))
-    found = {path for path, module in modules.items() if isinstance(module, QuantizedLinear)}
-    assert len(found) >= {Gemma4Tower: 12, Gemma4UnifiedTower: 1, GlimmerTower: 20}[type(packed)]
-    weights = parameters(plain)
-    for path in found:
-        layer = modules[path]
-        weights[f"{path}.weight"] = mx.dequantize(layer.weight, layer.scales, layer.biases, 32, 8)
-    if isinstance(packed, GlimmerTower):
-        table = packed.patch_embedder.position_embedding_table
-        assert "scales" in table
-        weights["patch_embedder.position_embedding_table.weight"] = table(mx.arange(16))
-    plain.load_weights(list(weights.items()))
-    patches = make_patches(name, grid)
-    assert distance(features(packed, patches, grid), features(plain, patches, grid)) <= CLOSE
-    assert distance(features(packed, patches, grid), features(make_tower(name), patches, grid)) > 1e-4
-
-
-def test_clamps_and_the_standard_change_the_features() -> None:
-    grid = Grid(6, 9)
-    patches = make_patches("gemma4", grid)
-    for name, parts in (("gemma4-clamped", ("_min", "_max")), ("gemma4-standardize", ("std_bias", "std_scale"))):
-        full, bare = make_tower(name), Gemma4Tower.from_config(CASES["gemma4"].config)
-        shared = {key: array for key, array in parameters(full).items() if not key.endswith(parts)}
-        bare.load_weights(list(shared.items()), strict=True)
-        assert distance(features(bare, patches, grid), features(full, patches, grid)) > 1e-2
 
 
 def _linear(tower: Gemma4Tower) -> ClampedLinear:
@@ -181,12 +115,6 @@ def test_a_linear_has_four_bounds_or_none() -> None:
     tower = Gemma4Tower.from_config(config)
     assert tower.sanitize(packed) == packed
     assert "input_min" in _linear(tower)
-
-
-def test_bounds_that_the_config_does_not_mention_are_dropped() -> None:
-    tower = Gemma4Tower.from_config(CASES["gemma4"].config)
-    clamped, plain = (make_weights(make_tower(name)) for name in ("gemma4-clamped", "gemma4"))
-    assert tower.sanitize(clamped).keys() == plain.keys()
 
 
 def test_windows_are_cut_as_the_original_cuts_them() -> None:

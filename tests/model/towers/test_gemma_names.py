@@ -77,14 +77,13 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("root", ["model.", ""])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_parameter_is_found_under_its_published_name(name: str, root: str) -> None:
+def test_every_parameter_is_found_under_its_published_name(name: str) -> None:
     tower = make_tower(name)
     prefix, (own, published) = OWN[type(tower)]
     for parameter in parameters(tower):
         stored = published + parameter.removeprefix(own) if parameter.startswith(own) else prefix + parameter
-        assert tower.parameter_name(root + stored) == parameter
+        assert tower.parameter_name(f"model.{stored}") == tower.parameter_name(stored) == parameter
 
 
 @pytest.mark.parametrize(
@@ -94,15 +93,12 @@ def test_every_parameter_is_found_under_its_published_name(name: str, root: str)
         (Gemma4Tower, "vision_tower.encoder.layers.0.self_attn.q_proj.input_max", None),
         (Gemma4Tower, "model.vision_tower.encoder.rotary_emb.inv_freq", ""),
         (Gemma4Tower, "model.language_model.layers.0.self_attn.q_proj.weight", ""),
-        (Gemma4Tower, "model.audio_tower.layers.0.norm.weight", ""),
-        (Gemma4Tower, "model.embed_audio.embedding_projection.weight", ""),
         (
             Gemma4UnifiedTower,
             "model.vision_embedder.multimodal_embedder.embedding_projection.weight",
             "embedding_projection.weight",
         ),
         (Gemma4UnifiedTower, "model.embed_audio.embedding_projection.weight", ""),
-        (GlimmerTower, "model.vision_tower.rotary_emb.inv_freq", ""),
         (GlimmerTower, "model.perception_emb_norm.weight", ""),
         (GlimmerTower, "lm_head.weight", ""),
     ],
@@ -123,7 +119,6 @@ def test_the_config_says_which_tower_of_gemma_4_it_is() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("gemma4", {"hidden_size": -1}, "hidden_size"),
         ("gemma4", {"hidden_size": "32"}, "hidden_size"),
         ("gemma4", {"num_hidden_layers": 1 << 19}, "num_hidden_layers must be at most 1024"),
         ("gemma4", {"head_dim": 10}, "head_dim must be a multiple of 4"),
@@ -133,24 +128,11 @@ def test_the_config_says_which_tower_of_gemma_4_it_is() -> None:
         ("gemma4", {"rope_parameters": {"rope_theta": float("nan")}}, "rope_theta must be a positive number"),
         ("gemma4", {"use_clipped_linears": "no"}, "use_clipped_linears must be true or false"),
         ("gemma4-unified", {"output_proj_dims": 16}, "output_proj_dims must be mm_embed_dim, which is 32, found 16"),
-        ("gemma4-unified", {"rms_norm_eps": True}, "rms_norm_eps must be a positive number"),
         ("glimmer", {"layer_types": ["full_attention"]}, "layer_types must be 4 of window_attention or full_attention"),
         ("glimmer", {"num_attention_heads": 16}, "divisible by its 16 heads times 4"),
         ("glimmer", {"merge_size": 3}, r"output must be 32 \* 3\^2 wide, found 128"),
-        ("glimmer", {"hidden_act": "relu"}, "needs hidden_act 'gelu'"),
     ],
 )
 def test_a_description_that_cannot_be_meant_is_refused(name: str, changes: Config, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         CASES[name].tower.from_config(vision(name, **changes))
-
-
-def test_fields_that_are_missing_have_the_published_defaults() -> None:
-    text: Config = {"text_config": {"hidden_size": WIDTH}}
-    gemma4 = Gemma4Tower.from_config({**text, "vision_config": {}})
-    assert (len(gemma4.encoder.layers), gemma4.hidden, gemma4.pool, gemma4.theta) == (16, 768, 3, 100.0)
-    unified = Gemma4UnifiedTower.from_config({**text, "vision_config": {}})
-    assert (unified.pixels, unified.pos_embedding.shape) == (48 * 48 * 3, (1120, 2, 3840))
-    glimmer = GlimmerTower.from_config({**text, "vision_config": {}})
-    assert (len(glimmer.layers), sum(layer.is_full for layer in glimmer.layers)) == (50, 13)
-    assert glimmer.sizes.table == Grid(32, 32)

@@ -14,10 +14,9 @@ from runner.model.families import architecture_of, family_of, is_needed
 from runner.model.opened import OpenedModel
 from runner.model.sources.directory import open_directory
 from runner.model.towers import Tower, TowerPlan, load_tower, plan_tower
-from scripts.tools.models.sources_form import Config
 from scripts.tools.models.tensors import PACKINGS, rounded
 from tests.model.loading.conftest import parameters
-from tests.model.towers.cases import CASES, NEMOTRON, QWEN, Case, write
+from tests.model.towers.cases import NEMOTRON, QWEN, Case, write
 from tests.model.towers.made import features, made
 
 QWEN_ODD, NEMOTRON_ODD = QWEN[3], NEMOTRON[4]
@@ -73,42 +72,31 @@ def renamed(weights: Mapping[str, mx.array], pattern: str, replacement: str) -> 
     return {re.sub(pattern, replacement, name): array for name, array in weights.items()}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@BOTH
 def test_a_directory_holds_the_tower(tmp_path: Path, case: Case) -> None:
     assert same(features(loaded(opened(tmp_path, case)), case), features(made(case), case))
 
 
-@pytest.mark.parametrize("root", ["model.visual.", "visual.", "vision_tower.", "model.vision_tower."])
+@pytest.mark.parametrize("root", ["visual.", "vision_tower."])
 def test_every_root_of_a_qwen_tower(tmp_path: Path, root: str) -> None:
     weights = renamed(QWEN_ODD.weights, r"^model\.visual\.", root)
     assert same(features(loaded(opened(tmp_path, QWEN_ODD, weights)), QWEN_ODD), features(made(QWEN_ODD), QWEN_ODD))
 
 
-@pytest.mark.parametrize("root", ["", "model."])
-@pytest.mark.parametrize("projector", ["mlp1.", "mlp1.layers."])
+@pytest.mark.parametrize(("root", "projector"), [("", "mlp1.layers."), ("model.", "mlp1.")])
 def test_every_root_of_a_radio_tower(tmp_path: Path, root: str, projector: str) -> None:
     weights = renamed(renamed(NEMOTRON_ODD.weights, r"^mlp1\.", projector), "^", root)
     tower = loaded(opened(tmp_path, NEMOTRON_ODD, weights))
     assert same(features(tower, NEMOTRON_ODD), features(made(NEMOTRON_ODD), NEMOTRON_ODD))
 
 
-@pytest.mark.parametrize("root", ["vision_projector.", "", "model."])
+@pytest.mark.parametrize("root", ["vision_projector.", "model."])
 def test_every_root_of_the_last_norm(tmp_path: Path, root: str) -> None:
     case = next(case for case in NEMOTRON if "vision_final_layernorm" in case.config)
     weights = renamed(case.weights, r"^vision_projector\.", root)
     assert not any(is_needed(name) for name in weights)  # by the text model
     tower = loaded(opened(tmp_path, case, weights, vision_final_layernorm=None))
     assert same(features(tower, case), features(made(case), case))
-
-
-@BOTH
-@pytest.mark.parametrize(
-    "architecture", ["", "Qwen3_5MoeForConditionalGeneration", "Qwen3NextForConditionalGeneration"]
-)
-def test_other_architectures_share_the_tower(tmp_path: Path, case: Case, architecture: str) -> None:
-    if architecture.startswith("Qwen") == case.name.startswith("qwen"):
-        changes: Config = {"architectures": [architecture]} if architecture else {}
-        assert planned(opened(tmp_path, case, None, **changes)).fault == ""
 
 
 def test_a_convolution_may_have_channels_last(tmp_path: Path) -> None:
@@ -137,28 +125,21 @@ def packed(weights: Mapping[str, mx.array], kind: str) -> tuple[dict[str, mx.arr
     return words, plain, count
 
 
-@BOTH
-@pytest.mark.parametrize("kind", PACKINGS)
-@pytest.mark.parametrize("dtype", ["keep", "auto"])
+@pytest.mark.parametrize(
+    ("case", "kind", "dtype"),
+    [
+        (QWEN_ODD, "int4", "keep"),
+        (QWEN_ODD, "mxfp8", "auto"),
+        (NEMOTRON_ODD, "nvfp4", "keep"),
+        (NEMOTRON_ODD, "int8", "auto"),
+    ],
+)
 def test_packed_matrices_compute_what_plain_ones_do(tmp_path: Path, case: Case, kind: str, dtype: str) -> None:
     words, plain, count = packed(case.weights, kind)
     assert count >= 10
     tower = loaded(opened(tmp_path, case, words), dtype)
     assert sum(name.endswith(".scales") for name in parameters(tower)) == (count if dtype == "keep" else 0)
     assert same(features(tower, case), features(made(case, plain), case), 1e-5)
-
-
-@BOTH
-def test_a_cpu_computes_16_bit_weights_in_float32(tmp_path: Path, case: Case) -> None:
-    halves = {name: array.astype(mx.bfloat16) for name, array in case.weights.items()}
-    model = opened(tmp_path, case, halves)
-    assert features(loaded(model), case).dtype == mx.bfloat16
-    wide = features(loaded(model, "auto"), case)
-    assert wide.dtype == mx.float32
-    assert same(
-        wide, features(made(case, {name: array.astype(mx.float32) for name, array in halves.items()}), case), 2e-3
-    )
-    assert same(features(loaded(model), case).astype(mx.float32), wide, 0.1)
 
 
 @BOTH
@@ -175,7 +156,7 @@ def test_only_what_the_tower_needs_is_read(tmp_path: Path, case: Case) -> None:
 @BOTH
 def test_a_missing_tensor_is_named(tmp_path: Path, case: Case) -> None:
     needed = planned(opened(tmp_path / "whole", case)).opened.tensors
-    sample = [*list(needed)[:6], *list(needed)[-6:]]
+    sample = [*list(needed)[:2], *list(needed)[-2:]]
     kind = planned(reopened(tmp_path / "whole")).kind
     for number, name in enumerate(sample):
         weights = {key: array for key, array in case.weights.items() if kind.parameter_name(key) != name}
@@ -197,13 +178,6 @@ def test_a_tensor_of_another_shape_or_type_is_named(tmp_path: Path, case: Case) 
     )
 
 
-def test_a_convolution_of_another_size_is_named(tmp_path: Path) -> None:
-    weights = {**QWEN_ODD.weights, "model.visual.patch_embed.proj.weight": mx.zeros((64, 3, 2, 14, 14))}
-    assert "tensor patch_embed.weight: want shape [64, 768], found [64, 3, 2, 14, 14]" in fault(
-        opened(tmp_path, QWEN_ODD, weights)
-    )
-
-
 @BOTH
 def test_more_blocks_than_described_are_a_fault(tmp_path: Path, case: Case) -> None:
     field = "depth" if case is QWEN_ODD else "num_hidden_layers"
@@ -218,20 +192,13 @@ def test_two_spellings_of_one_tensor_are_a_fault(tmp_path: Path) -> None:
 
 
 @BOTH
-def test_a_description_without_tensors_is_a_fault(tmp_path: Path, case: Case) -> None:
-    model = opened(tmp_path, case, {"model.norm.weight": mx.zeros((4,))})
-    assert fault(model) == "config.json describes a vision tower, but none of its tensors is in the model"
-
-
-@BOTH
-def test_tensors_without_a_description_are_a_fault(tmp_path: Path, case: Case) -> None:
-    model = opened(tmp_path, case, vision_config=None)
-    assert fault(model) == "the model has tensors of a vision tower, but config.json has no vision_config"
-
-
-@BOTH
-def test_a_text_model_has_no_tower(tmp_path: Path, case: Case) -> None:
-    assert plan_tower(opened(tmp_path, case, {"model.norm.weight": mx.zeros((4,))}, vision_config=None)) is None
+def test_a_tower_has_tensors_and_a_description_or_neither(tmp_path: Path, case: Case) -> None:
+    undescribed = opened(tmp_path / "undescribed", case, vision_config=None)
+    assert fault(undescribed) == "the model has tensors of a vision tower, but config.json has no vision_config"
+    text = {"model.norm.weight": mx.zeros((4,))}
+    empty = opened(tmp_path / "empty", case, text)
+    assert fault(empty) == "config.json describes a vision tower, but none of its tensors is in the model"
+    assert plan_tower(opened(tmp_path / "text", case, text, vision_config=None)) is None
 
 
 def test_a_family_without_towers_has_no_tower(tmp_path: Path) -> None:
@@ -243,17 +210,13 @@ def test_a_family_without_towers_has_no_tower(tmp_path: Path) -> None:
     [
         (QWEN_ODD, {"deepstack_visual_indexes": [1]}, "unsupported deepstack_visual_indexes [1]"),
         (QWEN_ODD, {"depth": 0}, "positive depth"),
-        (QWEN_ODD, {"depth": -1}, "positive depth, found -1"),
-        (QWEN_ODD, {"hidden_size": "64"}, "positive hidden_size, found '64'"),
         (QWEN_ODD, {"hidden_size": 1 << 40}, "positive hidden_size"),
-        (QWEN_ODD, {"num_heads": 5}, "width (64) must be divisible by its 5 heads"),
         (QWEN_ODD, {"num_heads": 32}, "width (64) must be divisible by its 32 heads times 4"),
         (QWEN_ODD, {"num_position_embeddings": 50}, "num_position_embeddings (50) must be a square"),
         (QWEN_ODD, {"out_hidden_size": 32}, "out_hidden_size (32) is not the text model's hidden_size (64)"),
         (QWEN_ODD, {"in_channels": 4}, "4 channels"),
         (QWEN_ODD, {"patch_size": True}, "positive patch_size, found True"),
         (NEMOTRON_ODD, {"version": "radio_v3"}, "unsupported RADIO version 'radio_v3'"),
-        (NEMOTRON_ODD, {"patch_size": 14}, "unsupported RADIO patch_size 14"),
         (NEMOTRON_ODD, {"num_attention_heads": 3}, "width (64) must be divisible by its 3 heads"),
     ],
 )
@@ -270,10 +233,7 @@ def test_nonsense_in_the_description_is_a_fault(
     [
         ({"norm_mean": [0.5]}, "norm_mean must contain 3 numbers"),
         ({"norm_std": [1, 0, 1]}, "norm_std must not contain 0"),
-        ({"norm_std": "clip"}, "norm_std must contain 3 numbers"),
         ({"downsample_ratio": 0.25}, "unsupported downsample_ratio 0.25"),
-        ({"downsample_ratio": "half"}, "unsupported downsample_ratio 'half'"),
-        ({"llm_config": {}}, "positive hidden_size"),
     ],
 )
 def test_nonsense_around_a_radio_tower_is_a_fault(tmp_path: Path, changes: dict[str, object], said: str) -> None:
@@ -290,10 +250,9 @@ def test_the_preprocessor_overrides_colours(tmp_path: Path) -> None:
     assert not same(wanted, features(made(NEMOTRON_ODD), NEMOTRON_ODD), 0.01)
 
 
-@pytest.mark.parametrize("text", ["{", "[]"])
-def test_a_broken_preprocessor_is_a_fault(tmp_path: Path, text: str) -> None:
+def test_a_broken_preprocessor_is_a_fault(tmp_path: Path) -> None:
     opened(tmp_path, NEMOTRON_ODD)
-    (tmp_path / "preprocessor_config.json").write_text(text)
+    (tmp_path / "preprocessor_config.json").write_text("[]")
     assert fault(reopened(tmp_path)).startswith("preprocessor_config.json")
 
 

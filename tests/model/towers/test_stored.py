@@ -8,14 +8,15 @@ import pytest
 
 from runner.model import open_model
 from runner.model.towers import Grid, Tower, load_tower, plan_tower
-from runner.model.weights.load import load
+from scripts.tools.models import towers_gemma
 from scripts.tools.models.layouts import LAYOUTS, plan
 from scripts.tools.models.sources import Published
 from scripts.tools.models.sources_form import read_config
 from scripts.tools.models.sources_towers import SEEING
 from scripts.tools.models.store import Store, source_tensors, write_store
 from scripts.tools.models.tensors import from_mlx, rounded, to_mlx
-from tests.model.loading.conftest import published, run, same  # noqa: F401
+from tests.model.loading.conftest import parameters
+from tests.model.towers import gemma_cases
 from tests.model.towers.cases import Case
 from tests.model.towers.made import features, made
 
@@ -43,7 +44,7 @@ def arrays(directory: Path) -> dict[str, mx.array]:
 
 
 @pytest.mark.parametrize("name", SEEING)
-def test_a_directory_and_a_store_hold_the_same_tower(published: Published, tmp_path: Path, name: str) -> None:  # noqa: F811
+def test_a_directory_and_a_store_hold_the_same_tower(published: Published, tmp_path: Path, name: str) -> None:
     directory = published(name)
     write_store(tmp_path, "seeing", directory, "int4")  # whose towers stay plain
     seen = case(name, directory)
@@ -52,10 +53,11 @@ def test_a_directory_and_a_store_hold_the_same_tower(published: Published, tmp_p
     assert mx.array_equal(features(tower("seeing", tmp_path), seen), wanted)
 
 
-@pytest.mark.parametrize(("name", "layout"), [(_QWEN, "0.31.2"), (_NEMOTRON, "0.20.8")])
-@pytest.mark.parametrize("kind", ["int4", "int8", "nvfp4", "mxfp4", "mxfp8"])
+@pytest.mark.parametrize(
+    ("name", "layout", "kind"), [(_QWEN, "0.31.2", "int4"), (_NEMOTRON, "0.20.8", "nvfp4"), (_QWEN, "0.31.2", "mxfp8")]
+)
 def test_old_stores_hold_packed_towers(
-    published: Published,  # noqa: F811
+    published: Published,
     tmp_path: Path,
     name: str,
     layout: str,
@@ -72,15 +74,7 @@ def test_old_stores_hold_packed_towers(
     assert close(features(tower("seeing", tmp_path), seen), features(made(seen, weights), seen))
 
 
-def test_early_stores_renamed_and_shortened_a_qwen_tower(published: Published, tmp_path: Path) -> None:  # noqa: F811
-    directory = published(_QWEN)
-    write_store(tmp_path, "seeing", directory, "int4", layout=LAYOUTS["0.20.8"])
-    seen = case(_QWEN, directory)
-    halves = {key: array.astype(mx.bfloat16) for key, array in arrays(directory).items()}
-    assert mx.array_equal(features(tower("seeing", tmp_path), seen), features(made(seen, halves), seen))
-
-
-def test_a_global_scale_multiplies_a_packed_matrix(published: Published, tmp_path: Path) -> None:  # noqa: F811
+def test_a_global_scale_multiplies_a_packed_matrix(published: Published, tmp_path: Path) -> None:
     directory, layer = published(_NEMOTRON), "mlp1.1.weight"
     store: Store = write_store(tmp_path, "seeing", directory, "nvfp4", layout=LAYOUTS["0.20.8"])
     parts = to_mlx(store.tensors(layer))
@@ -92,15 +86,39 @@ def test_a_global_scale_multiplies_a_packed_matrix(published: Published, tmp_pat
     assert close(features(scaled, seen) * 4, features(tower("seeing", tmp_path), seen))
 
 
-@pytest.mark.parametrize("name", [_QWEN, _NEMOTRON])
-def test_the_text_model_reads_nothing_of_the_tower(published: Published, tmp_path: Path, name: str) -> None:  # noqa: F811
+# Gemma 4 and Glimmer.
+
+GRIDS = {"gemma4-unified-seeing": Grid(2, 3), "glimmer-seeing": Grid(6, 10)}
+VALUES = {"gemma4-unified-seeing": 3 * 48**2, "glimmer-seeing": 3 * 14**2}
+
+
+def noise_seen(found: Tower, name: str) -> mx.array:
+    """The features of a picture of noise."""
+    grid = GRIDS.get(name, Grid(6, 9))
+    mx.random.seed(3)
+    patches = mx.random.randint(0, 256, (grid.patches, VALUES.get(name, 3 * 16**2))).astype(mx.uint8)
+    return gemma_cases.features(found, patches, grid)
+
+
+@pytest.mark.parametrize("name", towers_gemma.SEEING)
+def test_a_directory_and_a_store_hold_the_same_tower_of_a_gemma(
+    published: Published, tmp_path: Path, name: str
+) -> None:
     directory = published(name)
-    opened = open_model(str(directory), tmp_path)
-    found = plan_tower(opened)
-    assert found is not None
-    ours = {part for tensor in found.opened.tensors.values() for part in tensor.parts}
-    text = {part for tensor in opened.tensors.values() for part in tensor.parts}
-    assert ours
-    assert ours.isdisjoint(text)
-    blind = published(name.removesuffix("-seeing"))
-    assert same(run(load(opened)), run(load(open_model(str(blind), tmp_path))))
+    write_store(tmp_path, "seeing", directory, "int4")  # whose towers stay plain
+    from_directory, from_store = tower(str(directory)), tower("seeing", tmp_path)
+    named = {key for stored in arrays(directory) if (key := from_directory.parameter_name(stored))}
+    assert named == parameters(from_directory).keys()
+    wanted = noise_seen(from_directory, name)
+    assert wanted.shape[1] == 64
+    assert mx.isfinite(wanted).all()
+    assert mx.array_equal(noise_seen(from_store, name), wanted)
+
+
+def test_an_old_store_holds_a_packed_tower_of_a_gemma(published: Published, tmp_path: Path) -> None:
+    name = "gemma4-seeing"  # the others were never packed
+    write_store(tmp_path, "seeing", published(name), "int8", layout=LAYOUTS["0.31.2"])
+    packed = tower("seeing", tmp_path)
+    assert any(key.endswith(".scales") for key in parameters(packed))
+    wanted = noise_seen(tower(str(published(name))), name)
+    assert 0 < gemma_cases.distance(noise_seen(packed, name), wanted) < 0.3

@@ -1,4 +1,4 @@
-"""Published models with heads."""
+"""Published models for the tests of each folder."""
 
 import pytest
 
