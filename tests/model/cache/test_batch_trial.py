@@ -7,9 +7,6 @@ import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers.batch_trial import BatchTrial
-
-from mlx_lm.models import llama  # isort: skip
-
 from scripts.tools.models.tiny import VOCAB, find_fault, tiny
 from tests.lib.memory import held_bytes
 from tests.model.cache.test_batch_models import BATCHABLE
@@ -56,11 +53,6 @@ def test_layers_that_have_no_batch_are_named(kind: str, said: str) -> None:
 # --- wrong models
 
 
-def test_a_model_that_ignores_the_padding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama, "create_attention_mask", lambda h, cache: "causal" if h.shape[1] > 1 else None)
-    assert "off by" in fault()
-
-
 @pytest.mark.parametrize("chosen", ["first", "longest", "one further"])
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "deepseek_v3"])
 def test_one_position_for_all_rows_is_found(kind: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,18 +70,6 @@ def test_one_position_for_all_rows_is_found(kind: str, chosen: str, monkeypatch:
     assert "off by" in fault(kind)
 
 
-def test_a_model_that_wants_one_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = mx.fast.rope
-
-    def rope(x: mx.array, dims: int, *, offset: int | mx.array, **rest: object) -> mx.array:
-        return right(x, dims, offset=int(offset), **rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(mx.fast, "rope", rope)
-    said = fault()
-    assert said
-    assert "off by" not in said
-
-
 @pytest.mark.parametrize("row", [0, 1, 2])
 def test_every_row_counts(row: int) -> None:
     """The long one of the first two is there for two steps, the one that joins later for three."""
@@ -103,17 +83,6 @@ def test_every_row_counts(row: int) -> None:
 
     assert "off by" in fault(forward=spoiled(spoil))
     assert count == 4
-
-
-def test_a_model_that_mixes_up_the_rows_that_stay_is_found() -> None:
-    count = 0
-
-    def spoil(tokens: mx.array, logits: mx.array) -> mx.array:
-        nonlocal count
-        count += 1
-        return logits[::-1] if count > 2 else logits
-
-    assert "off by" in fault(forward=spoiled(spoil))
 
 
 @pytest.mark.parametrize("wrong", range(4))
@@ -173,23 +142,6 @@ def test_what_a_model_raises_is_a_fault(when: str) -> None:
         return right(tokens, layers)
 
     assert fault(forward=forward) == "IndexError: not like this"
-
-
-def test_logits_of_another_shape_are_a_fault() -> None:
-    assert "shape" in fault(forward=spoiled(lambda tokens, logits: logits[:, :, 1:]))
-
-
-def test_every_trial_has_layers_of_its_own() -> None:
-    """Three rows are read, and the batch is made of copies."""
-    model, made = tiny("llama"), []
-
-    def make_layers() -> list[object]:
-        made.append(model.make_layers())
-        return made[-1]
-
-    assert find_fault(make_layers, forward_of("llama"), VOCAB) == ""
-    offsets = sorted(vars(layers[0])["offset"] for layers in made)
-    assert offsets == [0, 3 + 4, 24 + 3, 48 + 2]
 
 
 def test_a_trial_is_cheap_and_a_slice_is_one_forward() -> None:

@@ -6,9 +6,8 @@ what follows are compared. The two differ by rounding at most.
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -20,21 +19,15 @@ from runner.cache.checkpoints import TurnCheckpoints
 from runner.cache.decode_rows import DecodeRows
 from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.adapter import LayerAdapter
-from runner.cache.layers.batch import BatchedLayers
 from runner.cache.layers.snapshot import LayerSnapshot
 from runner.cache.node import spelled
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession
-
-from mlx_lm.models.cache import ChunkedKVCache, KVCache  # isort: skip
-
-from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny, words
+from scripts.tools.models.tiny import VOCAB, Tiny, tiny, words
 from tests.lib.driver import ask, ask_uncached, check_equal, check_trie, largest
 
 BATCHABLE = ("llama", "gemma3", "mamba2", "qwen3_next", "falcon_h1", "deepseek_v3", "deepseek_v32")
 every_kind = pytest.mark.parametrize("kind", BATCHABLE)
-some_kinds = pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next"])
-KIB = 1024
 
 # Short and long ones, before and after a window of 32 is full; the last two share half of their prompts.
 PROMPTS = ([*words(41), 5], words(20, seed=2), [*words(50, seed=3), 9, 8, 7], [*words(50, seed=3), 1, 2])
@@ -212,9 +205,6 @@ def _all_of(users: Sessions, trie: Trie) -> list[mx.array]:
     return arrays
 
 
-Story = Callable[[Sessions], None]
-
-
 def come_and_go(users: Sessions) -> None:
     users.join(0, 1)
     users.say(0, 1, steps=3)
@@ -230,26 +220,12 @@ def come_and_go(users: Sessions) -> None:
     users.say(1, steps=3)
 
 
-def pairs(users: Sessions) -> None:
-    users.join(0, 1)
-    users.join(2, 3)
-    users.say(0, 1, 2, 3, steps=3)
-    users.leave(0)
-    users.leave(3)
-    users.join(3, 0)
-    users.say(0, 1, 2, 3, steps=2)
-    users.join(3, 2, 1)
-    users.say(0, 1, 2, 3)
-
-
 @every_kind
-@pytest.mark.parametrize("story", [come_and_go, pairs])
-def test_a_stay_in_a_batch_is_like_decoding_alone(kind: str, story: Story) -> None:
-    """Stories vary the rows of the batch and the time that they stay. Afterwards each session goes on alone, or closes
-    and is resumed by others."""
+def test_a_stay_in_a_batch_is_like_decoding_alone(kind: str) -> None:
+    """Afterwards each session goes on alone, or closes and is resumed by others."""
     joined, alone = Sessions(tiny(kind)), Sessions(tiny(kind), together=False)
     for users in (joined, alone):
-        story(users)
+        come_and_go(users)
         for place in range(4):
             users.leave(place)
     for users in (joined, alone):
@@ -262,63 +238,6 @@ def test_a_stay_in_a_batch_is_like_decoding_alone(kind: str, story: Story) -> No
             assert cached[0] == cached[1]
             assert cached[0] == len(end) or end in (prompt, prompt[:-4])
     joined.check_answer([*joined.sessions[2].recorded, 63])
-
-
-@every_kind
-def test_a_batch_writes_over_nothing_that_is_kept(kind: str) -> None:
-    """When a row leaves the batch, the snapshots that were live in its layers are copied out or still live there."""
-    joined, alone = (Sessions(tiny(kind), PROMPTS[:2], together=together) for together in (True, False))
-    ends = [[*session.recorded] for session in joined.sessions]
-    for users in (joined, alone):
-        users.close(0, 1)
-        for end in ends:
-            users.begin([*end, 3])
-        users.join(2, 3)
-        users.say(2, 3, steps=15)
-        users.leave(2)
-        users.close(3, 2)
-        check_trie(users.cache)
-    check_same(joined, alone)
-    for end in ends:
-        joined.check_answer([*end, 4, 4])
-
-
-@every_kind
-def test_a_row_that_is_cancelled_keeps_what_it_had(kind: str) -> None:
-    """It leaves without what only the batch has seen: its own layers stand where they stood."""
-    users = Sessions(tiny(kind), PROMPTS[:3])
-    users.join(0, 1, 2)
-    users.say(0, 1, 2, steps=3)
-    users.leave(1, settle=False)
-    users.sessions[1].close()
-    users.say(0, 2, steps=3)
-    users.close(0, 2)
-    check_trie(users.cache)
-    assert users.cached([*users.sessions[1].recorded, 3]) == len(PROMPTS[1])
-    for place in (0, 2):
-        end = users.sessions[place].recorded
-        assert users.check_answer([*end, 3]) == len(end)
-
-
-@some_kinds
-def test_settling_again_changes_nothing(kind: str) -> None:
-    users, alone = Sessions(tiny(kind), PROMPTS[:2]), Sessions(tiny(kind), PROMPTS[:2], together=False)
-    users.join(0, 1)
-    for each in (users, alone):
-        each.say(0, 1, steps=3)
-    rows = users.rows[0]
-    for row in (0, 1, 1, 0):
-        rows.settle(row)
-    assert [session.position for session in users.sessions] == [45, 23]
-    assert rows.lengths == [45, 23]
-    for each in (users, alone):
-        each.say(0, 1, steps=2)
-    for row in (0, 1):
-        rows.settle(row)
-    rows.keep([])
-    check_same(users, alone)
-    DecodeRows(users.sessions[0]).settle(0)
-    check_same(users, alone)
 
 
 # --- what breaks
@@ -343,23 +262,6 @@ def test_a_row_that_cannot_be_taken_home_fails_alone(kind: str) -> None:
         assert not users.sessions[place].detached
         end = users.sessions[place].recorded
         assert users.check_answer([*end, 3]) == len(end)
-
-
-@some_kinds
-def test_an_evaluation_that_fails_on_the_way_is_a_failed_forward(kind: str) -> None:
-    users = Sessions(tiny(kind), PROMPTS[:2])
-    users.join(0, 1)
-    users.say(0, 1, steps=3)
-    with patch.object(users.sessions[0].sequence, "evaluate", side_effect=MemoryError), pytest.raises(MemoryError):
-        users.rows[0].settle(0)
-    users.rows[0].settle(1)
-    with pytest.raises(RuntimeError, match="closed or failed"):
-        forward(users.model, users.sessions[0], 1)
-    users.sessions[0].close()
-    users.sessions[1].close()
-    check_trie(users.cache)
-    assert users.cache.begin([*users.sessions[0].recorded, 3]).cached == 0
-    assert users.cache.begin([*users.sessions[1].recorded, 3]).cached == 23
 
 
 @every_kind
@@ -397,102 +299,7 @@ def test_a_forward_that_breaks_advances_no_session(kind: str) -> None:
     assert trie_of(users.cache).keys() == trie_of(alone.cache).keys()
 
 
-@some_kinds
-def test_a_join_that_breaks_leaves_both_as_they_were(kind: str) -> None:
-    users, alone = Sessions(tiny(kind), PROMPTS[:2]), Sessions(tiny(kind), PROMPTS[:2], together=False)
-    with patch("runner.cache.decode_rows.BatchedLayers", side_effect=MemoryError), pytest.raises(MemoryError):
-        users.rows[0].join(users.rows[1])
-    assert [rows.nbytes for rows in users.rows] == [0, 0]
-    assert users.rows[0].sessions == [users.sessions[0]]
-    for each in (users, alone):
-        each.say(0, 1, steps=3)
-    check_same(users, alone)
-
-
 # --- what it costs
-
-
-@contextmanager
-def exact() -> Iterator[None]:
-    """Only what arrays hold counts."""
-    gc.collect()
-    limit = mx.set_cache_limit(0)
-    yield
-    mx.set_cache_limit(limit)
-
-
-def active() -> int:
-    gc.collect()
-    mx.synchronize()
-    return mx.get_active_memory()
-
-
-@every_kind
-def test_a_batch_leaves_no_memory_behind(kind: str) -> None:  # scenario 84
-    """The bytes counted are the bytes held, in the batch and after it: only its rows keep the batch alive."""
-    model = tiny(kind)
-    warm = Sessions(model, PROMPTS[:3])
-    warm.join(0, 1, 2)
-    warm.say(0, 1, 2)
-    del warm
-    with exact():
-        before = active()
-        users = Sessions(model, PROMPTS[:3])
-
-        def check(batch: bool) -> None:
-            users.logits = [[] for _ in users.logits]
-            counted = users.cache.nbytes + users.rows[0].nbytes
-            assert (users.rows[0].nbytes > 0) == batch
-            assert counted <= active() - before <= 1.05 * counted + KIB
-
-        check(batch=False)
-        users.join(0, 1, 2)
-        check(batch=True)
-        alone = users.cache.nbytes
-        users.say(0, 1, 2, steps=6)
-        check(batch=True)
-        assert users.cache.nbytes == alone, "their own layers have not moved"
-        wide = users.rows[0].nbytes
-        users.leave(2)
-        check(batch=True)
-        assert users.rows[0].nbytes < wide
-        users.leave(1)
-        check(batch=False)
-        users.say(0, 1, 2)
-        users.close(0, 1, 2)
-        check(batch=False)
-        users.cache.clear()
-        users.sessions.clear()
-        users.rows = [DecodeRows(users.cache.begin([1]))]  # type: ignore[arg-type]
-        users.rows[0].sessions[0].close()
-        users.cache.clear()
-        assert active() == before
-
-
-def test_a_batch_is_counted_where_it_is() -> None:
-    users = Sessions(tiny("llama"), PROMPTS[:2])
-    before = users.cache.nbytes
-    users.join(0, 1)
-    users.cache.reserve(users.rows[0].nbytes)
-    assert users.rows[0].nbytes == BatchedLayers([session.layers for session in users.sessions]).nbytes
-    assert users.cache.nbytes == before + users.rows[0].nbytes
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_which_models_can_be_batched(kind: str) -> None:
-    cache = TrieCache(tiny(kind).make_layers)
-    session = cache.begin(words(5))
-    assert isinstance(session, TrieSession)
-    rows = DecodeRows(session)
-    assert rows.batchable == (kind in BATCHABLE)
-    assert (rows.lengths, rows.nbytes, rows.arrays()) == ([0], 0, [])
-
-
-def test_one_layer_that_cannot_is_enough() -> None:
-    cache = TrieCache(lambda: [KVCache(), ChunkedKVCache(16)])
-    session = cache.begin(words(5))
-    assert isinstance(session, TrieSession)
-    assert not DecodeRows(session).batchable
 
 
 def check_locks(users: Sessions) -> None:

@@ -5,7 +5,6 @@ from array import array
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
-from random import Random
 from typing import cast
 
 import mlx.core as mx
@@ -158,17 +157,6 @@ def test_a_trie_that_was_filled_before_the_first_forward_knows_its_layers(tmp_pa
         session.close()
 
 
-def test_a_clipped_prompt_takes_what_it_shares(tmp_path: Path) -> None:
-    """Segments are cut where turns end, and part where prompts do."""
-    writer = Process(tiny("llama"), tmp_path)
-    writer.ask(words(600))
-    writer.save()
-    for length in (513, 400, 300):
-        reader = Process(tiny("llama"), tmp_path)
-        assert reader.restore(words(length)) == length - 1
-    assert Process(tiny("llama"), tmp_path).restore(words(255)) == 0  # not worth it
-
-
 def test_each_token_is_written_once(tmp_path: Path) -> None:
     """20 turns over 4 branches."""
     process = Process(tiny("llama"), tmp_path)
@@ -198,25 +186,6 @@ def test_a_budget_takes_the_beginning_and_keeps_its_bound(tmp_path: Path) -> Non
         reader.ask(prompt[:700])
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next"])
-def test_damaged_files_cost_a_recomputation_and_nothing_else(kind: str, tmp_path: Path) -> None:
-    writer = Process(tiny(kind), tmp_path)
-    prompt = words(700)
-    writer.ask(prompt)
-    writer.save()
-    wanted = ask_uncached(tiny(kind), prompt, chunk=32)
-    numbers = Random(3)
-    for path in sorted(writer.shelf.folder.iterdir()):
-        whole = path.read_bytes()
-        data = bytearray(whole)
-        data[numbers.randrange(len(data))] ^= 4
-        path.write_bytes(data)
-        reader = Process(tiny(kind), tmp_path)
-        reader.restore(prompt)
-        check_equal(tiny(kind), reader.ask(prompt), wanted)
-        path.write_bytes(whole)
-
-
 @pytest.mark.parametrize("kind", ["llama", "quantized", "gemma3", "qwen3_next", "deepseek_v41"])
 def test_a_file_with_right_sums_that_no_layer_can_hold_is_removed(kind: str, tmp_path: Path) -> None:
     """Of each kind of segments one, of other types, shapes, or places."""
@@ -237,6 +206,60 @@ def test_a_file_with_right_sums_that_no_layer_can_hold_is_removed(kind: str, tmp
             assert not victim.exists()
             victim.write_bytes(whole)
     assert Process(model, tmp_path).restore(prompt) == right
+
+
+def test_memory_may_hold_the_beginning_of_a_segment(tmp_path: Path) -> None:
+    """The segment begins at 256, and memory parts from the prompt at 300."""
+    model, prompt = tiny("llama"), words(700)
+    writer = Process(model, tmp_path)
+    writer.ask(prompt)
+    writer.save()
+    reader = Process(model, tmp_path)
+    reader.ask([*prompt[:300], *words(40, 7)])
+    assert reader.restore(prompt) == 699
+    check_equal(model, reader.ask(prompt), ask_uncached(model, prompt, chunk=32))
+
+
+def test_a_segment_is_not_adopted_without_what_it_follows(tmp_path: Path) -> None:
+    writer = Process(tiny("llama"), tmp_path)
+    prompt = words(700)
+    writer.ask(prompt)
+    writer.save()
+    reader = Process(tiny("llama"), tmp_path)
+    wanted = Wanted(array("i", prompt), "", 0, lambda at: at - 1, reader.layers)
+    first, second, *_ = reader.reader.read(wanted)
+    assert not adopt(reader.cache, second.prefix, "", second.segment)
+    assert standing(reader.cache, wanted.tokens, "") == 0
+    assert reader.cache.describe().snapshots == 0
+    for found in (first, second):
+        assert adopt(reader.cache, found.prefix, "", found.segment)
+    assert standing(reader.cache, wanted.tokens, "") == 512
+
+
+def told(process: Process) -> dict[tuple[int, int], tuple[int, bool]]:
+    """Returns, of each edge, the tokens that are on disk, and whether some of it was restored."""
+    return {(node.start, node.end): (node.stored, node.restored) for node in process.cache.nodes()}
+
+
+def test_nodes_tell_what_is_on_disk_and_what_came_from_there(tmp_path: Path) -> None:
+    writer = Process(tiny("llama"), tmp_path)
+    writer.ask(words(400))
+    assert set(told(writer).values()) == {(0, False)}
+    before = writer.cache.describe().mark
+    writer.save()
+    assert all(mark == (stop - start, False) for (start, stop), mark in told(writer).items())
+    assert writer.cache.describe().mark != before  # pages look again
+
+    reader = Process(tiny("llama"), tmp_path)
+    reader.restore(words(400))
+    assert all(mark == (stop - start, True) for (start, stop), mark in told(reader).items())
+    reader.ask([*words(300), 3, 4, 5, *words(60, 7)])  # splits a node
+    found = told(reader)
+    restored = [span for span, (_, came) in found.items() if came]
+    assert max(stop for _, stop in restored) >= 400
+    assert 300 in {start for start, _ in restored}
+    assert 300 in {stop for _, stop in restored}
+    assert [stored for stored, came in found.values() if not came] == [0]
 
 
 def test_a_small_bound_makes_small_segments(tmp_path: Path) -> None:

@@ -130,14 +130,6 @@ def test_only_plain_key_value_caches_are_quantized() -> None:
     ]  # fmt: skip
 
 
-def test_a_cache_that_stands_twice_in_the_list_is_one_afterwards() -> None:
-    shared = KVCache()
-    layers = quantized([shared, KVCache(), CacheList(shared)], {0: 64, 1: 32}, 8)
-    assert isinstance(layers[2], CacheList)
-    assert layers[0] is layers[2].caches[0]
-    assert layers[0] is not layers[1]
-
-
 @pytest.mark.parametrize(
     ("model", "group"),
     [
@@ -168,22 +160,6 @@ def test_a_token_takes_about_half_or_a_quarter_of_its_bytes(bits: int, bytes_of_
     model.last(small)
     before, after = (sum(layer.nbytes for layer in flatten(layers)) for layers in (plain, small))  # type: ignore[attr-defined]
     assert after * 128 == before * bytes_of_128
-
-
-@pytest.mark.parametrize(("head_dim", "bits", "limit"), [(64, 8, 0.05), (32, 8, 0.05), (64, 4, 0.3)])
-def test_answers_are_close_to_the_unquantized_ones(head_dim: int, bits: int, limit: float) -> None:
-    model = a_llama(head_dim)
-    exact = model.last(model.make_layers()).astype(mx.float32)
-    rounded = model.last(model.format(bits).make_layers()).astype(mx.float32)
-    off = (mx.linalg.norm(rounded - exact) / mx.linalg.norm(exact)).item()
-    assert 0 < off < limit  # type: ignore[operator]
-
-
-def test_every_list_is_fresh() -> None:
-    chosen = a_llama().format()
-    first, second = chosen.make_layers(), chosen.make_layers()
-    assert all(layer.offset == 0 and layer.keys is None for layer in [*first, *second])  # type: ignore[attr-defined]
-    assert not {id(layer) for layer in first} & {id(layer) for layer in second}
 
 
 def test_one_line_says_how_many_layers_are_quantized(caplog: pytest.LogCaptureFixture) -> None:
@@ -251,18 +227,6 @@ def choosy(layer: object) -> Callable[..., mx.array]:
     return choose
 
 
-def test_a_model_that_raises_before_it_uses_a_cache_runs_unquantized(caplog: pytest.LogCaptureFixture) -> None:
-    model = a_llama()
-
-    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
-        if hasattr(layers[0], "bits"):
-            raise ValueError("what is this?")
-        return model.forward(tokens, layers)
-
-    assert find_format(model.make_layers, forward, VOCAB, 8).name == ""
-    assert lines(caplog)[0][2]["layers"] == "2 KVCache: ValueError: what is this?"
-
-
 def test_attention_that_goes_wrong_silently_is_found(caplog: pytest.LogCaptureFixture) -> None:
     model = a_llama()
     attend = cast("Callable[..., mx.array]", base.quantized_scaled_dot_product_attention)
@@ -274,29 +238,6 @@ def test_attention_that_goes_wrong_silently_is_found(caplog: pytest.LogCaptureFi
         assert [model.format(bits).name for bits in (8, 4)] == ["", ""]
     assert "the logits of a trial are off by" in str(lines(caplog)[0][2]["layers"])
     assert [model.format(bits).name for bits in (8, 4)] == ["kv8", "kv4"]
-
-
-def test_logits_that_are_no_numbers_are_found() -> None:
-    model = a_llama()
-
-    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
-        logits = model.forward(tokens, layers)
-        return logits * mx.nan if hasattr(layers[0], "bits") else logits
-
-    assert find_format(model.make_layers, forward, VOCAB, 8).name == ""
-
-
-def test_tokens_that_a_model_closes_do_not_count() -> None:
-    model = a_llama()
-    closed = mx.where(mx.arange(VOCAB) < 3, -mx.inf, 0)
-    chosen = find_format(model.make_layers, lambda tokens, layers: model.forward(tokens, layers) + closed, VOCAB, 8)
-    assert chosen.name == "kv8"
-
-
-def test_logits_that_no_prompt_changes_are_no_fault() -> None:
-    model = a_llama()
-    chosen = find_format(model.make_layers, lambda tokens, layers: model.forward(tokens, layers) * 0, VOCAB, 8)
-    assert chosen.name == "kv8"
 
 
 def test_four_bits_are_not_refused_for_being_few(caplog: pytest.LogCaptureFixture) -> None:
@@ -311,30 +252,6 @@ def test_four_bits_are_not_refused_for_being_few(caplog: pytest.LogCaptureFixtur
     ((level, _, attributes),) = lines(caplog)
     assert level == "WARNING"
     assert attributes["difference"] == pytest.approx(2, abs=0.2)
-
-
-def test_a_cache_that_no_layer_uses_stays(caplog: pytest.LogCaptureFixture) -> None:
-    model = a_llama()
-    chosen = model.format(make_layers=lambda: [*model.make_layers(), KVCache()])
-    assert type(chosen.make_layers()[2]) is KVCache
-    assert lines(caplog)[0][2]["unquantized"] == "1 KVCache: not used"
-
-
-def test_a_device_that_cannot_compute_it_leaves_all_unquantized(caplog: pytest.LogCaptureFixture) -> None:
-    """CUDA says so only when it is to compute."""
-    missing = RuntimeError("[quantized_matmul] No implementation\nfor this shape")
-    with patch("runner.cache.layers.quantized_trial.difference", side_effect=missing):
-        assert [a_llama().format(bits).name for bits in (8, 4)] == ["", ""]
-    said = "2 KVCache: RuntimeError: [quantized_matmul] No implementation"
-    assert [attributes["layers"] for _, _, attributes in lines(caplog)] == [said, said]
-
-
-def test_what_the_model_raises_by_itself_is_its_own() -> None:
-    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
-        raise RuntimeError("no model")
-
-    with pytest.raises(RuntimeError, match="no model"):
-        find_format(a_llama().make_layers, forward, VOCAB, 8)
 
 
 def test_the_trial_leaves_no_memory_behind() -> None:

@@ -1,7 +1,10 @@
 """Random sequences of prompts through the single-entry cache give the tokens that no cache gives.
 
 One model for every kind of layer cache; the operations are what users and their clients do to a conversation, and what
-can go wrong in the middle of it. After every request the layers stand at the end of the record.
+can go wrong in the middle of it. After every request the layers stand at the end of the record. A trie caches at least
+as much.
+
+The numbered scenarios are those of docs/internals/cache.md, section 8: 1 to 6, 8 and 79.
 """
 
 from typing import NamedTuple
@@ -11,6 +14,7 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from runner.cache.single import SingleEntryCache
+from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny
 from tests.lib.driver import Accident, ask, ask_uncached, check_equal, check_level
 
@@ -58,14 +62,18 @@ conversations = st.lists(steps, min_size=2, max_size=8)
 def replay(kind: str, conversation: list[Step]) -> None:
     """Runs the steps through one cache, each against a run without."""
     model = tiny(kind)
-    cache = SingleEntryCache(model.make_layers)
+    cache, trie = SingleEntryCache(model.make_layers), TrieCache(model.make_layers)
     history: list[int] = []
+    accidents = 0
     for step in conversation:
         prompt = step.prompt(history)
         answer = ask(model, cache, prompt, say=step.say, chunk=step.chunk, accident=step.accident)
         check_level(cache)
         check_equal(model, answer, ask_uncached(model, prompt, say=len(answer.logits), chunk=step.chunk))
         session = answer.session
+        other = ask(model, trie, prompt, say=step.say, chunk=step.chunk, accident=step.accident)
+        accidents += step.accident is not None
+        assert accidents or other.session.cached >= session.cached  # a trie's forwards are others
         event(f"cached: {'all' if session.cached == session.matched else 'some' if session.cached else 'nothing'}")
         history = [*prompt, *answer.tokens]
 

@@ -6,8 +6,7 @@ import pytest
 
 from protocol.stats import CacheNode
 from runner.cache import make_cache
-from runner.cache.session import LiveSession
-from scripts.tools.models.tiny import KINDS, VOCAB, tiny
+from scripts.tools.models.tiny import VOCAB, tiny
 from tests.lib.driver import ask
 from tests.lib.fakes import FAMILIES
 from tests.lib.story import Conversation
@@ -16,7 +15,6 @@ from tests.lib.together import Together
 A = [1, 2, 3, 4, 5, 6, 7, 8]
 B = [*A[:5], 10, 11, 12]
 PROMPT = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(50)]
-OTHER = [*PROMPT[:30], *((5 * i + 2) % VOCAB for i in range(20))]
 everyone = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -28,34 +26,12 @@ def drawn(users: Conversation | Together) -> list[CacheNode]:
     return users.cache.nodes()
 
 
-def shape(picture: Sequence[CacheNode]) -> list[tuple[int, int, int | None]]:
-    """Begin and end of each edge, and where the one above it ends."""
-    ends = {node.id: node.end for node in picture}
-    return sorted((node.start, node.end, ends[node.parent] if node.parent else None) for node in picture)
-
-
 def branched(family: str = "K") -> Conversation:
     """Two conversations that part after five tokens; the layers stand at the end of the second."""
     users = Conversation(family, "trie")
     users.serve(A, [20, 21])
     users.serve(B, [30, 31])
     return users
-
-
-def test_edges_hang_from_each_other_as_in_the_trie() -> None:
-    users = branched()
-    assert users.shape == "0-5 [5-9 5-9]"
-    assert shape(drawn(users)) == [(0, 5, None), (5, 9, 5), (5, 9, 5)]
-
-
-def test_parents_come_before_their_children() -> None:
-    users = branched()
-    users.serve([*B, 40], [41])
-    seen: set[int] = set()
-    for node in drawn(users):
-        assert node.parent is None or node.parent in seen
-        seen.add(node.id)
-    assert len(seen) == len(users.nodes) > 3
 
 
 def test_where_the_layers_stand_is_live_and_the_rest_is_paged_out() -> None:
@@ -85,21 +61,6 @@ def test_the_bytes_and_layers_of_the_nodes_are_those_that_the_cache_counts(famil
     assert all(node.bytes == node.live_bytes + node.paged_bytes for node in picture)
 
 
-def test_a_layer_of_which_nothing_is_kept_is_missing() -> None:
-    users = branched()
-    lost = users.node([*A, 20]).slots[1]
-    assert lost is not None
-    users.trie.trie.drop([lost])
-    missing = {(node.start, node.live_layers): node.missing_layers for node in drawn(users)}
-    assert missing == {(0, 2): 0, (5, 2): 0, (5, 0): 1}
-
-
-def test_a_use_is_younger_than_what_was_not_used_since() -> None:
-    ages = {node.text: node.idle_uses for node in branched().cache.nodes(spell)}
-    assert ages[spell(A[:5])] == ages[spell([10, 11, 12, 30])] == 0
-    assert ages[spell([6, 7, 8, 20])] > 0
-
-
 def test_of_a_very_large_trie_the_latest_nodes_are_drawn_and_the_way_to_them() -> None:
     users = branched()
     for first in range(40, 60):
@@ -123,10 +84,6 @@ def test_an_open_session_shows_in_the_locks_of_its_path() -> None:
     assert sum(locks.values()) == 1
     client.close()
     assert not any(node.locks for node in drawn(users))
-
-
-def test_without_being_asked_for_there_is_no_text() -> None:
-    assert all(node.text is None for node in drawn(branched()))
 
 
 @everyone
@@ -172,26 +129,6 @@ def test_what_goes_for_want_of_room_is_counted_and_so_is_what_comes_back() -> No
     assert after.held_bytes <= 40
 
 
-def test_a_session_tells_what_was_given_up_while_it_ran() -> None:
-    users = Conversation("K", "trie", budget=40)
-    session = users.turn(A)
-    assert isinstance(session, LiveSession)
-    assert session.evicted_bytes == 0
-    session = users.turn([40 + i for i in range(14)])
-    assert isinstance(session, LiveSession)
-    assert session.evicted_bytes == users.trie.describe().counts.evicted_bytes > 0
-
-
-def test_a_cleared_cache_has_not_forgotten_what_it_evicted() -> None:
-    users = Conversation("K", "trie", budget=40)
-    users.turn(A)
-    users.turn([40 + i for i in range(14)])
-    evicted = users.trie.describe().counts.evicted_bytes
-    users.cache.clear()
-    assert users.trie.describe().counts.evicted_bytes == evicted > 0
-    assert (drawn(users), users.trie.describe().counts.nodes) == ([], 0)
-
-
 @pytest.mark.parametrize("running", [False, True])
 def test_what_goes_when_memory_runs_out_counts_as_evicted(running: bool) -> None:
     users = Together("K")
@@ -204,14 +141,6 @@ def test_what_goes_when_memory_runs_out_counts_as_evicted(running: bool) -> None
     assert evicted == before - users.cache.nbytes > 0
     if client is not None:
         client.close()
-
-
-def test_a_conversation_that_outgrows_the_budget_counts_as_evicted_in_part() -> None:
-    users = Conversation("K", "trie", budget=20)
-    users.turn([*range(1, 16)])
-    counted = users.trie.describe().counts
-    assert counted.evicted_bytes > 0
-    assert counted.held_bytes <= 20
 
 
 def test_a_single_entry_is_one_node() -> None:
@@ -234,28 +163,3 @@ def test_the_text_of_a_single_entry_is_hidden_while_it_is_written() -> None:
     session.close()
     (node,) = cache.nodes(spell)
     assert (node.text, node.locks) == (spell(PROMPT[: node.end]), 0)
-
-
-def test_no_cache_has_no_nodes() -> None:
-    kind = tiny("llama")
-    cache = make_cache("none", kind.make_layers)
-    ask(kind, cache, PROMPT)
-    assert cache.nodes() == []
-    assert cache.describe().counts.nodes == 0
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_live_bytes_are_about_those_of_the_layers(name: str) -> None:
-    """Every kind of layer; the buffers have room for tokens to come, which no node has."""
-    kind = tiny(name)
-    cache = make_cache("trie", kind.make_layers)
-    ask(kind, cache, PROMPT)
-    ask(kind, cache, OTHER)
-    picture, described = cache.nodes(spell), cache.describe()
-    assert sum(node.paged_bytes for node in picture) == described.counts.paged_bytes
-    live = sum(node.live_bytes for node in picture)
-    assert 0 < live <= described.counts.live_bytes
-    if cache.session_bytes(2) == 2 * cache.session_bytes(1):  # keys and values only: no window, no state
-        path = [node for node in picture if node.live_layers]
-        assert sum(node.end - node.start for node in path) == described.recorded_tokens
-        assert live == cache.session_bytes(described.recorded_tokens)

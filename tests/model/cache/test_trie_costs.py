@@ -14,7 +14,6 @@ from runner.cache.interface import Session
 from runner.cache.layers import snapshot
 from runner.cache.layers.snapshot import Ledger, own
 from runner.cache.sequence import SequenceLayers
-from runner.cache.sequences import LiveSequences
 from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import tiny, words
@@ -88,30 +87,6 @@ def test_a_request_looks_at_its_own_nodes_only(family: str) -> None:
     assert 0 < gone < 60
     assert calls.count("weight") <= 30 + 4 * gone < 300
     assert "nodes" not in calls
-
-
-@everyone
-def test_many_victims_look_at_the_layers_once(family: str) -> None:
-    few, many = (_layer_looks(family, share) for share in (0.9, 0.2))
-    assert few == many
-
-
-def _layer_looks(family: str, share: float) -> int:
-    users = Users(family, 60)
-    before = users.cache.describe().counts.nodes
-    users.cache.budget_bytes = int(users.cache.nbytes * share)
-    count = 0
-    count_of = LiveSequences.layer_bytes
-
-    def counted(sequences: LiveSequences) -> int:
-        nonlocal count
-        count += 1
-        return int(count_of.__get__(sequences))
-
-    with patch.object(LiveSequences, "layer_bytes", property(counted)):
-        users.cache.enforce_budget()
-    assert before - users.cache.describe().counts.nodes > (1 - share) * 20
-    return count
 
 
 # --- copies
@@ -239,21 +214,6 @@ def test_nothing_is_put_off_for_longer_than_a_step(kind: str) -> None:
             cache.enforce_budget()
             assert not ledger.copies
         assert kind != "qwen3_next" or len(sizes) > gone, "nothing was merged"
-
-
-def test_nothing_is_put_off_while_others_ask_for_what_one_computes() -> None:
-    """It cuts what another one left meanwhile, which a third one has driven out of the layers."""
-    cache = TrieCache(deep)
-    prompt = words(60, 2)
-    session = cache.begin(prompt)
-    write(session, prompt, 59)
-    ask(cache, [*prompt[:10], *words(20, 4)])
-    ask(cache, words(60, 3))
-    with putting_off() as sizes:
-        cache.follows([*prompt, 1])
-        assert len(sizes) == 2 * LAYERS
-        assert not cache.sequences.facts.ledger.copies
-    session.close()
 
 
 def test_what_is_cut_apart_shares_no_buffer() -> None:

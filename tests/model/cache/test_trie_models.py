@@ -6,15 +6,13 @@ is equal up to the noise that these make by themselves (`tiny.py` has it for eve
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
-from math import ceil
-
 import mlx.core as mx
 import pytest
 
 from runner.cache.checkpoints import Checkpoint
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import KINDS, WINDOW, tiny, words
-from tests.lib.driver import Accident, ask, ask_uncached, check_equal, check_trie, forwards_at_once, largest
+from tests.lib.driver import ask, ask_uncached, check_equal, check_trie, forwards_at_once, largest
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -48,7 +46,7 @@ def test_a_conversation_that_comes_back_is_bit_equal_to_one_that_never_left(kind
             assert mx.array_equal(ours, theirs)
 
 
-LENGTHS = [1, 2, 30, 31, 32, 33, 34, 62, 63, 64, 65, 66, 96, 97]
+LENGTHS = [1, 31, 32, 33, 65, 97]
 
 
 def _comes_back(length: int, tail: int, say: int) -> None:
@@ -65,16 +63,8 @@ def _comes_back(length: int, tail: int, say: int) -> None:
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_conversation_comes_back_at_any_length_of_its_window(length: int) -> None:  # scenario 80
-    for tail in (1, 2, 3):
-        _comes_back(length, tail, say=0)
-        _comes_back(length, tail, say=3)
-
-
-@pytest.mark.slow
-def test_a_conversation_comes_back_at_every_length_of_its_window() -> None:  # scenario 80
-    for length in range(1, 131):
-        for tail in (1, 2, 3):
-            _comes_back(length, tail, say=0)
+    _comes_back(length, tail=1, say=0)
+    _comes_back(length, tail=3, say=3)
 
 
 def test_a_window_is_whole_where_the_way_above_has_a_gap() -> None:
@@ -90,19 +80,3 @@ def test_a_window_is_whole_where_the_way_above_has_a_gap() -> None:
     back = ask(model, cache, longer)
     assert back.session.cached == 2 * WINDOW + 5
     check_equal(model, back, ask_uncached(model, longer))
-
-
-@every_kind
-def test_a_prompt_that_times_out_again_and_again_is_finished(kind: str) -> None:  # scenario 66
-    model = tiny(kind)
-    cache = TrieCache(model.make_layers)
-    prompt = words(120)
-    attempts = 0
-    while True:
-        attempts += 1
-        answer = ask(model, cache, prompt, chunk=16, accident=Accident("cancel", 1))
-        check_trie(cache)
-        if answer.session.cached + 16 >= len(prompt) - 1:
-            break
-    assert attempts <= ceil(119 / 16) + 2  # restore points cut two of the chunks
-    check_equal(model, ask(model, cache, prompt), ask_uncached(model, prompt))

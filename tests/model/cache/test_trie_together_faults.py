@@ -23,28 +23,39 @@ from scripts.tools.models.tiny import tiny, words
 from tests.lib import together
 from tests.lib.breaking import breaking
 from tests.lib.driver import ask, ask_uncached, check_equal
-from tests.lib.fakes import FAMILIES, FakeWindowState
+from tests.lib.fakes import FAMILIES, FakeKVState, FakeRecurrentState, FakeSlice, FakeState, FakeWindowState
 from tests.lib.memory import held_bytes
 from tests.lib.story import Every
 from tests.lib.together import BrokenError, Client, Together
-from tests.unit.cache.test_trie_faults import PLACES as ALONE
-from tests.unit.cache.test_trie_faults import Place, cases
 
 PREFIX = list(range(1, 49))
 everyone = pytest.mark.parametrize("family", FAMILIES)
 
-PLACES = [
-    *ALONE,
-    Place(FakeWindowState, "snapshot", "S"),
-    Place(SequenceLayers, "reset", "KR"),
-    Place(SequenceLayers, "measure", "K"),
-    Place(PrefixTrie, "split", "KR"),
-    Place(PrefixTrie, "merge", "KR"),
-    Place(PrefixTrie, "remove", "KR"),
-    Place(PrefixTrie, "drop", "KR"),
-    Place(PrefixTrie, "unlock", "KR"),
-    Place(LiveSequences, "hand_over_shared", "KR"),
-    Place(LiveSequences, "release", "KR"),
+PLACES: list[tuple[str, type, str]] = [
+    ("K", FakeKVState, "copy"),
+    ("R", FakeKVState, "restore"),
+    ("K", FakeKVState, "snapshot"),
+    ("R", FakeSlice, "split"),
+    ("K", FakeSlice, "after"),
+    ("S", FakeWindowState, "copy"),
+    ("S", FakeWindowState, "restore"),
+    ("S", FakeWindowState, "snapshot"),
+    ("P", FakeRecurrentState, "copy"),
+    ("R", FakeRecurrentState, "restore"),
+    ("R", FakeState, "split"),
+    ("P", FakeState, "after"),
+    ("R", SequenceLayers, "evaluate"),
+    ("K", SequenceLayers, "rewind"),
+    ("R", SequenceLayers, "reset"),
+    ("K", SequenceLayers, "measure"),
+    ("R", PrefixTrie, "advance"),
+    ("K", PrefixTrie, "split"),
+    ("R", PrefixTrie, "merge"),
+    ("K", PrefixTrie, "remove"),
+    ("R", PrefixTrie, "drop"),
+    ("K", PrefixTrie, "unlock"),
+    ("R", LiveSequences, "hand_over_shared"),
+    ("K", LiveSequences, "release"),
 ]
 
 
@@ -89,13 +100,13 @@ class Crowd:
             client.close()
 
 
-@pytest.mark.parametrize(("family", "place"), cases(PLACES))
-def test_whatever_breaks_the_others_go_on(family: str, place: Place) -> None:
+@pytest.mark.parametrize(("family", "where", "name"), PLACES)
+def test_whatever_breaks_the_others_go_on(family: str, where: type, name: str) -> None:
     """`Together` checks every step of every client, before and after."""
     at, reached = 0, True
     while reached:
         crowd = Crowd(family)
-        with breaking(place.where, place.name, at) as calls:
+        with breaking(where, name, at) as calls:
             crowd.run()
         users = crowd.users
         assert users.clients == []
@@ -159,31 +170,6 @@ def test_a_resume_that_fails_twice_opens_no_session(family: str) -> None:
     running.say(5).close()
     assert users.turn(PREFIX).cached == 0
     assert users.cached([*PREFIX, 20, 21, 9]) == len(end)
-
-
-@everyone
-def test_an_eviction_that_fails_at_a_resume_opens_no_session(family: str) -> None:
-    users = Together(family)
-    end = users.turn(PREFIX).recorded
-    running = users.begin([*end, 1])
-    with breaking(TrieCache, "enforce_budget", 0):
-        second = users.begin([*end, 2])  # and `check` knows who is there
-    assert (second.session.cached, running.session.detached) == (0, True)
-    running.say(5).close()
-    second.say(6).close()
-
-
-@everyone
-def test_a_resume_that_fails_once_is_retried_without_the_trie(family: str) -> None:
-    users = Together(family)
-    end = users.turn(PREFIX).recorded
-    running = users.begin([*end, 1]).say(7)
-    with breaking(TrieCache, "_restore", 0):
-        second = users.begin([*end, 2])
-    assert (second.session.cached, second.session.detached, running.session.detached) == (0, False, True)
-    running.say(5).close()
-    second.say(6).close()
-    assert users.cached([*end, 2, 6, 1]) == len(end) + 2
 
 
 # --- what MLX says

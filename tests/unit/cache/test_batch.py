@@ -15,8 +15,6 @@ from runner.cache.layers.snapshot import Ledger, complete
 
 from mlx_lm.models.cache import (  # isort: skip
     ArraysCache,
-    BatchKVCache,
-    BatchRotatingKVCache,
     CacheList,
     KVCache,
     RotatingKVCache,
@@ -128,7 +126,7 @@ def _append(batch_cache: object, entries: mx.array, offsets: list[int]) -> list[
 LENGTHS = (1, 2, 7, 8, 9, 15, 16, 17, 40, 255, 256, 257, 299, 300, 301, 310, 520)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(6))
 def test_rows_come_and_go(seed: int) -> None:
     """Short and long ones, before and after their windows have wrapped, some of them again and again."""
     random = Random(seed)
@@ -257,21 +255,6 @@ def test_what_is_absorbed_keeps_no_batch_alive(kind: str, count: int) -> None:
     assert size - SLACK <= after - held_bytes() <= size + 4 * SLACK
 
 
-@pytest.mark.usefixtures("exact_bytes")
-def test_what_fills_a_fresh_buffer_keeps_no_batch_alive() -> None:
-    """As many tokens as the buffer is long: the write of all of it is no copy."""
-    state = layer("plain")
-    batch = BatchedLayers([_list(state), _list(layer("plain"))])
-    for index in range(256):
-        _write_to(batch, index)
-    state.absorb(batch.batch_caches()[0], 1, 256)
-    mx.eval(state.arrays())
-    size, before = batch.nbytes, held_bytes()
-    del batch
-    assert before - held_bytes() >= size - SLACK
-    assert held(state) == list(range(256))
-
-
 def test_appending_copies_what_is_new_and_nothing_else() -> None:
     """The row's own buffer has room, as after a step of its own; its thousands of tokens stay where they are."""
     state = _filled(4000)
@@ -371,22 +354,6 @@ def test_a_state_that_only_some_rows_have_is_refused() -> None:
         BatchedLayers([[all_]]).extend([[some]])
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_states_may_be_missing_in_all_rows(place: int) -> None:
-    rows: list[list[object]] = []
-    for value in (1, 2, 3):
-        layer_cache = ArraysCache(2)
-        layer_cache[place] = mx.full((1, 3), value)
-        rows.append([layer_cache])
-    batch = BatchedLayers(rows[:2])
-    batch.extend(rows[2:])
-    batch.keep([0, 2])
-    state = adapted(ArraysCache(2))
-    state.absorb(batch.batch_caches()[0], 1, 1)
-    assert vars(state)["layer"][1 - place] is None
-    assert vars(state)["layer"][place].tolist() == [[3, 3, 3]]
-
-
 @pytest.mark.parametrize("rows", [[], [0, 2], [-1], [1, 0], [1, 1]])
 def test_only_rows_that_are_there_are_kept(rows: list[int]) -> None:
     batch = BatchedLayers([Row(3).layers, Row(5).layers])
@@ -395,20 +362,3 @@ def test_only_rows_that_are_there_are_kept(rows: list[int]) -> None:
     assert len(batch) == 2
     batch.keep([1])
     assert len(batch) == 1
-
-
-def test_positions_and_padding_are_to_be_evaluated() -> None:
-    """They count on lazily, and not every model reads them."""
-    rows = [Row(3), Row(12)]
-    batch = BatchedLayers([row.layers for row in rows])
-    step(batch, rows)
-    there = {id(array) for array in batch.arrays()}
-    for batch_cache in batch.batch_caches():
-        assert isinstance(batch_cache, BatchKVCache | BatchRotatingKVCache)
-        assert {
-            id(batch_cache.keys),
-            id(batch_cache.values),
-            id(batch_cache.offset),
-            id(batch_cache.left_padding),
-        } <= there
-    assert batch.nbytes == sum(array.nbytes for array in batch.arrays()) > 0

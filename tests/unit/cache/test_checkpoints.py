@@ -1,5 +1,7 @@
 """Checkpoints: the plan for one prompt, those that a long conversation keeps, and the tokens that both save the agents
 of scripts/tools/bench/agent_trace.py, over the real trie cache with layers of one number a token.
+
+The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 import random
@@ -102,7 +104,7 @@ def test_where_the_last_answer_ended_is_kept_for_nothing() -> None:
     assert Checkpoint(150, True) not in POINTS.plan(tokens, 150, 150, None)
 
 
-def test_checkpoints_ascend_and_lie_before_the_last_token() -> None:
+def test_checkpoints_ascend_and_lie_before_the_last_token() -> None:  # scenario 56
     choice = random.Random(5)
     for _ in range(300):
         end = choice.choice([1, 2, 5, 40, 700, 5000])
@@ -126,12 +128,6 @@ def test_at_most_so_many_the_most_valuable_first() -> None:
         assert offsets(tokens, branch=branch, most=most) == sorted(ranked[:most])
 
 
-def test_what_stands_there_already_does_not_count() -> None:
-    tokens, stops = chat(500, 60, 4000)
-    at = offsets(tokens, cached=stops[1], most=2)
-    assert (len(at), at[0], at[2]) == (3, stops[1], stops[2])
-
-
 def test_distances_double_where_there_are_no_messages() -> None:
     end = 100_000
     at = offsets([WORD] * end)
@@ -140,31 +136,6 @@ def test_distances_double_where_there_are_no_messages() -> None:
     assert distances[0] == NEAREST * 3 // 2
     assert [later / earlier for earlier, later in pairwise(distances[:-1])] == [2] * 7
     assert len(at) == 10
-
-
-def test_distances_are_moved_to_where_messages_begin() -> None:
-    tokens, stops = chat(100, *[150] * 60)
-    assert set(offsets(tokens)) <= set(stops)
-    assert 8 <= len(offsets(tokens)) <= 10
-
-
-def test_a_long_tool_result_is_left_within() -> None:
-    tokens, stops = chat(500, 60, 4000)
-    within = [at for at in offsets(tokens, cached=stops[1]) if stops[1] < at < stops[2]]
-    assert [len(tokens) - at for at in within[::-1]] == [384, 768, 1536, pytest.approx(3100, abs=100)]
-
-
-def test_the_rest_of_a_long_message_is_left_within() -> None:
-    """Computed from somewhere within it, as when it was edited there."""
-    tokens, stops = chat(500, 4000, 60)
-    assert sum(stops[0] + 1000 < at < stops[1] for at in offsets(tokens, cached=stops[0] + 1000)) >= 3
-
-
-def test_a_system_prompt_is_shared_as_a_whole() -> None:
-    """The first checkpoint follows it, none lies within, whatever part of the prompt is cached."""
-    tokens, stops = chat(5000, 60, 60)
-    assert offsets(tokens) == stops
-    assert offsets(tokens, cached=1000) == stops
 
 
 def test_a_long_first_message_is_left_at_doubling_distances() -> None:
@@ -180,34 +151,11 @@ def test_a_prompt_of_special_tokens_has_checkpoints_throughout() -> None:
     assert len(at) <= 16
 
 
-def test_where_the_prompt_itself_begins_is_no_message() -> None:
-    """Templates open with several special tokens."""
-    tokens, stops = chat(500, 60)
-    assert offsets([START, START, *tokens]) == [stop + 2 for stop in stops]
-
-
 @pytest.mark.parametrize("name", ["turns", "before_end", "first_distance", "gap", "recent"])
 def test_only_positive_distances_and_counts(name: str) -> None:
     with pytest.raises(ValueError, match="positive"):
         TurnCheckpoints(frozenset(), **{name: 0})
-
-
-class Counted(list[int]):
-    """A prompt that counts its tokens as they are read one by one."""
-
-    read = 0
-
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        for token in super().__iter__():
-            self.read += 1
-            yield token
-
-
-def test_a_plan_reads_each_token_twice_at_most() -> None:
-    """Once for the messages ahead, and as far as the first message before."""
-    tokens = Counted([WORD] * 5000)
-    POINTS.plan(tokens, 4000, 4500, None)
-    assert tokens.read <= 2 * len(tokens)
+    TurnCheckpoints(frozenset(), **{name: 1})
 
 
 # --- what a conversation keeps
@@ -228,26 +176,6 @@ def test_a_long_conversation_keeps_few_checkpoints(step: int) -> None:
     """The last 16, two for each doubling of 256 tokens before them, and the first."""
     for end in (10_000, 100_000, 300_000):
         assert len(grown(step, end)) <= 16 + 2 * ((end // NEAREST).bit_length() + 1) + 1
-
-
-def test_a_long_conversation_keeps_the_first_one_and_the_last_ones() -> None:
-    points = grown(100, 100_000)
-    assert points[0] == 100
-    assert points[-16:] == list(range(100_000 - 1500, 100_001, 100))
-
-
-def test_a_short_conversation_keeps_all() -> None:
-    assert POINTS.expired([], 10) == []
-    assert POINTS.expired(list(range(10, 180, 10)), 200) == []
-
-
-@pytest.mark.parametrize("step", [40, 300])
-def test_what_is_kept_is_close_in_proportion(step: int) -> None:
-    """The nearest checkpoint before an edit is at most as far from it as the end, but for one step."""
-    end = 100_000
-    points = grown(step, end)
-    for at, following in pairwise(points):
-        assert following - at <= max(step, NEAREST) + (end - following)
 
 
 # --- what it is worth
@@ -272,18 +200,6 @@ class Lost(NamedTuple):
     matched: int
     again: int
     left: int
-
-
-class Grid:
-    """Every 8192 tokens and 4 before the end, as Ollama's runner has it; nothing is thinned."""
-
-    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
-        at = dict.fromkeys((*range(8192, len(tokens), 8192), len(tokens) - 4), True)
-        at.setdefault(branch, False)
-        return [Checkpoint(each, at[each]) for each in sorted(at) if cached < each < len(tokens)]
-
-    def expired(self, points: Sequence[int], end: int) -> list[int]:
-        return []
 
 
 def hybrid(points: CheckpointPolicy) -> TrieCache:
@@ -330,49 +246,8 @@ def follow(points: CheckpointPolicy, workload: Workload) -> list[Lost]:
     return lost
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_agents_compute_at_most_256_tokens_again_in_95_of_100_requests(seed: int) -> None:
+@pytest.mark.parametrize("seed", [1, 2])
+def test_agents_compute_at_most_256_tokens_again_in_95_of_100_requests(seed: int) -> None:  # scenarios 64 and 65
     lost = follow(POINTS, Workload(seed=seed, requests=150))
     assert sum(each.again <= 256 for each in lost) >= 0.95 * len(lost)
     assert sum(each.left for each in lost) <= 2 * len(lost)
-
-
-@pytest.mark.parametrize(
-    "workload", [Workload(seed=4, requests=100, scale=4), Workload(seed=5, requests=100, answer_tokens=400)]
-)
-def test_agents_compute_less_again_than_with_a_grid(workload: Workload) -> None:
-    """Half of it, at most, where messages or answers are long."""
-    ours, grid = follow(POINTS, workload), follow(Grid(), workload)
-    assert sum(each.again for each in ours) < 0.5 * sum(each.again for each in grid)
-
-
-def test_editing_the_last_message_keeps_the_answer_before_it() -> None:
-    """It is part of the prompt by then, and where it ended the next message began."""
-    cache = hybrid(POINTS)
-    prompt, _ = chat(200, 50)
-    answer = [WORD + 1] * 400
-    question = [END, NEWLINE, START, 5, NEWLINE, *[WORD + 2] * 60, END, NEWLINE, START, 7, NEWLINE]
-    edited = [END, NEWLINE, START, 5, NEWLINE, *[WORD + 3] * 60, END, NEWLINE, START, 7, NEWLINE]
-    serve(cache, prompt, answer)
-    assert serve(cache, [*prompt, *answer, *question], answer).again == 0
-    assert serve(cache, [*prompt, *answer, *edited], answer).again <= GAP
-
-
-def test_other_conversations_find_the_system_prompt() -> None:
-    cache = hybrid(POINTS)
-    shared, _ = chat(3000)
-    shared = shared[:-3]
-    for topic in range(3):
-        once = [*shared, START, 5, NEWLINE, *[WORD + topic] * 700, END, NEWLINE, START, 7, NEWLINE]
-        lost = serve(cache, once, [WORD] * 300)
-        for turn in range(12):
-            once = [*once, *[WORD] * 300, END, NEWLINE, START, 5, NEWLINE, *[WORD + turn] * 200, END, NEWLINE, START, 7]
-            serve(cache, once, [WORD] * 300)
-        assert lost.again <= 2 * GAP
-
-
-def test_the_same_prompt_again_computes_only_its_end() -> None:
-    cache = hybrid(POINTS)
-    prompt, stops = chat(300, 80, 80)
-    serve(cache, prompt, [WORD] * 20)
-    assert serve(cache, prompt, [WORD + 1] * 20).again == len(prompt) - stops[-1]

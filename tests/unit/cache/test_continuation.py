@@ -50,12 +50,6 @@ def test_pictures_end_a_continuation() -> None:
     assert following(users, PROMPT, []) == [20]
 
 
-def test_other_caches_name_nothing() -> None:
-    users = Conversation("K", "single")
-    users.serve(PROMPT, ANSWER)
-    assert following(users, PROMPT, []) == []
-
-
 def test_a_fork_offers_the_way_that_was_used_last() -> None:
     trie = PrefixTrie()
     first, second = trie.advance(trie.root(), keys([1, 2, 3, 4])), trie.advance(trie.root(), keys([1, 2, 7, 8]))

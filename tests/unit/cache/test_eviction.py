@@ -4,8 +4,6 @@ Trees are written as `tree("12*", "3", ...)`: see there. A node is named by the 
 """
 
 import random
-from itertools import pairwise
-from math import log2
 from unittest.mock import patch
 
 import pytest
@@ -41,10 +39,6 @@ class Tree:
             gone.append(names.get(node, "?"))
             self.give_up(node)
         return gone
-
-    def first(self, order: EvictionOrder) -> str | None:
-        victim = next(Eviction(self.trie, order).victims(), None)
-        return next((way for way, node in self.at.items() if node is victim), None)
 
     def give_up(self, node: Node) -> None:
         if node.children:
@@ -84,16 +78,6 @@ class Bytes(Snapshot):
 
 
 @every_order
-def test_the_oldest_goes_first(order: EvictionOrder) -> None:
-    assert Tree("a", "b", "c").going(order) == ["a", "b", "c"]
-
-
-@every_order
-def test_nothing_goes_from_an_empty_trie(order: EvictionOrder) -> None:
-    assert Tree().going(order) == []
-
-
-@every_order
 def test_a_node_in_use_is_never_evicted(order: EvictionOrder) -> None:
     """Neither it nor the way to it, however old and large."""
     tree = Tree("a", "ab", "abc", "d", "abcd", state=1000)
@@ -115,80 +99,13 @@ def test_a_spared_node_is_never_evicted(order: EvictionOrder) -> None:
     assert list(tree.trie.nodes()) == [tree.at["a"]] == [next(eviction.victims())]
 
 
-def test_slices_are_given_up_from_the_leaves() -> None:
-    """An inner node frees nothing by being merged, so it has to wait until it is a leaf."""
-    tree = Tree("a", "ab", "abc", "d")
-    assert tree.going(LEAF) == ["abc", "ab", "a", "d"]
-
-
 def test_checkpoints_are_evicted_by_their_own_age() -> None:
     """Inner ones too: they are merged into their child."""
     tree = Tree("a", "ab", "abc", "d")
     assert tree.going(WORTH) == ["a", "ab", "abc", "d"]
 
 
-@every_order
-def test_where_conversations_part_stays(order: EvictionOrder) -> None:
-    """Until one of them is gone."""
-    tree = Tree("a", "ab", "ac")
-    tree.trie.touch([tree.at["ac"]])
-    gone = tree.going(order)
-    assert gone[0] == "ab"
-    assert sorted(gone) == ["a", "ab", "ac"]
-
-
-@every_order
-def test_ties_go_to_the_deepest(order: EvictionOrder) -> None:
-    tree = Tree("a", "bcd", "ef", state=0)
-    for node in tree.at.values():
-        node.slots = [Bytes(10), None] if order is LEAF else [None, None]
-    tree.trie.touch(tree.at.values())
-    assert tree.going(order) == ["bcd", "ef", "a"]
-
-
-def test_a_use_refreshes_the_path_or_only_the_checkpoint() -> None:
-    """67: all are aged, then one branch goes on. Where leaves go first the way to it is refreshed with it; where points
-    age by themselves only the point that was used."""
-    orders: list[tuple[EvictionOrder, list[str]]] = [(LEAF, ["a", "ab", "abc"]), (WORTH, ["abc"])]
-    for order, kept in orders:
-        tree = Tree("a", "ab", "abc", "abd", "e")
-        tree.trie.touch(tree.at.values())
-        aged = tree.at["e"].used
-        tree.trie.touch(order.used(tree.at["abc"]))
-        assert [way for way, node in tree.at.items() if node.used > aged] == kept
-
-
-def test_no_node_is_older_than_what_hangs_below_it_when_uses_count_for_the_way() -> None:
-    tree, choice = Tree("a", "ab", "abc", "abd", "ae"), random.Random(3)
-    for _ in range(30):
-        tree.trie.touch(LEAF.used(choice.choice(list(tree.at.values()))))
-    assert all(node.parent is None or node.parent.used >= node.used for way, node in tree.at.items() if len(way) > 1)
-
-
 # --- worth
-
-
-def test_worth_is_the_tokens_that_it_takes_to_have_it_again() -> None:
-    """As old, and larger: what follows a long stretch is kept all the same."""
-    tree = Tree("a" * 300, "b")
-    tree.trie.touch(tree.at.values())
-    assert tree.at["a" * 300].nbytes > tree.at["b"].nbytes
-    assert tree.going(WORTH) == ["b", "a" * 300]
-
-
-def test_worth_falls_with_age() -> None:
-    """Idle for long enough, the long stretch goes before what was used just now."""
-    tree = Tree("a" * 300, "b")
-    for _ in range(20):
-        tree.trie.touch([tree.at["b"]])
-    assert tree.first(WORTH) == "a" * 300
-
-
-def test_worth_is_less_the_more_bytes_it_frees() -> None:
-    tree = Tree("a", "b")
-    tree.at["b"].slots[STATE] = Bytes(1000, state=True)
-    tree.trie.touch(tree.at.values())
-    assert tree.first(WORTH) == "b"
 
 
 def test_what_frees_nothing_is_not_merged() -> None:
@@ -197,19 +114,6 @@ def test_what_frees_nothing_is_not_merged() -> None:
     tree.at["a"].slots = [Bytes(1000), None]
     assert tree.going(WORTH, spared="ab") == []
     assert tree.going(WORTH) == ["ab", "a"]
-
-
-def test_weights_are_few_and_close() -> None:
-    """So that lines are few: within each, whoever is first goes sooner than it should by less than a tenth."""
-    tree = Tree("a")
-    node = tree.at["a"]
-    weights = []
-    for size in range(1000, 8001):
-        node.slots[STATE] = Bytes(size, state=True)
-        weights.append(WORTH.weight(node))
-        assert 0 <= log2(node.nbytes / 17 / weights[-1]) < 1 / 8
-    assert all(before <= after for before, after in pairwise(weights))
-    assert len(set(weights)) <= 8 * 3 + 1
 
 
 # --- kept up
@@ -289,20 +193,6 @@ class Story:
                 self.trie.merge(victim)
             else:
                 self.trie.remove(victim)
-
-
-def test_a_node_that_is_made_goes_before_the_one_above() -> None:
-    """Even if neither was locked since, and the one above was not touched."""
-    tree = Tree("a", "b")
-    eviction = Eviction(tree.trie, LEAF)
-    eviction.refresh()
-    (below,) = tree.trie.advance(tree.at["a"], keys([0]))
-    tree.trie.touch([below])
-    gone = []
-    for node in eviction.victims():
-        gone.append(node)
-        tree.give_up(node)
-    assert gone == [tree.at["b"], below, tree.at["a"]]
 
 
 @every_order

@@ -167,15 +167,6 @@ class Scene:
 # --- covers
 
 
-def test_nothing_is_always_covered() -> None:
-    scene = Scene(Slices)
-    assert scene.covers(0, 0)
-    assert scene.covers(15, 15)
-    assert scene.covers(20, 15)
-    assert resume.covers([], 0, 15, 15)
-    assert not resume.covers([], 0, 14, 15)
-
-
 def test_tokens_are_covered_by_nodes_without_a_gap() -> None:
     scene = Scene(Slices).hold(0, 10, 20, 30)
     assert all(scene.covers(begin, end) for end in range(31) for begin in range(end))
@@ -213,23 +204,9 @@ def test_a_state_covers_its_last_token() -> None:
 # --- find
 
 
-def test_layers_that_were_never_used_stand_anywhere() -> None:
-    assert Scene().find(25) == (25, Miss.NONE)
-
-
-def test_a_whole_match_has_no_reason() -> None:
-    assert Scene(Slices, State).hold(0, 10, 20, 30).hold(1, 30).find(30) == (30, Miss.NONE)
-    assert Scene(Slices).hold(0, 10, 20, 30).find(25) == (25, Miss.NONE)
-    assert Scene(Slices).find(0) == (0, Miss.NONE)
-
-
 @pytest.mark.parametrize(("held", "reached"), [((), 0), ((10,), 10), ((10, 30), 10), ((20, 30), 0), ((10, 20), 20)])
 def test_slices_reach_as_far_as_they_follow_each_other(held: tuple[int, ...], reached: int) -> None:
     assert Scene(Slices).hold(0, *held).find(30) == (reached, Miss.NON_TRIMMABLE)
-
-
-def test_a_slice_that_reaches_beyond_the_match_is_needed() -> None:
-    assert Scene(Slices).hold(0, 10, 20).find(25) == (20, Miss.NON_TRIMMABLE)
 
 
 def test_slices_behind_what_is_live_are_not_needed() -> None:
@@ -263,13 +240,6 @@ def test_within_an_edge_a_window_stands_where_its_tokens_are() -> None:
     assert Scene(Window, ends=(12,)).hold(0, 12).find(7) == (7, Miss.NONE)
 
 
-def test_within_an_edge_a_window_that_begins_behind_what_is_needed_is_of_no_use() -> None:
-    """It was the whole of a window once: from 15 on, while 10 is where it would have to begin."""
-    scene = Scene(Window, ends=(10, 30)).hold(0, 10)
-    assert scene.hold(0, 30).find(25) == (10, Miss.WINDOW_PASSED)
-    assert scene.hold(0, 30, start=10).find(25) == (25, Miss.NONE)
-
-
 def test_a_window_is_made_of_the_nodes_that_it_reaches_back_to() -> None:
     assert Scene(Window).hold(0, 20, 30).find(30) == (30, Miss.NONE)
     assert Scene(Window).hold(0, 10, 30).find(30) == (10, Miss.WINDOW_PASSED)
@@ -290,12 +260,6 @@ def test_going_back_counts_only_as_far_as_the_layers_hold_this_path() -> None:
     assert Scene(Window, offset=12, back=0, ends=(5, 10)).find(10, common=5) == (5, Miss.WINDOW_PASSED)
 
 
-def test_all_layers_have_to_stand_there() -> None:
-    """Slices everywhere, one state at 10 and 20, another at 10 and 30: they meet at 10."""
-    scene = Scene(Slices, State, State).hold(0, 10, 20, 30).hold(1, 10, 20).hold(2, 10, 30)
-    assert scene.find(30) == (10, Miss.NON_TRIMMABLE)
-
-
 def test_the_reason_is_why_not_the_whole_match() -> None:
     """The window fails at 30, the state at 20; at 10 both stand."""
     scene = Scene(Slices, State, Window).hold(0, 10, 20, 30).hold(1, 10, 30).hold(2, 10, 20)
@@ -303,16 +267,7 @@ def test_the_reason_is_why_not_the_whole_match() -> None:
     assert scene.find(20) == (10, Miss.NON_TRIMMABLE)
 
 
-def test_where_layers_stand_already_is_found() -> None:
-    assert Scene(Slices, State, offset=30).find(30, common=30) == (30, Miss.NONE)
-
-
 # --- go
-
-
-def test_nothing_moves_where_nothing_has_to() -> None:
-    scene = Scene(Slices, State, offset=30).hold(0, 10, 20, 30).hold(1, 30)
-    assert scene.go(30, common=30) == []
 
 
 def test_the_beginning_is_a_reset() -> None:
@@ -333,10 +288,6 @@ def test_slices_go_back_to_where_the_paths_part() -> None:
     assert Scene(Slices, offset=40).go(20, common=30) == ["back to 20"]
 
 
-def test_a_state_moves_in_alone() -> None:
-    assert Scene(State, offset=40).hold(0, 10, 20, 30).go(20) == ["left", "in 20"]
-
-
 def test_a_window_moves_in_from_the_nodes_that_it_reaches_back_to() -> None:
     ends = (10, 12, 20, 30)
     assert Scene(Window, offset=40, ends=ends).hold(0, *ends).go(30) == ["left", "in 20 30"]
@@ -347,11 +298,6 @@ def test_a_window_moves_in_from_the_nodes_that_it_reaches_back_to() -> None:
 def test_a_window_goes_back_by_itself_if_it_can() -> None:
     assert Scene(Window, offset=12, back=0).hold(0, 10).go(10, common=10) == ["left", "back to 10"]
     assert Scene(Window, offset=12, back=0).hold(0, 10).go(10, common=5) == ["left", "in 10"]
-
-
-def test_a_window_that_stands_at_the_place_on_another_path_moves_in() -> None:
-    """At 10 tokens, of which the first 5 are those of this path."""
-    assert Scene(Window, offset=10, back=0).hold(0, 10).go(10, common=5) == ["left", "in 10"]
 
 
 def test_what_is_live_is_left_before_anything_moves() -> None:

@@ -10,14 +10,14 @@ import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.interface import Miss
-from runner.cache.layer_interface import LayerState, Snapshot
+from runner.cache.layer_interface import LayerState
 from runner.cache.layers.generic import GenericState
 from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.snapshot import Ledger, complete
 
 from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
 
-from tests.lib.layer_caches import adapted, held, kept, layer, ledger, paged_out, taken, write
+from tests.lib.layer_caches import adapted, held, layer, ledger, paged_out, taken, write
 from tests.lib.memory import held_bytes
 
 
@@ -50,16 +50,6 @@ def test_a_state_stands_for_its_offset_only(state: LayerState) -> None:  # scena
     assert (state.offset, held(state)) == (7, list(range(7)))
 
 
-def test_of_several_states_the_last_is_restored(state: LayerState) -> None:
-    stops: list[Snapshot] = []
-    for _ in range(2):
-        write(state, 3)
-        stops.append(taken(state))
-    write(state, 1)
-    state.restore(stops)
-    assert (state.offset, held(state), [stop.live for stop in stops]) == (6, list(range(6)), [False, True])
-
-
 def test_a_state_takes_its_own_kind_only(state: LayerState) -> None:
     write(state, 3)
     for kind in ("plain", "window"):
@@ -82,39 +72,6 @@ def test_a_state_is_not_cut(state: LayerState, live: bool) -> None:  # scenarios
         with pytest.raises(ValueError, match="cannot cut"):
             snapshot.split(at)
     assert (snapshot.live, ledger(state)[0]) == (live, 1)
-
-
-@pytest.mark.parametrize("live", [True, False])
-def test_of_two_states_the_later_one_stays(state: LayerState, live: bool) -> None:  # scenarios 21 and 25
-    write(state, 4)
-    earlier = taken(state)
-    write(state, 3)
-    later = taken(state, 4) if live else paged_out(state, 4)
-    assert later.after(earlier) is later
-    assert (later.stop, later.live, ledger(state)[0]) == (7, live, 1)
-    with pytest.raises(RuntimeError, match="closed before"):
-        earlier.close()
-    assert later.after(None) is later
-    complete(state.page_out())
-    state.reset()
-    state.restore([later])
-    assert held(state) == list(range(7))
-
-
-def test_every_stop_of_a_prefill_is_a_state_of_its_own(state: LayerState) -> None:  # scenario 42
-    stops: list[Snapshot] = []
-    for count in (4, 1, 6, 2):
-        write(state, count)
-        stops.append(taken(state))
-        assert [snapshot.live for snapshot in stops] == [False] * (len(stops) - 1) + [True]
-    write(state, 9)
-    for place in (2, 0, 3, 1, 1):
-        complete(state.page_out())
-        state.restore([stops[place]])
-        assert held(state) == list(range(stops[place].stop))
-        write(state, 2, first=800)
-    assert [kept(snapshot) for snapshot in stops] == [list(range(stop)) for stop in (4, 5, 11, 13)]
-    assert ledger(state) == (4, sum(snapshot.nbytes for snapshot in stops))
 
 
 def test_in_place_writes_do_not_reach_what_was_copied_out() -> None:
@@ -214,21 +171,4 @@ def test_a_subclass_gets_the_generic_adapter() -> None:  # scenario 46
     assert len(state.arrays()) == 2
     layer_cache.listed.append(mx.ones((3,)))  # what it does with its own things does not reach the first day
     state.reset()
-    assert len(state.arrays()) == 2
-
-
-def test_an_array_held_twice_and_a_circle_are_copied_once() -> None:
-    layer_cache = Strange(4)
-    layer_cache.listed[1] = layer_cache.listed[0]
-    circle: list[object] = [layer_cache.listed[0]]
-    circle.append(circle)
-    layer_cache.nested["circle"] = tuple(circle)
-    state = adapted(layer_cache)
-    state.advance(1)
-    assert len(state.arrays()) == 2
-    snapshot = taken(state)
-    complete(state.page_out())
-    assert snapshot.nbytes == 4 * 4 + 2 * 4
-    state.restore([snapshot])
-    assert layer_cache.listed[0] is layer_cache.listed[1]
     assert len(state.arrays()) == 2

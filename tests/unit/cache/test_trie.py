@@ -8,7 +8,6 @@ Its snapshots are pieces that know which tokens they stand for and count what ha
 import random
 import subprocess
 import sys
-import tracemalloc
 from array import array
 from collections.abc import Sequence
 
@@ -138,11 +137,6 @@ class Grove:
         assert pieces == self.pieces.open
 
 
-def ends(found: Found) -> list[int]:
-    """Returns the ends of the nodes of a path, without the root."""
-    return [node.end for node in found.path[1:]]
-
-
 def contents(node: Node) -> list[list[int] | None]:
     """Returns the tokens of each snapshot of a node."""
     return [held.content if isinstance(held, Piece) else None for held in node.slots]
@@ -168,43 +162,6 @@ def test_a_match_finds_the_right_branch() -> None:
     assert grove.find() == Found([grove.trie.root()], 0)
 
 
-def test_a_match_ends_within_an_edge() -> None:
-    grove = Grove()
-    node = grove.put(1, 2, 3, 4)
-    assert grove.find(1, 2, 9, 4) == Found([grove.trie.root(), node], 2)
-    assert grove.find(1, 2) == Found([grove.trie.root(), node], 2)
-
-
-def test_a_match_may_begin_at_any_node() -> None:
-    grove = Grove()
-    first = grove.put(1, 2)
-    second = grove.go_on(first, 3, 4)
-    assert grove.trie.match(first, keys([3, 9])) == Found([first, second], 1)
-
-
-def test_siblings_never_share_their_first_token() -> None:
-    """Scenario 17: by construction; a second node with the same first token is refused."""
-    grove = Grove()
-    grove.put(1, 2, 3)
-    grove.put(1, 5)
-    grove.put(1)
-    assert [sorted(node.children) for node in grove.find(1, 2, 3).path] == [[1], [2, 5], []]
-    with pytest.raises(ValueError, match="child with this first token"):
-        grove.trie._append(grove.trie.root(), keys([1, 7]))
-    grove.check()
-
-
-def test_three_conversations_that_branch_twice_are_all_found() -> None:
-    """Scenario 23."""
-    grove = Grove()
-    every = [(1, 2, 3, 4, 5), (1, 2, 3, 9), (1, 2, 8)]
-    for tokens in every:
-        grove.put(*tokens)
-    assert [grove.find(*tokens).matched for tokens in every] == [5, 4, 3]
-    assert [ends(grove.find(*tokens)) for tokens in every] == [[2, 3, 5], [2, 3, 4], [2, 3]]
-    grove.check()
-
-
 def test_salts_share_nothing() -> None:
     grove = Grove()
     grove.put(1, 2, 3)
@@ -213,45 +170,6 @@ def test_salts_share_nothing() -> None:
     assert grove.find(1, 2, 3, salt="adapter").matched == 2
     assert grove.find(1, 2, 3, salt="third").matched == 0
     assert set(grove.trie.nodes()) == {grove.find(1, 2, 3).path[-1], other}
-
-
-def test_a_path_spells_its_tokens() -> None:
-    grove = Grove()
-    grove.put(1, 2, 3)
-    assert spelled(grove.put(1, 2, 5, 6).path()) == keys([1, 2, 5, 6])
-    assert spelled(grove.trie.root().path()) == keys([])
-
-
-def test_tokens_take_four_bytes_each() -> None:
-    assert keys([1, 2]).itemsize == 4
-    with pytest.raises(OverflowError):
-        keys([1 << 31])
-
-
-# --- growing
-
-
-def test_going_on_makes_a_node_of_its_own() -> None:
-    grove = Grove()
-    node = grove.put(1, 2)
-    assert grove.trie.advance(node, keys([3])) == [node.children[3]]
-    assert (node.end, node.tokens, node.children[3].end) == (2, keys([1, 2]), 3)
-
-
-def test_going_where_something_is_makes_nothing() -> None:
-    grove = Grove()
-    first = grove.put(1, 2)
-    second = grove.go_on(first, 3, 4)
-    assert grove.trie.advance(grove.trie.root(), keys([1, 2, 3, 4])) == [first, second]
-    assert grove.trie.advance(first, keys([])) == []
-
-
-def test_going_half_an_edge_ends_with_the_last_token() -> None:
-    grove = Grove()
-    node = grove.put(1, 2, 3, 4)
-    (upper,) = grove.trie.advance(grove.trie.root(), keys([1, 2]))
-    assert (upper.end, upper.only_child()) == (2, node)
-    grove.check()
 
 
 # --- cutting
@@ -318,28 +236,6 @@ def test_split_halves_merge_to_what_they_were() -> None:
     grove.check()
 
 
-@pytest.mark.parametrize("parent", [False, True])
-@pytest.mark.parametrize("child", [False, True])
-def test_a_merged_node_is_a_checkpoint_only_if_the_child_was(parent: bool, child: bool) -> None:
-    """Scenario 21."""
-    grove = Grove()
-    above = grove.put(1, 2)
-    below = grove.go_on(above, 3)
-    above.checkpoint, below.checkpoint = parent, child
-    assert grove.trie.merge(above).checkpoint is child
-
-
-@pytest.mark.parametrize("lately", ["above", "below"])
-def test_a_merged_node_is_as_lately_used_as_the_later_of_the_two(lately: str) -> None:
-    """Scenario 21."""
-    grove = Grove()
-    above = grove.put(1, 2)
-    below = grove.go_on(above, 3)
-    grove.trie.touch([above, below])
-    grove.trie.touch([above if lately == "above" else below])
-    assert grove.trie.merge(above).used == 2
-
-
 def test_a_merge_needs_exactly_one_child() -> None:
     """Scenario 21."""
     grove = Grove()
@@ -380,51 +276,7 @@ def test_merging_a_hole_keeps_states_only() -> None:
     assert grove.pieces.open == 1
 
 
-def test_merging_into_a_hole_keeps_nothing() -> None:
-    """Scenario 25, the other way round: what is lost is closed. Slots that neither has stay empty (scenario 21)."""
-    grove = Grove()
-    above = grove.put(1, 2)
-    (below,) = grove.trie.advance(above, keys([3]))
-    grove.trie.merge(above)
-    assert (contents(below), grove.pieces.open) == ([None, None, None], 0)
-
-
 # --- what goes
-
-
-def test_compaction_merges_what_nothing_branches_off() -> None:
-    grove = Grove()
-    end = grove.go_on(grove.go_on(grove.put(1, 2), 3), 4)
-    grove.trie.compact(end)
-    assert ends(grove.find(1, 2, 3, 4)) == [4]
-    assert contents(end) == [[1, 2, 3, 4], None, [1, 2, 3, 4]]
-    grove.check()
-
-
-def test_compaction_spares_what_has_a_reason() -> None:
-    """Checkpoints, branches, and nodes in use."""
-    grove = Grove()
-    point = grove.put(1)
-    point.checkpoint = True
-    branch = grove.go_on(point, 2)
-    grove.go_on(branch, 9)
-    used = grove.go_on(branch, 3)
-    grove.trie.lock(used)
-    end = grove.go_on(grove.go_on(used, 4), 5)
-    grove.trie.compact(end)
-    assert ends(grove.find(1, 2, 3, 4, 5)) == [1, 2, 3, 5]
-    grove.check()
-
-
-def test_removing_a_leaf_closes_its_snapshots_and_nothing_else() -> None:
-    """Scenario 22."""
-    grove = Grove()
-    grove.put(1, 2, 3)
-    leaf = grove.put(1, 2, 4)
-    grove.trie.remove(leaf)
-    assert (grove.find(1, 2, 3).matched, grove.find(1, 2, 4).matched) == (3, 2)
-    assert (leaf.parent, leaf.slots) == (None, [])
-    grove.check()
 
 
 def test_roots_inner_and_locked_nodes_are_not_removed() -> None:
@@ -443,17 +295,6 @@ def test_roots_inner_and_locked_nodes_are_not_removed() -> None:
     grove.check()
 
 
-def test_locks_count_along_the_way_to_the_root() -> None:
-    grove = Grove()
-    inner = grove.put(1, 2)
-    left, right = grove.go_on(inner, 3), grove.go_on(inner, 4)
-    for node in (left, right, left):
-        grove.trie.lock(node)
-    assert [node.locks for node in (grove.trie.root(), inner, left, right)] == [3, 3, 2, 1]
-    grove.trie.unlock(left)
-    assert [node.locks for node in (grove.trie.root(), inner, left, right)] == [2, 2, 1, 1]
-
-
 def test_unlocking_what_is_not_locked_is_refused() -> None:
     grove = Grove()
     leaf = grove.go_on(inner := grove.put(1, 2), 3)
@@ -461,28 +302,6 @@ def test_unlocking_what_is_not_locked_is_refused() -> None:
     with pytest.raises(ValueError, match=r"<2\.\.3> is not locked"):
         grove.trie.unlock(leaf)
     assert [node.locks for node in leaf.path()] == [1, 1, 0]
-
-
-def test_a_touch_counts_once_for_all_that_it_names() -> None:
-    grove = Grove()
-    one, two, three = grove.put(1), grove.put(2), grove.put(3)
-    grove.trie.touch([one])
-    grove.trie.touch([two, three])
-    assert (one.used, two.used, three.used) == (1, 2, 2)
-
-
-def test_bytes_are_those_that_snapshots_own_now() -> None:
-    """Scenario 24: live ones own nothing; what was exchanged for others does not count any more."""
-    pieces = Pieces()
-    node = Node(keys([1, 2, 3]), None)
-    live = Piece(pieces, 0, [1, 2, 3], live=True)
-    node.slots = [live, None]
-    assert node.nbytes == 0
-    live.page_out()
-    assert node.nbytes == 3
-    node.slots = [None, None]
-    live.close()
-    assert node.nbytes == 0
 
 
 # --- whatever is done to it
@@ -642,31 +461,3 @@ def test_a_match_copies_each_token_of_the_prompt_once(edge: int) -> None:
     path, matched = trie.match(trie.root(), prompt)
     assert (matched, len(path)) == (PROMPT, PROMPT // edge + 1)
     assert prompt.read == PROMPT + PROMPT // edge
-
-
-def test_a_match_looks_at_no_other_conversation() -> None:
-    """10,000 of them, each with a first token of its own or with one in common."""
-    trie = PrefixTrie()
-    for number in range(NODES // 2):
-        trie.advance(trie.root(), keys([number, 1, 2, 3]))
-        trie.advance(trie.root(), keys([0, number + 1, 5, 6]))
-    prompt = Watched("i", [0, 4000, 5, 7])
-    path, matched = trie.match(trie.root(), prompt)
-    assert (matched, len(path)) == (3, 3)
-    assert prompt.read == 5 + 1  # one and one copied, then one and three; the first node ends after its first token
-
-
-@pytest.mark.parametrize(("layers", "edge"), [(0, 100), (48, 170)])
-def test_the_index_takes_less_than_ten_bytes_a_token(layers: int, edge: int) -> None:
-    """Four for the token. A node takes about 520 bytes, and with layers 56 and 8 for each. So edges have to be 87
-    tokens long on average, 161 for 48 layers; a message of a conversation is."""
-    tokens = keys(range(1000 * edge))
-    tracemalloc.start()
-    try:
-        trie = _chain(tokens, edge)
-        for node in trie.nodes():
-            node.slots = [None] * layers
-        held = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    assert held / len(tokens) < 10

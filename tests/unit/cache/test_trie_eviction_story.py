@@ -28,7 +28,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 # Room for about two conversations of 17 tokens.
 @pytest.mark.parametrize(("family", "budget"), [("K", 70), ("S", 60), ("R", 100), ("P", 150)])
-def test_a_shared_prefix_outlives_those_who_share_it(family: str, budget: int) -> None:  # scenario 68
+def test_a_shared_prefix_outlives_those_who_share_it(family: str, budget: int) -> None:  # scenarios 68 and 69
     users = Conversation(family, "trie", budget=budget, policy=At(5))
     for user in range(1, 6):
         users.turn([*PREFIX, *own(user)])
@@ -36,18 +36,6 @@ def test_a_shared_prefix_outlives_those_who_share_it(family: str, budget: int) -
     assert len(users.nodes) < 6, "no node was evicted"
     session = users.turn([*PREFIX, *own(6)])
     assert (session.matched, session.cached) == (5, 5)
-
-
-@everyone
-def test_a_checkpoint_stays_without_the_branches_below_it(family: str) -> None:  # scenario 69
-    users = Conversation(family, "trie", policy=At(5))
-    users.turn([*PREFIX, *own(1)])
-    users.turn([*PREFIX, *own(2)])
-    users.trie.trie.remove(users.node([*PREFIX, *own(1), 20, 21]))
-    assert users.turn([*PREFIX, *own(2), 20, 21, 22]).cached == 17
-    # Without a state there is nothing to come back for: K's own node of 5 tokens is joined with the rest.
-    assert users.shape == ("0-20" if family == "K" else "0-5* [5-20]")
-    assert users.turn([*PREFIX, *own(3)]).cached == 5
 
 
 @pytest.mark.parametrize(("family", "gone"), [("K", 0), ("S", 4), ("R", STATE_BYTES), ("P", 2 * STATE_BYTES)])
@@ -63,79 +51,6 @@ def test_an_inner_node_that_goes_gives_back_its_state_only(family: str, gone: in
     users.check_trie(None)
     assert users.cache.nbytes == held - gone
     assert users.turn([*PREFIX, *own(1), 20, 21, 22]).cached == 17
-
-
-def test_with_states_the_oldest_checkpoint_is_evicted_first() -> None:
-    users = Conversation("R", "trie", policy=At(4, 8))
-    users.turn([*PREFIX, *own(1)])
-    held = users.cache.nbytes
-    users.trie.budget_bytes = held - 1
-    users.trie.enforce_budget()
-    assert users.shape == "0-8* [8-17]"
-    assert users.cache.nbytes == held - STATE_BYTES
-
-
-def test_with_sliceable_layers_the_oldest_leaf_is_evicted_first() -> None:
-    users = Conversation("K", "trie")
-    for user in (1, 2, 3):
-        users.turn([*PREFIX, *own(user)])
-    users.turn([*PREFIX, *own(1), 20, 21, 22])
-    users.trie.budget_bytes = users.cache.nbytes - 1
-    users.trie.enforce_budget()
-    users.trie.budget_bytes = None
-    assert users.shape == "0-5 [5-17 5-20]"
-    assert users.turn([*PREFIX, *own(3)]).matched == 15
-    assert users.turn([*PREFIX, *own(2)]).matched == 5
-
-
-@everyone
-def test_the_conversation_in_the_layers_goes_last(family: str) -> None:
-    """Its bytes are in the layers, so that nothing would be won."""
-    users = Conversation(family, "trie")
-    users.turn(own(1))
-    users.turn(own(2))
-    users.nodes[-1].used = users.nodes[0].used = 0
-    users.node([*own(2), 20, 21]).used = -1
-    users.trie.budget_bytes = users.cache.nbytes - 1
-    users.trie.enforce_budget()
-    users.check_closed()
-    assert users.turn([*own(2), 20, 21, 22]).cached == 12
-
-
-@everyone
-def test_nothing_that_runs_is_evicted(family: str) -> None:
-    """A running request keeps the node that it resumed from and its checkpoint: so small a budget allows for one."""
-    users = Conversation(family, "trie", policy=Every(8))
-    users.turn(list(range(10)), [10, 11])
-    users.trie.budget_bytes = users.budget = 1
-    prompt = list(range(40))
-    session = users.cache.begin(prompt)
-    users.prefill(session, prompt)
-    expected = {"K": "0-12", "S": "0-6* [6-8* [8-12 [12-16* [16-24* [24-32* [32-36*]]]]]]"}  # tails take no more room
-    assert users.shape == expected.get(family, "0-6* [6-8* [8-12 [12-16*]]]")
-    session.close()
-    users.check_closed()
-
-
-@pytest.mark.parametrize(("family", "budget"), [("K", 80), ("S", 50), ("R", 80), ("P", 80)])
-def test_a_running_conversation_drives_out_the_others(family: str, budget: int) -> None:
-    users = Conversation(family, "trie", budget=budget)
-    users.turn(own(1))
-    users.turn(own(2))
-    assert users.turn([*own(1), 20, 21, 22]).cached == 12, "there is room for both"
-    session = users.cache.begin(prompt := list(range(900, 930)))
-    users.prefill(session, prompt)
-    assert users.cache.nbytes <= budget
-    session.close()
-    assert users.turn([*prompt, 1]).cached == 29
-
-
-@everyone
-def test_a_budget_of_nothing_keeps_nothing(family: str) -> None:
-    users = Conversation(family, "trie", budget=0)
-    for _ in range(2):
-        assert users.turn([*PREFIX, *own(1)]).cached == 0
-        assert (users.cache.nbytes, users.shape) == (0, "")
 
 
 @pytest.mark.parametrize(("family", "budget", "kept"), [("K", 30, 15), ("S", 36, 32), ("R", 30, 8), ("P", 30, 0)])
@@ -159,13 +74,6 @@ def test_a_request_beyond_the_budget_is_logged_once(family: str, caplog: pytest.
         "a conversation is larger than the cache: only its beginning is kept",
         "what runs needs more than the cache may hold",
     ]
-
-
-def test_a_roomy_budget_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    users = Conversation("R", "trie", budget=10_000)
-    for user in range(5):
-        users.turn([*PREFIX, *own(user)])
-    assert warnings(caplog) == []
 
 
 class Thinning(Every):
@@ -216,13 +124,3 @@ def test_checkpoints_of_one_prompt_take_a_quarter_of_the_budget() -> None:
     assert [point.at for point in session.checkpoints] == [3, 6]
     users.prefill(session, prompt)
     session.close()
-
-
-@everyone
-def test_clearing_gives_everything_back(family: str) -> None:
-    users = Conversation(family, "trie", policy=Every(8))
-    users.turn([*PREFIX, *own(1)])
-    users.turn([*PREFIX, *own(2)])
-    users.cache.clear()
-    assert (users.cache.nbytes, users.shape) == (0, "")
-    assert users.turn([*PREFIX, *own(1)]).cached == 0

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from runner.cache.checkpoints import TurnCheckpoints
 from runner.cache.interface import Miss
-from tests.lib.fakes import FAMILIES, STATE_BYTES
+from tests.lib.fakes import FAMILIES
 from tests.lib.story import At, CancelledError, Conversation, Every
 
 A = [1, 2, 3, 4, 5, 6, 7, 8]
@@ -109,58 +108,10 @@ def test_a_cancelled_prefill_is_continued(family: str, retries: list[Pair], prob
 
 
 @everyone
-def test_a_cancel_before_the_first_chunk_leaves_nothing(family: str) -> None:  # scenario 55
-    users = Conversation(family, "trie", policy=Every(8))
-    users.cancelled_prefill(LONG, after_chunks=0)
-    assert (users.shape, users.cache.nbytes) == ("", 0)
-    assert users.serve(LONG) == (0, 47)
-
-
-@everyone
-def test_the_last_token_of_a_prompt_is_never_in_a_checkpoint(family: str) -> None:  # scenario 56
-    """It belongs to the first decode step, so nothing can stop behind it; the policy refuses to ask for that."""
-    with pytest.raises(ValueError, match="positive"):
-        TurnCheckpoints(before_end=0)
-    users = Conversation(family, "trie", policy=TurnCheckpoints(before_end=1, gap=1))
-    users.serve(A, [20, 21])
-    assert users.shape == ("0-9" if family == "K" else "0-7* [7-9]")
-
-
-@everyone
 def test_checkpoints_that_were_not_reached_make_no_node(family: str) -> None:  # scenario 57
     users = Conversation(family, "trie", chunk=9, policy=Every(8))
     users.cancelled_prefill(LONG, until=10)
     assert users.shape == ("0-18" if family == "K" else "0-8* [8-16*]")
-
-
-@everyone
-def test_another_prompt_after_a_cancelled_one_inherits_nothing_of_it(family: str) -> None:  # scenario 57
-    users = Conversation(family, "trie", chunk=9, policy=Every(8))
-    users.cancelled_prefill(LONG, until=24)
-    other = [70 + token for token in range(11)]
-    assert users.serve(other) == (0, 11)
-    assert users.shape == ("0-10 0-27" if family == "K" else "0-7* [7-8* [8-10]] 0-8* [8-16* [16-24*]]")
-    assert users.serve([*LONG[:17], 99])[0] == (17 if family == "K" else 16)
-
-
-@by_family([(19, 1), (19, 1)], [(16, 4), (16, 4)], windows=[(16, 4), (19, 1)])
-def test_a_shorter_prompt_is_resumed_before_its_end(family: str, expected: list[Pair]) -> None:  # scenario 58
-    """Ollama's second time is 19/1: see 50."""
-    users = Conversation(family, "trie", policy=Every(8))
-    users.serve(LONG[:30], [60, 61])
-    assert [users.serve(LONG[:20], [62]) for _ in range(2)] == expected
-
-
-@everyone
-def test_two_unrelated_conversations_alternate(family: str) -> None:  # scenario 59
-    users = Conversation(family, "trie")
-    a, b = LONG[:20], [100 + token for token in LONG[:20]]
-    assert (users.serve(a, [60, 61]), users.serve(b, [62, 63])) == ((0, 20), (0, 20))
-    for prompt in ([*a, 60, 61, 64], [*b, 62, 63, 64]):
-        assert users.serve(prompt) == (21, 2)
-        assert sum(layer.nbytes for layer in users.layers) <= 2 * len(prompt) + STATE_BYTES
-    if family == "K":
-        assert users.cache.nbytes == 2 * (22 + 22)  # every token once, in two layers
 
 
 @by_family([(0, 40), (13, 27), (41, 2)], [(0, 40), (8, 32), (41, 2)])
@@ -173,11 +124,18 @@ def test_an_edit_computes_what_follows_it(family: str, expected: list[Pair]) -> 
     assert users.serve([*prompt[:13], 98]) == (13, 1)
 
 
-@by_family([(39, 1)], [(36, 4)])
-def test_an_answer_is_made_anew(family: str, expected: list[Pair]) -> None:  # scenario 61
+@by_family([(0, 40), (39, 1), (19, 1)], [(0, 40), (36, 4), (16, 4)])
+def test_the_same_prompt_or_a_shorter_one(family: str, expected: list[Pair]) -> None:  # scenarios 58 and 61
     users = Conversation(family, "trie", policy=Every(8))
-    users.serve(LONG[:40], [60, 61, 62])
-    assert [users.serve(LONG[:40], [63, 64])] == expected
+    assert [users.serve(LONG[:length], [60, 61]) for length in (40, 40, 20)] == expected
+
+
+@everyone
+def test_two_unrelated_conversations_alternate(family: str) -> None:  # scenario 59
+    users = Conversation(family, "trie")
+    a, b = LONG[:20], [100 + token for token in LONG[:20]]
+    assert (users.serve(a, [60, 61]), users.serve(b, [62, 63])) == ((0, 20), (0, 20))
+    assert (users.serve([*a, 60, 61, 64]), users.serve([*b, 62, 63, 64])) == ((21, 2), (21, 2))
 
 
 @by_family([(44, 3), (44, 2)], [(36, 11), (44, 2)])
@@ -217,14 +175,6 @@ def test_only_what_was_used_becomes_recent(family: str, fresh: set[int]) -> None
     assert {node.end for node in users.nodes if node.used >= 0} == fresh
 
 
-@everyone
-def test_the_reason_for_no_match_is_reported(family: str) -> None:
-    users = Conversation(family, "trie")
-    assert users.turn(A).miss == Miss.EMPTY
-    assert users.turn([70, 71]).miss == Miss.NO_COMMON_PREFIX
-    assert users.turn([*A, 20, 21, 9]).miss == Miss.NONE
-
-
 @pytest.mark.parametrize(
     ("family", "miss"),
     [("K", Miss.NONE), ("S", Miss.WINDOW_PASSED), ("R", Miss.NON_TRIMMABLE), ("P", Miss.NON_TRIMMABLE)],
@@ -248,62 +198,3 @@ def test_tokens_that_were_not_read_are_not_claimed(family: str) -> None:  # scen
     users.turn(LONG[:20], [60, 61], before_record=gone)
     assert users.record == LONG[: 20 if family == "K" else 16]
     assert users.turn([*LONG[:20], 60, 70]).cached == (20 if family == "K" else 16)
-
-
-@everyone
-def test_ten_turns_compute_every_token_once(family: str) -> None:
-    users = Conversation(family, "trie")
-    history: list[int] = []
-    for turn in range(10):
-        prompt = [*history, 100 + turn, 101, 102]
-        assert users.turn(prompt, [50 + turn]).cached == len(history)
-        history = [*prompt, 50 + turn]
-    assert users.record == history
-    assert users.shape == f"0-{len(history)}"
-
-
-@pytest.mark.parametrize("family", ["S", "R"])
-def test_what_is_computed_again_is_stored_once(family: str) -> None:
-    """Both branches need the state where they part, and both had to compute the tokens before it."""
-    users = Conversation(family, "trie")
-    users.serve(A, [20])
-    users.serve([*A[:5], 50, 51], [52])
-    # The second is in the layers, all of it; of the first only what follows the place has bytes of its own.
-    assert sorted(slot.nbytes for node in users.nodes if (slot := node.slots[0])) == [0, 0, 3]
-    users.serve([200], [201])
-    assert sum(slot.nbytes for node in users.nodes if (slot := node.slots[0])) == 5 + 3 + 2
-
-
-def test_a_conversation_that_runs_is_stored_once() -> None:
-    users = Conversation("K", "trie")
-    for tokens in (10, 20, 30):
-        users.serve(LONG[:tokens], [60])
-        assert (users.sequence.ledger.nbytes, users.cache.nbytes) == (0, 2 * tokens)
-
-
-def test_a_window_that_goes_back_by_itself_can_come_back_to_that_place() -> None:
-    """A window that is not full needs no checkpoint to be rewound; a full one does."""
-    users = Conversation("S", "trie")
-    users.serve([1, 2, 3, 4])
-    assert users.serve([1, 2, 50, 51, 52, 53, 54]) == (2, 5)
-    assert users.serve([1, 2, 60, 61]) == (2, 2)
-
-
-@pytest.mark.parametrize("family", ["S", "R", "P"])
-def test_the_node_resumed_from_can_become_a_checkpoint(family: str) -> None:
-    users = Conversation(family, "trie", policy=At(9))
-    users.turn(A, [20])
-    assert users.turn([*A, 20, 30, 31]).cached == 9
-    assert users.shape == "0-9* [9-13]"
-    assert users.turn([*A, 20, 40]).cached == 9
-
-
-@pytest.mark.parametrize("family", ["S", "R", "P"])
-def test_a_checkpoint_that_was_not_stopped_at_makes_no_node(family: str) -> None:
-    """A state belongs to the offset at which it was taken, whatever was planned."""
-    users = Conversation(family, "trie", policy=At(4))
-    session = users.cache.begin(A)
-    users.forward(session, A[:7], A[:7])
-    session.close()
-    users.check_closed()
-    assert users.shape == "0-7"

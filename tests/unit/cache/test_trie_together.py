@@ -6,13 +6,12 @@ Families: K keys and values only, S with a window of 4, R with a recurrent layer
 
 import random
 from collections.abc import Callable, Sequence
-from itertools import permutations, product
+from itertools import cycle, permutations
 
 import pytest
 
-from runner.cache.interface import Miss
 from tests.lib.fakes import FAMILIES, FakeKV
-from tests.lib.story import At, BranchOnly, Every
+from tests.lib.story import BranchOnly, Every
 from tests.lib.together import Client, Together
 
 PREFIX = list(range(1, 41))
@@ -22,19 +21,6 @@ everyone = pytest.mark.parametrize("family", FAMILIES)
 def own(user: int, count: int = 6) -> list[int]:
     """Returns tokens that only this user says."""
     return [user * 100 + word for word in range(count)]
-
-
-def distinct(conversations: Sequence[Sequence[int]]) -> int:
-    """Returns the number of distinct prefixes of some conversations."""
-    return len({tuple(tokens[: end + 1]) for tokens in conversations for end in range(len(tokens))})
-
-
-def entries(users: Together) -> int:
-    """Returns the number of tokens that nodes and kept layers hold in a layer of tokens, without spare room."""
-    slots = [slot for slot, kind in enumerate(users.kinds) if kind is FakeKV]
-    kept = users.cache.sequences.kept
-    owned = sum(held.nbytes for node in users.nodes for slot in slots if (held := node.slots[slot]) is not None)
-    return (owned + len(slots) * kept.position) // max(1, len(slots))
 
 
 def weave(users: Together, prompts: Sequence[list[int]], answers: Sequence[list[int]], seed: int) -> list[Client]:
@@ -64,7 +50,7 @@ def weave(users: Together, prompts: Sequence[list[int]], answers: Sequence[list[
 
 
 @everyone
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_conversations_that_overlap_are_never_mixed(family: str, seed: int) -> None:
     """Two to four, which share a prefix of any length, and go on from each other's answers afterwards."""
     draw = random.Random(seed)
@@ -99,41 +85,6 @@ def test_what_another_uses_is_copied(family: str) -> None:
     assert all(users.cached([*end, *own(user), 7, 8, 9]) == len(end) + 8 for user in (1, 2, 3))
 
 
-@everyone
-def test_other_salts_share_nothing_at_the_same_time(family: str) -> None:
-    users = Together(family)
-    first = users.begin(PREFIX).say(20)
-    second = users.begin(PREFIX, "other").say(21)
-    first.close()
-    assert users.begin(PREFIX, "other").session.cached == 0, "what runs is not kept yet"
-    second.close()
-    third = users.begin([*PREFIX, 21, 1], "other")
-    assert third.session.cached == 41
-    assert users.begin([*PREFIX, 21, 1], "third").session.miss == Miss.SALT
-
-
-@everyone
-def test_a_sequence_made_before_the_first_forward_knows_the_used_layers(family: str) -> None:
-    """It is kept when its request leaves before it ran at all, and finds what another one has stored meanwhile."""
-    users = Together(family, policy=Every(8))
-    early = users.begin(own(1))
-    end = users.turn(PREFIX).recorded
-    early.close()
-    assert users.turn([*end, 1]).cached == len(end)
-
-
-@everyone
-def test_nothing_is_read_from_a_session_that_has_not_kept_it_yet(family: str) -> None:
-    """Without `follows`, a session that begins meanwhile computes it again, but it is stored once."""
-    users = Together(family)
-    first = users.begin([*PREFIX, *own(1)]).read()
-    second = users.begin([*PREFIX, *own(2)])
-    assert (second.session.matched, second.session.miss) == (0, Miss.EMPTY)
-    first.say(7).close()
-    second.say(8).close()
-    assert entries(users) == (distinct([first.seen, second.seen]) if family != "P" else 0)
-
-
 # --- bytes
 
 
@@ -155,25 +106,6 @@ def test_what_two_share_is_held_twice_while_they_run_and_once_afterwards(family:
     assert users.cache.nbytes == once + {"K": 2 * 2, "S": 2 + 4 + 1, "R": 2 + 2 * 16, "P": 2 * 2 * 16}[family]
 
 
-@everyone
-@pytest.mark.parametrize("seed", range(8))
-def test_each_token_is_held_once_when_all_are_closed(family: str, seed: int) -> None:
-    """And the entries are as many as if they had run one after the other."""
-    draw = random.Random(seed)
-    prompts = [[*PREFIX[: draw.choice([40, 40, 36])], *own(user, draw.randint(1, 9))] for user in range(1, 5)]
-    answers = [own(user + 50, draw.randint(1, 4)) for user in range(4)]
-    users = Together(family, policy=draw.choice([BranchOnly(), Every(8)]))
-    clients = weave(users, prompts, answers, seed)
-    after = Together(family, policy=BranchOnly())
-    for prompt, answer in zip(prompts, answers, strict=True):
-        after.turn(prompt, answer)
-    if family != "P":
-        assert entries(users) == entries(after) == distinct([client.seen for client in clients])
-    if family == "K":
-        room = users.cache.sequences.kept.nbytes - 2 * users.cache.sequences.kept.position
-        assert users.cache.nbytes - room == 2 * entries(users)
-
-
 @pytest.mark.parametrize("family", ["K", "S", "R"])
 def test_an_open_session_takes_over_what_it_shares(family: str) -> None:
     """The kept sequence is evicted: tokens that the next one holds too become live there, without a copy."""
@@ -187,20 +119,6 @@ def test_an_open_session_takes_over_what_it_shares(family: str) -> None:
     assert shared.slots[0].live
     owned = {"K": 2, "S": 1 + 4 + 1, "R": 1 + 16 + 16}[family]  # the first one's own token, states of the two ends
     assert users.cache.describe().counts.paged_bytes == owned
-
-
-def test_tokens_of_several_sequences_are_kept_once() -> None:
-    """The first 40 tokens are live in one sequence and the next in another when a third request merges their nodes."""
-    users = Together("K", chunk=40)
-    prefix = list(range(100))
-    first = users.begin([*prefix, *own(1)]).read(until=40)
-    users.follows([*prefix[:40], 7])
-    users.follows([*prefix[:80], 7])  # the first one is to stop there
-    users.turn([*prefix, *own(2)])
-    first.read()
-    users.turn([*prefix[:90], 7], [])
-    first.say().close()
-    assert entries(users) == distinct([[*prefix, *own(1)], [*prefix, *own(2), 20, 21], [*prefix[:90], 7]])
 
 
 # --- ends
@@ -228,8 +146,8 @@ def three(users: Together, phase: int) -> list[Client]:
 
 @everyone
 def test_the_end_of_one_session_leaves_the_others_alone(family: str) -> None:
-    """Every end in every order. `check` sees to layers, locks and snapshots; what is kept of others stays kept."""
-    for phase, (order, ends) in enumerate(product(permutations(range(3)), permutations(ENDS, 2))):
+    """Every two ends, in any order. `check` sees to layers, locks and snapshots; what is kept of others stays kept."""
+    for phase, (order, ends) in enumerate(zip(cycle(permutations(range(3))), permutations(ENDS, 2), strict=False)):
         users = Together(family, policy=BranchOnly() if phase % 2 else Every(8))
         clients = three(users, phase)
         for place, name in zip(order, [*ends, "close"], strict=True):
@@ -277,18 +195,6 @@ def test_sessions_keep_their_layers_when_the_trie_is_given_up(family: str) -> No
 
 
 @everyone
-def test_the_last_one_to_close_is_kept(family: str) -> None:
-    for order in permutations(range(3)):
-        users = Together(family)
-        clients = three(users, 0)
-        for place in order:
-            clients[place].say(7).close()
-            assert users.cache.sequences.kept is clients[place].session.sequence
-            assert users.cache.sequences.end is not None
-        assert users.cache.sequences.kept.position == len(clients[order[2]].seen)
-
-
-@everyone
 def test_the_next_session_gets_the_kept_sequence(family: str) -> None:
     users = Together(family)
     end = users.turn(PREFIX).recorded
@@ -301,17 +207,3 @@ def test_the_next_session_gets_the_kept_sequence(family: str) -> None:
     first.close()
     third.close()
     assert users.cache.sequences.kept is third.session.sequence
-
-
-def test_expired_checkpoints_stay_while_another_request_uses_them() -> None:
-    """Only nodes without a lock are merged."""
-    users = Together("R", policy=At(8))
-    long = list(range(30))
-    leader = users.begin(long).read()
-    resumed = users.begin([*long[:8], 99, 98])
-    assert resumed.session.cached == 8
-    leader.say(1).close()
-    users.cache.policy = BranchOnly()
-    users.turn([*long, 1, 2])
-    assert any(node.end == 8 for node in users.nodes)
-    resumed.say(3).close()

@@ -16,7 +16,6 @@ from runner.cache.trie_session import TrieSession
 
 from mlx_lm.models.cache import KVCache  # isort: skip
 
-from tests.lib.together import breaking
 
 IN_STEP = 20
 
@@ -116,22 +115,3 @@ def test_what_was_kept_of_it_is_not_used() -> None:
     clocks.close(second)
     clocks.close(third)
     assert clocks.begin([*PROMPT, *range(300, 320)]).cached == 25
-
-
-def test_an_untrusted_layer_found_while_detached_stays_untrusted() -> None:
-    clocks = Clocks()
-    first = clocks.begin([*PROMPT, *range(100, 120)])
-    clocks.read(first, 10)
-    with breaking(TrieCache, "_follows"):
-        assert not clocks.cache.follows(PROMPT)
-    assert first.detached
-    second = clocks.begin([*PROMPT, *range(200, 220)])
-    clocks.read(second, 10)
-    clocks.read(first, 25)
-    assert clocks.known == [False, True, False]
-    clocks.read(second, 12)
-    assert clocks.known == [True, True, True]
-    clocks.read(second, 30)
-    clocks.close(second)
-    clocks.close(first)
-    assert clocks.begin(second.recorded).cached == 30

@@ -8,15 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from runner.cache.trie_cache import _WORTH_WAITING as WORTH
 from tests.lib.fakes import FAMILIES
-from tests.lib.story import Every
 from tests.lib.together import Client, Together
 
 PREFIX = list(range(1, 61))
 LATER = list(range(300, 320))
 everyone = pytest.mark.parametrize("family", FAMILIES)
-others = pytest.mark.parametrize("family", ["S", "R", "P"])
 
 
 def leader(users: Together) -> Client:
@@ -49,38 +46,6 @@ def test_the_same_prompt_waits_for_all_but_one_token(family: str) -> None:
 
 
 @everyone
-def test_a_prompt_that_goes_on_where_the_leader_ends_waits_for_its_prefill(family: str) -> None:
-    users = Together(family)
-    first = users.begin(PREFIX)
-    assert users.follows([*PREFIX, *LATER])
-    first.read()
-    assert not users.follows([*PREFIX, *LATER])
-    assert users.begin([*PREFIX, *LATER]).session.cached == len(PREFIX) - 1
-
-
-@everyone
-def test_what_is_not_worth_waiting_for_is_read_twice(family: str) -> None:
-    users = Together(family)
-    first = leader(users)
-    assert not users.follows([*PREFIX[: WORTH - 1], 7, 8])
-    assert not users.follows(PREFIX[:WORTH]), "its last token is evaluated anyway"
-    first.read(until=20)
-    assert users.shape == "", "nothing was kept for anybody"
-    assert users.follows([*PREFIX[:WORTH], 7, 8])
-    first.read(until=WORTH)
-    assert users.shape == f"0-{WORTH}"
-
-
-@everyone
-def test_what_is_kept_already_does_not_count(family: str) -> None:
-    users = Together(family)
-    users.turn(PREFIX[:10], [])
-    assert users.begin([*PREFIX, *LATER]).session.cached == 10
-    assert not users.follows([*PREFIX[: WORTH + 9], 7])
-    assert users.follows([*PREFIX[: WORTH + 10], 7])
-
-
-@everyone
 def test_the_leader_stops_for_each_of_its_followers(family: str) -> None:
     users = Together(family, chunk=100)
     first = leader(users)
@@ -93,15 +58,6 @@ def test_the_leader_stops_for_each_of_its_followers(family: str) -> None:
     assert users.shape == "0-40 [40-50 [50-60]]"
     for stop in stops:
         assert users.begin([*PREFIX[:stop], 7]).session.cached == stop
-
-
-@everyone
-def test_a_stop_that_is_a_checkpoint_stays_one(family: str) -> None:
-    users = Together(family, policy=Every(40), chunk=100)
-    first = leader(users)
-    assert users.follows([*PREFIX[:40], 7])
-    first.say(20).close()
-    assert users.shape == ("0-81" if family == "K" else "0-40* [40-76* [76-81]]")
 
 
 @pytest.mark.parametrize("said", [0, 1, 3])
@@ -118,22 +74,6 @@ def test_what_a_leader_has_read_is_shared_at_once(family: str, said: int) -> Non
     assert users.begin([*PREFIX, 7]).session.cached == (60 if family == "K" else 0)
     assert users.shape == ("0-60" if family == "K" else "")
     first.say(30).close()
-
-
-@others
-def test_what_a_leader_is_past_costs_it_no_stop(family: str) -> None:
-    users = Together(family)
-    first = leader(users).read(until=61)
-    assert not users.follows([*PREFIX, 7])
-    assert first.session.checkpoints == []
-
-
-def test_an_answer_is_shared_as_far_as_the_layers_have_seen_it() -> None:
-    users = Together("K")
-    first = users.begin(PREFIX).say(*LATER)
-    assert not users.follows([*PREFIX, *LATER, 7])
-    assert users.begin([*PREFIX, *LATER, 7]).session.cached == 80
-    first.close()
 
 
 @everyone
@@ -174,46 +114,6 @@ def test_a_closed_session_is_not_waited_for(family: str, end: Callable[[Client],
     end(first)
     assert not users.follows([*PREFIX, 7])
     assert users.begin([*PREFIX, 7]).session.cached == cached
-
-
-@everyone
-def test_a_detached_session_is_not_followed(family: str) -> None:
-    users = Together(family)
-    first, second = leader(users), users.begin([*PREFIX, *LATER, 1])
-    second.fail_in_cache()
-    assert first.session.detached
-    assert not users.follows([*PREFIX, 7])
-    assert first.session.checkpoints == []
-    first.read(until=70)
-    assert not users.follows([*PREFIX, 7])
-    assert users.shape == ""
-
-
-@everyone
-def test_any_of_several_may_be_the_leader(family: str) -> None:
-    """One shares too little, one is past the end of the shared prefix, one is on its way."""
-    users = Together(family)
-    users.begin([*PREFIX[:20], *LATER])
-    past = leader(users).read(until=70)
-    on_its_way = users.begin([*PREFIX, 9, 9, 9])
-    if family == "K":
-        assert not users.follows([*PREFIX, 7])
-        assert users.begin([*PREFIX, 7]).session.cached == 60
-        return
-    assert users.follows([*PREFIX, 7])
-    assert [point.at for point in past.session.checkpoints] == []
-    on_its_way.read(until=60)
-    assert not users.follows([*PREFIX, 7])
-    assert users.begin([*PREFIX, 7]).session.cached == 60
-
-
-@everyone
-def test_without_a_session_there_is_no_leader(family: str) -> None:
-    users = Together(family)
-    assert not users.follows(PREFIX)
-    users.turn(PREFIX)
-    assert not users.follows([*PREFIX, *LATER])
-    assert not users.follows([5])
 
 
 @everyone

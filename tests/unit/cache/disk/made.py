@@ -3,11 +3,11 @@
 import errno
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from runner.cache.disk.files import Entry, Files
+from runner.cache.disk.files import Files
 from runner.cache.disk.layers import Form, Layers
 from runner.cache.disk.name import ENTRIES, STATE, Name
 from runner.cache.disk.point import Points
@@ -23,6 +23,12 @@ class CrashError(BaseException):
     """The process ends here."""
 
 
+CALLS = (
+    *("make_directory", "exists", "names", "changed_ns", "entries", "create", "write", "open", "plain", "size", "read"),
+    *("exchange", "rename", "unlink"),
+)
+
+
 class FakeFiles(Files):
     """Real files, a made-up clock, and a fault at one call: an exception, or a short count."""
 
@@ -33,70 +39,26 @@ class FakeFiles(Files):
         self.free = (1 << 50, 1 << 50)
         self.most_at_once: int | None = None
 
+    def __getattribute__(self, name: str) -> object:
+        """Counts the calls: a method is looked up when it is called."""
+        if name in CALLS:
+            self._call(name)
+        return super().__getattribute__(name)
+
     def _call(self, name: str) -> None:
         self.calls.append(name)
         if self.at is not None and len(self.calls) - 1 == self.at and self.fault is not None:
             raise self.fault
 
-    def make_directory(self, path: Path) -> None:
-        self._call("make_directory")
-        super().make_directory(path)
-
-    def exists(self, path: Path) -> bool:
-        self._call("exists")
-        return super().exists(path)
-
-    def names(self, path: Path) -> list[str]:
-        self._call("names")
-        return super().names(path)
-
-    def changed_ns(self, path: Path) -> int:
-        self._call("changed_ns")
-        return super().changed_ns(path)
-
-    def entries(self, path: Path) -> Iterator[Entry]:
-        self._call("entries")
-        return super().entries(path)
-
-    def create(self, path: Path) -> int:
-        self._call("create")
-        return super().create(path)
-
     def write(self, file: int, data: memoryview) -> int:
-        self._call("write")
         return super().write(file, data[: self.most_at_once])
 
-    def open(self, path: Path) -> int:
-        self._call("open")
-        return super().open(path)
-
-    def plain(self, path: Path) -> list[str]:
-        self._call("plain")
-        return super().plain(path)
-
-    def size(self, file: int) -> int | None:
-        self._call("size")
-        return super().size(file)
-
     def read(self, file: int, into: memoryview, offset: int) -> int:
-        self._call("read")
         return super().read(file, into[: self.most_at_once], offset)
-
-    def exchange(self, path: Path, change: Callable[[bytes], bytes]) -> None:
-        self._call("exchange")
-        super().exchange(path, change)
 
     def close(self, file: int) -> None:
         super().close(file)  # a process that ends closes all of its files
         self._call("close")
-
-    def rename(self, path: Path, to: Path) -> None:
-        self._call("rename")
-        super().rename(path, to)
-
-    def unlink(self, path: Path) -> None:
-        self._call("unlink")
-        super().unlink(path)
 
     def touch(self, path: Path) -> None:
         self._call("touch")

@@ -30,10 +30,6 @@ def test_another_salt_or_model_finds_nothing() -> None:
     assert chain(index, points(A[:200])).stop == 0
 
 
-def test_a_gap_ends_the_chain() -> None:
-    assert chain(Index(names((0, 256), (300, 512))), points(A)).stop == 256
-
-
 def test_the_longest_of_several_is_taken_and_what_overlaps_serves() -> None:
     found = chain(Index(names((0, 100), (0, 256), (100, 356))), points(A))
     assert [name.stop for name in found.names] == [256, 356]
@@ -86,6 +82,7 @@ def test_what_is_removed_is_found_no_more() -> None:
     assert not index.names
     assert chain(index, points(A)).stop == 0
     assert standing(index, points(A), 999) is None
+    index = Index(every)
     index.replace(["about.json", every[0].file])
     assert [*index.names] == [every[0].file]
 

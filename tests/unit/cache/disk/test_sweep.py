@@ -1,16 +1,13 @@
 """The sweep keeps all models within one bound, and touches nothing but segments."""
 
-import errno
 import fcntl
 import os
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from runner.cache.disk.shelf import Shelf
-from runner.cache.disk.sweep import Sweep
-from tests.unit.cache.disk.made import NAMESPACE, STORY, FakeFiles, listed, named, shelf, swept
+from tests.unit.cache.disk.made import NAMESPACE, STORY, FakeFiles, listed, shelf, swept
 
 
 def test_all_models_share_one_bound_and_the_longest_idle_goes_first(tmp_path: Path) -> None:
@@ -84,47 +81,6 @@ def test_a_sweep_follows_no_links(tmp_path: Path) -> None:
     assert sorted(listed(elsewhere)) == sorted(["about.json", STORY[0].name.file])
 
 
-def test_what_cannot_be_removed_still_counts_and_others_go_for_it(tmp_path: Path) -> None:
-    class Stubborn(FakeFiles):
-        def unlink(self, path: Path) -> None:
-            if path.name == STORY[2].name.file:
-                raise PermissionError(errno.EPERM, "immutable")
-            super().unlink(path)
-
-    files = Stubborn()
-    opened = shelf(tmp_path, files)
-    for each in (STORY[0], STORY[2]):
-        opened.publish(each)
-        opened.touch(each.name)
-    size = (opened.folder / STORY[2].name.file).stat().st_size + (opened.folder / "about.json").stat().st_size
-    found = swept(files, tmp_path, size * 17 // 16).last
-    assert (found.files, found.removed, found.nbytes) == (1, 1, size)
-    assert sorted(listed(tmp_path)) == sorted(["about.json", STORY[2].name.file])
-
-
-def test_the_longest_idle_of_very_many_go_first(tmp_path: Path) -> None:
-    files = FakeFiles()
-    opened = shelf(tmp_path, files)
-    order = [*range(3000)]
-    Random(1).shuffle(order)
-    for idle_s, index in enumerate(order):
-        path = opened.folder / named([index, 1], 0, 2).file
-        path.write_bytes(b"xxxx")
-        os.utime(path, (files.now - idle_s, files.now - idle_s))
-    swept(files, tmp_path, 8000)
-    left = {index for index in order if (opened.folder / named([index, 1], 0, 2).file).exists()}
-    assert left == set(order[: len(left)])
-    assert 1700 < len(left) <= 2000
-
-
-def test_a_volume_that_is_nearly_full_counts_as_a_bound(tmp_path: Path) -> None:
-    files = FakeFiles()
-    opened = shelf(tmp_path, files)
-    opened.publish(STORY[0])
-    files.free = (1 << 30, 1 << 40)
-    assert swept(files, tmp_path).last.files == 0
-
-
 @pytest.mark.parametrize("rests", [3, 1000])
 def test_two_processes_count_one_after_the_other(rests: int, tmp_path: Path) -> None:
     """Who is stopped while it counts keeps nobody waiting for long."""
@@ -145,13 +101,3 @@ def test_two_processes_count_one_after_the_other(rests: int, tmp_path: Path) -> 
     assert files.calls.count("rest") == min(rests, 100)
     if rests > 100:
         os.close(other)
-
-
-def test_a_sweep_stops_now_and_then_for_more_urgent_things(tmp_path: Path) -> None:
-    files = FakeFiles()
-    opened = shelf(tmp_path, files)
-    for index in range(600):
-        (opened.folder / named([index, 1], 0, 2).file).write_bytes(b"")
-    sweep = Sweep(files, tmp_path, 1 << 40, 1e12)
-    assert sum(1 for _ in sweep.run()) >= 2
-    assert sweep.last.files == 600

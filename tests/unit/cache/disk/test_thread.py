@@ -116,22 +116,6 @@ def test_a_reading_that_nobody_waits_for_ends(tmp_path: Path) -> None:
     assert thread.shelf.read_bytes == 0
 
 
-def test_a_damaged_piece_leaves_what_comes_before_it(tmp_path: Path) -> None:
-    thread = Thread(tmp_path)
-    thread.put(*cut())
-    path = thread.shelf.folder / cut()[1].name.file
-    data = bytearray(path.read_bytes())
-    data[-30] ^= 1
-    path.write_bytes(data)
-    taken: list[Found | None] = []
-    reading = Reading(wanted(), taken.append)
-    reading.credit = 9
-    thread.read(reading)
-    thread.rest()
-    assert [found and found.segment.name.start for found in taken] == [0, None]
-    assert thread.shelf.rejected == {"crc": 1}
-
-
 def test_little_is_not_read(tmp_path: Path) -> None:
     thread = Thread(tmp_path)
     thread.put(*cut())
@@ -176,36 +160,6 @@ def test_the_bound_holds_at_all_times(tally: bytes | None, tmp_path: Path) -> No
     assert thread.sweep.evicted_bytes >= 8 * SIZE
 
 
-def test_the_bound_holds_over_two_processes_and_what_is_evicted_is_not_looked_for(tmp_path: Path) -> None:
-    """Each may be above it by the segment that it is writing."""
-    threads = [Thread(tmp_path, 4 * SIZE) for _ in range(2)]
-    for index, thread in enumerate(threads):
-        for each in others(8, 2000 + 1000 * index):
-            thread.write(each, lambda _: None)
-    most, worked = 0, True
-    while worked:
-        steps = [thread.step() for thread in threads]
-        worked = any(steps)
-        most = max(most, folder_bytes(threads[0]))
-    assert 2 * SIZE < most <= 5 * SIZE
-    assert sum(thread.shelf.written_bytes for thread in threads) > 15 * SIZE
-    assert folder_bytes(threads[0]) <= threads[0].sweep.held_bytes <= 4 * SIZE
-    threads[0].files.now += 61
-    threads[0].shelf.relist()
-    assert set(threads[0].shelf.index.names) == {path.name for path in threads[0].shelf.folder.glob("*.kv")}
-
-
-def test_what_another_process_writes_counts_at_once(tmp_path: Path) -> None:
-    one, other = Thread(tmp_path, 4 * SIZE), Thread(tmp_path, 4 * SIZE)
-    for thread in (one, other):
-        thread.rest()
-    one.put(*others(3))
-    assert not other.sweep.evicted_bytes
-    other.put(*others(1, 3000))
-    assert other.sweep.evicted_bytes >= SIZE
-    assert folder_bytes(one) <= 4 * SIZE
-
-
 def test_a_volume_that_others_fill_makes_room_though_nothing_can_be_written(tmp_path: Path) -> None:
     thread = Thread(tmp_path)
     thread.put(*cut(512))
@@ -217,17 +171,6 @@ def test_a_volume_that_others_fill_makes_room_though_nothing_can_be_written(tmp_
     thread.files.free = (3 << 30, 4 << 30)
     thread.files.now += 61
     assert thread.put(cut()[2]) == [True]
-
-
-def test_what_was_swept_is_not_looked_for(tmp_path: Path) -> None:
-    thread = Thread(tmp_path, 2 * len(b"".join(sealed(cut()[0]))))
-    thread.rest()
-    thread.put(*cut())
-    thread.files.now += 61
-    thread.rest()
-    left = {path.name for path in thread.shelf.folder.iterdir()} - {"about.json"}
-    assert 0 < len(left) < 3
-    assert set(thread.shelf.index.names) == left
 
 
 def _filled(directory: Path) -> Thread:
