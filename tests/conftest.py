@@ -124,7 +124,7 @@ def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     tempfile.tempdir = None
 
 
-UNCHECKED = ("tests/model/", "tests/real/", "tests/tools/")
+UNCHECKED = ("tests/model/", "tests/real/")
 """Folders whose tests may still leave something behind."""
 
 

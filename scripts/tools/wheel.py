@@ -44,7 +44,6 @@ def copy_sources(target: Path) -> None:
 
 
 def build_sdist(sources: Path, target: Path) -> Path:
-    """Returns the sdist of `sources`, built by setuptools."""
     code = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
     _output([sys.executable, "-c", code, str(target)], sources)
     (sdist,) = target.glob("*.tar.gz")
@@ -164,7 +163,6 @@ def _environ(home: Path) -> dict[str, str]:
 
 
 def _output(command: Sequence[str], cwd: Path) -> str:
-    """Returns what a command writes. Raises WheelError if it fails."""
     environ = {**_environ(cwd), "PATH": os.environ["PATH"]}
     done = subprocess.run(
         command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

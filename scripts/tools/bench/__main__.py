@@ -7,21 +7,24 @@ own. Exit status: 0; 1 when a target is missed; 2 when the options make no sense
 import argparse
 import importlib
 import importlib.util
+import json
 import logging
 import shlex
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, TextIO, cast
 
 from runner import blas
 from runner.errors import UsageError
+from scripts.tools import ROOT
 from scripts.tools.bench.machine import BusyError, Others, check_quiet, describe_machine
-from scripts.tools.bench.options import BUSY, MET, MISSED, USAGE, threads
-from scripts.tools.bench.report import Report, targets_table, text_of, write_json
-from scripts.tools.bench.run_all import run_all
+from scripts.tools.bench.options import BUSY, MEASURED, MET, MISSED, USAGE, threads
+from scripts.tools.bench.report import Report, Target, targets_table, text_of, write_json
 
 ALL = "all"
 
@@ -109,6 +112,63 @@ def _run(arguments: argparse.Namespace, fast_blas: str) -> int:
     return MET if all(target.met for target in report.targets) else MISSED
 
 
+def run_all(names: Sequence[str], arguments: argparse.Namespace) -> int:
+    """Returns the exit status: that of one that could not be measured, else whether all targets are met.
+
+    One that could not does not keep the others from being measured.
+    """
+    found: dict[str, dict[str, object]] = {}
+    targets: list[Target] = []
+    failed: dict[str, int] = {}
+    if arguments.plot:
+        arguments.plot.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        print(f"--- {name}", file=sys.stderr, flush=True)
+        with TemporaryDirectory(prefix="bench-") as folder:
+            file = Path(folder) / "found.json"
+            words = [name, "--json", str(file), *_words(name, arguments)]
+            status = run_one(words, sys.stderr if arguments.json == "-" else None)
+            if status not in MEASURED:
+                failed[name] = status
+                continue
+            found[name] = json.loads(file.read_text())
+        targets += _targets(name, found[name]["targets"])
+    print(text_of([targets_table(targets)]), file=sys.stderr if arguments.json == "-" else sys.stdout, flush=True)
+    if failed:
+        print(f"not measured: {', '.join(failed)}", file=sys.stderr)
+    if arguments.json:
+        write_json(arguments.json, {"benchmarks": found, "targets": [target.data() for target in targets]})
+    if failed:
+        return max(failed.values())
+    return MET if all(target.met for target in targets) else MISSED
+
+
+def run_one(words: Sequence[str], output: TextIO | None) -> int:
+    """One benchmark in a process of its own, which does not outlive this one. Returns its exit status."""
+    with subprocess.Popen([sys.executable, "-m", "scripts.tools.bench", *words], cwd=ROOT, stdout=output) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            raise
+
+
+def _words(name: str, arguments: argparse.Namespace) -> Iterator[str]:
+    yield from ("--seed", str(arguments.seed), "--blas", arguments.blas, "--blas-threads", arguments.blas_threads)
+    for peer, command in arguments.peer:
+        yield from ("--peer", f"{peer}={shlex.join(command)}")
+    if arguments.busy:
+        yield "--busy"
+    if arguments.plot:
+        yield from ("--plot", str((arguments.plot / f"{name}.png").resolve()))
+
+
+def _targets(name: str, found: object) -> Iterator[Target]:
+    assert isinstance(found, list)
+    for one in found:
+        yield Target(f"{name}: {one['what']}", *(one[field] for field in Target._fields[1:]))
+
+
 def _common_options() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     common.add_argument("--seed", type=int, default=1, help="of everything that is random (default: %(default)s)")
@@ -149,21 +209,22 @@ def _module(name: str) -> BenchmarkModule:
     return cast("BenchmarkModule", importlib.import_module(f"scripts.tools.bench.{name}"))
 
 
-def _interrupt(_: int, frame: FrameType | None) -> None:
-    """Ends what runs as Ctrl-C does: whoever waits is cancelled, and what was started ends. Once is enough."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    handler = signal.getsignal(signal.SIGINT)
-    if callable(handler):
-        handler(signal.SIGINT, frame)
+def _interrupt(number: int, _: FrameType | None) -> NoReturn:
+    """Ends what runs. One signal is enough: `all` passes on a Ctrl-C that its benchmark has got itself, and what ends
+    the servers must not be disturbed."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt(number)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _interrupt)
+    for each in (signal.SIGINT, signal.SIGTERM):  # a shell that starts this in the background has it ignore SIGINT
+        signal.signal(each, _interrupt)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # requests whose servers end with them
     try:
         sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        by_signal = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    except KeyboardInterrupt as interrupt:
+        by_signal = interrupt.args == (signal.SIGTERM,)
         if sys.argv[1:2] != [ALL]:  # its benchmark says it
             print(f"scripts/bench: ended by {'SIGTERM' if by_signal else 'Ctrl-C'}, without a report", file=sys.stderr)
         sys.exit(128 + (signal.SIGTERM if by_signal else signal.SIGINT))

@@ -79,7 +79,6 @@ class Workload:
             raise ValueError(f"a vocabulary has more than {FIRST_WORD} tokens")
 
     def scaled(self, tokens: int) -> int:
-        """A length as it is used."""
         return max(1, round(tokens * self.scale))
 
 
@@ -117,7 +116,6 @@ class _Agent:
         return [*_head("assistant"), *([THINK, NEWLINE] if self.reasons else [])]
 
     def prompt(self) -> list[int]:
-        """The template over the whole conversation."""
         last_user = max(index for index, message in enumerate(self.messages) if message.role == "user")
         tokens: list[int] = []
         for index, message in enumerate(self.messages):

@@ -6,7 +6,6 @@ the loop in a process of its own, idle while others are measured: it reads a lin
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -94,17 +93,16 @@ class BareLoop:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # a Ctrl-C is for the benchmark, which closes the input
             preexec_fn=partial(_keep_to, cores) if cores else None,
         )
         stack.callback(self._process.wait)
         stack.callback(self._process.stdin.close if self._process.stdin else self._process.kill)
 
     def decode(self, prompts: Sequence[Sequence[int]], tokens: int) -> float:
-        """As `decode_bare`."""
         return self._ask(["decode", prompts, tokens])
 
     def first_token_s(self, known: Sequence[int], prompt: Sequence[int], chunk: int) -> float:
-        """As `first_token_s`."""
         return self._ask(["first", known, prompt, chunk])
 
     def _ask(self, words: list[object]) -> float:
@@ -119,7 +117,6 @@ def _keep_to(cores: int) -> None:
 
 
 def _serve(hidden: str, layers: str, dtype: str, seed: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the benchmark, which closes the input
     if device() == "cpu":
         mx.disable_compile()  # as the runner does
     model = make_model(Size(int(hidden), int(layers), dtype), int(seed))

@@ -33,7 +33,7 @@ from scripts.tools.bench.agent_trace import FIRST_WORD, TURN_TOKENS, AgentTrace,
 from scripts.tools.bench.options import names_of, size_bytes
 from scripts.tools.bench.report import Bars, Report, Rounds, Table, Target, percentile
 from scripts.tools.models import architectures
-from scripts.tools.models.tiny import Forward
+from scripts.tools.models.tiny import Forward, spread
 
 # isort: split
 from mlx_lm.models import deepseek_v3, gemma3_text, llama, llama4, mamba2, qwen3_next
@@ -141,13 +141,8 @@ def make_subject(kind: str, size: Size, seed: int = 0) -> Subject:
 
 
 def _weight(path: str, fresh: mx.array) -> mx.array:
-    if path.endswith("A_log"):
-        return mx.full(fresh.shape, -4.0, mx.float32)  # a long memory
-    if "norm" in path or fresh.ndim < 2:
-        return fresh
-    if "embed" in path:
-        return mx.random.normal(fresh.shape, scale=fresh.shape[-1] ** -0.5)
-    return mx.random.normal(fresh.shape, scale=2.0 / fresh.shape[-1] ** 0.5)
+    weight = spread(path, fresh)
+    return weight * fresh.shape[-1] ** -0.5 if "embed" in path else weight
 
 
 _CONTEXT = 1 << 20
@@ -190,7 +185,6 @@ class Contender:
         self._words_only = mx.where(mx.arange(vocabulary) < FIRST_WORD, _NEVER, 0.0)
 
     def serve(self, ask: Ask) -> Served:
-        """Compute the answer to one request, or the part of its prefill after which it is cancelled."""
         forwarded, text, peak, ttft_ms = 0, "", 0, None
 
         def forward(tokens: mx.array, layers: list[object]) -> mx.array:
@@ -285,9 +279,7 @@ differ    answers that are not equal to the first contender's"""
 class Server(Protocol):
     """A contender, or what stands for one."""
 
-    def serve(self, ask: Ask) -> Served:
-        """Computes the answer to one request."""
-        ...
+    def serve(self, ask: Ask) -> Served: ...
 
 
 class Row(NamedTuple):
@@ -319,7 +311,6 @@ class Row(NamedTuple):
         }
 
     def cells(self) -> Sequence[str]:
-        """Returns the figures as a row of the table."""
         hit, matched, computed, lost, lost_p95, ttft, ttft_p95, seconds, held, peak, differ = self.figures().values()
         return (
             f"{100 * hit:.1f}",
@@ -366,7 +357,6 @@ def report(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark beside those of all."""
     kinds = "; ".join(f"{kind}: {meaning}" for kind, meaning in KINDS.items())
     parser.add_argument(
         "--model", action="append", choices=KINDS, metavar="KIND", help=f"this one only, may be repeated: {kinds}"

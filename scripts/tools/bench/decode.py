@@ -64,7 +64,6 @@ class Profile(NamedTuple):
     parts_us: Mapping[str, float]
 
     def table(self, name: str) -> Table:
-        """For a person."""
         rows = [
             (part, f"{us:.0f}", f"{100 * us / self.step_us:.1f}", PARTS[part]) for part, us in self.parts_us.items()
         ]
@@ -125,17 +124,14 @@ class Decoded(NamedTuple):
     profile: Profile
 
     def ratio(self, name: str, other: str) -> float:
-        """The median of a turn's ratios."""
         return median_ratio(self.speeds[name], self.speeds[other])
 
     @property
     def of_bare(self) -> float:
-        """Ours over the faster of the loops."""
         return min(self.ratio(OURS, name) for name in (BARE, BARE_ONE_CORE) if name in self.speeds)
 
 
 def report(turns: int, models: Sequence[Decoded]) -> Report:
-    """Returns the results: against the loop, and against mlx-lm's server."""
     targets = []
     for model in models:
         if bound := OF_BARE.get(model.size):
@@ -173,7 +169,6 @@ def report(turns: int, models: Sequence[Decoded]) -> Report:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark beside those of all."""
     parser.add_argument("--size", action="append", choices=SIZES, help="this model only; may be repeated")
     parser.add_argument("--turns", type=int, default=15, metavar="N", help="of each contender (default: %(default)s)")
     parser.add_argument("--drafts", action="store_true", help="what drafts bring instead")
@@ -186,7 +181,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """The whole benchmark. ValueError when the options make no sense."""
     if arguments.turns < 1:
         raise ValueError("there is at least one turn")
     if arguments.drafts:

@@ -61,16 +61,13 @@ class Prompts:
         self._random = Random(seed)
 
     def ids(self, count: int) -> list[int]:
-        """So many tokens."""
         return [self._random.randrange(FIRST_WORD, VOCABULARY - 1) for _ in range(count)]
 
     def text(self, count: int) -> str:
-        """So many tokens, spelled."""
         return spelled(self.ids(count))
 
 
 def spelled(tokens: Iterable[int]) -> str:
-    """Returns the text of these words."""
     return "".join(_WORDS[token - FIRST_WORD] for token in tokens)
 
 
@@ -94,7 +91,6 @@ def silence(table: Embedding) -> None:
 
 
 def count_parameters(model: llama.Model) -> int:
-    """Of all weights together."""
     count: int = tree_reduce(lambda total, weight: total + weight.size, model.parameters(), 0)
     return count
 
@@ -109,7 +105,6 @@ def write_model(directory: Path, model: llama.Model, size: Size) -> None:
 
 
 def write_words(directory: Path) -> None:
-    """Writes the files of the tokenizer."""
     (directory / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END})
     )

@@ -219,7 +219,6 @@ Found = Mapping[str, Mapping[Cell, Sequence[Figure]]]
 
 
 def report(turns: int, found: Found) -> Report:
-    """Returns the results; the targets are of this runner."""
     decode, gap, drop, shared = (_of(found, what) for what in ("decode", "gap", "drop", "shared"))
     targets = []
     if {(OURS, number) for number in _TARGET_STREAMS} <= decode.keys():
@@ -288,7 +287,6 @@ _Cells = dict[tuple[str, int], Sequence[Figure]]
 
 
 def _of(found: Found, what: str) -> _Cells:
-    """Returns the figures of one measurement, by contender and number."""
     return {
         (name, number): figures
         for name, cells in found.items()
@@ -347,7 +345,6 @@ _CELL_S = 300.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark beside those of all."""
     for name, known, meaning in (
         ("--contenders", CONTENDERS, f"the contenders; {MLX_LM} where its packages are installed"),
         ("--measure", MEASURED, "what is measured"),

@@ -104,11 +104,9 @@ class Conversations:
         return " ".join(words)
 
     def begin(self, passage: str) -> str:
-        """Returns the prompt of a conversation's first turn."""
         return f"{_SYSTEM}<|im_start|>user\nSummarize this text: {passage}{_ANSWER}"
 
     def go_on(self, prompt: str, answer: str) -> str:
-        """Returns the prompt of the next turn."""
         return f"{prompt}{answer}{_ASK}{self._random.choice(_QUESTIONS)}{_ANSWER}"
 
     def story(self) -> str:
@@ -117,7 +115,6 @@ class Conversations:
         return f"{_SYSTEM}<|im_start|>user\nWrite a long story about a lighthouse with the number {number}.{_ANSWER}"
 
     async def turn(self, endpoint: Endpoint) -> Turn:
-        """Measures one round of a server."""
         return Turn(await self._first_ms(endpoint), {users: await self._speed(endpoint, users) for users in USERS})
 
     async def _first_ms(self, endpoint: Endpoint) -> Mapping[str, float]:
@@ -217,7 +214,6 @@ def report(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark beside those of all."""
     parser.add_argument("--turns", type=int, default=3, metavar="N", help="of each contender (default: %(default)s)")
     parser.add_argument(
         "--llama-server",
@@ -275,7 +271,6 @@ def _contenders(arguments: argparse.Namespace, say: Callable[[str], None], stack
 
 
 def _in_float32(directory: Path) -> Path:
-    """Writes the model with weights in float32."""
     shutil.copytree(make_model(packed=False), directory)
     for path in directory.glob("*.safetensors"):
         weights = mx.load(str(path))

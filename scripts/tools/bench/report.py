@@ -35,7 +35,6 @@ class Bars(NamedTuple):
     stacked: bool = False
 
     def draw(self, axes: "Axes") -> None:
-        """Draws the bars; each bears its figure unless they are stacked."""
         bottoms = [0.0] * len(self.groups)
         for index, (name, heights) in enumerate(self.heights.items()):
             found = [(place, height) for place, height in enumerate(heights) if height is not None]
@@ -69,7 +68,6 @@ class Lines(NamedTuple):
     x: str = ""
 
     def draw(self, axes: "Axes") -> None:
-        """Draws the lines over an axis that begins at 0."""
         for index, (name, points) in enumerate(self.points.items()):
             axes.plot(*zip(*points, strict=True), color=COLOURS[index % len(COLOURS)], label=name)
         axes.set_xlabel(self.x)
@@ -80,7 +78,6 @@ Chart = Bars | Lines
 
 
 def draw(charts: Sequence[Chart], path: Path) -> None:
-    """Draws the charts into a PNG, at most three side by side."""
     from matplotlib.figure import Figure
 
     columns = max(1, 2 if len(charts) == 4 else min(3, len(charts)))
@@ -140,11 +137,9 @@ class Target(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """True if the figure keeps its bound."""
         return self.value <= self.bound if self.most else self.value >= self.bound
 
     def data(self) -> Mapping[str, object]:
-        """Returns the target as it stands in JSON."""
         return {**self._asdict(), "met": self.met}
 
 
@@ -190,7 +185,6 @@ class Report:
         return text_of(self.tables, note=self.note)
 
     def plot(self, path: Path) -> None:
-        """Draws the charts into a PNG."""
         draw(self.charts, path)
 
 
@@ -200,11 +194,9 @@ class Rounds(NamedTuple):
     found: Mapping[str, Sequence[Mapping[str, float]]]
 
     def of(self, name: str, case: str) -> list[float]:
-        """Returns the figures of a contender, round by round."""
         return [figures[case] for figures in self.found[name]]
 
     def median(self, name: str, case: str) -> float:
-        """Returns the median of a contender."""
         return median(self.of(name, case))
 
     def ratio(self, name: str, other: str, case: str) -> float:
@@ -216,12 +208,10 @@ class Rounds(NamedTuple):
         return {name: [format(self.median(name, case), form) for case in cases] for name in self.found}
 
     def bars(self, title: str, cases: Sequence[str], digits: int = 0) -> Bars:
-        """Returns a chart of the medians."""
         return Bars(title, cases, {name: [self.median(name, case) for case in cases] for name in self.found}, digits)
 
 
 def targets_table(targets: Sequence[Target]) -> Table:
-    """Returns a table of the targets and their verdicts."""
     rows = [
         (
             target.what,

@@ -120,19 +120,16 @@ class _Conversation:
         self._loop, self._prompts = loop, prompts
 
     def ask(self, endpoint: RunnerEndpoint, case: str, prompt: str, tokens: int = FEW_TOKENS) -> str:
-        """Returns the prompt with its answer."""
         answered = self._loop.run(answer(endpoint, prompt, tokens))
         self.ms[case] = 1e3 * answered.first_s
         self.computed[case] = endpoint.prompt_tokens - (endpoint.cached or 0)
         return prompt + answered.text
 
     def append(self, endpoint: RunnerEndpoint, case: str, talk: str) -> None:
-        """Asks with some tokens more."""
         self.ask(endpoint, case, talk + self._prompts.text(APPENDED_TOKENS))
 
     @property
     def asked(self) -> Asked:
-        """What was noted."""
         return Asked(self.ms, self.computed)
 
 

@@ -91,14 +91,12 @@ class Server(NamedTuple):
         return process
 
     def endpoint(self, process: Process, model: Path) -> Endpoint:
-        """Asks that process."""
         return _OpenAI(process.port, str(model)) if self.speaks_openai else RunnerEndpoint(Client.of(process))
 
 
 def this_runner(
     name: str, parallel: int, max_gap_ms: int = DEFAULT_MAX_GAP_MS, *, blas: str, blas_threads: str
 ) -> Server:
-    """Returns the runner of this tree."""
     settings = {"PARALLEL": parallel, "MAX_GAP_MS": max_gap_ms, "BLAS": blas, "BLAS_THREADS": blas_threads}
     return Server(name, RUNNER, {f"MLX_RUNNER_{key}": str(value) for key, value in settings.items()})
 
@@ -194,12 +192,10 @@ class Answered(NamedTuple):
 
     @property
     def first_s(self) -> float:
-        """Until the first line."""
         return self.times[0] - self.sent
 
     @property
     def tokens_per_s(self) -> float:
-        """After the first one."""
         return (len(self.times) - 1) / (self.times[-1] - self.times[0])
 
 
@@ -217,7 +213,6 @@ async def answer(endpoint: Endpoint, prompt: str, tokens: int) -> Answered:
 
 
 async def ask(endpoint: Endpoint, prompt: str, tokens: int) -> list[float]:
-    """Returns the times of an answer's lines."""
     return (await answer(endpoint, prompt, tokens)).times
 
 

@@ -56,7 +56,6 @@ class First(NamedTuple):
 
     @property
     def ratio(self) -> Took:
-        """The times of the first request over those of later ones."""
         return Took(*(one / other for one, other in zip(self.first, self.later, strict=True)))
 
 
@@ -200,7 +199,6 @@ def report(turns: int, started: Mapping[str, Mapping[str, Sequence[Started]]], f
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark beside those of all."""
     parser.add_argument("--size", action="append", choices=SIZES, help="this model only; may be repeated")
     parser.add_argument("--turns", type=int, default=7, metavar="N", help="of each contender (default: %(default)s)")
 

@@ -43,7 +43,6 @@ CASES = ("cold", "again", "append", "switch")
 
 
 def report(size: str, turns: int, found: Mapping[str, Sequence[Times]]) -> Report:
-    """Returns the results: against the loop, and against mlx-lm's server."""
     rounds = Rounds({name: [times.ms for times in each] for name, each in found.items()})
     targets = [Target("cold, ours over the bare loop", rounds.ratio(OURS, BARE, "cold"), COLD_RATIO)]
     for case in CASES[1:]:
@@ -68,7 +67,6 @@ def report(size: str, turns: int, found: Mapping[str, Sequence[Times]]) -> Repor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark beside those of all."""
     parser.add_argument(
         "--size", choices=SIZES, default="10M", help="of the model, in parameters (default: %(default)s)"
     )
@@ -79,7 +77,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """The whole benchmark. ValueError when the options make no sense."""
     if arguments.turns < 1:
         raise ValueError("there is at least one turn")
     if arguments.disk:
@@ -104,7 +101,6 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
 
 
 async def served_times(endpoint: Endpoint, prompts: Prompts) -> Times:
-    """One turn of a server."""
     computed: list[int | None] = []
 
     async def first_ms(prompt: str, tokens: int, answer_tokens: int) -> tuple[float, str]:

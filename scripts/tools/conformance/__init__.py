@@ -9,15 +9,14 @@ the host below it imports the runner, and none needs pytest: tests/tools/conform
                 if part is generation:
                     print(case.number, generation.letter, await run(case, runners, generation))
 
-Read `cases.py` (what a case is) and `runners.py` (processes and models) first, then one section of cases, for example
-`status.py`, then `outcome.py`, `report.py` and `main.py`. `fault_points.py` and `faulty.py` break this runner on
+Read `cases.py` (what a case is, and how it went) and `runners.py` (processes and models) first, then one section of
+cases, for example `status.py`, then `report.py` and `main.py`. `fault_points.py` and `faulty.py` break this runner on
 purpose.
 """
 
-from scripts.tools.conformance.cases import Case
+from scripts.tools.conformance.cases import Case, Outcome, run
 from scripts.tools.conformance.concurrency import CONCURRENCY
 from scripts.tools.conformance.later_hosts import LATER_HOSTS
-from scripts.tools.conformance.outcome import Outcome, run
 from scripts.tools.conformance.output import OUTPUT
 from scripts.tools.conformance.pictures import PICTURES
 from scripts.tools.conformance.requests import REQUESTS

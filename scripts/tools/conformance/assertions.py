@@ -65,7 +65,6 @@ def long_prompt(target: Target) -> str:
 
 
 async def drain(stream: Stream) -> None:
-    """Reads the stream to its end."""
     async for _ in stream:
         pass
 

@@ -16,7 +16,7 @@ returns is raised when the call has done its work."""
 
 _LAYERS = "runner.cache.layers"
 
-POINTS: dict[str, tuple[str, ...]] = {
+_ALONE: dict[str, tuple[str, ...]] = {
     "forward": ("runner.model.weights.load:LoadedModel.logits",),
     "evaluate": ("mlx.core:eval",),
     "start evaluation": ("mlx.core:async_eval",),
@@ -40,12 +40,30 @@ POINTS: dict[str, tuple[str, ...]] = {
         "runner.cache.none:NullCache._release",
         "runner.cache.trie_cache:TrieCache._store",
     ),
-    "page out layers": ("runner.cache.sequence:SequenceLayers.page_out",),
     "count forward": ("runner.cache.sequence:SequenceLayers.advance",),
     "rewind layers": ("runner.cache.sequence:SequenceLayers.rewind",),
     "page out unsliceable": ("runner.cache.sequence:SequenceLayers.page_out_unsliceable",),
     "reset": ("runner.cache.sequence:SequenceLayers.reset",),
     "evaluate layers": ("runner.cache.sequence:SequenceLayers.evaluate",),
+    "rewind": (f"{_LAYERS}.adapter:LayerAdapter.rewind",),
+    "decode text": (
+        "runner.engine.output.detokenizer:Detokenizer.push",
+        "runner.engine.output.detokenizer:Detokenizer.finish",
+    ),
+    "spell token": ("runner.tokenizer.tokenizer:Tokenizer.token_text",),
+    "count": ("runner.engine.generation:Generation.metrics",),
+    "close generation": ("runner.engine.generation:Generation.close",),
+    "hand over": ("runner.engine.events:Outbox.put", "runner.engine.events:Outbox.send"),
+    "report": ("runner.engine.lifecycle:report",),
+    "start batch": ("runner.engine.batch:Batch.__init__",),
+    "part": ("runner.engine.batch:Batch.leave",),
+    "part rows": ("runner.cache.decode_rows:DecodeRows.keep",),
+    "settle row": ("runner.cache.decode_rows:DecodeRows.settle",),
+    "return to prefill": ("runner.engine.generation:Generation.return_to_prefill",),
+}
+"""Points that any request reaches, in any cache; the last one only after a fault."""
+_TRIE: dict[str, tuple[str, ...]] = {
+    "page out layers": ("runner.cache.sequence:SequenceLayers.page_out",),
     "trim": ("runner.cache.sequence:SequenceLayers.trim",),
     "resume": ("runner.cache.resume:deepest_offset", "runner.cache.resume:restore_to"),
     "capture": ("runner.cache.resume:capture", "runner.cache.resume:return_to_layers"),
@@ -59,7 +77,6 @@ POINTS: dict[str, tuple[str, ...]] = {
         f"{_LAYERS}.adapter:TailState.restore",
         f"{_LAYERS}.adapter:CountedState.restore",
     ),
-    "rewind": (f"{_LAYERS}.adapter:LayerAdapter.rewind",),
     "copy": (
         f"{_LAYERS}.kv:KVState.copy",
         f"{_LAYERS}.window:WindowState.copy",
@@ -92,27 +109,16 @@ POINTS: dict[str, tuple[str, ...]] = {
     "choose victim": ("runner.cache.eviction:Eviction.victims",),
     "truncate": ("runner.cache.resume:truncate",),
     "merge expired": ("runner.cache.trie_cache:TrieCache._merge_expired",),
-    "decode text": (
-        "runner.engine.output.detokenizer:Detokenizer.push",
-        "runner.engine.output.detokenizer:Detokenizer.finish",
-    ),
-    "spell token": ("runner.tokenizer.tokenizer:Tokenizer.token_text",),
-    "count": ("runner.engine.generation:Generation.metrics",),
-    "close generation": ("runner.engine.generation:Generation.close",),
-    "hand over": ("runner.engine.events:Outbox.put", "runner.engine.events:Outbox.send"),
-    "report": ("runner.engine.lifecycle:report",),
     "admit": ("runner.cache.trie_cache:TrieCache.admits", "runner.cache.trie_cache:TrieCache.allows"),
     "acquire layers": ("runner.cache.sequences:LiveSequences.acquire",),
     "release layers": ("runner.cache.sequences:LiveSequences.release",),
     "claim live": ("runner.cache.resume:claim_live",),
     "follow": ("runner.cache.trie_cache:TrieCache._follows",),
-    "start batch": ("runner.engine.batch:Batch.__init__",),
-    "part": ("runner.engine.batch:Batch.leave",),
-    "arrays of rows": ("runner.cache.decode_rows:DecodeRows.arrays",),
-    "part rows": ("runner.cache.decode_rows:DecodeRows.keep",),
-    "settle row": ("runner.cache.decode_rows:DecodeRows.settle",),
     "reserve": ("runner.cache.trie_cache:TrieCache.reserve",),
-    # Reached only by concurrent requests.
+}
+"""Points that only the trie reaches."""
+_CONCURRENT: dict[str, tuple[str, ...]] = {
+    "arrays of rows": ("runner.cache.decode_rows:DecodeRows.arrays",),
     "add checkpoint": ("runner.cache.trie_session:TrieSession.add_checkpoint",),
     "evict layers": ("runner.cache.sequences:LiveSequences._evict",),
     "try batches": ("runner.cache.layers.batch_trial:_Row.compare",),
@@ -127,7 +133,9 @@ POINTS: dict[str, tuple[str, ...]] = {
     "part samples": ("runner.sampling.sample:Sample.take",),
     "absorb": ("runner.cache.session:LiveSession.absorb",),
     "absorb layers": ("runner.cache.sequence:SequenceLayers.absorb",),
-    # Reached only by drafted answers.
+}
+"""Points that only concurrent requests reach."""
+_DRAFTED: dict[str, tuple[str, ...]] = {
     "propose drafts": ("runner.engine.drafting:AnswerDrafter.propose",),
     "learn from drafts": ("runner.engine.drafting:AnswerDrafter.learn",),
     "time a step": ("runner.engine.drafting:AnswerDrafter.took",),
@@ -137,9 +145,9 @@ POINTS: dict[str, tuple[str, ...]] = {
     "mark layers": ("runner.cache.sequence:SequenceLayers.mark",),
     "accept drafts": ("runner.cache.session:LiveSession.accept",),
     "revert layers": ("runner.cache.sequence:SequenceLayers.revert",),
-    # Reached only after a fault.
-    "return to prefill": ("runner.engine.generation:Generation.return_to_prefill",),
 }
+"""Points that only drafted answers reach."""
+POINTS = {**_ALONE, **_TRIE, **_CONCURRENT, **_DRAFTED}
 
 LOADING: dict[str, tuple[str, ...]] = {
     "open model": ("runner.app:open_model",),
@@ -153,62 +161,9 @@ LOADING: dict[str, tuple[str, ...]] = {
 FATAL = ("hand over", "report", "admit", "reserve")
 """A fault at these points is one of the engine itself and ends the process."""
 
-CONCURRENT_ONLY = frozenset(
-    {
-        "add checkpoint",
-        "evict layers",
-        "try batches",
-        "arrays of rows",
-        "join",
-        "join rows",
-        "join layers",
-        "join samples",
-        "join samplers",
-    }
-    | {"sample together", "release samplers", "part layers", "part samples", "absorb", "absorb layers"}
-    | {"admit"}
-)
-"""Points that only concurrent requests reach."""
-
-DRAFTED_ONLY = frozenset(
-    {"propose drafts", "learn from drafts", "time a step", "keep an answer"}
-    | {"draw ahead", "open round", "mark layers", "accept drafts", "revert layers"}
-)
-"""Points that only drafted answers reach."""
-
+CONCURRENT_ONLY = frozenset(_CONCURRENT) | {"admit"}
 HARMLESS = CONCURRENT_ONLY - {"absorb", "absorb layers"}
 """Points at which a fault ends no request."""
-
-TRIE_ONLY = frozenset(
-    {
-        "resume",
-        "capture",
-        "snapshot",
-        "restore",
-        "copy",
-        "page out",
-        "page in",
-        "release bytes",
-        "close snapshot",
-        "match",
-        "advance",
-    }
-    | {"split", "merge", "split snapshot", "merge snapshots", "remove", "drop", "lock", "unlock"}
-    | {
-        "evict",
-        "choose victim",
-        "truncate",
-        "merge expired",
-        "trim",
-        "page out layers",
-        "admit",
-        "reserve",
-        "follow",
-        "acquire layers",
-    }
-    | {"release layers", "claim live"}
-)
-"""Points that only the trie reaches."""
 
 
 @contextmanager

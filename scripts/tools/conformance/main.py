@@ -125,7 +125,6 @@ def tell(text: str) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs the suite and returns the exit status."""
     arguments = arguments_of(words)
     wanted = set(arguments.case or (case.number for case in CASES))
     cases = [case for case in CASES if {case.number, case.id} & wanted]
@@ -148,7 +147,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def markdown(report: Report, arguments: argparse.Namespace) -> str:
-    """Returns the document, with the command that makes it."""
     called = ["--slow"] * arguments.slow
     for option, values in (("--case", arguments.case), ("--generation", arguments.generation)):
         called += [word for value in values or () for word in (option, value)]

@@ -24,7 +24,6 @@ SPELLINGS = (
 
 
 def ended(completion: Completion) -> tuple[str, int, int]:
-    """Text, reason and count: what most cases ask for."""
     return completion.text, completion.final.done_reason, completion.final.eval_count
 
 

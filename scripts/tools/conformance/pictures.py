@@ -41,7 +41,6 @@ async def tokens(target: Target, text: str) -> int:
 
 
 def scores(completion: Completion) -> list[float]:
-    """Returns the log-probability of each token."""
     return [entry.logprob for answer in completion.answers for entry in answer.logprobs or ()]
 
 

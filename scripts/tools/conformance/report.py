@@ -53,7 +53,6 @@ class Report:
 
     @property
     def failures(self) -> list[str]:
-        """One line for each run that failed."""
         return self._told(FAIL)
 
     @property
@@ -70,7 +69,6 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """The counts of runs by outcome, as one line."""
         counts = Counter(_mark(case, outcome) for (case, _), outcome in self.outcomes.items())
         names = {PASS: "passed", FAIL: "failed", LESS: "no more than the original", NOT_RUN: "could not be tried"}
         told = [f"{name}: {counts[mark]}" for mark, name in names.items() if counts[mark]]
@@ -97,7 +95,6 @@ def as_text(report: Report) -> str:
 
 
 def as_json(report: Report) -> dict[str, object]:
-    """Returns the report as data."""
     return {
         "command": list(report.command),
         "generations": {generation.letter: generation.releases for generation in report.generations},

@@ -16,7 +16,6 @@ REQUESTS = Section("Requests")
 
 
 async def refusal(target: Target, request: Request, model: str) -> tuple[int, str]:
-    """Status and text with which a completion is refused before it starts."""
     client = await target.client(model)
     try:
         response = await client.post_completion(request)

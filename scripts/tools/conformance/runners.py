@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from scripts.tools.conformance.models import MAIN, write_models
@@ -74,9 +73,7 @@ class Runners:
         write_models(Path(self._directory.name), self._key_heads)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.renew()
         self._directory.cleanup()
         if self._ignored:
@@ -151,7 +148,6 @@ def caught(process: Process) -> list[str]:
 
 
 def last_line(process: Process) -> str:
-    """Returns the last line that it wrote."""
     return process.output.lines[-1] if process.output.lines else "(no output)"
 
 
@@ -167,17 +163,13 @@ class Target:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self._open.aclose()
 
     async def process(self, model: str = MAIN) -> Process:
-        """Returns the shared process of `model`, ready."""
         return await asyncio.to_thread(self.runners.shared, self.generation, model)
 
     async def port(self, model: str = MAIN) -> int:
-        """Returns the port of the shared process of `model`."""
         return await self.front(await self.process(model))
 
     async def front(self, process: Process) -> int:
@@ -197,7 +189,6 @@ class Target:
         return await (await self.client(model)).complete(request)
 
     async def text(self, prompt: str, **options: object) -> str:
-        """Returns the text of a whole completion of the main model."""
         return (await self.complete(Request(prompt, options))).text
 
     async def post(self, body: object, path: str = "/completion", model: str = MAIN) -> Reply:
@@ -212,7 +203,6 @@ class Target:
         return reply
 
     def words(self, model: str, port: int) -> list[str]:
-        """Returns the arguments with which this generation spawns a runner."""
         return self.generation.argv(model, port)
 
     @asynccontextmanager

@@ -130,7 +130,6 @@ READS = reads("Logprobs")
 
 
 def entries(completion: Completion) -> list[Logprob]:
-    """The entries of all lines."""
     return [entry for answer in completion.answers for entry in answer.logprobs or ()]
 
 
@@ -220,7 +219,6 @@ TOKENIZE = Section("Tokenize")
 
 
 async def ids(target: Target, text: str, model: str) -> list[int]:
-    """Returns the ids that the host decodes."""
     return await (await target.client(model)).tokenize(text)
 
 

@@ -137,7 +137,6 @@ async def refusal_or_503_until_ready(target: Target) -> None:
 
 
 async def poll(port: int, path: str) -> str:
-    """The status of one readiness poll, or "refused"."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except ConnectionRefusedError:

@@ -90,7 +90,6 @@ async def ask(client: Client, request: Request) -> Measured:
 
 
 def figures(measured: Measured) -> str:
-    """Returns one line of numbers for one turn."""
     final = measured.final
     speed = final.eval_count / max(final.eval_duration, 1) * 1e9
     return (

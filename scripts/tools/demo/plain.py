@@ -46,30 +46,25 @@ class SeeingModel(NamedTuple):
 
 
 def read_config(directory: Path) -> dict[str, object]:
-    """Returns the config.json of a model."""
     config: dict[str, object] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     return config
 
 
 def read_tokenizer(directory: Path) -> Tokenizer:
-    """Returns the tokenizer of a model."""
     return Tokenizer.from_file(str(directory / "tokenizer.json"))
 
 
 def token_id(tokenizer: Tokenizer, token: str) -> int:
-    """Returns the id of a token that the tokenizer has."""
     found = tokenizer.token_to_id(token)
     assert found is not None
     return found
 
 
 def weights_path(directory: Path) -> Path:
-    """Returns the path of a model's weights."""
     return directory / "model.safetensors"
 
 
 def named_weights(model: Module) -> dict[str, mx.array]:
-    """Returns the parameters of a model by their names."""
     return dict(tree_flatten(model.parameters()))
 
 

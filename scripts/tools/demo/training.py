@@ -31,8 +31,6 @@ from mlx_lm.models import llama
 
 Weights = dict[str, mx.array]
 T = TypeVar("T")
-Loss = tuple[mx.array, mx.array]
-"""The loss, and the share of what counts that is right."""
 
 
 # --- the text models: random weights, with an induction circuit laid into the first two layers
@@ -191,22 +189,19 @@ class Reader(Module):
             form = [each for each in exhibits if each.grid == grid]
             yield rng.sample(form, min(16, len(form)))
 
-    def loss(self, batch: Sequence[Exhibit]) -> Loss:
-        """Returns the loss, and the share of covered soft tokens whose colour and place are read right."""
+    def loss(self, batch: Sequence[Exhibit]) -> mx.array:
         patches, grid = mx.stack([each.patches for each in batch]), batch[0].grid
         read = self.read(mx.vmap(lambda each: [*self.tower.encode(each, grid)][-1])(patches))
         covered = mx.array(np.stack([each.covered for each in batch]))
         colours, places = mx.split(read, [1 + len(self._NAMES[0])], axis=-1)
         total = (cross_entropy(colours, mx.zeros(covered.shape, mx.int32)) * ~covered).sum() / (~covered).sum()
-        right = covered
         for logits, wanted in (
             (colours, [self._NAMES[0].index(each.scene.colour) + 1 for each in batch]),
             (places, [self._NAMES[1].index(each.scene.place) for each in batch]),
         ):
             labels = mx.broadcast_to(mx.array(wanted)[:, None], covered.shape)
             total = total + (cross_entropy(logits, labels) * covered).sum() / covered.sum()
-            right = right & (mx.argmax(logits, axis=-1) == labels)
-        return total, right.sum() / covered.sum()
+        return total
 
 
 # --- talks in tokens
@@ -309,11 +304,11 @@ class Batch(NamedTuple):
             [[[*channel] for channel in zip(*each, strict=True)] for each in turned],
         )
 
-    def loss(self, logits: mx.array) -> Loss:
-        """Returns the mean cross entropy of the tokens that count, and the share of them that are right."""
-        found, wanted, weights = logits[:, :-1], self.tokens[:, 1:], self.weights[:, 1:]
-        right, total = (mx.argmax(found, axis=-1) == wanted) * weights, mx.maximum(weights.sum(), 1)
-        return (cross_entropy(found, wanted) * weights).sum() / total, right.sum() / total
+    def loss(self, logits: mx.array) -> mx.array:
+        """Returns the mean cross entropy of the tokens that count."""
+        weights = self.weights[:, 1:]
+        entropy = cross_entropy(logits[:, :-1], self.tokens[:, 1:])
+        return (entropy * weights).sum() / mx.maximum(weights.sum(), 1)
 
 
 def text_batches(tokenizer: Tokenizer, steps: int, seed: int) -> Iterator[Batch]:
@@ -336,7 +331,7 @@ def seeing_batches(tokenizer: Tokenizer, seen: Sequence[Seen], seed: int) -> Ite
 
 
 def optimize(
-    name: str, model: Module, loss: Callable[[T], Loss], batches: Iterator[T], steps: int, peak: float
+    name: str, model: Module, loss: Callable[[T], mx.array], batches: Iterator[T], steps: int, peak: float
 ) -> None:
     """Trains the weights of `model` in place: AdamW, the rate warming up to `peak` and falling along a cosine."""
     warm_up = 30
@@ -344,16 +339,15 @@ def optimize(
     rate = optimizers.join_schedules([optimizers.linear_schedule(1e-5, peak, warm_up), falling], [warm_up])
     optimizer = optimizers.AdamW(learning_rate=rate, betas=[0.9, 0.95], weight_decay=0.01)
     gradients_of = value_and_grad(model, loss)
-    started, average = time.monotonic(), np.zeros(2)
+    started, average = time.monotonic(), 0.0
     for step, batch in zip(range(1, steps + 1), batches, strict=False):
         found, gradients = gradients_of(batch)
         gradients, _ = optimizers.clip_grad_norm(gradients, 1.0)
         optimizer.update(model, gradients)
         mx.eval(found, model.parameters(), optimizer.state)
-        average += (np.array([each.item() for each in found]) - average) * (1 if step == 1 else 0.05)
+        average += (found.item() - average) * (1 if step == 1 else 0.05)
         if step % 50 == 0 or step == steps:
-            took = f"step {step} of {steps}, {time.monotonic() - started:.0f} s"
-            print(f"{name}, {took}: loss {average[0]:.4f}, right {average[1]:.1%}", flush=True)
+            print(f"{name}, step {step} of {steps}, {time.monotonic() - started:.0f} s: loss {average:.4f}", flush=True)
 
 
 def train_text(source: Path, steps: int, seed: int) -> Weights:
@@ -381,7 +375,7 @@ def train_seeing(source: Path, tower_steps: int, steps: int, seed: int, pictures
         mx.eval(features)
         seen.append(Seen(exhibit, features))
 
-    def loss(batch: Batch) -> Loss:
+    def loss(batch: Batch) -> mx.array:
         return batch.loss(seeing_logits(model, batch))
 
     optimize("text", model.text, loss, seeing_batches(tokenizer, seen, seed), steps, 2e-3)

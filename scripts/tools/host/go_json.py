@@ -6,17 +6,17 @@ Pictures and sounds are told by their first bytes (docs/internals/wire.md, 2.9).
 import base64
 import binascii
 import json
-import math
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from aiohttp import web
 
 from scripts.tools.host.lib import Answer, Generation, Loaded, Logprob, Medium, Part
-from scripts.tools.host.lib.golang import LONGEST_S, keep_alive_s, utf8_text, valid_text
+from scripts.tools.host.lib.golang import LONGEST_S, Pairs, keep_alive_s, read_json, valid_text
 from scripts.tools.host.models import Model
 
 Body = Mapping[str, object]
@@ -48,7 +48,7 @@ def read_body(raw: bytes) -> Body:
     if not raw.strip():
         raise RefusedError(400, "missing request body")
     try:
-        body = _valid(_DECODER.decode(utf8_text(raw)))
+        body = _valid(read_json(raw))
     except (ValueError, RecursionError) as error:
         raise RefusedError(400, str(error)) from error
     if not isinstance(body, dict):
@@ -56,32 +56,15 @@ def read_body(raw: bytes) -> Body:
     return body
 
 
-def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"invalid character '{constant.lstrip('-')[0]}' looking for beginning of value")
-
-
-def _float(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError(f"json: cannot unmarshal number {text} into Go value of type float64")
-    return value
-
-
-def _int(text: str) -> int:
-    _float(text)
-    return int(text)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_float, parse_int=_int)
-
-
 def _valid(value: object) -> object:
     if isinstance(value, str):
         return valid_text(value)
+    if isinstance(value, Pairs):
+        return {valid_text(key): _valid(item) for key, item in value}
     if isinstance(value, list):
         return [_valid(item) for item in value]
-    if isinstance(value, dict):
-        return {valid_text(key): _valid(item) for key, item in value.items()}
+    if isinstance(value, (int, float)) and abs(value) > sys.float_info.max:
+        raise ValueError("json: cannot unmarshal a number into Go value of type float64")
     return value
 
 
@@ -295,7 +278,6 @@ class Job:
     media: list[Medium] = field(default_factory=list)
 
     def line(self, part: Part, context: list[int] | None = None) -> dict[str, object]:
-        """Returns the line for one part, its keys in Ollama's order."""
         answer = part.answer
         thinking = {"thinking": part.thinking} if part.thinking else {}
         entries = {"logprobs": logprobs(answer.logprobs)} if answer.logprobs else {}
@@ -341,7 +323,6 @@ class Writer:
         return json_response(joined(self._lines)) if self._lines else web.Response(content_type=_NDJSON)
 
     async def fail(self, status: int, text: str) -> web.StreamResponse:
-        """Sends the error as the answer, or as its last line."""
         if self._response is None:
             return json_response({"error": text}, status or 200)
         await self.write({"error": text})
@@ -349,7 +330,6 @@ class Writer:
 
 
 def joined(lines: list[dict[str, object]]) -> dict[str, object]:
-    """Returns the last line with the texts and logprobs of all."""
     whole = dict(lines[-1])
     entries = [entry for line in lines for entry in _list(line.get("logprobs"))]
     if entries:

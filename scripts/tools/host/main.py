@@ -211,7 +211,6 @@ async def serve(wanted: Wanted, catalog: Catalog, models_dir: Path, model: Model
 
 
 def usage(wanted: Wanted, model: Model, port: int) -> str:
-    """Returns the commands that a person may try."""
     name = model.name.removesuffix(":latest")
     address = f"127.0.0.1:{port}"
     greedy = {"temperature": 0}
@@ -232,7 +231,6 @@ Ctrl-C ends it and its runner."""
 
 
 def main() -> None:
-    """Serves; the exit status is 1 if the model cannot be served."""
     wanted = parse(sys.argv[1:])
     with ExitStack() as stack:
         catalog, models_dir, model = open_catalog(wanted, stack)

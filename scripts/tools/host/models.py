@@ -35,7 +35,6 @@ class Model:
 
     @property
     def details(self) -> dict[str, object]:
-        """As the API shows them."""
         return {
             "parent_model": "",
             "format": self.config.get("model_format", _SAFETENSORS),

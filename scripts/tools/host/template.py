@@ -56,7 +56,6 @@ class Renderer:
         return answer["text"]
 
     async def close(self) -> None:
-        """End the processes that are kept."""
         while self._idle:
             await _end(self._idle.pop())
 
@@ -133,7 +132,6 @@ class ChatTemplate:
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:
-        """`bos_token`, `eos_token` and so on, as templates name them."""
         tokens = {}
         for key, value in self._config.items():
             text = value.get("content") if isinstance(value, dict) else value

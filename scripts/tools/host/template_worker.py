@@ -69,7 +69,6 @@ def _answer(source: str, values: dict[str, object], most_characters: int) -> dic
 
 
 def main(limit_s: str, limit_bytes: str, most_characters: str) -> None:
-    """Serve until the end of standard input."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whoever has started the host may ignore it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the host, whose end is the end of the input
     with contextlib.suppress(OSError, ValueError):  # not every system has this limit

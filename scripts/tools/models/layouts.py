@@ -291,7 +291,6 @@ _ACTIVATIONS = (".input_scale", ".input_global_scale")
 
 
 def is_packed(tensors: Mapping[str, Tensor]) -> bool:
-    """Returns True if a checkpoint is copied rather than packed."""
     return any(_found(name, tensors) for name in tensors)
 
 

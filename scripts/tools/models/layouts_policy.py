@@ -67,7 +67,6 @@ class Question(NamedTuple):
         return next((kind for kind in types if self.shape[-1] % PACKINGS[kind].group_size == 0), None)
 
     def number(self, field: str) -> int:
-        """A number of the text model's config; 0 if it does not say."""
         parts = (self.config, self.config.get("text_config"), self.config.get("llm_config"))
         found = next((part[field] for part in parts if isinstance(part, Mapping) and part.get(field)), 0)
         assert isinstance(found, int)
@@ -194,7 +193,6 @@ _FAMILIES: dict[str, tuple[Policy, Policy]] = {
 
 
 def type_of(question: Question) -> Quantization | None:
-    """The type that one tensor is packed in; None leaves it dense."""
     names = cast("list[str]", question.config.get("architectures") or [""])
     pair = next((pair for begin, pair in _FAMILIES.items() if names[0].startswith(begin)), (generic, generic))
     return pair[0 if question.rules.families else 1](question)

@@ -81,7 +81,6 @@ class Store:
         return self.blob(self.layer(name)["digest"])
 
     def add_blob(self, data: bytes, media_type: str, name: str | None = None) -> dict[str, object]:
-        """Writes one blob and returns its manifest entry."""
         digest = "sha256:" + hashlib.sha256(data).hexdigest()
         path = self.blob(digest)
         path.parent.mkdir(parents=True, exist_ok=True)

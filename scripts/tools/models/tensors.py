@@ -44,7 +44,6 @@ class Tensor(NamedTuple):
 
 
 def parse_tensors(raw: bytes) -> dict[str, Tensor]:
-    """The arrays of one safetensors file."""
     (length,) = struct.unpack_from("<Q", raw)
     header = json.loads(raw[8 : 8 + length])
     tensors = {}
@@ -104,19 +103,16 @@ def _saved(arrays: Mapping[str, mx.array], metadata: Mapping[str, str] | None = 
 
 
 def changed(tensor: Tensor, change: Callable[[mx.array], mx.array]) -> Tensor:
-    """Returns the result of `change` on a tensor."""
     return from_mlx({"x": mx.contiguous(change(to_mlx({"x": tensor})["x"]))})["x"]
 
 
 def stacked(tensors: list[Tensor]) -> Tensor:
-    """Tensors of one shape as one, along a new first axis."""
     first = tensors[0]
     assert all(tensor[:2] == first[:2] for tensor in tensors)
     return Tensor(first.dtype, (len(tensors), *first.shape), b"".join(tensor.data for tensor in tensors))
 
 
 def unstacked(tensor: Tensor) -> list[Tensor]:
-    """The slices of a tensor along its first axis."""
     count, *shape = tensor.shape
     size = len(tensor.data) // count
     return [Tensor(tensor.dtype, tuple(shape), tensor.data[index * size :][:size]) for index in range(count)]

@@ -89,7 +89,7 @@ def tiny(kind: str) -> Tiny:
     model = module.Model(module.ModelArgs(**_TABLES[kind]))
     if kind == "quantized":
         model.make_cache = lambda: [QuantizedKVCache(GROUP, bits=8) for _ in model.layers]
-    model.update(tree_map_with_path(_weight, model.parameters()))
+    model.update(tree_map_with_path(spread, model.parameters()))
     model.eval()
     mx.eval(model.parameters())
 
@@ -99,7 +99,8 @@ def tiny(kind: str) -> Tiny:
     return Tiny(kind, model, make_layers, tolerance)
 
 
-def _weight(path: str, fresh: mx.array) -> mx.array:
+def spread(path: str, fresh: mx.array) -> mx.array:
+    """Returns random numbers in place of a fresh weight, so that what a layer remembers counts."""
     if path.endswith("A_log"):
         return mx.full(fresh.shape, -4.0, mx.float32)  # a long memory
     if "norm" in path or fresh.ndim < 2:

@@ -277,7 +277,6 @@ def model_of_bytes(vocabulary: Sequence[bytes], special_tokens: Sequence[str] = 
 
 
 def vocabulary_size(tokenizer: Document) -> int:
-    """Returns the number of ids of the tokenizer, special tokens included."""
     model, added = tokenizer["model"], tokenizer["added_tokens"]
     assert isinstance(model, dict)
     assert isinstance(added, list)
@@ -294,5 +293,4 @@ def with_tokens(tokenizer: Document, tokens: Mapping[str, int]) -> Document:
 
 
 def write_tokenizer(directory: Path, tokenizer: Document) -> None:
-    """Writes `tokenizer.json` into `directory`."""
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")

@@ -24,7 +24,6 @@ def model_directory(*, packed: bool = True) -> Path:
 
 
 def is_made(*, packed: bool = True) -> bool:
-    """Returns True if the model is in the cache."""
     return (model_directory(packed=packed) / "config.json").is_file()
 
 
@@ -61,7 +60,6 @@ def model_or_exit(program: str, *, packed: bool = True) -> Path:
 
 
 def main() -> None:
-    """Makes the model and prints its path."""
     parser = argparse.ArgumentParser(prog="scripts/real-model", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--unpacked", action="store_true", help="in float16 (270 MB) instead of 4 bits (100 MB)")
     arguments = parser.parse_args()

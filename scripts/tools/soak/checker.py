@@ -33,14 +33,12 @@ class Checker:
         self._waiting: asyncio.Queue[tuple[Request, Completion]] = asyncio.Queue(_WAITING)
 
     def offer(self, request: Request, completion: Completion) -> None:
-        """An answer to be checked at some time."""
         try:
             self._waiting.put_nowait((request, completion))
         except asyncio.QueueFull:
             self.unchecked += 1
 
     async def run(self) -> None:
-        """Checks what is offered until it is cancelled."""
         while True:
             request, completion = await self._waiting.get()
             try:
@@ -61,7 +59,6 @@ class Checker:
             await asyncio.wait_for(self._waiting.join(), LONGEST_WAIT_S)
 
     async def tokenize(self, text: str) -> list[int]:
-        """The ids of `text`."""
         return await self._reference.tokenize(text)
 
     async def _judge(self, request: Request, completion: Completion) -> str:

@@ -80,7 +80,6 @@ class Visitor:
         self._restart()
 
     async def run(self, until: float) -> None:
-        """Acts until `time.monotonic()` has passed `until`."""
         names = list(self._actions)
         weights = [weight for weight, _ in self._actions.values()]
         while time.monotonic() < until:
@@ -121,7 +120,6 @@ class Visitor:
         return Request(self._prompt, {"num_predict": options["num_predict"]})
 
     async def _ask(self, request: Request) -> Completion:
-        """Asks for an answer, and hands it to the checker."""
         completion = await self._client.complete(request)
         self._checker.offer(request, completion)
         self._tally.answers += 1
@@ -230,7 +228,6 @@ class Intruder:
         }
 
     async def run(self, until: float) -> None:
-        """Attacks until `time.monotonic()` has passed `until`."""
         while time.monotonic() < until:
             name = self._random.choice(list(self._attacks))
             try:

@@ -211,24 +211,23 @@ def main() -> None:
         metavar="N",
         help="split the model over N processes, whose logs must agree",
     )
-    parser.add_argument("--runner", metavar="COMMAND", help="another runner (default: this repository's)")
+    parser.add_argument(
+        "--runner",
+        dest="command",
+        type=shlex.split,
+        default=RUNNER,
+        metavar="COMMAND",
+        help="another runner (default: this repository's)",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     arguments = parser.parse_args()
     if not arguments.minutes >= 0.1 or arguments.clients < 1 or arguments.ranks < 1:
         parser.error("at least 0.1 MINUTES, one client and one rank")
-    if arguments.runner is not None and not shlex.split(arguments.runner):
+    if not arguments.command:
         parser.error("--runner: a command is wanted")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    plan = Plan(
-        minutes=arguments.minutes,
-        kind=arguments.kind,
-        cache=arguments.cache,
-        clients=arguments.clients,
-        seed=arguments.seed,
-        memory=arguments.memory,
-        ranks=arguments.ranks,
-        command=shlex.split(arguments.runner) if arguments.runner is not None else RUNNER,
-    )
+    wanted = vars(arguments)
+    as_json, plan = wanted.pop("json"), Plan(**wanted)
     print(f"{plan.minutes:g} minutes, {plan.clients} clients, {plan.kind}, --cache {plan.cache}", file=sys.stderr)
     try:
         soaked = soak(plan, lambda text: print(text, file=sys.stderr))
@@ -237,7 +236,7 @@ def main() -> None:
     except EndedError as error:
         sys.exit(f"FAILED: {error}")
     told = {"minutes": plan.minutes, "kind": plan.kind, "clients": plan.clients, "seed": plan.seed}
-    print(json.dumps(told | soaked.data()) if arguments.json else soaked.table())
+    print(json.dumps(told | soaked.data()) if as_json else soaked.table())
     failures = soaked.failures
     for failure in failures[:_SHOWN]:
         print(f"FAILED: {failure}", file=sys.stderr)

@@ -105,7 +105,6 @@ class Meter(threading.Thread):
         return waiting_s(self._process.pid, self._process.pid) + waiting_s(os.getpid(), threading.get_native_id())
 
     def stop(self) -> None:
-        """Ends the thread and waits for it."""
         self._stopped.set()
         self.join(20)
 
@@ -161,7 +160,6 @@ class Scraper:
         self.faults: list[str] = []
 
     async def run(self) -> None:
-        """Scrapes until it is cancelled."""
         while True:
             try:
                 if not await self.scrape():

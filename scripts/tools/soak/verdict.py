@@ -54,7 +54,6 @@ class Soaked:
 
     @property
     def failures(self) -> list[str]:
-        """One text for each failure."""
         return [*self.faults, *self.tally.faults, *self._answers(), *self._latency(), *self._memory(), *self._end()]
 
     def _answers(self) -> list[str]:
@@ -114,7 +113,6 @@ class Soaked:
         return self.tally.cached_tokens / max(self.tally.prompt_tokens, 1)
 
     def table(self) -> str:
-        """For a person."""
         tally, checker = self.tally, self.checker
         rows = {
             "answers": f"{tally.answers}, {checker.checked} of them checked, {len(checker.wrong)} wrong,"

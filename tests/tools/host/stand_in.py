@@ -11,6 +11,8 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+STAND_IN = (sys.executable, "-I", "-S", __file__)
+"""The command that starts it."""
 FINAL = {"Done": True, "PromptEvalCount": 2, "PromptEvalDuration": 5, "EvalCount": 3, "EvalDuration": 7}
 
 

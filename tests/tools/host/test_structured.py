@@ -1,6 +1,5 @@
-"""Structured output in two passes, and thinking told from content, on a scripted server.
-
-See docs/internals/wire.md, 8.4.
+"""Thinking told from content however the text is cut, and structured output in two passes on a scripted server
+(docs/internals/wire.md, 8.4).
 """
 
 import asyncio
@@ -23,11 +22,11 @@ from scripts.tools.host.lib import (
     OutputScanner,
     Part,
     Request,
-    StreamError,
     Thinking,
+    ThinkingParser,
     parts,
 )
-from scripts.tools.host.lib.output import EVERY_LINE, LAST_STDERR, SCANNED, Rule
+from scripts.tools.host.lib.output import EVERY_LINE, Rule
 
 SCHEMA = {"type": "object"}
 THINKING = Thinking(lambda thought: f"again {thought}")
@@ -114,24 +113,39 @@ async def test_the_newest_generation_asks_once_with_free_text_in_the_grammar(scr
     assert '"any_text"' in json.dumps(body["Format"])
 
 
-async def test_without_thinking_the_first_pass_is_the_only_one(scripted: Scripted) -> None:
-    answer = await scripted.ask(F, "plain")
-    assert [part.content for part in answer] == ['{"a":', "1}", ""]
-    assert answer[-1].answer.eval_count == 5
-    assert len(scripted.bodies) == 1
+def fed(text: str, size: int, *, opened: bool = False) -> tuple[str, str]:
+    parser = ThinkingParser(opened=opened)
+    thoughts = [parser.add(text[at : at + size]) for at in range(0, len(text), size)]
+    return "".join(thought.thinking for thought in thoughts), "".join(thought.content for thought in thoughts)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize(
-    ("rule", "second"),
-    [(SCANNED, True), (LAST_STDERR, False), (EVERY_LINE, True)],
-    ids=lambda value: getattr(value, "releases", None),
+    ("text", "expected"),
+    [
+        ("<think>ab c</think> d e", ("ab c", "d e")),
+        (" \n<think> \n a\n</think>\n\n b ", ("a\n", "b ")),
+        ("a < b <thi", ("", "a < b <thi")),
+        ("<think>a </thin b</think>c", ("a </thin b", "c")),
+        ("<think>a</think>b</think>c", ("a", "b</think>c")),
+        ("<thank>x", ("", "<thank>x")),
+        ("<think></think>a", ("", "a")),
+    ],
 )
-async def test_captured_text_in_place_of_the_cancellation_ends_the_answer(
-    rule: Rule, second: bool, scripted: Scripted
-) -> None:
-    if second:
-        await scripted.ask(F, rule=rule)
-    else:
-        with pytest.raises(StreamError, match="mlx runner failed: level=INFO msg=ready"):
-            await scripted.ask(F, rule=rule)
-    assert len(scripted.bodies) == 1 + second
+def test_the_cut_of_the_text_does_not_matter(text: str, size: int, expected: tuple[str, str]) -> None:
+    assert fed(text, size) == expected
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_a_prompt_may_have_opened_it(size: int) -> None:
+    assert fed("\nab</think>c", size, opened=True) == ("ab", "c")
+
+
+def test_half_a_tag_is_held_back_until_it_is_one() -> None:
+    parser = ThinkingParser()
+    assert parser.add("<thi") == ("", "")
+    assert parser.add("nk>ab</th") == ("ab", "")
+    assert parser.add("ere") == ("</there", "")
+    assert parser.add("</think>") == ("", "")
+    assert parser.add("  ") == ("", "")
+    assert parser.add(" c ") == ("", "c ")

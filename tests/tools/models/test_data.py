@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scripts.tools.models import data
-from scripts.tools.models.sources_form import SOURCES, _shapes
+from scripts.tools.models.sources_form import _shapes
 
 TABLES = """
 [base]
@@ -36,10 +36,3 @@ def test_a_pattern_stands_for_names_in_order() -> None:
     said = {"a.{0..1}.{x,y}": [2, 3], "tower.": "tower"}
     assert list(_shapes(said))[:4] == ["a.0.x", "a.0.y", "a.1.x", "a.1.y"]
     assert _shapes(said)["tower.layers.0.self_attn.q_proj.bias"] == (64,)
-
-
-def test_nobody_shares_a_config() -> None:
-    one, other = SOURCES["qwen3.5"], SOURCES["qwen3.5-visual"]
-    assert one.module == other.module
-    assert one.module is not other.module
-    assert one.module["text_config"] is not other.module["text_config"]

@@ -44,17 +44,6 @@ CASES = [
     ("Laguna", "model.embed_tokens.weight", "nvfp4", "mxfp8"),
     ("Laguna", "model.embed_tokens.weight", "int4", None),
 ]
-EARLY = [
-    ("Llama", "lm_head.weight", "int4", "int4"),
-    ("Llama", f"{LAYER}.mlp.down_proj.weight", "nvfp4", "nvfp4"),
-    ("Llama", f"{LAYER}.mlp.down_proj.weight", "int4", "int8"),
-    ("Gemma3", "vision_tower.layers.0.q_proj.weight", "int4", "int4"),
-    ("NemotronH", "backbone.layers.1.mixer.gate.weight", "int4", "int4"),
-    ("Qwen3_5", "language_model.model.embed_tokens.weight", "int4", "int4"),
-    ("Qwen3_5", "language_model.model.embed_tokens.weight", "nvfp4", None),
-    ("Qwen3_5", f"{LAYER}.linear_attn.in_proj_a.weight", "int4", "int4"),
-    ("Qwen3_5", f"{LAYER}.self_attn.v_proj.weight", "int4", "int4"),
-]
 
 
 def found(family: str, name: str, wanted: Quantization, release: str, width: int = 64) -> Quantization | None:
@@ -66,17 +55,3 @@ def found(family: str, name: str, wanted: Quantization, release: str, width: int
 @pytest.mark.parametrize(("family", "name", "wanted", "chosen"), CASES)
 def test_what_is_packed_how_today(family: str, name: str, wanted: Quantization, chosen: Quantization | None) -> None:
     assert found(family, name, wanted, HEAD.release) == chosen
-
-
-@pytest.mark.parametrize(("family", "name", "wanted", "chosen"), EARLY)
-def test_what_was_packed_how_before_july_2026(
-    family: str, name: str, wanted: Quantization, chosen: Quantization | None
-) -> None:
-    assert found(family, name, wanted, "0.20.8") == chosen
-
-
-def test_rows_that_do_not_divide_into_groups_stay_dense() -> None:
-    name = f"{LAYER}.self_attn.q_proj.weight"
-    assert found("Llama", name, "int4", HEAD.release, width=96) is None
-    assert found("Llama", name, "nvfp4", HEAD.release, width=96) == "nvfp4"
-    assert found("Llama", name, "nvfp4", HEAD.release, width=15) is None

@@ -35,12 +35,3 @@ def test_a_source_is_wide_enough_to_be_packed(name: str) -> None:
     for key, array in published(SOURCES[name], "float32").items():
         if array.ndim in (2, 3) and array.size >= 1024 and not any(part in key for part in narrow):
             assert array.shape[-1] % PACKINGS["int4"].group_size == 0, key
-
-
-def test_equal_arguments_give_equal_bytes() -> None:
-    first, second = (published(SOURCES["gemma4-moe"], "bfloat16") for _ in range(2))
-    assert all(mx.array_equal(array, second[key]) for key, array in first.items())
-    assert not mx.array_equal(
-        first["model.language_model.norm.weight"],
-        published(SOURCES["gemma4-moe"], "bfloat16", seed=1)["model.language_model.norm.weight"],
-    )

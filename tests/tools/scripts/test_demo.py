@@ -1,10 +1,22 @@
-"""The talks of `scripts/demo`: their prompts, and the answers that are expected."""
+"""The talks of `scripts/demo`: their prompts, the expected answers, and pictures with a runner that a host has spawned.
+
+The same questions about pictures are answered by plain code in test_seeing_model.py.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from scripts.tools.conformance.runners import caught
+from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.demo import main as demo
 from scripts.tools.demo.questions import CONVERSATIONS, Conversation, Talk
-from scripts.tools.host.lib import Answer, Client
+from scripts.tools.demo.seeing import PICTURES, TALKS
+from scripts.tools.demo.subjects import GREEDY, SEEING_MODEL, demo_store
+from scripts.tools.host.lib import Answer, Client, G, Medium, Process, Request, spawn
 from scripts.tools.real import chat
 
 SYSTEM = f"<|im_start|>system\n{chat.SYSTEM}<|im_end|>\n"
@@ -18,32 +30,68 @@ def test_a_talk_with_the_demo_model_is_the_conversation(conversation: Conversati
         assert talk.expected(number, "anything") == turn.answer
 
 
-def test_an_answer_that_was_not_known_is_expected_from_then_on() -> None:
-    talk = Talk("numbers", ("One?", "Two?"), chat.render)
-    assert talk.prompt(0) == f"{SYSTEM}<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n"
-    assert [talk.expected(0, answer) for answer in ("1", "2")] == ["1", "1"]
-    assert talk.prompt(1).endswith(
-        "<|im_start|>assistant\n1<|im_end|>\n<|im_start|>user\nTwo?<|im_end|>\n<|im_start|>assistant\n"
-    )
+HOST = replace(G, request_timeout_s=120.0)
+SOFT = 80
+"""Tokens of each picture of the talks."""
 
 
-def test_a_system_message_takes_the_place_of_the_models_own() -> None:
-    told = chat.render([("system", "Be brief."), ("user", "Hello")])
-    assert told.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello")
-    assert chat.SYSTEM not in told
+@pytest.fixture(scope="module")
+def store() -> Iterator[Path]:
+    with demo_store(SEEING_MODEL) as models:
+        yield models
 
 
-async def test_another_answer_than_the_expected_one_is_wrong(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = iter(("1", "2", "1", "3"))
+@contextmanager
+def started(store: Path, *arguments: str) -> Iterator[Process]:
+    with spawn(RUNNER, SEEING_MODEL, models_dir=store, generation=HOST, arguments=arguments) as process:
+        process.wait_ready(60)
+        yield process
+        assert not caught(process)
 
-    async def ask(*_: object) -> demo.Measured:
-        return demo.Measured(next(given), Answer(done=True, prompt_eval_count=1, eval_count=1), 0.0)
 
-    monkeypatch.setattr(demo, "ask", ask)
-    talk, client = Talk("numbers", ("One?", "Two?"), chat.render), Client.__new__(Client)
-    assert await demo.hold(client, talk, (0, 1), {})
-    assert "WRONG" not in capsys.readouterr().out
-    assert not await demo.hold(client, talk, (0, 1), {})
-    assert "WRONG, expected: 2" in capsys.readouterr().out
+async def say(client: Client, prompt: str, pictures: Sequence[bytes]) -> tuple[str, Answer]:
+    """Returns an answer, and its last line."""
+    text = ""
+    async with client.stream(Request(prompt, GREEDY, media=[Medium(picture) for picture in pictures])) as stream:
+        async for answer in stream:
+            text += answer.content
+    return text, answer
+
+
+async def hold(client: Client, talk: Talk) -> list[int]:
+    """Holds a talk, whose answers must be the right ones. Returns the number of cached tokens of each turn."""
+    cached = []
+    for turn, right in enumerate(talk.answers):
+        text, final = await say(client, talk.prompt(turn), talk.pictures)
+        assert text == right, f"{talk.title}: {talk.told(turn)}"
+        cached.append(final.prompt_eval_cached_count or 0)
+    return cached
+
+
+WAYS = [("trie", 33), ("trie", 7), ("single", 128), ("none", 2048)]
+
+
+@pytest.mark.parametrize(("cache", "chunk"), WAYS)
+async def test_every_talk_is_right(store: Path, cache: str, chunk: int) -> None:
+    with started(store, "--cache", cache, "--prefill-chunk", str(chunk)) as process:
+        async with Client.of(process) as client:
+            for talk in (*TALKS, *TALKS):
+                cached = await hold(client, talk)
+                if cache == "none":
+                    assert not any(cached)
+                else:
+                    assert min(cached[1:]) > SOFT  # the next turn does not read the picture again
+
+
+async def test_the_demo_finds_wrong_pictures(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, *_, two, _ = TALKS
+    red, blue = PICTURES.values()
+    with started(store) as process:
+        async with Client.of(process) as client:
+            for talk in (one, two):
+                assert await demo.hold(client, talk, range(len(talk.questions)), GREEDY)
+            assert "WRONG" not in capsys.readouterr().out
+            for talk in (replace(one, pictures=[blue]), replace(two, pictures=[blue, red])):
+                assert not await demo.hold(client, talk, range(len(talk.questions)), GREEDY)
+                assert capsys.readouterr().out.count("WRONG") == len(talk.questions)
+    assert "[a red circle at the top left] What do you see?" in one.told(0)

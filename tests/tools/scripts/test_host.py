@@ -1,20 +1,21 @@
-"""`scripts/host` without a runner: models, chats, requests and the command line."""
+"""`scripts/host` without a runner: models, chats, requests, the command line, and templates that go too far."""
 
+import asyncio
+import contextlib
 import json
 import math
+import os
 import re
+import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from scripts.tools.demo.questions import CONVERSATIONS
 from scripts.tools.host.go_json import (
     RefusedError,
     dumps,
-    joined,
     keep_alive_of,
     options_of,
     read_body,
@@ -22,7 +23,7 @@ from scripts.tools.host.go_json import (
     top_logprobs_of,
 )
 from scripts.tools.host.lib import A, F
-from scripts.tools.host.main import listen, open_catalog, parse, usage
+from scripts.tools.host.main import listen, parse
 from scripts.tools.host.models import Catalog, Model
 from scripts.tools.host.template import ChatTemplate, Renderer, RenderingError
 from scripts.tools.models.store import write_store
@@ -66,13 +67,6 @@ def test_anything_else_is_not_found(name: str, store: Path) -> None:
     assert Catalog(store).find(name) is None
 
 
-def test_the_list_has_every_model_and_no_broken_one(store: Path) -> None:
-    names = [model.name for model in Catalog(store).all()]
-    assert sorted(names) == ["demo:latest", "localhost:5000/team/demo:latest", "team/demo:small"]
-    assert len({model.digest for model in Catalog(store).all()}) == 1, "the same blobs under three names"
-    assert Catalog(store / "nowhere").all() == []
-
-
 def test_a_directory_is_a_model_of_its_name(store: Path) -> None:
     catalog = Catalog(store, WEIGHTS)
     model = catalog.find("demo_model")
@@ -86,25 +80,9 @@ def test_a_directory_is_a_model_of_its_name(store: Path) -> None:
 
 @pytest.fixture
 async def renderer() -> AsyncIterator[Renderer]:
-    renderer = Renderer()
+    renderer = Renderer(limit_s=2)
     yield renderer
     await renderer.close()
-
-
-async def test_the_demo_models_template_is_how_it_was_trained(renderer: Renderer, store: Path) -> None:
-    model = Catalog(store).find("demo")
-    assert model is not None
-    conversation = CONVERSATIONS[0]
-    turns = conversation.turns
-    chat: list[dict[str, object]] = [
-        {"role": "system", "content": conversation.system},
-        {"role": "user", "content": turns[0].user},
-        {"role": "assistant", "content": turns[0].answer},
-        {"role": "user", "content": turns[1].user},
-    ]
-    template = ChatTemplate(model, renderer)
-    assert await template.render(chat) == conversation.prompt(1)
-    assert (template.closing, template.knows_tools) == (None, False)
 
 
 async def test_a_template_is_found_in_each_of_its_places(renderer: Renderer, tmp_path: Path) -> None:
@@ -150,11 +128,6 @@ async def test_without_a_template_the_roles_are_words(renderer: Renderer, tmp_pa
     assert await template.render(CHAT) == "user: Hello\nassistant:"
 
 
-def test_thinking_that_has_ended_goes_behind_the_prompt() -> None:
-    assert ChatTemplate.after_thinking("a<think>\n", "b\n") == "a<think>\nb\n</think>\n\n"
-    assert ChatTemplate.after_thinking("a", "b") == "a<think>\nb\n</think>\n\n"
-
-
 def test_options_stand_on_the_hosts_defaults() -> None:
     body = {"options": {"temperature": 1, "top_k": 5.0, "seed": None, "stop": ["x"], "huh": 1}}
     options = options_of(body, F)
@@ -189,6 +162,8 @@ def test_what_is_no_unicode_in_a_request_becomes_the_replacement_character() -> 
         "c": "\ufffd",
         "d": [1, 2.5, True, None],
     }
+    with pytest.raises(RefusedError, match="missing request body"):
+        read_body(b" ")
 
 
 def test_json_and_times_are_gos() -> None:
@@ -197,33 +172,6 @@ def test_json_and_times_are_gos() -> None:
     assert timestamp(1.25) == "1970-01-01T00:00:01.25Z"
     for seconds in (math.inf, 1e12, 1e300):
         assert "2300" < timestamp(seconds) < "2500"
-
-
-def test_joined_lines_have_the_text_of_all_and_the_rest_of_the_last() -> None:
-    head = {"model": "m", "created_at": "now"}
-    lines = [
-        {**head, "response": "a", "thinking": "t", "done": False, "logprobs": [1]},
-        {**head, "response": "b", "done": False, "logprobs": [2]},
-        {**head, "response": "", "done": True, "done_reason": "stop", "eval_count": 2},
-    ]
-    assert list(joined(lines).items()) == [
-        *head.items(),
-        ("response", "ab"),
-        ("thinking", "t"),
-        ("done", True),
-        ("done_reason", "stop"),
-        ("eval_count", 2),
-        ("logprobs", [1, 2]),
-    ]
-
-
-def test_the_command_line() -> None:
-    wanted = parse(["m", "--generation", "G", "--runner", "a 'b c'", "--keep-alive", "-1", "--", "--cache", "none"])
-    assert (wanted.model, wanted.generation.letter, wanted.runner) == ("m", "G", ["a", "b c"])
-    assert (wanted.keep_alive_s, wanted.words, wanted.port) == (math.inf, ["--cache", "none"], None)
-    assert parse([]).model is None
-    assert parse([]).runner[-3:] == ["-I", "-m", "runner"]
-    assert [parse(["--port", port]).port for port in ("0", "65535")] == [0, 65535]
 
 
 @pytest.mark.parametrize(
@@ -247,22 +195,6 @@ def test_a_wrong_command_line_is_refused(words: list[str], text: str, capsys: py
     assert text in capsys.readouterr().err
 
 
-def test_a_model_that_is_not_there_ends_it(store: Path, tmp_path: Path) -> None:
-    for name in ("nope", str(tmp_path / "nope")):
-        with pytest.raises(SystemExit, match="nope"), ExitStack() as stack:
-            open_catalog(parse([name, "--models-dir", str(store)]), stack)
-
-
-def test_a_relative_directory_is_a_model(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with ExitStack() as stack:
-        for name in ("mine", "./mine"):
-            _, models_dir, model = open_catalog(parse([name, "--models-dir", str(store)]), stack)
-            assert (models_dir, model.name, model.argument) == (store, "mine:latest", str(tmp_path / "mine"))
-        assert "ollama run mine" in usage(parse(["mine"]), model, 5)
-
-
 @pytest.fixture
 def taken() -> Iterator[int]:
     with socket.socket() as other:
@@ -279,3 +211,58 @@ def test_a_named_port_that_is_taken_ends_it_and_the_default_goes_on(
     monkeypatch.setattr("scripts.tools.host.main.PORT", taken)
     with listen(None) as listener:
         assert taken < listener.getsockname()[1] < taken + 20
+
+
+HELLO = "{{ word }}"
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+HUGE = "{{ 'x' * 9000000000 }}"
+LONG = "{{ 'x' * 20000000 }}"
+DEEP = "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"
+BUSY = "{{ 7 ** (2 ** 27) }}"
+"""One operation, in which Python looks for no signal."""
+
+
+def processes(renderer: Renderer) -> list[int]:
+    return [process.pid for process in renderer._idle]
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (ENDLESS, "the chat template did not end within 1 s"),
+        (BUSY, "the chat template did not end within 1 s"),
+        (HUGE, "the chat template takes too much memory"),
+        (LONG, "the chat template makes a prompt of more than 16777216 characters"),
+        (DEEP, "RecursionError"),
+    ],
+    ids=["endless", "busy", "huge", "long", "deep"],
+)
+async def test_a_template_that_goes_too_far_is_an_error_and_the_next_one_is_not(template: str, reason: str) -> None:
+    renderer = Renderer(limit_s=1 if "1 s" in reason else 60)
+    with pytest.raises(RenderingError, match=reason):
+        await renderer.render(template, {})
+    assert await renderer.render(HELLO, {"word": "hello"}) == "hello"
+    await renderer.close()
+
+
+async def test_whoever_leaves_takes_the_rendering_along(renderer: Renderer) -> None:
+    await renderer.render(HELLO, {"word": ""})
+    (process,) = renderer._idle
+    endless = asyncio.create_task(renderer.render(ENDLESS, {}))
+    await asyncio.sleep(0.2)
+    endless.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await endless
+    assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL, "not by its alarm"
+    assert processes(renderer) == []
+
+
+async def test_a_process_serves_many_chats_and_one_that_was_ended_is_replaced(renderer: Renderer) -> None:
+    await renderer.render(HELLO, {"word": ""})
+    (first,) = processes(renderer)
+    await renderer.render(HELLO, {"word": ""})
+    assert processes(renderer) == [first]
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(RenderingError, match="ended with status -9"):
+        await renderer.render(HELLO, {"word": ""})
+    assert await renderer.render(HELLO, {"word": "again"}) == "again"

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -12,10 +11,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from scripts.tools.host.api import Api
-from scripts.tools.host.lib import G_PRIME, D, E, Generation, Host
+from scripts.tools.host.lib import G_PRIME, Generation, Host
 from scripts.tools.host.models import Catalog
 from scripts.tools.host.template import Renderer
-from tests.tools.host.conftest import STAND_IN
+from tests.tools.host.stand_in import STAND_IN
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 THINKS = TEMPLATE + "{# <think></think> #}"
@@ -96,71 +95,6 @@ async def test_a_format_behind_thinking_takes_two_requests(open_api: OpenApi) ->
     assert lines[-1]["eval_count"] == 1 + 3
 
 
-@pytest.mark.parametrize(("generation", "status"), [(D, 500), (E, 400)], ids=lambda value: getattr(value, "letter", ""))
-async def test_early_hosts_turn_every_refusal_into_a_500(
-    generation: Generation, status: int, open_api: OpenApi
-) -> None:
-    opened = await open_api(generation=generation)
-    assert await opened.chat("huh") == (status, [{"error": "what?"}])
-
-
-async def test_what_goes_wrong_before_the_stream_and_in_it(open_api: OpenApi) -> None:
-    opened = await open_api()
-    assert await opened.chat("oom") == (500, [{"error": "allocation failed: Out Of Memory"}])
-    async with asyncio.timeout(10):
-        while opened.host.loaded:
-            await asyncio.sleep(0.01)
-    asking = asyncio.create_task(opened.chat("hold on"))
-    async with asyncio.timeout(10):
-        while not (opened.host.loaded and opened.host.loaded[0].users and "hold on" in str(opened.wire)):
-            await asyncio.sleep(0.01)
-    await asyncio.sleep(0.1)
-    opened.host.loaded[0].process.kill()
-    status, lines = await asking
-    assert status == 200
-    assert list(lines[-1]) == ["error"]
-    assert "unexpected EOF" in str(lines[-1]) or "reset by peer" in str(lines[-1])
-
-
-async def test_a_load_that_fails_is_a_500_with_the_hosts_text(open_api: OpenApi) -> None:
-    opened = await open_api(environment={"STAND_IN_FAILS": "no"})
-    text = "mlx runner failed: Error: no (exit: exit status 1)"
-    assert await opened.chat("say x") == (500, [{"error": text}])
-
-
-async def test_what_nobody_foresaw_is_an_error_too(
-    open_api: OpenApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    opened = await open_api()
-    status, (line,) = await opened.chat("say x", options={"temperature": 1e300})
-    assert (status, list(line)) == (500, ["error"])
-    assert capsys.readouterr().err.startswith("scripts/host: IndexError(")
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("oh\nno")
-
-    monkeypatch.setattr("scripts.tools.host.go_json.Spent", fail)
-    status, lines = await opened.chat("say x")
-    assert (status, lines[-1]) == (200, {"error": "oh\nno"}), "the last line of a stream that has begun"
-    monkeypatch.setattr(Catalog, "all", fail)
-    async with opened.client.get("/api/tags") as response:
-        assert (response.status, await response.json()) == (500, {"error": "oh\nno"})
-    assert capsys.readouterr().err == "scripts/host: RuntimeError('oh\\nno')\n" * 2
-
-
-async def test_the_longest_keep_alive_is_shown(open_api: OpenApi) -> None:
-    opened = await open_api()
-    await opened.post("/api/generate", {"model": "m", "keep_alive": 1e12})
-    async with opened.client.get("/api/ps") as response:
-        (running,) = (await response.json())["models"]
-    assert "2300" < running["expires_at"] < "2500"
-
-
-async def test_a_template_that_refuses_is_a_500(open_api: OpenApi) -> None:
-    opened = await open_api("{{ raise_exception('roles must alternate') }}")
-    assert await opened.chat("say x") == (500, [{"error": "roles must alternate"}])
-
-
 async def test_a_template_that_does_not_end_holds_up_nobody(open_api: OpenApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scripts.tools.host.api.Renderer", partial(Renderer, 3))
     opened = await open_api("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
@@ -227,30 +161,3 @@ async def test_pictures_are_counted_over_the_whole_conversation(open_api: OpenAp
         {"data": jpeg, "id": 1, "Kind": "image"},
         {"data": wave, "id": 2, "Kind": "audio"},
     ]
-
-
-def write_names(models_dir: Path, *names: str) -> None:
-    """The smallest store: one manifest under several names."""
-    config = b'{"model_format":"safetensors"}'
-    digest = hashlib.sha256(config).hexdigest()
-    (models_dir / "blobs").mkdir()
-    (models_dir / "blobs" / f"sha256-{digest}").write_bytes(config)
-    kind = "application/vnd.docker.container.image.v1+json"
-    manifest = {"config": {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(config)}, "layers": []}
-    for name in names:
-        path = models_dir / "manifests" / "registry.ollama.ai" / "library" / name / "latest"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(manifest))
-
-
-async def test_two_names_of_one_digest_share_a_runner(open_api: OpenApi, tmp_path: Path) -> None:
-    write_names(tmp_path, "a", "b")
-    opened = await open_api()
-    for name in ("b", "a", "b:latest"):
-        status, _ = await opened.post("/api/generate", {"model": name, "prompt": "say x", "raw": True})
-        assert status == 200
-    (loaded,) = opened.host.loaded
-    assert loaded.model == "b:latest", "the name that came first"
-    _, (line,) = await opened.post("/api/generate", {"model": "a", "keep_alive": 0})
-    assert line["done_reason"] == "unload"
-    assert opened.host.loaded == []

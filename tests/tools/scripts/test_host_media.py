@@ -2,14 +2,11 @@
 
 import base64
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from scripts.tools.host.go_json import RefusedError, kind_of, marked, media_of
-from scripts.tools.host.main import open_catalog, parse, usage
-from scripts.tools.host.models import Model
+from scripts.tools.host.go_json import kind_of, marked
 from scripts.tools.models.png import png
 from scripts.tools.models.sources import write_source
 from tests.tools.scripts.test_host_process import Served, ask, served
@@ -42,12 +39,6 @@ def test_kinds_are_those_of_the_host(data: bytes, kind: str) -> None:
     assert kind_of(data) == kind
 
 
-@pytest.mark.parametrize("images", ["x", [5], ["not base64!"], [None]])
-def test_what_is_no_base64_is_refused(images: object) -> None:
-    with pytest.raises(RefusedError):
-        media_of(images)
-
-
 @pytest.mark.parametrize(
     ("text", "numbers", "template", "built_in"),
     [
@@ -74,22 +65,6 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def host(seeing: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with served([str(seeing)], tmp_path_factory.mktemp("host")) as running:
         yield running
-
-
-def test_a_model_that_sees_gets_an_example(seeing: Path, tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        _, _, model = open_catalog(parse([str(seeing), "--models-dir", str(tmp_path)]), stack)
-    assert model.sees
-    assert """"images":["%s"],"stream":false}' "$(base64 < picture.jpg | tr -d '\\n')" | curl """ in usage(
-        parse(["x"]), model, 5
-    )
-    blind = Model(**{**vars(model), "files": {}})
-    assert not blind.sees
-    assert "images" not in usage(parse(["x"]), blind, 5)
-
-
-async def test_it_says_that_the_model_sees(host: Served) -> None:
-    assert (await ask(host, "/api/show", {"model": "seeing"})).last["capabilities"] == ["completion", "vision"]
 
 
 async def test_a_chat_with_a_picture_is_answered(host: Served) -> None:

@@ -17,10 +17,7 @@ from typing import NamedTuple
 import aiohttp
 import pytest
 
-from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.demo.questions import CONVERSATIONS, SMALL_TALK
-from scripts.tools.demo.subjects import demo_store
-from scripts.tools.host.lib import GENERATIONS, Generation, Host, Request
 from tests import ROOT
 
 GREEDY = {"temperature": 0}
@@ -175,17 +172,6 @@ async def test_a_chat_of_several_turns_streamed_and_whole(host: Served) -> None:
             assert count > cached > count // 4
 
 
-async def test_logprobs_and_the_raw_prompt_reach_the_runner(host: Served) -> None:
-    body = {"model": "demo", "prompt": TALK.prompt(0), "raw": True, "stream": False, "logprobs": True}
-    answer = await ask(host, "/api/generate", {**body, "top_logprobs": 2, "options": {**GREEDY, "num_predict": 3}})
-    assert "context" not in answer.last
-    assert (answer.last["done_reason"], answer.last["eval_count"]) == ("length", 3)
-    entries = answer.last["logprobs"]
-    assert isinstance(entries, list)
-    assert [entry["bytes"] for entry in entries] == [list(entry["token"].encode()) for entry in entries]
-    assert [len(entry["top_logprobs"]) for entry in entries] == [2, 2, 2]
-
-
 async def test_what_is_there_and_what_runs(host: Served) -> None:
     listed = only((await ask(host, "/api/tags")).last)
     assert listed["name"] == listed["model"] == "demo:latest"
@@ -219,7 +205,7 @@ async def test_what_is_there_and_what_runs(host: Served) -> None:
         ("/api/generate", b'{"model":"demo","prompt":"x","context":[1]}', 500, "not supported"),
         ("/api/generate", b'{"model":"demo","prompt":"x","options":{"top_k":"x"}}', 500, "type integer"),
         ("/api/generate", b'{"model":"demo","prompt":"x","keep_alive":"soon"}', 400, "invalid duration"),
-        ("/api/generate", b'{"model":"demo","prompt":"x","options":{"num_predict":1e999}}', 400, "number 1e999"),
+        ("/api/generate", b'{"model":"demo","prompt":"x","options":{"num_predict":1e999}}', 400, "cannot unmarshal"),
         ("/api/generate", b'{"model":"demo","prompt":"x","options":{"temperature":NaN}}', 400, "invalid character 'N'"),
         ("/api/generate", b'{"model":"demo","prompt":"x","images":["iVBORw0KGgo="]}', 400, "image input"),
     ],
@@ -231,50 +217,6 @@ async def test_refusals_have_their_status_and_an_error(
     assert (answer.status, answer.kind) == (status, "application/json")
     assert list(answer.last) == ["error"]
     assert text in str(answer.last["error"])
-
-
-async def test_a_prompt_too_long_is_the_runners_refusal(host: Served) -> None:
-    answer = await ask(host, "/api/generate", {"model": "demo", "prompt": "x y z " * 8192})
-    assert answer.status == 400
-    assert "exceeds the model's maximum context length" in str(answer.last["error"])
-
-
-async def test_a_client_that_goes_away_cancels_in_the_runner(host: Served) -> None:
-    long = {"model": "demo", "prompt": "x y z " * 1300, "raw": True, "options": GREEDY}
-    with pytest.raises(TimeoutError):
-        async with aiohttp.ClientSession() as session, asyncio.timeout(0.3):
-            await session.post(f"{host.url}/api/generate", json=long)
-    async with asyncio.timeout(10):
-        while "outcome=cancelled" not in host.stderr.read_text():
-            await asyncio.sleep(0.02)
-    assert (await ask(host, "/api/chat", {"model": "demo", "messages": chat_of(0)})).status == 200
-
-
-async def test_a_lone_surrogate_in_the_prompt_is_a_replacement_character(host: Served) -> None:
-    raw = rb'{"model":"demo","prompt":"Hi \ud800","stream":false,"options":{"num_predict":1}}'
-    assert (await ask(host, "/api/generate", raw=raw)).status == 200
-
-
-async def test_a_runner_that_is_killed_is_told_of(host: Served) -> None:
-    await ask(host, "/api/chat", {"model": "demo"})
-    (pid,) = host.pids()
-    os.kill(pid, signal.SIGKILL)
-    async with asyncio.timeout(10):
-        while "scripts/host: runner of demo:latest: signal: killed\n" not in host.stderr.read_text():
-            await asyncio.sleep(0.02)
-    assert (await ask(host, "/api/chat", {"model": "demo"})).last["done_reason"] == "load"
-    assert host.stderr.read_text().count("scripts/host: runner of") == 1
-
-
-async def test_keep_alive_0_unloads_and_the_next_request_loads_again(host: Served) -> None:
-    (first,) = host.pids()
-    answer = await ask(host, "/api/generate", {"model": "demo", "keep_alive": 0})
-    assert (answer.last["done"], answer.last["done_reason"]) == (True, "unload")
-    assert (await ask(host, "/api/ps")).last == {"models": []}
-    answer = await ask(host, "/api/chat", {"model": "demo"})
-    assert (answer.last["message"], answer.last["done_reason"]) == ({"role": "assistant", "content": ""}, "load")
-    (second,) = host.pids()
-    assert first != second
 
 
 def test_ctrl_c_ends_it_and_its_runner(tmp_path: Path) -> None:
@@ -310,29 +252,3 @@ def test_a_runner_that_does_not_load_gives_the_person_the_hosts_text() -> None:
     *copied, told = done.stderr.splitlines()
     assert copied == ["Error: no"]
     assert told == ("scripts/host: demo_model:latest does not load: mlx runner failed: Error: no (exit: exit status 1)")
-
-
-@pytest.fixture(scope="module")
-def models() -> Iterator[Path]:
-    with demo_store() as models:
-        yield models
-
-
-@pytest.mark.parametrize(
-    "generation",
-    [
-        pytest.param(each, id=each.letter, marks=[] if each.letter in ("A", "F", "G") else [pytest.mark.slow])
-        for each in GENERATIONS
-    ],
-)
-async def test_a_host_of_each_generation_runs_the_model(generation: Generation, models: Path) -> None:
-    prompt = Request(TALK.prompt(0), {"num_predict": 20})
-    async with Host(RUNNER, generation=generation, models_dir=models) as host:
-        async with asyncio.timeout(120):
-            completion = await host.complete("demo:latest", prompt, context=True)
-            again = await host.complete("demo:latest", prompt)
-        process = host.loaded[0].process
-    assert completion.text == again.text == TALK.turns[0].answer
-    assert len(completion.context or []) == completion.final.prompt_eval_count + completion.final.eval_count
-    assert process.exit_status == (-signal.SIGINT if generation.close_grace_s else -signal.SIGKILL)
-    assert "Traceback" not in process.output.text

@@ -32,9 +32,8 @@ from scripts.tools.host.lib.generations import (
     G,
     Generation,
 )
-from scripts.tools.host.lib.libraries import write_decoys
 from scripts.tools.host.lib.output import MARKERS, OUT_OF_MEMORY, RULES, OutputScanner, Rule, capture, is_out_of_memory
-from scripts.tools.host.lib.process import LoadError, Process, free_port, spawn
+from scripts.tools.host.lib.process import LoadError, Process, free_port, spawn, write_decoys
 from scripts.tools.host.lib.requests import Medium, Request, wire_format
 from scripts.tools.host.lib.scheduler import Host, Loaded
 from scripts.tools.host.lib.structured import Part, Thinking, ThinkingParser, parts

@@ -1,14 +1,13 @@
 """One line of a completion stream as a host's Go code reads it (docs/internals/wire.md, 2.4): case-insensitive keys
 whose underscores count, unknown keys ignored, null is zero, and a line with one wrong type is no line at all."""
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from scripts.tools.host.lib.generations import Generation
-from scripts.tools.host.lib.golang import utf8_text, valid_text
+from scripts.tools.host.lib.golang import Pairs, read_json, valid_text
 
 
 class TokenLogprob(NamedTuple):
@@ -95,32 +94,16 @@ def decode_ids(body: bytes) -> list[int]:
     return [] if value is None else [_int(item) for item in _list(value)]
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise UndecodableError(constant)
-
-
 def _parse(raw: bytes, *, whole: bool = True) -> object:
-    """The JSON value in `raw`; with `whole` false the first one, whatever follows."""
-    text = utf8_text(raw).lstrip(" \t\r\n")
     try:
-        value, end = _DECODER.raw_decode(text)
-    except (ValueError, RecursionError) as error:
+        return read_json(raw, whole=whole)
+    except ValueError as error:
         raise UndecodableError(str(error)) from error
-    if whole and text[end:].strip(" \t\r\n"):
-        raise UndecodableError(f"something follows: {text[end:]!r}")
-    return value
-
-
-class _Pairs(list[tuple[str, object]]):
-    """A JSON object with its duplicates, in order."""
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_Pairs)
 
 
 def _struct(value: object, readers: Mapping[str, Reader]) -> dict[str, object]:
     """Go's struct decoding: each pair in turn sets the field of exactly that name, or else of that name in any case."""
-    if not isinstance(value, _Pairs):
+    if not isinstance(value, Pairs):
         raise UndecodableError(f"not an object: {value!r}")
     folded = {key.lower(): key for key in readers}
     fields = {}

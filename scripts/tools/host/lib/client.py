@@ -4,7 +4,6 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import NamedTuple, Self
 from weakref import WeakSet
 
@@ -64,14 +63,12 @@ class Completion:
 
     @property
     def final(self) -> Answer:
-        """The line that ended it."""
         if not self.answers or not self.answers[-1].done:
             raise AssertionError(f"no final line after {self.text!r}")
         return self.answers[-1]
 
     @property
     def pieces(self) -> list[str]:
-        """The text of every line that has some."""
         return [answer.content for answer in self.answers if answer.content]
 
 
@@ -94,9 +91,7 @@ class Stream:
         self._response = await self._client.post_completion(self._request)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         if self._response is not None:
             self._response.close()
 
@@ -167,9 +162,7 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -217,7 +210,6 @@ class Client:
             return decode_status(await response.read()) if self.generation.ready_decodes else None
 
     async def tokenize(self, text: str) -> list[int]:
-        """The ids of `text`; like the host, it looks at the body only."""
         reply = await self.send("POST", "/v1/tokenize", text.encode(), {"Content-Type": "text/plain"})
         return decode_ids(reply.body)
 
@@ -242,7 +234,6 @@ class Client:
         raise StatusError(response.status, text.strip())
 
     def stream(self, request: Request) -> Stream:
-        """A running completion, for `async with` and `async for`."""
         return Stream(self, request)
 
     async def complete(

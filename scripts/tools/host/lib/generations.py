@@ -87,11 +87,9 @@ class Generation:
 
     @property
     def rule(self) -> Rule:
-        """The newest of its rules."""
         return self.rules[-1]
 
     def argv(self, model: str, port: int) -> list[str]:
-        """Returns the arguments after the executable."""
         engine = ["--mlx-engine"] if self.engine_flag else []
         return ["runner", *engine, "--model", model, "--port", str(port)]
 

@@ -2,8 +2,10 @@
 durations."""
 
 import codecs
+import json
 import math
 import re
+from typing import NoReturn
 
 import aiohttp
 
@@ -39,13 +41,34 @@ def valid_text(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+class Pairs(list[tuple[str, object]]):
+    """A JSON object with its duplicates, in order."""
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"invalid character '{constant.lstrip('-')[0]}' looking for beginning of value")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=Pairs)
+
+
+def read_json(raw: bytes, *, whole: bool = True) -> object:
+    """Returns the JSON value in `raw`, with `whole` false the first one, whatever follows. Raises ValueError."""
+    text = utf8_text(raw).lstrip(" \t\r\n")
+    try:
+        value, end = _DECODER.raw_decode(text)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    if whole and text[end:].strip(" \t\r\n"):
+        raise ValueError(f"something follows: {text[end:]!r}")
+    return value
+
+
 def signal_name(number: int) -> str:
-    """`killed` for 9."""
     return _SIGNALS[number - 1] if 0 < number <= len(_SIGNALS) else f"signal {number}"
 
 
 def request_error(error: Exception, url: str) -> str:
-    """Returns the HTTP client's error when no answer came."""
     address = url.removeprefix("http://").partition("/")[0]
     if isinstance(error, TimeoutError):
         return f'Post "{url}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'

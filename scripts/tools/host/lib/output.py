@@ -201,7 +201,6 @@ class OutputScanner:
 
     @property
     def text(self) -> str:
-        """All output so far."""
         with self._lock:
             return self._written.decode(errors="replace")
 
@@ -213,5 +212,4 @@ class OutputScanner:
 
     @property
     def lines(self) -> list[str]:
-        """All output so far, by lines."""
         return self.text.splitlines()

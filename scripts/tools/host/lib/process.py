@@ -9,6 +9,7 @@ import http.client
 import math
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,14 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 from urllib.parse import urlsplit
 
 from scripts.tools.host.lib.answers import Status, UndecodableError, decode_status
 from scripts.tools.host.lib.generations import F, Generation
 from scripts.tools.host.lib.golang import signal_name
-from scripts.tools.host.lib.libraries import library_environment
 from scripts.tools.host.lib.output import LastScannedLine, OutputScanner, Rule
 
 POLL_S = 0.1
@@ -32,6 +31,39 @@ _DRAIN_S = 0.05
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 Copy = Callable[[bytes], object]
+
+
+def write_decoys(directory: Path) -> Path:
+    """Makes `mlx_cuda_v13` with headers and a libmlx.so that has nothing in it, as bad as a host's older one.
+
+    Returns `directory`, for `spawn(libraries=...)`.
+    """
+    backend = directory / "mlx_cuda_v13"
+    (backend / "include").mkdir(parents=True)
+    library = backend / "libmlx.so"
+    compiler = shutil.which("cc")
+    if compiler is None:
+        library.write_bytes(b"not a library")
+    else:
+        source = directory / "empty.c"
+        source.write_text("int mlx_decoy(void) { return 0; }\n")
+        command = [compiler, "-shared", "-fPIC", "-Wl,-soname,libmlx.so", "-o", str(library), str(source)]
+        subprocess.run(command, check=True)
+    return directory
+
+
+def library_environment(directory: Path, inherited: Mapping[str, str], *, cuda_headers: bool = True) -> dict[str, str]:
+    """The variables that a Linux host sets when `directory` is its `lib/ollama`.
+
+    `cuda_headers` is false for hosts before v0.19.0.
+    """
+    backends = sorted(directory.glob("mlx_*"))
+    previous = [inherited["LD_LIBRARY_PATH"]] if inherited.get("LD_LIBRARY_PATH") else []
+    environment = {"LD_LIBRARY_PATH": os.pathsep.join([str(directory), *map(str, backends), *previous])}
+    with_headers = (path for path in backends if path.name.startswith("mlx_cuda_") and (path / "include").exists())
+    if cuda_headers and (first := next(with_headers, None)):
+        environment |= {"CUDA_PATH": str(first), "CUDA_HOME": str(first)}
+    return environment
 
 
 class LoadError(Exception):
@@ -280,7 +312,5 @@ class Process:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()

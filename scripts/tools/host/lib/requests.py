@@ -36,7 +36,6 @@ class Request:
 
 
 def encode(request: Request, generation: Generation) -> bytes:
-    """The body of `POST /completion`."""
     options = None if request.options is None else _options(request.options, generation)
     media = None
     if request.media is not None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 
 def rss_bytes(pid: int) -> int:
-    """The resident memory."""
     if sys.platform == "linux":
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
