@@ -8,34 +8,29 @@
 As in `tests.lib.tiny_engine`, slices come from `advance` and nothing waits: pictures are decoded when the test says so.
 """
 
-from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cache
 from io import BytesIO
 from typing import cast
-from unittest.mock import patch
 
 import mlx.core as mx
 import numpy as np
 from PIL import Image
 
-import runner.engine.scheduler
 from protocol import CompletionRequest, Media
 from protocol.request import Options
 from runner.cache import make_cache
-from runner.cache.trie_cache import TrieCache
 from runner.engine.context import EngineContext
 from runner.engine.drafting import Drafting
-from runner.engine.events import Failed, Outbox, Refused
-from runner.engine.generation import Forward, Generation
+from runner.engine.events import Failed, Refused
+from runner.engine.generation import Forward
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.pictures.encoder import PictureEncoder
 from runner.engine.pictures.support import PictureSupport
 from runner.engine.policy import Slice, SlicePolicy, View
 from runner.engine.request import Limits, Request, prepare
-from runner.engine.scheduler import Scheduler
 from runner.engine.trial import SettledTrial
 from runner.media.families.family import Family
 from runner.media.families.gemma4 import Gemma4
@@ -49,14 +44,11 @@ from runner.model.pictures.embedding import Rows
 from runner.model.towers import Grid
 from runner.sampling.sampler import Sampler
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE
-from tests.lib.client import EngineClient
-from tests.lib.driver import check_trie
 from tests.lib.seeing import BOTH_WAYS, END, MROPE, SOFT, START, Place, Seeing, Shown, seeing, walk
-from tests.lib.tiny_engine import Clock, ZeroMeter, _Loop
+from tests.lib.tiny_engine import Clock, EngineClient, SlicedEngine, ZeroMeter
 from tests.unit.media.pictures import Here
 
 CONTEXT = 2000
-MOST_SLICES = 5000
 TOLERANCE = 2e-4
 """Of log-probabilities."""
 
@@ -162,8 +154,8 @@ class Asked(EngineClient):
         return self.session.matched, self.session.cached
 
 
-class SeeingEngine:
-    """A `Scheduler` over a model that sees, and all requests so far."""
+class SeeingEngine(SlicedEngine):
+    """An engine over a model that sees, and all requests so far."""
 
     def __init__(
         self,
@@ -179,9 +171,8 @@ class SeeingEngine:
         watch: Callable[[Forward], Forward] = lambda forward: forward,
     ) -> None:
         self.model: Seeing = seeing(name)
-        self.policy = policy or NotingPolicy()
         self.make_layers = make_layers or self.model.loaded.make_layers
-        self.clock = Clock()
+        clock = Clock()
         self.asked: list[Asked] = []
         self.helper = Helper()
         self.wakes = 0
@@ -202,11 +193,7 @@ class SeeingEngine:
             trial=SettledTrial(),
             drafting=drafting,
         )
-        self._outbox = Outbox(cast("AbstractEventLoop", _Loop()))
-        self.scheduler = Scheduler(context, self.policy, parallel, self._outbox)
-        self.scheduler.matcher.lone_steps = 0
-        self._continue = self.scheduler._continue
-        self.scheduler._continue = self._note_session  # type: ignore[method-assign]  # to see the session of each
+        super().__init__(context, policy or NotingPolicy(), parallel, clock)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -214,10 +201,6 @@ class SeeingEngine:
     def _forward(self, tokens: mx.array, layers: list[object]) -> mx.array:
         self.clock.now += 0.010 + 0.001 * tokens.size
         return self.model.loaded.logits(tokens, layers)
-
-    def _note_session(self, generation: Generation) -> None:
-        cast("Asked", generation.request.stream).session = generation.session
-        self._continue(generation)
 
     def ask(self, prompt: str, *pictures: bytes, max_tokens: int = 6, **options: float) -> Asked:
         """Prepares a request with these pictures, 0, 1, ..., and submits it. Every token has its log-probability."""
@@ -242,33 +225,11 @@ class SeeingEngine:
         self.check_answer(asked)
         return asked
 
-    def advance(self, slices: int = 1) -> None:
-        for _ in range(slices):
-            with patch.object(runner.engine.scheduler, "perf_counter", self.clock):
-                self.scheduler.advance()
-            self._outbox.send()
-
-    def until(self, reached: Callable[[], bool]) -> None:
-        """Advances until `reached` returns True."""
-        for _ in range(MOST_SLICES):
-            if reached():
-                return
-            assert not self.scheduler.idle, "all is done, and this was not reached"
-            self.advance()
-        raise AssertionError("never reached")
-
-    def finish(self) -> None:
-        """Advances until nothing is left to do."""
-        self.until(lambda: self.scheduler.idle)
-
     def check(self) -> None:
         """Checks all answers, and that nothing is left of them."""
         for asked in self.asked:
             self.check_answer(asked)
-        assert self.scheduler.idle
-        assert not self.scheduler._generations
-        if isinstance(self.scheduler.cache, TrieCache):
-            check_trie(self.scheduler.cache)
+        self.check_cache()
 
     def check_answer(self, asked: Asked) -> None:
         """Compares an answer, as far as it goes, with that of a plain loop."""

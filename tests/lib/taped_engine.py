@@ -9,12 +9,19 @@ The second engine has another clock, another meter, and no faults of its own: wh
 """
 
 import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
+import runner.engine.batch
 import runner.engine.scheduler
+import runner.engine.tape.grammar
+import runner.engine.tape.requests
 from protocol.format import Lark
 from runner.drafts.policy import DraftPolicy
 from runner.engine.drafting import Drafting
@@ -23,13 +30,13 @@ from runner.engine.memory.budget import MemoryBudget
 from runner.engine.ranks.interface import Ranks
 from runner.engine.request import Request
 from runner.engine.tape.file import TapeFile, TapeReader
-from runner.engine.tape.interface import Tape, Value
+from runner.engine.tape.interface import Tape, Value, What
 from runner.engine.tape.player import Player
 from runner.engine.tape.recorder import Recorder
 from runner.engine.tape.recording import Recording
 from runner.engine.tape.replay import Replay, Replayed
 from runner.engine.tape.taps import TapedMeter, TapedPolicy, told
-from runner.engine.tape.values import VERSION, Arrived, Choices, Header, Identity
+from runner.engine.tape.values import VERSION, Arrived, Choices, Entry, Header, Identity
 from runner.engine.trial import SettledTrial
 from runner.errors import RequestError
 from runner.grammar import Grammar
@@ -39,6 +46,7 @@ from scripts.tools.models.tiny import VOCAB
 from tests.lib.tiny_engine import (
     SLICEABLE,
     ClientRequest,
+    Clock,
     RequestSpec,
     SlowGrammar,
     TinyEngine,
@@ -74,8 +82,38 @@ HEADER = Header(
         no_media=False,
     ),
 )
+MIXES = (0, 4, 5, 8, 20, 52)
+"""The seeds of mixes of the llama in which each thing that `events_in` counts happens at least twice."""
 Seen = dict[int, list[list[Value]]]
 """What each client was told, by the number of its request."""
+
+
+@contextmanager
+def made_up(clock: Clock, numbers: random.Random) -> Iterator[None]:
+    """Gives an engine this clock and these random numbers alone: a mix is the same in every run."""
+    with (
+        patch.object(runner.engine.scheduler, "perf_counter", clock),
+        patch.object(runner.engine.batch, "monotonic", clock),
+        patch.object(runner.engine.tape.grammar, "monotonic", clock),
+        patch.object(runner.engine.tape.requests, "os", SimpleNamespace(urandom=numbers.randbytes)),
+    ):
+        yield
+
+
+def events_in(entries: Iterable[Entry]) -> Counter[str]:
+    """Returns how often each thing happened to which an engine must come again."""
+    found: Counter[str] = Counter()
+    for what, value in entries:
+        if what is What.ENDED:
+            assert isinstance(value, list)
+            _, outcome, _, matched, _, evicted, _, forced, known, drafted, accepted = value
+            counts = {"matched": matched, "evicted": evicted, "forced": forced, "known": known}
+            found += Counter({str(outcome): 1, "drafted": drafted, "accepted": accepted, **counts})
+        elif what is What.FAULT and value is not None:
+            found["faults"] += 1
+        elif what is What.STATE and value is None:
+            found["late"] += 1
+    return found
 
 
 class NoisyMeter(ZeroMeter):
@@ -151,30 +189,30 @@ class Story:
         here: list[ClientRequest] = []
         late: list[tuple[ClientRequest, Grammar]] = []
         idle = True
-        for _ in range(slices):
-            if not (coming or late or engine.scheduler.awaits_mask) and idle:
-                break
-            if coming and (idle or numbers.random() < 0.1):
-                spec = coming.pop()
-                if here and numbers.random() < 0.3:  # what is known already
-                    spec = here[0].spec
-                here.append(client := ClientRequest(engine.kind, spec))
-                client.request.number = len(here)
-                if client.request.grammar is not None:
-                    slow = SlowGrammar(client.request.grammar.result(), lambda: numbers.choice((0, 0, 0, 2)))
-                    client.request.format, client.request.grammar = Lark(spec.grammar), Future()
-                    late.append((client, slow))
-                recording.add(client.request)
-            meanwhile()
-            engine.forward.forward_s = numbers.choice((0.001, 0.01, 0.05))
-            with patch.object(runner.engine.scheduler, "perf_counter", engine.clock):
+        with made_up(engine.clock, numbers):
+            for _ in range(slices):
+                if not (coming or late or engine.scheduler.awaits_mask) and idle:
+                    break
+                if coming and (idle or numbers.random() < 0.1):
+                    spec = coming.pop()
+                    if here and numbers.random() < 0.3:  # what is known already
+                        spec = here[0].spec
+                    here.append(client := ClientRequest(engine.kind, spec))
+                    client.request.number = len(here)
+                    if client.request.grammar is not None:
+                        slow = SlowGrammar(client.request.grammar.result(), lambda: numbers.choice((0, 0, 0, 2)))
+                        client.request.format, client.request.grammar = Lark(spec.grammar), Future()
+                        late.append((client, slow))
+                    recording.add(client.request)
+                meanwhile()
+                engine.forward.forward_s = numbers.choice((0.001, 0.01, 0.05))
                 recording.begin_slice(engine.scheduler.add)
                 engine.scheduler.advance()
                 idle = engine.scheduler.idle  # asked once a slice, as the engine does: a mask may come with it
                 recording.end_slice(idle=idle)
                 self.idle_slices += idle
-            recording.outbox.send()
-            self.joined = max(self.joined, *(len(each.generations) for each in engine.scheduler.batches.all), 0)
+                recording.outbox.send()
+                self.joined = max(self.joined, *(len(each.generations) for each in engine.scheduler.batches.all), 0)
         recording.tape.flush()
         return {each.request.number: [told(event) for event in each.received] for each in here}
 

@@ -13,6 +13,7 @@ Nothing here waits: slices come from `advance`, time comes from a made-up clock,
 `oracle_answer`, a plain loop over fresh layers that computes one request alone.
 """
 
+import itertools
 import json
 import random
 from asyncio import AbstractEventLoop
@@ -30,11 +31,12 @@ import runner.engine.scheduler
 from protocol import DoneReason, Logprob
 from protocol.format import Lark
 from runner.cache import make_cache
+from runner.cache.session import LiveSession
 from runner.cache.trie_cache import TrieCache
 from runner.engine.context import EngineContext
 from runner.engine.drafter import Drafter
 from runner.engine.drafting import Drafting
-from runner.engine.events import Failed, Finished, Outbox, Refused, Started, Text
+from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.generation import Forward, Generation
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.output.stop_strings import StopStrings
@@ -57,7 +59,6 @@ from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, find_fault, tiny
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.lib.breaking import breaking as break_call
-from tests.lib.client import EngineClient
 from tests.lib.driver import breaking_layer, check_trie, largest
 
 CONTEXT = 4096
@@ -270,6 +271,40 @@ def is_plausible(spec: RequestSpec, drawn: Sequence[int], logits: mx.array, toke
 # --- a request and its client
 
 
+class EngineClient(EventStream):
+    """A request, and the events that its client receives."""
+
+    request: Request
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.session: LiveSession | None = None
+        """Set once the request has one."""
+
+    @property
+    def received(self) -> list[Event]:
+        """All events so far."""
+        return self._events
+
+    @property
+    def tokens(self) -> list[int]:
+        """The sampled tokens, the end-of-sequence token included."""
+        return [] if self.session is None else self.session.recorded[self.session.total :]
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.received if isinstance(event, Text))
+
+    @property
+    def entries(self) -> list[Logprob]:
+        return [entry for event in self.received if isinstance(event, Text) for entry in event.logprobs]
+
+    @property
+    def finished(self) -> Finished | None:
+        end = self.received[-1] if self.received else None
+        return end if isinstance(end, Finished) else None
+
+
 class ClientRequest(EngineClient):
     """A request by its specification, whose answer is compared with that of the oracle."""
 
@@ -418,6 +453,12 @@ class CountedForward:
         return max(rows for rows, _ in self.calls)
 
 
+def at_call(number: int) -> Callable[[int, int], bool]:
+    """Returns what breaks the forward after `number - 1` others."""
+    calls = itertools.count(1)
+    return lambda rows, length: next(calls) == number
+
+
 class _Loop:
     """The part of an event loop that an outbox needs. Events arrive when they are sent."""
 
@@ -446,8 +487,70 @@ class ZeroMeter:
     def settle(self) -> None: ...
 
 
-class TinyEngine:
-    """A `Scheduler` over a tiny model, and all requests so far. `slices` counts the slices so far."""
+class SlicedEngine:
+    """A `Scheduler` that a test advances slice by slice, on a clock of its own. `slices` counts the slices so far."""
+
+    def __init__(
+        self, context: EngineContext, schedule: SlicePolicy, parallel: int, clock: Clock, outbox: Outbox | None = None
+    ) -> None:
+        self.clock = clock
+        self.schedule = schedule
+        self.slices = 0
+        self.drafter: Callable[[Generation], Drafter] | None = None
+        """Makes the drafter of each request."""
+        self._outbox = outbox or plain_outbox()
+        self.scheduler = Scheduler(context, schedule, parallel, self._outbox)
+        self.scheduler.matcher.lone_steps = 0  # so that short answers join, too
+        self._continue = self.scheduler._continue
+        self.scheduler._continue = self._note_session  # type: ignore[method-assign]  # to see the session of each
+
+    def _note_session(self, generation: Generation) -> None:
+        cast("EngineClient", generation.request.stream).session = generation.session
+        if self.drafter is not None:
+            generation.drafter = self.drafter(generation)
+        self._continue(generation)
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing is left to do, and no mask is late."""
+        return self.scheduler.idle and not self.scheduler.awaits_mask
+
+    def advance(self, slices: int = 1) -> None:
+        """Computes slices as the engine does."""
+        for _ in range(slices):
+            with patch.object(runner.engine.scheduler, "perf_counter", self.clock):
+                self.scheduler.advance()
+            self._outbox.send()
+            self.slices += 1
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        """Advances until `reached` returns True."""
+        for _ in range(MOST_SLICES):
+            if reached():
+                return
+            assert not self.idle, "all is done, and this was not reached"
+            self.advance()
+        raise AssertionError("never reached")
+
+    def finish(self) -> None:
+        """Advances until nothing is left to do."""
+        self.until(lambda: self.idle)
+
+    def check_cache(self) -> None:
+        """Checks that no session is left in the cache, and that the trie is in order."""
+        assert self.idle
+        assert not self.scheduler._generations
+        cache = self.scheduler.cache
+        if isinstance(cache, TrieCache):
+            described = cache.describe()
+            budget_bytes = described.counts.budget_bytes
+            assert (described.sessions, described.reserved_bytes) == (0, 0)
+            assert budget_bytes is None or cache.nbytes <= budget_bytes
+            check_trie(cache)
+
+
+class TinyEngine(SlicedEngine):
+    """An engine over a tiny model, and all requests so far."""
 
     def __init__(
         self,
@@ -471,14 +574,10 @@ class TinyEngine:
         """`watch` puts something between the engine and the forward of the model."""
         self.kind = tiny(name)
         self.requests: list[ClientRequest] = []
-        self.clock = Clock()
-        self.forward = CountedForward(self.kind, self.clock)
-        self.schedule = schedule or SlicePolicy(2048, 0.1)
-        self.slices = 0
+        clock = Clock()
+        self.forward = CountedForward(self.kind, clock)
         self.late: Callable[[], int] = lambda: 0
         """Returns how late the next mask is, as `SlowGrammar` counts it."""
-        self.drafter: Callable[[ClientRequest], Drafter] | None = None
-        """Makes the drafter of each request."""
         self._eos = eos
         settled = SettledTrial("" if trial else batch_fault(name))  # found before a test breaks anything
         context = EngineContext(
@@ -492,18 +591,7 @@ class TinyEngine:
             tape=tape,
             ranks=ranks,
         )
-        self._outbox = outbox or plain_outbox()
-        self.scheduler = Scheduler(context, self.schedule, parallel, self._outbox)
-        self.scheduler.matcher.lone_steps = 0  # so that short answers join, too
-        self._continue = self.scheduler._continue
-        self.scheduler._continue = self._note_session  # type: ignore[method-assign]  # to see the session of each
-
-    def _note_session(self, generation: Generation) -> None:
-        client = cast("ClientRequest", generation.request.stream)
-        client.session = generation.session
-        if self.drafter is not None:
-            generation.drafter = self.drafter(client)
-        self._continue(generation)
+        super().__init__(context, schedule or SlicePolicy(2048, 0.1), parallel, clock, outbox)
 
     @property
     def trie(self) -> TrieCache:
@@ -526,32 +614,6 @@ class TinyEngine:
         self.requests.append(asked)
         self.scheduler.add(asked.request)
         return asked
-
-    def advance(self, slices: int = 1) -> None:
-        """Computes slices as the engine does."""
-        for _ in range(slices):
-            with patch.object(runner.engine.scheduler, "perf_counter", self.clock):
-                self.scheduler.advance()
-            self._outbox.send()
-            self.slices += 1
-
-    def until(self, reached: Callable[[], bool]) -> None:
-        """Advances until `reached` returns True."""
-        for _ in range(MOST_SLICES):
-            if reached():
-                return
-            assert not self.idle, "all is done, and this was not reached"
-            self.advance()
-        raise AssertionError("never reached")
-
-    def finish(self) -> None:
-        """Advances until nothing is left to do."""
-        self.until(lambda: self.idle)
-
-    @property
-    def idle(self) -> bool:
-        """True if nothing is left to do, and no mask is late."""
-        return self.scheduler.idle and not self.scheduler.awaits_mask
 
     def generations(self) -> list[Generation]:
         """Returns the running requests."""
@@ -584,16 +646,6 @@ class TinyEngine:
             if not isinstance(asked.received[0] if asked.received else None, Refused):
                 asked.check()
         self.check_cache()
-
-    def check_cache(self) -> None:
-        """Checks that no session is left in the cache, and that the trie is in order."""
-        assert self.idle
-        if isinstance(self.scheduler.cache, TrieCache):
-            described = self.trie.describe()
-            budget_bytes = described.counts.budget_bytes
-            assert (described.sessions, described.reserved_bytes) == (0, 0)
-            assert budget_bytes is None or self.trie.nbytes <= budget_bytes
-            check_trie(self.trie)
 
 
 class RandomPolicy(SlicePolicy):

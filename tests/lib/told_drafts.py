@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 
 from protocol.stats import CacheNode
 from runner.cache.session import LiveSession
 from runner.engine.events import Event, Finished, Text
+from runner.engine.generation import Generation
 from runner.sampling import SamplingOptions
 from runner.sampling.sampler import Sampler
 from scripts.tools.models.tiny import KINDS, VOCAB, words
@@ -90,7 +91,8 @@ def told(engine: TinyEngine, strategy: str) -> list[Told]:
     """Lets the engine draft."""
     drafters: list[Told] = []
 
-    def make(client: ClientRequest) -> Told:
+    def make(generation: Generation) -> Told:
+        client = cast("ClientRequest", generation.request.stream)
         drafters.append(Told(client, STRATEGIES[strategy], len(drafters)))
         return drafters[-1]
 

@@ -5,7 +5,6 @@ waits for the device.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from math import ceil
 from typing import NamedTuple
 
@@ -126,38 +125,6 @@ def test_a_conversation_that_goes_on_copies_nothing(name: str, tally: Tally) -> 
     found = counted(tally, here, lambda: here.ask(longer, ANSWER))
     assert found.forwards == ceil(20 / CHUNK) + ANSWER
     assert found.copied == 0
-
-
-@pytest.mark.parametrize("name", SLICEABLE)
-def test_the_same_prompt_again_takes_one_forward_to_its_first_token(name: str, tally: Tally) -> None:
-    here = make_engine(name)
-    here.ask(PROMPT, ANSWER)
-    here.finish()
-    before = tally.counts(here)
-    again = here.ask(PROMPT, ANSWER)
-    here.until(lambda: bool(again.text))
-    first = tally.counts(here).since(before)
-    assert (first.forwards, first.started, first.round_trips) == (1, 1, 1)
-    here.finish()
-    again.check_answer()
-
-
-@pytest.mark.parametrize("name", SLICEABLE)
-def test_two_conversations_in_turns_copy_what_the_other_one_lacks_and_no_more(name: str, tally: Tally) -> None:
-    here = make_engine(name)
-    shared, owns = PROMPT[:60], (OTHER[:30], OTHER[50:80])
-    talks = [[*shared, *own] for own in owns]
-    for turn in range(6):
-        asked = here.ask(talks[turn % 2], 4)
-        here.finish()
-        talks[turn % 2] += [*asked.tokens, 3 + turn]
-    token_bytes = here.trie.session_bytes(2000) - here.trie.session_bytes(1000)
-    for turn in range(4):
-        talk = talks[turn % 2]
-        found = counted(tally, here, partial(here.ask, talk, 4))
-        talk += [*here.requests[-1].tokens, 9 + turn]
-        other = talks[1 - turn % 2]
-        assert 0 < found.copied * 1000 <= (len(other) - len(shared)) * token_bytes
 
 
 @pytest.mark.parametrize("name", BATCHABLE)

@@ -140,16 +140,6 @@ def test_long_prompts_and_pictures_are_not_checked() -> None:
     assert not SelfCheck.suits(Found(Segment(state.facts, memoryview(bytes((32 << 20) + 1))), array("i", words(256))))
 
 
-def test_nothing_is_evicted_for_a_check(tmp_path: Path) -> None:
-    process = restored("llama", tmp_path)
-    cache = process.engine.trie
-    cache.budget_bytes = cache.nbytes + 1
-    held = cache.describe().counts.held_bytes
-    process.run()
-    assert process.tier.counts().checks == 0
-    assert cache.describe().counts.held_bytes == held
-
-
 def test_rounding_is_told_from_other_numbers() -> None:
     right = mx.random.normal((1, 2, 64, 16))
     assert drift(right, right) == 0.0

@@ -67,15 +67,6 @@ def test_a_message_waits_for_a_piece(kind: str, tmp_path: Path, monkeypatch: pyt
     assert files(process) == files(whole)
 
 
-def test_copies_take_a_hundredth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Paused("llama", tmp_path, monkeypatch)
-    asked = process.ask(words(1500), max_tokens=100)
-    while not asked.finished:
-        process.clock.now += 0.02
-        process.step()
-    assert process.clock.now / 200 < sum(process.pauses_s) <= process.clock.now / 100 + MOST_S
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_waits_no_longer_than_two_milliseconds(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

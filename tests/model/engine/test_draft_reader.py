@@ -113,13 +113,6 @@ def test_nothing_is_read_up_to_a_token_that_the_model_has_not() -> None:
         assert drafts(reader("llama"), [3, unknown]) == []
 
 
-def test_a_single_token_is_enough_where_layers_go_back_by_themselves() -> None:
-    assert len(drafts(reader("llama"), [3])) == 4
-    made = reader("mamba2")
-    assert drafts(made, [3]) == []  # there would be no way back
-    assert len(drafts(made, [3, 4])) == 4
-
-
 @pytest.mark.parametrize("size", [VOCAB - 9, VOCAB + 9])
 def test_the_models_may_have_rows_for_other_numbers_of_tokens(size: int) -> None:
     made, seen = reader("llama"), []

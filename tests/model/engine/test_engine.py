@@ -15,7 +15,7 @@ from runner.cache.draft_trial import DraftTrial
 from runner.cache.layers.batch_trial import BatchTrial
 from runner.cache.layers.trial import Trial
 from runner.engine.engine import Engine
-from runner.engine.events import Event, EventStream, Failed, Finished, Started, Text
+from runner.engine.events import Event, Failed, Finished, Started, Text
 from runner.engine.generation import Generation
 from runner.engine.platform import wakeup
 from runner.engine.request import Request
@@ -82,19 +82,6 @@ async def watched(engine: Engine) -> Watched:
     return watched
 
 
-class Numbered(EventStream):
-    """A stream that notes the order of its events among those of other streams."""
-
-    def __init__(self, number: int, told: list[tuple[int, str]]) -> None:
-        super().__init__()
-        self._number = number
-        self._told = told
-
-    def put(self, event: Event) -> None:
-        self._told.append((self._number, type(event).__name__))
-        super().put(event)
-
-
 def request(prompt: bytes = b"a", max_tokens: int = 100) -> Request:
     return Request(prompt=list(prompt), max_tokens=max_tokens, sampling=SamplingOptions(), stops=None, metered=False)
 
@@ -119,50 +106,6 @@ async def test_a_request_is_started_told_and_finished(engine: Engine) -> None:
     assert text(middle) == "bcdefghijklmnopqrstuvwxy"
     assert isinstance(last, Finished)
     assert last.reason is DoneReason.STOP
-
-
-async def test_requests_run_in_the_order_of_their_arrival_and_start_only_then(engine: Engine) -> None:
-    asked = [request(max_tokens=count) for count in (20, 10, 15)]
-    told: list[tuple[int, str]] = []
-    for number, each in enumerate(asked):
-        each.stream = Numbered(number, told)
-        engine.submit(each)
-    for each in asked:
-        await events(each)
-    assert [number for number, _ in told] == sorted(number for number, _ in told)
-    for number in range(3):
-        kinds = [kind for n, kind in told if n == number]
-        assert (kinds[0], kinds[-1]) == ("Started", "Finished")
-
-
-async def test_a_request_cancelled_in_the_queue_is_never_executed(engine: Engine, watched: Watched) -> None:
-    first, dropped, last = request(), request(b"x" * 500), request()
-    for each in (first, dropped, last):
-        engine.submit(each)
-    dropped.cancel()
-    assert text(await events(first)) == text(await events(last))
-    assert max(watched.lengths) == 1
-    assert not dropped.stream._events
-
-
-async def test_a_cancel_in_prefill_costs_at_most_one_chunk(engine: Engine, watched: Watched) -> None:
-    long, short = request(b"x" * (20 * CHUNK)), request()
-    watched.on_call = lambda: long.cancel() if len(watched.lengths) == 3 else None
-    engine.submit(long)
-    engine.submit(short)
-    assert text(await events(short)).startswith("bcd")
-    assert watched.lengths[:4] == [CHUNK, CHUNK, CHUNK, 1]
-
-
-async def test_a_cancelled_prefill_is_continued_by_the_retry(engine: Engine, watched: Watched) -> None:
-    prompt = b"x" * (10 * CHUNK)
-    first, retry = request(prompt), request(prompt)
-    watched.on_call = lambda: first.cancel() if len(watched.lengths) == 4 else None
-    engine.submit(first)
-    engine.submit(retry)
-    end = (await events(retry))[-1]
-    assert isinstance(end, Finished)
-    assert end.metrics.prompt_eval_cached_count == 4 * CHUNK
 
 
 @pytest.mark.parametrize("fail_at", [1, 3, 4, 8])
@@ -226,37 +169,12 @@ async def test_a_client_is_told_of_the_end_before_the_cache_waits_for_the_last_f
     assert waiting == [0]
 
 
-async def test_a_fault_while_a_session_closes_costs_the_cache_and_nothing_else(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    close = Generation.close
-
-    def fail_once(generation: Generation) -> None:
-        monkeypatch.setattr(Generation, "close", close)
-        raise ValueError("broken on purpose")
-
-    monkeypatch.setattr(Generation, "close", fail_once)
-    prompt = b"x" * CHUNK + b"a"
-    for _ in range(2):
-        asked = request(prompt)
-        engine.submit(asked)
-        told = await events(asked)
-        assert text(told) == "bcdefghijklmnopqrstuvwxy"
-    end = told[-1]
-    assert isinstance(end, Finished)
-    assert end.metrics.prompt_eval_cached_count == 0
-
-
 async def test_memory_is_published_again_with_every_slice(engine: Engine) -> None:
     before = engine.memory_bytes
     asked = request(b"x" * (40 * CHUNK))
     engine.submit(asked)
     await events(asked)
     assert engine.memory_bytes > before
-
-
-async def test_memory_is_published_after_loading_and_holds_at_least_the_weights(engine: Engine) -> None:
-    assert engine.memory_bytes >= engine._model.total_bytes
 
 
 @pytest.mark.parametrize(
@@ -291,11 +209,3 @@ async def test_an_idle_engine_runs_its_trials_and_leaves_off_for_a_request(
         while idle.parts.scheduler.matcher.untried or idle.parts.scheduler.drafting.untried:
             await asyncio.sleep(0.01)
     assert ended == [0, 0, *[1] * (slices - 2)]
-
-
-async def test_an_engine_that_runs_one_request_at_a_time_tries_no_batches(engine: Engine) -> None:
-    assert not engine.parts.scheduler.matcher.untried
-
-
-async def test_an_engine_that_drafts_nothing_tries_no_drafts(engine: Engine) -> None:
-    assert not engine.parts.scheduler.drafting.untried

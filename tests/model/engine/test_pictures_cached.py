@@ -43,19 +43,6 @@ def test_the_same_prompt_again_needs_neither_pixels_nor_features(name: str) -> N
     engine.check()
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_a_prompt_that_ends_in_a_picture(name: str) -> None:
-    engine = SeeingEngine(name)
-    prompt = "Please look at this with care, and then at that: [img-0]"
-    first = engine.answer(prompt, WIDE)
-    again = engine.answer(prompt, WIDE)
-    assert again.counts[0] == len(first.request.prompt)
-    assert again.counts[1] > 0
-    engine.answer(f"{prompt} and say", WIDE)
-    assert engine.encoder.counts.encoded == 1
-    engine.check()
-
-
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("name", SOME)
 def test_another_picture_of_the_same_size_misses_at_its_first_token(name: str, cache: str) -> None:
@@ -66,18 +53,6 @@ def test_another_picture_of_the_same_size_misses_at_its_first_token(name: str, c
     assert other.counts[0] == (0 if cache == "none" else other.first_soft)
     assert engine.encoder.counts.encoded == 2
     assert [entry.logprob for entry in first.entries] != [entry.logprob for entry in other.entries]
-    engine.check()
-
-
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("name", SOME)
-def test_two_pictures_swapped_share_what_is_before_them(name: str, cache: str) -> None:
-    engine = SeeingEngine(name, cache=cache)
-    engine.answer("first [img-0] then [img-1]: why?", RED, BLUE)
-    swapped = engine.answer("first [img-0] then [img-1]: why?", BLUE, RED)
-    assert swapped.counts[0] == (0 if cache == "none" else swapped.first_soft)
-    assert engine.encoder.counts.encoded == 2
-    assert engine.encoder.counts.feature_hits == 2
     engine.check()
 
 
@@ -114,38 +89,15 @@ def test_what_was_evicted_is_computed_again(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_a_small_budget_evicts_one_conversation_for_another(name: str) -> None:
-    engine = SeeingEngine(name, budget=60_000)
-    for turn in range(3):
-        for data in (RED, BLUE, WIDE):
-            engine.answer("see [img-0] and " + "go on " * (5 * turn + 1), data)
-    assert engine.encoder.counts.encoded == 3
-    engine.check()
-
-
-@pytest.mark.parametrize("name", SOME)
 def test_a_cancelled_prompt_is_resumed_where_it_stands(name: str) -> None:
     for slices in (3, 4, 5, 6, 8, 11, 15):
         engine = SeeingEngine(name)
-        engine.policy._chunk_tokens = 3
+        engine.schedule._chunk_tokens = 3
         gone = engine.ask("what is [img-0] here and [img-1]?", RED, WIDE)
         engine.advance(slices)
         gone.request.cancel()
         engine.finish()
         engine.answer("what is [img-0] here and [img-1]?", RED, WIDE)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_requests_that_run_at_once_share_a_picture(name: str) -> None:
-    engine = SeeingEngine(name)
-    for number in range(3):
-        engine.ask(f"a long common beginning, what is [img-0] here? question {number}", RED)
-    engine.ask("another [img-0]", BLUE)
-    engine.ask("a text alone", max_tokens=9)
-    engine.finish()
-    assert all(asked.finished for asked in engine.asked)
-    assert engine.encoder.counts.encoded == 2
-    engine.check()
 
 
 @pytest.mark.parametrize("cache", ["trie", "single"])

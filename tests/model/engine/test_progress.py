@@ -33,13 +33,6 @@ def passing(clock: Clock, prefills: ProgressReporter) -> Callable[[float, int], 
     return passed
 
 
-def test_a_prompt_that_takes_less_than_a_second_is_not_mentioned(clock: Clock, prefills: ProgressReporter) -> None:
-    passed = passing(clock, prefills)
-    prefills.begin(1, 1000, 0)
-    assert [passed(0.3, 400), passed(0.99, 900), passed(1.2, 999)] == [None] * 3
-    assert not prefills.end(1)
-
-
 def test_progress_is_reported_once_a_second(clock: Clock, prefills: ProgressReporter) -> None:
     passed = passing(clock, prefills)
     prefills.begin(1, 1000, 0)
@@ -48,43 +41,12 @@ def test_progress_is_reported_once_a_second(clock: Clock, prefills: ProgressRepo
     assert prefills.end(1)
 
 
-def test_a_slice_that_takes_long_is_followed_by_one_reading(clock: Clock, prefills: ProgressReporter) -> None:
-    passed = passing(clock, prefills)
-    prefills.begin(1, 1000, 0)
-    assert passed(3.7, 100) is not None
-    assert passed(4.0, 150) is None
-    assert passed(4.7, 200) is not None
-
-
 def test_rate_and_time_left_are_of_what_was_computed(clock: Clock, prefills: ProgressReporter) -> None:
     passed = passing(clock, prefills)
     prefills.begin(1, 1000, 400)
     reading = passed(2.0, 600)
     assert reading == PromptProgress(request=1, done=600, total=1000, tokens_per_s=100.0, seconds_left=4.0)
     assert reading.percent == 60
-
-
-def test_a_prompt_that_has_not_ended_never_shows_a_hundred_percent(clock: Clock, prefills: ProgressReporter) -> None:
-    prefills.begin(1, 1000, 0)
-    reading = passing(clock, prefills)(2.0, 998)
-    assert reading is not None
-    assert reading.percent == 99
-
-
-def test_a_prompt_that_restarts_has_no_rate_yet(clock: Clock, prefills: ProgressReporter) -> None:
-    """Memory ran out, and the cache holds less of the prompt than was computed before."""
-    prefills.begin(1, 1000, 400)
-    reading = passing(clock, prefills)(2.0, 200)
-    assert reading is not None
-    assert reading.seconds_left == float("inf")
-    assert "0 tokens/s" in bar(reading)
-
-
-def test_nothing_is_reported_of_a_request_that_left(clock: Clock, prefills: ProgressReporter) -> None:
-    prefills.begin(1, 1000, 0)
-    assert not prefills.end(1)
-    assert passing(clock, prefills)(5.0, 500) is None
-    assert not prefills.end(1)
 
 
 def test_two_prompts_have_clocks_of_their_own(clock: Clock, prefills: ProgressReporter) -> None:
@@ -148,17 +110,6 @@ def test_on_a_terminal_a_prompt_gets_a_bar_that_disappears(caplog: pytest.LogCap
     assert [" 40 % " in text for text in shown] == [True, False, False]
     assert shown[-1] == ""
     assert "prefill" not in [record.message for record in caplog.records]
-
-
-def test_the_bar_of_a_request_that_leaves_disappears() -> None:
-    shown: list[str] = []
-    engine = make_engine(shown, terminal=True)
-    asked = engine.ask(PROMPT, 2)
-    engine.until(lambda: bool(shown))
-    asked.request.cancel()
-    engine.finish()
-    assert shown[-1] == ""
-    assert len(shown) == 2
 
 
 def test_one_line_tells_all_of_a_request_that_has_ended(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from runner.errors import RunnerError
 from runner.sampling import SamplingOptions
 from runner.sampling.sample import Sample
 from scripts.tools.models.tiny import KINDS, VOCAB
-from tests.lib.taped_engine import HEADER, Story
+from tests.lib.taped_engine import HEADER, MIXES, Story, events_in
 
 
 def check_replay(story: Story, file: Path) -> None:
@@ -38,10 +38,9 @@ def rewritten(file: Path, values: list[Entry]) -> Path:
     return tape.path
 
 
-@pytest.mark.parametrize("seed", range(1))
 @pytest.mark.parametrize("name", KINDS)
-def test_any_mix_is_replayed(name: str, seed: int, tmp_path: Path) -> None:
-    check_replay(Story(name, seed), tmp_path / "tape")
+def test_any_mix_is_replayed(name: str, tmp_path: Path) -> None:
+    check_replay(Story(name, 0), tmp_path / "tape")
 
 
 @pytest.mark.slow
@@ -53,20 +52,11 @@ def test_many_mixes_are_replayed(name: str, seed: int, tmp_path: Path) -> None:
 
 def test_the_mixes_have_all_that_a_replay_must_do_again(tmp_path: Path) -> None:
     found: Counter[str] = Counter()
-    for seed in range(8):
+    for seed in MIXES:
         story, file = Story("llama", seed), tmp_path / str(seed)
         check_replay(story, file)
+        found += events_in(entries(file))
         found["joined"] += story.joined > 1
-        for what, value in entries(file):
-            if what is What.ENDED:
-                assert isinstance(value, list)
-                _, outcome, _, matched, _, evicted, _, forced, known, drafted, accepted = value
-                counts = {"matched": matched, "evicted": evicted, "forced": forced, "known": known}
-                found += Counter({str(outcome): 1, "drafted": drafted, "accepted": accepted, **counts})
-            elif what is What.FAULT and value is not None:
-                found["faults"] += 1
-            elif what is What.STATE and value is None:
-                found["late"] += 1
     wanted = "done length cancelled failed refused joined matched evicted forced known drafted accepted faults late"
     assert not [each for each in wanted.split() if not found[each]], found
 
@@ -120,27 +110,6 @@ def test_a_tape_that_is_cut_anywhere_is_replayed_up_to_there_or_refused(tmp_path
             for number, events in again.items():
                 assert events == seen[number][: len(events)]
     assert fulls == 8
-
-
-def test_a_changed_byte_is_refused_or_ends_the_replay(tmp_path: Path) -> None:
-    file = tmp_path / "tape"
-    Story("llama", 1).record(file)
-    data, whole = file.read_bytes(), entries(file)
-    numbers = random.Random(2)
-    changed = tmp_path / "changed"
-    refused = 0
-    for place in numbers.sample(range(len(data)), 200):
-        broken = bytearray(data)
-        broken[place] ^= 1 << numbers.randrange(8)
-        changed.write_bytes(broken)
-        try:
-            found = [*TapeReader(changed).entries()]
-        except RunnerError:
-            refused += 1
-        else:  # a frame claims to be longer than the file
-            assert len(found) < len(whole)
-            assert found == whole[: len(found)]
-    assert refused > 150
 
 
 @pytest.mark.parametrize("what", [What.TOKENS, What.EVENT, What.ENDED, What.STATE])

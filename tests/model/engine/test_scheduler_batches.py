@@ -12,7 +12,7 @@ from runner.engine.policy import SlicePolicy
 from runner.engine.trial import SettledTrial
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny, words
-from tests.lib.tiny_engine import BATCHABLE, UNBATCHABLE, RequestSpec, TinyEngine, batch_fault, breaking, plain_forward
+from tests.lib.tiny_engine import BATCHABLE, UNBATCHABLE, RequestSpec, TinyEngine, batch_fault, plain_forward
 
 requests = pytest.mark.parametrize("name", KINDS)
 batchable = pytest.mark.parametrize("name", BATCHABLE)
@@ -74,21 +74,6 @@ def test_rows_come_and_go_while_others_stay(name: str) -> None:
 
 
 @batchable
-def test_an_answer_left_alone_joins_the_next_one(name: str) -> None:
-    engine = TinyEngine(name)
-    stays = engine.ask(words(35), 50)
-    for number in range(3):
-        guest = engine.ask(words(20, number + 2), 6)
-        engine.until(lambda: engine.phase(guest) == "batch")  # noqa: B023
-        assert engine.phase(stays) == "batch"
-        engine.until(lambda: guest.finished is not None)  # noqa: B023
-        engine.advance()
-        assert engine.phase(stays) == "alone"
-    engine.finish()
-    engine.check()
-
-
-@batchable
 def test_the_next_turn_reuses_an_answer_of_a_batch(name: str) -> None:
     engine = TinyEngine(name)
     asked = [engine.ask(words(30 + number, number), 12 + 3 * number) for number in range(3)]
@@ -110,16 +95,6 @@ def test_an_answer_joins_others_after_a_few_steps_alone() -> None:
             engine.ask(words(20, number), tokens)
         engine.finish()
         assert engine.forward.most_rows == rows
-    engine.check()
-
-
-def test_one_request_alone_makes_no_batch() -> None:
-    engine = TinyEngine("llama")
-    engine.ask(words(30), 10)
-    with breaking(engine.scheduler.matcher, "_may_join", 0) as asked:
-        engine.finish()
-    assert not asked
-    assert engine.forward.calls == [(1, 29)] + [(1, 1)] * 10
     engine.check()
 
 
@@ -172,20 +147,6 @@ def test_a_model_whose_rows_disturb_each_other_takes_turns(name: str) -> None:
     assert engine.forward.most_rows == 1
     assert trial.fault
     assert wrong.batches
-
-
-def test_a_model_that_passes_the_trial_is_tried_once() -> None:
-    trial = Counted("llama", plain_forward(tiny("llama")))
-    engine = TinyEngine("llama", trial=trial)
-    slices = []
-    for _ in range(2):
-        for number in range(4):
-            engine.ask(words(30, number), 30)
-        engine.finish()
-        slices.append(trial.slices)
-    engine.check()
-    assert engine.forward.most_rows == 4
-    assert slices[0] == slices[1] > 10
 
 
 def test_answers_go_on_while_batches_are_tried() -> None:

@@ -141,12 +141,6 @@ def test_a_fault_ends_at_most_the_request_that_it_concerns(place: Place) -> None
     tell(place, "llama")
 
 
-@pytest.mark.parametrize("place", [*BATCHES[1:4], *BATCHES[6:7], Place(mx, "eval", 1)], ids=str)
-@pytest.mark.parametrize("name", ["gemma3", "mamba2", "qwen3_next"])
-def test_a_fault_in_other_layers_ends_at_most_the_request_that_it_concerns(name: str, place: Place) -> None:
-    tell(place, name)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ANSWERS + BATCHES + CACHES, ids=str)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_next"])
@@ -168,7 +162,7 @@ def test_a_forward_that_breaks_ends_one_request_and_a_batch_of_them_none(name: s
 
 
 @pytest.mark.parametrize("name", BATCHABLE)
-@pytest.mark.parametrize("steps", [0, 1, 4])
+@pytest.mark.parametrize("steps", [0, 4])
 def test_a_step_of_several_that_breaks_lets_each_go_on_alone_from_where_it_is(name: str, steps: int) -> None:
     engine = TinyEngine(name)
     for number in range(3):
@@ -184,19 +178,6 @@ def test_a_step_of_several_that_breaks_lets_each_go_on_alone_from_where_it_is(na
     # What the batch had seen is computed again, and no more than that.
     again = engine.forward.tokens - 3 - sum(15 - count for count in said)
     assert 0 <= again <= 3 * (steps + 2)
-    assert all(each.finished for each in engine.requests)
-
-
-@pytest.mark.parametrize("name", BATCHABLE)
-def test_what_was_drawn_before_the_first_step_together_is_not_lost_with_it(name: str) -> None:
-    engine = TinyEngine(name)
-    engine.forward.breaks = lambda rows, length: rows > 1
-    for number in range(3):
-        engine.ask(words(30, number), 10, temperature=0.8 * number, seed=number)
-    engine.finish()
-    engine.check()
-    assert [rows for rows, _ in engine.forward.calls].count(2) == 1
-    assert engine.forward.tokens == 3 * (29 + 10) + 2
     assert all(each.finished for each in engine.requests)
 
 
@@ -216,19 +197,6 @@ def test_a_fault_of_one_row_leaves_the_others_together() -> None:
     engine.check()
 
 
-def test_a_row_that_cannot_take_its_layers_up_again_leaves_the_others_together() -> None:
-    engine = TinyEngine("llama")
-    first, second, third = (engine.ask(words(30, number), 10 * number + 10) for number in range(3))
-    engine.until(lambda: engine.phase(third) == "batch")
-    with breaking(DecodeRows, "settle", 0) as calls:
-        engine.until(lambda: first.finished is not None)
-        engine.advance()
-    assert calls
-    assert engine.phase(second) == engine.phase(third) == "batch"
-    engine.finish()
-    engine.check()
-
-
 def test_answers_that_could_not_be_joined_are_not_joined_again() -> None:
     engine = TinyEngine("llama")
     for number in range(2):
@@ -239,25 +207,3 @@ def test_answers_that_could_not_be_joined_are_not_joined_again() -> None:
     assert len(calls) == 1
     assert engine.forward.most_rows == 1
     engine.check()
-
-
-def test_a_session_that_does_not_open_fails_its_request_and_costs_the_cache_only() -> None:
-    engine = TinyEngine("llama")
-    running = engine.ask(FIRST, 20)
-    engine.until(lambda: len(running.tokens) > 5)
-    with breaking(TrieCache, "begin", 0):
-        bad, good = engine.ask(SECOND, 5), engine.ask(THIRD, 5)
-        engine.finish()
-    assert bad.failed
-    assert running.finished
-    assert good.finished
-    go_on(engine)
-
-
-def test_a_session_that_does_not_close_has_been_answered_all_the_same() -> None:
-    engine = TinyEngine("llama")
-    asked = [engine.ask(prompt, 6 + 4 * number) for number, prompt in enumerate((FIRST, SECOND, THIRD))]
-    with breaking(Generation, "close", 0):
-        engine.finish()
-    assert all(each.finished for each in asked)
-    go_on(engine)

@@ -5,18 +5,16 @@
 
 from concurrent.futures import Future
 
-import mlx.core as mx
 import pytest
-from msgspec.structs import replace
 
 from protocol import DoneReason
-from runner.engine.events import Failed, Text
+from runner.engine.events import Failed
 from runner.errors import RequestError
 from runner.grammar import Grammar, Guide
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS
 from tests.lib.breaking import breaking
-from tests.lib.tiny_engine import ClientRequest, RequestSpec, TinyEngine, compiled_grammar, oracle_answer, text_of
+from tests.lib.tiny_engine import ClientRequest, RequestSpec, TinyEngine, compiled_grammar, oracle_answer
 
 PROMPT = tuple(range(40))
 LITERAL = 'start: /[0-9]/ "<=======>" /[0-9]/ "!"'
@@ -100,37 +98,7 @@ def test_in_a_batch_forced_tokens_are_drawn() -> None:
     assert engine.forward.most_rows == 2
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        SamplingOptions(temperature=1.5, seed=7),
-        SamplingOptions(temperature=1.5, seed=7, top_k=8, repeat_penalty=1.3, repeat_last_n=9),
-    ],
-)
-def test_a_seed_draws_the_same_with_and_without_a_jump(options: SamplingOptions) -> None:
-    grammar = 'start: ("<==>" /[0-9]/){6}'
-    texts = []
-    for logprobs in (False, True):  # whoever asks for the probabilities gets every token drawn
-        engine = TinyEngine("llama")
-        asked = engine.submit(spec(grammar, options=replace(options, logprobs=logprobs)))
-        engine.finish()
-        engine.check()
-        texts.append(asked.text)
-        jumped = any(length > 1 for _, length in engine.forward.calls[1:])
-        assert jumped is not logprobs
-    assert texts[0] == texts[1]
-
-
-def test_the_probabilities_of_forced_tokens_are_those_of_the_model() -> None:
-    engine = TinyEngine("llama")
-    asked = engine.submit(spec(LITERAL, options=SamplingOptions(logprobs=True, top_logprobs=3)))
-    engine.finish()
-    engine.check()  # looks at each entry
-    assert "".join(entry.token for entry in asked.entries) == asked.text
-    assert min(entry.logprob for entry in asked.entries) < -3, "the model would have said something else"
-
-
-@pytest.mark.parametrize("most", [1, 3, 9, 11, 12, 13])
+@pytest.mark.parametrize("most", [1, 11, 12])
 def test_only_a_limit_that_cuts_the_answer_is_reported(most: int) -> None:
     engine = TinyEngine("llama")
     asked = engine.submit(spec(LITERAL, most))
@@ -182,16 +150,6 @@ def test_a_slow_grammar_delays_no_other_request() -> None:
     engine.check()
 
 
-def test_no_request_waits_for_a_grammar_that_is_compiled() -> None:
-    engine = TinyEngine("llama", parallel=1)
-    first = engine.ask(PROMPT, 5)
-    asked, later = ask_later(engine, spec(LITERAL))
-    later.arrive(asked.spec)
-    engine.finish()
-    assert first.finished
-    engine.check()
-
-
 def test_an_invalid_grammar_ends_its_request_and_keeps_the_prefill() -> None:
     engine = TinyEngine("llama")
     asked, later = ask_later(engine, spec(LITERAL))
@@ -221,18 +179,6 @@ def test_a_client_that_leaves_while_its_grammar_is_compiled_takes_its_place_with
     engine.check_cache()
 
 
-def test_a_grammar_that_the_vocabulary_cannot_spell_fails_alone() -> None:
-    engine = TinyEngine("llama")
-    other = engine.ask(range(30), 20)
-    asked = engine.submit(spec('start: /[0-9]/ "é"'))
-    engine.finish()
-    (*_, last) = asked.received
-    assert isinstance(last, Failed)
-    assert "vocabulary" in last.text
-    other.check_answer()
-    engine.check_cache()
-
-
 class Breaks:
     """A forward that raises in its n-th call over so many rows."""
 
@@ -245,7 +191,7 @@ class Breaks:
         return rows == self._rows and self._left == 0
 
 
-@pytest.mark.parametrize("at", range(1, 8))
+@pytest.mark.parametrize("at", [1, 2, 5])
 def test_a_step_that_raises_loses_nothing_of_a_constrained_answer(at: int) -> None:
     engine = TinyEngine("llama")
     for row in range(2):
@@ -260,7 +206,7 @@ def test_a_step_that_raises_loses_nothing_of_a_constrained_answer(at: int) -> No
 
 def test_a_mask_that_raises_returns_all_to_prefill_and_loses_nothing() -> None:
     wishes = [spec('start: (/[0-9]/ "=>"){9}', 40, tuple(range(row, 30))) for row in range(3)]
-    for at in (5, 17, 18, 30):
+    for at in (5, 18):
         engine = TinyEngine("llama")
         for each in wishes:
             engine.submit(each)
@@ -273,7 +219,7 @@ def test_a_mask_that_raises_returns_all_to_prefill_and_loses_nothing() -> None:
         engine.check_cache()
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["llama", "llama4"])
 def test_a_late_mask_delays_only_its_own_answer(name: str) -> None:
     engine = TinyEngine(name)
     others = [engine.ask(range(row, 30), 20) for row in range(2)]
@@ -321,13 +267,3 @@ def test_a_grammar_that_fails_in_a_batch_ends_its_answer_only() -> None:
     engine.check_cache()
     assert {length for _, length in engine.forward.calls[at:]} == {1}, "no request returns to prefill"
     assert engine.forward.calls[at:].count((2, 1)) > 5, "the others stay together"
-
-
-def test_a_forced_text_comes_in_one_line() -> None:
-    engine = TinyEngine("llama")
-    asked = engine.submit(spec(LITERAL))
-    engine.finish()
-    lines = [event.text for event in asked.received if isinstance(event, Text)]
-    assert lines == [asked.text[:10], asked.text[10:]]
-    assert text_of(asked.tokens) == asked.text
-    mx.clear_cache()

@@ -1,18 +1,16 @@
 """The engine's counters are right, and cost next to nothing."""
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import pairwise
-from time import perf_counter_ns
 
 import pytest
 
 from protocol.stats import Stats
 from runner.cache.interface import Miss
-from runner.engine.events import Failed, Finished, Refused
+from runner.engine.events import Failed, Refused
 from runner.engine.memory.budget import MemoryBudget
-from runner.engine.observe.counters import Counters, Histogram
-from runner.engine.observe.report import Identity, Report, preview
+from runner.engine.observe.counters import Histogram
+from runner.engine.observe.report import Identity, Report
 from runner.engine.policy import SlicePolicy
 from runner.errors import RequestError
 from runner.grammar import Grammar
@@ -47,13 +45,6 @@ def test_a_value_counts_below_the_first_bound_that_it_does_not_exceed() -> None:
     assert distribution.total == 115.5
 
 
-def test_a_frozen_histogram_does_not_change() -> None:
-    histogram = Histogram((1,))
-    before = histogram.frozen()
-    histogram.add(0)
-    assert (before.counts, histogram.frozen().counts) == ((0, 0), (1, 0))
-
-
 # --- requests and their tokens
 
 
@@ -67,15 +58,6 @@ def test_tokens_of_prompts_are_counted_by_where_they_came_from() -> None:
     assert (first.cached, again.cached) == (0, 60)
     assert (tokens.prompt, tokens.matched, tokens.cached, tokens.recomputed) == (180, 60, 60, 120)
     assert (tokens.generated, tokens.forced) == (10, 0)
-
-
-def test_the_same_prompt_again_is_known_but_for_its_last_token() -> None:
-    engine = TinyEngine("llama")
-    for _ in range(2):
-        engine.ask(PROMPT, 3)
-        engine.finish()
-    tokens = stats(engine).tokens
-    assert (tokens.matched, tokens.cached, tokens.recomputed) == (100, 99, 101)
 
 
 def test_tokens_of_an_answer_count_while_it_is_written() -> None:
@@ -138,20 +120,6 @@ def test_a_request_that_breaks_has_failed_and_not_ended_otherwise() -> None:
     assert (requests.failed, requests.done, requests.length, requests.cancelled) == (1, 0, 0, 0)
 
 
-def test_a_request_without_a_session_has_failed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = TinyEngine("llama")
-
-    def broken(*_: object) -> None:
-        raise ValueError("no")
-
-    monkeypatch.setattr(engine.scheduler.cache, "begin", broken)
-    asked = engine.ask(PROMPT)
-    engine.finish()
-    assert isinstance(asked.received[-1], Failed)
-    requests = stats(engine).requests
-    assert (requests.failed, requests.queued, requests.running) == (1, 0, 0)
-
-
 def test_a_request_that_is_too_large_is_refused() -> None:
     engine = TinyEngine("llama", room=100_000)
     engine.ask(PROMPT[:5], 2)
@@ -200,29 +168,6 @@ def test_running_and_waiting_requests_are_listed_with_their_progress() -> None:
     assert seen[-1] == []
 
 
-def test_a_running_request_says_what_it_asked_for() -> None:
-    engine = TinyEngine("llama")
-    engine.ask(PROMPT, 5)
-    engine.finish()
-    engine.ask([*PROMPT[:40], *OTHER], 7)
-    engine.until(lambda: bool(stats(engine).running) and stats(engine).running[0].phase == "decode")
-    (running,) = stats(engine).running
-    assert (running.prompt, running.cached, running.max_tokens) == (120, 40, 7)
-    assert running.age_s > 0
-
-
-def test_a_prompt_whose_grammar_is_not_known_yet_is_told_apart() -> None:
-    engine = TinyEngine("llama")
-    asked = engine.ask(PROMPT, 4)
-    asked.request.grammar = Future()
-    engine.advance(5)
-    (running,) = stats(engine).running
-    assert (running.phase, running.prefilled, running.generated) == ("grammar", 99, 0)
-    asked.request.cancel()
-    engine.advance()
-    assert stats(engine).requests.cancelled == 1
-
-
 # --- misses
 
 
@@ -236,14 +181,6 @@ def test_misses_are_counted_by_their_reason() -> None:
     assert told[:2] == [Miss.EMPTY, Miss.NO_COMMON_PREFIX]
     assert told[2] is Miss.NON_TRIMMABLE
     assert stats(engine).cache.misses == {"empty": 1, "no_common_prefix": 1, "non_trimmable_divergence": 1}
-
-
-def test_a_request_that_finds_all_cached_tokens_counts_no_miss() -> None:
-    engine = TinyEngine("llama")
-    for _ in range(2):
-        engine.ask(PROMPT, 3)
-        engine.finish()
-    assert stats(engine).cache.misses == {"empty": 1}
 
 
 def test_a_cache_that_was_replaced_is_counted_on() -> None:
@@ -276,16 +213,6 @@ def test_slices_and_their_tokens_are_those_that_the_model_computed() -> None:
     prefill_s = sum(engine.forward.forward_s + engine.forward.token_s * length for length in prefills)
     assert slices.prefill_s == pytest.approx(prefill_s)
     assert slices.prefill_s + slices.decode_s == pytest.approx(engine.clock.now)
-
-
-def test_a_step_of_several_counts_each_of_them() -> None:
-    engine = TinyEngine("llama")
-    for prompt in (PROMPT, OTHER):
-        engine.ask(prompt, 8)
-    engine.finish()
-    assert engine.forward.most_rows == 2
-    slices = stats(engine).slices
-    assert slices.decode_rows == 16 > slices.decode
 
 
 def test_the_time_between_two_tokens_is_that_between_two_steps_of_one_answer() -> None:
@@ -329,76 +256,10 @@ def test_the_ttft_of_the_last_answer_is_that_of_the_request_that_has_it() -> Non
     assert stats(engine).ttft_s == running.ttft_s
 
 
-@pytest.mark.parametrize("outcome", ["finished", "cancelled"])
-def test_nothing_is_remembered_of_a_request_that_left(outcome: str) -> None:
-    engine = TinyEngine("llama")
-    asked = engine.ask(PROMPT, 9)
-    engine.until(lambda: engine.phase(asked) == "alone")
-    if outcome == "cancelled":
-        asked.request.cancel()
-    engine.finish()
-    counters = engine.scheduler.journal.counters
-    assert not counters.running
-    assert not engine.scheduler.journal._progress._prompts
-    assert isinstance(asked.received[-1], Finished) == (outcome == "finished")
-
-
 # --- what it costs
 
 
-class _Stepped:
-    """A stand-in for a generation, of which only the identity counts."""
-
-
-def rows(count: int) -> Iterator[_Stepped]:
-    return (_Stepped() for _ in range(count))
-
-
-def test_a_token_makes_the_counters_no_larger() -> None:
-    """They hold a fixed number of buckets, and one time for each running answer."""
-    counters = Counters()
-    stepped: Callable[..., None] = counters.stepped
-    answers = list(rows(4))
-    counters._stepped_s = dict.fromkeys(answers, 0.0)  # type: ignore[arg-type]  # stand-ins
-    for step in range(100):
-        stepped(answers, 0.01 * step)
-    assert len(counters._stepped_s) == 4
-    gaps = counters.distributions().gap_s
-    assert (len(gaps.counts), sum(gaps.counts)) == (len(gaps.bounds) + 1, 400)
-    assert counters.slices().decode_rows == 400
-
-
-def test_no_report_is_made_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = TinyEngine("llama")
-
-    def looked(*_: object) -> None:
-        raise AssertionError("a snapshot was made")
-
-    for name in ("requests", "tokens", "slices", "cache", "distributions"):
-        monkeypatch.setattr(Counters, name, looked)
-    engine.ask(PROMPT, 5)
-    engine.finish()
-    assert engine.requests[0].finished is not None
-
-
 # --- what it tells
-
-
-def test_the_report_says_whose_numbers_they_are() -> None:
-    told = stats(TinyEngine("llama"))
-    assert (told.version, told.model, told.architecture, told.device) == ("1.2.3", "tiny:latest", "llama", "cpu")
-    assert (told.context_length, told.cache_kind) == (CONTEXT, "trie")
-    assert told.memory.budget_bytes == 1 << 30
-    assert 0 <= told.uptime_s < perf_counter_ns() / 1e9
-
-
-def test_the_cache_of_an_engine_is_its_trie() -> None:
-    engine = TinyEngine("llama", budget=1 << 20)
-    engine.ask(PROMPT, 5)
-    engine.finish()
-    cache = stats(engine).cache
-    assert (cache.budget_bytes, cache.nodes) == (1 << 20, 1)
-    assert cache.held_bytes == cache.live_bytes == engine.trie.nbytes > 0
 
 
 def test_text_is_shown_only_if_asked_for() -> None:
@@ -408,8 +269,3 @@ def test_text_is_shown_only_if_asked_for() -> None:
     (silent,), (telling,) = report_on(engine).nodes(), report_on(engine, inspect_text=True).nodes()
     assert silent.text is None
     assert telling.text == text_of(PROMPT)[:60]
-
-
-def test_a_preview_is_cut_and_may_begin_within_a_character() -> None:
-    assert preview(tokenizer(), PROMPT * 10) == text_of(PROMPT)[:60]
-    assert preview(tokenizer(), []) == ""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import reduce
-from itertools import groupby
 from operator import and_
 from pathlib import Path
 from types import FrameType
@@ -53,12 +52,6 @@ class Call(NamedTuple):
 def crossings(calls: Sequence[Call]) -> int:
     """Returns the number of calls that lead from one file into another."""
     return sum(call.caller not in ("", call.file) for call in calls)
-
-
-def returns(calls: Sequence[Call]) -> int:
-    """Returns the number of calls into a file that was called before, with calls of other files in between."""
-    visits = [file for file, _ in groupby(call.file for call in calls)]
-    return len(visits) - len(set(visits))
 
 
 @contextmanager
@@ -202,13 +195,6 @@ async def test_a_token_takes_few_calls_in_few_files(path: Counted) -> None:
     assert len(calls) <= 80, listed(calls)
     assert len({call.file for call in calls}) <= 20, listed(calls)
     assert crossings(calls) <= 40, listed(calls)
-
-
-async def test_a_decode_step_does_not_go_to_and_fro(path: Counted) -> None:
-    """A return is a call into a file that was called before in the same `Scheduler._decode`, with calls into other
-    files in between."""
-    calls = usual(path.decodes)
-    assert returns(calls) <= 10, listed(calls)
 
 
 async def test_a_line_takes_few_calls_on_the_event_loop(path: Counted) -> None:

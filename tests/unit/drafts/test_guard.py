@@ -79,14 +79,9 @@ everywhere = pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 
 
 @everywhere
-@pytest.mark.parametrize(("noise", "spikes", "seed"), [(0.0, 0.0, 0), (0.1, 0.0, 1), (0.3, 0.01, 2)])
+@pytest.mark.parametrize(("noise", "spikes", "seed"), [(0.1, 0.0, 1), (0.3, 0.01, 2)])
 def test_being_wrong_costs_little(world: World, noise: float, spikes: float, seed: int) -> None:
     assert play(lambda _: world, 20_000, seed, noise, spikes=spikes).ratio <= 1.025
-
-
-@everywhere
-def test_a_few_drafts_are_enough(world: World) -> None:
-    assert play(lambda _: world, 10_000, offers=0.1).ratio <= 1.015
 
 
 def test_what_becomes_faster_is_used_before_long() -> None:
@@ -98,13 +93,6 @@ def test_what_becomes_faster_is_used_before_long() -> None:
     assert 8 * (late.drafted - never.drafted) > 7_000, "of 10,000 tokens"
 
 
-def test_what_is_better_is_used_nearly_always() -> None:
-    fast = play(lambda _: WORLDS["4 times as fast"], 20_000)
-    assert fast.drafted / fast.steps > 0.95
-    slow = play(lambda _: WORLDS["never right"], 20_000)
-    assert slow.drafted / slow.steps < 0.02
-
-
 def test_tokens_count_and_not_steps() -> None:
     """A step with drafts takes twice as long, and gives eight tokens."""
     guard = Guard()
@@ -113,24 +101,6 @@ def test_tokens_count_and_not_steps() -> None:
         guard.took(8 if drafts else 1, 2.0 if drafts else 1.0, drafted=drafts, offered=True)
     assert guard.state.name == "on"
     assert guard.state.why == "a token takes 0.25 times as long as without drafts"
-
-
-def test_the_first_step_of_a_way_does_not_count() -> None:
-    """Plain steps are faster, but for the first one after each round."""
-    guard, before = Guard(), True
-    for _ in range(500):
-        drafts = guard.allows()
-        guard.took(1, 1.5 if drafts else 1_000.0 if before else 1.0, drafted=drafts, offered=True)
-        before = drafts
-    assert guard.state.name == "resting"
-
-
-def test_steps_without_a_draft_say_nothing() -> None:
-    guard = Guard()
-    for _ in range(1_000):
-        assert guard.allows()
-        guard.took(1, 1.0, drafted=False, offered=False)
-    assert guard.state == ("on", "not compared yet")
 
 
 def test_the_step_behind_a_draft_counts() -> None:
@@ -144,15 +114,6 @@ def test_the_step_behind_a_draft_counts() -> None:
         drafted += drafts
     assert guard.state.name == "resting"
     assert drafted < 300
-
-
-def test_a_step_of_the_other_way_that_was_under_way_does_not_count() -> None:
-    guard = Guard()
-    while guard.allows():
-        guard.took(2, 1.0, drafted=True, offered=True)
-    for _ in range(100):
-        guard.took(2, 1.0, drafted=True, offered=True)
-    assert not guard.allows(), "the window of plain steps has not begun"
 
 
 def test_it_can_be_turned_off() -> None:

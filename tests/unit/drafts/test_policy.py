@@ -1,7 +1,7 @@
 """How many tokens of a draft are taken, in made-up worlds: drafts are right with some probability, rounds cost time."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.drafts.acceptance import Acceptance, match_class
-from runner.drafts.cost import DraftCost, RoundCosts, cpu_costs, gpu_costs
+from runner.drafts.cost import DraftCost, RoundCosts, gpu_costs
 from runner.drafts.draft import MODEL_MATCH, Draft
-from runner.drafts.policy import CPU_TOKENS, GPU_TOKENS, DraftPolicy
+from runner.drafts.policy import DraftPolicy
 
 MATCHES = (2, 3, 4, 6, 8, 12, 20)
 CPU = {1: 1, 2: 1.15, 3: 1.3, 4: 1.4, 5: 1.5, 6: 1.7, 7: 1.85, 8: 2.0}
@@ -80,24 +80,18 @@ def rate(done: list[Round]) -> float:
 
 
 @everywhere
-@pytest.mark.parametrize("seed", range(2))
-def test_drafts_that_are_never_right_cost_next_to_nothing(world: World, seed: int) -> None:
-    done = rounds(world, world.make(), lambda _: 0.0, 2000, seed=seed)
+def test_drafts_that_are_never_right_cost_next_to_nothing(world: World) -> None:
+    done = rounds(world, world.make(), lambda _: 0.0, 2000)
     assert rate(done) >= 0.98
     assert rate(done[500:]) >= 0.985
 
 
 @everywhere
-@pytest.mark.parametrize("right", [0.3, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize("right", [0.3, 0.9])
 def test_lengths_are_nearly_as_good_as_the_best_fixed_one(world: World, right: float) -> None:
     played = [rate(rounds(world, world.make(), lambda _: right, 2000, seed=seed)) for seed in range(2)]
     assert min(played) >= 0.95 * world.fixed(right)
     assert min(played) >= 0.98
-
-
-@everywhere
-def test_long_matches_that_are_always_wrong_cost_little(world: World) -> None:
-    assert rate(rounds(world, world.make(), lambda _: 0.0, 1000, matches=(32,))) >= 0.97
 
 
 @everywhere
@@ -106,16 +100,6 @@ def test_drafts_that_become_right_are_taken_again_and_wrong_ones_given_up(world:
     for period, best in ((0, 0), (1, world.most), (2, 0), (3, world.most)):
         lengths = [each.length for each in done[period * 1000 + 700 : (period + 1) * 1000]]
         assert abs(sum(lengths) / len(lengths) - best) < 0.25 * world.most
-
-
-@everywhere
-def test_a_short_phase_of_dear_rounds_is_not_remembered_for_ever(world: World) -> None:
-    policy = world.make()
-    rounds(world, policy, lambda _: 1.0, 200)
-    dear = {rows: cost * (3 if rows > 1 else 1) * rows for rows, cost in world.cost.items()}
-    rounds(World(dear, world.make), policy, lambda _: 1.0, 200)
-    done = rounds(world, policy, lambda _: 1.0, 2000)
-    assert rate(done[1500:]) >= 0.95 * world.fixed(1.0)
 
 
 def test_matches_are_told_apart_by_their_length_and_their_source() -> None:
@@ -129,15 +113,6 @@ def test_matches_are_told_apart_by_their_length_and_their_source() -> None:
     assert policy.length(short, 10) == 0
     assert policy.length(long, 10) == 7
     assert policy.length(other, 10) == before > 0
-
-
-def test_no_more_is_taken_than_matched_until_there_are_counts() -> None:
-    policy = DraftPolicy.for_gpu()
-    draft = Draft([1] * 15, "own", 6)
-    assert 0 < policy.length(draft, 10) <= 6
-    for _ in range(12):
-        policy.learned(draft, 6, 6)
-    assert policy.length(draft, 10) > 6
 
 
 @given(st.integers(1, 40), st.integers(1, 32), st.lists(st.integers(0, 15), max_size=60), st.integers(1, 15))
@@ -183,13 +158,6 @@ def test_counts_fade_and_a_position_not_tried_is_like_the_one_before() -> None:
     assert next(acceptance.rates()) < 0.02
 
 
-def test_first_costs() -> None:
-    assert cpu_costs(8) == pytest.approx([1, 1.15, 1.275, 1.4, 1.5, 5 / 3, 11 / 6, 2])
-    assert gpu_costs(3) == pytest.approx([1, 1.12, 1.24])
-    assert (CPU_TOKENS, GPU_TOKENS) == (7, 15)
-    assert DraftPolicy.for_cpu(3).most == 3
-
-
 def test_costs_are_learned_and_lie_between_known_ones() -> None:
     costs = RoundCosts([1.0, 1.0, 1.0, 1.0, 1.0])
     costs.took(2, 4.0, 100)
@@ -225,18 +193,10 @@ def test_an_unknown_context_begins_like_its_neighbour() -> None:
     assert costs.curve(127) == costs.curve(64)
 
 
-def test_more_rows_are_never_thought_cheaper_than_one() -> None:
-    costs = RoundCosts([1.0, 2.0])
-    for _ in range(100):
-        costs.took(1, 2.0, 100)
-        costs.took(2, 1.0, 100)
-    assert costs.curve(100) == pytest.approx([2, 2], rel=0.01)
-
-
 @everywhere
 @pytest.mark.parametrize("at_once", [False, True])
-@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
-@pytest.mark.parametrize("right", [0.0, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("share", [0.05, 1.0])
+@pytest.mark.parametrize("right", [0.0, 0.8])
 def test_a_models_drafts_are_as_long_as_pays_for_drafting_them(
     world: World, right: float, share: float, at_once: bool
 ) -> None:
@@ -265,34 +225,6 @@ def test_a_models_drafts_are_as_long_as_pays_for_drafting_them(
     if not at_once or share < 1:  # a model that takes a step for its drafts is hardly ever asked
         assert tokens / seconds >= 0.94 * best
     assert tokens / seconds >= 0.97
-
-
-def test_a_model_in_vain_is_not_considered_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left out changes no length."""
-
-    def play(policy: DraftPolicy) -> list[int]:
-        lengths = []
-        policy.know_model(at_once=False)
-        for number in range(3000):
-            policy.took(1, 0.01, 1000)
-            lengths.append(policy.model_length(7, 1000))
-            right = lengths[-1] if 1500 < number < 1600 else 0
-            policy.learned(Draft([1] * 8, "model", MODEL_MATCH), lengths[-1], right)
-        return lengths
-
-    policy, considered = DraftPolicy.for_cpu(), list[int]()
-    curve = policy._costs.curve
-
-    def counted(tokens: int) -> Sequence[float]:
-        considered.append(1)
-        return curve(tokens)
-
-    monkeypatch.setattr(policy._costs, "curve", counted)
-    found = play(policy)
-    assert 20 < sum(map(bool, found)) < 200
-    assert len(considered) < sum(map(bool, found)) + 40
-    monkeypatch.setattr(Acceptance, "rests", lambda _: False)
-    assert play(DraftPolicy.for_cpu()) == found
 
 
 def test_the_first_time_that_a_model_drafts_counts_for_nothing() -> None:

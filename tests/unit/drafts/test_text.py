@@ -2,11 +2,9 @@
 
 import random
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from runner.drafts import chain, text
 from runner.drafts.chain import Chain
@@ -206,27 +204,3 @@ def test_a_text_that_ends_goes_on_as_if_it_repeated_itself() -> None:
     assert found == Found(2, [3])
     assert whole.following(found.places, 8) == [3, 1, 2, 3, 1, 2, 3, 1]
     assert whole.following([3, 3], 8) == [3, 1, 2, 3, 1, 2, 3, 1]
-
-
-def test_a_match_ends_with_what_followed_it() -> None:
-    whole = indexed([1, 2, 3, -1, 1, 2])
-    found = whole.find([1, 2])
-    assert found
-    assert whole.follow(found, 9) is None
-    assert whole.follow(found, 3) is None  # nothing comes behind it
-
-
-@given(st.lists(st.integers(-1, 3), max_size=80), st.integers(1, 9))
-@settings(max_examples=60, deadline=None)
-def test_what_is_proposed_stands_there(tokens: list[int], most: int) -> None:
-    whole = indexed(tokens)
-    found = whole.find(whole.ending())
-    for tokens_there in proposals(whole, found, most):
-        assert 1 <= len(tokens_there) <= most
-        assert min(tokens_there) >= 0
-
-
-def proposals(whole: Text, found: Found | None, most: int) -> Iterator[list[int]]:
-    if found:
-        yield whole.following(found.places, most)
-        yield from (whole.following([place], most) for place in found.places)

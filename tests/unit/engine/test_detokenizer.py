@@ -168,11 +168,6 @@ def test_each_entry_comes_once_with_the_last_character_of_its_token(chunks: list
     assert not due, "every token has its entry, but for those behind a stop string"
 
 
-@given(chunk_lists(broken=True), stop_lists)
-def test_a_piece_is_never_empty_twice_over(chunks: list[bytes], stop: list[str]) -> None:
-    assert all(piece.text or piece.entries for piece in run(chunks, stop).pieces)
-
-
 @pytest.mark.parametrize(
     ("chunks", "stop", "pieces"),
     [
@@ -189,68 +184,12 @@ def test_a_stop_string_across_tokens(chunks: list[str], stop: list[str], pieces:
     assert run(texts(*chunks), stop).pieces == pieces
 
 
-def test_an_earlier_match_that_is_still_possible_is_waited_for() -> None:
-    stream: Detokenizer[int] = Detokenizer(Words(texts("xabc", "d", "e")), StopStrings(["abcd", "bc"]))
-    assert stream.push(0) == ("x", [])
-    assert not stream.stopped
-    assert stream.push(1) is None
-    assert stream.stopped
-
-
 def test_a_match_that_waited_for_an_earlier_one_counts_at_the_end() -> None:
     stream: Detokenizer[int] = Detokenizer(Words(texts("xabc")), StopStrings(["abcd", "bc"]))
     stream.push(0, 0)
     assert not stream.stopped
     assert stream.finish() == ("a", [0])
     assert stream.stopped
-
-
-def test_nothing_comes_after_a_stop_or_after_the_end() -> None:
-    stream: Detokenizer[int] = Detokenizer(Words(texts("a.", "b")), StopStrings(["."]))
-    stream.push(0, 0)
-    assert stream.push(1, 1) is None
-    assert stream.finish() is None
-    ended: Detokenizer[int] = Detokenizer(Words(texts("ab")), StopStrings(["bc"]))
-    ended.push(0, 0)
-    assert ended.finish() == ("b", [0])
-    assert ended.finish() is None
-
-
-def test_a_character_of_several_tokens_carries_all_their_entries() -> None:
-    chunks = [b"\xe3\x81", b"\x93\xe3", b"\x82\x93"]
-    assert run(chunks, []).pieces == [("こ", [0, 1]), ("ん", [2])]
-
-
-def test_tokens_without_text_ride_with_the_next_text() -> None:
-    assert run([b"", b"a", b"", b"", b"b"], []).pieces == [("a", [0, 1]), ("b", [2, 3, 4])]
-
-
-def test_at_the_end_tokens_without_text_have_their_entries() -> None:
-    result = run([b"a", b"", b"\xf0\x9f", b""], [])
-    assert result.pushed == [("a", [0]), None, None, None]
-    assert result.last == ("", [1, 2, 3])
-
-
-def test_the_entry_of_a_broken_end_comes_with_the_text_that_was_held() -> None:
-    assert run([b"a.", b"\xf0\x9f"], [".."]) == ([("a", []), None], (".", [0, 1]), False)
-
-
-def test_a_broken_end_behind_a_stop_string_has_no_entry() -> None:
-    assert run([b"abc", b"\xf0\x9f"], ["abcd", "bc"]) == ([None, None], ("a", [0]), True)
-
-
-def test_the_broken_end_of_a_joined_character_is_delivered_with_its_entries() -> None:
-    assert run(["👩\u200d".encode(), b"\xf0\x9f", b"\x91"], []).last == ("\ufffd", [1, 2])
-
-
-def test_a_stop_string_may_end_in_the_broken_end() -> None:
-    result = run(["a👩\u200d".encode(), b"\xf0\x9f"], ["👩\u200d\ufffd"])
-    assert result == ([("a", []), None], ("", [0]), True)
-
-
-def test_entries_are_optional() -> None:
-    stream: Detokenizer[int] = Detokenizer(Words(texts("a", "b")))
-    assert [stream.push(0), stream.push(1), stream.finish()] == [("a", []), ("b", []), None]
 
 
 def test_special_tokens_are_text_like_any_other() -> None:

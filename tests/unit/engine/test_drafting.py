@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import cast
 
-import pytest
-
 from runner.cache.session import LiveSession
 from runner.drafts.policy import DraftPolicy
 from runner.engine.drafting import AnswerDrafter, Drafting
@@ -83,14 +81,6 @@ def test_a_round_is_held_back_for_the_token_on_its_way() -> None:
     assert drafter.propose(session, MOST, SAMPLER) == QUOTED[21:27]
 
 
-def test_what_was_held_back_is_dropped_if_another_token_came() -> None:
-    drafter, session = begun(ready(), [*QUOTED, 7, *QUOTED[:20]])
-    assert drafter.expects(session, MOST)
-    drafter.took(1, 0, 0.01)
-    session.recorded.append(9)
-    assert not drafter.propose(session, MOST, SAMPLER)
-
-
 def test_nothing_is_drafted_before_the_trial_is_over_and_it_begins_with_the_first_draft() -> None:
     drafting = Drafting(DraftPolicy.for_cpu(), trial := LateTrial())
     fresh, unrelated = begun(drafting, [*range(40)])
@@ -115,16 +105,6 @@ def test_after_a_trial_while_nothing_ran_no_answer_waits_for_one() -> None:
     assert not drafting.waits
 
 
-def test_a_model_that_fails_the_trial_is_never_drafted(caplog: pytest.LogCaptureFixture) -> None:
-    drafting = Drafting(DraftPolicy.for_cpu(), LateTrial("its masks look ahead"))
-    drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
-    drafter.propose(session, MOST, SAMPLER)
-    while drafting.waits:
-        drafting.advance()
-    assert not drafter.propose(session, MOST, SAMPLER)
-    assert (drafting.counts.state, drafting.counts.why) == ("off", "its masks look ahead")
-
-
 def test_rounds_are_counted_by_source() -> None:
     drafting = ready()
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
@@ -135,17 +115,6 @@ def test_rounds_are_counted_by_source() -> None:
     assert counts.rounds == 1
     assert (counts.drafted["own"], counts.accepted["own"]) == (len(drafts), 2)
     assert counts.state == "on"
-
-
-def test_drafts_that_are_always_wrong_come_to_an_end() -> None:
-    drafting, tried = ready(), 0
-    for number in range(60):
-        drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
-        drafts = drafter.propose(session, MOST, SAMPLER)
-        drafter.learn(len(drafts), 0)
-        drafter.took(1, 1 + len(drafts), 0.01 * (1 + len(drafts) / 4))
-        tried += bool(drafts) and number >= 20
-    assert tried <= 10
 
 
 class Model:
@@ -226,15 +195,3 @@ def test_a_model_rests_by_the_clock_and_what_is_known_is_drafted_all_the_same() 
     assert (drafting.model.guard.state.name, drafting.guard.state.name) == ("resting", "on")
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
     assert drafter.propose(session, MOST, SAMPLER) == QUOTED[20:27]
-
-
-def test_no_model_works_before_the_trial_is_over() -> None:
-    model = Model()
-    drafting = Drafting(DraftPolicy.for_cpu(), LateTrial("its masks look ahead"), model=model)
-    drafter, session = begun(drafting, [*range(40)])
-    assert not drafter.expects(session, MOST)
-    assert drafting.waits
-    while drafting.waits:
-        drafting.advance()
-    assert not drafter.propose(session, MOST, SAMPLER)
-    assert not model.asked

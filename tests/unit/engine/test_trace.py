@@ -48,47 +48,6 @@ def test_parts_follow_each_other_in_a_slice_that_holds_them(tmp_path: Path, cloc
     ]
 
 
-def test_a_slice_without_a_name_leaves_nothing(tmp_path: Path, clock: list[int]) -> None:
-    file = tmp_path / "trace.json"
-    one = Trace()
-    one.start(file)
-    for name in ("decode", "", "decode"):
-        one.begin()
-        clock[0] += 1_000
-        one.lap("schedule")
-        if name:
-            one.name(name)
-        clock[0] += 1_000
-        one.end()
-    one.flush()
-    assert [event["name"] for event in events(file)] == ["schedule", "decode"] * 2
-
-
-def test_a_full_buffer_is_written_even_if_the_engine_is_never_idle(
-    tmp_path: Path, clock: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trace, "_FLUSH_EVENTS", 4)
-    file = tmp_path / "trace.json"
-    one = Trace()
-    one.start(file)
-    for _ in range(3):
-        one.begin()
-        one.lap("schedule")
-        one.name("decode")
-        one.end()
-    assert [event["name"] for event in events(file)] == ["schedule", "decode"] * 2
-
-
-def test_a_trace_that_was_not_started_does_nothing() -> None:
-    one = Trace()
-    one.begin()
-    one.name("decode")
-    one.lap("forward")
-    one.end()
-    one.flush()
-    assert not one._events
-
-
 def write_slice(trace: Trace) -> None:
     trace.begin()
     trace.lap("schedule")
@@ -144,23 +103,3 @@ def test_a_file_that_could_block_the_engine_is_refused(kind: str, tmp_path: Path
             Trace().start(path if kind == "pipe" else Path(os.devnull))
     finally:
         os.close(reader)
-
-
-def test_a_pipe_without_a_reader_is_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match=r"--trace .*pipe: no such device or address; name a file"):
-        Trace().start(tmp_path / "pipe")
-
-
-def test_a_trace_replaces_an_older_one(tmp_path: Path) -> None:
-    file = tmp_path / "trace.json"
-    file.write_text("x" * 10_000)
-    one = Trace()
-    one.start(file)
-    write_slice(one)
-    assert [event["name"] for event in events(file)] == ["schedule", "decode"]
-
-
-def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--trace .*missing/trace\.json: no such file or directory"):
-        Trace().start(tmp_path / "missing" / "trace.json")

@@ -37,20 +37,6 @@ async def test_a_failed_write_falls_back_to_an_ordinary_call(monkeypatch: pytest
     assert await heard(one, 3) == [threading.get_ident()] * 3
 
 
-async def test_an_idle_loop_is_not_called() -> None:
-    called = 0
-
-    def answer() -> None:
-        nonlocal called
-        called += 1
-
-    one = Wakeup(asyncio.get_running_loop())
-    one.wake(answer)
-    for _ in range(5):
-        await asyncio.sleep(0.001)
-    assert called == 1
-
-
 def test_ringing_keeps_the_gil() -> None:
     keeps = 0x4  # what ctypes calls FUNCFLAG_PYTHONAPI
     assert wakeup._write._flags_ & keeps

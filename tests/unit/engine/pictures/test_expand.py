@@ -80,11 +80,6 @@ def test_every_text_is_tokenized_by_itself_and_only_the_first_begins_a_prompt(
     assert found.shift == 3 - 6 + 2 - 4 + 3 - 6
 
 
-def test_a_prompt_may_begin_with_a_picture(pieces: Pieces, support: PictureSupport) -> None:
-    found = expand("[img-4]", [image(4)], support, cast("Tokenizer", pieces), CONTEXT)
-    assert found.ids == [BOS, START, *[SOFT] * 6, END]
-
-
 def test_equal_files_have_one_name_and_others_their_own(pieces: Pieces, support: PictureSupport) -> None:
     media = [image(0), image(1), image(2, colour="blue"), image(3, 2, 3)]
     found = expand("[img-0][img-1][img-2][img-3]", media, support, cast("Tokenizer", pieces), CONTEXT)
@@ -93,21 +88,10 @@ def test_equal_files_have_one_name_and_others_their_own(pieces: Pieces, support:
     assert again.spans[0].picture.name == -2
 
 
-def test_a_picture_that_is_shown_twice_is_read_once(pieces: Pieces, support: PictureSupport) -> None:
-    found = expand("[img-0] [img-0]", [image(0)], support, cast("Tokenizer", pieces), CONTEXT)
-    assert found.spans[0].picture is found.spans[1].picture
-
-
 @pytest.mark.parametrize("prompt", ["[img-1]", "[img-0][img-7] and [img-8]", "[img-99999999999999999999999999]"])
 def test_a_marker_without_an_item_is_refused(prompt: str, pieces: Pieces, support: PictureSupport) -> None:
     assert refused(prompt, [image(0)], pieces, support).startswith("invalid image index: ")
     assert refused("[img-7]", [image(0)], pieces, support) == "invalid image index: 7"
-
-
-def test_a_marker_of_a_thousand_digits_is_refused_like_any_other(pieces: Pieces, support: PictureSupport) -> None:
-    text = refused(f"[img-{'9' * 9000}]", [image(0)], pieces, support)
-    assert text.startswith("invalid image index: 9999")
-    assert len(text) < 100
 
 
 WAVE = b"RIFF\x24\0\0\0WAVEfmt "
@@ -133,11 +117,6 @@ def test_what_is_no_picture_is_refused(
     assert refused("[img-0]", [Media(data=data, id=0, kind=kind)], pieces, support).startswith(text)
 
 
-def test_bytes_that_the_host_did_not_recognise_are_looked_at_once_more(pieces: Pieces, support: PictureSupport) -> None:
-    found = expand("[img-0]", [image(0, kind="")], support, cast("Tokenizer", pieces), CONTEXT)
-    assert len(found.spans) == 1
-
-
 def test_an_item_that_no_marker_names_is_told_in_the_log_and_not_looked_at(
     pieces: Pieces, support: PictureSupport, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,24 +126,6 @@ def test_an_item_that_no_marker_names_is_told_in_the_log_and_not_looked_at(
     (record,) = caplog.records
     assert record.message == "media that no marker names"
     assert getattr(record, "attributes") == {"ids": "0"}  # noqa: B009 - of our own logging
-
-
-def test_nothing_is_read_beyond_the_context(pieces: Pieces, support: PictureSupport) -> None:
-    media = [image(0, 30, 30), Media(data=b"damaged", id=1, kind="image")]
-    found = expand("[img-0][img-0][img-1] and more", media, support, cast("Tokenizer", pieces), CONTEXT)
-    assert len(found.ids) == 1 + 2 * 902
-    assert [text for text, _ in pieces.texts] == ["", ""]
-
-
-def test_a_prompt_beyond_the_context_has_no_digest_and_no_log(
-    pieces: Pieces, support: PictureSupport, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("runner.engine.pictures.expand.digest", None)
-    media = [image(0, 30, 30), image(1)]
-    with caplog.at_level(logging.WARNING):
-        found = expand("[img-0] [img-0][img-1]", media, support, cast("Tokenizer", pieces), CONTEXT)
-    assert {span.picture.name for span in found.spans} == {0}
-    assert caplog.messages == []
 
 
 def test_five_hundred_pictures_beyond_the_context_cost_a_few_headers(pieces: Pieces, support: PictureSupport) -> None:
@@ -209,27 +170,6 @@ def test_markers_without_media_are_text(pieces: Pieces, support: PictureSupport)
         request = prepare(wire, cast("Tokenizer", pieces), Limits(CONTEXT, 400), None, sees)
         assert request.prompt == [BOS, *ids_of("[img-0]")]
         assert request.pictures is None
-
-
-def test_media_without_a_marker_leave_a_text(pieces: Pieces, support: PictureSupport) -> None:
-    wire = CompletionRequest(prompt="ab", media=[image(0)])
-    request = prepare(wire, cast("Tokenizer", pieces), Limits(CONTEXT, 400), None, support)
-    assert request.prompt == [BOS, *ids_of("ab")]
-    assert request.pictures is None
-
-
-def test_ids_of_soft_tokens_may_lie_beyond_the_table(pieces: Pieces, support: PictureSupport) -> None:
-    limits = Limits(CONTEXT, 400)
-    beyond = support._replace(soft=1 << 20)
-    request = prepare(
-        CompletionRequest(prompt="[img-0]", media=[image(0)]), cast("Tokenizer", pieces), limits, None, beyond
-    )
-    assert max(request.prompt) == 1 << 20
-    for other in (support._replace(start=400), support._replace(end=400)):
-        with pytest.raises(RequestError, match="the model has no token 400"):
-            prepare(
-                CompletionRequest(prompt="[img-0]", media=[image(0)]), cast("Tokenizer", pieces), limits, None, other
-            )
 
 
 # --- models that see nothing
