@@ -3,6 +3,7 @@
 See docs/internals/wire.md, 8.4 and 11.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from scripts.tools.host.lib import Client, Process, Request, StatusError, spawn
 from scripts.tools.host.lib.generations import G
 from scripts.tools.models.scripted import BYTES, Transition, write_scripted
 from scripts.tools.models.store import write_store
-from tests.process.conftest import REQUEST_S, RUNNER
+from tests.process.conftest import RANDOM, REQUEST_S, RUNNER
 
 THINKER = "thinker:latest"
 HOST = replace(G, request_timeout_s=REQUEST_S)
@@ -132,3 +133,16 @@ async def test_an_invalid_format_is_refused_and_the_next_request_is_right(
     assert text in str(refusal.value)
     answer = await thinker.complete(Request("x", {"num_predict": 3}))
     assert answer.text == "..."
+
+
+@pytest.mark.full
+async def test_grammars_that_nobody_uses_do_not_fill_a_small_budget(models_dir: Path) -> None:
+    """Each takes 3 MB while it is used: five fill the budget."""
+    with spawn(RUNNER, RANDOM, models_dir=models_dir, generation=HOST, arguments=("--memory", "16M")) as process:
+        process.wait_ready(60)
+        async with Client.of(process) as client:
+            wanted = [structural_tag({"enum": [f"{number}{number}"]}) for number in range(8)]
+            requests = [Request("x", {"num_predict": 9}, format=each) for each in (*wanted, None, None)]
+            answers = await asyncio.gather(*map(client.complete, requests))
+            answers += [await client.complete(request) for request in requests]
+    assert [answer.text for answer in answers[:8]] == [f'"{number}{number}"' for number in range(8)]

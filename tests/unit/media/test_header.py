@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from runner.errors import MediaError
-from runner.media.header import read_header
-from tests.unit.media.pictures import encoded, in_form, png_chunk, png_of_size, seen, smooth
+from runner.media.header import MOST_PARTS, read_header
+from tests.unit.media.pictures import encoded, in_form, pattern, png_chunk, png_of_size, seen, smooth
 
 MANY = 200_000
 MOST_S, MOST_BYTES = 0.1, 1 << 20
@@ -181,3 +181,19 @@ def test_a_jpeg_of_many_scans_is_refused() -> None:
     place = data.rindex(b"\xff\xda")
     with pytest.raises(MediaError, match=r"^decode image: damaged JPEG: it has more than 100 scans$"):
         seen(data[:place] + data[place:-2] * 101 + data[-2:])
+
+
+def test_a_png_of_twenty_megabytes_has_thousands_of_chunks_of_pixels() -> None:
+    plain = encoded(Image.fromarray(pattern(200, 100)))
+    content = plain[plain.index(b"IDAT") + 4 : plain.index(b"IEND") - 8]
+    chunks = [png_chunk(b"IDAT", content[at : at + 2]) for at in range(0, len(content), 2)]
+    assert len(chunks) > MOST_PARTS
+    text = png_chunk(b"tEXt", b"key\0" + bytes(8000)) * 100
+    data = plain[:33] + text + b"".join(chunks) + plain[-12:]
+    assert np.array_equal(seen(data), seen(plain))
+
+
+def test_a_gif_may_have_a_profile_and_xmp_before_its_first_frame() -> None:
+    blocks = b"".join(bytes([255]) + bytes(255) for _ in range(2000))
+    data = gif_with(b"!\xff\x0bICCRGBG1012" + blocks + b"\0" + b"!\xfe\5hello\0")
+    assert np.array_equal(seen(data), seen(PLAIN["gif"]))

@@ -208,3 +208,42 @@ def test_what_is_no_file_of_ours_is_a_miss_and_keeps_nothing_from_being_written(
                 bytes(each.data) for each in KEPT
             ]
             assert thread.shelf.read_bytes <= read
+
+
+def flip_sign(_: Random, path: Path) -> None:
+    """Of the first token: a picture that the segment does not have."""
+    data = bytearray(path.read_bytes())
+    data[8 + int.from_bytes(data[:8], "little") + 3] ^= 0x80
+    path.write_bytes(data)
+
+
+def test_a_token_that_is_wrong_is_found_by_a_prompt_that_parts_within_its_segment(tmp_path: Path) -> None:
+    first = Thread(tmp_path)
+    first.put(*KEPT)
+    victim = first.shelf.folder / KEPT[2].name.file
+    flip_sign(Random(1), victim)
+    thread = Thread(tmp_path)
+    assert [found.segment.name for found in asked(thread, PROMPTS["parts within"])] == [each.name for each in KEPT[:2]]
+    assert thread.shelf.rejected == {"tokens": 1}
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize("change", ENTRIES_OF_A_DIRECTORY[:3])
+def test_what_becomes_no_file_after_the_listing_is_a_miss(change: Change, tmp_path: Path) -> None:
+    thread = Thread(tmp_path)
+    thread.put(*KEPT)
+    change(Random(1), thread.shelf.folder / KEPT[0].name.file)
+    assert asked(thread, PROMPTS["the same"]) == []
+    assert thread.put(KEPT[0]) == [True]
+
+
+def test_a_hole_is_not_read(tmp_path: Path) -> None:
+    """A file of a gibibyte whose header is right, and one whose header says so."""
+    first = Thread(tmp_path)
+    first.put(*KEPT)
+    for kept, size in zip(KEPT, (1 << 30, 1 << 30, 8), strict=True):
+        os.truncate(first.shelf.folder / kept.name.file, size)
+    thread = Thread(tmp_path)
+    assert asked(thread, PROMPTS["the same"]) == []
+    assert thread.shelf.read_bytes == 0
+    assert thread.shelf.rejected == {"crc": 2, "torn": 1}

@@ -198,3 +198,22 @@ def test_a_start_reads_no_file_however_many_there_are(tmp_path: Path) -> None:
     assert len(again.shelf.index.names) == 3
     assert not {"open", "read"} & set(again.files.calls)
     assert thread.shelf.index.names.keys() == again.shelf.index.names.keys()
+
+
+def test_the_bound_holds_over_two_processes_and_what_is_evicted_is_not_looked_for(tmp_path: Path) -> None:
+    """Each may be above it by the segment that it is writing."""
+    threads = [Thread(tmp_path, 4 * SIZE) for _ in range(2)]
+    for index, thread in enumerate(threads):
+        for each in others(8, 2000 + 1000 * index):
+            thread.write(each, lambda _: None)
+    most, worked = 0, True
+    while worked:
+        steps = [thread.step() for thread in threads]
+        worked = any(steps)
+        most = max(most, folder_bytes(threads[0]))
+    assert 2 * SIZE < most <= 5 * SIZE
+    assert sum(thread.shelf.written_bytes for thread in threads) > 15 * SIZE
+    assert folder_bytes(threads[0]) <= threads[0].sweep.held_bytes <= 4 * SIZE
+    threads[0].files.now += 61
+    threads[0].shelf.relist()
+    assert set(threads[0].shelf.index.names) == {path.name for path in threads[0].shelf.folder.glob("*.kv")}
