@@ -13,7 +13,8 @@ from runner.model.layer_count import check_extra_layers, extra_layers
 from runner.model.packing import check_companions
 from runner.model.sources.checkpoint import Checkpoint, ReportFault, Tensor, raise_fault
 from runner.model.sources.directory import open_directory
-from runner.model.sources.name import find_manifest, parse_name
+from runner.model.sources.manifest import find_manifest
+from runner.model.sources.name import parse_name
 from runner.model.sources.store import open_store
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")

@@ -93,6 +93,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     loads: bool
     source: Literal["store", "directory"] | None
     path: str | None
+    children: list[str]
+    """Of the list of manifests in which a store has the model."""
     architecture: str | None
     module: str | None
     defaults: dict[str, object]
@@ -158,6 +160,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         loads=not problems,
         source=None if checkpoint is None else "store" if checkpoint.from_store else "directory",
         path=plain(str(checkpoint.path)) if checkpoint else None,
+        children=[plain(str(child)) for child in checkpoint.children] if checkpoint else [],
         architecture=plain(found.architecture) if found.architecture else None,
         module=f"mlx_lm.models.{found.family.module}" if found.family else None,
         defaults=found.defaults,

@@ -45,6 +45,8 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
     yield "model", found.model
     if found.path:
         yield found.source or "path", found.path
+    if found.children:
+        yield "list of", f"{', '.join(found.children)}; the first for mlx is taken"
     if found.architecture:
         yield "architecture", f"{found.architecture}, run by {found.module}"
     if stated := [f"{field} {_value(value)}" for field, value in found.defaults.items() if value is not False]:

@@ -6,6 +6,6 @@ read here, except by `digests`, which hashes blobs for `--verify`. Needs no MLX;
 A fault that leaves something to go on with goes to a `ReportFault` callback: serving raises it (`raise_fault`),
 `mlx-runner check` collects it and continues. Tensors that cannot be read are then listed as `unreadable`.
 
-Read in this order: `checkpoint` (the result), `header` (safetensors headers, checked), `name` (model names and
-manifests), `store`, `directory`, `digests`.
+Read in this order: `checkpoint` (the result), `header` (safetensors headers, checked), `name` (model names),
+`manifest` (both trees of tags), `store`, `directory`, `digests`.
 """

@@ -1,6 +1,6 @@
 """A model on disk, in either form: text files by name, and logical tensors as the headers describe them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,6 +58,19 @@ class File(NamedTuple):
                 raise ModelError(f"read {self.path}: {os_reason(error)}") from error
 
 
+class Child(NamedTuple):
+    """A manifest in a list of manifests, of which each host chooses one by its runner."""
+
+    runner: str
+    format: str
+    digest: str = ""
+    """`sha256-<64 hex>` of the manifest's blob; empty if the list holds the manifest itself."""
+    is_local: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.runner or 'no runner'} ({self.format or 'no format'}{'' if self.is_local else ', not pulled'})"
+
+
 class Checkpoint(NamedTuple):
     """A model in a store or a directory. No tensor data has been read.
 
@@ -76,6 +89,10 @@ class Checkpoint(NamedTuple):
     """Placeholders without a shape for tensors whose file was reported as unreadable, under the best known name."""
     draft_bytes: Mapping[str, int] = {}
     """Layer name -> size, for the tensor layers of a draft model that lies beside this one, which are not opened."""
+    manifest: Mapping[str, object] = {}
+    """The store's manifest as it was read; empty for a directory."""
+    children: Sequence[Child] = ()
+    """Those of the list in which the manifest was found."""
     text_blobs: Mapping[str, File] = {}
     """The store's blobs without tensors, by their name in the manifest; empty for a directory."""
 

@@ -1,19 +1,17 @@
-"""Ollama's model names, and the manifests that a store keeps for them (docs/internals/store.md, 1.1 to 1.3)."""
+"""Ollama's model names (docs/internals/store.md, 1.2)."""
 
-import os
 import re
-import stat
-from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-from runner.errors import MissingError, ModelError
-from runner.model.sources.header import os_reason
+from runner.errors import ModelError
 
 DEFAULT_HOST = "registry.ollama.ai"
+PUBLIC_HOST = "ollama.com"
+"""The default host as a store of 0.40 writes it."""
+PUBLIC_HOSTS = (DEFAULT_HOST, PUBLIC_HOST)
 DEFAULT_NAMESPACE = "library"
 DEFAULT_TAG = "latest"
-_SHOWN = 20
+_DIGEST = re.compile(r"(?:sha256-)?([0-9a-f]{12,64})")
 
 _PARTS = {
     "host": re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,349}"),
@@ -38,8 +36,22 @@ class ModelName(NamedTuple):
         return text.removeprefix(f"{DEFAULT_HOST}/").removeprefix(f"{DEFAULT_NAMESPACE}/")
 
     @property
+    def is_public(self) -> bool:
+        """True for the models of Ollama's own registry, by either of its names."""
+        return self.host.lower() in PUBLIC_HOSTS
+
+    @property
+    def digest(self) -> str:
+        """The hexadecimal digits of a blob that is named in place of a model, 12 to 64; empty for other names."""
+        found = _DIGEST.fullmatch(self.model.lower())
+        is_bare = self.is_public and (self.namespace.lower(), self.tag.lower()) == (DEFAULT_NAMESPACE, DEFAULT_TAG)
+        return found[1] if found and is_bare else ""
+
+    @property
     def folded(self) -> tuple[str, ...]:
-        return tuple(part.casefold() for part in self)
+        """Equal for names that hosts take for one."""
+        name = self._replace(host=DEFAULT_HOST) if self.is_public else self
+        return tuple(part.casefold() for part in name)
 
     def is_valid(self) -> bool:
         return all(_PARTS[field].fullmatch(part) for field, part in zip(self._fields, self, strict=True))
@@ -60,53 +72,3 @@ def parse_name(text: str) -> ModelName:
         if name.is_valid():
             return name
     raise ModelError(f"read manifest: invalid model name {text!r}: want [host/][namespace/]model[:tag]")
-
-
-def manifest_path(models_dir: Path, name: ModelName) -> Path:
-    """Returns the path of the manifest for exactly this name, whether it exists or not."""
-    return models_dir.joinpath("manifests", *name)
-
-
-def find_manifest(models_dir: Path, name: ModelName) -> Path | None:
-    """Finds the manifest of `name`: the exact spelling first, then spellings that differ only in case.
-
-    Raises ModelError if this user may not read it.
-    """
-    exact = manifest_path(models_dir, name)
-    try:
-        if stat.S_ISREG(exact.stat().st_mode):
-            return exact
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as error:
-        raise ModelError(f"read manifest: open {exact}: {os_reason(error)}") from error
-    return next((path for found, path in _manifests(models_dir) if found.folded == name.folded), None)
-
-
-def missing_manifest_error(models_dir: Path, name: ModelName) -> MissingError:
-    """Returns the error for a model that does not exist: Go's message, then advice; for people, the models that do."""
-    stored = [found for found, _ in _manifests(models_dir)]
-    tags = [found.tag for found in stored if found.folded[:-1] == name.folded[:-1]]
-    if tags:
-        advice = f"its tags are {', '.join(tags)}"
-    elif os.path.isdir(models_dir / "manifests"):  # noqa: PTH112 - Path.is_dir raises for a closed directory
-        advice = "`ollama list` names the models that are there, --models-dir another store"
-    else:
-        advice = f"{models_dir} holds no models: --models-dir names the store"
-    names = [found.short for found in stored]
-    beyond = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    there = f"it holds {', '.join(names[:_SHOWN])}{beyond}" if names else "it holds no models"
-    return MissingError(
-        f"read manifest: open {manifest_path(models_dir, name)}: no such file or directory ({advice})",
-        f"there is no model {name.short} in {models_dir}: {there}. `ollama pull {name.short}` fetches it if Ollama's"
-        " library has it, `ollama create --experimental` makes one of a directory; a directory is named by its path"
-        f" (./{name.model}), another store by --models-dir",
-    )
-
-
-def _manifests(models_dir: Path) -> Iterator[tuple[ModelName, Path]]:
-    """Yields every manifest at the right depth with a valid name; skips `.DS_Store`, stray and unreadable files."""
-    for path in sorted((models_dir / "manifests").glob("*/*/*/*")):
-        name = ModelName(*path.parts[-4:])
-        if name.is_valid() and os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a closed directory
-            yield name, path

@@ -4,7 +4,6 @@ See docs/internals/store.md, 1 and 2.
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -20,12 +19,12 @@ from runner.model.sources.checkpoint import (
     raise_fault,
 )
 from runner.model.sources.header import HeaderEntry, read_header
-from runner.model.sources.name import find_manifest, missing_manifest_error, parse_name
+from runner.model.sources.manifest import BLOBS, DIGEST, find_manifest, missing_manifest_error, read_manifest
+from runner.model.sources.name import parse_name
 
 _TENSOR = "application/vnd.ollama.image.tensor"
 _JSON = "application/vnd.ollama.image.json"
 _MODEL_FORMAT = "safetensors"
-_DIGEST = re.compile(r"sha256[:-][0-9a-fA-F]{64}")
 _DRAFT = ("draft.", "draft/")
 """Prefixes of a draft model that lies beside a model: of its tensors, and of its files."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
@@ -54,10 +53,10 @@ def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -
     layers go to `report`, and their tensors become `unreadable`.
     """
     parsed = parse_name(name)
-    path = find_manifest(models_dir, parsed)
-    if path is None:
+    found = find_manifest(models_dir, parsed)
+    if found is None:
         raise missing_manifest_error(models_dir, parsed)
-    manifest = _read_manifest(path)
+    path, manifest, children = read_manifest(models_dir, found)
     config = _config_blob(name, path, manifest, models_dir, report)
     unreadable: dict[str, Tensor] = {}
     layers = list(_layers(path, manifest, models_dir, unreadable, report))
@@ -77,6 +76,8 @@ def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -
         from_store=True,
         missing_file='config "{}" not found in manifest',
         unreadable=unreadable,
+        manifest=manifest,
+        children=children,
         draft_bytes={layer.name: layer.size_bytes for layer in tensor_layers if layer.is_draft},
         text_blobs={**config, **{key: file for key, file in files.items() if not key.startswith(_DRAFT)}},
     )
@@ -85,8 +86,7 @@ def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -
 def open_stored_draft(target: Checkpoint, models_dir: Path) -> Checkpoint:
     """Opens the draft model that lies beside `target`, a model of the store. One without a tokenizer has that of the
     model. Raises ModelError."""
-    manifest = _read_manifest(target.path)
-    layers = [layer for layer in _layers(target.path, manifest, models_dir, {}, raise_fault) if layer.is_draft]
+    layers = [layer for layer in _layers(target.path, target.manifest, models_dir, {}, raise_fault) if layer.is_draft]
     tensors, files = _DRAFT
     blobs = {layer.blob: layer for layer in layers if layer.media_type == _TENSOR}
     found = {layer.name.removeprefix(files): layer.file for layer in layers if layer.media_type == _JSON}
@@ -100,18 +100,6 @@ def open_stored_draft(target: Checkpoint, models_dir: Path) -> Checkpoint:
         from_store=True,
         missing_file='config "draft/{}" not found in manifest',
     )
-
-
-def _read_manifest(path: Path) -> Mapping[str, object]:
-    try:
-        manifest = json.loads(File(path).read())
-    except ModelError as error:
-        raise ModelError(f"read manifest: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"parse manifest: {path}: {error}") from error
-    if not isinstance(manifest, dict):
-        raise ModelError(f"parse manifest: {path}: want a JSON object, found {type(manifest).__name__}")
-    return manifest
 
 
 def _layers(
@@ -136,11 +124,11 @@ def _layer(path: Path, item: object, models_dir: Path) -> _Layer:
     if not isinstance(item, dict):
         raise ModelError(f"parse manifest: {path}: a layer is not an object: {item!r}")
     media_type, name, digest, size = (item.get(key) for key in ("mediaType", "name", "digest", "size"))
-    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+    if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
         raise ModelError(f"parse manifest: {path}: invalid digest {digest!r} of layer {name or media_type!r}")
     if type(size) is not int or size < 0:
         raise ModelError(f"parse manifest: {path}: invalid size {size!r} of layer {name or media_type!r}")
-    blob = models_dir / "blobs" / digest.replace(":", "-")
+    blob = models_dir / BLOBS / digest.replace(":", "-")
     return _Layer(media_type if isinstance(media_type, str) else "", name if isinstance(name, str) else "", blob, size)
 
 
@@ -160,7 +148,7 @@ def _config_blob(
     if config.get("model_format") != _MODEL_FORMAT:
         raise ModelError(
             f"model {name} has the format {config.get('model_format')!r}, want {_MODEL_FORMAT!r}"
-            f" (`ollama create --experimental` makes such models): {layer.blob}"
+            f" (`ollama create` makes such models): {layer.blob}"
         )
     return {"the model config": layer.file}
 

@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from runner.errors import ModelError
-from runner.model.sources.name import DEFAULT_HOST, DEFAULT_NAMESPACE, ModelName, find_manifest, parse_name
+from runner.model.sources.manifest import find_manifest, read_manifest, stored_tags, tag_name
+from runner.model.sources.name import DEFAULT_NAMESPACE, ModelName, parse_name
 
 _JSON = "application/vnd.ollama.image.json"
 _SAFETENSORS = "safetensors"
@@ -88,12 +90,14 @@ class Catalog:
             path = find_manifest(self._models_dir, parsed)
         except ModelError:
             return None
-        return None if path is None else _of_manifest(path, self._models_dir)
+        if path is None:
+            return None
+        return _of_manifest(parsed if parsed.digest else tag_name(path), path, self._models_dir)
 
     def all(self) -> list[Model]:
         """Returns every model that is kept as safetensors, the newest first."""
-        paths = (self._models_dir / "manifests").glob("*/*/*/*")
-        models = [model for path in paths if path.is_file() and (model := _of_manifest(path, self._models_dir))]
+        tags = stored_tags(self._models_dir)
+        models = [model for name, path in tags if (model := _of_manifest(name, path, self._models_dir))]
         stored = [model for model in models if model.config.get("model_format") == _SAFETENSORS]
         single = [self._directory] if self._directory is not None else []
         return single + sorted(stored, key=lambda model: -model.modified)
@@ -114,22 +118,21 @@ def _of_directory(directory: Path) -> Model:
     )
 
 
-def _of_manifest(path: Path, models_dir: Path) -> Model | None:
-    """Returns the model of one manifest; None for a file that is none."""
+def _of_manifest(name: ModelName, path: Path, models_dir: Path) -> Model | None:
+    """Returns the model of one tag; None if there is no manifest for this runner in it."""
     try:
         raw = path.read_bytes()
-        manifest = json.loads(raw)
+        manifest: dict[str, Any] = dict(read_manifest(models_dir, path).content)
         layers = [*manifest["layers"], manifest["config"]]
         blobs = {layer["digest"]: _blob(models_dir, layer["digest"]) for layer in layers}
         size_bytes = sum(layer["size"] for layer in layers)
         files = {layer["name"]: blobs[layer["digest"]] for layer in layers if layer["mediaType"] == _JSON}
         config = json.loads(blobs[manifest["config"]["digest"]].read_bytes())
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ModelError, OSError, ValueError, KeyError, TypeError):
         return None
-    name = _shortest(ModelName(*path.parts[-4:]))
     return Model(
-        name=name,
-        argument=name,
+        name=_shortest(name),
+        argument=_shortest(name),
         digest=hashlib.sha256(raw).hexdigest(),
         size_bytes=size_bytes,
         modified=path.stat().st_mtime,
@@ -147,6 +150,6 @@ def _blob(models_dir: Path, digest: str) -> Path:
 def _shortest(name: ModelName) -> str:
     """Returns the name as Ollama shows it: without its defaults, always with its tag."""
     last = f"{name.model}:{name.tag}"
-    if name.host != DEFAULT_HOST:
+    if not name.is_public:
         return f"{name.host}/{name.namespace}/{last}"
     return last if name.namespace == DEFAULT_NAMESPACE else f"{name.namespace}/{last}"

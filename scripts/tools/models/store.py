@@ -1,4 +1,4 @@
-"""Writes models into an Ollama-style store, as `ollama create --experimental` does.
+"""Writes models into an Ollama-style store, as `ollama create` does.
 
 See docs/internals/store.md, 1, 2, 5.
 """
@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from scripts.tools.models.layouts import HEAD, Blob, Layout, import_packed, is_packed, plan
 from scripts.tools.models.tensors import (
@@ -39,13 +40,17 @@ __all__ = [
     "source_tensors",
     "write_ancient_store",
     "write_blobs",
+    "write_list",
     "write_store",
+    "write_tag",
 ]
 
 TENSOR = "application/vnd.ollama.image.tensor"
 JSON = "application/vnd.ollama.image.json"
 CONFIG = "application/vnd.docker.container.image.v1+json"
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+LIST = "application/vnd.ollama.manifest.list.v2+json"
+_V2_HOSTS = {"registry.ollama.ai": "ollama.com"}
 
 
 @dataclass
@@ -115,6 +120,42 @@ class Store:
     def drop(self, name: str) -> None:
         """Takes the layer out of the manifest; the blob stays."""
         self.manifest = {**self.manifest, "layers": [layer for layer in self.layers if layer.get("name") != name]}
+
+
+def write_tag(
+    models_dir: Path, name: str, document: Mapping[str, object], form: Literal["link", "copy", "hard link"] = "link"
+) -> Path:
+    """Writes a tag as hosts from 0.40 do: a blob of the manifest or list, and a link to it, or a copy where there are
+    no links. Returns the tag."""
+    store = Store(models_dir, Path())
+    blob = store.blob(store.add_blob(json.dumps(document, separators=(",", ":")).encode(), MANIFEST)["digest"])
+    host, *rest = manifest_path(models_dir, name).relative_to(models_dir / "manifests").parts
+    tag = models_dir.joinpath("manifests-v2", _V2_HOSTS.get(host, host).replace(":", "%3A"), *rest)
+    tag.parent.mkdir(parents=True, exist_ok=True)
+    tag.unlink(missing_ok=True)
+    if form == "link":
+        tag.symlink_to(Path("../../../../blobs", blob.name))
+    elif form == "hard link":
+        tag.hardlink_to(blob)
+    else:
+        tag.write_bytes(blob.read_bytes())
+    return tag
+
+
+def write_list(
+    models_dir: Path, name: str, children: Sequence[tuple[str, Mapping[str, object]]], *, inline: bool = False
+) -> Path:
+    """Writes a tag that lists manifests, each with its runner. Returns the tag."""
+    store = Store(models_dir, Path())
+    entries: list[dict[str, object]] = []
+    for runner, manifest in children:
+        form = {"runner": runner, "format": "safetensors" if runner.strip().lower() == "mlx" else "gguf"}
+        if inline:
+            entries.append({**manifest, **form})
+        else:
+            data = json.dumps(manifest, separators=(",", ":")).encode()
+            entries.append({"mediaType": MANIFEST, "digest": store.add_blob(data, MANIFEST)["digest"], **form})
+    return write_tag(models_dir, name, {"schemaVersion": 2, "mediaType": LIST, "manifests": entries})
 
 
 def manifest_path(models_dir: Path, name: str) -> Path:

@@ -18,6 +18,7 @@ KEYS = (
         "loads",
         "source",
         "path",
+        "children",
         "architecture",
         "module",
         "defaults",
