@@ -8,6 +8,8 @@ class _Status(msgspec.Struct, frozen=True, rename="pascal"):
     progress: int
     context_length: int
     memory: int
+    embedding_dimensions: list[int] | None = None
+    """The sizes in which the model embeds texts; hosts from 0.40 look for the key."""
 
 
 _READY, _COMPLETE = 0, 100

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from http import HTTPStatus
 from time import perf_counter
 
 from aiohttp import web
@@ -39,6 +40,9 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     async def loaded(http: web.Request) -> web.Response:
         return _json(LOADED if http.method in ("GET", "POST") else b"")
 
+    async def embeddings(_: web.Request) -> web.Response:
+        raise RequestError("this model does not support embeddings", HTTPStatus.NOT_IMPLEMENTED)
+
     threads, bodies = TokenizeThreads(), RequestBodies()
     completion = CompletionEndpoint(engine, helper, threads, bodies)
     tokenize = TokenizeEndpoint(engine, threads, bodies)
@@ -51,6 +55,8 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     for path in _COMPLETION_PATHS:
         app.router.add_post(path, completion.post)
     app.router.add_post("/v1/tokenize", tokenize.post)
+    app.router.add_post("/v1/detokenize", tokenize.post_ids)
+    app.router.add_post("/v1/embeddings", embeddings)
     stats = StatsEndpoints(engine, helper)
     app[_STATS_CACHE], app[CONNECTIONS] = stats.stats_cache, Connections()
     stats.add_to(app.router)

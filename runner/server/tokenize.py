@@ -1,4 +1,4 @@
-"""`POST /v1/tokenize`: plain text in, a JSON array of ids out."""
+"""`POST /v1/tokenize`: plain text in, a JSON array of ids out; and `POST /v1/detokenize`, the way back."""
 
 from codecs import iterdecode
 from collections.abc import Iterator, Sequence
@@ -7,10 +7,16 @@ import msgspec
 from aiohttp import web
 
 from runner.engine.engine import Engine
+from runner.errors import RequestError
 from runner.server.request_body import RequestBodies
 from runner.server.tokenize_threads import TokenizeThreads
 
 MOST_TEXT_BYTES = 256 << 20
+MOST_IDS_BYTES = 8 << 20
+"""Of a JSON array of ids: more than the longest context has."""
+_ID_BYTES = 16
+"""The memory of an id that is held, for each byte of its text."""
+_IDS = msgspec.json.Decoder(list[int] | None)
 
 
 class TokenizeEndpoint:
@@ -28,22 +34,33 @@ class TokenizeEndpoint:
         response by then: so the bracket is sent together with the end.
         """
         with self._bodies.body() as body:
-            text = _Text()
+            text = _Body()
             await body.read(http, MOST_TEXT_BYTES, text.take)
-            pieces = self._pieces(text.chunks)
-            response = web.StreamResponse(headers={"Content-Type": "application/json"})
-            last = await self._threads.run(text.size, next, pieces, b"")
-            while piece := await self._threads.run(text.size, next, pieces, b""):
-                if not response.prepared:
-                    await response.prepare(http)
-                await response.write(last)
-                last = piece
+            return await self._respond(http, text.size, self._ids(text.chunks))
+
+    async def post_ids(self, http: web.Request) -> web.StreamResponse:
+        """Responds with the text of a JSON array of ids, special tokens included. Ids that the vocabulary lacks are
+        left out."""
+        with self._bodies.body() as body:
+            ids = _Body()
+            await body.read(http, MOST_IDS_BYTES, lambda piece: ids.take(piece) * _ID_BYTES)
+            return await self._respond(http, ids.size, self._text(ids.chunks))
+
+    async def _respond(self, http: web.Request, size: int, pieces: Iterator[bytes]) -> web.StreamResponse:
+        """Sends each piece when the next one is known."""
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        last = await self._threads.run(size, next, pieces, b"")
+        while piece := await self._threads.run(size, next, pieces, b""):
+            if not response.prepared:
+                await response.prepare(http)
+            await response.write(last)
+            last = piece
         if not response.prepared:
             return web.Response(body=last, content_type="application/json")
         await response.write_eof(last)
         return response
 
-    def _pieces(self, chunks: Sequence[bytes]) -> Iterator[bytes]:
+    def _ids(self, chunks: Sequence[bytes]) -> Iterator[bytes]:
         """Yields the array as text, in pieces, the last with the bracket. Bytes that are not UTF-8 count as U+FFFD."""
         piece = b""
         for ids in self._engine.tokenizer.encode_parts(iterdecode(chunks, "utf-8", "surrogateescape")):
@@ -53,8 +70,21 @@ class TokenizeEndpoint:
                 piece = (b"," if piece else b"[") + msgspec.json.encode(ids)[1:-1]
         yield (piece or b"[") + b"]"
 
+    def _text(self, chunks: Sequence[bytes]) -> Iterator[bytes]:
+        """Yields the JSON string in pieces. Bytes that are not UTF-8 become U+FFFD. Raises RequestError."""
+        try:
+            ids = _IDS.decode(b"".join(chunks)) or []
+        except (ValueError, RecursionError):  # what is no JSON, and what is no array of integers
+            raise RequestError("Bad Request") from None
+        piece = b'"'
+        for text in self._engine.tokenizer.decode_parts(ids):
+            if text:
+                yield piece
+                piece = msgspec.json.encode(text)[1:-1]
+        yield piece + b'"'
 
-class _Text:
+
+class _Body:
     """A body as it arrived."""
 
     def __init__(self) -> None:

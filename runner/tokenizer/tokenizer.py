@@ -1,6 +1,6 @@
 """Encodes text to ids and decodes ids to bytes, for all kinds of vocabularies."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 
@@ -15,6 +15,8 @@ from runner.tokenizer.tokenizer_model import CONVERT, TokenizerModel
 _LINE_END = "\n"
 PART_CHARACTERS = 1 << 18
 """The length of a part in `encode_parts`: some tenths of a second, and about ten megabytes."""
+_PART_IDS = 4096
+"""Of `decode_parts`: a few milliseconds."""
 _OTHER_FORMS = (
     ("vocab.json", "merges.txt"),
     ("vocab.txt",),
@@ -94,6 +96,15 @@ class Tokenizer:
         """True if the ids of a text are those of its lines in turn."""
         lines = ("one line\n", "and another")
         return self._backend.encode("".join(lines)) == [token for line in lines for token in self._backend.encode(line)]
+
+    def decode_parts(self, ids: Sequence[int]) -> Iterator[str]:
+        """Yields the text of tokens, a part at a time: special tokens as they are spelled, unknown ids as nothing, and
+        U+FFFD for each byte that is not UTF-8."""
+        text, size = utf8.decoder(), self.vocab_size
+        for start in range(0, len(ids), _PART_IDS):
+            part = ids[start : start + _PART_IDS]
+            yield text.decode(b"".join(self.token_bytes(each) for each in part if 0 <= each < size))
+        yield text.decode(b"", final=True)
 
     @cached_property
     def longest_bytes(self) -> int:

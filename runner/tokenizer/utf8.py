@@ -22,6 +22,11 @@ def decode(data: bytes) -> str:
     return data.decode("utf-8", _ONE_PER_BYTE)
 
 
+def decoder() -> codecs.IncrementalDecoder:
+    """Returns a decoder of pieces, the last one `final`, which replaces bytes as `decode` does."""
+    return codecs.getincrementaldecoder("utf-8")(_ONE_PER_BYTE)
+
+
 class Utf8Stream:
     """The incremental decoder of one generation, which owns it. Holds at most three bytes."""
 

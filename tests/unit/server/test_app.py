@@ -19,7 +19,8 @@ METRICS = Metrics(prompt_eval_count=2, eval_count=1)
 async def test_status_is_answered_from_the_last_published_numbers(client: Client, path: str) -> None:
     response = await client.get(path)
     assert (response.status, response.content_type) == (200, "application/json")
-    assert await response.json() == {"Status": 0, "Progress": 100, "ContextLength": CONTEXT, "Memory": MEMORY_BYTES}
+    status = {"Status": 0, "Progress": 100, "ContextLength": CONTEXT, "Memory": MEMORY_BYTES}
+    assert await response.json() == {**status, "EmbeddingDimensions": None}
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/models"), ("POST", "/v1/models"), ("POST", "/load")])
@@ -225,6 +226,45 @@ async def test_tokenize_takes_plain_text_and_answers_while_a_stream_is_open(clie
     assert await tokenized.json() == [104, 195, 169]
     assert await (await client.post("/v1/tokenize", data=b"")).json() == []
     response.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"[104, 195, 169]", "h\u00e9"),
+        (b"[195, 104, 195]", "\ufffdh\ufffd"),
+        (b"[104, 9999999, -1, 9223372036854775807, 105]", "hi"),
+        (b"[34, 92, 10]", '"\\\n'),
+        (b"[]", ""),
+        (b" null ", ""),
+    ],
+)
+async def test_ids_become_their_text(body: bytes, text: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in (1, 4096):
+        monkeypatch.setattr("runner.tokenizer.tokenizer._PART_IDS", size)
+        assert await (await client.post("/v1/detokenize", data=body)).json() == text
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b'["a"]', b"[1.0]", b"[1", b"[true]", b"[1" + b"0" * 9999 + b"]", b"[" * 9999]
+)
+async def test_what_is_no_array_of_ids_is_a_bad_request(body: bytes, client: Client) -> None:
+    response = await client.post("/v1/detokenize", data=body)
+    assert (response.status, await response.text()) == (400, "Bad Request\n")
+
+
+async def test_unknown_ids_take_no_memory_and_long_arrays_are_refused(client: Client, engine: Script) -> None:
+    assert await (await client.post("/v1/detokenize", data=str(list(range(10**6, 10**6 + 5000))))).json() == ""
+    assert max(engine.tokenizer._bytes, default=0) < engine.tokenizer.vocab_size
+    response = await client.post("/v1/detokenize", data=b"[" + b" " * (8 << 20) + b"]")
+    assert response.status == 413
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"content": "a"}'])
+async def test_a_model_without_embeddings_says_so_whatever_is_asked(body: bytes, client: Client) -> None:
+    response = await client.post("/v1/embeddings", data=body)
+    assert (response.status, await response.text()) == (501, "this model does not support embeddings\n")
+    assert (await client.get("/v1/embeddings")).status == 405
 
 
 async def test_a_long_text_delays_a_short_one_by_one_part_at_most(
