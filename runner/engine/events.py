@@ -1,4 +1,5 @@
-"""The events of one request, from the engine to the event loop: Refused; or Started, Text..., Finished or Failed."""
+"""The events of one request, from the engine to the event loop: Refused; or Started, Text... or Scored, and Finished or
+Failed."""
 
 import asyncio
 from collections import deque
@@ -27,6 +28,12 @@ class Text(msgspec.Struct, frozen=True):
     metrics: Metrics | None
 
 
+class Scored(msgspec.Struct, frozen=True):
+    """The log-probabilities of a request's candidates, in their order, right after its prompt."""
+
+    logprobs: list[float]
+
+
 class Finished(msgspec.Struct, frozen=True):
     """The request ended normally."""
 
@@ -40,7 +47,7 @@ class Failed(msgspec.Struct, frozen=True):
     text: str
 
 
-Event = Refused | Started | Text | Finished | Failed
+Event = Refused | Started | Text | Scored | Finished | Failed
 
 
 class EventStream:

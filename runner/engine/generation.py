@@ -9,7 +9,7 @@ import mlx.core as mx
 from protocol import DoneReason, Logprob, Metrics
 from runner.cache.session import LiveSession
 from runner.engine.answer_grammar import AnswerGrammar
-from runner.engine.events import Event, Failed, Finished, Text
+from runner.engine.events import Event, Failed, Finished, Scored, Text
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.observe.trace import TRACE
 from runner.engine.output.detokenizer import Detokenizer, Piece, joined
@@ -241,10 +241,13 @@ class Generation:
 
     def _take(self, choice: Choice, *, completes: bool = False) -> list[Event]:
         self.unseen = len(choice.forced) + int(self.room <= 1)
-        if choice.token in self.tokenizer.eos:
+        if self.request.sampling.candidates or choice.token in self.tokenizer.eos:
             self.session.record(choice.token)
             self.life.first_token_ns = self.life.first_token_ns or perf_counter_ns()
-            return self._finish(DoneReason.STOP)
+            scored: list[Event] = []
+            if self.request.sampling.candidates:
+                scored = [Scored([logprob for _, logprob in choice.top])]
+            return [*scored, *self._finish(DoneReason.STOP)]
         before = self.life.generated
         logprob = None if choice.logprob is None else entry(choice, choice.logprob, self.tokenizer)
         events = self.push([choice.token, *choice.forced], logprob, completes=completes)

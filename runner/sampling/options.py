@@ -30,6 +30,8 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    candidates: tuple[int, ...] = ()
+    """Tokens whose log-probabilities are wanted in place of the most probable ones."""
 
     def normalised(self, vocab_size: int, context_length: int) -> Self:
         """Returns equivalent options with a single value for off, so that the sampler can compare with it.

@@ -40,6 +40,8 @@ class Sampler:
         evaluates nothing."""
         logits = logits.astype(mx.float32)
         token = self._own()(masked(logits, masks) if masks else logits)
+        if self.options.candidates:
+            return Sample(token, [_scored(logits, token, self.options.candidates)])
         if not self.options.logprobs:
             return Sample(token)
         return Sample(token, [Wish(_details(logits, token, self.options.top_logprobs), 0, self.options.top_logprobs)])
@@ -106,6 +108,9 @@ class SamplerBatch:
         tops = {row: sampler.options.top_logprobs for row, sampler in enumerate(samplers) if sampler.options.logprobs}
         self._asking = _selection([*tops], len(lent))
         self._tops = tops
+        self._candidates = {
+            row: sampler.options.candidates for row, sampler in enumerate(samplers) if sampler.options.candidates
+        }
 
     def __call__(self, logits: mx.array, masks: Sequence[Mask | None] = ()) -> Sample:
         """Returns the next tokens for `logits` [B, V] of any float type; the token of a row with a mask is in the
@@ -114,13 +119,16 @@ class SamplerBatch:
         scores = masked(logits, masks) if masks else logits
         tokens = [rows(_selected(scores, members)) for members, rows in self._groups]
         token = _selected(tokens[0] if len(tokens) == 1 else mx.concatenate(tokens), self._in_order)
-        if not self._tops:
+        if not self._tops and not self._candidates:
             return Sample(token)
-        asking = self._asking
-        details = _details(_selected(logits, asking), _selected(token, asking), max(self._tops.values()))
         wishes: list[Wish | None] = [None] * token.size
-        for place, (row, top) in enumerate(self._tops.items()):
-            wishes[row] = Wish(details, place, top)
+        if self._tops:
+            asking = self._asking
+            details = _details(_selected(logits, asking), _selected(token, asking), max(self._tops.values()))
+            for place, (row, top) in enumerate(self._tops.items()):
+                wishes[row] = Wish(details, place, top)
+        for row, candidates in self._candidates.items():
+            wishes[row] = _scored(logits[row : row + 1], token[row : row + 1], candidates)
         return Sample(token, wishes)
 
     def release(self) -> None:
@@ -144,6 +152,13 @@ def _selection(rows: Sequence[int], count: int) -> mx.array | None:
 
 def _selected(array: mx.array, rows: mx.array | None) -> mx.array:
     return array if rows is None else array[rows]
+
+
+def _scored(logits: mx.array, token: mx.array, candidates: Sequence[int]) -> Wish:
+    """Returns the log-probabilities of the candidates, of the raw logits [1, V], in place of the most probable ones."""
+    log_probs, ids = logprobs.log_probabilities(logits), mx.array([candidates], dtype=mx.uint32)
+    values = mx.take_along_axis(log_probs, ids, axis=-1)
+    return Wish(Details(logprobs.of_token(log_probs, token), ids, values), 0, len(candidates))
 
 
 def _details(logits: mx.array, token: mx.array, top: int) -> Details:

@@ -17,6 +17,7 @@ from runner.server.connections import Connection, Connections
 from runner.server.guards import HEADERS, is_local
 from runner.server.page import add_page
 from runner.server.request_body import RequestBodies
+from runner.server.score import ScoreEndpoint
 from runner.server.stats import PATHS as _WATCHED_PATHS
 from runner.server.stats import StatsEndpoints
 from runner.server.stats_cache import StatsCache
@@ -56,6 +57,7 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
         app.router.add_post(path, completion.post)
     app.router.add_post("/v1/tokenize", tokenize.post)
     app.router.add_post("/v1/detokenize", tokenize.post_ids)
+    app.router.add_post("/v1/score", ScoreEndpoint(engine, threads, bodies).post)
     app.router.add_post("/v1/embeddings", embeddings)
     stats = StatsEndpoints(engine, helper)
     app[_STATS_CACHE], app[CONNECTIONS] = stats.stats_cache, Connections()

@@ -85,6 +85,19 @@ class RequestBody:
             )
 
 
+class Body:
+    """A body as it arrived."""
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+        self.size = 0
+
+    def take(self, piece: bytes) -> int:
+        self.chunks.append(piece)
+        self.size += len(piece)
+        return self.size
+
+
 async def _next(http: web.Request) -> bytes:
     try:
         async with asyncio.timeout(_STALLED_S):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from protocol import content_lines, error_line, final_line
-from runner.engine.events import Event, Failed, Finished, Refused, Started, Text
+from runner.engine.events import Event, Failed, Finished, Refused, Scored, Started, Text
 from runner.server.connections import Connection
 
 _ENDS = (Finished, Failed)
@@ -58,5 +58,5 @@ def _lines(event: Event) -> list[bytes]:
             return [final_line(event.reason, event.metrics)]
         case Failed():
             return [error_line(event.text)]
-        case Started() | Refused():
+        case Started() | Refused() | Scored():
             return []

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from runner.engine.engine import Engine
 from runner.errors import RequestError
-from runner.server.request_body import RequestBodies
+from runner.server.request_body import Body, RequestBodies
 from runner.server.tokenize_threads import TokenizeThreads
 
 MOST_TEXT_BYTES = 256 << 20
@@ -34,7 +34,7 @@ class TokenizeEndpoint:
         response by then: so the bracket is sent together with the end.
         """
         with self._bodies.body() as body:
-            text = _Body()
+            text = Body()
             await body.read(http, MOST_TEXT_BYTES, text.take)
             return await self._respond(http, text.size, self._ids(text.chunks))
 
@@ -42,7 +42,7 @@ class TokenizeEndpoint:
         """Responds with the text of a JSON array of ids, special tokens included. Ids that the vocabulary lacks are
         left out."""
         with self._bodies.body() as body:
-            ids = _Body()
+            ids = Body()
             await body.read(http, MOST_IDS_BYTES, lambda piece: ids.take(piece) * _ID_BYTES)
             return await self._respond(http, ids.size, self._text(ids.chunks))
 
@@ -82,16 +82,3 @@ class TokenizeEndpoint:
                 yield piece
                 piece = msgspec.json.encode(text)[1:-1]
         yield piece + b'"'
-
-
-class _Body:
-    """A body as it arrived."""
-
-    def __init__(self) -> None:
-        self.chunks: list[bytes] = []
-        self.size = 0
-
-    def take(self, piece: bytes) -> int:
-        self.chunks.append(piece)
-        self.size += len(piece)
-        return self.size

@@ -116,13 +116,15 @@ class Replay:
     def _request(self, arrived: Arrived) -> Request:
         if arrived.format:
             self._formats[arrived.number] = msgspec.json.decode(arrived.format, type=Format)
-        if not arrived.prompt or min(arrived.prompt) < 0 or max(arrived.prompt) >= (self._vocab_size or inf):
-            raise RunnerError(f"request {arrived.number} has tokens that the model does not have")
         fields = dict(zip(SamplingOptions.__struct_fields__, arrived.sampling, strict=True))
+        sampling = msgspec.convert(fields, SamplingOptions)
+        tokens = [*arrived.prompt, *sampling.candidates]
+        if not arrived.prompt or min(tokens) < 0 or max(tokens) >= (self._vocab_size or inf):
+            raise RunnerError(f"request {arrived.number} has tokens that the model does not have")
         return Request(
             prompt=arrived.prompt,
             max_tokens=arrived.max_tokens,
-            sampling=msgspec.convert(fields, SamplingOptions),
+            sampling=sampling,
             stops=StopStrings(arrived.stops) if arrived.stops else None,
             metered=arrived.metered,
             most_drafts=arrived.most_drafts,

@@ -119,7 +119,7 @@ def described(request: Request) -> Arrived:
         request.number,
         request.prompt,
         request.max_tokens,
-        [*msgspec.structs.astuple(request.sampling)],
+        msgspec.to_builtins([*msgspec.structs.astuple(request.sampling)]),
         list(request.stops.texts) if request.stops is not None else [],
         request.metered,
         request.most_drafts,

@@ -10,7 +10,7 @@ from zlib import crc32
 
 import msgspec
 
-from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
+from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Scored, Started, Text
 from runner.engine.policy import Slice, SlicePolicy, View
 from runner.engine.tape.interface import Tape, Value, What
 
@@ -137,6 +137,8 @@ def told(event: Event) -> list[Value]:
             return [type(event).__name__.lower(), text]
         case Text(text, logprobs):
             return [text, crc32(msgspec.msgpack.encode(logprobs))] if logprobs else [text]
+        case Scored(logprobs):
+            return ["scored", crc32(msgspec.msgpack.encode(logprobs))]
         case Finished(reason, metrics):
             counts = (metrics.prompt_eval_count, metrics.prompt_eval_cached_count, metrics.eval_count)
             return ["finished", str(reason), *counts]

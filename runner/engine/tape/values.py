@@ -74,7 +74,7 @@ class Arrived(msgspec.Struct, frozen=True, array_like=True):
     number: int
     prompt: _Tokens
     max_tokens: int
-    sampling: list[int | float | bool]
+    sampling: list[int | float | bool | list[int]]
     """The fields of `SamplingOptions`, with the seed that was drawn."""
     stops: Annotated[list[_Text], msgspec.Meta(max_length=1 << 16)]
     metered: bool

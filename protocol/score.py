@@ -1,0 +1,39 @@
+"""`POST /v1/score`: how likely each candidate is to be the next token after a prompt, for many prompts at once."""
+
+import msgspec
+
+from protocol.golang import Int64, decode
+
+MOST_ROWS, MOST_CANDIDATES = 64, 26
+
+
+class Row(msgspec.Struct):
+    """A prompt, and the texts that may follow it, each of one token."""
+
+    prompt: str = ""
+    candidates: list[str] = []
+
+
+class ScoreRequest(msgspec.Struct):
+    """What a host asks. Other keys, for models with heads of their own, are ignored."""
+
+    max_tokens: Int64 = 0
+    """The most tokens of a row."""
+    rows: list[Row] = []
+
+
+class _Scores(msgspec.Struct, frozen=True):
+    logits: list[list[float]]
+    input_tokens: int
+    cached_tokens: int
+
+
+def decode_score(body: bytes) -> ScoreRequest:
+    """Returns the request in a body. Raises BadRequestError."""
+    return decode(body, ScoreRequest)
+
+
+def score_body(logits: list[list[float]], input_tokens: int, cached_tokens: int) -> bytes:
+    """Returns the answer: a logit of each candidate of each row (here a log-probability: an offset that is common to
+    a row does not matter), the tokens of all rows, and those of them that a cache held."""
+    return msgspec.json.encode(_Scores(logits, input_tokens, cached_tokens)) + b"\n"

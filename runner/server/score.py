@@ -1,0 +1,149 @@
+"""`POST /v1/score`: the log-probabilities of candidates after each of several prompts, in one JSON object.
+
+Each row is a request to the engine like any other, of no token: it is prefilled in its turn, shares prefixes through
+the cache, and leaves when its client does. Everything is checked before anything is computed.
+"""
+
+import json
+from collections.abc import Generator, Iterator, Sequence
+from http import HTTPStatus
+
+from aiohttp import web
+
+from protocol import BadRequestError
+from protocol.score import MOST_CANDIDATES, MOST_ROWS, Row, ScoreRequest, decode_score, score_body
+from runner.engine.engine import Engine
+from runner.engine.events import Failed, Finished, Refused, Scored
+from runner.engine.request import Request
+from runner.errors import RequestError
+from runner.sampling import SamplingOptions
+from runner.server.request_body import Body, RequestBodies
+from runner.server.tokenize_threads import TokenizeThreads
+from runner.tokenizer import Tokenizer
+
+MOST_BYTES = 32 << 20
+"""Of a request, as hosts have it."""
+_END = object()
+_LONG = 1 << 12
+"""Characters that are tokenized once more for each candidate: others get a turn in between."""
+_AT_ONCE = 2
+"""The rows of one client that are computed at once: the second one tells the first where their prefixes part."""
+
+
+class ScoreEndpoint:
+    """Checks rows off the event loop, and has the engine compute them."""
+
+    def __init__(self, engine: Engine, threads: TokenizeThreads, bodies: RequestBodies) -> None:
+        self._engine = engine
+        self._threads = threads
+        self._bodies = bodies
+
+    async def post(self, http: web.Request) -> web.Response:
+        """Scores all rows. The server cancels this when the client disconnects."""
+        with self._bodies.body() as held:
+            body = Body()
+            await held.read(http, MOST_BYTES, body.take)
+            steps = _checked(body.chunks, self._engine.tokenizer, *self._engine.limits)
+            requests = []
+            while (step := await self._threads.run(body.size, next, steps, _END)) is not _END:
+                requests += [step] if isinstance(step, Request) else []
+        try:
+            scores = [await self._scored(requests, row) for row in range(len(requests))]
+        finally:
+            for request in requests:
+                request.cancel()
+        counts = (sum(len(each.prompt) for each in requests), sum(cached for _, cached in scores))
+        return web.Response(body=score_body([logits for logits, _ in scores], *counts), content_type="application/json")
+
+    async def _scored(self, requests: Sequence[Request], row: int) -> tuple[list[float], int]:
+        """Returns the scores of a row, and the number of its tokens that the cache held. Raises RequestError."""
+        for request in requests[0 if row == 0 else row + _AT_ONCE - 1 : row + _AT_ONCE]:
+            self._engine.submit(request)
+        scores: list[float] = []
+        while True:
+            for event in await requests[row].stream.batch():
+                match event:
+                    case Scored(logprobs):
+                        scores = logprobs
+                    case Finished(_, metrics):
+                        return scores, metrics.prompt_eval_cached_count or 0
+                    case Failed(text) | Refused(text):
+                        raise RequestError(text, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _checked(
+    chunks: Sequence[bytes], tokenizer: Tokenizer, context_length: int, vocab_size: int
+) -> Iterator[Request | None]:
+    """Yields a request for each row, and None where others may have a turn. Raises RequestError, in the words that
+    hosts know."""
+    try:
+        wanted = decode_score(b"".join(chunks))
+    except BadRequestError as error:
+        raise RequestError(str(error)) from None
+    if not 1 <= len(wanted.rows) <= MOST_ROWS:
+        raise RequestError(f"scoring requires 1\u2013{MOST_ROWS} prompts")
+    if not 1 <= wanted.max_tokens <= context_length:
+        raise RequestError(f"max_tokens must be between 1 and {context_length}")
+    for number, row in enumerate(wanted.rows):
+        prompt = _prompt(number, row, wanted, tokenizer)
+        if max(prompt) >= vocab_size > 0:
+            raise RequestError(f"prompt {number} has tokens that the model does not have")
+        candidates = yield from _candidates(number, row, prompt, tokenizer)
+        if len(set(candidates)) < len(candidates) or max(candidates) >= (vocab_size or tokenizer.vocab_size):
+            raise RequestError(f"prompt {number} has invalid or duplicate candidate tokens")
+        yield Request(
+            prompt=prompt,
+            max_tokens=1,
+            sampling=SamplingOptions(logprobs=True, candidates=tuple(candidates)),
+            stops=None,
+            metered=False,
+            most_drafts=0,
+        )
+
+
+def _prompt(number: int, row: Row, wanted: ScoreRequest, tokenizer: Tokenizer) -> list[int]:
+    """Returns the tokens of a prompt, without a BOS. A prompt that is far too long is not read to its end."""
+    if len(row.prompt) <= wanted.max_tokens * tokenizer.longest_bytes:
+        prompt = tokenizer.encode_without_bos(row.prompt)
+        count = len(prompt)
+    else:
+        prompt, count = [], 0
+        for part in tokenizer.encode_parts([row.prompt]):
+            count += len(part)
+            if count > wanted.max_tokens:
+                break
+    if not 1 <= count <= wanted.max_tokens:
+        raise RequestError(
+            f"prompt {number} has {count} tokens; expected 1\u2013{wanted.max_tokens} (input is never truncated)"
+        )
+    return prompt
+
+
+def _candidates(number: int, row: Row, prompt: Sequence[int], tokenizer: Tokenizer) -> Generator[None, None, list[int]]:
+    """Returns the token that each candidate adds to the prompt."""
+    if not 1 <= len(row.candidates) <= MOST_CANDIDATES:
+        raise RequestError(f"prompt {number} requires 1\u2013{MOST_CANDIDATES} candidates")
+    tail, known = _tail(row.prompt, prompt, tokenizer)
+    tokens = []
+    for candidate in row.candidates:
+        *before, last = tokenizer.encode_without_bos(tail + candidate) or [-1]
+        if before != known or last in tokenizer.special:
+            text = json.dumps(candidate, ensure_ascii=False)
+            raise RequestError(f"candidate {text} must append exactly one ordinary token to prompt {number}")
+        tokens.append(last)
+        if len(tail) > _LONG:
+            yield
+    return tokens
+
+
+def _tail(text: str, prompt: Sequence[int], tokenizer: Tokenizer) -> tuple[str, list[int]]:
+    """Returns the end of a prompt that decides how what follows is tokenized, and its tokens: all from the last special
+    token on. So the prompt of a chat is not tokenized again for each candidate."""
+    at = next((at for at in range(len(prompt), 0, -1) if prompt[at - 1] in tokenizer.special), 0)
+    if at:
+        mark = tokenizer.token_text(prompt[at - 1])
+        tail = mark + text.rpartition(mark)[2]
+        known = tokenizer.encode_without_bos(tail)
+        if known == [*prompt[at - 1 :]]:
+            return tail, known
+    return text, [*prompt]
