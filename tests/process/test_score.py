@@ -2,20 +2,24 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts.tools.host.lib import Client, Process, Request
-from tests.process.conftest import RANDOM, SpawnModel, read_stats
+from scripts.tools.host.lib import Client, Process, Request, spawn
+from tests.process.conftest import HOST, RANDOM, RUNNER, read_stats
 
 COMMON = "You decide. " * 40
 
 
-@pytest.fixture(params=["trie", "single"])
-def process(request: pytest.FixtureRequest, start: SpawnModel) -> Process:
-    return start(RANDOM, ["--cache", request.param, "--prefill-chunk", "64"])
+@pytest.fixture(scope="module", params=["trie", "single"])
+def process(request: pytest.FixtureRequest, models_dir: Path) -> Iterator[Process]:
+    arguments = ["--cache", request.param, "--prefill-chunk", "64"]
+    with spawn(RUNNER, RANDOM, models_dir=models_dir, generation=HOST, arguments=arguments) as process:
+        process.wait_ready(60)
+        yield process
 
 
 def rows(*prompts: str, candidates: str = "ABCD") -> list[dict[str, object]]:
@@ -66,6 +70,7 @@ async def test_scores_beside_answers_change_neither(process: Process) -> None:
 
 async def test_a_client_that_leaves_leaves_no_row_behind(process: Process) -> None:
     async with Client.of(process) as client:
+        before = (await read_stats(client)).requests.done
         long = rows(*(f"{number}" + "long " * 190 for number in range(64)))
         left = asyncio.create_task(post(client, long))
         while not (await read_stats(client)).requests.running:
@@ -74,43 +79,4 @@ async def test_a_client_that_leaves_leaves_no_row_behind(process: Process) -> No
         async with asyncio.timeout(60):
             while (await read_stats(client)).requests.running:
                 await asyncio.sleep(0.01)
-        assert (await read_stats(client)).requests.done < 60
-
-
-PROMPTS, TOKENS = "scoring requires 1\u201364 prompts", "max_tokens must be between 1 and 65536"
-REFUSALS = {
-    "no rows": ({"max_tokens": 9}, PROMPTS),
-    "65 rows": ({"max_tokens": 9, "rows": rows("a") * 65}, PROMPTS),
-    "no max_tokens": ({"rows": rows("a")}, TOKENS),
-    "more than the context": ({"MAX_TOKENS": 65537, "Rows": rows("a")}, TOKENS),
-    "an empty prompt": ({"max_tokens": 9, "rows": rows("a", "")}, "prompt 1 has 0 tokens; expected 1\u20139 (input"),
-    "a long prompt": ({"max_tokens": 1, "rows": rows("xyzzy")}, "expected 1\u20131 (input is never truncated)"),
-    "a very long prompt": ({"max_tokens": 9, "rows": rows("x" * 3_000_000)}, "expected 1\u20139 (input is never trunc"),
-    "no candidates": ({"max_tokens": 9, "rows": [{"prompt": "a"}]}, "prompt 0 requires 1\u201326 candidates"),
-    "27 candidates": (
-        {"max_tokens": 9, "rows": rows("a", candidates="A" * 27)},
-        "prompt 0 requires 1\u201326 candidates",
-    ),
-    "two tokens": (
-        {"max_tokens": 9, "rows": [{"prompt": "a", "candidates": ["A", "zq\n"]}]},
-        'candidate "zq\\n" must append exactly one ordinary token to prompt 0',
-    ),
-    "an empty candidate": (
-        {"max_tokens": 9, "rows": [{"prompt": "a", "candidates": [""]}]},
-        'candidate "" must append',
-    ),
-    "equal candidates": (
-        {"max_tokens": 9, "rows": rows("a", candidates="ABA")},
-        "prompt 0 has invalid or duplicate candidate tokens",
-    ),
-    "no object": ([], ""),
-    "a word for a number": ({"max_tokens": "9"}, ""),
-}
-
-
-@pytest.mark.parametrize("what", REFUSALS)
-async def test_what_cannot_be_scored_is_refused_in_the_words_that_hosts_know(what: str, client: Client) -> None:
-    body, text = REFUSALS[what]
-    reply = await client.send("POST", "/v1/score", json.dumps(body).encode())
-    assert reply.status == 400
-    assert text in reply.body.decode()
+        assert (await read_stats(client)).requests.done - before < 60

@@ -80,7 +80,7 @@ async def test_the_numbers_match_the_requests(start: SpawnModel) -> None:
 
 async def test_status_has_these_keys_and_the_real_memory(client: Client) -> None:
     body = json.loads((await client.send("GET", "/v1/status")).body)
-    assert list(body) == ["Status", "Progress", "ContextLength", "Memory"]
+    assert list(body) == ["Status", "Progress", "ContextLength", "Memory", "EmbeddingDimensions"]
     assert body["Memory"] > 2 * 512 * len(VOCABULARY) * 4, "at least the two float32 tables of the model"
 
 

@@ -234,8 +234,7 @@ MANIFESTS: dict[str, Case] = {
     "size negative": Case(with_layer(size=-1), rf"parse manifest: {_MANIFEST}: invalid size -1 of layer '{WEIGHT}'"),
     "format gguf": Case(
         with_model_config({"model_format": "gguf"}),
-        r"model tiny has the format 'gguf', want 'safetensors' \(`ollama create` makes such models\): "
-        + _BLOB,
+        r"model tiny has the format 'gguf', want 'safetensors' \(`ollama create` makes such models\): " + _BLOB,
     ),
     "model config a list": Case(with_model_config([]), rf"model config: {_BLOB}: want a JSON object, found list"),
     "model config not json": Case(with_model_config(b"{"), rf"model config: {_BLOB}: Expecting property name .*"),
