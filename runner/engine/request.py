@@ -85,13 +85,14 @@ def refuse_size(size: int, tokenizer: Tokenizer, context_length: int) -> NoRetur
 
 
 def checked_format(wire: CompletionRequest, pictures: PictureSupport | NoPictures) -> Format | None:
-    """Returns the format that the answer must follow. Raises RequestError for an invalid format, and for media that the
+    """Returns the format that the answer must follow. Raises RequestError for an invalid format, then for media that the
     model cannot take."""
-    refuse_media(wire.media, pictures)
     try:
-        return decode_format(bytes(wire.format))
+        wanted = decode_format(bytes(wire.format))
     except FormatError as error:
         raise RequestError(str(error)) from None
+    refuse_media(wire.media, pictures)
+    return wanted
 
 
 def check_length_in_parts(text: str, tokenizer: Tokenizer, context_length: int) -> Iterator[None]:
