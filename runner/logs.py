@@ -51,6 +51,7 @@ _OUT_OF_MEMORY = (
     "cudamalloc failed",
     "hipmalloc failed",
     "failed to allocate",
+    "failed to reserve graph",
     "allocation failed",
     "not enough memory",
     "insufficient memory",
