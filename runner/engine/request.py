@@ -85,7 +85,7 @@ def refuse_size(size: int, tokenizer: Tokenizer, context_length: int) -> NoRetur
 
 
 def checked_format(wire: CompletionRequest, pictures: PictureSupport | NoPictures) -> Format | None:
-    """Returns the format that the answer must follow. Raises RequestError for an invalid format, then for media that the
+    """Returns the format that the answer must follow. Raises RequestError for an invalid one, then for media that the
     model cannot take."""
     try:
         wanted = decode_format(bytes(wire.format))
