@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from protocol.format import Format, FormatError
 from runner.errors import RequestError
-from runner.grammar.explain_error import explain_error
+from runner.grammar.explain_error import explain_error, is_unsupported
 from runner.grammar.format_to_lark import lark_text
 from runner.grammar.guide import Guide
 from runner.grammar.matcher import GrammarMatcher
@@ -22,8 +22,10 @@ _MOST_ITEMS = 50_000  # a row has four for each optional property that may come 
 class LocalGrammar:
     """A grammar compiled in this process, for any number of answers. Immutable."""
 
-    def __init__(self, matcher: "LLMatcher", size: int, try_s: float | None) -> None:
+    def __init__(self, matcher: "LLMatcher", size: int, try_s: float | None, left_out: str = "") -> None:
         self._matcher, self._try_s = matcher, try_s
+        self.left_out = left_out
+        """What of the format cannot be enforced and was left out."""
         self._size = size
 
     def steps(self) -> GrammarMatcher:
@@ -56,30 +58,37 @@ class Compiler:
         return make_vocabulary(self._tokenizer, self._size)
 
     def compile(self, wanted: Format) -> LocalGrammar:
-        """Compiles `wanted`.
+        """Compiles `wanted`, without what of a schema cannot be enforced.
 
         Raises:
             RequestError: the format is invalid, or no answer in this vocabulary can begin to follow it.
         """
+        left_out = ""
+        with panics_as_errors():
+            matcher = self._matcher(wanted, lenient=False)
+            if matcher.is_error() and is_unsupported(matcher.get_error()):
+                left_out = explain_error(matcher.get_error(), wanted)
+                matcher = self._matcher(wanted, lenient=True)
+            if matcher.is_error():
+                raise RequestError(f"Format: {explain_error(matcher.get_error(), wanted)}")
+            matcher.compute_bitmask()  # the lexer's first states are the same for all answers
+        compiled = LocalGrammar(matcher, self._size, self._try_s, left_out)
+        beginning = compiled.steps().begin()
+        if beginning.error and not beginning.forced:
+            raise RequestError(beginning.error)
+        return compiled
+
+    def _matcher(self, wanted: Format, *, lenient: bool) -> "LLMatcher":
         from llguidance import LLMatcher, LLParserLimits
 
         from runner.grammar.vocabulary import special_tokens
 
         limits = LLParserLimits(verbose_errors=False, max_items_in_row=_MOST_ITEMS)
         try:
-            text = lark_text(wanted, special_tokens(self._tokenizer, self._size))
+            text = lark_text(wanted, special_tokens(self._tokenizer, self._size), lenient=lenient)
         except FormatError as error:
             raise RequestError(str(error)) from None
-        with panics_as_errors():
-            matcher = LLMatcher(self.vocabulary, LLMatcher.grammar_from_lark(text), log_level=0, limits=limits)
-            if matcher.is_error():
-                raise RequestError(f"Format: {explain_error(matcher.get_error(), wanted)}")
-            matcher.compute_bitmask()  # the lexer's first states are the same for all answers
-        compiled = LocalGrammar(matcher, self._size, self._try_s)
-        beginning = compiled.steps().begin()
-        if beginning.error and not beginning.forced:
-            raise RequestError(beginning.error)
-        return compiled
+        return LLMatcher(self.vocabulary, LLMatcher.grammar_from_lark(text), log_level=0, limits=limits)
 
 
 class _LocalSource:

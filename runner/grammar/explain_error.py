@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from time import monotonic
+from time import process_time
 
 import msgspec
 
@@ -11,9 +11,9 @@ from protocol.format import Format, Lark, schemas
 _POSITION = re.compile(r"^at \d+\(\d+\): ")  # a position in generated text that the author has never seen
 _PANIC = "panic: "  # llguidance catches its own panics
 _SCHEMA = "failed to compile JSON schema: "
-_MOST_LOOKS_S = 0.5
+_MOST_LOOKS_S = 0.5  # of processor time
 _MOST_CHARACTERS = 1000
-_LENIENT = '; "x-guidance": {"lenient": true} in the schema skips what is not supported'
+_UNSUPPORTED = ("Unimplemented", "Unknown format", "constraints are not supported")
 
 
 def explain_error(error: str, wanted: Format) -> str:
@@ -29,13 +29,17 @@ def explain_error(error: str, wanted: Format) -> str:
     return _clipped(" ".join([first, *details]))
 
 
+def is_unsupported(error: str) -> bool:
+    """Returns True if llguidance cannot enforce a part of a schema, which it can leave out."""
+    return any(word in error for word in _UNSUPPORTED)
+
+
 def _of_schema(reason: str, details: Sequence[str], wanted: Format) -> str:
-    advice = _LENIENT if any(word in reason for word in ("Unimplemented", "Unknown format", "not supported")) else ""
     for schema in schemas(wanted):
         place = _place(msgspec.json.decode(schema.json_schema), reason)
         if place is not None:
-            return f"{_clipped(' '.join([reason, *details]))} - at `{place}` of the JSON schema{advice}"
-    return f"JSON schema: {_clipped(' '.join([reason, *details]))}{advice}"
+            return f"{_clipped(' '.join([reason, *details]))} - at `{place}` of the JSON schema"
+    return f"JSON schema: {_clipped(' '.join([reason, *details]))}"
 
 
 def _place(schema: object, reason: str) -> str | None:
@@ -44,9 +48,9 @@ def _place(schema: object, reason: str) -> str | None:
     A part that refers to other parts fails for another reason when it is checked alone.
     """
     found = None
-    until = monotonic() + _MOST_LOOKS_S
+    until = process_time() + _MOST_LOOKS_S
     for path, part in _parts(schema, "$"):
-        if monotonic() > until:
+        if process_time() > until:
             break
         if (found is None or path.startswith(found)) and _fault(part) == reason:
             found = path

@@ -38,15 +38,16 @@ _ASCII_CLASSES = "dw"  # as in a JSON schema's patterns
 _MOST_WAYS = 64  # different beginnings of what follows a free text
 
 
-def lark_text(root: Format, special: Mapping[str, int]) -> str:
-    """Returns the grammar of `root`. `special` maps special tokens to their ids, without those that end an answer.
+def lark_text(root: Format, special: Mapping[str, int], *, lenient: bool = False) -> str:
+    """Returns the grammar of `root`. `special` maps special tokens to their ids, without those that end an answer. With
+    `lenient`, keywords of schemas that llguidance cannot enforce are left out, unless a schema itself says otherwise.
 
     Raises:
         FormatError: the order of the nodes cannot be recognised while the answer is written.
     """
     if isinstance(root, Lark):
         return root.grammar
-    writer = _Writer(special)
+    writer = _Writer(special, lenient=lenient)
     start = writer.node(root, "$", last=True)
     return "\n".join([f"start: {start}", *writer.rules, ""])
 
@@ -54,8 +55,9 @@ def lark_text(root: Format, special: Mapping[str, int]) -> str:
 class _Writer:
     """Collects the rules of one grammar."""
 
-    def __init__(self, special: Mapping[str, int]) -> None:
+    def __init__(self, special: Mapping[str, int], *, lenient: bool) -> None:
         self.rules: list[str] = []
+        self._options = {"lenient": lenient}
         self._special = special
         self._names: dict[str, str] = {}
 
@@ -79,7 +81,7 @@ class _Writer:
             case ConstString(value):
                 return self._text(value)
             case JsonSchema(schema):
-                return self._named("json", f"%json {_with_spacing(bytes(schema), path)}")
+                return self._named("json", f"%json {_with_options(bytes(schema), self._options, path)}")
             case Regex(pattern):
                 return self._named("REGEX", f"/{_lark_regex(pattern)}/")
             case AnyText(excludes):
@@ -224,15 +226,15 @@ def _unchained(chain: _Chain) -> Iterator[Node]:
         yield node
 
 
-def _with_spacing(schema: bytes, path: str) -> str:
-    """Returns the schema with the options that fix the white space of its texts."""
+def _with_options(schema: bytes, defaults: Mapping[str, object], path: str) -> str:
+    """Returns the schema with these options, unless it has others, and with those that fix the white space of its
+    texts."""
     try:
         members = {} if schema == b"true" else msgspec.json.decode(schema, type=dict[str, msgspec.Raw])
         options = msgspec.json.decode(members.pop(_OPTIONS_KEY, b"{}"), type=dict[str, msgspec.Raw])
     except msgspec.ValidationError as error:
         raise FormatError(f"Format: a JSON schema is an object: {error} - in `{path}`") from None
-    spacing = {key: msgspec.Raw(json.dumps(value).encode()) for key, value in _SPACING.items()}
-    return msgspec.json.encode({_OPTIONS_KEY: {**options, **spacing}, **members}).decode()
+    return msgspec.json.encode({_OPTIONS_KEY: {**defaults, **options, **_SPACING}, **members}).decode()
 
 
 def _lark_regex(pattern: str) -> str:

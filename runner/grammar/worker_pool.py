@@ -14,7 +14,9 @@ from runner.grammar.fork_server import ForkServer, start_fork_server
 from runner.grammar.guide import Grammar
 from runner.grammar.messages import COMPILE_S, Compile, CompilerSetup, Follow, State, encode_message
 from runner.grammar.worker import Worker, WorkerGrammar
+from runner.logs import Log
 
+log = Log(__name__)
 _UNDISTURBED_S = 0.25
 _MORE_THAN_RUN = 4  # formats may wait undisturbed
 _MOST_KEPT = 8
@@ -138,6 +140,8 @@ class WorkerPool:
             raise RequestError(f"Format: {why}") from None
         if state.error:
             raise RequestError(state.error)
+        if state.left_out:
+            log.warning("a schema is not enforced in all parts", left_out=state.left_out)
         return state
 
     def _make_way(self, worker: Worker) -> None:

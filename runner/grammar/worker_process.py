@@ -128,10 +128,11 @@ def _run_worker(channel: socket.socket, compiler: Compiler) -> NoReturn:
 
     def begin() -> State:
         nonlocal steps
-        steps = compiler.compile(wanted).steps()
+        grammar = compiler.compile(wanted)
+        steps = grammar.steps()
         state = steps.begin()
         memory.look()
-        return state
+        return msgspec.structs.replace(state, left_out=grammar.left_out)
 
     answer(COMPILE_S, begin)
     while steps is not None:

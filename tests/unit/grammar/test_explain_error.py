@@ -11,6 +11,7 @@ from tests.unit.grammar.walks import bytes_tokenizer, guide_of
 
 BAD = {"type": "strin"}
 GOOD = {"type": "string"}
+STRICT = {"x-guidance": {"lenient": False}}
 
 
 def told(wanted: object) -> str:
@@ -42,27 +43,23 @@ def test_the_innermost_part_with_the_fault_is_named(schema: object, place: str) 
 
 
 @pytest.mark.parametrize(
-    ("schema", "reason", "lenient"),
+    ("schema", "reason"),
     [
-        ({"items": {"not": {}}}, 'Unimplemented keys: ["not"] - at `$.items`', True),
-        ({"type": "string", "format": "iri"}, "Unknown format: iri", True),
-        ({"oneOf": [{"minimum": 1}, {"maximum": 5}]}, "oneOf constraints are not supported", True),
-        ({"$ref": "#/$defs/none"}, "'/$defs/none' does not exist", False),
-        ({"type": "string", "minLength": 5, "maxLength": 4}, "minLength (5) is greater than maxLength (4)", False),
-        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "incompatible types", False),
-        ({"type": "string", "pattern": "("}, "unclosed group", False),
-        ({"type": "object", "minProperties": 2, "properties": {"a": {}}}, "min/maxProperties only supported", False),
-        ({"x-guidance": {"nonsense": 1}}, "unknown field `nonsense`", False),
-        ({"required": "a"}, "required", False),
+        ({**STRICT, "items": {"not": {}}}, 'Unimplemented keys: ["not"] - at `$.items`'),
+        ({**STRICT, "type": "string", "format": "iri"}, "Unknown format: iri"),
+        ({**STRICT, "oneOf": [{"minimum": 1}, {"maximum": 5}]}, "oneOf constraints are not supported"),
+        ({"$ref": "#/$defs/none"}, "'/$defs/none' does not exist"),
+        ({"type": "string", "minLength": 5, "maxLength": 4}, "minLength (5) is greater than maxLength (4)"),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "incompatible types"),
+        ({"type": "string", "pattern": "("}, "unclosed group"),
+        ({"type": "object", "minProperties": 2, "properties": {"a": {}}}, "min/maxProperties only supported"),
+        ({"x-guidance": {"nonsense": 1}}, "unknown field `nonsense`"),
+        ({"required": "a"}, "required"),
     ],
     ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else "",
 )
-def test_the_reason_is_told_and_what_to_do_where_something_can_be_done(
-    schema: object, reason: str, lenient: bool
-) -> None:
-    text = told(schema)
-    assert reason in text
-    assert ('"lenient": true' in text) is lenient
+def test_the_reason_is_told(schema: object, reason: str) -> None:
+    assert reason in told(schema)
 
 
 def test_no_text_is_longer_than_a_person_reads() -> None:

@@ -5,8 +5,18 @@ from typing import NamedTuple
 
 import pytest
 
+from runner.errors import RequestError
 from tests.unit.grammar.judge import fault
-from tests.unit.grammar.walks import Impatient, accepts, guide_of, spelled, walk, words_tokenizer
+from tests.unit.grammar.walks import (
+    Impatient,
+    accepts,
+    compiler_of,
+    format_of,
+    guide_of,
+    spelled,
+    walk,
+    words_tokenizer,
+)
 
 Schema = dict[str, object]
 
@@ -155,14 +165,15 @@ UNSUPPORTED: dict[str, Schema] = {
     "propertyNames": {"type": "object", "propertyNames": {"maxLength": 2}},
     "dependentRequired": {"type": "object", "dependentRequired": {"a": ["b"]}},
     "unevaluatedProperties": {"type": "object", "unevaluatedProperties": False},
+    "password": {"type": "string", "format": "password"},
+    "oneOf": {"oneOf": [{"type": "integer", "minimum": 1}, {"type": "integer", "maximum": 5}]},
 }
 
 
 @pytest.mark.parametrize("keyword", UNSUPPORTED)
-def test_what_is_not_supported_is_refused_by_name_unless_the_schema_is_lenient(keyword: str) -> None:
-    from runner.errors import RequestError
-
-    with pytest.raises(RequestError, match=keyword) as error:
-        guide_of(UNSUPPORTED[keyword], words_tokenizer())
-    assert "lenient" in str(error.value)
-    guide_of({"x-guidance": {"lenient": True}, **UNSUPPORTED[keyword]}, words_tokenizer())
+def test_what_cannot_be_enforced_is_left_out_by_name_unless_the_schema_is_strict(keyword: str) -> None:
+    compiler = compiler_of(words_tokenizer())
+    assert keyword in compiler.compile(format_of(UNSUPPORTED[keyword])).left_out
+    assert not compiler.compile(format_of({"type": "object"})).left_out
+    with pytest.raises(RequestError, match=keyword):
+        guide_of({"x-guidance": {"lenient": False}, **UNSUPPORTED[keyword]}, words_tokenizer())
