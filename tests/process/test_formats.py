@@ -118,8 +118,8 @@ async def test_the_second_pass_of_structured_output_reuses_the_first_prefill(thi
         (5, 'Format: expected "json", a JSON schema'),
         ({"type": "structural_tag"}, "Format: Object missing required field `format`"),
         (
-            structural_tag({"type": "object", "properties": {"a": {"not": {}}}}),
-            'Format: Unimplemented keys: ["not"] - at `$.properties.a`',
+            structural_tag({"type": "object", "properties": {"a": {"type": "strin"}}}),
+            "Format: Invalid type: strin - at `$.properties.a`",
         ),
         ({"type": "lark", "grammar": "start: nowhere"}, 'Format: at 1(8): unknown name: "nowhere"'),
     ],
