@@ -2,24 +2,28 @@
 
 import msgspec
 
-from protocol.golang import Int64, decode
+from protocol.golang import BadRequestError
 
 MOST_ROWS, MOST_CANDIDATES = 64, 26
 
 
-class Row(msgspec.Struct):
-    """A prompt, and the texts that may follow it, each of one token."""
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """A prompt, and the texts that may follow it, each of one token. (A million of them would keep Python's garbage
+    collector busy for a second.)"""
 
     prompt: str = ""
-    candidates: list[str] = []
+    candidates: tuple[str, ...] = ()
 
 
 class ScoreRequest(msgspec.Struct):
     """What a host asks. Other keys, for models with heads of their own, are ignored."""
 
-    max_tokens: Int64 = 0
+    max_tokens: int = 0
     """The most tokens of a row."""
     rows: list[Row] = []
+
+
+_DECODER = msgspec.json.Decoder(ScoreRequest)
 
 
 class _Scores(msgspec.Struct, frozen=True):
@@ -29,8 +33,14 @@ class _Scores(msgspec.Struct, frozen=True):
 
 
 def decode_score(body: bytes) -> ScoreRequest:
-    """Returns the request in a body. Raises BadRequestError."""
-    return decode(body, ScoreRequest)
+    """Returns the request in a body. Raises BadRequestError.
+
+    Keys are taken as hosts write them: reading them in any case, as Go does, takes ten times as long.
+    """
+    try:
+        return _DECODER.decode(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(str(error)) from None
 
 
 def score_body(logits: list[list[float]], input_tokens: int, cached_tokens: int) -> bytes:

@@ -21,8 +21,8 @@ from runner.server.request_body import Body, RequestBodies
 from runner.server.tokenize_threads import TokenizeThreads
 from runner.tokenizer import Tokenizer
 
-MOST_BYTES = 32 << 20
-"""Of a request, as hosts have it."""
+MOST_BYTES = 5 << 20
+"""Of a request: 64 rows of the 64 KiB that hosts take, with what they write around it."""
 _END = object()
 _LONG = 1 << 12
 """Characters that are tokenized once more for each candidate: others get a turn in between."""

@@ -23,7 +23,7 @@ REFUSALS = {
     "no rows": ({"max_tokens": 9}, PROMPTS),
     "65 rows": ({"max_tokens": 9, "rows": rows("a") * 65}, PROMPTS),
     "no max_tokens": ({"rows": rows("a")}, TOKENS),
-    "more than the context": ({"MAX_TOKENS": CONTEXT + 1, "Rows": rows("a")}, TOKENS),
+    "more than the context": ({"max_tokens": CONTEXT + 1, "rows": rows("a")}, TOKENS),
     "an empty prompt": (
         {"max_tokens": 9, "rows": rows("a", "")},
         "prompt 1 has 0 tokens; expected 1\u20139 (input is never truncated)",
@@ -39,7 +39,7 @@ REFUSALS = {
     "no text": ({"max_tokens": 9, "rows": [{"prompt": "a", "candidates": [""]}]}, 'candidate "" must append exactly'),
     "twice": ({"max_tokens": 9, "rows": rows("a", candidates="ABA")}, "prompt 0 has invalid or duplicate candidate"),
     "beyond the model": ({"max_tokens": 9, "rows": rows("a") + rows("\u4e00")}, "prompt 1 has tokens that the model"),
-    "no object": ([], "{ is missing"),
+    "no object": ([], "Expected `object`"),
     "a word for a number": ({"max_tokens": "9"}, "Expected `int`"),
 }
 
