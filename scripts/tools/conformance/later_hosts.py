@@ -138,8 +138,18 @@ async def a_format_is_obeyed_or_refused(target: Target) -> None:
 
 
 @LATER_HOSTS.case("11.10", "other-endpoints", life, NO_FLAG)
-async def score_and_embeddings_are_unknown(target: Target) -> None:
-    """`/v1/score` and `/v1/embeddings` are 404."""
+async def scores_embeddings_and_texts_of_ids(target: Target) -> None:
+    """`/v1/score` scores, `/v1/detokenize` spells ids, `/v1/embeddings` is 501."""
     client = await target.client(MAIN)
-    for path in ("/v1/score", "/v1/embeddings"):
-        expect(f"status of {path}", (await client.send("POST", path, b"{}")).status, 404)
+    rows = [{"prompt": "Hi", "candidates": ["j", "k"]}]
+    scored = await client.send("POST", "/v1/score", json.dumps({"max_tokens": 9, "rows": rows}).encode())
+    body = json.loads(scored.body)
+    expect("tokens of the row", (scored.status, body["input_tokens"]), (200, 2))
+    ((first, second),) = body["logits"]
+    assert first > second, f"the scores of j and k are {first} and {second}"
+    expect("without rows", (await client.send("POST", "/v1/score", b"{}")).status, 400)
+    text = "a\u00e9<think>"
+    ids = json.dumps(await client.tokenize(text)).encode()
+    expect("text of ids", json.loads((await client.send("POST", "/v1/detokenize", ids)).body), text)
+    expect("no ids", (await client.send("POST", "/v1/detokenize", b"{}")).status, 400)
+    expect("status of embeddings", (await client.send("POST", "/v1/embeddings", b"{}")).status, 501)
