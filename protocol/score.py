@@ -16,7 +16,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class ScoreRequest(msgspec.Struct):
-    """What a host asks. Other keys, for models with heads of their own, are ignored."""
+    """The body of a request. Other keys, for models with heads of their own, are ignored."""
 
     max_tokens: int = 0
     """The most tokens of a row."""

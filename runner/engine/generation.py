@@ -241,13 +241,12 @@ class Generation:
 
     def _take(self, choice: Choice, *, completes: bool = False) -> list[Event]:
         self.unseen = len(choice.forced) + int(self.room <= 1)
-        if self.request.sampling.candidates or choice.token in self.tokenizer.eos:
+        is_scored = bool(self.request.sampling.candidates)
+        if is_scored or choice.token in self.tokenizer.eos:
             self.session.record(choice.token)
             self.life.first_token_ns = self.life.first_token_ns or perf_counter_ns()
-            scored: list[Event] = []
-            if self.request.sampling.candidates:
-                scored = [Scored([logprob for _, logprob in choice.top])]
-            return [*scored, *self._finish(DoneReason.STOP)]
+            scores = [Scored([logprob for _, logprob in choice.top])] if is_scored else []
+            return [*scores, *self._finish(DoneReason.STOP)]
         before = self.life.generated
         logprob = None if choice.logprob is None else entry(choice, choice.logprob, self.tokenizer)
         events = self.push([choice.token, *choice.forced], logprob, completes=completes)

@@ -25,7 +25,7 @@ class LocalGrammar:
     def __init__(self, matcher: "LLMatcher", size: int, try_s: float | None, left_out: str = "") -> None:
         self._matcher, self._try_s = matcher, try_s
         self.left_out = left_out
-        """What of the format cannot be enforced and was left out."""
+        """The fault of the parts of schemas that cannot be enforced and were left out; empty if all are enforced."""
         self._size = size
 
     def steps(self) -> GrammarMatcher:

@@ -57,7 +57,7 @@ class State(msgspec.Struct, frozen=True):
     error: str = ""
     """The reason why the answer cannot go on, or why there is no grammar."""
     left_out: str = ""
-    """What of a format cannot be enforced; in the answer to `Compile` alone."""
+    """As `LocalGrammar.left_out`; in the answer to `Compile` alone."""
     tried: list[bytes | int] | None = None
     """What may come behind each of the tokens that were tried, as far as they may come and others behind them: a mask,
     or the one token. All fields above are empty then; None if nothing was tried."""

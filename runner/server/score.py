@@ -94,7 +94,7 @@ def _checked(
         yield Request(
             prompt=prompt,
             max_tokens=1,
-            sampling=SamplingOptions(logprobs=True, candidates=tuple(candidates)),
+            sampling=SamplingOptions(candidates=tuple(candidates)),
             stops=None,
             metered=False,
             most_drafts=0,

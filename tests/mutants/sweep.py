@@ -108,7 +108,7 @@ def _changed(node: ast.AST, **fields: object) -> ast.AST:
 
 
 class Place(NamedTuple):
-    """Where a node stands in a tree."""
+    """The place of a node in a tree."""
 
     parent: ast.AST
     field: str

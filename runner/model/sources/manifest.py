@@ -50,7 +50,7 @@ def find_manifest(models_dir: Path, name: ModelName) -> Path | None:
     several blobs begin with the digest.
     """
     if name.digest:
-        found = [path for path in _glob(models_dir / BLOBS, f"sha256-{name.digest}*") if _BLOB.fullmatch(path.name)]
+        found = [path for path in (models_dir / BLOBS).glob(f"sha256-{name.digest}*") if _BLOB.fullmatch(path.name)]
         if len(found) > 1:
             raise ModelError(f'read manifest: ambiguous digest prefix "{name.digest}" in {models_dir / BLOBS}')
         if found or len(name.digest) == 64:
@@ -76,7 +76,7 @@ def stored_tags(models_dir: Path) -> Iterator[tuple[ModelName, Path]]:
     """
     seen = set[ModelName]()
     for tree in (CURRENT, LEGACY):
-        for path in _glob(models_dir / tree, "*/*/*/*"):
+        for path in sorted((models_dir / tree).glob("*/*/*/*")):
             name = tag_name(path)
             # Path.is_file raises for a closed directory.
             if name not in seen and name.is_valid() and os.path.isfile(path):  # noqa: PTH113
@@ -140,10 +140,6 @@ def missing_manifest_error(models_dir: Path, name: ModelName) -> MissingError:
         " library has it, `ollama create` makes one of a directory; a directory is named by its path"
         f" (./{name.model}), another store by --models-dir",
     )
-
-
-def _glob(folder: Path, pattern: str) -> list[Path]:
-    return sorted(folder.glob(pattern))
 
 
 def _read_tag(models_dir: Path, path: Path) -> bytes:

@@ -20,7 +20,7 @@ def expected(name: str, prompt: list[int]) -> list[float]:
 
 
 def ask(engine: TinyEngine, prompt: list[int]) -> ClientRequest:
-    options = SamplingOptions(logprobs=True, candidates=CANDIDATES)
+    options = SamplingOptions(candidates=CANDIDATES)
     return engine.submit(RequestSpec(tuple(prompt), 1, options))
 
 
