@@ -62,12 +62,6 @@ def test_the_set_up_built_the_shim_and_auto_uses_it() -> None:
     assert worst < 1e-4
 
 
-def test_off_leaves_mlx_alone() -> None:
-    name, worst = run("off")
-    assert name == "MLX's own"
-    assert worst < 1e-4
-
-
 @pytest.mark.parametrize("library", ["/nonexistent/libblas.so", "libm.so.6"])
 def test_a_library_that_is_no_blas_is_refused_by_name(library: str) -> None:
     done = subprocess.run(

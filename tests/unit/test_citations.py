@@ -122,15 +122,6 @@ def test_what_is_cited_is_there() -> None:
     assert [f"{name}: {complaint}" for name in named for complaint in broken(name, text_of(name))] == []
 
 
-def test_the_numbers_of_sections_and_scenarios_stay() -> None:
-    """Whoever reads an older release follows them, too."""
-    assert scenarios() == set(range(1, 86))
-    assert sections("wire") >= {str(number) for number in range(12)} | {f"1.{number}" for number in range(1, 11)}
-    assert sections("wire") >= {f"2.{number}" for number in range(1, 9)} | {f"8.{number}" for number in range(1, 5)}
-    assert sections("store") >= {str(number) for number in range(8)} | {f"1.{number}" for number in range(1, 7)}
-    assert sections("store") >= {f"2.{number}" for number in range(1, 7)}
-
-
 def test_the_map_shows_the_layers_that_are_checked() -> None:
     _, _, table = text_of("docs/architecture.md").partition("| from top to bottom |")
     rows = re.findall(r"^\| (`.*?`) \|", table.partition("\n\n")[0], re.MULTILINE)

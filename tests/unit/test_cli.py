@@ -9,12 +9,11 @@ import pytest
 
 from runner import logs
 from runner.cli.command_flags import CHECK_FLAGS
-from runner.cli.commands import COMMANDS
 from runner.cli.flags import FLAGS
 from runner.cli.parse import parse, parse_check, parse_follow, parse_ollama, parse_replay
 from runner.cli.parser import version_text
 from runner.errors import UsageError
-from runner.settings import DEFAULT_CONTEXT_TOKENS, LaunchSettings, Settings, context_limit
+from runner.settings import DEFAULT_CONTEXT_TOKENS, LaunchSettings, context_limit
 from runner.sizes import Bound
 
 HOST_CALL = ["runner", "--mlx-engine", "--model", "m:latest", "--port", "41000"]
@@ -174,11 +173,6 @@ def test_who_follows_says_where_and_whom_to_trust() -> None:
         parse_follow(["--listen", "0.0.0.0:1", "--secret-file", "/s"], {})
 
 
-def test_known_answers_need_the_trie() -> None:
-    assert parse(["--model", "m", "--draft-known"], {}).draft_known
-    assert not parse(["--model", "m", "--cache", "none"], {}).draft_known
-
-
 def test_every_flag_of_check_has_its_variable() -> None:
     examples = {"models-dir": "/m", "context": "4096", "verify": "on", "log-level": "debug", "json": "on"}
     examples |= {"draft": "small", "dtype": "keep", "memory": "40%", "blas": "off", "blas-threads": "2"}
@@ -334,22 +328,6 @@ def test_more_requests_than_can_run_are_as_many_as_can_and_that_is_told(many: st
     assert settings.warnings == (f"OLLAMA_NUM_PARALLEL={many}: at most 64 requests run at once",)
 
 
-def test_settings_made_by_hand_hold_the_defaults_of_the_command_line() -> None:
-    told = parse(["--model", "m"], {})
-    by_hand = Settings(
-        model="m",
-        port=told.port,
-        models_dir=told.models_dir,
-        cache=told.cache,
-        cache_memory=told.cache_memory,
-        blas=told.blas,
-        blas_threads=told.blas_threads,
-        log_level=told.log_level,
-        watch_parent=told.watch_parent,
-    )
-    assert by_hand == told
-
-
 def shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit, match=r"^0$"):
         parse(words, {})
@@ -358,20 +336,15 @@ def shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_the_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """Of 80 columns, and nearly on one screen; docs/flags.md says the rest."""
-    lines = shown(["--help"], capsys).splitlines()
+    text = shown(["--help"], capsys)
+    assert "[8GiB,25%]" in text, "argparse would take the sign of percent for its own"
+    lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 60
     for flag in FLAGS:
         (at,) = [number for number, line in enumerate(lines) if line.split()[:1] == [f"--{flag.name}"]]
         texts = " ".join(lines[at : at + 2])
         assert flag.short in texts, "one line, or one below"
-
-
-def test_the_help_names_the_commands_and_each_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(["--help"], capsys)
-    assert "[8GiB,25%]" in text, "argparse would take the sign of percent for its own"
-    for command in COMMANDS:
-        assert re.search(rf"^  {command.name} .*{re.escape(command.short)}$", text, re.MULTILINE)
 
 
 def test_the_version_is_that_of_what_it_stands_on_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -417,23 +390,6 @@ def test_all_together_takes_three_quarters_of_what_there_is_and_the_cache_a_quar
     assert parse(argv, {}).memory == parse_check(["m"], {}).memory == Bound(percent=75)
     assert parse(argv, {"MLX_RUNNER_MEMORY": "24G"}).memory == Bound(24 << 30)
     assert parse([*argv, "--memory", "50%"], {"MLX_RUNNER_MEMORY": "24G"}).memory == Bound(percent=50)
-
-
-def test_the_help_tells_of_check_and_check_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    for argv in (["--help"], ["-h"]):
-        with pytest.raises(SystemExit, match=r"^0$"):
-            parse(argv, {})
-        assert "check NAME|DIR" in capsys.readouterr().out
-        with pytest.raises(SystemExit, match=r"^0$"):
-            parse_check(argv, {})
-        told = capsys.readouterr().out
-        assert told.startswith("usage: mlx-runner check NAME|DIR [flags]\n")
-        assert set(re.findall(r"^ +(?:-h, )?--([a-z-]+)", told, re.MULTILINE)) == {
-            "help",
-            "version",
-            *(flag.name for flag in CHECK_FLAGS),
-        }
-        assert max(map(len, told.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from runner.cli.command_flags import CHECK_FLAGS, FOLLOW_FLAGS, REPLAY_FLAGS, TO
 from runner.cli.commands import COMMANDS
 from runner.cli.completion import SHELLS, completion
 from runner.cli.flags import FLAGS
-from runner.errors import UsageError
 
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 
@@ -79,16 +78,3 @@ def test_bash_offers_what_may_come_next(script: Path, line: str, wanted: list[st
     (script.parent / "models").mkdir()
     (script.parent / "trace.json").touch()
     assert completed(script, line) == wanted
-
-
-@needs_bash
-def test_the_first_word_may_be_any_flag_or_command(script: Path) -> None:
-    assert completed(script, "mlx-runner ") == [command.name for command in COMMANDS]
-    names = {f"--{flag.name}" for flag in FLAGS}
-    assert set(completed(script, "mlx-runner -")) == {*names, "-h", "--help", "--version"}
-
-
-@pytest.mark.parametrize("words", [[], ["ksh"], ["bash", "zsh"]])
-def test_another_shell_is_refused_with_what_to_do(words: list[str]) -> None:
-    with pytest.raises(UsageError, match=r"bash\|zsh\|fish.*source <\(mlx-runner completion bash\)"):
-        completion(words)

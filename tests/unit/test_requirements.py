@@ -143,13 +143,6 @@ def test_everything_that_is_needed_anywhere_is_locked(name: str) -> None:
     assert not everything_missing(lock_of(name), name), "run: scripts/lock"
 
 
-@pytest.mark.parametrize("gone", [name for name in lock_of("dev") if not ELSEWHERE.fullmatch(name)][::9])
-def test_whatever_is_taken_out_of_a_lock_is_missed(gone: str) -> None:
-    lock = lock_of("dev")
-    del lock[gone]
-    assert {text.split(",")[0] for text in everything_missing(lock, "dev")} == {gone}
-
-
 def test_cuda_and_metal_are_locked() -> None:
     (mlx,) = lock_of("core")["mlx"].requirement.specifier
     assert f"mlx-metal{mlx}" == str(lock_of("core")["mlx-metal"].requirement).split(";")[0]

@@ -75,26 +75,6 @@ def test_log_lines_go_by_above_it(screen: Screen, line: StatusLine) -> None:
     assert screen.lines == ["one", "two", "three", "20 %"]
 
 
-def test_threads_do_not_get_into_each_other(screen: Screen, line: StatusLine) -> None:
-    screen.size(60)
-
-    def log(name: str) -> None:
-        for number in range(30):
-            line.write(f"{name} {number}\n".encode())
-            line.show(f"status of {name} {number}")
-
-    threads = [threading.Thread(target=log, args=(name,)) for name in ("a", "b", "c")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            assert screen.lines  # read, lest the terminal is full
-            thread.join(0.001)
-    *logged, last = screen.lines
-    assert sorted(logged) == sorted(f"{name} {number}" for name in "abc" for number in range(30))
-    assert last.startswith("status of ")
-
-
 def test_a_line_never_wraps(screen: Screen, line: StatusLine) -> None:
     """A line that wraps would leave its first row behind."""
     for columns, shown in ((20, 19), (0, 79)):  # without a width: the usual one
@@ -126,12 +106,6 @@ def test_a_terminal_that_was_stopped_stops_nobody(screen: Screen, line: StatusLi
     assert line.show("30 %")
     assert screen.lines == ["30 %"]
     assert b"20 %" not in screen.written
-
-
-def test_who_has_closed_the_terminal_sees_nothing_and_stops_nobody(screen: Screen, line: StatusLine) -> None:
-    os.close(screen.outside)
-    assert line.show("text")
-    screen.outside = os.dup(screen.inside)
 
 
 def test_the_log_and_the_last_words_stand_above_it(screen: Screen) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests import ROOT
 from tests.lib.pairs import pairs
 from tests.limits import SHOWN, lines
-from tests.tiers import ALL, FULL, is_full
+from tests.tiers import FULL, is_full
 
 
 def names_in(path: Path) -> set[str]:
@@ -23,11 +23,6 @@ def test_each_row_names_a_test_or_a_file() -> None:
     rows = [key.partition("::") for key in FULL]
     assert [path for path, *_ in rows if not (ROOT / path).is_file()] == []
     assert [(path, name) for path, _, name in rows if name and name not in names_in(ROOT / path)] == []
-
-
-def test_what_stays_whole_would_not_without_its_row() -> None:
-    whole = [key for key, kept in FULL.items() if kept is ALL]
-    assert [key for key in whole if not key.startswith("tests/model/") and key.partition("::")[0] not in FULL] == []
 
 
 def test_the_longest_key_and_the_patterns_count() -> None:
@@ -55,10 +50,6 @@ def test_a_run_above_one_names_the_most_expensive_files() -> None:
         assert why.startswith("Above its limit")
         assert rows[0].split() == ["98.0", "s", "98.py"]
         assert len(rows) == SHOWN
-
-
-def test_a_part_of_the_tests_has_no_limit() -> None:
-    assert list(lines("", 9000, 9000.4, {})) == ["150 min 0 s, 150 min 0 s of processor time"]
 
 
 def test_every_two_values_of_different_axes_meet() -> None:

@@ -9,7 +9,7 @@ import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers.batch_trial import BatchTrial
 from scripts.tools.models.tiny import VOCAB, find_fault, tiny
 from tests.lib.memory import held_bytes
-from tests.model.cache.test_batch_models import BATCHABLE
+from tests.lib.tiny_engine import BATCHABLE
 
 Forward = Callable[[mx.array, list[object]], mx.array]
 

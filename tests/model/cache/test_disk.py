@@ -157,22 +157,6 @@ def test_a_trie_that_was_filled_before_the_first_forward_knows_its_layers(tmp_pa
         session.close()
 
 
-def test_each_token_is_written_once(tmp_path: Path) -> None:
-    """20 turns over 4 branches."""
-    process = Process(tiny("llama"), tmp_path)
-    system, distinct = words(300), set[tuple[int, ...]]()
-    talks = [[*system, *words(40, branch)] for branch in range(4)]
-    for turn in range(5):
-        for branch, talk in enumerate(talks):
-            answer = process.ask(talk)
-            process.save()
-            seen = [*talk, *answer.tokens]
-            distinct.update(tuple(seen[: at + 1]) for at in range(len(seen)))
-            talks[branch] = [*seen, *words(30, turn * 4 + branch)]
-    names = process.shelf.index.names.values()
-    assert sum(name.stop - name.start for name in names) <= 1.02 * len(distinct)
-
-
 def test_a_budget_takes_the_beginning_and_keeps_its_bound(tmp_path: Path) -> None:
     for kind in ("llama", "qwen3_next"):
         writer = Process(tiny(kind), tmp_path / kind)
@@ -236,32 +220,6 @@ def test_a_segment_is_not_adopted_without_what_it_follows(tmp_path: Path) -> Non
     assert standing(reader.cache, wanted.tokens, "") == 512
 
 
-def told(process: Process) -> dict[tuple[int, int], tuple[int, bool]]:
-    """Returns, of each edge, the tokens that are on disk, and whether some of it was restored."""
-    return {(node.start, node.end): (node.stored, node.restored) for node in process.cache.nodes()}
-
-
-def test_nodes_tell_what_is_on_disk_and_what_came_from_there(tmp_path: Path) -> None:
-    writer = Process(tiny("llama"), tmp_path)
-    writer.ask(words(400))
-    assert set(told(writer).values()) == {(0, False)}
-    before = writer.cache.describe().mark
-    writer.save()
-    assert all(mark == (stop - start, False) for (start, stop), mark in told(writer).items())
-    assert writer.cache.describe().mark != before  # pages look again
-
-    reader = Process(tiny("llama"), tmp_path)
-    reader.restore(words(400))
-    assert all(mark == (stop - start, True) for (start, stop), mark in told(reader).items())
-    reader.ask([*words(300), 3, 4, 5, *words(60, 7)])  # splits a node
-    found = told(reader)
-    restored = [span for span, (_, came) in found.items() if came]
-    assert max(stop for _, stop in restored) >= 400
-    assert 300 in {start for start, _ in restored}
-    assert 300 in {stop for _, stop in restored}
-    assert [stored for stored, came in found.values() if not came] == [0]
-
-
 def test_a_small_bound_makes_small_segments(tmp_path: Path) -> None:
     """Of tokens, a quarter of it at most; a state that takes more than half of it is not kept."""
     for kind, most_bytes in (("llama", 40_000), ("qwen3_next", 1)):
@@ -272,22 +230,6 @@ def test_a_small_bound_makes_small_segments(tmp_path: Path) -> None:
         limit = most_bytes // 4 // process.cache.sequences.facts.token_bytes
         assert all(name.stop - name.start <= limit for name in process.shelf.index.names.values())
     assert Process(tiny("llama"), tmp_path / "llama").restore(words(400)) == 399
-
-
-def test_other_layers_adopt_nothing(tmp_path: Path) -> None:
-    """As if the name of the directory had not told."""
-    writer = Process(tiny("llama"), tmp_path)
-    writer.ask(words(600))
-    writer.save()
-    kept = {path: path.read_bytes() for path in writer.shelf.folder.iterdir()}
-    for other in ("quantized", "gemma3", "mamba2"):
-        for path, data in kept.items():
-            path.write_bytes(data)
-        reader = Process(tiny(other), tmp_path)
-        assert reader.restore(words(600)) == 0
-        assert reader.shelf.rejected == {"layers": 3}
-        assert [path.name for path in reader.shelf.folder.iterdir()] == ["about.json"]
-        assert reader.cache.describe().snapshots == 0
 
 
 def test_a_load_is_dropped_when_its_node_changes(tmp_path: Path) -> None:

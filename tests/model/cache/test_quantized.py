@@ -162,18 +162,6 @@ def test_a_token_takes_about_half_or_a_quarter_of_its_bytes(bits: int, bytes_of_
     assert after * 128 == before * bytes_of_128
 
 
-def test_one_line_says_how_many_layers_are_quantized(caplog: pytest.LogCaptureFixture) -> None:
-    model = a_llama()
-    chosen = model.format(make_layers=lambda: [*model.make_layers(), RotatingKVCache(8), ArraysCache(2)])
-    assert [type(layer).__name__ for layer in chosen.make_layers()] == [
-        "QuantizedKVCache", "QuantizedKVCache", "RotatingKVCache", "ArraysCache",
-    ]  # fmt: skip
-    ((level, message, attributes),) = lines(caplog)
-    assert (level, message) == ("INFO", "keys and values are quantized")
-    assert attributes.pop("difference") == pytest.approx(0.015, abs=0.015)
-    assert attributes == {"bits": 8, "layers": 2, "of": 4, "unquantized": "1 RotatingKVCache, 1 ArraysCache"}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_runs_on_unquantized_where_it_must(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """The heads of these are 8 wide."""

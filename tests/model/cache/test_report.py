@@ -75,17 +75,6 @@ def test_of_a_very_large_trie_the_latest_nodes_are_drawn_and_the_way_to_them() -
     assert all(node.parent is None or node.parent in ids for node in latest)
 
 
-def test_an_open_session_shows_in_the_locks_of_its_path() -> None:
-    users = Together("K")
-    users.turn(A)
-    client = users.begin([*A[:4], 30, 31])
-    locks = {(node.start, node.end): node.locks for node in drawn(users)}
-    assert locks[0, 4] == 1
-    assert sum(locks.values()) == 1
-    client.close()
-    assert not any(node.locks for node in drawn(users))
-
-
 @everyone
 def test_looking_changes_nothing(family: str) -> None:
     users = branched(family)
@@ -99,17 +88,6 @@ def test_looking_changes_nothing(family: str) -> None:
     users.trie.nodes(spell)
     users.trie.describe()
     assert state() == before
-
-
-@everyone
-def test_the_mark_changes_only_with_the_cache(family: str) -> None:
-    users = Conversation(family, "trie", budget=60)
-    seen: dict[tuple[int, ...], list[CacheNode]] = {}
-    for turn in range(30):
-        users.serve([*A[: 1 + turn % 7], 10 + turn % 5, 40 + turn % 3, 9], [20 + turn])
-        for _ in range(2):
-            assert seen.setdefault(users.trie.describe().mark, drawn(users)) == drawn(users)
-    assert len(seen) > 20
 
 
 def test_what_goes_for_want_of_room_is_counted_and_so_is_what_comes_back() -> None:
@@ -127,20 +105,6 @@ def test_what_goes_for_want_of_room_is_counted_and_so_is_what_comes_back() -> No
     assert after.evicted_bytes >= 2 * 5, "the five tokens that were not used again"
     assert after.restored_bytes == restored
     assert after.held_bytes <= 40
-
-
-@pytest.mark.parametrize("running", [False, True])
-def test_what_goes_when_memory_runs_out_counts_as_evicted(running: bool) -> None:
-    users = Together("K")
-    users.turn(A)
-    users.turn([40 + i for i in range(8)])
-    client = users.begin([60, 61, 62]) if running else None
-    before = users.cache.nbytes
-    users.cache.evict()
-    evicted = users.cache.describe().counts.evicted_bytes
-    assert evicted == before - users.cache.nbytes > 0
-    if client is not None:
-        client.close()
 
 
 def test_a_single_entry_is_one_node() -> None:

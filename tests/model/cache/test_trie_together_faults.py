@@ -140,25 +140,6 @@ def test_sharing_and_evicting_raise_nothing(family: str) -> None:
 
 
 @everyone
-def test_a_detached_session_keeps_nothing(family: str) -> None:
-    """It reads on, stops where it was to stop, speaks, and is gone."""
-    users = Together(family, policy=Every(8))
-    end = users.turn(PREFIX).recorded
-    clients = [users.begin([*end, *range(100 * user, 100 * user + 40)]).read(chunks=1) for user in (1, 2, 3)]
-    clients[0].fail_in_cache()
-    kept = users.turn([*PREFIX[:10], 5])
-    shape, kept_end = users.shape, users.cache.sequences.end
-    assert all(client.session.checkpoints for client in clients[1:]) == (family != "K")
-    clients[1].say(6, 7)
-    assert clients[1].session.sequence.live() == set()
-    clients[1].close()
-    clients[2].read(chunks=1).fail_in_layers()
-    assert users.shape == shape
-    assert users.cache.sequences.end is kept_end
-    assert users.cache.sequences.kept is kept.sequence
-
-
-@everyone
 def test_a_resume_that_fails_twice_opens_no_session(family: str) -> None:
     users = Together(family)
     end = users.turn(PREFIX).recorded

@@ -19,8 +19,6 @@ from scripts.tools.models.tiny import VOCAB, tiny, words
 from tests.lib.driver import Accident, ask, ask_uncached, check_equal, check_trie
 from tests.lib.memory import held_bytes
 
-some_kinds = pytest.mark.parametrize("kind", ["gemma3", "qwen3_next"])
-
 
 @contextmanager
 def without_collector() -> Iterator[None]:
@@ -31,21 +29,6 @@ def without_collector() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-@some_kinds
-def test_what_is_forgotten_is_free_at_once(kind: str) -> None:
-    """Not when Python happens to collect its garbage: nodes and their parents hold each other."""
-    model = tiny(kind)
-    ask_uncached(model, words(90))
-    with without_collector():
-        before = held_bytes()
-        cache = TrieCache(model.make_layers)
-        for seed in range(3):
-            ask(model, cache, [*words(30), *words(60, seed)])
-        assert held_bytes() > before + 10_000
-        cache.clear()
-        assert held_bytes() <= before + 4096
 
 
 def test_a_failed_resume_frees_before_it_starts_anew() -> None:

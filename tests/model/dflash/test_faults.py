@@ -129,9 +129,3 @@ def test_a_model_without_the_parts_is_refused(kind: str, tmp_path: Path) -> None
         load_draft(open_draft(str(draft), draft), target)
     assert why in str(error.value)
     run(target)
-
-
-def test_one_that_is_too_large_is_refused(target: LoadedModel, tmp_path: Path) -> None:
-    draft = write(tmp_path / "draft", DRAFT, {}, nothing)
-    with pytest.raises(ModelError, match="the weights take"):
-        load_draft(open_draft(str(draft), draft), target, budget_bytes=1000)

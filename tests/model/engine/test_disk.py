@@ -1,12 +1,11 @@
 """The disk cache over the real scheduler: requests wait for the disk, and writing comes between slices."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 from unittest.mock import patch
 
-import mlx.core as mx
 import pytest
 
 import runner.engine.disk.restores
@@ -16,7 +15,6 @@ from runner.cache.disk.reader import Reader
 from runner.cache.disk.sweep import Sweep
 from runner.cache.disk.thread import DiskThread
 from runner.cache.freight import Freight
-from runner.cache.layers.cargo import array_of
 from runner.cache.recheck import Sample
 from runner.cache.trie_cache import TrieCache
 from runner.engine.disk.check import SelfCheck
@@ -26,7 +24,7 @@ from runner.engine.disk.writes import Writes
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny
 from tests.lib.tiny_engine import ClientRequest, Clock, RequestSpec, TinyEngine, plain_forward
-from tests.unit.cache.disk.made import ERRORS, NAMESPACE, ROOT, FakeFiles, shelf
+from tests.unit.cache.disk.made import NAMESPACE, ROOT, FakeFiles, shelf
 
 
 def words(count: int, seed: int = 0) -> list[int]:
@@ -134,34 +132,6 @@ def test_a_conversation_goes_on_after_the_process_has_gone(kind: str, tmp_path: 
     assert (counts.restores, counts.state, counts.rejected) == (1, "on", {})
     assert counts.restored_tokens >= 480
     assert first.tier.counts().pending_tokens == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_was_read_into_an_array_is_used_as_it_stands(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = Process(kind, tmp_path)
-    asked = first.ask(words(1100))
-    first.run()
-
-    second, copied = Process(kind, tmp_path), list[object]()
-
-    def noted(data: memoryview, dtype: str, shape: Sequence[int]) -> mx.array:
-        copied.append(data.obj)
-        return array_of(data, dtype, shape)
-
-    monkeypatch.setattr("runner.cache.adoption.array_of", noted)
-    second.chance = 0.0  # the last segment is computed again
-    again = second.ask([*words(1100), *asked.tokens, *words(20, 3)])
-    parted = second.ask([*words(700), *words(20, 4)])
-    second.run()
-    second.engine.check()
-    assert again.cached > 1000
-    if second.engine.trie.sequences.kept.sliceable:
-        assert parted.cached > 600
-    assert second.tier.counts().failed_checks == 0
-    if kind == "llama":
-        assert len({id(buffer) for buffer in copied}) == 2  # what was read before any segment was known
 
 
 def test_others_pass_a_request_that_waits_for_the_disk(tmp_path: Path) -> None:
@@ -342,25 +312,6 @@ def test_writing_takes_no_more_than_its_share_of_the_time_that_others_compute(tm
         process.clock.now += 1.0
         assert process.step()
     assert process.shelf.written_bytes > 0
-
-
-@pytest.mark.parametrize("error", ERRORS[:3], ids=str)
-def test_an_error_at_any_call_costs_no_answer(error: OSError, tmp_path: Path) -> None:
-    clean = FakeFiles()
-    calls = len(_story(tmp_path / "clean", clean))
-    assert calls > 25
-    for at in range(0, calls, 3):
-        _story(tmp_path / str(at), FakeFiles(at, error))
-
-
-def _story(directory: Path, files: FakeFiles) -> list[str]:
-    for _ in range(2):
-        process = Process("llama", directory, files)
-        process.ask(words(400))
-        process.run()
-        process.engine.check()
-        assert process.tier.counts().state in ("on", "reading")
-    return files.calls
 
 
 def test_an_engine_whose_disk_rests_does_too(tmp_path: Path) -> None:

@@ -11,12 +11,11 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from protocol import DoneReason
 from runner.cache.draft_trial import DraftTrial
 from runner.cache.layers.batch_trial import BatchTrial
 from runner.cache.layers.trial import Trial
 from runner.engine.engine import Engine
-from runner.engine.events import Event, Failed, Finished, Started, Text
+from runner.engine.events import Event, Failed, Finished, Text
 from runner.engine.generation import Generation
 from runner.engine.platform import wakeup
 from runner.engine.request import Request
@@ -97,16 +96,6 @@ async def events(request: Request) -> list[Event]:
 
 def text(told: list[Event]) -> str:
     return "".join(event.text for event in told if isinstance(event, Text))
-
-
-async def test_a_request_is_started_told_and_finished(engine: Engine) -> None:
-    asked = request()
-    engine.submit(asked)
-    first, *middle, last = await events(asked)
-    assert isinstance(first, Started)
-    assert text(middle) == "bcdefghijklmnopqrstuvwxy"
-    assert isinstance(last, Finished)
-    assert last.reason is DoneReason.STOP
 
 
 @pytest.mark.parametrize("fail_at", [1, 3, 4, 8])

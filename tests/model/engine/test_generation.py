@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from protocol import DoneReason
-from runner.engine.events import Failed, Text
+from runner.engine.events import Text
 from runner.engine.policy import SlicePolicy
 from runner.sampling.sample import Sample
 from scripts.tools.models.tiny import KINDS, VOCAB
@@ -109,20 +109,6 @@ def test_metered_lines_count_up_and_others_carry_nothing() -> None:
         assert counts == expected
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_after_a_fault_in_any_forward_the_next_answer_is_right(name: str) -> None:
-    for fails_at in (1, 2, 3, 6):
-        engine = make_engine(name, 30)
-        calls = engine.forward.calls
-        engine.forward.breaks = lambda rows, length, at=fails_at, calls=calls: len(calls) == at  # type: ignore[misc]
-        failing = engine.ask(PROMPT)
-        engine.finish()
-        assert isinstance(failing.received[-1], Failed)
-        engine.ask(PROMPT)
-        engine.finish()
-        engine.check()
-
-
 def test_a_fault_outside_of_forwards_leaves_nothing_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault may be that of a computation that MLX had put off, so the layers are not trusted."""
     engine = make_engine(chunk=30)
@@ -134,18 +120,3 @@ def test_a_fault_outside_of_forwards_leaves_nothing_in_the_cache(monkeypatch: py
     engine.finish()
     assert failing.failed
     assert again.cached == 0
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_after_a_cancel_in_any_phase_the_work_is_kept_and_the_next_answer_is_right(name: str) -> None:
-    for computed in (20, 40, 49, 51):
-        engine = make_engine(name, 20)
-        cancelled = engine.ask(PROMPT)
-        while engine.forward.tokens < computed:
-            engine.advance()
-        cancelled.request.cancel()
-        engine.finish()
-        retry = engine.ask([*PROMPT, 9])
-        engine.finish()
-        engine.check()
-        assert retry.cached >= computed or computed > 49

@@ -123,18 +123,6 @@ def test_only_plain_greedy_answers_are_known_and_taken(options: str) -> None:
         engine.check()
 
 
-def test_an_answer_that_its_client_leaves_is_known_as_far_as_it_was_drawn() -> None:
-    engine = TinyEngine("llama", known=True)
-    left = engine.submit(spec("greedy", 40))
-    engine.until(lambda: len(left.tokens) == 11)
-    left.request.cancel()
-    engine.finish()
-    engine.submit(spec("greedy", 40))
-    engine.finish()
-    assert taken(engine) == 11
-    engine.check()
-
-
 def test_known_tokens_go_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a long known answer another one keeps its pace, even if slices took 60 ms."""
     engine = TinyEngine("llama", known=True)

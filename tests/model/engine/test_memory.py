@@ -117,20 +117,6 @@ def test_memory_of_other_users_is_not_the_caches() -> None:
     assert engine.trie.describe().counts.budget_bytes == 3000 * TOKEN_BYTES - 1000
 
 
-def test_conversations_are_evicted_when_contexts_need_their_room() -> None:
-    engine = make_engine(1600 * TOKEN_BYTES, Dial())
-    for number in range(3):
-        engine.ask(words(300, number + 2), 4)
-        engine.finish()
-    assert engine.trie.nbytes > 900 * TOKEN_BYTES
-    engine.ask(words(1200, 9), 4)
-    while not engine.scheduler.idle:
-        engine.advance()
-        assert engine.trie.nbytes <= 1600 * TOKEN_BYTES
-    engine.check()
-    assert all(asked.finished for asked in engine.requests)
-
-
 def test_slices_are_cut_to_the_room_that_is_left() -> None:
     engine = make_engine(3000 * TOKEN_BYTES, Dial(), chunk=128)
     engine.ask(words(40), 1)

@@ -3,7 +3,6 @@
 import gc
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future
 from functools import partial
 from time import monotonic, sleep
 from unittest.mock import patch
@@ -12,19 +11,14 @@ import mlx.core as mx
 import pytest
 
 import runner.engine.pictures.encoder
-from protocol.format import Lark
 from runner.engine.policy import Decode, Encode
-from runner.grammar import Grammar
-from runner.grammar.compiler import Compiler
 from runner.model.towers import Grid, Tower
-from scripts.tools.models.checkpoints import VOCABULARY_SIZE
 from tests.lib.patience import stretched
-from tests.lib.seeing import NAMES, SOFT
+from tests.lib.seeing import NAMES
 from tests.lib.seeing_engine import NotingPolicy, SeeingEngine, picture
 
 RED, BLUE = picture("red"), picture("blue")
 LARGE = picture("green", 256, 192)
-SOME = ("qwen3.5-seeing", "gemma4-unified-seeing")
 QWEN = "qwen3.5-seeing"
 
 
@@ -61,30 +55,6 @@ def test_rows_of_one_batch_have_positions_of_their_own(name: str) -> None:
         most = max([most, *(len(batch.generations) for batch in engine.scheduler.batches.all)])
     assert most >= 3
     assert all(asked.finished for asked in engine.asked)
-    engine.check()
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_penalties_count_the_tokens_in_the_place_of_pictures(name: str) -> None:
-    engine = SeeingEngine(name)
-    asked = engine.answer("see [img-0] now", RED, presence_penalty=1.5, repeat_penalty=1.3, repeat_last_n=64)
-    assert asked.request.prompt.count(SOFT) >= 6
-    assert min(asked.request.prompt) >= 0
-    assert min(asked.request.keys) == -1
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_an_answer_about_a_picture_follows_a_grammar(name: str) -> None:
-    engine = SeeingEngine(name)
-    asked = engine.ask("see [img-0] now", RED, max_tokens=20)
-    grammar: Future[Grammar] = Future()
-    asked.request.grammar = grammar
-    engine.until(lambda: bool(engine.scheduler._compiling))
-    grammar.set_result(Compiler(engine.model.tokenizer, VOCABULARY_SIZE).compile(Lark('start: "<(" /[0-9]{4}/ ")>"')))
-    engine.finish()
-    assert asked.text[:2] == "<("
-    assert asked.text[2:6].isdigit()
-    assert asked.text[6:] == ")>"
     engine.check()
 
 
@@ -134,26 +104,6 @@ def test_nothing_waits_for_pixels_but_the_request_that_shows_them() -> None:
 
 def encoded_more_than(policy: NotingPolicy, pieces: int) -> bool:
     return sum(isinstance(each, Encode) for each in policy.slices) > pieces
-
-
-def test_a_request_that_is_cancelled_while_its_picture_is_decoded_holds_nothing() -> None:
-    engine = SeeingEngine(QWEN)
-    engine.helper.waits = True
-    asked = engine.ask("see [img-0]", RED)
-    engine.finish()
-    generation = engine.scheduler._generations[0]
-    held = weakref.ref(generation.pictures)
-    del generation
-    asked.request.cancel()
-    engine.advance()
-    assert engine.scheduler.idle
-    assert not engine.scheduler._generations
-    engine.helper.run()
-    assert engine.pixels.decoded == 0  # it was cancelled before it began
-    gc.collect()
-    assert held() is None
-    engine.helper.waits = False
-    engine.answer("see [img-0]", RED)
 
 
 def falls_to(nbytes: int) -> bool:

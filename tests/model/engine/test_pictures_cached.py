@@ -71,24 +71,6 @@ def test_a_text_edited_behind_a_picture_and_one_before_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_what_was_evicted_is_computed_again(name: str) -> None:
-    engine = SeeingEngine(name)
-    prompt = "what is [img-0] and [img-1] here?"
-    first = engine.answer(prompt, RED, WIDE)
-    engine.scheduler.cache.evict()
-    again = engine.answer(prompt, RED, WIDE)
-    assert again.counts == (0, 0)
-    assert engine.encoder.counts.encoded == 2
-    engine.scheduler.cache.evict()
-    engine.encoder.clear()
-    cold = engine.answer(prompt, RED, WIDE)
-    assert engine.encoder.counts.encoded == 4
-    assert engine.pixels.decoded == 4
-    assert first.tokens == again.tokens == cold.tokens
-    engine.check()
-
-
-@pytest.mark.parametrize("name", SOME)
 def test_a_cancelled_prompt_is_resumed_where_it_stands(name: str) -> None:
     for slices in (3, 4, 5, 6, 8, 11, 15):
         engine = SeeingEngine(name)

@@ -37,17 +37,6 @@ def test_pictures_are_counted_with_their_tokens_time_and_hits() -> None:
     assert report_on(engine).collect().stats.pictures.feature_bytes == 0
 
 
-def test_nodes_say_how_many_pictures_they_hold() -> None:
-    engine = SeeingEngine("glimmer-seeing")
-    engine.answer("see [img-0] and [img-1]", RED, BLUE)
-    (node,) = report_on(engine).nodes()
-    assert node.pictures == 2
-    engine.answer("see [img-0] and [img-1]", RED, RED)
-    assert sorted(node.pictures for node in report_on(engine).nodes()) == [1, 1, 1]
-    engine.answer("a text")
-    assert sorted(node.pictures for node in report_on(engine).nodes()) == [0, 1, 1, 1]
-
-
 def test_a_preview_shows_a_picture_as_one_word() -> None:
     engine = SeeingEngine(QWEN)
     engine.answer("see [img-0] and [img-1].", RED, RED)

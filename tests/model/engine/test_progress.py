@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runner.engine.observe.journal import Journal, bar
+from runner.engine.observe.journal import Journal
 from runner.engine.observe.progress import ProgressReporter, PromptProgress
 from runner.engine.policy import SlicePolicy
 from scripts.tools.models.tiny import VOCAB
@@ -62,15 +62,6 @@ def test_two_prompts_have_clocks_of_their_own(clock: Clock, prefills: ProgressRe
     assert second is not None
     assert second.request == 2
     assert second.tokens_per_s == pytest.approx(100.0)
-
-
-@pytest.mark.parametrize(("done", "blocks"), [(0, 0), (49, 0), (50, 1), (500, 10), (999, 19)])
-def test_the_bar_is_as_long_as_the_prompt_is_read(done: int, blocks: int) -> None:
-    line = bar(PromptProgress(7, done, 1000, 123.4, 6.6))
-    assert line.count("#") == blocks
-    assert len(line[line.index("[") : line.index("]")]) == 21
-    assert line.startswith("prefill 7 [")
-    assert line.endswith(f"{done // 10} %  123 tokens/s  7 s left")
 
 
 def make_engine(shown: list[str], *, terminal: bool) -> TinyEngine:

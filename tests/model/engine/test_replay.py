@@ -1,6 +1,5 @@
 """What an engine did is done again from a tape alone, and any difference is found."""
 
-import random
 from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
@@ -8,7 +7,6 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from runner.cache.session import LiveSession
 from runner.engine.tape.file import TapeFile, TapeReader
 from runner.engine.tape.interface import What
 from runner.engine.tape.values import Arrived, Entry, Turn, encode
@@ -84,34 +82,6 @@ def test_all_is_written_before_every_forward_and_with_one_write(tmp_path: Path) 
     assert file.stat().st_size - prompts <= 200 * slices
 
 
-def test_a_tape_that_is_cut_anywhere_is_replayed_up_to_there_or_refused(tmp_path: Path) -> None:
-    story, file = Story("llama", 4), tmp_path / "tape"
-    seen = story.record(file)
-    data, whole = file.read_bytes(), entries(file)
-    numbers = random.Random(1)
-    cut = tmp_path / "cut"
-    first = 28 + int.from_bytes(data[16:20], "little")
-    fulls = 0
-    for size in [*numbers.sample(range(len(data)), 200), len(data) - 1, len(data)]:
-        cut.write_bytes(data[:size])
-        try:
-            reader = TapeReader(cut)
-        except RunnerError:
-            assert size < first, "the header is whole"
-            continue
-        found = [*reader.entries()]
-        assert found == whole[: len(found)]
-        assert reader.missing_at is None or reader.missing_at < size
-        assert reader.missing_at is not None or size == len(data) or len(found) < len(whole)
-        if fulls < 8:
-            fulls += 1
-            done, again = story.replay(cut)
-            assert done.difference == ""
-            for number, events in again.items():
-                assert events == seen[number][: len(events)]
-    assert fulls == 8
-
-
 @pytest.mark.parametrize("what", [What.TOKENS, What.EVENT, What.ENDED, What.STATE])
 def test_a_difference_names_its_slice_and_both_values(what: What, tmp_path: Path) -> None:
     story, file = Story("llama", 2), tmp_path / "tape"
@@ -145,25 +115,6 @@ def test_tokens_that_the_model_does_not_have_are_refused(prompt: list[int], tmp_
     tape.write([(What.ACTIVE, 0), (What.TURN, encode(Turn([arrived])))])
     with pytest.raises(RunnerError, match="request 1 has tokens that the model does not have"):
         story.replay(file)
-
-
-def test_memory_that_runs_out_behind_a_forward_is_replayed(tmp_path: Path) -> None:
-    story, file = Story("llama", 4), tmp_path / "tape"
-    state = LiveSession.state
-    calls = 0
-
-    def failing(session: LiveSession) -> object:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise MemoryError("no room")
-        return state(session)
-
-    with patch.object(LiveSession, "state", failing):
-        seen = story.record(file)
-    assert (What.FAULT, ["MemoryError", "no room"]) in entries(file)
-    done, again = story.replay(file)
-    assert (done.difference, again) == ("", seen)
 
 
 def test_a_fault_that_cannot_be_met_again_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from runner.engine.policy import SlicePolicy
 from runner.engine.trial import SettledTrial
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny, words
-from tests.lib.tiny_engine import BATCHABLE, UNBATCHABLE, RequestSpec, TinyEngine, batch_fault, plain_forward
+from tests.lib.tiny_engine import BATCHABLE, RequestSpec, TinyEngine, plain_forward
 
 requests = pytest.mark.parametrize("name", KINDS)
 batchable = pytest.mark.parametrize("name", BATCHABLE)
@@ -27,11 +27,6 @@ SAMPLING = [
     SamplingOptions(temperature=0.7, seed=6, min_p=0.2, top_k=30),
     SamplingOptions(temperature=1.0, seed=7, top_k=10, logprobs=True, top_logprobs=2),
 ]
-
-
-def test_the_kinds_that_decode_together_are_those_that_mlx_lm_has_batches_of() -> None:
-    assert [name for name in KINDS if not batch_fault(name)] == list(BATCHABLE)
-    assert sorted((*BATCHABLE, *UNBATCHABLE)) == sorted(KINDS)
 
 
 @requests
@@ -56,34 +51,6 @@ def test_as_many_decode_in_one_forward_as_are_there(name: str) -> None:
     assert rows == sorted(rows, reverse=True)
     assert set(rows) == {1, 2, 3, 4}
     assert len(rows) <= 40  # a step is one forward, whoever takes part in it
-
-
-@batchable
-def test_rows_come_and_go_while_others_stay(name: str) -> None:
-    engine = TinyEngine(name, SlicePolicy(16, 0.1))
-    stays = engine.ask(words(40), 60)
-    for number in range(5):
-        engine.until(lambda: len(stays.tokens) >= 4 + 9 * number)  # noqa: B023  called before the number changes
-        guest = engine.ask(words(25 + 3 * number, number + 2), 12, temperature=0.5, seed=number)
-        if number == 3:
-            engine.until(lambda: engine.phase(guest) == "batch")  # noqa: B023
-            guest.request.cancel()
-    engine.finish()
-    engine.check()
-    assert engine.forward.most_rows >= 2
-
-
-@batchable
-def test_the_next_turn_reuses_an_answer_of_a_batch(name: str) -> None:
-    engine = TinyEngine(name)
-    asked = [engine.ask(words(30 + number, number), 12 + 3 * number) for number in range(3)]
-    engine.finish()
-    turns = [engine.ask([*each.spec.prompt, *each.tokens, 7, 7], 6) for each in asked]
-    engine.finish()
-    engine.check()
-    # The last token of an answer is computed where others of the batch go on.
-    lengths = [len(each.spec.prompt) + len(each.tokens) for each in asked]
-    assert [turn.cached for turn in turns] == [lengths[0], lengths[1], lengths[2] - 1]
 
 
 def test_an_answer_joins_others_after_a_few_steps_alone() -> None:

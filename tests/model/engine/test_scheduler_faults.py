@@ -26,7 +26,7 @@ from runner.sampling.sample import Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
 from runner.tokenizer import Tokenizer
 from scripts.tools.models.tiny import KINDS, words
-from tests.lib.tiny_engine import BATCHABLE, TinyEngine, breaking
+from tests.lib.tiny_engine import TinyEngine, breaking
 
 FIRST, SECOND, THIRD = words(41, 1), [*words(33, 1), 9, 9, 9, 9], words(20, 3)
 
@@ -159,26 +159,6 @@ def test_a_forward_that_breaks_ends_one_request_and_a_batch_of_them_none(name: s
             "the client learns another reason"
         )
         go_on(engine)
-
-
-@pytest.mark.parametrize("name", BATCHABLE)
-@pytest.mark.parametrize("steps", [0, 4])
-def test_a_step_of_several_that_breaks_lets_each_go_on_alone_from_where_it_is(name: str, steps: int) -> None:
-    engine = TinyEngine(name)
-    for number in range(3):
-        engine.ask(words(30, number), 15, temperature=0.8 * number, seed=number, repeat_penalty=1.3, repeat_last_n=64)
-    engine.until(lambda: all(engine.phase(each) == "batch" for each in engine.requests))
-    engine.advance(steps)
-    said = [len(each.tokens) for each in engine.requests]
-    engine.forward.breaks = lambda rows, length: rows > 1
-    engine.forward.calls.clear()
-    engine.finish()
-    engine.check()
-    assert [rows for rows, _ in engine.forward.calls].count(3) == engine.forward.most_rows - 2 == 1
-    # What the batch had seen is computed again, and no more than that.
-    again = engine.forward.tokens - 3 - sum(15 - count for count in said)
-    assert 0 <= again <= 3 * (steps + 2)
-    assert all(each.finished for each in engine.requests)
 
 
 def test_a_fault_of_one_row_leaves_the_others_together() -> None:

@@ -14,7 +14,7 @@ from runner.grammar import Grammar, Guide
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS
 from tests.lib.breaking import breaking
-from tests.lib.tiny_engine import ClientRequest, RequestSpec, TinyEngine, compiled_grammar, oracle_answer
+from tests.lib.tiny_engine import ClientRequest, RequestSpec, TinyEngine, compiled_grammar
 
 PROMPT = tuple(range(40))
 LITERAL = 'start: /[0-9]/ "<=======>" /[0-9]/ "!"'
@@ -67,14 +67,6 @@ def test_a_forced_beginning_is_part_of_the_prefill() -> None:
     assert engine.forward.calls == [(1, len(PROMPT) + 7), (1, 1)]
 
 
-def test_an_answer_that_is_forced_as_a_whole_needs_no_model() -> None:
-    engine = TinyEngine("llama")
-    asked = engine.submit(spec('start: "<<<<>>>>"'))
-    engine.finish()
-    engine.check()
-    assert (asked.text, engine.forward.calls) == ("<<<<>>>>", [])
-
-
 def test_a_long_jump_is_taken_in_parts() -> None:
     engine = TinyEngine("llama")
     asked = engine.submit(spec(f'start: /[0-9]/ "{"=" * 150}" /[0-9]/', 200))
@@ -119,17 +111,6 @@ def test_a_stop_string_in_forced_text_ends_the_answer() -> None:
     engine.finish()
     again.check_answer()
     assert again.cached == len(PROMPT) - 1
-
-
-def test_a_conversation_that_goes_on_behind_a_jump_is_in_the_cache() -> None:
-    engine = TinyEngine("llama")
-    asked = engine.submit(spec(LITERAL))
-    engine.finish()
-    said = oracle_answer("llama", asked.spec).tokens
-    follower = engine.submit(spec("start: /[0-9]/", prompt=(*PROMPT, *said, 1, 2)))
-    engine.finish()
-    engine.check()
-    assert follower.cached == len(PROMPT) + len(said) - 1, "all but the last token, over which nothing was computed"
 
 
 # --- grammars that are late, or never come
@@ -177,31 +158,6 @@ def test_a_client_that_leaves_while_its_grammar_is_compiled_takes_its_place_with
     assert other.finished
     assert asked.text == ""
     engine.check_cache()
-
-
-class Breaks:
-    """A forward that raises in its n-th call over so many rows."""
-
-    def __init__(self, rows: int, at: int) -> None:
-        self._rows = rows
-        self._left = at
-
-    def __call__(self, rows: int, length: int) -> bool:
-        self._left -= rows == self._rows
-        return rows == self._rows and self._left == 0
-
-
-@pytest.mark.parametrize("at", [1, 2, 5])
-def test_a_step_that_raises_loses_nothing_of_a_constrained_answer(at: int) -> None:
-    engine = TinyEngine("llama")
-    for row in range(2):
-        engine.submit(spec("start: /[0-9]{25}/", 25, tuple(range(row, 30))))
-    engine.submit(spec('start: (/[0-9]/ "=>"){9}', 40, tuple(range(5, 30))))
-    engine.forward.breaks = Breaks(3, at)
-    engine.finish()
-    engine.check()
-    assert all(asked.finished for asked in engine.requests)
-    assert engine.forward.most_rows == 3
 
 
 def test_a_mask_that_raises_returns_all_to_prefill_and_loses_nothing() -> None:

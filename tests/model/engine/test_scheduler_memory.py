@@ -1,14 +1,10 @@
 """Several requests within a budget: they wait, are refused or take turns. Nothing else is affected, nothing leaks."""
 
-import gc
-
-import mlx.core as mx
 import pytest
 
 from runner.engine.policy import SlicePolicy
-from scripts.tools.models.tiny import KINDS, words
-from tests.lib.memory import held_bytes
-from tests.lib.tiny_engine import BATCHABLE, TinyEngine
+from scripts.tools.models.tiny import words
+from tests.lib.tiny_engine import TinyEngine
 
 TOKEN_BYTES = 256
 """Of the llama: two layers, keys and values, two heads, eight float32 each. A layer grows by 256 tokens at a time."""
@@ -135,30 +131,3 @@ def test_two_short_answers_and_a_long_one_are_not_padded_to_its_length() -> None
     engine.check()
     assert long.finished
     assert all(each.finished for each in shorts)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_afterwards_the_device_holds_what_the_cache_counts(name: str) -> None:
-    def play(engine: TinyEngine) -> None:
-        asked = [engine.ask([*words(70 - number), number], 6 + number, temperature=0.5, seed=1) for number in range(5)]
-        engine.until(lambda: any(each.finished for each in asked))
-        asked[-1].request.cancel()
-        engine.finish()
-
-    play(TinyEngine(name))  # what is made once
-    limit = mx.set_cache_limit(0)
-    try:
-        gc.collect()
-        before = held_bytes()
-        engine = TinyEngine(name, SlicePolicy(32, 0.1))
-        play(engine)
-        engine.check_cache()
-        assert (engine.forward.most_rows > 1) == (name in BATCHABLE)
-        gc.collect()
-        held = held_bytes() - before
-        assert 0 < engine.trie.nbytes <= held <= engine.trie.nbytes + 8192  # and some scalars of mlx-lm's
-        engine.trie.clear()
-        engine.trie.sequences.kept.reset()
-    finally:
-        mx.set_cache_limit(limit)
-    engine.check()

@@ -5,7 +5,6 @@ Times are made up: a forward takes 10 ms and 1 ms for each token, whatever the n
 
 import pytest
 
-from runner.engine.events import Started, Text
 from runner.engine.policy import Decode, Prefill, Slice, SlicePolicy, View
 from scripts.tools.models.tiny import KINDS, words
 from tests.lib.tiny_engine import BATCHABLE, UNBATCHABLE, ClientRequest, TinyEngine
@@ -106,24 +105,6 @@ def test_what_was_computed_is_kept_for_the_retry(name: str, phase: str) -> None:
     assert again.cached <= seen
 
 
-@pytest.mark.parametrize("phase", ["prefilling", "batch"])
-def test_the_place_of_a_request_that_leaves_is_taken_at_once(phase: str) -> None:
-    engine = TinyEngine("llama", SlicePolicy(16, 0.1), parallel=2)
-    engine.ask(words(30), 200)
-    engine.until(lambda: len(engine.requests[0].tokens) > 2)
-    leaves = engine.ask(words(900 if phase == "prefilling" else 40, 2), 100)
-    waits = engine.ask(words(30, 3), 5)
-    engine.until(lambda: engine.phase(leaves) == phase)
-    engine.advance(5)
-    engine.until(lambda: engine.forward.calls[-1][1] == 1)  # a step came last
-    assert not waits.started
-    leaves.request.cancel()
-    engine.advance(2)
-    assert waits.started
-    engine.finish()
-    engine.check()
-
-
 # --- turns and gaps
 
 
@@ -170,19 +151,3 @@ def test_the_policy_learns_what_was_really_computed_and_how_long_it_took() -> No
     assert slices == [(length, round(0.01 + 0.001 * length, 6)) for _, length in engine.forward.calls if length > 1]
     assert (46, 0.056) in slices
     assert sum(seconds for _, seconds in notes.received) == pytest.approx(engine.clock.now)
-
-
-def test_events_arrive_in_the_slice_that_makes_them() -> None:
-    engine = TinyEngine("llama")
-    asked = [engine.ask(prompt, 10, metered=True) for prompt in prompts(3)]
-    while not engine.scheduler.idle:
-        before = [len(each.received) for each in asked]
-        engine.advance()
-        assert not engine._outbox._pending
-        grown = [len(each.received) - count for each, count in zip(asked, before, strict=True)]
-        assert max(grown) <= 2  # a token, or the last one with the end
-    for each in asked:
-        counted = [event.metrics.eval_count for event in each.received if isinstance(event, Text) and event.metrics]
-        assert counted == list(range(1, 11))
-        assert isinstance(each.received[0], Started)
-    engine.check()

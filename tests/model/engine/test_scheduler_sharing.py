@@ -10,7 +10,7 @@ import pytest
 
 from runner.engine.policy import SlicePolicy
 from scripts.tools.models.tiny import words
-from tests.lib.tiny_engine import SLICEABLE, ClientRequest, TinyEngine
+from tests.lib.tiny_engine import ClientRequest, TinyEngine
 
 SHARED = words(200)
 requests = pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_next"])
@@ -41,29 +41,6 @@ def test_requests_that_are_sent_together_compute_their_prefix_once(name: str) ->
 
 
 @requests
-def test_requests_that_follow_a_follower_share_with_it_too(name: str) -> None:
-    engine = make_engine(name)
-    branch = words(100, 9)
-    together(engine, [suffix(60), [*branch, *suffix(1)], [*branch, *suffix(3)]])
-    engine.finish()
-    engine.check()
-    assert [each.cached for each in engine.requests] == [0, 200, 300]
-    assert engine.forward.tokens == 208 + 108 + 8
-
-
-@requests
-def test_when_the_leader_is_cancelled_a_follower_continues_its_prefix(name: str) -> None:
-    engine = make_engine(name)
-    first, second, third = together(engine, [suffix(number) for number in range(3)])
-    engine.until(lambda: engine.phase(third) == "awaiting prefix" and engine.forward.tokens >= 96)
-    first.request.cancel()
-    engine.finish()
-    engine.check()
-    assert (second.cached, third.cached) == (96, 200)
-    assert engine.forward.tokens == 200 + 8 + 8
-
-
-@requests
 def test_when_the_leader_fails_a_follower_takes_its_place(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     engine = make_engine(name)
@@ -88,22 +65,6 @@ def test_requests_that_wait_for_a_prefix_hold_a_place() -> None:
         "queued",
     ]
     assert [each.started for each in asked] == [True] * 3 + [False] * 2
-    engine.finish()
-    engine.check()
-
-
-@pytest.mark.parametrize("name", SLICEABLE)
-@pytest.mark.parametrize("others", [0, 2])
-def test_a_request_shares_the_prompt_of_one_that_decodes(name: str, others: int) -> None:
-    engine = make_engine(name)
-    first = engine.ask([*SHARED, 1], 40)
-    for number in range(others):
-        engine.ask(words(150 + number, 7 + number), 30)
-    engine.until(lambda: len(first.tokens) > 10)
-    late = engine.ask([*SHARED, 2, 3], 4)
-    engine.until(lambda: late.finished is not None)
-    assert first.finished is None
-    assert late.cached == len(SHARED)
     engine.finish()
     engine.check()
 

@@ -1,13 +1,11 @@
 """The engine's counters are right, and cost next to nothing."""
 
 from concurrent.futures import Future
-from itertools import pairwise
 
 import pytest
 
 from protocol.stats import Stats
-from runner.cache.interface import Miss
-from runner.engine.events import Failed, Refused
+from runner.engine.events import Refused
 from runner.engine.memory.budget import MemoryBudget
 from runner.engine.observe.counters import Histogram
 from runner.engine.observe.report import Identity, Report
@@ -60,18 +58,6 @@ def test_tokens_of_prompts_are_counted_by_where_they_came_from() -> None:
     assert (tokens.generated, tokens.forced) == (10, 0)
 
 
-def test_tokens_of_an_answer_count_while_it_is_written() -> None:
-    engine = TinyEngine("llama")
-    asked = engine.ask(PROMPT, 8)
-    seen = []
-    while not engine.scheduler.idle:
-        engine.advance()
-        seen.append(stats(engine).tokens.generated)
-        assert seen[-1] == len(asked.tokens)
-    assert seen[-1] == 8
-    assert all(before <= after for before, after in pairwise(seen))
-
-
 @pytest.mark.parametrize(
     ("grammar", "generated", "forced"),
     [
@@ -108,16 +94,6 @@ def test_each_request_ends_once() -> None:
     requests = stats(engine).requests
     assert (requests.length, requests.done, requests.cancelled, requests.failed, requests.refused) == (1, 1, 2, 0, 0)
     assert (requests.running, requests.queued) == (0, 0)
-
-
-def test_a_request_that_breaks_has_failed_and_not_ended_otherwise() -> None:
-    engine = TinyEngine("llama")
-    engine.forward.breaks = lambda rows, length: length == 1
-    asked = engine.ask(PROMPT, 9)
-    engine.finish()
-    assert isinstance(asked.received[-1], Failed)
-    requests = stats(engine).requests
-    assert (requests.failed, requests.done, requests.length, requests.cancelled) == (1, 0, 0, 0)
 
 
 def test_a_request_that_is_too_large_is_refused() -> None:
@@ -169,18 +145,6 @@ def test_running_and_waiting_requests_are_listed_with_their_progress() -> None:
 
 
 # --- misses
-
-
-def test_misses_are_counted_by_their_reason() -> None:
-    engine = TinyEngine("mamba2")
-    for prompt in (PROMPT, OTHER, [*PROMPT[:40], *OTHER[:10]]):
-        engine.ask(prompt, 3)
-        engine.finish()
-    sessions = [asked.session for asked in engine.requests]
-    told = [session.miss for session in sessions if session is not None]
-    assert told[:2] == [Miss.EMPTY, Miss.NO_COMMON_PREFIX]
-    assert told[2] is Miss.NON_TRIMMABLE
-    assert stats(engine).cache.misses == {"empty": 1, "no_common_prefix": 1, "non_trimmable_divergence": 1}
 
 
 def test_a_cache_that_was_replaced_is_counted_on() -> None:
@@ -239,24 +203,6 @@ def test_every_request_has_one_queue_time_and_one_ttft_if_it_got_a_token() -> No
     assert sum(found.ttft_s.counts) == 2
     assert sum(found.prefill_rate.counts) == 2
     assert sum(found.decode_rate.counts) == 1, "of one token nothing can be said"
-
-
-def test_the_ttft_of_the_last_answer_is_that_of_the_request_that_has_it() -> None:
-    engine = TinyEngine("llama")
-    assert stats(engine).ttft_s is None
-    asked = engine.ask(PROMPT, 4)
-    engine.until(lambda: engine.phase(asked) == "prefilling")
-    assert [each.ttft_s for each in stats(engine).running] == [None]
-    engine.until(lambda: bool(asked.tokens))
-    (running,) = stats(engine).running
-    assert running.ttft_s == stats(engine).ttft_s
-    assert running.ttft_s is not None
-    assert 0 < running.ttft_s <= running.age_s + 0.001
-    engine.finish()
-    assert stats(engine).ttft_s == running.ttft_s
-
-
-# --- what it costs
 
 
 # --- what it tells

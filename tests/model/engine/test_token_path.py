@@ -37,8 +37,6 @@ TOKENS = 60
 WARM = 20
 """Tokens after which nothing is done for the first time any more."""
 CYCLE = {ord(one): ord(other) for one, other in ("ab", "bc", "ca")}
-CHAIN = {byte: byte + 1 for byte in range(ord("!"), ord("~"))}
-"""Nothing repeats in an answer of so many tokens."""
 
 
 class Call(NamedTuple):
@@ -113,7 +111,6 @@ async def counted(
     monkeypatch: pytest.MonkeyPatch,
     names: Sequence[str],
     *,
-    draft: bool = False,
     no_media: bool = False,
 ) -> Counted:
     """Returns the calls of one answer of this model for each of these names."""
@@ -146,7 +143,7 @@ async def counted(
         log_level=20,
         watch_parent=False,
         parallel=1,
-        draft="auto" if draft else "off",
+        draft="off",
         no_media=no_media,
     )
     engine = Engine(settings, model, tokenizer)
@@ -156,7 +153,7 @@ async def counted(
         protocol = Protocol()
         body = ResponseBody(cast("web.RequestHandler", protocol), chunked=True)
         asked = Request(
-            prompt=[ord("!" if draft else "a")],
+            prompt=[ord("a")],
             max_tokens=TOKENS,
             sampling=SamplingOptions(),
             stops=None,
@@ -202,16 +199,6 @@ async def test_a_line_takes_few_calls_on_the_event_loop(path: Counted) -> None:
     calls = usual(path.deliveries)
     assert len(calls) <= 8, listed(calls)
     assert crossings(calls) <= 3, listed(calls)
-
-
-async def test_looking_for_drafts_in_vain_takes_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside those of a token, where drafts are on and nothing repeats. They come while the model computes."""
-    directory = write_scripted(tmp_path / "model", BYTES, CHAIN, [ord("~")])
-    path = await counted(directory, monkeypatch, ("step",), draft=True)
-    calls = usual(path.steps)
-    looking = [call for call in calls if "drafts" in call.file or "drafting" in call.file]
-    assert looking
-    assert len(calls) <= 130, listed(calls)
 
 
 async def test_a_token_of_text_takes_the_same_calls_with_a_tower_and_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_map_with_path
 
-from runner.cache import make_cache
 from runner.cache.none import NullCache
 from runner.cache.session import LiveSession
 from runner.model.heads.drafter import HeadDrafter
@@ -113,20 +112,6 @@ def test_drafts_are_those_of_the_whole_text(name: str, most: int, pairs: Pairs) 
     answer(pair.loaded, NullCache(pair.loaded.make_layers), PROMPT, 20, GREEDY, HeadDrafter(pair.head), most, observe)
     assert len(seen) > 2
     assert any(map(len, seen))
-
-
-def test_a_conversation_goes_on_with_the_head(pairs: Pairs) -> None:
-    """Each turn begins with what is new of its prompt, and drafts from there."""
-    pair = pairs("qwen3.5")
-    drafter, cache = HeadDrafter(pair.head), make_cache("trie", pair.loaded.make_layers)
-    prompt, plain_cache = [*PROMPT], make_cache("trie", pair.loaded.make_layers)
-    for turn in range(3):
-        plain = answer(pair.loaded, plain_cache, prompt, 10, DRAWN["drawn"])
-        said = answer(pair.loaded, cache, prompt, 10, DRAWN["drawn"], drafter, 3)
-        assert said.tokens == plain.tokens
-        assert said.session.cached == plain.session.cached
-        assert said.drafted > 0
-        prompt = [*prompt, *said.tokens, turn + 3, turn + 5]
 
 
 # What the drafter keeps.

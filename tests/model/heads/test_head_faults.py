@@ -156,8 +156,3 @@ def test_a_head_that_cannot_compute_here_is_left_out(
     found = load_head(opened, loaded, dtype, budget_bytes)
     assert (found.head is None) == bool(why)
     assert why in found.why
-
-
-def test_a_model_of_another_family_has_no_head(published: Published, tmp_path: Path) -> None:
-    opened = put(tmp_path, "llama", published("llama")).open()
-    assert load_head(opened, load(opened)).why == "the model has no head for drafts"

@@ -227,24 +227,10 @@ MANIFESTS: dict[str, Case] = {
         )
         for what, digest in _DIGESTS.items()
     },
-    "digest of a text layer": Case(
-        with_layer("tokenizer.json", digest="sha256:.."),
-        rf"parse manifest: {_MANIFEST}: invalid digest 'sha256:\.\.' of layer 'tokenizer\.json'",
-    ),
     "size negative": Case(with_layer(size=-1), rf"parse manifest: {_MANIFEST}: invalid size -1 of layer '{WEIGHT}'"),
     "format gguf": Case(
         with_model_config({"model_format": "gguf"}),
         r"model tiny has the format 'gguf', want 'safetensors' \(`ollama create` makes such models\): " + _BLOB,
-    ),
-    "model config a list": Case(with_model_config([]), rf"model config: {_BLOB}: want a JSON object, found list"),
-    "model config not json": Case(with_model_config(b"{"), rf"model config: {_BLOB}: Expecting property name .*"),
-    "model config digest": Case(
-        with_manifest(config={"digest": "sha256:..", "size": 1, "mediaType": CONFIG}),
-        rf"parse manifest: {_MANIFEST}: invalid digest 'sha256:\.\.' of layer '{CONFIG.replace('+', '.')}'",
-    ),
-    "model config missing": Case(
-        with_manifest(config={"digest": GONE, "size": 1}),
-        rf"model config: open {_ROOT}/sha256-0{{64}}: no such file or directory; {_AGAIN}",
     ),
 }
 
@@ -278,14 +264,12 @@ _HEADERS: dict[str, tuple[object, str]] = {
 _ENTRIES: dict[str, tuple[object, str]] = {
     "entry no object": (1, "the header entry is not an object"),
     "dtype unknown": (entry("F64", (32, 64)), "dtype 'F64' is not supported"),
-    "dtype no text": ({**entry(), "dtype": 7}, "dtype 7 is not supported"),
     "shape no list": (entry(shape=4096), "shape 4096 is not a list of sizes"),
     "shape negative": (entry(shape=(-64, -64)), r"shape \[-64, -64\] is not a list of sizes"),
     "shape of a million sizes": (
         entry(shape=(2147483647,) * 1_000_000),
         r"shape \[(2147483647, ){8}214\.\.\. is not a list of sizes",
     ),
-    "shape of floats": (entry(shape=(64.0, 64)), r"shape \[64\.0, 64\] is not a list of sizes"),
     "shape beyond MLX": (
         entry(shape=(2**31, 0), offsets=(0, 0)),
         r"shape \[2147483648, 0\] is not a list of sizes",
@@ -352,13 +336,6 @@ TEXTS: dict[str, Case] = {
     ),
     "config.json not json": Case(
         with_text("config.json", b'{"a":'), rf"failed to read config\.json: {_BLOB}: Expecting value: .*"
-    ),
-    "config.json a list": Case(
-        with_text("config.json", b"[1]"), r"failed to read config\.json: want an object, found list"
-    ),
-    "config.json missing": Case(
-        without_blob("config.json"),
-        rf"failed to read config\.json: open {_BLOB}: no such file or directory; {_AGAIN}",
     ),
     "config.json of gigabytes": Case(
         sparse("config.json", GIGABYTES),

@@ -7,11 +7,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner import blas
-from runner.commands.check.facts import BlasFacts, Context, Inspection, LayerKind, inspect
-from runner.errors import ModelError
+from runner.commands.check.facts import Context, Inspection, LayerKind, inspect
 from runner.model.inspect import Amount
-from runner.model.weights.load import load
 from runner.settings import CheckSettings
 from scripts.tools.models.checkpoints import (
     CHUNK,
@@ -26,7 +23,7 @@ from scripts.tools.models.store import (
     write_store,
 )
 from scripts.tools.models.tensors import parse_metadata
-from tests.model.loading.conftest import Checkpoints, open_stored
+from tests.model.loading.conftest import Checkpoints
 from tests.model.loading.malformed import (
     CASES,
     WEIGHT,
@@ -40,7 +37,6 @@ from tests.model.loading.malformed import (
 )
 
 OTHER = "model.layers.1.mlp.up_proj.weight"
-DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
 def check(model: str, models_dir: Path = Path("unused"), context: int | None = None) -> Inspection:
@@ -161,16 +157,6 @@ def test_several_faults_are_all_told_and_nothing_that_follows_from_them(store: S
     assert not any("config.json" in problem for problem in problems)
 
 
-def test_a_fault_of_a_config_field_does_not_hide_the_tokenizer(store: Store) -> None:
-    for spoil in (with_config(hidden_size=0), with_text("generation_config.json", b"[")):
-        spoil(store)
-    found = check_store(store)
-    assert found.problems[0] == "config.json: invalid hidden_size: 0"
-    assert [problem.partition(":")[0] for problem in found.problems[1:]] == ["parse tokenizer"]
-    assert (found.architecture, found.module, found.layers) == ("LlamaForCausalLM", "mlx_lm.models.llama", None)
-    assert found.warnings == ["the tensors were not compared with mlx_lm.models.llama because of the problems"]
-
-
 def test_the_context_is_the_models_own_unless_a_shorter_one_is_asked_for(store: Store) -> None:
     assert check_store(store, 512).context == Context(512, "--context")
     assert check_store(store, 512).warnings == []
@@ -200,49 +186,8 @@ def test_a_tokenizer_with_more_tokens_than_rows_is_a_warning(store: Store) -> No
     ]
 
 
-def test_unknown_ends_and_beginnings_are_warnings(store: Store) -> None:
-    store.put_json("generation_config.json", {})
-    with_config(bos_token_id=None, eos_token_id=None)(store)
-    store.put_json("tokenizer_config.json", {"add_bos_token": True})
-    found = check_store(store)
-    assert found.loads
-    assert found.tokenizer is not None
-    assert (found.tokenizer.bos, found.tokenizer.eos) == (None, [])
-    assert [warning.partition(":")[0] for warning in found.warnings] == [
-        "no end-of-sequence token is known",
-        "tokenizer_config.json asks for a beginning-of-sequence token (add_bos_token), but none is known",
-    ]
-
-
 def test_names_out_of_files_cannot_command_a_terminal(store: Store) -> None:
     store.put_tensors("x", {"model.\x1b[31m\u202e\ud800\nx.weight": zeros("F32", 2)})
     (problem,) = check_store(store).problems
     assert problem.isprintable()
     assert "model.\\x1b[31m\\u202e\\ud800 x.weight" in problem
-
-
-def test_the_blas_is_the_one_that_serving_would_load(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blas, "detect", lambda choice, threads: blas.Blas(f"{choice}\n{threads}", "install it"))
-    settings = CheckSettings(model="tiny", models_dir=store.models_dir, blas="here", blas_threads=3, log_level=0)
-    assert inspect(settings).blas == BlasFacts("here 3", True, "install it")
-
-
-def test_missing_unknown_and_misshaped_tensors_are_all_told(store: Store) -> None:
-    for name, kind, *shape in (
-        (WEIGHT, "F32", 32, 64),
-        (OTHER, "I32", 128, 64),
-        ("model.layers.0.surprise.weight", "F32", 2),
-    ):
-        store.put_tensors(name, {name: zeros(kind, *shape)})
-    store.drop(DOWN)
-    found = check_store(store).problems
-    wanted = {
-        f"tiny lacks 1 tensors: {re.escape(DOWN)}",
-        r"tiny holds 1 tensors that mlx_lm\.models\.llama does not know: model\.layers\.0\.surprise\.weight",
-        rf".*: tensor {WEIGHT}: want shape \[64, 64\], found \[32, 64\]",
-        rf".*: tensor {OTHER}: want a floating-point type, found int32",
-    }
-    assert len(found) == len(wanted)
-    assert all(any(re.fullmatch(line, problem) for problem in found) for line in wanted), found
-    with pytest.raises(ModelError, match=f"^{re.escape(found[0])}$"):
-        load(open_stored(store))

@@ -13,14 +13,14 @@ import pytest
 
 from runner.commands.check.facts import inspect
 from runner.errors import ModelError
-from runner.model import OpenedModel, open_model
+from runner.model import OpenedModel
 from runner.model.sources import digests
 from runner.model.sources.checkpoint import File, raise_fault
 from runner.model.sources.header import open_file
 from runner.settings import CheckSettings
 from scripts.tools.models.store import JSON, TENSOR, Store
-from tests.model.loading.conftest import Checkpoints, open_stored
-from tests.model.loading.malformed import WEIGHT, flip, with_layer, with_manifest, zeros
+from tests.model.loading.conftest import open_stored
+from tests.model.loading.malformed import WEIGHT, flip, with_manifest, zeros
 
 OTHER = "model.layers.1.mlp.up_proj.weight"
 
@@ -80,20 +80,6 @@ def test_what_is_not_used_is_not_verified(store: Store) -> None:
     verify(open_stored(store))
 
 
-def test_without_it_a_changed_blob_is_served(store: Store) -> None:
-    """Like Ollama, compares only sizes."""
-    flip(WEIGHT)(store)
-    settings = CheckSettings(model="tiny", models_dir=store.models_dir, log_level=0)
-    assert inspect(settings).loads
-
-
-def test_capitals_in_a_digest_name_the_same_content(store: Store) -> None:
-    capitals = str(store.layer(WEIGHT)["digest"]).upper().replace("SHA256", "sha256")
-    store.blob_of(WEIGHT).rename(store.blob(capitals))
-    with_layer(digest=capitals)(store)
-    verify(open_stored(store))
-
-
 def test_check_tells_of_every_changed_blob_and_of_each_fault_once(store: Store) -> None:
     """Blobs of the wrong size and missing ones are reported before."""
     store.put("preprocessor_config.json", b"{ }", JSON)
@@ -108,17 +94,6 @@ def test_check_tells_of_every_changed_blob_and_of_each_fault_once(store: Store) 
     for name in (*changed, "model.norm.weight", "tokenizer.json"):
         (problem,) = (problem for problem in problems if store.blob_of(name).name in problem)
         assert problem.startswith("digest mismatch, ") == (name in changed)
-
-
-def test_a_directory_has_nothing_to_verify_and_the_log_says_so(
-    checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
-) -> None:
-    opened = open_model(str(checkpoint("llama")), Path("unused"))
-    with caplog.at_level(logging.INFO, digests.__name__):
-        verify(opened)
-    ((message, attributes),) = told(caplog)
-    assert message == "nothing to verify: a directory has no digests"
-    assert attributes == {"directory": str(checkpoint("llama"))}
 
 
 def test_two_blobs_are_hashed_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runner.commands.check.facts import BlasFacts, Inspection, inspect
+from runner.commands.check.facts import Inspection, inspect
 from runner.commands.check.text import as_text
 from runner.settings import CheckSettings
 from scripts.tools.models.sources import Published
@@ -84,17 +84,6 @@ def test_a_flood_of_problems_is_cut_for_the_eye_only(store: Store) -> None:
     assert len(msgspec.json.decode(msgspec.json.encode(found))["problems"]) == 700
 
 
-def test_tokens_are_quoted(store: Store) -> None:
-    found = check(store)
-    assert found.tokenizer is not None
-    assert found.tokenizer.bos is not None
-    bos = msgspec.structs.replace(found.tokenizer.bos, text='\n"\x1b▁')
-    tokenizer = msgspec.structs.replace(found.tokenizer, bos=bos, eos=[], add_bos=True)
-    text = as_text(msgspec.structs.replace(found, tokenizer=tokenizer))
-    assert value(text, "BOS") == r'270 "\n\"\u001b▁", added before each prompt'
-    assert value(text, "EOS") == "none"
-
-
 def test_the_keys_of_the_object_are_always_the_same(store: Store) -> None:
     """Every field is present for programs; unknown values are null."""
     sound = msgspec.json.decode(msgspec.json.encode(check(store)))
@@ -110,18 +99,6 @@ def test_the_keys_of_the_object_are_always_the_same(store: Store) -> None:
         *("architecture", "module", "layers", "parameters", "caches", "weights", "read_bytes", "files", "skipped"),
         *("computes", "context", "pictures", "drafts", "ranks", "disk"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("blas", "shown"),
-    [
-        (BlasFacts("it (1 thread)", True, None), "it (1 thread)"),
-        (BlasFacts("MLX's own", True, "install another"), "MLX's own; for a much faster one, install another"),
-        (BlasFacts("MLX's own", False, None), "MLX's own: has no effect here"),
-    ],
-)
-def test_the_blas_is_told_with_what_to_do_for_a_faster_one(blas: BlasFacts, shown: str, store: Store) -> None:
-    assert value(as_text(msgspec.structs.replace(check(store), blas=blas)), "BLAS") == shown
 
 
 @pytest.mark.parametrize(

@@ -143,29 +143,6 @@ def test_what_describes_the_source_of_a_conversion_is_removed(place: str, key: s
     assert same(run_path(directory), run_path(source))
 
 
-def test_loading_leaves_the_opened_model_as_it_was(tmp_path: Path) -> None:
-    """mlx-lm's gemma3 writes its defaults into the config that it is given."""
-    text = dict(cast("Config", config_of("gemma3")["text_config"])) | {"num_key_value_heads": 4}
-    source = write_checkpoint(tmp_path / "source", "gemma3", overrides={"text_config": dict(text)})
-    del text["num_key_value_heads"]
-    directory = rewritten(source, tmp_path / "changed", config_of("gemma3", {"text_config": text}))
-    opened = open_model(str(directory), tmp_path)
-    load(opened)
-    assert "num_key_value_heads" not in text_of(opened)
-
-
-@pytest.mark.parametrize(
-    ("kind", "field"),
-    [
-        ("llama", "hidden_size"),
-        ("qwen3", "num_key_value_heads"),
-    ],
-)
-def test_a_required_field_that_is_absent_is_named(kind: Kind, field: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=rf"^config\.json lacks {field} \(in its top level\)$"):
-        opened_with(tmp_path, kind, **{field: None})
-
-
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
@@ -185,11 +162,6 @@ def test_a_required_field_that_is_absent_is_named(kind: Kind, field: str, tmp_pa
 def test_a_field_that_makes_no_model_is_refused(overrides: dict[str, object], text: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=rf"^config\.json: {text}$"):
         opened_with(tmp_path, "llama", **overrides)
-
-
-def test_a_text_config_must_be_one(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"^config\.json: text_config must be an object, found 7$"):
-        opened_with(tmp_path, "gemma3", text_config=7)
 
 
 @pytest.mark.parametrize(

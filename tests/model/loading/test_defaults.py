@@ -26,10 +26,8 @@ def check(model: str, models_dir: Path) -> Inspection:
     ("name", "filled"),
     [
         ("llama", {"rope_theta": 10000.0}),
-        ("qwen3", {"rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0}),
         ("laguna", {"moe_routed_scaling_factor": 1.0, "sliding_window": 512}),
         ("muse-glimmer", {"rms_norm_eps": 1e-5, "qk_scale_factor": 3.87}),
-        ("glm4-moe-lite", {"num_experts_per_tok": 4}),
         ("nemotron-h", {"layer_norm_epsilon": 1e-5, "conv_kernel": 4}),
     ],
 )

@@ -213,12 +213,3 @@ def test_a_model_whose_answers_cannot_be_drafted_takes_no_draft(store: Store, dr
         opened(store, str(draft))
     with patch.dict("runner.model.weights.load.UNDRAFTABLE", {"llama": "its masks look ahead"}):
         assert value(checked(store, "auto"), "drafts") == "none: its masks look ahead"
-
-
-def test_the_target_leaves_memory_for_the_draft_unless_both_are_too_large(store: Store, draft: Path) -> None:
-    model = open_model("tiny", store.models_dir)
-    opener = DraftModelOpener(settings(store, str(draft)), model)
-    drafts = open_model(str(draft), store.models_dir).total_bytes
-    assert opener.reserved_bytes(model.total_bytes + drafts) == drafts
-    assert opener.reserved_bytes(model.total_bytes + drafts - 1) == 0
-    assert DraftModelOpener(settings(store, "off"), model).reserved_bytes(LARGE) == 0

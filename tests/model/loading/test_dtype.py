@@ -1,6 +1,5 @@
-"""`--dtype`: converted weights, their effect on results, memory, and log lines."""
+"""`--dtype`: converted weights, their effect on results, and when they are refused."""
 
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
@@ -17,11 +16,10 @@ from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.load import LoadedModel, load
 from runner.settings import CACHE_PERCENT, CheckSettings
 from runner.sizes import Bound
-from scripts.tools.models.checkpoints import Dtype, config_of, make_weights, write_directory
+from scripts.tools.models.checkpoints import Dtype
 from scripts.tools.models.store import write_store
-from tests.lib.memory import held_bytes
 from tests.model.architectures.subject import Subject
-from tests.model.loading.conftest import Checkpoints, experts_apart, parameters
+from tests.model.loading.conftest import Checkpoints, parameters
 from tests.model.loading.conftest import run as run_loaded
 
 
@@ -66,40 +64,6 @@ def test_packed_weights_stay_packed_and_compute_in_float32(
     assert store is not None
 
 
-@pytest.fixture(scope="module")
-def directories(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Models of some megabytes: dense in bfloat16, and with separate experts in float32."""
-    root = tmp_path_factory.mktemp("wide")
-    of_llama = config_of("llama", {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4})
-    of_experts = config_of("qwen3_next", {"num_experts": 32, "moe_intermediate_size": 160, "num_hidden_layers": 6})
-    return {
-        "bfloat16": write_directory(root / "bfloat16", of_llama, make_weights(of_llama, 0, "bfloat16")),
-        "experts": write_directory(root / "experts", of_experts, experts_apart(of_experts)),
-    }
-
-
-@pytest.mark.parametrize(("name", "wanted"), [("bfloat16", "float32"), ("experts", "float16")])
-def test_memory_never_holds_both_copies(
-    name: str, wanted: str, directories: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = open_model(str(directories[name]), Path("unused"))
-    group_bytes = 2 << 20
-    monkeypatch.setattr("runner.model.weights.load._MADE_BYTES", group_bytes)
-    monkeypatch.setattr("runner.model.weights.reading._READ_BYTES", group_bytes)
-    load(opened, wanted)  # imports what it needs
-    mx.clear_cache()
-    before = held_bytes()
-    mx.reset_peak_memory()
-    model = load(opened, wanted)
-    held = sum(array.nbytes for array in parameters(model.module).values())
-    whole = max(array.size for array in parameters(model.module).values()) * 4
-    room = whole + group_bytes
-    assert opened.total_bytes > 1.5 * room, "the room is less than a copy"
-    assert held_bytes() - before < 1.02 * held
-    assert mx.get_peak_memory() - before < 1.02 * held + room
-    assert {str(kind) for kind in floats(model.module).values()} >= {f"mlx.core.{wanted.replace('keep', name)}"}
-
-
 def planned(wanted: str, stored: mx.Dtype, monkeypatch: pytest.MonkeyPatch, available: int, device: str) -> DtypePlan:
     monkeypatch.setattr(dtype_module, "available_bytes", lambda: available)
     monkeypatch.setattr(dtype_module, "device", lambda: device)
@@ -132,28 +96,6 @@ def test_device_and_memory_decide_without_a_flag(
     assert str(found.dtype_of("weight", stored)) == f"mlx.core.{computes}"
     assert found.dtype_of("words", mx.uint32) == mx.uint32
     assert bool(found.lacking) == (available == NEEDED - 1)
-
-
-def test_the_log_says_what_and_why_once(
-    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = checkpoint("llama", "bfloat16")
-    with caplog.at_level(logging.INFO, "runner.model.weights.dtype"):
-        load_path(path, "auto")
-    (line,) = caplog.records
-    assert (line.levelname, line.getMessage()) == ("INFO", "number format")
-    assert line.__dict__["attributes"]["dtype"] == "float32"
-    assert "converted from bfloat16" in line.__dict__["attributes"]["why"]
-    caplog.clear()
-    monkeypatch.setattr(dtype_module, "available_bytes", lambda: 1000)
-    with caplog.at_level(logging.INFO, "runner.model.weights.dtype"):
-        model = load_path(path, "auto")
-    warning, line = caplog.records
-    assert warning.levelname == "WARNING"
-    assert "float32 needs 582.0 KB of memory" in warning.getMessage()
-    assert "1.0 KB may be used" in warning.getMessage()
-    assert line.__dict__["attributes"] == {"dtype": "bfloat16", "why": "too little memory for float32"}
-    assert set(floats(model.module).values()) == {mx.bfloat16}
 
 
 def checked(path: Path, dtype: str = "auto") -> Inspection:

@@ -1,8 +1,7 @@
 """Separate experts of a source are read straight into the stacks of the module."""
 
-import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
@@ -13,17 +12,14 @@ from mlx.utils import tree_flatten
 from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.header import HeaderEntry, data_starts, read_header
-from runner.model.weights import expert_reader
+from runner.model.sources.header import HeaderEntry, read_header
 from runner.model.weights.assemble import rehearse
 from runner.model.weights.expert_reader import ExpertReader, ExpertStacks, find_expert_stacks, outside_stacks
 from runner.model.weights.load import load
 from runner.model.weights.packed import Recipe
-from scripts.tools.models.layouts import LAYOUTS
 from scripts.tools.models.sources import Published
 from scripts.tools.models.tensors import from_mlx, mlx_style_bytes
 from tests.model.loading.conftest import same
-from tests.model.loading.stored import put
 
 NAMES = ["qwen3-moe", "qwen3-next", "deepseek-v3", "nemotron-h"]
 STACK = "model.layers.1.mlp.experts.up_proj.weight"
@@ -99,22 +95,6 @@ def test_a_module_is_the_same_whether_its_stacks_were_read_or_made(
     assert all(same(array, made[key]) for key, array in read.items())
 
 
-def test_experts_that_an_old_release_stored_apart(
-    published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Words, scales and biases are one stack each."""
-    stored = put(tmp_path, "qwen3-moe", published("qwen3-moe"), "int8", LAYOUTS["0.16"])
-    genuine, read = ExpertReader._read, []
-
-    def noted(self: ExpertReader, parts: Sequence[HeaderEntry]) -> mx.array:
-        read.append(len(parts))
-        return genuine(self, parts)
-
-    monkeypatch.setattr(ExpertReader, "_read", noted)
-    stored.assert_computes_what_the_source_does()
-    assert read == [12] * 3 * 3
-
-
 # --- reading ---
 
 
@@ -164,27 +144,6 @@ def test_a_system_that_reads_in_small_pieces_is_asked_again(tmp_path: Path, monk
     reader.read(tensors)
     monkeypatch.setattr(Path, "open", lambda path, *_, **__: Slow(path))
     assert mx.array_equal(reader.read(tensors).weight, mx.stack(roles[0]))
-
-
-def test_a_file_cut_while_it_is_read_is_named(
-    opened: OpenedModel, published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (source,) = published("qwen3-moe").glob("*.safetensors")
-    copy = tmp_path / "copy.safetensors"
-    copy.write_bytes(source.read_bytes())
-    opened = changed(opened, EXPERT.format(7), lambda entry: entry._replace(file=copy))
-    genuine = data_starts
-
-    def cut(path: Path) -> dict[HeaderEntry, int]:
-        starts = genuine(path)
-        if path == copy:
-            os.truncate(path, starts[opened.tensors[EXPERT.format(7)].weight] + 10)
-        return starts
-
-    monkeypatch.setattr(expert_reader, "data_starts", cut)
-    expected = rf"copy.safetensors: tensor {EXPERT.format(7)}: the file ends within its data$"
-    with pytest.raises(ModelError, match=expected):
-        load(opened)
 
 
 def test_a_file_changed_since_it_was_opened_is_named(opened: OpenedModel, tmp_path: Path) -> None:

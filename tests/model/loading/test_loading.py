@@ -1,12 +1,10 @@
 """The cost of loading: open files, memory, bytes read, imports; and its log lines."""
 
-import gc
 import logging
 import os
 import resource
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,8 +14,6 @@ from mlx.nn.layers.base import Module
 
 from runner.model import OpenedModel, open_model
 from runner.model.families import UNBATCHABLE
-from runner.model.sources.header import HeaderEntry
-from runner.model.weights import expert_reader
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.checkpoints import Dtype, Kind, config_of, write_checkpoint, write_directory
 from scripts.tools.models.store import Store, write_store
@@ -61,34 +57,6 @@ def opened(request: pytest.FixtureRequest, apart: Path, blobs: Store) -> OpenedM
     """A model in each form of weights, large enough to measure its memory."""
     paths = {"apart": str(apart), "blobs": "blobs", "file": str(blobs.models_dir.parent / "source")}
     return open_model(paths[request.param], blobs.models_dir)
-
-
-@pytest.mark.parametrize("name", ["deep", "apart"])
-def test_open_files_are_bounded(name: str, deep: Store, apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = open_model("deep" if name == "deep" else str(apart), deep.models_dir)
-    assert len({tensor.weight.file for tensor in opened.tensors.values()}) >= 100
-    load(opened)  # imports its module, which opens files too
-    found: list[int] = []
-    evaluate, read = mx.eval, expert_reader._read
-
-    def counting_evaluate(*arrays: object) -> None:
-        found.append(open_files())
-        evaluate(*arrays)
-
-    def counting_read(part: HeaderEntry, start: int, memory: memoryview) -> None:
-        found.append(open_files())
-        read(part, start, memory)
-
-    monkeypatch.setattr(mx, "eval", counting_evaluate)
-    monkeypatch.setattr(expert_reader, "_read", counting_read)
-    gc.collect()  # what other tests left open would close in between
-    before = open_files()
-    load(opened)
-    assert max(found) <= before + 64
-    deadline = time.monotonic() + 10
-    while open_files() > before and time.monotonic() < deadline:
-        time.sleep(0.01)  # MLX's threads close what they have read a moment after the arrays are there
-    assert open_files() <= before
 
 
 def test_few_files_that_may_be_open_are_enough(deep: Store, apart: Path) -> None:

@@ -96,11 +96,6 @@ def test_a_parameter_called_scale_is_no_companion(store: Store) -> None:
     assert "model.layers.0.router.scale" in open_stored(store).tensors
 
 
-def test_the_first_json_layer_of_a_name_wins(store: Store) -> None:
-    HARMLESS["two layers of one text file"](store)
-    assert open_stored(store).architecture == "LlamaForCausalLM"
-
-
 def test_an_empty_tensor_overlaps_nothing(store: Store) -> None:
     with_header({WEIGHT: entry(), "nothing": entry(shape=(0, 64), offsets=(64, 64))})(store)
     assert open_stored(store).tensors["nothing"].nbytes == 0

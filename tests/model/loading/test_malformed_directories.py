@@ -18,7 +18,7 @@ from runner.model.weights.load import load
 from runner.settings import CheckSettings
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.checkpoints import write_checkpoint
-from scripts.tools.models.store import Tensor, read_tensors, safetensors_bytes, write_store
+from scripts.tools.models.store import Tensor, read_tensors, safetensors_bytes
 from tests.model.loading.conftest import Checkpoints
 from tests.model.loading.malformed import WEIGHT, zeros
 
@@ -237,14 +237,3 @@ def test_a_file_that_this_user_may_not_read_is_named(
     closed(directory / name)
     prefix = "failed to read config.json: " if name == "config.json" else ""
     assert refusal(str(directory), reachable) == f"{prefix}open {directory / name}: permission denied"
-
-
-@pytest.mark.parametrize("asked", ["tiny", "TINY"])
-def test_a_store_that_this_user_may_not_read_is_named(
-    asked: str, checkpoint: Checkpoints, reachable: Path, closed: Callable[[Path], None]
-) -> None:
-    """In any spelling, an unreadable file is not reported as missing."""
-    store = write_store(reachable, "tiny", checkpoint("llama"))
-    closed(store.models_dir / "manifests")
-    path = store.models_dir / "manifests/registry.ollama.ai/library" / asked / "latest"
-    assert refusal(asked, store.models_dir) == f"read manifest: open {path}: permission denied"

@@ -103,16 +103,6 @@ def test_a_missing_directory_is_named(text: str, tmp_path: Path, monkeypatch: py
         open_model(text, tmp_path)
 
 
-@pytest.mark.parametrize("text", ["models/mine/", "../here/models/mine"])
-def test_a_relative_path_opens_the_directory_that_is_there(
-    text: str, checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "here" / "models").mkdir(parents=True)
-    (tmp_path / "here" / "models" / "mine").symlink_to(checkpoint("llama"))
-    monkeypatch.chdir(tmp_path / "here")
-    assert not open_model(text, tmp_path).checkpoint.from_store
-
-
 def test_a_very_long_word_is_no_directory_and_no_name(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="read manifest: invalid model name"):
         open_model("x" * 300, tmp_path)

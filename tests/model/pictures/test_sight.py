@@ -131,9 +131,3 @@ def test_a_broken_tower_costs_pictures_alone(
     assert found.startswith("its vision is unavailable: ")
     assert why in found
     assert [record.message for record in caplog.records if "sees" in record.message] == ["the model sees no pictures"]
-
-
-def test_a_tower_beyond_the_budget_costs_pictures_alone(tmp_path: Path) -> None:
-    sight = sight_of(write_source(tmp_path / "tiny", QWEN), budget_bytes=1000)
-    assert isinstance(sight.support, NoPictures)
-    assert "the weights take" in sight.support.why

@@ -14,7 +14,6 @@ from runner.model.weights.parameters import parameters_of
 from runner.settings import CheckSettings
 from runner.sizes import Bound
 from scripts.tools.models.checkpoints import Kind, write_checkpoint
-from scripts.tools.models.store import write_store
 from tests.model.ranks.conftest import one_of
 
 
@@ -41,14 +40,6 @@ def test_what_each_rank_would_hold_is_what_it_loads(kind: Kind, dtype: str, tmp_
     assert msgspec.to_builtins(found)["ranks"]["shares"][0] == {"ranks": 2, "bytes": held[0].bytes}
 
 
-def test_packed_weights_stay_packed(tmp_path: Path) -> None:
-    """Where one process alone would unpack them."""
-    write_store(tmp_path, "packed", write_checkpoint(tmp_path / "source", "llama"), "mxfp8")
-    found = inspect(CheckSettings(model="packed", models_dir=tmp_path, log_level=0))
-    module = load(open_model("packed", tmp_path), "auto", group=one_of(2)).module
-    assert found.ranks == RankFacts([RankShare(2, sum(array.nbytes for array in parameters_of(module).values()))])
-
-
 def test_the_numbers_of_ranks_stand_in_one_line(tmp_path: Path) -> None:
     assert line(check(write_checkpoint(tmp_path, "deepseek_v3"))) == "2 (360.2 KB each), 4 (272.1 KB each)"
 
@@ -63,9 +54,3 @@ def test_heads_that_no_number_divides_are_told(tmp_path: Path) -> None:
     overrides = {"num_attention_heads": 5, "num_key_value_heads": 1}
     found = check(write_checkpoint(tmp_path, "llama", overrides=overrides))
     assert line(found) == "no: 5 attention heads cannot be split over 2 ranks"
-
-
-def test_ranks_are_told_of_a_model_that_is_too_large_for_one(tmp_path: Path) -> None:
-    found = check(write_checkpoint(tmp_path, "llama"), memory=Bound(bytes=300_000))
-    assert not found.loads
-    assert line(found).startswith("2 (")

@@ -1,9 +1,7 @@
 """What loading one rank's share costs, and how it fails. Nothing is computed here, so no group is needed."""
 
-import gc
 import os
 import re
-import resource
 from collections import Counter
 from pathlib import Path
 
@@ -102,23 +100,6 @@ def test_memory_stays_near_the_share_and_nothing_is_left_to_be_read(
     mx.reset_peak_memory()
     mx.eval(model.module.parameters())
     assert mx.get_peak_memory() <= held
-
-
-@pytest.mark.parametrize("name", ["blobs", "experts"])
-def test_few_files_that_may_be_open_are_enough(name: str, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.model.weights.reading.raise_limit", lambda: None)
-    monkeypatch.setattr("runner.model.weights.reading._SPARE_FILES", 10)
-    model = opened_as(name, models)
-    wanted = parameters_of(load(model, group=one_of(2)).module)
-    gc.collect()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(open_files()) + 20, hard))
-    try:
-        found = parameters_of(load(model, group=one_of(2)).module)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert found.keys() == wanted.keys()
-    assert all(mx.array_equal(found[path], wanted[path]) for path in wanted)
 
 
 def open_files() -> list[str]:

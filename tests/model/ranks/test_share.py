@@ -52,26 +52,6 @@ def test_keys_and_values_can_be_quantized(tmp_path: Path, two: Pair) -> None:
     assert 0 < mx.abs(first - wanted)[:44].max() <= 0.5 * mx.abs(wanted).max()
 
 
-def test_what_cannot_be_split_is_refused_by_both(tmp_path: Path, two: Pair) -> None:
-    directory = write_checkpoint(
-        tmp_path / "odd", "llama", overrides={"num_attention_heads": 3, "num_key_value_heads": 1}
-    )
-    outcomes, _ = two.load(directory)
-    assert outcomes == [{"error": "ModelError: 3 attention heads cannot be split over 2 ranks"}] * 2
-    outcomes, _ = two.load(write_checkpoint(tmp_path / "gemma", "gemma3"))
-    assert outcomes == [{"error": "ModelError: mlx_lm.models.gemma3 cannot be split over several ranks"}] * 2
-
-
-def test_the_budget_is_for_the_share_of_each(tmp_path: Path, two: Pair) -> None:
-    directory = write_checkpoint(tmp_path, "llama")
-    share_bytes = two.load(directory)[0][0]["share_bytes"]
-    assert not two.load(directory, budget_bytes=share_bytes)[0][0]["error"]
-    for ranks_differ in (False, True):
-        outcomes, _ = two.load(directory, budget_bytes=share_bytes - 1, more_bytes=1 << 20 if ranks_differ else 0)
-        assert outcomes[0] == outcomes[1]
-        assert outcomes[0]["error"].startswith("ModelError: on each of 2 ranks, the weights take ")
-
-
 @pytest.mark.skipif(device() == "gpu", reason="a GPU keeps 16 bits")
 def test_ranks_with_other_budgets_compute_in_the_same_type(tmp_path: Path, two: Pair) -> None:
     """Where one of them has no room for float32, none computes in it."""

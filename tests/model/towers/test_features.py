@@ -27,11 +27,6 @@ def test_features_are_mlx_vlms(case: Case) -> None:
     assert difference(features(made(case), case), recorded()[case.name]) <= 1e-5
 
 
-def test_the_record_is_small_and_complete() -> None:
-    assert recorded().keys() == {case.name for case in CASES}
-    assert RECORDED.stat().st_size < 100_000
-
-
 @pytest.mark.parametrize("case", ODD, ids=lambda case: case.name)
 def test_pieces_change_nothing_and_are_no_larger_than_the_bound(case: Case) -> None:
     tower = made(case)

@@ -9,7 +9,7 @@ from runner.errors import ModelError
 from runner.model.towers.gemma4 import Gemma4Tower
 from runner.model.towers.gemma4_unified import Gemma4UnifiedTower
 from runner.model.towers.glimmer import GlimmerTower
-from runner.model.towers.tower import Grid, Tower
+from runner.model.towers.tower import Grid
 from tests.model.towers.gemma_cases import (
     CASES,
     NAMES,
@@ -84,28 +84,6 @@ def test_every_parameter_is_found_under_its_published_name(name: str) -> None:
     for parameter in parameters(tower):
         stored = published + parameter.removeprefix(own) if parameter.startswith(own) else prefix + parameter
         assert tower.parameter_name(f"model.{stored}") == tower.parameter_name(stored) == parameter
-
-
-@pytest.mark.parametrize(
-    ("kind", "stored", "parameter"),
-    [
-        (Gemma4Tower, "vision_tower.encoder.layers.3.mlp.up_proj.weight", "encoder.layers.3.mlp.up_proj.linear.weight"),
-        (Gemma4Tower, "vision_tower.encoder.layers.0.self_attn.q_proj.input_max", None),
-        (Gemma4Tower, "model.vision_tower.encoder.rotary_emb.inv_freq", ""),
-        (Gemma4Tower, "model.language_model.layers.0.self_attn.q_proj.weight", ""),
-        (
-            Gemma4UnifiedTower,
-            "model.vision_embedder.multimodal_embedder.embedding_projection.weight",
-            "embedding_projection.weight",
-        ),
-        (Gemma4UnifiedTower, "model.embed_audio.embedding_projection.weight", ""),
-        (GlimmerTower, "model.perception_emb_norm.weight", ""),
-        (GlimmerTower, "lm_head.weight", ""),
-    ],
-)
-def test_names(kind: type[Tower], stored: str, parameter: str | None) -> None:
-    expected = stored.removeprefix("vision_tower.") if parameter is None else parameter or None
-    assert kind.parameter_name(stored) == expected
 
 
 def test_the_config_says_which_tower_of_gemma_4_it_is() -> None:

@@ -72,11 +72,6 @@ def renamed(weights: Mapping[str, mx.array], pattern: str, replacement: str) -> 
     return {re.sub(pattern, replacement, name): array for name, array in weights.items()}
 
 
-@BOTH
-def test_a_directory_holds_the_tower(tmp_path: Path, case: Case) -> None:
-    assert same(features(loaded(opened(tmp_path, case)), case), features(made(case), case))
-
-
 @pytest.mark.parametrize("root", ["visual.", "vision_tower."])
 def test_every_root_of_a_qwen_tower(tmp_path: Path, root: str) -> None:
     weights = renamed(QWEN_ODD.weights, r"^model\.visual\.", root)
@@ -201,10 +196,6 @@ def test_a_tower_has_tensors_and_a_description_or_neither(tmp_path: Path, case: 
     assert plan_tower(opened(tmp_path / "text", case, text, vision_config=None)) is None
 
 
-def test_a_family_without_towers_has_no_tower(tmp_path: Path) -> None:
-    assert plan_tower(opened(tmp_path, QWEN_ODD, architectures=["LlamaForCausalLM"])) is None
-
-
 @pytest.mark.parametrize(
     ("case", "changes", "said"),
     [
@@ -262,11 +253,6 @@ def test_what_the_text_model_packs_is_not_asked_of_the_tower(tmp_path: Path) -> 
     assert same(features(tower, QWEN_ODD), features(made(QWEN_ODD), QWEN_ODD))
 
 
-def test_weights_beyond_the_budget_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"the qwen3\.5 tower: the weights take"):
-        load_tower(planned(opened(tmp_path, QWEN_ODD)), "keep", 1000)
-
-
 def test_a_file_that_shrinks_after_planning_is_noticed_before_mlx_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,10 +277,10 @@ def test_an_unreadable_file_is_a_fault(tmp_path: Path) -> None:
 
 @BOTH
 def test_tensors_of_odd_ranks_are_a_fault(tmp_path: Path, case: Case) -> None:
-    """Ranks take turns over every seventh tensor, and over those that other code reads."""
+    """Ranks take turns over the first tensors, and over those that other code reads."""
     names = list(planned(opened(tmp_path / "whole", case)).opened.tensors)
     read_otherwise = {"class_tokens", "positions", "patch_embed.weight"}
-    for number, name in enumerate(sorted({*names[::7], *read_otherwise.intersection(names)})):
+    for number, name in enumerate(sorted({*names[:3], *read_otherwise.intersection(names)})):
         stored = next(key for key in case.shapes if made(case).parameter_name(key) == name)
         shape = ((), (3,), (1, 2, 3, 4, 5, 6))[number % 3]
         assert name in fault(opened(tmp_path / str(number), case, {**case.weights, stored: mx.zeros(shape)}))

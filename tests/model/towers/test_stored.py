@@ -113,12 +113,3 @@ def test_a_directory_and_a_store_hold_the_same_tower_of_a_gemma(
     assert wanted.shape[1] == 64
     assert mx.isfinite(wanted).all()
     assert mx.array_equal(noise_seen(from_store, name), wanted)
-
-
-def test_an_old_store_holds_a_packed_tower_of_a_gemma(published: Published, tmp_path: Path) -> None:
-    name = "gemma4-seeing"  # the others were never packed
-    write_store(tmp_path, "seeing", published(name), "int8", layout=LAYOUTS["0.31.2"])
-    packed = tower("seeing", tmp_path)
-    assert any(key.endswith(".scales") for key in parameters(packed))
-    wanted = noise_seen(tower(str(published(name))), name)
-    assert 0 < gemma_cases.distance(noise_seen(packed, name), wanted) < 0.3

@@ -164,18 +164,6 @@ def test_rows_come_and_go(seed: int) -> None:
                 batch = None
 
 
-def test_a_batch_is_made_of_copies() -> None:
-    """Its forwards leave the layers of the rows alone, whether they came first or joined, and one or several."""
-    rows = [Row(9), Row(40), Row(3)]
-    batch = BatchedLayers([rows[0].layers])
-    batch.extend([row.layers for row in rows[1:]])
-    for _ in range(12):
-        step(batch, rows)
-    for row, count in zip(rows, (9, 40, 3), strict=True):
-        for state in row.states:
-            assert (state.offset, held(state)) == (count, seen(state, count))
-
-
 def _filled(count: int, kind: str = "plain") -> LayerState:
     state = adapted(RotatingKVCache(4096)) if kind == "window" else layer(kind)
     write(state, count)

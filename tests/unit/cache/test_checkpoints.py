@@ -76,24 +76,10 @@ def test_a_prompt_is_left_where_another_parts_from_it() -> None:
     assert Checkpoint(150, False) in POINTS.plan([WORD] * 240, 0, 150, None)
 
 
-def test_a_branch_where_a_message_begins_is_kept() -> None:
-    tokens, stops = chat(500, 60, 60)
-    for near in range(stops[0] - GAP + 1, stops[0] + GAP):
-        (first, *_) = POINTS.plan(tokens, 0, near, None)
-        assert first == Checkpoint(min(near, stops[0]), True)
-
-
 def test_of_close_checkpoints_the_earliest_stays() -> None:
     tokens, stops = chat(100, 1, 100)
     assert stops[1] - stops[0] < GAP
     assert offsets(tokens) == [stops[0], stops[2]]
-
-
-def test_checkpoints_lie_beyond_the_cached_prefix() -> None:
-    tokens, stops = chat(500, *[60] * 10)
-    assert offsets(tokens, cached=stops[-3]) == stops[-3:]
-    assert offsets(tokens, cached=stops[-3] + 20, branch=stops[-5]) == [stops[-3] + 20, *stops[-2:]]
-    assert offsets(tokens, cached=len(tokens) - 1) == [len(tokens) - 1]
 
 
 def test_where_the_last_answer_ended_is_kept_for_nothing() -> None:

@@ -37,13 +37,6 @@ def test_a_prompt_that_was_answered_goes_on_with_its_answer(family: str) -> None
     assert following(users, PROMPT, ANSWER) == []
 
 
-def test_what_was_answered_otherwise_has_no_continuation() -> None:
-    users = Conversation("K", "trie")
-    users.serve(PROMPT, ANSWER)
-    assert following(users, PROMPT, [20, 99]) == []
-    assert following(users, [9, 8, 7], []) == []
-
-
 def test_pictures_end_a_continuation() -> None:
     users = Conversation("K", "trie")
     users.serve([*PROMPT, 20, -3, -3, 30], [31])

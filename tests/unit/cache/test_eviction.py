@@ -4,7 +4,6 @@ Trees are written as `tree("12*", "3", ...)`: see there. A node is named by the 
 """
 
 import random
-from unittest.mock import patch
 
 import pytest
 
@@ -212,35 +211,3 @@ def test_removed_nodes_are_not_in_the_order(order: EvictionOrder) -> None:
     assert [place[-1] for line in eviction._lines.values() for place in line] == [node]
     assert not eviction._with_live
     assert not trie.changed
-
-
-@every_order
-def test_a_victim_costs_the_same_however_many_nodes_there_are(order: EvictionOrder) -> None:
-    """A turn and an eviction after it: how many nodes are weighed, and how many lines there are."""
-    few, many = _looks(order, 100), _looks(order, 3000)
-    assert many == few
-    assert max(few) <= 12
-
-
-def _looks(order: EvictionOrder, conversations: int) -> tuple[int, int]:
-    trie = PrefixTrie()
-    eviction = Eviction(trie, order)
-
-    def turn(number: int) -> None:
-        node = trie.root()
-        for part in ([number, 1], [2, 3]):
-            (node,) = trie.advance(node, keys(part))
-            node.slots = [Bytes(2), Bytes(10, state=True)]
-            trie.touch(order.used(node))
-
-    for number in range(conversations):
-        turn(number)
-        eviction.refresh()
-    with patch.object(order, "weight", wraps=order.weight) as weighed:
-        turn(-1)
-        for _, node in zip(range(3), eviction.victims(), strict=False):
-            if node.children:
-                trie.merge(node)
-            else:
-                trie.remove(node)
-    return weighed.call_count, len(eviction._lines)

@@ -11,7 +11,6 @@ from runner.cache.layers.snapshot import complete
 from mlx_lm.models.cache import KVCache, RotatingKVCache  # isort: skip
 
 from tests.lib.layer_caches import (
-    ENTRY,
     adapted,
     allocated,
     append,
@@ -106,15 +105,6 @@ def test_a_full_window_goes_back_to_behind_any_right_token(begin: int, right: in
 
 
 # --- what a mark holds
-
-
-def test_a_window_holds_its_buffers_only_if_the_round_would_fill_it() -> None:
-    state = layer("window")
-    write(state, 4)
-    assert state.mark(4) == Mark(4)
-    assert state.mark(5).nbytes == 4 * ENTRY == state.nbytes
-    write(state, 30, at_once=False)
-    assert state.mark(2).nbytes == 8 * ENTRY == state.nbytes
 
 
 @pytest.mark.usefixtures("exact_bytes")

@@ -176,46 +176,12 @@ def test_tokens_are_covered_by_nodes_without_a_gap() -> None:
     }
 
 
-def test_tokens_before_a_piece_are_not_covered_by_its_node() -> None:
-    scene = Scene(Window, ends=(10, 30)).hold(0, 10).hold(0, 30)
-    assert not scene.covers(14, 30)
-    assert scene.covers(15, 30)
-    assert scene.covers(17, 25)
-    assert not scene.covers(9, 15)
-
-
-def test_a_piece_that_begins_before_its_node_covers_for_those_above() -> None:
-    """Whatever they hold: nothing, or less."""
-    scene = Scene(Window).hold(0, 30, start=5)
-    assert not scene.covers(4, 30)
-    assert scene.covers(5, 30)
-    assert not scene.covers(5, 20)
-    assert not scene.hold(0, 10, start=2).covers(1, 30)
-    assert scene.covers(2, 30)
-
-
-def test_a_state_covers_its_last_token() -> None:
-    scene = Scene(State).hold(0, 20)
-    assert scene.covers(19, 20)
-    assert not scene.covers(18, 20)
-    assert not scene.covers(18, 19)
-
-
 # --- find
 
 
 @pytest.mark.parametrize(("held", "reached"), [((), 0), ((10,), 10), ((10, 30), 10), ((20, 30), 0), ((10, 20), 20)])
 def test_slices_reach_as_far_as_they_follow_each_other(held: tuple[int, ...], reached: int) -> None:
     assert Scene(Slices).hold(0, *held).find(30) == (reached, Miss.NON_TRIMMABLE)
-
-
-def test_slices_behind_what_is_live_are_not_needed() -> None:
-    """The layers hold the first 15 tokens of this path themselves; the node around it is needed for the rest."""
-    scene = Scene(Slices, offset=40)
-    assert scene.find(15, common=15) == (15, Miss.NONE)
-    assert scene.find(30, common=15) == (10, Miss.NON_TRIMMABLE)
-    assert scene.hold(0, 20, 30).find(30, common=15) == (30, Miss.NONE)
-    assert Scene(Slices, offset=40).hold(0, 30).find(30, common=20) == (30, Miss.NONE)
 
 
 def test_a_state_is_where_it_stands_only() -> None:
@@ -254,12 +220,6 @@ def test_a_layer_that_can_go_back_by_itself_needs_no_piece(back: int, reached: i
     assert (found, why) == (reached, Miss.NONE if reached else Miss.WINDOW_PASSED)
 
 
-def test_going_back_counts_only_as_far_as_the_layers_hold_this_path() -> None:
-    """At 12 tokens of something else, of which the first 5 are the same."""
-    assert Scene(Window, offset=12, back=0).find(10, common=5) == (0, Miss.WINDOW_PASSED)
-    assert Scene(Window, offset=12, back=0, ends=(5, 10)).find(10, common=5) == (5, Miss.WINDOW_PASSED)
-
-
 def test_the_reason_is_why_not_the_whole_match() -> None:
     """The window fails at 30, the state at 20; at 10 both stand."""
     scene = Scene(Slices, State, Window).hold(0, 10, 20, 30).hold(1, 10, 30).hold(2, 10, 20)
@@ -268,13 +228,6 @@ def test_the_reason_is_why_not_the_whole_match() -> None:
 
 
 # --- go
-
-
-def test_the_beginning_is_a_reset() -> None:
-    scene = Scene(Slices, State, offset=30).hold(0, 10).hold(1, 10)
-    scene.go(0, common=10)
-    assert scene.notes.count("reset") == 2
-    assert not any(note.startswith("in") for note in scene.notes)
 
 
 def test_only_what_is_missing_moves_in() -> None:

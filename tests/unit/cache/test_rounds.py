@@ -102,20 +102,6 @@ def test_what_others_come_back_to_is_copied_out_before_a_round(family: str, prom
 
 
 @everyone
-def test_a_failed_round_frees_what_a_failed_step_does(family: str) -> None:
-    for fail in (Client.fail_in_round, Client.fail):
-        plain, ours = Together(family, policy=Every(4)), Together(family, policy=Every(4))
-        for users in (plain, ours):
-            users.turn([*PROMPT, 7, 8, 9], [20])
-        theirs, drafting = (users.begin([*PROMPT, 7, 8, 5]).say(30, 31) for users in (plain, ours))
-        theirs.fail_in_layers()
-        if fail is Client.fail:
-            drafting.draft(32, *WRONG[:3])
-        fail(drafting)
-        assert contents(ours) == contents(plain)
-
-
-@everyone
 @pytest.mark.parametrize("broken", ["advance", "revert"])
 def test_a_session_that_cannot_go_back_has_failed(family: str, broken: str) -> None:
     users = Together(family)

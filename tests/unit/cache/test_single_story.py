@@ -30,14 +30,6 @@ def test_the_same_prompt_again_computes_one_token() -> None:  # scenario 3
     assert (session.matched, session.cached, session.miss) == (8, 7, Miss.NONE)
 
 
-@recurrent
-def test_a_recurrent_layer_forgets_everything_for_the_same_prompt_again(family: str) -> None:  # scenario 3
-    conversation = Conversation(family)
-    conversation.turn(PROMPT)
-    session = conversation.turn(PROMPT)
-    assert (session.matched, session.cached, session.miss) == (8, 0, Miss.NON_TRIMMABLE)
-
-
 @pytest.mark.parametrize(("length", "cached"), [(2, 1), (3, 0), (8, 0)])
 def test_a_window_goes_back_only_until_it_is_full(length: int, cached: int) -> None:  # scenario 3
     conversation = Conversation("S")

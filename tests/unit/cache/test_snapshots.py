@@ -190,32 +190,6 @@ def test_a_restore_moves_the_bytes(kind: str) -> None:
     assert write(state, 1)[-7:] == list(range(7))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_ledger_counts_at_every_step(kind: str) -> None:  # scenario 24
-    state = layer(kind)
-    write(state, 6)
-    first = taken(state)
-    assert ledger(state) == (1, 0)
-    second = taken(state)
-    assert ledger(state) == (2, 0)
-    if state.sliceable:
-        state.rewind(0)
-    complete(state.page_out())
-    assert first.nbytes == second.nbytes > 0
-    assert ledger(state) == (2, 2 * first.nbytes)
-    complete(state.page_out())  # they are out already: counted once
-    assert ledger(state) == (2, 2 * first.nbytes)
-    size = first.nbytes
-    state.reset()
-    state.restore([second])
-    left = size if kind in TAILS else 0
-    assert ledger(state) == (2, size + left)
-    first.close()
-    assert (ledger(state), first.nbytes) == ((1, left), 0)
-    second.close()
-    assert ledger(state) == (0, 0)
-
-
 @pytest.mark.parametrize("live", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_snapshot_is_closed_once(kind: str, live: bool) -> None:

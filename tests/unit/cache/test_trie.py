@@ -6,8 +6,6 @@ Its snapshots are pieces that know which tokens they stand for and count what ha
 """
 
 import random
-import subprocess
-import sys
 from array import array
 from collections.abc import Sequence
 
@@ -142,13 +140,6 @@ def contents(node: Node) -> list[list[int] | None]:
     return [held.content if isinstance(held, Piece) else None for held in node.slots]
 
 
-def test_importing_the_trie_loads_no_mlx() -> None:
-    modules = "runner.cache.trie, runner.cache.eviction, runner.cache.checkpoints"
-    code = f"import sys, {modules}; print([m for m in sys.modules if m[:3] == 'mlx'])"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "[]"
-
-
 # --- finding
 
 
@@ -217,25 +208,6 @@ def test_a_cut_outside_the_edge_is_refused(at: int) -> None:
 # --- joining
 
 
-def test_split_halves_merge_to_what_they_were() -> None:
-    """Scenarios 19 and 20: tokens, end, snapshot; the grandchildren move, the merged node leaves the tree."""
-    grove = Grove()
-    node = grove.put(1, 2, 3, 4, 5)
-    left, right = grove.go_on(node, 6), grove.go_on(node, 7, 8)
-    before = contents(node)
-    upper = grove.trie.split(node, 2)
-    assert grove.trie.merge(upper) is node
-    assert (node.tokens, node.end, node.start, contents(node)) == (keys([1, 2, 3, 4, 5]), 5, 0, before)
-    assert (node.parent, node.children, grove.trie.root().children) == (
-        grove.trie.root(),
-        {6: left, 7: right},
-        {1: node},
-    )
-    assert left.parent is right.parent is node
-    assert (upper.parent, upper.children, upper.slots) == (None, {}, [])
-    grove.check()
-
-
 def test_a_merge_needs_exactly_one_child() -> None:
     """Scenario 21."""
     grove = Grove()
@@ -248,32 +220,6 @@ def test_a_merge_needs_exactly_one_child() -> None:
     with pytest.raises(ValueError, match="cannot merge"):
         grove.trie.merge(node)
     grove.check()
-
-
-def test_a_node_that_is_used_itself_is_not_merged_away() -> None:
-    grove = Grove()
-    above = grove.put(1, 2)
-    below = grove.go_on(above, 3)
-    grove.trie.lock(above)
-    with pytest.raises(ValueError, match="cannot merge"):
-        grove.trie.merge(above)
-    grove.trie.lock(below)
-    grove.trie.unlock(above)
-    assert grove.trie.merge(above) is below  # its users keep the node below
-    assert (below.locks, grove.trie.root().locks) == (1, 1)
-
-
-def test_merging_a_hole_keeps_states_only() -> None:
-    """Scenario 25."""
-    grove = Grove()
-    above = grove.put(1, 2)
-    below = grove.go_on(above, 3)
-    assert above.slots[0] is not None
-    above.slots[0].close()
-    above.slots[0] = None
-    grove.trie.merge(above)
-    assert contents(below) == [None, None, [1, 2, 3]]
-    assert grove.pieces.open == 1
 
 
 # --- what goes

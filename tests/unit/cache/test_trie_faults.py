@@ -66,31 +66,6 @@ def test_a_gap_is_filled_by_the_next_request_through_it() -> None:
     assert users.turn([*A, 20, 21, 30, 20, 21, 31]).cached == 25
 
 
-@everyone
-@pytest.mark.parametrize("what", ["adapter-b", "kv-bits-8", "image-7f"])
-def test_salts_never_share(family: str, what: str) -> None:  # scenarios 78 and 82
-    """Another adapter, another format of the cache, another image behind the same placeholders."""
-    users = Conversation(family, "trie", policy=Every(8))
-    users.turn(A)
-    session = users.turn([*A, 20, 21, 22], salt=what)
-    assert (session.matched, session.cached, session.miss) == (0, 0, Miss.SALT)
-    assert users.turn([*A, 20, 21, 22, 20, 21, 23], salt=what).cached == 25
-    assert users.turn([*A, 20, 21, 24]).cached == 22
-    assert users.turn([*A, 20, 21, 22, 20, 21, 23], salt=what).matched == 26
-    assert users.turn([200], salt=what).miss == Miss.NO_COMMON_PREFIX
-
-
-@everyone
-def test_an_answer_up_to_the_limit_of_the_context_is_kept_whole(family: str) -> None:  # scenario 81
-    """The last token that fits is recorded, and no answer can continue it; but the prompt can be asked again."""
-    users = Conversation(family, "trie", policy=Every(8))
-    context = 32
-    prompt = list(range(context - 1))
-    users.turn(prompt, [60])
-    assert len(users.record) == context
-    assert users.turn(prompt, [61]).cached == (context - 2 if family == "K" else context - 5)
-
-
 def test_what_cannot_be_kept_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     users = Conversation("K", "trie")
     with breaking(SequenceLayers, "evaluate", 0), caplog.at_level(logging.ERROR):

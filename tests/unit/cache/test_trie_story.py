@@ -79,20 +79,6 @@ def test_a_checkpoint_stays_when_nothing_else_needs_it(family: str) -> None:  # 
     assert users.shape == ("0-4 [4-6 4-9]" if family == "K" else "0-4* [4-6 4-9]")
 
 
-@by_family([(0, 5), (3, 2), (6, 2), (6, 2)], [(0, 5), (0, 5), (6, 2), (6, 2)])
-def test_two_branches_take_turns(family: str, expected: list[Pair]) -> None:  # scenario 53
-    users = Conversation(family, "trie")
-    b = [1, 2, 3, 14, 15]
-    served = [
-        users.serve(A[:5], [20, 21]),
-        users.serve(b, [30, 31]),
-        users.serve([*A[:5], 20, 21, 9]),
-        users.serve([*b, 30, 31, 9]),
-    ]
-    assert served == expected
-    assert users.serve([1, 2, 3, 99]) == (3, 1)
-
-
 @pytest.mark.parametrize(
     ("family", "retries", "probe"),
     # S stops at restore points as R does, where Ollama's window was captured inside a forward: there 18/29, 36/11.
@@ -107,13 +93,6 @@ def test_a_cancelled_prefill_is_continued(family: str, retries: list[Pair], prob
     assert users.serve([*LONG[:17], *range(200, 210)]) == (17, 10)
 
 
-@everyone
-def test_checkpoints_that_were_not_reached_make_no_node(family: str) -> None:  # scenario 57
-    users = Conversation(family, "trie", chunk=9, policy=Every(8))
-    users.cancelled_prefill(LONG, until=10)
-    assert users.shape == ("0-18" if family == "K" else "0-8* [8-16*]")
-
-
 @by_family([(0, 40), (13, 27), (41, 2)], [(0, 40), (8, 32), (41, 2)])
 def test_an_edit_computes_what_follows_it(family: str, expected: list[Pair]) -> None:  # scenario 60
     users = Conversation(family, "trie", policy=Every(8))
@@ -124,43 +103,12 @@ def test_an_edit_computes_what_follows_it(family: str, expected: list[Pair]) -> 
     assert users.serve([*prompt[:13], 98]) == (13, 1)
 
 
-@by_family([(0, 40), (39, 1), (19, 1)], [(0, 40), (36, 4), (16, 4)])
-def test_the_same_prompt_or_a_shorter_one(family: str, expected: list[Pair]) -> None:  # scenarios 58 and 61
-    users = Conversation(family, "trie", policy=Every(8))
-    assert [users.serve(LONG[:length], [60, 61]) for length in (40, 40, 20)] == expected
-
-
-@everyone
-def test_two_unrelated_conversations_alternate(family: str) -> None:  # scenario 59
-    users = Conversation(family, "trie")
-    a, b = LONG[:20], [100 + token for token in LONG[:20]]
-    assert (users.serve(a, [60, 61]), users.serve(b, [62, 63])) == ((0, 20), (0, 20))
-    assert (users.serve([*a, 60, 61, 64]), users.serve([*b, 62, 63, 64])) == ((21, 2), (21, 2))
-
-
-@by_family([(44, 3), (44, 2)], [(36, 11), (44, 2)])
-def test_an_answer_is_partly_left_out(family: str, expected: list[Pair]) -> None:  # scenario 62
-    users = Conversation(family, "trie", policy=Every(8))
-    answer = list(range(60, 70))
-    users.serve(LONG[:40], answer)
-    kept = [*LONG[:40], *answer[:4]]
-    assert [users.serve([*kept, 80, 81, 82]), users.serve([*kept, 90, 91])] == expected
-
-
 @by_family([(20, 20), (20, 20)], [(16, 24), (20, 20)])
 def test_the_third_to_part_at_a_place_starts_there(family: str, expected: list[Pair]) -> None:  # scenario 63
     users = Conversation(family, "trie", policy=Every(8))
     users.serve(LONG[:30])
     served = [users.serve([*LONG[:20], *range(base, base + 20)]) for base in (100, 200)]
     assert served == expected
-
-
-@everyone
-def test_a_client_with_a_timeout_gets_there_in_the_end(family: str) -> None:  # scenario 66
-    users = Conversation(family, "trie", chunk=16)
-    prompt = list(range(1, 201))
-    cached = [users.cancelled_prefill(prompt, after_chunks=1).cached for _ in range(-(-199 // 16) + 1)]
-    assert cached == [*range(0, 199, 16), 199]
 
 
 @pytest.mark.parametrize(("family", "fresh"), [("K", {3, 7}), ("S", {5, 7}), ("R", {5, 7}), ("P", {5, 7})])

@@ -4,8 +4,7 @@ once. `Together` checks all of it after every step of anybody.
 Families: K keys and values only, S with a window of 4, R with a recurrent layer, P recurrent layers only.
 """
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import cycle, permutations
 
 import pytest
@@ -21,68 +20,6 @@ everyone = pytest.mark.parametrize("family", FAMILIES)
 def own(user: int, count: int = 6) -> list[int]:
     """Returns tokens that only this user says."""
     return [user * 100 + word for word in range(count)]
-
-
-def weave(users: Together, prompts: Sequence[list[int]], answers: Sequence[list[int]], seed: int) -> list[Client]:
-    """All conversations, at the same time, in some order of their steps."""
-    draw = random.Random(seed)
-    waiting = list(zip(prompts, answers, strict=True))
-    running: list[tuple[Client, list[int]]] = []
-    done = []
-    while waiting or running:
-        if waiting and (not running or draw.random() < 0.4) and not users.follows(waiting[0][0]):
-            prompt, answer = waiting.pop(0)
-            running.append((users.begin(prompt), [*answer]))
-            continue
-        client, answer = one = draw.choice(running)
-        if client.session.next_forward(users.chunk):
-            client.read(chunks=1)
-        elif answer:
-            client.say(answer.pop(0))
-        else:
-            client.close()
-            running.remove(one)
-            done.append(client)
-    return done
-
-
-# --- what everybody reads and keeps
-
-
-@everyone
-@pytest.mark.parametrize("seed", range(6))
-def test_conversations_that_overlap_are_never_mixed(family: str, seed: int) -> None:
-    """Two to four, which share a prefix of any length, and go on from each other's answers afterwards."""
-    draw = random.Random(seed)
-    users = Together(family, policy=draw.choice([BranchOnly(), Every(8)]), chunk=draw.choice([1, 5, 16]))
-    count = draw.randint(2, 4)
-    shared = [draw.choice([40, 40, 34, 10, 0]) for _ in range(count)]
-    prompts = [[*PREFIX[:at], *own(user, draw.randint(1, 9))] for user, at in enumerate(shared, 1)]
-    answers = [own(user + 50, draw.randint(0, 4)) for user in range(count)]
-    for _ in range(2):
-        clients = weave(users, prompts, answers, draw.randrange(1000))
-        for client in clients:
-            assert users.cached([*client.seen, 999]) == len(client.seen)
-        recorded = [client.session.recorded for client in clients]
-        prompts = [[*draw.choice(recorded), *own(user + 60, draw.randint(1, 5))] for user in range(count)]
-
-
-@everyone
-def test_what_another_uses_is_copied(family: str) -> None:
-    """Both go on from one end, one after the other or at once; the first one there moves it, the second copies it."""
-    users = Together(family)
-    end = users.turn(PREFIX).recorded
-    clients = [users.begin([*end, *own(1)])]
-    live = clients[0].session.sequence.live()
-    assert live
-    clients += [users.begin([*end, *own(user)]) for user in (2, 3)]
-    assert [client.session.cached for client in clients] == [len(end)] * 3
-    assert clients[0].session.sequence.live() == live
-    for client in reversed(clients):
-        client.say(7, 8)
-    for client in clients:
-        client.close()
-    assert all(users.cached([*end, *own(user), 7, 8, 9]) == len(end) + 8 for user in (1, 2, 3))
 
 
 # --- bytes
@@ -192,18 +129,3 @@ def test_sessions_keep_their_layers_when_the_trie_is_given_up(family: str) -> No
             others[1].close()
             assert users.cached([*end, 999]) == len(end), "a detached session keeps nothing, and frees nothing"
             assert users.cached([*others[1].seen, 1]) == (0 if family in "SRP" else 40)
-
-
-@everyone
-def test_the_next_session_gets_the_kept_sequence(family: str) -> None:
-    users = Together(family)
-    end = users.turn(PREFIX).recorded
-    kept = users.cache.sequences.kept
-    first, second = users.begin([*end, 1]), users.begin([*end, 2])
-    assert (first.session.sequence is kept, second.session.sequence is kept) == (True, False)
-    second.say().close()
-    third = users.begin([*end, 3])
-    assert third.session.sequence is second.session.sequence
-    first.close()
-    third.close()
-    assert users.cache.sequences.kept is third.session.sequence

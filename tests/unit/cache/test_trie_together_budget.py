@@ -52,23 +52,6 @@ def test_all_goes_but_what_is_in_use(family: str) -> None:
         client.say(7).close()
 
 
-@pytest.mark.parametrize("family", ["K", "S", "R"])
-def test_the_kept_sequence_is_evicted_first(family: str) -> None:
-    """Much of what it holds another one has too."""
-    users = Together(family)
-    end = users.turn(PREFIX).recorded
-    first = users.begin([*end, 1]).start()
-    second = users.begin([*end, *own(2)]).say(*own(3))
-    second.close()
-    before, held = users.cache.nbytes, users.held
-    users.bound(before - 1)
-    assert users.held == held, "no node had to go"
-    assert users.cache.sequences.kept.nbytes == 0
-    assert users.cache.nbytes == before - len(end) * TOKEN[family]
-    first.say(4).close()
-    assert users.cached([*second.seen, 9]) == len(second.seen)
-
-
 # --- batches
 
 

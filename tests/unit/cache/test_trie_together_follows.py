@@ -21,31 +21,6 @@ def leader(users: Together) -> Client:
 
 
 @everyone
-def test_the_leader_stops_where_the_other_leaves_it(family: str) -> None:
-    """However large its forwards are, and as long as it has not got there."""
-    users = Together(family, chunk=35)
-    first, prompt = leader(users), [*PREFIX, 7, 8]
-    asked = []
-    while users.follows(prompt):
-        first.read(chunks=1)
-        asked.append(first.session.position)
-    assert asked == [35, 60]
-    assert users.begin(prompt).session.cached == 60
-    first.read(chunks=1)
-    assert first.session.position == 79
-
-
-@everyone
-def test_the_same_prompt_waits_for_all_but_one_token(family: str) -> None:
-    users = Together(family)
-    first = users.begin(PREFIX)
-    assert users.follows(PREFIX)
-    first.read()
-    assert not users.follows(PREFIX)
-    assert users.begin(PREFIX).session.cached == len(PREFIX) - 1
-
-
-@everyone
 def test_the_leader_stops_for_each_of_its_followers(family: str) -> None:
     users = Together(family, chunk=100)
     first = leader(users)

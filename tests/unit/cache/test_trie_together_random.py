@@ -11,7 +11,6 @@ snapshot, does not pass.
 
 from collections.abc import Callable
 from typing import ClassVar
-from unittest.mock import patch
 
 import pytest
 from hypothesis import strategies as st
@@ -25,8 +24,7 @@ from hypothesis.stateful import (
 )
 
 from runner.cache.checkpoints import CheckpointPolicy
-from runner.cache.layer_interface import LayerState, Mark
-from tests.lib.fakes import FAMILIES, FakeKVState, FakeRecurrentState, FakeWindowState
+from tests.lib.fakes import FAMILIES
 from tests.lib.machines import limits
 from tests.lib.story import BranchOnly, Every
 from tests.lib.together import Client, Together
@@ -221,31 +219,3 @@ def test_any_users_at_the_same_time_leave_each_other_alone(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_many_users_at_the_same_time_leave_each_other_alone(family: str) -> None:
     assert run(family, examples=600, steps=60, derandomize=False) >= 3000
-
-
-def forgotten(state: type[LayerState]) -> Callable[[LayerState, Mark, int], None]:
-    """Layers that say they are back, and have every token of the round still in them."""
-    revert = state.revert
-
-    def forget(self: LayerState, mark: Mark, to: int) -> None:
-        layer = vars(self)["layer"]
-        before = dict(vars(layer))
-        revert(self, mark, to)
-        vars(layer).update(before)
-
-    return forget
-
-
-@pytest.mark.parametrize(("family", "state"), [("K", FakeKVState), ("S", FakeWindowState), ("P", FakeRecurrentState)])
-def test_the_machine_notices_a_draft(family: str, state: type[LayerState]) -> None:
-    with patch.object(state, "revert", forgotten(state)), pytest.raises(AssertionError):
-        run(family, examples=40, steps=30, derandomize=True, shrink=False)
-
-
-@pytest.mark.parametrize(("family", "state"), [("K", FakeKVState), ("S", FakeWindowState), ("R", FakeRecurrentState)])
-def test_the_machine_notices_whose_layers_are_whose(
-    family: str, state: type[FakeKVState | FakeWindowState | FakeRecurrentState]
-) -> None:
-    """Layers that do not copy out what is live in them lose what others have yet to come back to."""
-    with patch.object(state, "page_out", lambda _: []), pytest.raises((AssertionError, RuntimeError)):
-        run(family, examples=40, steps=30, derandomize=True, shrink=False)

@@ -115,44 +115,6 @@ def test_a_window_comes_back_as_it_was(count: int, at_once: bool) -> None:  # sc
         assert kept(snapshot) == expected
 
 
-@pytest.mark.parametrize("before", [0, 28, 31, 60])
-@pytest.mark.parametrize("length", [1, 2])
-def test_every_stop_of_a_prefill_is_a_window_of_its_own(before: int, length: int) -> None:
-    """The prefill stops where Ollama captures inside one forward: four states, in any order, as the window fills, is
-    exactly full, and wraps. Their tokens are held once."""  # scenarios 34 and 42
-    state = window(32)
-    chain = []
-    if before:
-        write(state, before)
-        chain = [taken(state)]
-    for _ in range(4):
-        at = state.offset
-        write(state, length)
-        chain.append(taken(state, at))
-    write(state, 40)  # drops all of them from the ring
-    size = (min(before, 32) + 4 * length) * ENTRY
-    assert ledger(state) == (len(chain), size)
-    for place in (2, 0, 3, 1, 1):
-        stop = before + length * (place + 1)
-        bring_back(state, *chain[: len(chain) - 3 + place])
-        assert (state.offset, held(state)) == (stop, list(range(max(0, stop - 32), stop)))
-        assert write(state, 3)[-34:] == list(range(max(0, stop - 31), stop + 3))[-34:]
-    stops = [before + length * place for place in range(5)][-len(chain) :]
-    assert edges(chain) == [[max(0, before - 32) if stop == before else stop - length, stop] for stop in stops]
-    assert ledger(state) == (len(chain), size)
-
-
-@pytest.mark.parametrize("restored", [True, False])
-def test_a_ring_in_mid_rotation_keeps_what_the_next_tokens_see(restored: bool) -> None:  # scenario 37
-    state = window(4)
-    write(state, 9, at_once=False)
-    if restored:
-        snapshot = taken(state)
-        write(state, 3, at_once=False, first=900)
-        bring_back(state, snapshot)
-    assert write(state, 2) == [6, 7, 8, 9, 10]
-
-
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_chunk_after_growth_in_decode_finds_no_padding(at_once: bool) -> None:  # scenario 38
     """A window of 512 grows by 256 entries at a time: the rest of them is unused."""
@@ -229,32 +191,6 @@ def test_a_gap_is_refused(make: Callable[[int], LayerState]) -> None:
     assert not any(each.live for each in (first, second, third))
     bring_back(state, first, second, third)
     assert held(state) == list(range(30))
-
-
-def test_what_a_later_snapshot_has_is_not_taken_from_the_ones_above() -> None:
-    """A node that holds all that is needed makes those above needless, gap or not; one that holds more than its edge
-    takes over from where it begins."""
-    state = window(8)
-    first, second, third = pieces(state, 6, 12, 14, whole=True)
-    assert edges([first, second, third]) == [[0, 6], [4, 12], [6, 14]]
-    other = window(8)
-    wrong = write(other, 6, first=700)
-    assert wrong[0] == 700
-    elsewhere = paged_out(other)
-    for some in ([third], [first, third], [second, third], [elsewhere, second, third], [elsewhere, third]):
-        bring_back(state, *some)
-        assert (state.offset, held(state)) == (14, list(range(6, 14)))
-        state.reset()
-    upper, lower = second.split(8)
-    assert upper is not None
-    bring_back(state, upper, lower, third)  # the second begins behind what the third begins with
-    assert held(state) == list(range(6, 14))
-    assert state.nbytes == 8 * ENTRY
-    state.reset()
-    second = lower.after(upper) or second
-    last = pieces(state, 12, 15)[1]
-    bring_back(state, elsewhere, second, last)
-    assert held(state) == list(range(7, 15))
 
 
 # --- tails cut and joined

@@ -1,7 +1,6 @@
 """The detokenizer: stop strings, text that is held back, entries. The oracle sees the whole text at once."""
 
 import itertools
-import json
 from typing import NamedTuple
 
 import pytest
@@ -10,8 +9,7 @@ from hypothesis import strategies as st
 
 from runner.engine.output.detokenizer import Detokenizer, Piece
 from runner.engine.output.stop_strings import StopStrings
-from runner.tokenizer import Utf8Stream, open_tokenizer
-from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
+from runner.tokenizer import Utf8Stream
 
 
 class Words:
@@ -139,14 +137,6 @@ def test_the_tokens_before_a_stop_string_are_counted_ahead(chunks: list[bytes], 
     assert Run(pushed, stream.finish(), stream.stopped) == run(chunks, stop)
 
 
-@given(chunk_lists(broken=True))
-def test_without_stop_strings_every_whole_character_comes_at_once(chunks: list[bytes]) -> None:
-    decoder = Utf8Stream()
-    result = run(chunks, ["", ""])
-    assert [piece.text if piece else "" for piece in result.pushed] == [decoder.feed(chunk) for chunk in chunks]
-    assert not result.stopped
-
-
 @given(chunk_lists(broken=True), stop_lists)
 @example([b"a", b"\xf0\x9f"], [])
 @example([b"a", b"\xf0\x9f"], ["aa"])
@@ -182,24 +172,6 @@ def test_each_entry_comes_once_with_the_last_character_of_its_token(chunks: list
 )
 def test_a_stop_string_across_tokens(chunks: list[str], stop: list[str], pieces: list[tuple[str, list[int]]]) -> None:
     assert run(texts(*chunks), stop).pieces == pieces
-
-
-def test_a_match_that_waited_for_an_earlier_one_counts_at_the_end() -> None:
-    stream: Detokenizer[int] = Detokenizer(Words(texts("xabc")), StopStrings(["abcd", "bc"]))
-    stream.push(0, 0)
-    assert not stream.stopped
-    assert stream.finish() == ("a", [0])
-    assert stream.stopped
-
-
-def test_special_tokens_are_text_like_any_other() -> None:
-    document = byte_level(ALL_BYTES, ["<think>", "</think>"])
-    tokenizer = open_tokenizer({"tokenizer.json": json.dumps(document).encode()}.get)
-    stream: Detokenizer[int] = Detokenizer(tokenizer, StopStrings(["</think>"]))
-    assert stream.push(256) == ("<think>", [])
-    assert stream.push(ord("x")) == ("x", [])
-    assert stream.push(257) is None
-    assert stream.stopped
 
 
 class Counted(list[int]):

@@ -73,14 +73,6 @@ def test_an_earlier_answer_is_drafted_again_but_not_under_another_salt() -> None
     assert not other.propose(session, MOST, SAMPLER)
 
 
-def test_a_round_is_held_back_for_the_token_on_its_way() -> None:
-    drafter, session = begun(ready(), [*QUOTED, 7, *QUOTED[:20]])
-    assert drafter.expects(session, MOST)
-    drafter.took(1, 0, 0.01)
-    session.recorded.append(QUOTED[20])
-    assert drafter.propose(session, MOST, SAMPLER) == QUOTED[21:27]
-
-
 def test_nothing_is_drafted_before_the_trial_is_over_and_it_begins_with_the_first_draft() -> None:
     drafting = Drafting(DraftPolicy.for_cpu(), trial := LateTrial())
     fresh, unrelated = begun(drafting, [*range(40)])
@@ -162,22 +154,6 @@ def test_a_model_waits_for_the_token_on_its_way_unless_it_has_to_read() -> None:
         assert drafter.expects(session, MOST) is waits
         drafter.took(1, 0, 0.01)
     assert drafter.propose(session, MOST, SAMPLER)
-
-
-def test_a_model_whose_drafts_are_never_right_comes_to_rest() -> None:
-    model = Model()
-    drafting = Drafting(DraftPolicy.for_cpu(), SettledTrial(), model=model)
-    drafter, session = begun(drafting, [*range(40)])
-    for _ in range(300):
-        drafts = drafter.propose(session, MOST, SAMPLER)
-        drafter.learn(len(drafts), 0)
-        drafter.took(1, 1 + len(drafts), 0.01 * (1 + len(drafts) / 4))
-    before = len(model.asked)
-    for _ in range(2048):
-        drafts = drafter.propose(session, MOST, SAMPLER)
-        drafter.learn(len(drafts), 0)
-        drafter.took(1, 1 + len(drafts), 0.01 * (1 + len(drafts) / 4))
-    assert 0 < len(model.asked) - before <= 9, "each of them reads the end of the text"
 
 
 def test_a_model_rests_by_the_clock_and_what_is_known_is_drafted_all_the_same() -> None:

@@ -31,7 +31,6 @@ class Costs:
     step_s: float = 0.01
     row_s: float = 0.0  # and for every row of the batch
     token_s: float = 0.001
-    context_s: float = 0.0  # and for every token, for every token before it
     forward_s: float = 0.0  # and for every forward over a part of a prompt
     begin_s: float = 0.0
     noise: Callable[[], float] = lambda: 1.0
@@ -39,8 +38,8 @@ class Costs:
     def step(self, rows: int) -> float:
         return (self.step_s + rows * self.row_s) * self.noise()
 
-    def prefill(self, done: int, tokens: int) -> float:
-        return (self.forward_s + tokens * (self.token_s + self.context_s * done)) * self.noise()
+    def prefill(self, tokens: int) -> float:
+        return (self.forward_s + tokens * self.token_s) * self.noise()
 
 
 @dataclass(eq=False)
@@ -129,7 +128,7 @@ class Simulation:
     def prefill(self, request: Request, asked: Prefill, tokens: int) -> tuple[tuple[Request, ...], Slice, float]:
         assert 0 < tokens <= request.left
         count = min([tokens, *(point - request.done for point in request.points if point > request.done)])
-        seconds = self.costs.prefill(request.done, count)
+        seconds = self.costs.prefill(count)
         request.done += count
         if not request.left:
             self.prefilling.remove(request)
@@ -170,7 +169,7 @@ def learned(costs: Costs, chunk_tokens: int = CHUNK, max_gap_s: float = GAP_S) -
     policy = SlicePolicy(chunk_tokens, max_gap_s)
     for _ in range(40):
         policy.took(Begin(), View(1), costs.begin_s)
-    policy.took(Prefill(0, chunk_tokens), View(0, [chunk_tokens]), costs.prefill(0, chunk_tokens))
+    policy.took(Prefill(0, chunk_tokens), View(0, [chunk_tokens]), costs.prefill(chunk_tokens))
     return policy
 
 
@@ -291,22 +290,6 @@ def test_the_last_part_of_a_prompt_is_given_whole() -> None:
     assert policy.next(View(0, [7], [1])) == Decode(0)
 
 
-@pytest.mark.parametrize("batch", [False, True])
-@pytest.mark.parametrize("streams", [1, 5])
-def test_a_prompt_gets_all_of_the_time_but_the_steps(streams: int, batch: bool) -> None:
-    costs = Costs(step_s=0.01)
-    long = Request(20_000, 1, at_s=1.0)
-    running = Simulation(learned(costs), costs, [*(Request(1, 10_000) for _ in range(streams)), long], batch=batch)
-    running.run(long)
-    both = [ran for ran in running.ran if ran.view.prefilling and ran.view.decoding]
-    share = sum(ran.seconds for ran in both if isinstance(ran.slice, Prefill)) / sum(ran.seconds for ran in both)
-    round_s = costs.step_s * (1 if batch else streams)
-    assert share >= 1 - (round_s + LEAST_TOKENS * costs.token_s) / GAP_S
-
-
-# Rule 5
-
-
 # Rule 6
 
 
@@ -389,19 +372,6 @@ def test_the_oldest_prompt_keeps_half_of_the_time() -> None:
     assert spent <= 0.55 * running.seconds(Prefill)
 
 
-# Rule 8
-
-
-def test_a_slice_that_is_not_reported_does_no_harm() -> None:
-    """The engine need not report a slice that failed or computed nothing."""
-    policy = SlicePolicy(CHUNK, GAP_S)
-    view = View(0, [100], [1])
-    step(policy, 1, view=view)
-    assert policy.next(view) == Prefill(0, 32)
-    policy.took(Prefill(0, 0), view, 0.001)
-    assert policy.next(view) == Prefill(0, 32)
-
-
 # Pictures take turns with prompts
 
 
@@ -460,14 +430,6 @@ def test_beside_an_answer_prompts_and_pictures_take_turns_too(policy: SlicePolic
     others = [kind for kind in found if kind is not Decode]
     assert others == [[Encode, Prefill][at % 2] for at in range(len(others))]
     assert len(others) >= 20
-
-
-def test_a_picture_comes_before_the_trial_of_batches(policy: SlicePolicy) -> None:
-    view = View(encoding=1, decoding=[4, 5], trial=True)
-    found = kinds(policy, view, 60)
-    assert Encode in found
-    assert AdvanceTrial not in found
-    assert AdvanceTrial in kinds(policy, view._replace(encoding=0), 20)
 
 
 # All together

@@ -1,17 +1,14 @@
 """Structural tags: free text up to a closing tag, then JSON; and every other shape of nodes."""
 
 import json
-from random import Random
 
 import pytest
 
 from runner.errors import RequestError
-from tests.unit.grammar.judge import fault
 from tests.unit.grammar.tags import (
     ANSWER,
     CLOSING,
     JSON,
-    SCHEMA,
     Node,
     can_end,
     either,
@@ -23,7 +20,7 @@ from tests.unit.grammar.tags import (
     text,
     thinking,
 )
-from tests.unit.grammar.walks import accepts, bits, bytes_tokenizer, guide_of, spelled, walk, words_tokenizer
+from tests.unit.grammar.walks import accepts, bits, bytes_tokenizer, guide_of, words_tokenizer
 
 # --- what is an answer
 
@@ -39,12 +36,6 @@ def test_free_text_then_a_closing_tag_then_json(closings: tuple[str, ...]) -> No
             assert not accepts(tag, f"{thought}{closing} ".encode() + ANSWER)
             assert not accepts(tag, f"{thought}{closing}".encode() + ANSWER + b" ")
             assert not accepts(tag, f"{thought}{closing}".encode() + ANSWER[:-1])
-
-
-def test_a_longer_closing_tag_that_begins_like_a_shorter_one_is_one_too() -> None:
-    tag = thinking("</t>", "</t>\n")
-    for closing in ("</t>", "</t>\n"):
-        assert accepts(tag, f"x{closing}".encode() + ANSWER)
 
 
 # --- special tokens
@@ -77,34 +68,6 @@ def test_a_special_token_whose_name_holds_what_is_excluded_is_no_free_text() -> 
     (call,) = (id_ for id_ in tokenizer.special if tokenizer.token_text(id_) == "<|call|>")
     assert call in bits(guide_of(free("call>x"), tokenizer).mask())
     assert call not in bits(guide_of(free("call"), tokenizer).mask())
-
-
-@pytest.mark.parametrize("closings", [(CLOSING, "[/T]"), ("]]", "think>")])
-def test_random_answers_are_thoughts_and_json(closings: tuple[str, ...]) -> None:
-    tokenizer = words_tokenizer()
-    ends = 0
-    for seed in range(20):
-        random = Random(seed)
-
-        def choose(possible: list[int], tokens: list[int], random: Random = random) -> int:
-            """Leads the walk to the closing tag, which it would rarely reach at random."""
-            wanted = random.choice(closings).encode()
-            said = spelled(tokens, tokenizer)
-            for size in range(len(wanted), -1, -1):
-                if said.endswith(wanted[:size]) and random.random() < 0.8:
-                    better = [
-                        id_ for id_ in possible if tokenizer.token_bytes(id_) in (wanted[size : size + 1], wanted)
-                    ]
-                    return random.choice(better or possible)
-            return random.choice(possible)
-
-        found = walk(guide_of(thinking(*closings), tokenizer), tokenizer, random, choose)
-        said = spelled(found.tokens, tokenizer).decode()
-        firsts = [said.find(closing) + len(closing) for closing in closings if closing in said]
-        if firsts:
-            ends += 1
-            assert not fault(SCHEMA, said[min(firsts) :])
-    assert ends > 4
 
 
 # --- other shapes

@@ -124,19 +124,6 @@ def test_led_again_along_the_same_tokens_it_stands_where_it_stood(schema: Schema
     assert state(led) == state(restarted)
 
 
-def test_a_token_further_is_taken_back() -> None:
-    guide = guide_of({"type": "string"}, bytes_tokenizer())
-    assert guide.forced(9) == [*b'"']
-    before = guide.mask()
-    guide.take(ord('"'))
-    assert guide.complete
-    guide.restart([*b'"'])
-    assert not guide.complete
-    assert guide.mask() == before
-    guide.restart([])
-    assert guide.forced(9) == [*b'"']
-
-
 @settings(max_examples=20)
 @given(SCHEMAS, st.integers(0, 2**32), st.integers(0, 5))
 def test_looking_ahead_finds_what_the_answer_would_find_there(schema: Schema, seed: int, pending: int) -> None:

@@ -13,14 +13,6 @@ PanicException = type("PanicException", (BaseException,), {})
 """pyo3's name for it, in a module that cannot be imported."""
 
 
-def test_a_panic_becomes_an_error_of_the_request() -> None:
-    with (
-        pytest.raises(RequestError, match="llguidance failed: assertion failed; write the format differently"),
-        panics_as_errors(),
-    ):
-        raise PanicException("assertion failed")
-
-
 def test_a_real_one_is_called_like_that() -> None:
     """llguidance's tree of tokens cannot hold a text of so many bytes."""
     from llguidance import LLTokenizer, TokenizerWrapper

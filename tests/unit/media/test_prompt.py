@@ -85,13 +85,6 @@ def test_keys_differ_from_ids_in_pictures_alone(parts: list[list[int] | Picture]
     assert all(before.stop <= after.start for before, after in pairwise(prompt.spans))
 
 
-def test_the_next_picture_is_the_first_that_is_not_wholly_before() -> None:
-    first, second = picture(1, 3, -1), picture(2, 2, -2)
-    prompt = PicturePrompt([[1, 2], first, [3], second, [4]], SOFT)
-    spans = [prompt.next_span(at) for at in range(12)]
-    assert [span and span.picture.name for span in spans] == [-1] * 5 + [-2] * 5 + [None] * 2
-
-
 # --- positions
 
 
@@ -116,13 +109,6 @@ def test_the_shift_leads_from_offsets_to_positions_behind_the_prompt(parts: list
         assert place == (at + prompt.shift,) * 3
     largest = max((max(place) for place in walked(parts, 0)), default=-1)
     assert prompt.shift == largest + 1 - len(prompt.ids) <= 0
-
-
-@given(PARTS)
-def test_other_families_count_every_token(parts: list[list[int] | Picture]) -> None:
-    prompt = PicturePrompt(parts, SOFT)
-    assert prompt.shift == 0
-    assert prompt.positions(0, len(prompt.ids)) is None
 
 
 # --- names

@@ -67,11 +67,6 @@ def test_a_node_means_the_same_by_itself_and_in_a_structural_tag(node: object, m
     assert decoded({"type": "structural_tag", "format": node}) == meant
 
 
-def test_every_kind_of_node_is_among_these() -> None:
-    kinds = {type(meant) for _, meant in NODES}
-    assert kinds == {AnyText, ConstString, JsonSchema, Lark, OptionalNode, OrNode, Regex, SequenceNode}
-
-
 def test_the_word_json_asks_for_any_object() -> None:
     assert decoded("json") == JsonSchema(msgspec.Raw(b'{"type":"object"}'))
 

@@ -132,17 +132,6 @@ def spoilt(draw: st.DrawFn, bodies: st.SearchStrategy[bytes]) -> bytes:
     return body
 
 
-@pytest.mark.parametrize("piece_bytes", range(1, 20))
-def test_a_body_may_come_in_pieces_and_its_strings_be_long(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every string counts as a long one here, so that of media nothing is kept."""
-    monkeypatch.setattr("protocol.reader._LONG_BYTES", 0)
-    for body, fields in TAKEN:
-        if b"Media" not in body:
-            assert seen(body, piece_bytes) == fields, body
-    for body in REFUSED:
-        assert b"Media" in body or seen(body, piece_bytes) is None, body
-
-
 @settings(max_examples=100, derandomize=True)
 @given(st.data(), st.integers(1, 40), st.integers(0, 12))
 def test_pieces_make_no_difference(data: st.DataObject, piece_bytes: int, long_bytes: int) -> None:

@@ -200,21 +200,6 @@ def test_the_operations_of_a_step_do_not_grow_with_the_rows(tmp_path: Path) -> N
     assert sizes[2] == sizes[8]
 
 
-def test_the_graph_of_a_batch_does_not_grow_though_only_one_row_is_evaluated(tmp_path: Path) -> None:
-    options = SamplingOptions(temperature=1, frequency_penalty=0.5, repeat_last_n=80)
-    batch = SamplerBatch(
-        [Sampler(wish, list(range(row)), 64, 2000) for row, wish in enumerate([options, options, SamplingOptions()])]
-    )
-    logits = mx.random.normal((3, 64), key=mx.random.key(2))
-    mx.eval(logits)
-    sizes = []
-    for _ in range(300):
-        token = batch(logits).take([2]).token
-        sizes.append(nodes([token], tmp_path / "graph.dot"))
-        mx.eval(token)
-    assert max(sizes[150:]) <= max(sizes[:150])
-
-
 @pytest.mark.parametrize(("vocabulary", "rows"), [(1 << 16, 8), (1 << 11, 2)])
 def test_a_sampler_that_has_left_keeps_only_its_own_row(vocabulary: int, rows: int) -> None:
     row_bytes = vocabulary * 4
@@ -265,20 +250,3 @@ def test_the_whole_vocabulary_is_ranked_only_for_rows_with_top_p(monkeypatch: py
     for options in ([plain] * 3, [plain, wanting, plain, wanting], [plain, TYPICAL]):
         SamplerBatch([Sampler(wish, [], 64, CONTEXT) for wish in options])(mx.zeros((len(options), 64))).read()
     assert ranked == [(2, 64), (1, 40)]
-
-
-def test_a_batch_evaluates_nothing(tmp_path: Path) -> None:
-    # Logits that cannot be evaluated: their file is cut off after its header was read.
-    path = tmp_path / "logits.safetensors"
-    mx.save_safetensors(str(path), {"logits": mx.zeros((3, 4096))})
-    loaded = mx.load(str(path))
-    assert isinstance(loaded, dict)
-    logits = loaded["logits"]
-    path.write_bytes(path.read_bytes()[:200])
-    samplers = [Sampler(wish, [1, 2, 3], 4096, CONTEXT) for wish in (EVERYTHING, TYPICAL, EVERYTHING)]
-    samplers[1](logits[:1])
-    batch = SamplerBatch(samplers)
-    samples = [batch(logits) for _ in range(10)]
-    late = Sample.joined([samples[-1].take([2, 0]), samples[-2]])
-    with pytest.raises(RuntimeError):
-        late.read()

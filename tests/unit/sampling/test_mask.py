@@ -43,13 +43,6 @@ def test_bit_by_bit() -> None:
         assert mx.isfinite(masked(scores, [bits([token])])).tolist() == [[each == token for each in range(VOCAB)]]
 
 
-def test_a_row_without_a_mask_stays_as_it_is() -> None:
-    scores = logits_of(3, rows=3)
-    result = masked(scores, [bits([4]), None, bits([70, 71])])
-    assert mx.array_equal(result[1], scores[1])
-    assert mx.isfinite(result).sum(axis=-1).tolist() == [1, VOCAB, 2]
-
-
 @pytest.mark.parametrize("missing", [b"", b"\xff", b"\xff\xff"])
 def test_tokens_beyond_the_mask_are_never_drawn(missing: bytes) -> None:
     result = masked(logits_of(4), [missing])
@@ -63,14 +56,6 @@ def test_only_allowed_tokens_are_drawn(options: SamplingOptions) -> None:
         allowed = numbers.sample(range(VOCAB), numbers.choice((1, 2, 3, 30)))
         (choice,) = row(logits_of(step), [bits(allowed)]).read()
         assert choice.token in allowed
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_the_mask_of_everything_changes_nothing(options: SamplingOptions) -> None:
-    free, constrained = sampler(options), sampler(options)
-    for step in range(20):
-        logits = logits_of(step)
-        assert free(logits).read() == constrained(logits, [bits(range(VOCAB))]).read()
 
 
 def test_log_probabilities_are_of_the_raw_logits() -> None:

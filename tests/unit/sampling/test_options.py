@@ -1,12 +1,6 @@
 from runner.sampling import SamplingOptions
 
 
-def test_options_without_keys_are_greedy_and_filter_nothing() -> None:
-    options = SamplingOptions().normalised(vocab_size=100, context_length=50)
-    assert (options.temperature, options.top_k, options.top_p, options.min_p) == (0, 0, 1, 0)
-    assert (options.repeat_penalty, options.repeat_last_n, options.top_logprobs) == (1, 0, 0)
-
-
 def test_values_outside_a_filters_range_turn_it_off() -> None:
     for top_k in (-1, 0, 100, 101):
         assert SamplingOptions(top_k=top_k).normalised(100, 50).top_k == 0

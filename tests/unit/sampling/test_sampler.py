@@ -8,7 +8,6 @@ import pytest
 from numpy.typing import NDArray
 
 from runner.sampling import SamplingOptions, filters, row_group
-from runner.sampling.draw import draw
 from runner.sampling.sampler import Sampler
 from runner.sampling.top_k import TopKById, TopKBySort
 from tests.unit.sampling import reference
@@ -55,30 +54,6 @@ def test_seeded_sequences_of_the_protocol() -> None:
     uniform = mx.zeros((1, 4))
     assert tokens(SamplingOptions(temperature=1, seed=1234), uniform, 12) == [1, 0, 1, 1, 0, 1, 0, 2, 2, 1, 3, 2]
     assert tokens(SamplingOptions(temperature=1, seed=5678), uniform, 12) == [2, 2, 0, 1, 3, 0, 0, 1, 3, 0, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("seed", "of_4", "of_6"),
-    [
-        (1234, [6, 6, 6, 6, 6, 6, 6, 1, 4, 6, 4, 1], [6, 6, 6, 6, 6, 6, 6, 6, 1, 6, 4, 6]),
-        (5678, [1, 1, 6, 6, 3, 6, 6, 6, 4, 6, 6, 6], [1, 6, 6, 6, 4, 6, 6, 6, 4, 6, 6, 6]),
-    ],
-)
-def test_seeded_sequences_of_candidates_by_falling_score(
-    seed: int, of_4: list[int], of_6: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # From mx.random.categorical and the keys of the protocol; the candidates are 6, 1, 4, 3, and 7 and 0 behind these.
-    monkeypatch.setattr(row_group, "top_k", TopKBySort)
-    logits = mx.array([[0.25, 2.0, -1.0, 1.5, 2.0, 0.0, 3.0, 1.0]])
-    assert tokens(SamplingOptions(temperature=1, top_k=4, seed=seed), logits, 12) == of_4
-    assert tokens(SamplingOptions(temperature=0.8, top_k=6, top_p=0.9, seed=seed), logits, 12) == of_6
-
-
-def test_filters_leave_only_the_best_of_three() -> None:
-    logits = mx.log(mx.array([[0.5, 0.3, 0.2]]))
-    assert set(tokens(SamplingOptions(temperature=1, top_p=0.4), logits, 50)) == {0}
-    assert set(tokens(SamplingOptions(temperature=1, min_p=0.7), logits, 50)) == {0}
-    assert set(tokens(SamplingOptions(temperature=1, min_p=0.5), logits, 100)) == {0, 1}
 
 
 CandidateOrder = type[TopKById] | type[TopKBySort]
@@ -129,14 +104,6 @@ def test_draws_are_those_of_mlx_from_the_filtered_log_probabilities(
             scores = generator.normal(size=vocabulary).astype(np.float32) * 4
             key = mx.random.key(reference.splitmix64(seed, number))
             assert sampler(mx.array(scores[None])).token.item() == literally(scores, options, key, order), options
-
-
-def test_a_filtered_token_is_never_drawn() -> None:
-    weights = mx.array([[0.0, 0.0, 1.0, 0.0, 3.0, 0.0, 0.0]])
-    for uniform in (0.0, 0.2499999, 0.25, 0.75, 1 - 2**-24):
-        assert draw(weights, mx.array([[uniform]])).item() in (2, 4)
-    assert draw(weights, mx.array([[0.2499999]])).item() == 2
-    assert draw(weights, mx.array([[0.25]])).item() == 4
 
 
 def test_a_token_that_the_model_rules_out_is_never_drawn() -> None:

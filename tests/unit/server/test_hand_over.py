@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple, cast
 
@@ -197,56 +197,6 @@ async def test_nothing_is_written_to_a_connection_that_closes() -> None:
     assert connection.written == [chunk(line("a"))]
     with pytest.raises(ConnectionResetError):
         await written.rest
-
-
-class Loop:
-    """Of an event loop what an outbox needs of it; it comes when a test says so."""
-
-    def __init__(self) -> None:
-        self.calls: list[Callable[[], None]] = []
-        self.wakes = 0
-
-    def call_soon(self, call: Callable[[], None]) -> None:
-        self.calls.append(call)
-
-    def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
-        self.wakes += 1
-        self.calls.append(call)
-
-
-def test_events_sent_during_a_delivery_need_no_further_wake_up() -> None:
-    loop, stream, told = Loop(), EventStream(), list[Event]()
-    outbox = Outbox(cast("asyncio.AbstractEventLoop", loop))
-
-    def send(event: Event) -> None:
-        outbox.put(stream, event)
-        outbox.send()
-
-    def read(events: list[Event]) -> None:
-        told.extend(events)
-        if len(told) == 1:
-            send(Text("a", [], None))
-
-    stream.follow(read)
-    send(Started())
-    loop.calls.pop(0)()
-    assert told == [Started()], "the others of the loop have their turn"
-    loop.calls.pop(0)()
-    assert (told, loop.wakes) == ([Started(), Text("a", [], None)], 1)
-    send(END)
-    loop.calls.pop(0)()
-    assert (told[-1], loop.wakes, loop.calls) == (END, 2, [])
-
-
-def test_a_new_follower_first_gets_the_events_that_have_arrived() -> None:
-    stream, told = EventStream(), list[list[Event]]()
-    stream.put(Started())
-    stream.flush()
-    stream.put(END)
-    stream.follow(told.append)
-    assert told == [[Started(), END]]
-    stream.flush()
-    assert len(told) == 1, "nobody is told of nothing"
 
 
 async def test_events_come_complete_and_in_order_however_the_threads_take_turns() -> None:

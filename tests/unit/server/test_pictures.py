@@ -1,4 +1,4 @@
-"""Pictures over HTTP: what cannot be shown is refused before the queue, and decoded at most once."""
+"""Pictures over HTTP: what cannot be shown is refused before the queue, and leaves no pixels behind."""
 
 import asyncio
 import base64
@@ -9,8 +9,6 @@ from typing import cast
 import pytest
 from PIL import Image
 
-from protocol import DoneReason, Metrics
-from runner.engine.events import Finished, Started
 from runner.engine.pictures.support import NoPictures, PictureSupport
 from runner.media.families.qwen3_5 import Qwen35
 from runner.media.geometry import Pixels
@@ -24,7 +22,6 @@ START, SOFT, END = 60, 62, 61
 WHOLE = encoded(Image.effect_noise((96, 64), 80).convert("RGB"))
 OTHER = encoded(Image.effect_noise((96, 64), 40).convert("RGB"))
 DAMAGED = WHOLE[: len(WHOLE) // 2]
-METRICS = Metrics(prompt_eval_count=2, eval_count=1)
 
 
 @pytest.fixture
@@ -58,33 +55,6 @@ async def test_what_cannot_be_shown_is_refused_before_the_queue(
     assert not engine.submitted
 
 
-async def answered(client: Client, engine: Script, sent: dict[str, object]) -> None:
-    """Sends a request, and answers it."""
-    posting = asyncio.ensure_future(client.post("/completion", json=sent))
-    request = await engine.next()
-    assert request.pictures is not None
-    engine.tell(request, Started(), Finished(DoneReason.STOP, METRICS))
-    response = await posting
-    assert response.status == 200
-    await response.read()
-
-
-async def test_a_sound_picture_is_decoded_once_across_turns(
-    client: Client, engine: Script, support: PictureSupport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded: list[int] = []
-    decode = support.pixels._decoded
-
-    def counted(shown: Picture, left: Callable[[], bool]) -> Pixels:
-        decoded.append(shown.name)
-        return decode(shown, left)
-
-    monkeypatch.setattr(support.pixels, "_decoded", counted)
-    for turn in range(3):
-        await answered(client, engine, body(WHOLE, prompt=f"see [img-0] {turn}"))
-    assert decoded == [-1]
-
-
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_no_pixels_stay_of_a_request_that_is_not_taken(
     client: Client, support: PictureSupport, monkeypatch: pytest.MonkeyPatch, leaves: bool
@@ -111,11 +81,4 @@ async def test_no_pixels_stay_of_a_request_that_is_not_taken(
         await asyncio.to_thread(support.pixels._thread.submit(int).result)  # behind the one that was being decoded
     else:
         assert (await posting).status == 400
-    assert support.pixels.held_bytes == 0
-
-
-async def test_pixels_that_nobody_took_are_gone_with_their_request(
-    client: Client, engine: Script, support: PictureSupport
-) -> None:
-    await answered(client, engine, body(WHOLE))
     assert support.pixels.held_bytes == 0

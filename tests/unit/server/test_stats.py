@@ -54,10 +54,6 @@ BUSY = msgspec.structs.replace(
 )
 
 
-def with_requests(stats: Stats, **counts: int) -> Stats:
-    return msgspec.structs.replace(stats, requests=RequestCounts(**counts))
-
-
 # --- the cache
 
 
@@ -121,15 +117,6 @@ async def test_a_cancelled_query_does_not_cancel_the_others(clock: Clock) -> Non
     assert engine.asked == ["stats"]
 
 
-async def test_requests_that_never_reached_the_engine_count_as_refused(engine: Script, clock: Clock) -> None:
-    cache = cache_of(engine, clock)
-    engine.stats = with_requests(STATS, refused=2, done=5)
-    cache.refused += 3
-    assert (await cache.published()).stats.requests == RequestCounts(refused=5, done=5)
-    cache.refused += 1
-    assert (await cache.published()).stats.requests.refused == 6, "known at once, the engine need not be asked"
-
-
 async def test_a_changed_cache_report_has_a_new_number(engine: Script, clock: Clock) -> None:
     cache = cache_of(engine, clock)
     assert (await cache.cache_picture()).generation == 1
@@ -163,14 +150,6 @@ def page(engine: Script, clock: Clock) -> Page:
     return Page(engine, clock)
 
 
-async def test_unchanged_numbers_are_not_sent_again(page: Page, engine: Script) -> None:
-    await page.at(0.0)
-    engine.stats = msgspec.structs.replace(STATS, uptime_s=0.5)
-    assert await page.at(0.5) == []
-    engine.stats = BUSY
-    assert await page.at(1.0) == ["stats"]
-
-
 async def test_a_changed_cache_report_is_sent_at_most_once_a_second(page: Page, engine: Script) -> None:
     await page.at(0.0)
     told = []
@@ -181,12 +160,6 @@ async def test_a_changed_cache_report_is_sent_at_most_once_a_second(page: Page, 
     assert await page.at(9.0) == []
     assert engine.asked.count("cache") == 5, "the engine draws no picture that nobody gets"
     assert CACHE_S == 1.0
-
-
-async def test_a_page_without_news_receives_heartbeats(page: Page) -> None:
-    await page.at(0.0)
-    assert [await page.at(at) for at in (HEARTBEAT_S - 0.1, HEARTBEAT_S, HEARTBEAT_S + 1.0)] == [[], [""], []]
-    assert await page.at(2 * HEARTBEAT_S) == [""]
 
 
 async def test_news_are_events_of_one_line_of_json(engine: Script, clock: Clock) -> None:
@@ -209,15 +182,6 @@ async def test_stats_are_the_numbers_of_the_engine(client: Client, engine: Scrip
     assert (response.status, response.content_type) == (200, "application/json")
     assert response.headers["Cache-Control"] == "no-store"
     assert msgspec.json.decode(await response.read(), type=Stats) == BUSY
-
-
-async def test_the_cache_report_is_that_of_the_engine(client: Client, engine: Script) -> None:
-    engine.nodes = [NODE]
-    response = await client.get("/v1/cache")
-    picture = await response.json()
-    assert picture == {"generation": 1, "kind": "trie", "nodes": [msgspec.to_builtins(NODE)]}
-    assert set(picture["nodes"][0]) >= {"id", "parent", "start", "end", "bytes", "live_bytes", "paged_bytes", "locks"}
-    assert picture["nodes"][0]["text"] is None
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -404,13 +368,6 @@ def test_a_scraper_that_asks_for_open_metrics_gets_it() -> None:
     body, content_type = Exporter().text(published(Counters()), "application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
-
-
-def test_two_runners_in_a_process_have_registries_of_their_own() -> None:
-    first, second = Exporter(), Exporter()
-    assert first.text(published(Counters(), with_requests(STATS, done=1)), "") != second.text(
-        published(Counters(), with_requests(STATS, done=2)), ""
-    )
 
 
 def test_a_label_takes_any_name_of_a_model() -> None:

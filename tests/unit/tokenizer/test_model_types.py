@@ -224,10 +224,3 @@ def test_bytes_are_bytes_where_the_model_or_the_decoder_says_so() -> None:
     ):
         model: Json = {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": byte_fallback}
         assert load(document(model, decoder=decoder)).token_bytes(0) == wanted
-
-
-def test_a_decoder_that_works_with_expressions_is_obeyed() -> None:
-    replace = {"type": "Replace", "pattern": {"Regex": "_+$"}, "content": " "}
-    model: Json = {"type": "WordLevel", "vocab": {"ab__": 0, "_c": 1}, "unk_token": "_c"}
-    tokenizer = load(document(model, decoder=replace))
-    assert [tokenizer.token_bytes(i) for i in (0, 1)] == [b"ab ", b"_c"]

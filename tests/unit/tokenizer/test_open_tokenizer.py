@@ -1,8 +1,6 @@
 """The choice of the tokenizer's file, and the messages for unreadable files."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -16,17 +14,6 @@ def test_a_tokenizer_json_comes_first() -> None:
     assert open_tokenizer(files.get).file == "tokenizer.json"
     del files["tokenizer.json"]
     assert open_tokenizer(files.get).file == "tokenizer.model"
-
-
-def test_sentencepiece_is_imported_only_for_its_own_files() -> None:
-    code = """
-import json, sys
-from runner.tokenizer import open_tokenizer
-from scripts.tools.models.tokenizers import byte_level
-open_tokenizer({"tokenizer.json": json.dumps(byte_level()).encode()}.get)
-assert "tokenizers" in sys.modules and "sentencepiece" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # Broken files

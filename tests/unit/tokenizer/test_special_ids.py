@@ -32,12 +32,6 @@ def test_what_is_no_id_is_passed_over(nothing: object) -> None:
     assert ids == SpecialIds(bos=9, eos=frozenset({8}), add_bos=False)
 
 
-def test_zero_is_an_id() -> None:
-    assert resolve({"eos_token_id": 0, "bos_token_id": 0}, {"eos_token_id": 8, "bos_token_id": 8}) == SpecialIds(
-        bos=0, eos=frozenset({0}), add_bos=False
-    )
-
-
 def test_the_nested_text_config_is_not_asked() -> None:
     assert resolve(config={"text_config": {"eos_token_id": 8}}, tokenizer={"eos_token": "</s>"}).eos == {2}
 

@@ -1,8 +1,6 @@
 """A `tokenizer.model` opened through sentencepiece: the same text handling as with a tokenizer.json."""
 
 import json
-import time
-from collections.abc import Callable
 from typing import Literal
 
 import pytest
@@ -72,13 +70,6 @@ def test_added_tokens_become_their_ids_beyond_the_pieces_and_behind_gaps(caplog:
     assert not caplog.records
 
 
-def test_special_tokens_without_an_id_get_that_of_their_piece_or_the_next_one() -> None:
-    size = plain(small()).get_piece_size()
-    tokenizer = load(small(), special_tokens_map={"additional_special_tokens": ["hello", "<x>"]})
-    assert tokenizer.encode("<x>hello") == [size, size - 6]
-    assert tokenizer.special == {0, 1, 2, size, size - 6}
-
-
 @pytest.mark.parametrize("kind", ["user-defined", "control"])
 def test_of_overlapping_texts_the_leftmost_longest_matches(kind: str) -> None:
     model = small(("<a", kind), ("<ab>c", kind))
@@ -104,20 +95,6 @@ def test_the_space_before_a_text_is_put_where_the_model_was_used_to_it(config: J
     text = "hello<s>hello</s> hello"
     assert texts(load(small(dummy_prefix=True), tokenizer_config=config), text) == wanted
     assert texts(load(small(), tokenizer_config=config), text) == ["hello", "<s>", "hello", "</s>", " hello"]
-
-
-def test_much_text_with_thousands_of_added_tokens_takes_hardly_longer_than_sentencepiece_alone() -> None:
-    model, text = trained_model(), "hello <world, " * 20_000
-    tokenizer = load(model, added_tokens={f"<unused{number}>": 500 + number for number in range(6000)})
-    processor = plain(model)
-
-    def seconds(encode: Callable[[str], object]) -> float:
-        started = time.process_time()
-        encode(text)
-        return time.process_time() - started
-
-    alone = min(seconds(processor.encode) for _ in range(2))
-    assert min(seconds(tokenizer.encode) for _ in range(2)) < 5 * alone + 0.5
 
 
 # Decoding

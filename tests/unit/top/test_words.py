@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from runner.cli.parse import parse, parse_top
+from runner.cli.parse import parse_top
 from runner.errors import UsageError
 
 
@@ -42,15 +42,3 @@ def test_a_runner_is_named_by_its_port_or_its_address(words: list[str], environ:
 def test_an_address_that_names_no_runner_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         parse_top(words, {})
-
-
-def test_the_help_tells_of_top_and_top_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match=r"^0$"):
-        parse(["--help"], {})
-    assert re.search(r"^ +(mlx-runner )?top ", capsys.readouterr().out, re.MULTILINE)
-    with pytest.raises(SystemExit, match=r"^0$"):
-        parse_top(["--help"], {})
-    shown = capsys.readouterr().out
-    assert shown.startswith("usage: mlx-runner top [--port N | URL] [--once]\n")
-    assert set(re.findall(r"--([a-z-]+) ", shown)) >= {"port", "once"}
-    assert max(map(len, shown.splitlines())) <= 100

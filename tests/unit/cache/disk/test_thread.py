@@ -116,15 +116,6 @@ def test_a_reading_that_nobody_waits_for_ends(tmp_path: Path) -> None:
     assert thread.shelf.read_bytes == 0
 
 
-def test_little_is_not_read(tmp_path: Path) -> None:
-    thread = Thread(tmp_path)
-    thread.put(*cut())
-    taken: list[Found | None] = []
-    thread.read(Reading(wanted(held=600), taken.append))
-    thread.rest()
-    assert taken == [None]
-
-
 def folder_bytes(thread: Thread) -> int:
     return sum(path.stat().st_size for path in thread.shelf.folder.iterdir())
 

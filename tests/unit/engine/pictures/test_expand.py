@@ -80,14 +80,6 @@ def test_every_text_is_tokenized_by_itself_and_only_the_first_begins_a_prompt(
     assert found.shift == 3 - 6 + 2 - 4 + 3 - 6
 
 
-def test_equal_files_have_one_name_and_others_their_own(pieces: Pieces, support: PictureSupport) -> None:
-    media = [image(0), image(1), image(2, colour="blue"), image(3, 2, 3)]
-    found = expand("[img-0][img-1][img-2][img-3]", media, support, cast("Tokenizer", pieces), CONTEXT)
-    assert [span.picture.name for span in found.spans] == [-1, -1, -2, -3]
-    again = expand("[img-2]", media, support, cast("Tokenizer", pieces), CONTEXT)
-    assert again.spans[0].picture.name == -2
-
-
 @pytest.mark.parametrize("prompt", ["[img-1]", "[img-0][img-7] and [img-8]", "[img-99999999999999999999999999]"])
 def test_a_marker_without_an_item_is_refused(prompt: str, pieces: Pieces, support: PictureSupport) -> None:
     assert refused(prompt, [image(0)], pieces, support).startswith("invalid image index: ")
