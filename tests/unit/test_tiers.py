@@ -30,7 +30,7 @@ def test_the_longest_key_and_the_patterns_count() -> None:
     assert is_full(f"{name}_after_twenty_kills_in_all_phases")
     assert not is_full(f"{name}_on_the_same_port_after_a_kill")
     assert is_full("tests/tools/conformance/test_conformance.py::test_case[40-eos-F]")
-    assert not is_full("tests/tools/conformance/test_conformance.py::test_case[40-eos-G]")
+    assert not is_full("tests/tools/conformance/test_conformance.py::test_case[40-eos-H]")
     assert is_full("tests/model/engine/test_counts.py::test_anything[0-mamba2]")
     assert not is_full("tests/model/engine/test_counts.py::test_anything[0-llama]")
     assert not is_full("tests/unit/cache/test_trie.py::test_salts_share_nothing")

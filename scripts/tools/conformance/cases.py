@@ -74,7 +74,7 @@ class Case:
     """One thing that must hold. A number of the protocol may have several, told apart by their names."""
 
     number: str
-    """Of docs/internals/wire.md, 9, or 11.n for the n-th fact of its section 11."""
+    """Of docs/internals/wire.md, 9; a range if it has several."""
     name: str
     title: str
     check: Check

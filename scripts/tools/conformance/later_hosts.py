@@ -5,7 +5,6 @@ import signal
 
 from scripts.tools.conformance.assertions import ALPHABET, expect, generating, quiet, text_of
 from scripts.tools.conformance.cases import Need, Section, asks, life, reads, wire
-from scripts.tools.conformance.models import MAIN
 from scripts.tools.conformance.runners import Target
 from scripts.tools.conformance.sampling import first_entry
 from scripts.tools.conformance.spawn import answer, exited
@@ -135,21 +134,3 @@ async def a_format_is_obeyed_or_refused(target: Target) -> None:
     tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": SCHEMA}}
     text = await format_refusal(target, tag if target.generation.format == "tag" else SCHEMA, 400, 501)
     assert not text or text.lstrip().startswith("{"), f"the text is {text!r}"
-
-
-@LATER_HOSTS.case("11.10", "other-endpoints", life, NO_FLAG)
-async def scores_embeddings_and_texts_of_ids(target: Target) -> None:
-    """`/v1/score` scores, `/v1/detokenize` spells ids, `/v1/embeddings` is 501."""
-    client = await target.client(MAIN)
-    rows = [{"prompt": "Hi", "candidates": ["j", "k"]}]
-    scored = await client.send("POST", "/v1/score", json.dumps({"max_tokens": 9, "rows": rows}).encode())
-    body = json.loads(scored.body)
-    expect("tokens of the row", (scored.status, body["input_tokens"]), (200, 2))
-    ((first, second),) = body["logits"]
-    assert first > second, f"the scores of j and k are {first} and {second}"
-    expect("without rows", (await client.send("POST", "/v1/score", b"{}")).status, 400)
-    text = "a\u00e9<think>"
-    ids = json.dumps(await client.tokenize(text)).encode()
-    expect("text of ids", json.loads((await client.send("POST", "/v1/detokenize", ids)).body), text)
-    expect("no ids", (await client.send("POST", "/v1/detokenize", b"{}")).status, 400)
-    expect("status of embeddings", (await client.send("POST", "/v1/embeddings", b"{}")).status, 501)

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from scripts.tools import ROOT
 from scripts.tools.demo.questions import CONVERSATIONS, END, Message, Talk
-from scripts.tools.models.store import write_store
+from scripts.tools.models.store import write_store, write_tag
 from scripts.tools.real import chat
 
 MODEL, SEEING_MODEL = "demo:latest", "demo-seeing:latest"
@@ -47,8 +47,11 @@ class Subject(NamedTuple):
 
 
 @contextmanager
-def demo_store(*models: str) -> Iterator[Path]:
-    """Makes a store with these demo models, or the first one, as float32, in which a CPU computes fastest."""
+def demo_store(*models: str, new_store: bool = False) -> Iterator[Path]:
+    """Makes a store with these demo models, or the first one, as float32, in which a CPU computes fastest.
+
+    `new_store` puts their tags where Ollama 0.40 does.
+    """
     with tempfile.TemporaryDirectory(prefix="mlx-runner-demo-") as name:
         root = Path(name)
         for model in models or (MODEL,):
@@ -59,7 +62,10 @@ def demo_store(*models: str) -> Iterator[Path]:
             assert isinstance(weights, dict)
             wide = {key: value.astype(mx.float32) for key, value in weights.items()}
             mx.save_safetensors(str(source / "model.safetensors"), wide, {"format": "mlx"})
-            write_store(root / "models", model, source)
+            store = write_store(root / "models", model, source)
+            if new_store:
+                write_tag(store.models_dir, model, store.manifest)
+                shutil.rmtree(store.models_dir / "manifests")
         yield root / "models"
 
 

@@ -11,8 +11,8 @@ import aiohttp
 from aiohttp import web
 
 from runner.server.guards import HEADERS, is_local
+from scripts.tools.host.decisions import Decisions
 from scripts.tools.host.go_json import (
-    Body,
     Job,
     RefusedError,
     Writer,
@@ -42,7 +42,8 @@ from scripts.tools.host.lib import (
     wire_format,
 )
 from scripts.tools.host.models import Catalog, Model
-from scripts.tools.host.template import ChatTemplate, Message, Renderer, RenderingError
+from scripts.tools.host.shelf import Shelf
+from scripts.tools.host.template import Message, RenderingError
 
 _BODY_BYTES = 1 << 30
 
@@ -52,11 +53,7 @@ class Api:
 
     def __init__(self, host: Host, catalog: Catalog) -> None:
         self._host = host
-        self._catalog = catalog
-        self._models: dict[str, Model] = {}
-        """The models that were loaded, by the argument of their runners."""
-        self._templates: dict[str, ChatTemplate] = {}
-        self._renderer = Renderer()
+        self._shelf = Shelf(host, catalog)
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=_BODY_BYTES, middlewares=[_answer_refusals])
@@ -70,16 +67,17 @@ class Api:
                 web.post("/api/show", self._show),
                 web.post("/api/generate", self._generate),
                 web.post("/api/chat", self._chat),
+                *Decisions(self._shelf).routes(),
             ]
         )
         return app
 
     async def _close(self, _: web.Application) -> None:
-        await self._renderer.close()
+        await self._shelf.renderer.close()
 
     async def load(self, model: Model) -> None:
         """Starts the model's runner. Raises `LoadError`."""
-        async with self._host.runner(self._argument(model), num_ctx=_num_ctx(self._host.generation.default_options)):
+        async with self._shelf.runner(model, {}):
             pass
 
     async def _root(self, _: web.Request) -> web.Response:
@@ -90,10 +88,10 @@ class Api:
         return json_response({"version": re.findall(r"v([0-9.]+)", self._host.generation.releases)[-1]})
 
     async def _tags(self, _: web.Request) -> web.Response:
-        return json_response({"models": [listed(model) for model in self._catalog.all()]})
+        return json_response({"models": [listed(model) for model in self._shelf.catalog.all()]})
 
     async def _ps(self, _: web.Request) -> web.Response:
-        lines = [running(self._models[each.model], each, await each.memory()) for each in self._host.loaded]
+        lines = [running(self._shelf.models[each.model], each, await each.memory()) for each in self._host.loaded]
         return json_response({"models": sorted(lines, key=lambda line: str(line["expires_at"]), reverse=True)})
 
     async def _show(self, request: web.Request) -> web.Response:
@@ -101,8 +99,8 @@ class Api:
         name = text_of(body, "model") or text_of(body, "name")
         if not name:
             raise RefusedError(400, "model is required")
-        model = self._find(name)
-        template = self._template(model)
+        model = self._shelf.find(name)
+        template = self._shelf.template(model)
         capabilities = ["completion"]
         capabilities += ["tools"] if template.knows_tools else []
         capabilities += ["vision"] if model.sees else []
@@ -119,7 +117,7 @@ class Api:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = read_body(await request.read())
         name = text_of(body, "model")
-        job = Job(name, self._find(name), body, chat=False)
+        job = Job(name, self._shelf.find(name), body, chat=False)
         prompt, raw = text_of(body, "prompt"), flag_of(body, "raw", False)
         if raw and (body.get("template") or body.get("system") or body.get("context")):
             raise RefusedError(400, "raw mode does not support template, system, or context")
@@ -144,11 +142,11 @@ class Api:
         name = text_of(body, "model")
         if not name:
             raise RefusedError(400, "model is required")
-        job = Job(name, self._find(name), body, chat=True)
+        job = Job(name, self._shelf.find(name), body, chat=True)
         given = body.get("messages") or []
         if not isinstance(given, list) or not all(isinstance(message, dict) for message in given):
             raise RefusedError(400, "json: cannot unmarshal messages: an array of objects is wanted")
-        if body.get("tools") and not self._template(job.model).knows_tools:
+        if body.get("tools") and not self._shelf.template(job.model).knows_tools:
             raise RefusedError(400, f"{job.model.name} does not support tools")
 
         def messages() -> list[Message]:
@@ -168,16 +166,14 @@ class Api:
         keep_alive_s = keep_alive_of(job.body)
         alternatives = top_logprobs_of(job.body)
         if empty and keep_alive_s == 0:
-            await self._host.unload(self._argument(job.model))
+            await self._host.unload(self._shelf.argument(job.model))
             return json_response(job.empty("unload"))
         think = self._think(job)
         options = options_of(job.body, self._host.generation)
         wants_logprobs = flag_of(job.body, "logprobs", False)
         writer = Writer(request, flag_of(job.body, "stream", True))
         try:
-            async with self._host.runner(
-                self._argument(job.model), keep_alive_s=keep_alive_s, num_ctx=_num_ctx(options)
-            ) as loaded:
+            async with self._shelf.runner(job.model, job.body, keep_alive_s) as loaded:
                 job.loaded_ns = time.perf_counter_ns()
                 if empty:
                     return json_response(job.empty("load"))
@@ -218,7 +214,7 @@ class Api:
     ) -> tuple[str, Thinking | None]:
         if messages is None:
             return raw_prompt, None
-        template = self._template(job.model)
+        template = self._shelf.template(job.model)
         tools = job.body.get("tools")
         prompt = await template.render(messages, tools if isinstance(tools, list) else None, think=think)
         if template.closing is None or not think:
@@ -232,7 +228,7 @@ class Api:
     def _think(self, job: Job) -> bool | None:
         """Returns the user's wish to think, by default True; None for a model that cannot."""
         wanted = job.body.get("think")
-        if self._template(job.model).closing is None:
+        if self._shelf.template(job.model).closing is None:
             if wanted:
                 raise RefusedError(400, f'"{job.name}" does not support thinking')
             return None
@@ -249,32 +245,6 @@ class Api:
         thinking = {"reasoning_content": message["thinking"]} if message.get("thinking") else {}
         return {**kept, "role": str(message.get("role", "user")), "content": content, **thinking}
 
-    def _find(self, name: str) -> Model:
-        model = self._catalog.find(name) if name else None
-        if model is None:
-            raise RefusedError(404, f"model '{name}' not found")
-        return model
-
-    def _argument(self, model: Model) -> str:
-        """Returns the name of its runner: the first one under which this digest was loaded."""
-        for loaded in self._host.loaded:
-            if self._models[loaded.model].digest == model.digest:
-                return loaded.model
-        self._models[model.argument] = model
-        return model.argument
-
-    def _template(self, model: Model) -> ChatTemplate:
-        if model.digest not in self._templates:
-            template = self._templates[model.digest] = ChatTemplate(model, self._renderer)
-            if template.source is None:
-                print(f"{model.name} has no chat template: roles are spelled out as words", file=sys.stderr)
-        return self._templates[model.digest]
-
-
-def _num_ctx(options: Body) -> int:
-    value = options.get("num_ctx", 0)
-    return value if isinstance(value, int) else 0
-
 
 def _unforeseen(error: Exception) -> str:
     """Returns the text of the error for the user, and prints a line for the person at the terminal."""
@@ -290,7 +260,7 @@ async def _answer_refusals(
         return json_response({"error": "only programs on this machine may use this host"}, 403)
     try:
         return await handler(request)
-    except RefusedError as refusal:
+    except (RefusedError, StatusError) as refusal:
         return json_response({"error": str(refusal)}, refusal.status)
     except web.HTTPNotFound:
         return web.Response(text="404 page not found", status=404)

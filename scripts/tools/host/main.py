@@ -1,8 +1,8 @@
 """Serves a model through this runner with Ollama's own interface, without Ollama.
 
 The host of scripts/tools/host/lib starts, keeps and evicts the runner as an Ollama of the chosen generation does. Here
-it answers /api/generate, /api/chat, /api/tags, /api/ps, /api/show and /api/version, for curl, the `ollama` program and
-other clients of Ollama.
+it answers /api/generate, /api/chat, /api/tags, /api/ps, /api/show, /api/version and /v1/systemone, for curl, the
+`ollama` program and other clients of Ollama.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from scripts.tools.host.models import Catalog, Model
 
 PORT = 11434
 PORTS_TRIED = 20
-GENERATION = "G'"
+GENERATION = "H"
 """The newest release."""
 _LETTERS = {generation.letter: generation for generation in GENERATIONS}
 _EPILOG = """\
@@ -135,7 +135,7 @@ def open_catalog(wanted: Wanted, stack: ExitStack) -> tuple[Catalog, Path, Model
         # Imports MLX, which nothing else here needs.
         from scripts.tools.demo.subjects import MODEL, demo_store
 
-        models_dir = stack.enter_context(demo_store())
+        models_dir = stack.enter_context(demo_store(new_store=wanted.generation.new_store))
         catalog, name = Catalog(models_dir), MODEL
     else:
         place = ["--models-dir", wanted.models_dir] if wanted.models_dir else []
@@ -216,6 +216,8 @@ def usage(wanted: Wanted, model: Model, port: int) -> str:
     greedy = {"temperature": 0}
     chat = dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}], "options": greedy})
     generate = dumps({"model": name, "prompt": "Hello", "stream": False, "options": greedy})
+    question = {"type": "noul", "instructions": "Is it urgent?"}
+    decide = dumps({"model": name, "state": "The site is down.", "questions": {"urgent": question}})
     see = dumps({"model": name, "prompt": "What is this?", "images": ["%s"], "stream": False})
     shown = f"""  printf '{see}' "$(base64 < picture.jpg | tr -d '\\n')" | curl http://{address}/api/generate -d @-\n"""
     return f"""
@@ -223,7 +225,8 @@ Serving {model.name} on http://{address} as Ollama {wanted.generation.releases} 
 
   curl -N http://{address}/api/chat -d '{chat}'
   curl http://{address}/api/generate -d '{generate}'
-{shown if model.sees else ""}  curl http://{address}/api/ps
+{shown if model.sees else ""}  curl http://{address}/v1/systemone -d '{decide}'
+  curl http://{address}/api/ps
   curl http://{address}/api/generate -d '{{"model":"{name}","keep_alive":0}}'
   OLLAMA_HOST={address} ollama run {name}
 

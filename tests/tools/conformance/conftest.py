@@ -7,7 +7,7 @@ import pytest
 from scripts.tools.conformance import Runners
 from scripts.tools.conformance.models import MAIN, SEEING, SENTENCEPIECE, SMALL
 from scripts.tools.conformance.this_runner import FAULTY, RUNNER
-from scripts.tools.host.lib import G_PRIME, G
+from scripts.tools.host.lib import G_PRIME, H
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +15,6 @@ def runners() -> Iterator[Runners]:
     """One for all tests of this folder. What they share is started before the first of them, and so belongs to none."""
     with Runners(RUNNER, faulty=FAULTY) as runners:
         for model in (MAIN, SMALL, SENTENCEPIECE, SEEING):
-            runners.shared(G, model)
+            runners.shared(H, model)
         runners.shared(G_PRIME, MAIN)
         yield runners

@@ -96,7 +96,7 @@ async def test_a_format_behind_thinking_takes_two_requests(open_api: OpenApi) ->
 
 
 async def test_a_template_that_does_not_end_holds_up_nobody(open_api: OpenApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scripts.tools.host.api.Renderer", partial(Renderer, 3))
+    monkeypatch.setattr("scripts.tools.host.shelf.Renderer", partial(Renderer, 3))
     opened = await open_api("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
     chat = asyncio.create_task(opened.chat("say x"))
     for _ in range(3):

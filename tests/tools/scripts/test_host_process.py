@@ -183,7 +183,7 @@ async def test_what_is_there_and_what_runs(host: Served) -> None:
     shown = (await ask(host, "/api/show", {"model": "demo"})).last
     assert shown["capabilities"] == ["completion"]
     assert "<|" in str(shown["template"])
-    assert (await ask(host, "/api/version")).last == {"version": "0.34.1"}
+    assert (await ask(host, "/api/version")).last == {"version": "0.40.12"}
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as session,
         session.head(host.url) as heartbeat,
@@ -252,3 +252,27 @@ def test_a_runner_that_does_not_load_gives_the_person_the_hosts_text() -> None:
     *copied, told = done.stderr.splitlines()
     assert copied == ["Error: no"]
     assert told == ("scripts/host: demo_model:latest does not load: mlx runner failed: Error: no (exit: exit status 1)")
+
+
+async def test_questions_are_decided_by_probabilities(host: Served) -> None:
+    questions = {
+        "letter": {"type": "choice", "instructions": "Which?", "criteria": {"a": "one", "b": "two", "c": "three"}},
+        "level": {"type": "score", "instructions": "How much?", "criteria": ["none", "some"]},
+    }
+    body = {"model": "demo", "state": "Hello", "questions": questions}
+    (told,) = (await ask(host, "/v1/systemone", body)).lines
+    (again,) = (await ask(host, "/v1/systemone", body)).lines
+    for name in questions:
+        answer = told["answers"][name]  # type: ignore[index]  # an object
+        assert sum(answer["probabilities"].values()) == pytest.approx(1)
+    assert again["answers"] == told["answers"]
+    assert again["prompt_eval_cached_count"] == told["usage"]["input_tokens"] - 2  # type: ignore[index]  # an object
+    answer = await ask(host, "/v1/systemone", {**body, "state": "x" * 20000})
+    assert answer.status == 400
+    assert "input is never truncated" in str(answer.last["error"])
+
+
+@pytest.mark.parametrize(("path", "status"), [("/api/embed", 501), ("/api/embeddings", 500)])
+async def test_a_decoder_embeds_nothing(path: str, status: int, host: Served) -> None:
+    answer = await ask(host, path, {"model": "demo", "input": ["a", "b"], "prompt": "a"})
+    assert answer == (status, "application/json", [{"error": "this model does not support embeddings"}])

@@ -31,6 +31,7 @@ from scripts.tools.host.lib.generations import (
     F,
     G,
     Generation,
+    H,
 )
 from scripts.tools.host.lib.output import MARKERS, OUT_OF_MEMORY, RULES, OutputScanner, Rule, capture, is_out_of_memory
 from scripts.tools.host.lib.process import LoadError, Process, free_port, spawn, write_decoys
@@ -58,6 +59,7 @@ __all__ = [
     "F",
     "G",
     "Generation",
+    "H",
     "Host",
     "LoadError",
     "Loaded",

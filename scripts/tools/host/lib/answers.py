@@ -81,7 +81,8 @@ def decode_status(body: bytes) -> Status:
     """A status body, of which only the first JSON value counts. Raises `UndecodableError`: the host calls that
     unhealthy."""
     readers = {"Status": _int, "Progress": _int, "ContextLength": _int, "Memory": _unsigned}
-    fields = _struct(_parse(body, whole=False), readers)
+    # The dimensions are for hosts that embed: here they only have to be well formed.
+    fields = _struct(_parse(body, whole=False), {**readers, "EmbeddingDimensions": _ints})
     return Status(*(_int(fields.get(key, 0)) for key in readers))
 
 
@@ -91,7 +92,7 @@ def decode_ids(body: bytes) -> list[int]:
     Raises `UndecodableError`.
     """
     value = _parse(body, whole=False)
-    return [] if value is None else [_int(item) for item in _list(value)]
+    return [] if value is None else _ints(value)
 
 
 def _parse(raw: bytes, *, whole: bool = True) -> object:
@@ -148,6 +149,10 @@ def _list(value: object) -> list[object]:
     if type(value) is not list:
         raise UndecodableError(f"not an array: {value!r}")
     return value
+
+
+def _ints(value: object) -> list[int]:
+    return [_int(item) for item in _list(value)]
 
 
 def _token(value: object) -> TokenLogprob:

@@ -1,4 +1,4 @@
-"""The generations A..G of Ollama hosts as a table: argv, keys sent, keys read, readiness, close.
+"""The generations A..H of Ollama hosts as a table: argv, keys sent, keys read, readiness, close.
 
 See docs/internals/wire.md, 6, 11.
 
@@ -84,6 +84,8 @@ class Generation:
     """The form in which `format` is sent: not at all, as the user gave it, or wrapped in a structural tag."""
     two_passes: bool = True
     """True if a thinking model's structured output takes a second request (docs/internals/wire.md, 8.4)."""
+    new_store: bool = False
+    """True if its tags lie in the tree of 0.40 (docs/internals/store.md, 1)."""
 
     @property
     def rule(self) -> Rule:
@@ -193,4 +195,5 @@ F_SECOND = replace(
 )
 G_PRIME = replace(F_SECOND, letter="G'", releases="v0.34.1", close_grace_s=0.0)
 G = replace(G_PRIME, letter="G", releases="after v0.34.1", engine_flag=False, two_passes=False)
-GENERATIONS: Sequence[Generation] = (A, B, B_PRIME, C, D, E, F, F_PRIME, F_SECOND, G_PRIME, G)
+H = replace(G, letter="H", releases="v0.40.0-v0.40.12", request_keys=F_PRIME.request_keys, new_store=True)
+GENERATIONS: Sequence[Generation] = (A, B, B_PRIME, C, D, E, F, F_PRIME, F_SECOND, G_PRIME, G, H)
